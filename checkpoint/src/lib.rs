@@ -1,0 +1,1 @@
+//! Checkpoints: safetensors shards and one manifest, committed atomically

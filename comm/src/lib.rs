@@ -1,0 +1,1 @@
+//! Collectives and point-to-point transports between ranks: threads, shared memory, TCP

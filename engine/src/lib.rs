@@ -1,0 +1,1 @@
+//! ZeRO-style memory-optimized training engine for candle models

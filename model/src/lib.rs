@@ -1,0 +1,1 @@
+//! Layers, removable parameters, differentiable fused operations and a model zoo for candle

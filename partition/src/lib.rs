@@ -1,0 +1,1 @@
+//! ZeRO: flat layout, shards, passes over the step program, gather, reduce and update

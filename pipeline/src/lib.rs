@@ -1,0 +1,1 @@
+//! A training step as a program: instructions, schedules, validator. Pure data
