@@ -1,0 +1,56 @@
+//! Enums whose variants have one spelling in `ds.yaml`. The spelling stands at the variant, and the schema, the reader and
+//! the writer all take it from there.
+
+/// Declares an enum with the spelling of each variant; further spellings are read and never written.
+macro_rules! choice {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident {
+            $( $(#[$variant_meta:meta])* $variant:ident = $spelling:literal $(| $alias:literal)* , )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $( $(#[$variant_meta])* $variant, )+ }
+
+        impl $name {
+            /// Every spelling that is read.
+            pub(crate) const NAMES: &[&str] = &[$( $spelling $(, $alias)* ,)+];
+
+            /// The variant of that spelling.
+            pub(crate) fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $( $spelling $(| $alias)* => Some(Self::$variant), )+
+                    _ => None,
+                }
+            }
+
+            /// The spelling of `ds.yaml`.
+            pub const fn as_str(self) -> &'static str {
+                match self { $( Self::$variant => $spelling, )+ }
+            }
+        }
+
+        impl $crate::choice::Choice for $name {
+            fn from_name(name: &str) -> Option<Self> { Self::from_name(name) }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.as_str()) }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+    };
+}
+
+pub(crate) use choice;
+
+/// What [`choice!`] makes, for the reader.
+pub(crate) trait Choice: Sized {
+    /// The variant of that spelling.
+    fn from_name(name: &str) -> Option<Self>;
+}

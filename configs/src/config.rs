@@ -1,0 +1,127 @@
+//! What a run is asked to do, with every default and every `auto` filled in.
+//!
+//! The fields are plain data. An `Option` stands only where "nothing" is itself a meaning that the engine gives (`auto`
+//! that needs the model or the data to be known, a feature that is off), never for a default not yet filled in.
+//! Serialised, a [`Config`] has the shape of `ds.yaml`: the same keys in the same sections.
+
+mod data;
+mod launcher;
+mod model;
+mod monitor;
+mod optimizer;
+mod precision;
+mod scheduler;
+mod training;
+mod zero;
+
+pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
+pub use launcher::{Launcher, Transport};
+pub use model::{Activation, Gpt2, Llama, Mlp, Model};
+pub use monitor::{CommsLogger, Monitor};
+pub use optimizer::Optimizer;
+pub use precision::{Bf16, DataTypes, Dtype};
+pub use scheduler::{Scheduler, WarmupType};
+use serde::Serialize;
+
+use crate::choice::choice;
+use crate::errors::Warning;
+use crate::origin::Origins;
+use crate::yaml_out;
+pub use training::{EarlyStopping, Sample, Training, WeightDecayOn};
+pub use zero::{Zero, ZeroStage};
+
+/// One run, resolved. Made by [`Typed::resolve`](crate::Typed::resolve) or one of the shortcuts here.
+#[derive(Debug, Clone, Serialize)]
+pub struct Config {
+    /// Samples per optimizer step over all ranks: micro-batch × accumulation × world size.
+    pub train_batch_size: usize,
+    /// Samples of one forward and backward on one rank.
+    pub train_micro_batch_size_per_gpu: usize,
+    /// Micro-batches of one rank per optimizer step.
+    pub gradient_accumulation_steps: usize,
+    /// Number of data-parallel ranks this configuration was resolved for. Written out as `launcher.num_processes`.
+    #[serde(skip)]
+    pub world_size: usize,
+    /// A line of progress every so many steps; 0 prints none.
+    pub steps_per_print: usize,
+    /// Largest global L2 norm of the gradient; larger ones are scaled down to it. 0 disables.
+    pub gradient_clipping: f64,
+    /// How gradients of the ranks become one.
+    pub gradient_allreduce_op: ReduceOp,
+    /// Type in which gradients travel; `None` is the type of the parameters.
+    pub communication_data_type: Option<Dtype>,
+    /// Types of buffers.
+    pub data_types: DataTypes,
+    /// bfloat16 parameters and activations over f32 master weights.
+    pub bf16: Bf16,
+    /// Optimizer and its parameters.
+    pub optimizer: Optimizer,
+    /// Learning rate over time.
+    pub scheduler: Scheduler,
+    /// ZeRO: what is sharded, and how it is fetched.
+    #[serde(rename = "zero_optimization")]
+    pub zero: Zero,
+    /// Measure each phase of a step and write the timeline.
+    pub wall_clock_breakdown: bool,
+    /// Print memory at the boundaries of phases.
+    pub memory_breakdown: bool,
+    /// Print the state of engine and optimizer at the start.
+    pub dump_state: bool,
+    /// Leave out the last batch of an epoch when it is not full.
+    pub dataloader_drop_last: bool,
+    /// What is logged.
+    pub log_level: LogLevel,
+    /// One CSV file per metric.
+    pub csv_monitor: Monitor,
+    /// TensorBoard event files.
+    pub tensorboard: Monitor,
+    /// Counts and times of collectives.
+    pub comms_logger: CommsLogger,
+    /// The model to build; `None` when the program brings its own.
+    pub model: Option<Model>,
+    /// What to train on; `None` when the program feeds its own batches.
+    pub data: Option<Data>,
+    /// How long to train, when to evaluate and save.
+    pub training: Training,
+    /// How ranks are started and how they talk.
+    pub launcher: Launcher,
+    /// Keys that were accepted and have no effect, each with the reason.
+    #[serde(skip)]
+    pub warnings: Vec<Warning>,
+    /// Where each value comes from.
+    #[serde(skip)]
+    pub origins: Origins,
+}
+
+choice! {
+    /// How gradients of the ranks become one.
+    pub enum ReduceOp {
+        /// Their mean: the gradient of the global batch's mean loss.
+        Mean = "mean",
+        /// Their sum.
+        Sum = "sum",
+    }
+}
+
+choice! {
+    /// How much is logged.
+    pub enum LogLevel {
+        /// Errors only.
+        Error = "error",
+        /// Errors and warnings.
+        Warning = "warning" | "warn",
+        /// What a user wants to know.
+        Info = "info",
+        /// What a developer wants to know.
+        Debug = "debug",
+        /// Everything.
+        Trace = "trace",
+    }
+}
+
+/// Equal when they ask for the same run; where the values came from does not count.
+impl PartialEq for Config {
+    fn eq(&self, other: &Self) -> bool {
+        self.world_size == other.world_size && yaml_out::tree(self) == yaml_out::tree(other)
+    }
+}

@@ -1,0 +1,72 @@
+//! `data`: what is read, and how it becomes samples.
+
+use serde::Serialize;
+
+use crate::choice::choice;
+
+/// `data`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Data {
+    /// Files and globs to train on, relative to the working directory.
+    pub train: Vec<String>,
+    /// Files and globs to evaluate on.
+    pub eval: Option<Vec<String>>,
+    /// Part of the training text's end that is kept for evaluation when `eval` is not given.
+    pub eval_fraction: f64,
+    /// How files are read.
+    pub format: DataFormat,
+    /// What makes tokens of text.
+    pub tokenizer: Tokenizer,
+    /// Tokens per sample. `None` when there is no `model` with a longest sequence to take it from.
+    pub sequence_length: Option<usize>,
+    /// Field of a JSON line that holds the text.
+    pub text_key: String,
+    /// Type of the numbers in a token file.
+    pub token_dtype: TokenDtype,
+    /// Draw samples in a random order that depends on the seed only.
+    pub shuffle: bool,
+}
+
+choice! {
+    /// How files are read.
+    pub enum DataFormat {
+        /// By the file's name: `.jsonl` and `.ndjson`, `.csv`, `.bin` and `.tokens`, else text.
+        Auto = "auto",
+        /// Plain text.
+        Text = "text",
+        /// Little-endian tokens of `token_dtype`, one after the other.
+        Tokens = "tokens",
+        /// One JSON object a line.
+        Jsonl = "jsonl",
+        /// Comma-separated numbers.
+        Csv = "csv",
+    }
+}
+
+/// What makes tokens of text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// One token a byte, 256 in all.
+    Byte,
+    /// A Hugging Face `tokenizer.json`.
+    File(String),
+}
+
+impl Serialize for Tokenizer {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Byte => serializer.serialize_str("byte"),
+            Self::File(path) => serializer.serialize_str(path),
+        }
+    }
+}
+
+choice! {
+    /// Type of the numbers in a token file.
+    pub enum TokenDtype {
+        /// 16 bits: up to 65,536 tokens.
+        U16 = "u16",
+        /// 32 bits.
+        U32 = "u32",
+    }
+}

@@ -1,0 +1,35 @@
+//! `launcher`: how ranks are started and how they talk.
+
+use serde::Serialize;
+
+use crate::choice::choice;
+
+/// `launcher`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Launcher {
+    /// Ranks to start on this machine. In a resolved configuration this is the world size.
+    pub num_processes: usize,
+    /// What carries messages between ranks.
+    pub transport: Transport,
+    /// Network interface or address to bind; `None` is loopback.
+    pub interface: Option<String>,
+    /// Seconds without a sign of a peer before it counts as lost.
+    pub timeout_seconds: f64,
+    /// Compute threads of each rank; `None` is `auto`: the cores divided by the ranks on this machine.
+    #[serde(serialize_with = "crate::yaml_out::auto")]
+    pub threads_per_rank: Option<usize>,
+}
+
+choice! {
+    /// What carries messages between ranks.
+    pub enum Transport {
+        /// Shared memory when all ranks are on one machine, else TCP.
+        Auto = "auto",
+        /// Processes on one machine.
+        SharedMemory = "shared_memory",
+        /// Processes on any machines.
+        Tcp = "tcp",
+        /// Ranks as threads of one process.
+        Threads = "threads",
+    }
+}

@@ -1,0 +1,29 @@
+//! `csv_monitor`, `tensorboard` and `comms_logger`.
+
+use serde::Serialize;
+
+/// Where a monitor writes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Monitor {
+    /// Write at all.
+    pub enabled: bool,
+    /// Folder; empty is the run's own.
+    pub output_path: String,
+    /// Folder inside `output_path`.
+    pub job_name: String,
+}
+
+/// `comms_logger`: count, bytes and seconds of each collective.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CommsLogger {
+    /// Record at all.
+    pub enabled: bool,
+    /// Print each operation as it ends.
+    pub verbose: bool,
+    /// Record every operation.
+    pub prof_all: bool,
+    /// With `prof_all` off: the operations to record.
+    pub prof_ops: Vec<String>,
+    /// Print the place in the program with each operation.
+    pub debug: bool,
+}

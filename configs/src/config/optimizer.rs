@@ -1,0 +1,80 @@
+//! `optimizer`: DeepSpeed's names and defaults.
+
+use serde::Serialize;
+
+/// An optimizer with its hyper-parameters. Which parameters are decayed is `training.weight_decay_on`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), or plain Adam when `adam_w_mode` is off.
+    AdamW {
+        /// Learning rate; a scheduler may replace it step by step.
+        lr: f64,
+        /// Decay of the first and second moment.
+        betas: [f64; 2],
+        /// Added to the root of the second moment.
+        eps: f64,
+        /// Weight decay.
+        weight_decay: f64,
+        /// Divide the moments by 1 − βᵗ.
+        bias_correction: bool,
+        /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
+        adam_w_mode: bool,
+    },
+    /// Stochastic gradient descent, as `torch.optim.SGD`.
+    Sgd {
+        /// Learning rate.
+        lr: f64,
+        /// Momentum; 0 keeps no state.
+        momentum: f64,
+        /// Dampening of the gradient that enters the momentum.
+        dampening: f64,
+        /// Nesterov momentum.
+        nesterov: bool,
+        /// L2 weight decay, added to the gradient.
+        weight_decay: f64,
+    },
+    /// Sign of an interpolated momentum (Chen et al. 2023).
+    Lion {
+        /// Learning rate.
+        lr: f64,
+        /// Interpolation for the update, decay of the momentum.
+        betas: [f64; 2],
+        /// Decoupled weight decay.
+        weight_decay: f64,
+    },
+    /// Sum of squared gradients (Duchi et al. 2011).
+    Adagrad {
+        /// Learning rate.
+        lr: f64,
+        /// Added to the root of the sum.
+        eps: f64,
+        /// L2 weight decay, added to the gradient.
+        weight_decay: f64,
+    },
+}
+
+/// `{type, params}`. Adam without decoupled decay is DeepSpeed's type `Adam` with `adam_w_mode: false`.
+impl Serialize for Optimizer {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde_json::json;
+        let (kind, params) = match *self {
+            Self::AdamW { lr, betas, eps, weight_decay, bias_correction, adam_w_mode } => (
+                if adam_w_mode { "AdamW" } else { "Adam" },
+                json!({ "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                        "bias_correction": bias_correction, "adam_w_mode": adam_w_mode }),
+            ),
+            Self::Sgd { lr, momentum, dampening, nesterov, weight_decay } => (
+                "SGD",
+                json!({ "lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov,
+                        "weight_decay": weight_decay }),
+            ),
+            Self::Lion { lr, betas, weight_decay } => {
+                ("Lion", json!({ "lr": lr, "betas": betas, "weight_decay": weight_decay }))
+            }
+            Self::Adagrad { lr, eps, weight_decay } => {
+                ("Adagrad", json!({ "lr": lr, "eps": eps, "weight_decay": weight_decay }))
+            }
+        };
+        json!({ "type": kind, "params": params }).serialize(serializer)
+    }
+}

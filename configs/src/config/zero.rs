@@ -1,0 +1,55 @@
+//! `zero_optimization`: what is sharded over the ranks, and the sizes that govern fetching and reducing.
+
+use serde::Serialize;
+
+/// What is sharded over the data-parallel ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(into = "u8")]
+pub enum ZeroStage {
+    /// Nothing: plain data parallelism.
+    Zero = 0,
+    /// Optimizer state.
+    One = 1,
+    /// Optimizer state and gradients.
+    Two = 2,
+    /// Optimizer state, gradients and parameters.
+    Three = 3,
+}
+
+impl From<ZeroStage> for u8 {
+    fn from(stage: ZeroStage) -> u8 {
+        stage as u8
+    }
+}
+
+/// `zero_optimization`. Sizes are in elements, as in DeepSpeed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Zero {
+    /// What is sharded.
+    pub stage: ZeroStage,
+    /// Communicate while computing. Not given: on for stage 3, off below, as in DeepSpeed.
+    pub overlap_comm: bool,
+    /// Reduce gradients by reduce-scatter; `false`: all-reduce, then keep one's own part.
+    pub reduce_scatter: bool,
+    /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
+    #[serde(serialize_with = "crate::yaml_out::auto")]
+    pub reduce_bucket_size: Option<usize>,
+    /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
+    #[serde(serialize_with = "crate::yaml_out::auto")]
+    pub allgather_bucket_size: Option<usize>,
+    /// Copy gradients into one buffer as they are produced. Always so here.
+    pub contiguous_gradients: bool,
+    /// Elements fetched ahead of use (stage 3).
+    pub stage3_prefetch_bucket_size: usize,
+    /// Parameters with fewer elements stay gathered (stage 3).
+    pub stage3_param_persistence_threshold: usize,
+    /// Most elements that stay gathered because they are small.
+    pub stage3_model_persistence_threshold: usize,
+    /// Most elements gathered at a time before the next gather waits for a release.
+    pub stage3_max_live_parameters: usize,
+    /// Do not release what is used again within so many elements.
+    pub stage3_max_reuse_distance: usize,
+    /// Accept a parameter that gets no gradient. DeepSpeed's default is `true`; here it is `false`: such a parameter is an
+    /// error that names it.
+    pub ignore_unused_parameters: bool,
+}
