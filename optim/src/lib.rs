@@ -1,1 +1,159 @@
-//! Optimizers, learning-rate schedules and gradient norms as functions over slices
+//! Optimizers, learning-rate schedules and gradient norms as functions over slices.
+//!
+//! Nothing here knows what a tensor, a rank or a file is: [`update`] takes the parameters, gradients and optimizer
+//! state of any contiguous range and does one step on it in a single pass over memory. A shard of a parameter is
+//! updated to the same bits as that range of the whole parameter, because every element is updated on its own.
+//!
+//! ```
+//! use zero_optim::{AdamW, Optimizer, Step, update};
+//!
+//! let optimizer = Optimizer::AdamW(AdamW::default());
+//! let (mut params, grads) = (vec![1.0f32; 8], vec![0.5f32; 8]);
+//! let (mut exp_avg, mut exp_avg_sq) = (vec![0.0f32; 8], vec![0.0f32; 8]);
+//! let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, decay: true };
+//! update(&optimizer, &step, &mut params, &grads, &mut [&mut exp_avg, &mut exp_avg_sq])?;
+//! # Ok::<(), zero_optim::LengthError>(())
+//! ```
+
+mod adagrad;
+mod adamw;
+mod bf16;
+mod lion;
+mod rule;
+mod sgd;
+mod simd;
+
+pub mod bench;
+pub mod exact_sum;
+pub mod norm;
+pub mod schedule;
+
+pub use adagrad::Adagrad;
+pub use adamw::AdamW;
+pub use bf16::{read_bf16, write_bf16};
+pub use exact_sum::ExactSum;
+pub use lion::Lion;
+pub use schedule::{Schedule, Warmup};
+pub use sgd::Sgd;
+
+use rule::apply;
+use simd::Level;
+
+/// An optimizer and its hyperparameters, without the learning rate, which a [`Schedule`] gives anew at each step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay, or classic Adam.
+    AdamW(AdamW),
+    /// Stochastic gradient descent, with or without momentum.
+    Sgd(Sgd),
+    /// Sign of an interpolated momentum.
+    Lion(Lion),
+    /// Steps divided by the root of the sum of all squared gradients.
+    Adagrad(Adagrad),
+}
+
+impl Optimizer {
+    /// Names of the state slices that [`update`] takes, in its order. Each is as long as the parameters and starts as
+    /// zeros. The names are PyTorch's.
+    pub fn states(&self) -> &'static [&'static str] {
+        match self {
+            Optimizer::AdamW(_) => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
+            Optimizer::Sgd(_) => &[],
+            Optimizer::Lion(_) => &["exp_avg"],
+            Optimizer::Adagrad(_) => &["sum"],
+        }
+    }
+}
+
+/// What changes from one step, or from one slice, to the next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Number of this optimizer step; the first is 1. Bias corrections are functions of it.
+    pub step: u64,
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Multiplies every gradient before anything else: one over the loss scale, times the clip coefficient.
+    pub grad_scale: f32,
+    /// Whether weight decay applies to this slice; biases and norms usually have none.
+    pub decay: bool,
+}
+
+/// Two slices that belong together have different lengths.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {found} elements where {expected} are expected")]
+pub struct LengthError {
+    /// The argument that does not fit: `grads`, `states` (their number), or the name of a state.
+    pub what: &'static str,
+    /// The length that would fit.
+    pub expected: usize,
+    /// The length that was given.
+    pub found: usize,
+}
+
+/// One optimizer step over one contiguous range, in place, in one pass over memory.
+///
+/// `states` are the slices named by [`Optimizer::states`], each as long as `params`. The instruction set is chosen at
+/// run time; the result has the same bits on all of them, but for the payload of a NaN. Infinities and NaNs in the gradients go
+/// into the state: whoever wants to skip such a step looks at the norm first.
+///
+/// # Errors
+/// A slice of another length than `params`, or another number of states. Nothing was written then.
+pub fn update(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [f32],
+    grads: &[f32],
+    states: &mut [&mut [f32]],
+) -> Result<(), LengthError> {
+    update_at(Level::detect(), optimizer, step, params, grads, states)
+}
+
+/// [`update`] without SIMD: the oracle that the vector code is compared with.
+///
+/// # Errors
+/// As [`update`].
+pub fn update_scalar(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [f32],
+    grads: &[f32],
+    states: &mut [&mut [f32]],
+) -> Result<(), LengthError> {
+    update_at(Level::Scalar, optimizer, step, params, grads, states)
+}
+
+fn update_at(
+    level: Level,
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [f32],
+    grads: &[f32],
+    states: &mut [&mut [f32]],
+) -> Result<(), LengthError> {
+    let names = optimizer.states();
+    expect_length("grads", params.len(), grads.len())?;
+    expect_length("states", names.len(), states.len())?;
+    for (name, state) in names.iter().zip(states.iter()) {
+        expect_length(name, params.len(), state.len())?;
+    }
+    match (optimizer, states) {
+        (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
+            apply(level, adamw.decoupled_rule(step), params, grads, [m, v])
+        }
+        (Optimizer::AdamW(adamw), [m, v]) => apply(level, adamw.l2_rule(step), params, grads, [m, v]),
+        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => {
+            apply(level, sgd.nesterov_rule(step), params, grads, [buffer])
+        }
+        (Optimizer::Sgd(sgd), [buffer]) => apply(level, sgd.momentum_rule(step), params, grads, [buffer]),
+        (Optimizer::Sgd(sgd), []) => apply(level, sgd.plain_rule(step), params, grads, []),
+        (Optimizer::Lion(lion), [m]) => apply(level, lion.rule(step), params, grads, [m]),
+        (Optimizer::Adagrad(adagrad), [sum]) => apply(level, adagrad.rule(step), params, grads, [sum]),
+        (optimizer, states) => unreachable!("{optimizer:?} with {} states passed the length check", states.len()),
+    }
+    Ok(())
+}
+
+pub(crate) fn expect_length(what: &'static str, expected: usize, found: usize) -> Result<(), LengthError> {
+    if expected == found { Ok(()) } else { Err(LengthError { what, expected, found }) }
+}

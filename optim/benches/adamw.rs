@@ -1,0 +1,18 @@
+//! AdamW against a loop over the same arrays that only reads and writes.
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use zero_optim::bench::{ADAMW_BYTES_PER_PARAMETER, Arrays};
+
+fn adamw(criterion: &mut Criterion) {
+    // 200 MB an array, far beyond any cache.
+    let n = 50_000_000;
+    let mut arrays = Arrays::new(n);
+    let mut group = criterion.benchmark_group("adamw-50M");
+    group.sample_size(20).throughput(Throughput::Bytes((n * ADAMW_BYTES_PER_PARAMETER) as u64));
+    group.bench_function("update", |bencher| bencher.iter(|| arrays.adamw()));
+    group.bench_function("floor", |bencher| bencher.iter(|| arrays.floor()));
+    group.finish();
+}
+
+criterion_group!(benches, adamw);
+criterion_main!(benches);

@@ -1,0 +1,110 @@
+//! Adam (Kingma & Ba, 2015) and AdamW (Loshchilov & Hutter, 2019), in PyTorch's order of operations.
+//!
+//! ```text
+//! m ← m + (1−β₁)(g − m)        v ← β₂v + (1−β₂)g²
+//! θ ← θ − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε)
+//! ```
+//! Decoupled decay multiplies θ by 1 − lr·λ first; the classic form adds λθ to g instead.
+
+use crate::{Step, rule::Rule};
+
+/// Hyperparameters of Adam and AdamW; the defaults are DeepSpeed's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Decay rates of the first and the second moment, each in [0, 1).
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment, after its bias correction.
+    pub eps: f64,
+    /// λ.
+    pub weight_decay: f64,
+    /// Whether the moments are divided by 1 − βᵗ.
+    pub bias_correction: bool,
+    /// True for AdamW's decay, false for classic Adam with λθ in the gradient.
+    pub decoupled: bool,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, bias_correction: true, decoupled: true }
+    }
+}
+
+impl AdamW {
+    pub(crate) fn decoupled_rule(&self, step: &Step) -> Decoupled {
+        let decay = if step.decay { self.weight_decay } else { 0.0 };
+        Decoupled { keep: (1.0 - step.lr * decay) as f32, moments: self.moments(step) }
+    }
+
+    pub(crate) fn l2_rule(&self, step: &Step) -> L2 {
+        let decay = if step.decay { self.weight_decay } else { 0.0 };
+        L2 { decay: decay as f32, moments: self.moments(step) }
+    }
+
+    fn moments(&self, step: &Step) -> Moments {
+        let (beta1, beta2) = self.betas;
+        let (correction1, correction2) = if self.bias_correction {
+            let t = step.step as f64;
+            (1.0 - beta1.powf(t), 1.0 - beta2.powf(t))
+        } else {
+            (1.0, 1.0)
+        };
+        Moments {
+            grad_scale: step.grad_scale,
+            one_minus_beta1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            inv_root_correction2: (1.0 / correction2.sqrt()) as f32,
+            eps: self.eps as f32,
+            minus_step_size: (-step.lr / correction1) as f32,
+        }
+    }
+}
+
+/// What both forms share, rounded to f32 once.
+#[derive(Clone, Copy)]
+struct Moments {
+    grad_scale: f32,
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    inv_root_correction2: f32,
+    eps: f32,
+    minus_step_size: f32,
+}
+
+impl Moments {
+    #[inline(always)]
+    fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
+        let m = self.one_minus_beta1.mul_add(grad - m, m);
+        // (1−β₂)g before the second g: g² alone overflows f32 from 1.8e19 on.
+        let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
+        let denominator = v.sqrt().mul_add(self.inv_root_correction2, self.eps);
+        (self.minus_step_size.mul_add(m / denominator, param), [m, v])
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Decoupled {
+    keep: f32,
+    moments: Moments,
+}
+
+impl Rule<2> for Decoupled {
+    #[inline(always)]
+    fn step(self, param: f32, grad: f32, states: [f32; 2]) -> (f32, [f32; 2]) {
+        self.moments.step(param * self.keep, grad * self.moments.grad_scale, states)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct L2 {
+    decay: f32,
+    moments: Moments,
+}
+
+impl Rule<2> for L2 {
+    #[inline(always)]
+    fn step(self, param: f32, grad: f32, states: [f32; 2]) -> (f32, [f32; 2]) {
+        self.moments.step(param, self.decay.mul_add(param, grad * self.moments.grad_scale), states)
+    }
+}

@@ -1,0 +1,107 @@
+//! How fast [`update`](crate::update) is against what memory allows.
+//!
+//! AdamW reads four arrays and writes three: 28 bytes a parameter. The floor is a loop over the same arrays that does the
+//! same reads and writes and next to no arithmetic, compiled for the same instruction set. The two alternate, so
+//! that a noisy neighbour slows both.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    AdamW, Optimizer, Step,
+    rule::{Rule, apply},
+    simd::Level,
+    update,
+};
+
+/// Bytes that one AdamW step moves per parameter.
+pub const ADAMW_BYTES_PER_PARAMETER: usize = 28;
+
+/// The arrays of one benchmark, `n` parameters each.
+pub struct Arrays {
+    params: Vec<f32>,
+    grads: Vec<f32>,
+    exp_avg: Vec<f32>,
+    exp_avg_sq: Vec<f32>,
+    step: u64,
+}
+
+impl Arrays {
+    /// Ordinary numbers: subnormal ones would measure something else. Every page is written, so that none is faulted in later.
+    pub fn new(n: usize) -> Self {
+        let spread = |scale: f32| (0..n).map(|i| ((i % 1021) as f32 - 510.0) * scale).collect::<Vec<f32>>();
+        Arrays {
+            params: spread(1e-3),
+            grads: spread(1e-6),
+            exp_avg: spread(1e-6),
+            exp_avg_sq: spread(1e-3).into_iter().map(|x| x * x * 1e-6).collect(),
+            step: 100,
+        }
+    }
+
+    /// One AdamW step.
+    pub fn adamw(&mut self) {
+        let step = Step { step: self.step, lr: 1e-4, grad_scale: 0.5, decay: true };
+        let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
+        let states: &mut [&mut [f32]] = &mut [&mut self.exp_avg, &mut self.exp_avg_sq];
+        update(&optimizer, &step, &mut self.params, &self.grads, states).expect("arrays of one length");
+        self.step += 1;
+    }
+
+    /// The same reads and writes with one multiply-add for each array. The factor is zero, so the numbers do not drift.
+    pub fn floor(&mut self) {
+        let floor = Floor(black_box(0.0));
+        apply(Level::detect(), floor, &mut self.params, &self.grads, [&mut self.exp_avg, &mut self.exp_avg_sq]);
+    }
+}
+
+/// Times `repeats` AdamW steps over `n` parameters on one thread, and as many runs of the floor, in turn: `(subject, floor)`.
+pub fn adamw(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
+    let mut arrays = Arrays::new(n);
+    arrays.adamw();
+    arrays.floor();
+    (0..repeats).map(|_| (timed(|| arrays.adamw()), timed(|| arrays.floor()))).unzip()
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+#[derive(Clone, Copy)]
+struct Floor(f32);
+
+impl Rule<2> for Floor {
+    #[inline(always)]
+    fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
+        (grad.mul_add(self.0, param), [grad.mul_add(self.0, m), grad.mul_add(self.0, v)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_writes_back_what_it_read_and_adamw_does_not() {
+        let (fresh, mut arrays) = (Arrays::new(1000), Arrays::new(1000));
+        arrays.floor();
+        assert_eq!(
+            (&arrays.params, &arrays.exp_avg, &arrays.exp_avg_sq),
+            (&fresh.params, &fresh.exp_avg, &fresh.exp_avg_sq)
+        );
+        arrays.adamw();
+        assert!(
+            arrays.params != fresh.params && arrays.exp_avg != fresh.exp_avg && arrays.exp_avg_sq != fresh.exp_avg_sq
+        );
+    }
+
+    #[test]
+    fn times_both_as_often_as_asked() {
+        let (subject, floor) = adamw(100, 3);
+        assert_eq!((subject.len(), floor.len()), (3, 3));
+    }
+}

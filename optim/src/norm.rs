@@ -1,0 +1,151 @@
+//! The global gradient norm, to the same bits wherever shards are cut.
+//!
+//! A floating-point sum depends on its order, and with ZeRO the order would depend on who holds what. So squares are
+//! added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in one order inside the block, and the block
+//! sums are added exactly ([`ExactSum`]). As long as shard boundaries fall on blocks, the total is the same number.
+//!
+//! ```
+//! use zero_optim::{ExactSum, norm};
+//!
+//! let mut sum = ExactSum::new();
+//! sum.add_parameter_range(&[3.0, 4.0]);
+//! let norm = sum.to_f64().sqrt();
+//! assert_eq!(norm, 5.0);
+//! assert!((norm::clip_coefficient(norm, 1.0) - 0.2).abs() < 1e-6);
+//! ```
+
+use crate::{
+    ExactSum,
+    simd::{Kernel, Level},
+};
+
+/// Elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at multiples of it, counted from
+/// the parameter's first element.
+pub const BLOCK: usize = 1024;
+
+/// Independent sums inside a block, so that adding is not one chain of latencies: two AVX-512 registers of f64.
+const LANES: usize = 16;
+
+/// The sums of squares of each block of `grads`, which starts on a block boundary of its parameter. The last block may be short.
+pub fn block_square_sums(grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
+    block_square_sums_at(Level::detect(), grads)
+}
+
+fn block_square_sums_at(level: Level, grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
+    grads.chunks(BLOCK).map(move |block| level.run(SquareSum(block)))
+}
+
+impl ExactSum {
+    /// Adds the squares of a range of a parameter's gradient. The range starts on a block boundary of its parameter, and
+    /// ends on one or with the parameter.
+    pub fn add_parameter_range(&mut self, grads: &[f32]) {
+        for sum in block_square_sums(grads) {
+            self.add(sum);
+        }
+    }
+}
+
+/// What gradients of this norm are multiplied by so that their norm is at most `max_norm`: `max_norm / (norm + 1e-6)`, and never more
+/// than 1, as PyTorch and DeepSpeed do. A norm that is NaN gives NaN, an infinite one 0.
+pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
+    let coefficient = max_norm / (norm + 1e-6);
+    // Not `min`, which would turn a NaN into 1.
+    if coefficient > 1.0 { 1.0 } else { coefficient }
+}
+
+struct SquareSum<'a>(&'a [f32]);
+
+impl Kernel for SquareSum<'_> {
+    type Output = f64;
+
+    /// Element i goes to lane i mod 16; the lanes are folded in halves. A square of an f32 is exact in f64, so a fused
+    /// multiply-add would give the same bits.
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut lanes = [0.0f64; LANES];
+        let (rows, rest) = self.0.as_chunks::<LANES>();
+        for row in rows {
+            for (lane, &x) in lanes.iter_mut().zip(row) {
+                *lane += f64::from(x) * f64::from(x);
+            }
+        }
+        for (lane, &x) in lanes.iter_mut().zip(rest) {
+            *lane += f64::from(x) * f64::from(x);
+        }
+        let mut width = LANES;
+        while width > 1 {
+            width /= 2;
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+        }
+        lanes[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn gradient(n: usize) -> Vec<f32> {
+        (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) as i32 as f32) * 1e-9 / (1 + i % 97) as f32).collect()
+    }
+
+    fn total<'a>(shards: impl IntoIterator<Item = &'a [f32]>) -> f64 {
+        let mut sum = ExactSum::new();
+        for shard in shards {
+            sum.add_parameter_range(shard);
+        }
+        sum.to_f64()
+    }
+
+    #[test]
+    fn does_not_depend_on_where_shards_are_cut() {
+        let n = 37 * BLOCK + 123;
+        let grads = gradient(n);
+        let whole = total([&grads[..]]);
+        for cut in [BLOCK, 5 * BLOCK, 36 * BLOCK, 37 * BLOCK] {
+            assert_eq!(total([&grads[cut..], &grads[..cut]]).to_bits(), whole.to_bits());
+        }
+        assert_eq!(total(grads.chunks(BLOCK).rev()).to_bits(), whole.to_bits());
+
+        // And it is the sum of squares, so a constant result would not do.
+        let plain: f64 = grads.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        assert!((whole - plain).abs() < 1e-12 * plain);
+    }
+
+    #[test]
+    fn clips_as_torch_does() {
+        assert_eq!(clip_coefficient(0.5, 1.0), 1.0);
+        assert_eq!(clip_coefficient(0.0, 1.0), 1.0);
+        assert_eq!(clip_coefficient(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+        // Just below the limit the 1e-6 already clips.
+        assert!(clip_coefficient(1.0, 1.0) < 1.0);
+        assert!(clip_coefficient(f64::NAN, 1.0).is_nan());
+        assert_eq!(clip_coefficient(f64::INFINITY, 1.0), 0.0);
+    }
+
+    #[test]
+    fn overflow_and_nan_reach_the_norm() {
+        assert_eq!(total([&[f32::MAX, 1.0][..]]).sqrt(), f64::from(f32::MAX));
+        assert_eq!(total([&[f32::NEG_INFINITY, 1.0][..]]), f64::INFINITY);
+        assert!(total([&[f32::NAN, f32::INFINITY][..]]).is_nan());
+    }
+
+    proptest! {
+        #[test]
+        fn all_levels_give_the_same_bits(bits in prop::collection::vec(any::<u32>(), 0..2500), offset in 0usize..17) {
+            let grads: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+            let grads = &grads[offset.min(grads.len())..];
+            let expected: Vec<f64> = block_square_sums_at(Level::Scalar, grads).collect();
+            for level in Level::available() {
+                let sums: Vec<f64> = block_square_sums_at(level, grads).collect();
+                prop_assert_eq!(sums.len(), expected.len());
+                for (a, b) in sums.iter().zip(&expected) {
+                    prop_assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{:?}: {} {}", level, a, b);
+                }
+            }
+        }
+    }
+}
