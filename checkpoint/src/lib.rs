@@ -1,1 +1,18 @@
-//! Checkpoints: safetensors shards and one manifest, committed atomically
+//! Checkpoints: safetensors shards and one JSON manifest, committed atomically, loaded into any layout.
+//!
+//! A checkpoint is a folder `step-00000100` with one `shard-….safetensors` a rank and `manifest.json`. Each rank
+//! writes its shard of every parameter, in f32, and of the optimizer state, at every ZeRO stage; so all shards
+//! together hold each element once, and a reader with another layout takes just the ranges that it needs.
+//!
+//! The folder is written under another name, synced, and renamed when every rank is done: a folder that is called
+//! `step-…` is complete. `latest` names the newest, for people; loading trusts the manifests.
+
+mod error;
+mod load;
+mod manifest;
+mod save;
+
+pub use error::CheckpointError;
+pub use load::{committed, load, newest};
+pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
+pub use save::{Save, save};

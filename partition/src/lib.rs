@@ -1,1 +1,27 @@
-//! ZeRO: flat layout, shards, passes over the step program, gather, reduce and update
+//! ZeRO: which rank holds what, the passes that put its communication into a step, and the gathers,
+//! reductions and updates themselves.
+//!
+//! There is no class per ZeRO stage. A [`Layout`] says for each segment whether parameters, gradients and optimizer
+//! state are replicated or sharded; [`passes`] derive the program from that; [`Zero`] carries out its instructions.
+
+mod accumulator;
+mod error;
+mod expected;
+mod gradients;
+mod layout;
+mod ledger;
+mod parameters;
+pub mod passes;
+mod pool;
+mod shards;
+mod update;
+mod zero;
+
+pub use accumulator::Order;
+pub use error::ZeroError;
+pub use expected::{StateBytes, expected_payload, expected_state, state_formula};
+pub use layout::{Layout, LayoutOptions, Piece, Segment};
+pub use ledger::{CATEGORIES, Category, Ledger};
+pub use shards::{Kind, Range, to_f32};
+pub use update::Norm;
+pub use zero::{Zero, ZeroOptions};

@@ -1,0 +1,62 @@
+//! Why a checkpoint could not be written or read.
+
+use std::path::{Path, PathBuf};
+
+use zero_comm::CommError;
+use zero_partition::ZeroError;
+
+/// Why a checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// A file operation failed.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is not what its manifest says.
+    #[error("{path} is damaged: {reason}", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The checkpoint is of another model or optimizer.
+    #[error("{path} does not fit: {reason}", path = path.display())]
+    Mismatch {
+        /// The manifest.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// Another rank failed to write or read its part.
+    #[error("another rank failed at its part of {path}", path = path.display())]
+    OtherRank {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A range could not be read or written.
+    #[error(transparent)]
+    Zero(#[from] ZeroError),
+}
+
+impl CheckpointError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self::Io { path, source }
+    }
+
+    pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Damaged { path: path.to_path_buf(), reason: reason.into() }
+    }
+
+    pub(crate) fn mismatch(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Mismatch { path: path.to_path_buf(), reason: reason.into() }
+    }
+}

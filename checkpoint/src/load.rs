@@ -1,0 +1,184 @@
+//! Reading a checkpoint, into any layout.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, Metadata};
+use zero_comm::{Buffer, Communicator, ReduceOp};
+use zero_partition::{Kind, Range, Zero};
+
+use crate::error::CheckpointError;
+use crate::manifest::{Manifest, tensor_name};
+use crate::save::checksum;
+
+/// A safetensors header larger than this is refused before it is read.
+const MAX_HEADER: u64 = 16 << 20;
+
+/// Committed checkpoints under `root`, oldest step first.
+///
+/// # Errors
+/// If the folder cannot be listed; one that does not exist has none.
+pub fn committed(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        other => other.map_err(CheckpointError::io(root))?,
+    };
+    let mut found = vec![];
+    for entry in entries {
+        let path = entry.map_err(CheckpointError::io(root))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let step = name.strip_prefix("step-").and_then(|digits| digits.parse().ok());
+        if let Some(step) = step
+            && path.join("manifest.json").is_file()
+        {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The newest committed checkpoint under `root`, if there is one.
+///
+/// # Errors
+/// If the folder cannot be listed.
+pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    Ok(committed(root)?.pop().map(|(_, path)| path))
+}
+
+/// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksum is verified by one rank.
+///
+/// # Errors
+/// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model.
+pub fn load(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
+    let result = read(folder, zero, comm);
+    let failed = i64::from(result.is_err());
+    let any = comm.all_reduce(Buffer::I64(vec![failed]), ReduceOp::Max).wait()?;
+    match (result, any) {
+        (Ok(_), Buffer::I64(any)) if any != [0] => Err(CheckpointError::OtherRank { path: folder.to_path_buf() }),
+        (result, _) => result,
+    }
+}
+
+fn read(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
+    let manifest = Manifest::read(folder)?;
+    fits(folder, &manifest, zero)?;
+    for shard in manifest.shards.iter().skip(comm.rank()).step_by(comm.size()) {
+        let path = folder.join(&shard.file);
+        let (bytes, crc32) = checksum(&path)?;
+        if bytes != shard.bytes {
+            let reason = format!("it has {bytes} bytes, and {} when it was written", shard.bytes);
+            return Err(CheckpointError::damaged(&path, reason));
+        }
+        if crc32 != shard.crc32 {
+            return Err(CheckpointError::damaged(&path, "its checksum is not the one that was written"));
+        }
+    }
+    let mut open: HashMap<usize, Shard> = HashMap::new();
+    for kind in zero.kinds() {
+        for range in zero.held_ranges(kind) {
+            let values = assemble(folder, &manifest, &mut open, zero, kind, &range)?;
+            zero.write(kind, &range, &values)?;
+        }
+    }
+    zero.set_updates(manifest.updates);
+    Ok(manifest)
+}
+
+fn fits(folder: &Path, manifest: &Manifest, zero: &Zero) -> Result<(), CheckpointError> {
+    let path = folder.join("manifest.json");
+    for parameter in zero.model().parameters() {
+        let (name, shape) = (parameter.name(), parameter.shape().dims());
+        match manifest.parameters.get(name) {
+            None => return Err(CheckpointError::mismatch(&path, format!("the model's `{name}` is not in it"))),
+            Some(entry) if entry.shape != shape => {
+                let reason = format!("`{name}` is {:?} in it and {shape:?} in the model", entry.shape);
+                return Err(CheckpointError::mismatch(&path, reason));
+            }
+            Some(_) => {}
+        }
+    }
+    if let Some(name) =
+        manifest.parameters.keys().find(|name| !zero.model().parameters().iter().any(|p| p.name() == *name))
+    {
+        return Err(CheckpointError::mismatch(&path, format!("its `{name}` is not in the model")));
+    }
+    if manifest.states != zero.state_names() {
+        let reason = format!("its optimizer keeps {:?}, this one {:?}", manifest.states, zero.state_names());
+        return Err(CheckpointError::mismatch(&path, reason));
+    }
+    Ok(())
+}
+
+/// One range out of the pieces that it overlaps.
+fn assemble(
+    folder: &Path,
+    manifest: &Manifest,
+    open: &mut HashMap<usize, Shard>,
+    zero: &Zero,
+    kind: Kind,
+    range: &Range,
+) -> Result<Vec<f32>, CheckpointError> {
+    let name = zero.model().parameters()[range.parameter].name();
+    let state = match kind {
+        Kind::Parameter => None,
+        Kind::State(index) => zero.state_names().get(index).copied(),
+    };
+    let mut values = vec![0.0f32; range.elements.len()];
+    for piece in &manifest.parameters[name].pieces {
+        let start = piece.start.max(range.elements.start);
+        let end = piece.end.min(range.elements.end);
+        if start >= end {
+            continue;
+        }
+        let shard = match open.entry(piece.shard) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(Shard::open(&folder.join(&manifest.shards[piece.shard].file))?)
+            }
+        };
+        let tensor = tensor_name(name, piece.start, state);
+        let target = &mut values[start - range.elements.start..end - range.elements.start];
+        shard.read(&tensor, piece.end - piece.start, start - piece.start, target)?;
+    }
+    Ok(values)
+}
+
+/// An open safetensors file of which ranges are read.
+struct Shard {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    data_start: u64,
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let file = File::open(path).map_err(CheckpointError::io(path))?;
+        let mut length = [0; 8];
+        file.read_exact_at(&mut length, 0).map_err(CheckpointError::io(path))?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER {
+            return Err(CheckpointError::damaged(path, format!("its header claims {length} bytes")));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact_at(&mut header, 8).map_err(CheckpointError::io(path))?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|e| CheckpointError::damaged(path, e.to_string()))?;
+        Ok(Self { path: path.to_path_buf(), file, metadata, data_start: 8 + length })
+    }
+
+    fn read(&self, tensor: &str, elements: usize, skip: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        let info = self.metadata.info(tensor);
+        let info = info.ok_or_else(|| CheckpointError::damaged(&self.path, format!("`{tensor}` is missing")))?;
+        if info.dtype != Dtype::F32 || info.shape != [elements] {
+            let reason = format!("`{tensor}` is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
+            return Err(CheckpointError::damaged(&self.path, reason));
+        }
+        let offset = self.data_start + (info.data_offsets.0 + skip * 4) as u64;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
+        self.file.read_exact_at(bytes, offset).map_err(CheckpointError::io(&self.path))
+    }
+}

@@ -1,0 +1,136 @@
+//! `manifest.json`: what a checkpoint consists of.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::CheckpointError;
+
+/// The value of `format`.
+pub const FORMAT: &str = "zero-train-checkpoint";
+/// The value of `version` that this library writes and reads.
+pub const VERSION: u32 = 1;
+/// A manifest larger than this is refused before it is parsed.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// All there is to know about a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// Optimizer steps of the run, skipped ones included.
+    pub step: u64,
+    /// Optimizer steps taken: what Adam's bias correction counts.
+    pub updates: u64,
+    /// Ranks that wrote it.
+    pub world_size: usize,
+    /// ZeRO stage under which it was written.
+    pub zero_stage: u8,
+    /// Names of the optimizer's states.
+    pub states: Vec<String>,
+    /// What the engine keeps besides: early stopping, seeds.
+    pub engine: serde_json::Value,
+    /// One file a rank.
+    pub shards: Vec<ShardEntry>,
+    /// By name.
+    pub parameters: BTreeMap<String, ParameterEntry>,
+}
+
+/// One file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardEntry {
+    /// Its name in the checkpoint's folder.
+    pub file: String,
+    /// Its size.
+    pub bytes: u64,
+    /// CRC-32 (IEEE) of all its bytes.
+    pub crc32: u32,
+}
+
+/// One parameter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParameterEntry {
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Where its elements are, in order and without gaps, row-major. The tensors of a piece are named
+    /// `name@start` for the parameter and `name@start/state` for an optimizer state; all are F32.
+    pub pieces: Vec<PieceEntry>,
+}
+
+/// Where a range of a parameter is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PieceEntry {
+    /// Index into `shards`.
+    pub shard: usize,
+    /// First element.
+    pub start: usize,
+    /// One past the last element.
+    pub end: usize,
+}
+
+/// The name of a piece's tensor in its shard.
+pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) -> String {
+    match state {
+        None => format!("{parameter}@{start}"),
+        Some(state) => format!("{parameter}@{start}/{state}"),
+    }
+}
+
+impl Manifest {
+    /// Reads and checks the manifest of a checkpoint's folder.
+    ///
+    /// # Errors
+    /// If it is missing, of another version, or contradicts itself.
+    pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join("manifest.json");
+        let size = std::fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
+        if size > MAX_BYTES {
+            return Err(CheckpointError::damaged(&path, format!("it has {size} bytes")));
+        }
+        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|e| CheckpointError::damaged(&path, e.to_string()))?;
+        manifest.check().map_err(|reason| CheckpointError::damaged(&path, reason))?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("its format is `{}`, not `{FORMAT}`", self.format));
+        }
+        if self.version != VERSION {
+            return Err(format!("its version is {}; this program reads version {VERSION}", self.version));
+        }
+        for (rank, shard) in self.shards.iter().enumerate() {
+            if shard.file != shard_file(rank, self.shards.len()) {
+                return Err(format!("shard {rank} is named `{}`", shard.file));
+            }
+        }
+        for (name, parameter) in &self.parameters {
+            let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
+            let mut next = 0;
+            for piece in &parameter.pieces {
+                if piece.start != next || piece.end <= piece.start || piece.shard >= self.shards.len() {
+                    return Err(format!("the pieces of `{name}` do not join at element {next}"));
+                }
+                next = piece.end;
+            }
+            if next != elements {
+                return Err(format!("the pieces of `{name}` have {next} of {elements} elements"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file name of a rank's shard.
+pub(crate) fn shard_file(rank: usize, ranks: usize) -> String {
+    format!("shard-{rank:05}-of-{ranks:05}.safetensors")
+}

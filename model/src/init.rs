@@ -1,0 +1,45 @@
+//! Initial values, as a function of (seed, parameter name, index): any range of any parameter, alone.
+
+use candle_core::Shape;
+use candle_nn::Init;
+use candle_nn::init::NormalOrUniform;
+
+use crate::random::{Stream, hash};
+
+/// Writes elements `start..start + out.len()` of the parameter `name` of `shape`.
+///
+/// The distributions are candle-nn's [`Init`]; the numbers are ours, since candle's CPU generator cannot be seeded.
+pub fn fill(init: &Init, shape: &Shape, name: &str, seed: u64, start: usize, out: &mut [f32]) {
+    let stream = Stream::new(seed, "init", hash(name));
+    match *init {
+        Init::Const(value) => out.fill(value as f32),
+        Init::Randn { mean, stdev } => normal(&stream, mean, stdev, start, out),
+        Init::Uniform { lo, up } => uniform(&stream, lo, up, start, out),
+        Init::Kaiming { dist, fan, non_linearity } => {
+            let std = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Normal => normal(&stream, 0.0, std, start, out),
+                NormalOrUniform::Uniform => {
+                    let bound = 3f64.sqrt() * std;
+                    uniform(&stream, -bound, bound, start, out);
+                }
+            }
+        }
+    }
+}
+
+fn normal(stream: &Stream, mean: f64, stdev: f64, start: usize, out: &mut [f32]) {
+    stream.fill_normal(start as u64, out);
+    let (mean, stdev) = (mean as f32, stdev as f32);
+    for x in out {
+        *x = x.mul_add(stdev, mean);
+    }
+}
+
+fn uniform(stream: &Stream, lo: f64, up: f64, start: usize, out: &mut [f32]) {
+    stream.fill_uniform(start as u64, out);
+    let (lo, width) = (lo as f32, (up - lo) as f32);
+    for x in out {
+        *x = x.mul_add(width, lo);
+    }
+}

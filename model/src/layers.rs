@@ -1,0 +1,157 @@
+//! A model as a list of named layers: the unit that is gathered, released and run backward on its own.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{Module, VarBuilder};
+
+/// What flows between layers: one or more tensors.
+#[derive(Debug, Clone)]
+pub struct Activations(Vec<Tensor>);
+
+impl Activations {
+    /// Several tensors.
+    #[must_use]
+    pub fn new(tensors: Vec<Tensor>) -> Self {
+        Self(tensors)
+    }
+
+    /// The only tensor.
+    ///
+    /// # Errors
+    /// If there is not exactly one.
+    pub fn single(&self) -> Result<&Tensor> {
+        match self.0.as_slice() {
+            [one] => Ok(one),
+            many => candle_core::bail!("a layer for one tensor was given {}", many.len()),
+        }
+    }
+
+    /// All tensors.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.0
+    }
+}
+
+impl From<Tensor> for Activations {
+    fn from(tensor: Tensor) -> Self {
+        Self(vec![tensor])
+    }
+}
+
+/// What a layer may know about the pass that it is part of; all that dropout's masks depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// Training, or evaluation.
+    pub training: bool,
+    /// `training.seed`.
+    pub seed: u64,
+    /// Optimizer step, from 1.
+    pub step: u64,
+    /// Index, in the whole run, of the first sample of this micro-batch.
+    pub sample: u64,
+    /// Index of the layer in the model.
+    pub layer: u32,
+}
+
+/// Maps activations to activations. Every `candle_nn::Module` is one.
+pub trait Layer: Send + Sync {
+    /// Runs the layer.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    fn forward(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
+}
+
+impl<M: Module + Send + Sync> Layer for M {
+    fn forward(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+        Module::forward(self, x.single()?).map(Activations::from)
+    }
+}
+
+type Build = Box<dyn Fn(VarBuilder) -> Result<Box<dyn Layer>> + Send + Sync>;
+pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
+
+/// A model that is not built yet.
+///
+/// ```
+/// use candle_nn::{Module, VarBuilder, linear};
+/// use zero_model::Layers;
+///
+/// let model = Layers::new()
+///     .layer("first", |vb: VarBuilder| linear(4, 8, vb))
+///     .layer("relu", |_: VarBuilder| Ok(candle_nn::Activation::Relu))
+///     .layer("last", |vb: VarBuilder| linear(8, 3, vb))
+///     .loss(|logits, targets| zero_model::ops::cross_entropy(logits, targets))
+///     .build(candle_core::DType::F32)?;
+/// assert_eq!(model.parameters().len(), 4);
+/// # Ok::<(), zero_model::BuildError>(())
+/// ```
+#[derive(Default)]
+pub struct Layers {
+    pub(crate) layers: Vec<(String, Build)>,
+    pub(crate) ties: Vec<(String, String)>,
+    pub(crate) loss: Option<Loss>,
+}
+
+impl Layers {
+    /// No layers yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends a layer. Its parameters are named `name.…`: `name` is the prefix of the builder that `build` gets.
+    #[must_use]
+    pub fn layer<L: Layer + 'static>(
+        mut self,
+        name: impl Into<String>,
+        build: impl Fn(VarBuilder) -> Result<L> + Send + Sync + 'static,
+    ) -> Self {
+        self.layers.push((name.into(), Box::new(move |vb| build(vb).map(|layer| Box::new(layer) as Box<dyn Layer>))));
+        self
+    }
+
+    /// Appends `count` layers named `prefix.0`, `prefix.1`, …
+    #[must_use]
+    pub fn layers<L: Layer + 'static>(
+        mut self,
+        prefix: &str,
+        count: usize,
+        build: impl Fn(usize, VarBuilder) -> Result<L> + Send + Sync + Clone + 'static,
+    ) -> Self {
+        for i in 0..count {
+            let build = build.clone();
+            self = self.layer(format!("{prefix}.{i}"), move |vb| build(i, vb));
+        }
+        self
+    }
+
+    /// Makes `user` the same parameter as `owner`. The owner's layer must come before the user's.
+    #[must_use]
+    pub fn tie(mut self, owner: impl Into<String>, user: impl Into<String>) -> Self {
+        self.ties.push((owner.into(), user.into()));
+        self
+    }
+
+    /// The loss: the last layer's only output and the targets to a scalar, the mean over the micro-batch.
+    #[must_use]
+    pub fn loss(self, loss: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
+        self.loss_of_all(move |outputs, targets| loss(outputs.single()?, targets))
+    }
+
+    /// The loss of a last layer with several outputs.
+    #[must_use]
+    pub fn loss_of_all(
+        mut self,
+        loss: impl Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Self {
+        self.loss = Some(Box::new(loss));
+        self
+    }
+}
+
+impl std::fmt::Debug for Layers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.layers.iter().map(|(name, _)| name)).finish()
+    }
+}

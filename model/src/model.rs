@@ -1,0 +1,168 @@
+//! A built model: layers, parameters in a fixed order, and the loss.
+
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device, Result, Tensor};
+use candle_nn::VarBuilder;
+
+use crate::layers::{Activations, Layer, Layers, Loss, Pass};
+use crate::parameter::{Parameter, ParameterId};
+use crate::recorder::{Record, Recorder};
+
+/// Why a model could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A layer's constructor failed.
+    #[error("layer `{layer}` cannot be built: {source}")]
+    Layer {
+        /// Its name.
+        layer: String,
+        /// What it said.
+        source: candle_core::Error,
+    },
+    /// A list without layers.
+    #[error("the model has no layers")]
+    NoLayers,
+    /// No loss was given.
+    #[error("the model has no loss; end it with `.loss(…)`")]
+    NoLoss,
+    /// Two layers have one name.
+    #[error("two layers are named `{0}`")]
+    DuplicateLayer(String),
+    /// A tie names a parameter that no layer asks for.
+    #[error("`{owner}` is tied to `{user}`, which no layer has")]
+    UnusedTie {
+        /// The owner's name.
+        owner: String,
+        /// The missing user's name.
+        user: String,
+    },
+    /// A parameter with no elements.
+    #[error("parameter `{0}` has no elements")]
+    Empty(String),
+}
+
+/// One layer of a built model.
+pub struct BuiltLayer {
+    name: String,
+    module: Box<dyn Layer>,
+    uses: Vec<ParameterId>,
+}
+
+impl BuiltLayer {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Every parameter it needs, its own and tied ones, in the order in which it asked for them.
+    #[must_use]
+    pub fn uses(&self) -> &[ParameterId] {
+        &self.uses
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// What the module says, with the layer's name.
+    pub fn forward(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        self.module.forward(x, pass).map_err(|e| e.context(format!("in layer `{}`", self.name)))
+    }
+}
+
+impl std::fmt::Debug for BuiltLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BuiltLayer").field("name", &self.name).field("uses", &self.uses).finish_non_exhaustive()
+    }
+}
+
+/// A built model. Its parameters are released until somebody fills them.
+pub struct Model {
+    layers: Vec<BuiltLayer>,
+    parameters: Vec<Parameter>,
+    loss: Loss,
+}
+
+impl Model {
+    /// Layers in the order of the forward pass.
+    #[must_use]
+    pub fn layers(&self) -> &[BuiltLayer] {
+        &self.layers
+    }
+
+    /// Parameters in the order of construction; a tied one is there once, under its owner's name.
+    #[must_use]
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Number of elements of all parameters.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.parameters.iter().map(Parameter::elements).sum()
+    }
+
+    /// The loss of the last layer's outputs, a scalar.
+    ///
+    /// # Errors
+    /// What the loss function says, or if its result is not a scalar.
+    pub fn loss(&self, outputs: &Activations, targets: &Tensor) -> Result<Tensor> {
+        let loss = (self.loss)(outputs, targets).map_err(|e| e.context("in the loss"))?;
+        if loss.elem_count() != 1 {
+            candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
+        }
+        loss.reshape(())
+    }
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("layers", &self.layers).field("parameters", &self.parameters).finish()
+    }
+}
+
+impl Layers {
+    /// Builds the model in no memory: every parameter is a released leaf of the working dtype (f32 or bf16).
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn build(self, dtype: DType) -> std::result::Result<Model, BuildError> {
+        let Self { layers, ties, loss } = self;
+        let loss = loss.ok_or(BuildError::NoLoss)?;
+        if layers.is_empty() {
+            return Err(BuildError::NoLayers);
+        }
+        let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties))));
+        let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, Device::Cpu);
+        let mut modules: Vec<(String, Box<dyn Layer>)> = vec![];
+        for (name, build) in layers {
+            if modules.iter().any(|(other, _)| *other == name) {
+                return Err(BuildError::DuplicateLayer(name));
+            }
+            if let Ok(mut record) = recorder.0.lock() {
+                record.begin_layer();
+            }
+            match build(root.pp(&name)) {
+                Ok(module) => modules.push((name, module)),
+                Err(source) => return Err(BuildError::Layer { layer: name, source }),
+            }
+        }
+        let record = match recorder.0.lock() {
+            Ok(mut record) => std::mem::take(&mut *record),
+            Err(poisoned) => std::mem::take(&mut *poisoned.into_inner()),
+        };
+        if let Some((owner, user)) = record.unused_ties(&ties) {
+            return Err(BuildError::UnusedTie { owner: owner.clone(), user: user.clone() });
+        }
+        if let Some(empty) = record.parameters.iter().find(|p| p.elements() == 0) {
+            return Err(BuildError::Empty(empty.name().to_string()));
+        }
+        let layers = modules
+            .into_iter()
+            .zip(record.uses)
+            .map(|((name, module), uses)| BuiltLayer { name, module, uses })
+            .collect();
+        Ok(Model { layers, parameters: record.parameters, loss })
+    }
+}

@@ -1,0 +1,195 @@
+//! A parameter: a candle autograd leaf whose storage comes and goes.
+//!
+//! While *released* a leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle
+//! operation refuses with an error; an empty `f32` vector would be read out of bounds by `matmul`.
+//! While *gathered* it holds the full values. The swap happens behind the leaf's `Arc`, so a module
+//! is built once, and a graph saved before a release backpropagates after the next gather.
+
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, op::BackpropOp};
+use candle_nn::Init;
+
+/// Index of a parameter in its model: the order of construction, the same on every rank.
+pub type ParameterId = usize;
+
+/// One parameter of a model.
+#[derive(Debug)]
+pub struct Parameter {
+    name: String,
+    shape: Shape,
+    dtype: DType,
+    init: Init,
+    layer: usize,
+    leaf: Tensor,
+}
+
+impl Parameter {
+    pub(crate) fn new(name: String, shape: Shape, dtype: DType, init: Init, layer: usize) -> Result<Self> {
+        let empty = match dtype {
+            DType::F32 => CpuStorage::F32(vec![]),
+            DType::BF16 => CpuStorage::BF16(vec![]),
+            other => candle_core::bail!("parameter `{name}` is {other:?}; parameters are f32 or bf16"),
+        };
+        let leaf = Tensor::from_storage(Storage::Cpu(empty), shape.clone(), BackpropOp::none(), true);
+        let parameter = Self { name, shape, dtype, init, layer, leaf };
+        parameter.release()?;
+        Ok(parameter)
+    }
+
+    /// Full name: the layer's name, a dot, the name inside the layer.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Shape; never changes, also while released.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.elem_count()
+    }
+
+    /// The working dtype: f32 or bf16.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// How the module that asked for it wants it initialised.
+    #[must_use]
+    pub fn init(&self) -> Init {
+        self.init
+    }
+
+    /// Index of the layer that owns it.
+    #[must_use]
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// The autograd leaf that the layer's module holds.
+    #[must_use]
+    pub fn leaf(&self) -> &Tensor {
+        &self.leaf
+    }
+
+    /// Gives the leaf its full values; what it held before is returned.
+    ///
+    /// # Errors
+    /// If the values have another dtype or length than the parameter.
+    pub fn fill(&self, values: CpuStorage) -> Result<CpuStorage> {
+        let (dtype, len) = match &values {
+            CpuStorage::F32(v) => (DType::F32, v.len()),
+            CpuStorage::BF16(v) => (DType::BF16, v.len()),
+            _ => candle_core::bail!("parameter `{}` cannot hold these values", self.name),
+        };
+        if dtype != self.dtype || len != self.elements() {
+            candle_core::bail!(
+                "parameter `{}` holds {} {:?}, not {len} {dtype:?}",
+                self.name,
+                self.elements(),
+                self.dtype
+            );
+        }
+        self.swap(values)
+    }
+
+    /// Takes the values out of the leaf; until the next [`Parameter::fill`] every use of it is an error.
+    ///
+    /// # Errors
+    /// If candle cannot reach the storage.
+    pub fn release(&self) -> Result<CpuStorage> {
+        self.swap(CpuStorage::F4(vec![]))
+    }
+
+    /// Changes the values in place.
+    ///
+    /// # Errors
+    /// What `change` returns.
+    pub fn update(&self, change: impl FnOnce(&mut CpuStorage) -> Result<()>) -> Result<()> {
+        let mut values = self.release()?;
+        let result = change(&mut values);
+        self.swap(values)?;
+        result
+    }
+
+    /// Reads the values.
+    ///
+    /// # Errors
+    /// What `read` returns, or if the parameter is not on the CPU.
+    pub fn read<T>(&self, read: impl FnOnce(&CpuStorage) -> Result<T>) -> Result<T> {
+        let (storage, _) = self.leaf.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(values) => read(values),
+            _ => candle_core::bail!("parameter `{}` is not on the CPU", self.name),
+        }
+    }
+
+    fn swap(&self, values: CpuStorage) -> Result<CpuStorage> {
+        let swap = Swap(std::sync::Mutex::new(values));
+        self.leaf.inplace_op1(&swap)?;
+        swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
+    }
+}
+
+/// Exchanges the storage behind a tensor with the one inside.
+struct Swap(std::sync::Mutex<CpuStorage>);
+
+impl InplaceOp1 for Swap {
+    fn name(&self) -> &'static str {
+        "swap-storage"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        let mut held = self.0.lock().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))?;
+        std::mem::swap(storage, &mut held);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameter(values: Vec<f32>) -> Parameter {
+        let p = Parameter::new("w".into(), Shape::from((2, 2)), DType::F32, candle_nn::init::ZERO, 0).unwrap();
+        p.fill(CpuStorage::F32(values)).unwrap();
+        p
+    }
+
+    #[test]
+    fn a_released_parameter_is_refused_by_every_operation() {
+        let p = parameter(vec![1.0; 4]);
+        p.release().unwrap();
+        let x = Tensor::ones((2, 2), DType::F32, &candle_core::Device::Cpu).unwrap();
+        assert!(x.matmul(p.leaf()).is_err());
+        assert!(x.add(p.leaf()).is_err());
+        assert!(p.leaf().exp().is_err());
+        assert!(p.leaf().t().unwrap().contiguous().is_err());
+        assert!(p.leaf().to_vec2::<f32>().is_err());
+    }
+
+    #[test]
+    fn a_graph_saved_before_a_release_backpropagates_after_the_next_gather() {
+        let p = parameter(vec![1.0, 2.0, 3.0, 4.0]);
+        let x = candle_core::Var::new(&[[1f32, 2.0], [3.0, 4.0]], &candle_core::Device::Cpu).unwrap();
+        let y = x.matmul(&p.leaf().t().unwrap()).unwrap().sum_all().unwrap();
+        let values = p.release().unwrap();
+        assert!(y.backward().is_err());
+        p.fill(values).unwrap();
+        let grads = y.backward().unwrap();
+        assert_eq!(grads.get(&x).unwrap().to_vec2::<f32>().unwrap(), [[4.0, 6.0], [4.0, 6.0]]);
+        assert_eq!(grads.get(p.leaf()).unwrap().to_vec2::<f32>().unwrap(), [[4.0, 6.0], [4.0, 6.0]]);
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        let p = parameter(vec![0.0; 4]);
+        assert!(p.fill(CpuStorage::F32(vec![0.0; 3])).is_err());
+        assert!(p.fill(CpuStorage::F64(vec![0.0; 4])).is_err());
+    }
+}

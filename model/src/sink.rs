@@ -1,0 +1,143 @@
+//! Where a backward pass puts parameter gradients.
+//!
+//! candle starts every gradient as zeros and adds to it: two passes over memory and a copy more until
+//! the gradient lies in a flat buffer that can be reduced. Our own operations write a parameter's
+//! gradient straight into the flat buffer of its segment instead. Gradients of other candle
+//! operations are moved there afterwards ([`Gradients::absorb`]), so a plain candle module works too.
+//!
+//! The sink is found through the thread that runs the backward: candle gives an operation's `bwd`
+//! no other door.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use candle_core::backprop::GradStore;
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
+
+/// The place of one parameter's gradient, f32 and row-major, whatever the parameter's own dtype.
+#[derive(Debug)]
+pub enum Slot<'a> {
+    /// The first contribution of this backward: overwrite everything, the content is undefined.
+    First(&'a mut [f32]),
+    /// A contribution is there already: compute the whole new one, then add it.
+    Another(&'a mut [f32]),
+}
+
+impl Slot<'_> {
+    /// Puts a finished gradient into the slot.
+    ///
+    /// # Panics
+    /// If `gradient` has another length than the parameter: a defect of the operation that made it.
+    pub fn put(self, gradient: &[f32]) {
+        match self {
+            Self::First(to) => to.copy_from_slice(gradient),
+            Self::Another(to) => {
+                assert_eq!(to.len(), gradient.len(), "gradient of another length than its parameter");
+                for (to, &from) in to.iter_mut().zip(gradient) {
+                    *to += from;
+                }
+            }
+        }
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Gradients>> = const { RefCell::new(None) };
+}
+
+/// Hands `write` the place of `parameter`'s gradient if the running backward has one, and tells whether it had.
+///
+/// After `true` an operation returns no gradient for that argument; after `false` (a plain candle
+/// backward) it returns an ordinary tensor.
+pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
+    CURRENT.with_borrow_mut(|current| {
+        let Some(slot) = current.as_mut().and_then(|gradients| gradients.slot(parameter.id())) else { return false };
+        write(slot);
+        true
+    })
+}
+
+/// Whether the running backward has a place for this parameter's gradient.
+#[must_use]
+pub fn has(parameter: &Tensor) -> bool {
+    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|g| g.places.contains_key(&parameter.id())))
+}
+
+#[derive(Debug)]
+struct Place {
+    buffer: usize,
+    range: Range<usize>,
+    written: bool,
+}
+
+/// Flat gradient buffers and the places of parameters in them, for one backward of one layer.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    buffers: Vec<Vec<f32>>,
+    places: HashMap<TensorId, Place>,
+}
+
+impl Gradients {
+    /// Adds a flat buffer. Each entry is a leaf, its range in the buffer, and whether another layer's
+    /// backward has put a contribution there already (tied parameters).
+    pub fn add_buffer(&mut self, buffer: Vec<f32>, leaves: impl IntoIterator<Item = (TensorId, Range<usize>, bool)>) {
+        let index = self.buffers.len();
+        self.buffers.push(buffer);
+        for (id, range, written) in leaves {
+            self.places.insert(id, Place { buffer: index, range, written });
+        }
+    }
+
+    /// Runs a backward whose parameter gradients land here. Buffers come back even if it failed.
+    pub fn capture<T>(self, backward: impl FnOnce() -> T) -> (Self, T) {
+        let outer = CURRENT.replace(Some(self));
+        let result = backward();
+        let this = CURRENT.replace(outer).unwrap_or_default();
+        (this, result)
+    }
+
+    /// Moves the gradient that candle itself computed for `leaf`, if any, into its place.
+    ///
+    /// # Errors
+    /// If the gradient is not a float tensor on the CPU.
+    pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
+        let Some(gradient) = store.remove(leaf) else { return Ok(()) };
+        let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
+        let (storage, layout) = gradient.storage_and_layout();
+        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
+            candle_core::bail!("the gradient of a parameter is not on the CPU")
+        };
+        let start = layout.start_offset();
+        if let Some(slot) = self.slot(leaf.id()) {
+            slot.put(&values[start..start + gradient.elem_count()]);
+        }
+        Ok(())
+    }
+
+    /// Whether a contribution for `leaf` has arrived.
+    #[must_use]
+    pub fn is_written(&self, leaf: TensorId) -> bool {
+        self.places.get(&leaf).is_some_and(|place| place.written)
+    }
+
+    /// Puts zeros where no contribution arrived.
+    pub fn zero(&mut self, leaf: TensorId) {
+        if let Some(Slot::First(to)) = self.slot(leaf) {
+            to.fill(0.0);
+        }
+    }
+
+    /// The buffers, in the order in which they were added.
+    #[must_use]
+    pub fn into_buffers(self) -> Vec<Vec<f32>> {
+        self.buffers
+    }
+
+    fn slot(&mut self, leaf: TensorId) -> Option<Slot<'_>> {
+        let place = self.places.get_mut(&leaf)?;
+        let slice = &mut self.buffers[place.buffer][place.range.clone()];
+        let first = !std::mem::replace(&mut place.written, true);
+        Some(if first { Slot::First(slice) } else { Slot::Another(slice) })
+    }
+}

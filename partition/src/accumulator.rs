@@ -1,0 +1,94 @@
+//! Adds up the gradients of micro-batches, in one of two fixed orders.
+
+/// The order of the sum over micro-batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// One accumulator, in order of arrival.
+    Arrival,
+    /// A binary tree over the micro-batches, lowest bit first. Together with the tree over the ranks it makes one
+    /// tree over the global batch, so the sum does not depend on the number of ranks (`training.reproducible`).
+    Tree,
+}
+
+/// A sum that grows by one summand at a time.
+///
+/// It is a stack of partial sums. In arrival order there is never more than one; as a tree they are the complete
+/// subtrees so far, as in a binary counter, at most log₂(n) + 1.
+#[derive(Debug)]
+pub(crate) struct Accumulator {
+    order: Order,
+    /// (height of the subtree, its sum), lower ones on top.
+    stack: Vec<(u32, Vec<f32>)>,
+}
+
+impl Accumulator {
+    pub(crate) fn new(order: Order) -> Self {
+        Self { order, stack: vec![] }
+    }
+
+    /// Adds a summand. Buffers that are done with go to `free`.
+    pub(crate) fn add(&mut self, summand: Vec<f32>, mut free: impl FnMut(Vec<f32>)) {
+        self.stack.push((0, summand));
+        while let [.., (below, _), (top, _)] = self.stack[..]
+            && (self.order == Order::Arrival || below == top)
+        {
+            self.merge(&mut free);
+        }
+    }
+
+    /// The total; the accumulator is empty after that. `None` if nothing was added.
+    pub(crate) fn take(&mut self, mut free: impl FnMut(Vec<f32>)) -> Option<Vec<f32>> {
+        while self.stack.len() > 1 {
+            self.merge(&mut free);
+        }
+        self.stack.pop().map(|(_, sum)| sum)
+    }
+
+    fn merge(&mut self, free: &mut impl FnMut(Vec<f32>)) {
+        let Some((height, newer)) = self.stack.pop() else { return };
+        let Some((below, older)) = self.stack.last_mut() else { return };
+        for (a, b) in older.iter_mut().zip(&newer) {
+            *a += b;
+        }
+        *below = height.max(*below) + 1;
+        free(newer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(order: Order, values: &[f32]) -> f32 {
+        let mut accumulator = Accumulator::new(order);
+        values.iter().for_each(|&v| accumulator.add(vec![v], drop));
+        accumulator.take(drop).unwrap()[0]
+    }
+
+    fn tree(values: &[f32]) -> f32 {
+        let mut level = values.to_vec();
+        while level.len() > 1 {
+            level = level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+        }
+        level[0]
+    }
+
+    #[test]
+    fn orders() {
+        let values: Vec<f32> = (0..23).map(|i| 1.0 / (1 + i * i) as f32).collect();
+        for n in 1..=values.len() {
+            let arrival = values[..n].iter().copied().reduce(|a, b| a + b).unwrap();
+            assert_eq!(sum(Order::Arrival, &values[..n]).to_bits(), arrival.to_bits());
+            assert_eq!(sum(Order::Tree, &values[..n]).to_bits(), tree(&values[..n]).to_bits(), "{n}");
+        }
+    }
+
+    #[test]
+    fn a_tree_holds_few_buffers() {
+        let mut accumulator = Accumulator::new(Order::Tree);
+        for n in 1..=64u32 {
+            accumulator.add(vec![1.0], drop);
+            assert_eq!(accumulator.stack.len() as u32, n.count_ones());
+        }
+    }
+}

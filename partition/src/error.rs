@@ -1,0 +1,38 @@
+//! What can go wrong while a program's instructions are carried out.
+
+use zero_comm::CommError;
+use zero_optim::LengthError;
+
+/// Why an instruction failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ZeroError {
+    /// Communication failed: a lost rank, a deadline, ranks that disagree.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// candle refused an operation.
+    #[error("{0}")]
+    Tensor(#[from] candle_core::Error),
+    /// Slices that belong together have different lengths.
+    #[error("internal error: {0}")]
+    Length(#[from] LengthError),
+    /// A parameter got no gradient in a backward.
+    #[error(
+        "parameter `{parameter}` got no gradient in the backward of layer `{layer}`: an operation without a backward \
+         cuts it off, or the layer does not use it"
+    )]
+    NoGradient {
+        /// Its full name.
+        parameter: String,
+        /// The layer whose backward ran.
+        layer: String,
+    },
+    /// The program and the state do not fit: a defect of a pass that the validator did not find.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl ZeroError {
+    pub(crate) fn internal(what: impl Into<String>) -> Self {
+        Self::Internal(what.into())
+    }
+}

@@ -1,0 +1,98 @@
+//! What a program and a layout must cost, exactly: bytes of state, bytes sent.
+
+use zero_pipeline::{Instruction, Placement, Program, SegmentId, ZeroStage};
+
+use crate::layout::Layout;
+
+/// Bytes of state of one rank, between the backward and the update, when all of it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Working parameters that stay, and masters.
+    pub parameters: u64,
+    /// Accumulated gradients, f32.
+    pub gradients: u64,
+    /// Optimizer state, f32.
+    pub optimizer: u64,
+}
+
+impl StateBytes {
+    /// The sum.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+/// The state of `rank` by its layout. `width` is that of the working dtype in bytes: 4 keeps no master, 2 keeps one in f32.
+/// `states` is the number of optimizer states.
+#[must_use]
+pub fn expected_state(layout: &Layout, rank: usize, width: usize, states: usize) -> StateBytes {
+    let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
+    for segment in layout.segments() {
+        let held = |placement| match placement {
+            Placement::Replicated => segment.elements(),
+            Placement::Sharded => segment.shard(rank).len(),
+        };
+        let own = held(segment.placements.optimizer);
+        let master = if width == 4 { 0 } else { own * 4 };
+        bytes.parameters += (held(segment.placements.parameters) * width + master) as u64;
+        bytes.gradients += (held(segment.placements.gradients) * 4) as u64;
+        bytes.optimizer += (own * states * 4) as u64;
+    }
+    bytes
+}
+
+/// The closed form for `elements` f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N.
+///
+/// Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
+/// section 5, with f32 in place of mixed precision.
+#[must_use]
+pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f64 {
+    let (psi, n) = (elements as f64, ranks as f64);
+    match zero_stage {
+        ZeroStage::Zero => 16.0 * psi,
+        ZeroStage::One => 8.0 * psi + 8.0 * psi / n,
+        ZeroStage::Two => 4.0 * psi + 12.0 * psi / n,
+        ZeroStage::Three => 16.0 * psi / n,
+    }
+}
+
+/// Payload bytes that `rank` sends in a program's gathers, reductions and refreshes. `width` is that of the working
+/// dtype, `gradient_width` that of the dtype in which gradients travel. The gradient norm is left out: it is constant.
+#[must_use]
+pub fn expected_payload(
+    program: &Program,
+    layout: &Layout,
+    rank: usize,
+    width: usize,
+    gradient_width: usize,
+) -> u64 {
+    let others = layout.ranks() - 1;
+    let shard = |id: SegmentId| layout.segments()[id].shard(rank).len();
+    let elements = |id: SegmentId| layout.segments()[id].elements();
+    // A shard goes to every other rank; of a gradient, every range but the own one goes to its owner.
+    let gathered = |id: SegmentId| shard(id) * others * width;
+    let scattered = |id: SegmentId| (elements(id) - shard(id)) * gradient_width;
+    let reduced = |id: SegmentId| match layout.segments()[id].placements.optimizer {
+        Placement::Sharded => scattered(id),
+        Placement::Replicated => all_reduced(elements(id), layout.ranks(), rank) * gradient_width,
+    };
+    let bytes: usize = program
+        .instructions
+        .iter()
+        .map(|instruction| match instruction {
+            Instruction::Gather { segment } => gathered(*segment),
+            Instruction::Reduce { segments, .. } => segments.iter().map(|&id| reduced(id)).sum(),
+            Instruction::Refresh { segments } => segments.iter().map(|&id| gathered(id)).sum(),
+            _ => 0,
+        })
+        .sum();
+    bytes as u64
+}
+
+/// An all-reduce is a reduce-scatter over nearly equal ranges, then an all-gather of them.
+fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
+    let bound = |r: usize| elements * r / ranks;
+    let own = bound(rank + 1) - bound(rank);
+    elements - own + own * (ranks - 1)
+}

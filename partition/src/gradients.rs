@@ -1,0 +1,239 @@
+//! Gradients from a layer's backward to the reduced sum.
+
+use candle_core::DType;
+use candle_core::backprop::GradStore;
+use half::bf16;
+use zero_comm::{Buffer, Pending, ReduceOp, Scattered};
+use zero_model::sink::Gradients;
+use zero_optim::{read_bf16, write_bf16};
+use zero_pipeline::{LayerId, Placement, SegmentId};
+
+use crate::error::ZeroError;
+use crate::ledger::Category;
+use crate::zero::Zero;
+
+/// The local gradient of one micro-batch while its backward runs.
+pub(crate) struct Open {
+    buffer: Vec<f32>,
+    /// For each piece, whether a contribution arrived.
+    written: Vec<bool>,
+}
+
+enum Reduction {
+    All(Pending<Buffer>),
+    Scatter(Pending<Scattered>),
+}
+
+/// A bucket whose reduction is under way.
+pub(crate) struct PendingReduce {
+    segments: Vec<SegmentId>,
+    micro_batch: usize,
+    started: Vec<Reduction>,
+}
+
+impl Zero {
+    /// Runs the backward of a layer so that the gradients of its parameters land in their segments.
+    ///
+    /// `backward` returns candle's gradients and whatever the caller wants of them (the gradient of the input).
+    ///
+    /// # Errors
+    /// What `backward` says, or [`ZeroError::NoGradient`].
+    pub fn backward<T>(
+        &mut self,
+        layer: LayerId,
+        backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
+    ) -> Result<T, ZeroError> {
+        let ids = self.layout.shape().layers[layer].segments.clone();
+        let mut sink = Gradients::default();
+        for &id in &ids {
+            let open = match self.segments[id].open.take() {
+                Some(open) => open,
+                None => self.open(id),
+            };
+            let pieces = &self.layout.segments()[id].pieces;
+            let leaf = |p: usize| self.model.parameters()[p].leaf().id();
+            let places = pieces.iter().zip(&open.written).map(|(p, &w)| (leaf(p.parameter), p.range.clone(), w));
+            sink.add_buffer(open.buffer, places.collect::<Vec<_>>());
+        }
+        let (mut sink, result) = sink.capture(backward);
+        let (mut store, value) = result?;
+        let model = self.model.clone();
+        let built = &model.layers()[layer];
+        for &parameter in built.uses() {
+            let parameter = &model.parameters()[parameter];
+            let leaf = parameter.leaf();
+            sink.absorb(&mut store, leaf)?;
+            if !sink.is_written(leaf.id()) {
+                if !self.options.ignore_unused {
+                    return Err(ZeroError::NoGradient {
+                        parameter: parameter.name().to_string(),
+                        layer: built.name().to_string(),
+                    });
+                }
+                sink.zero(leaf.id());
+            }
+        }
+        let written: Vec<Vec<bool>> = ids
+            .iter()
+            .map(|&id| {
+                let pieces = self.layout.segments()[id].pieces.iter();
+                pieces.map(|p| sink.is_written(model.parameters()[p.parameter].leaf().id())).collect()
+            })
+            .collect();
+        for ((id, buffer), written) in ids.into_iter().zip(sink.into_buffers()).zip(written) {
+            self.segments[id].open = Some(Open { buffer, written });
+        }
+        Ok(value)
+    }
+
+    fn open(&mut self, id: SegmentId) -> Open {
+        let segment = &self.layout.segments()[id];
+        self.ledger.add(Category::Staging, segment.elements(), 4);
+        Open { buffer: self.pool.take(segment.elements()), written: vec![false; segment.pieces.len()] }
+    }
+
+    fn complete(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
+        let open = self.segments[id].open.take().ok_or_else(|| ZeroError::internal("no gradient to take"))?;
+        Ok(open.buffer)
+    }
+
+    /// Adds the micro-batch's complete gradient to this rank's accumulator.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn accumulate(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        let summand = self.complete(id)?;
+        self.ledger.remove(Category::Staging, summand.len(), 4);
+        self.add_up(id, summand);
+        Ok(())
+    }
+
+    fn add_up(&mut self, id: SegmentId, summand: Vec<f32>) {
+        self.ledger.add(Category::Gradients, summand.len(), 4);
+        let (pool, ledger) = (&mut self.pool, &mut self.ledger);
+        self.segments[id].gradients.add(summand, |done| {
+            ledger.remove(Category::Gradients, done.len(), 4);
+            pool.give(done);
+        });
+    }
+
+    fn total(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
+        let (pool, ledger) = (&mut self.pool, &mut self.ledger);
+        let total = self.segments[id].gradients.take(|done| {
+            ledger.remove(Category::Gradients, done.len(), 4);
+            pool.give(done);
+        });
+        total.ok_or_else(|| ZeroError::internal("no gradient was accumulated"))
+    }
+
+    /// Starts reducing a bucket over the ranks: the micro-batch's gradients where they are sharded, the
+    /// accumulated ones where they are replicated.
+    ///
+    /// # Errors
+    /// If a gradient is not complete.
+    pub fn reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
+        let mut started = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let placements = self.layout.segments()[id].placements;
+            let local = match placements.gradients {
+                Placement::Sharded => self.complete(id)?,
+                Placement::Replicated => self.total(id)?,
+            };
+            started.push(match placements.optimizer {
+                Placement::Replicated => {
+                    let local = self.packed(local)?;
+                    Reduction::All(self.comm.all_reduce(local, ReduceOp::Sum))
+                }
+                Placement::Sharded => Reduction::Scatter(self.scatter(id, local)?),
+            });
+        }
+        self.reducing.push_back(PendingReduce { segments: ids.to_vec(), micro_batch, started });
+        Ok(())
+    }
+
+    fn scatter(&mut self, id: SegmentId, local: Vec<f32>) -> Result<Pending<Scattered>, ZeroError> {
+        let counts = self.layout.segments()[id].counts();
+        let own = counts[self.comm.rank()];
+        self.ledger.add(Category::Staging, own, 4);
+        let shard = match self.options.communication {
+            DType::BF16 => Buffer::Bf16(vec![bf16::ZERO; own]),
+            _ => Buffer::F32(self.pool.take(own)),
+        };
+        let input = self.packed(local)?;
+        Ok(self.comm.reduce_scatter(input, shard, &counts, ReduceOp::Sum))
+    }
+
+    /// Waits for a bucket's reduction and files the result.
+    ///
+    /// # Errors
+    /// What the collective says.
+    pub fn await_reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
+        let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch == micro_batch);
+        let pending = position
+            .and_then(|position| self.reducing.remove(position))
+            .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
+        for (id, reduction) in pending.segments.into_iter().zip(pending.started) {
+            match reduction {
+                Reduction::All(pending) => {
+                    let full = self.unpacked(pending.wait()?)?;
+                    self.segments[id].reduced = Some(full);
+                }
+                Reduction::Scatter(pending) => {
+                    let Scattered { input, shard } = pending.wait()?;
+                    let (input, shard) = (self.unpacked(input)?, self.unpacked(shard)?);
+                    self.file(id, input, shard);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, id: SegmentId, mut input: Vec<f32>, shard: Vec<f32>) {
+        let segment = &self.layout.segments()[id];
+        let own = segment.shard(self.comm.rank());
+        self.ledger.remove(Category::Staging, shard.len(), 4);
+        match segment.placements.gradients {
+            Placement::Replicated => {
+                input[own].copy_from_slice(&shard);
+                self.pool.give(shard);
+                self.segments[id].reduced = Some(input);
+            }
+            Placement::Sharded => {
+                self.ledger.remove(Category::Staging, input.len(), 4);
+                self.pool.give(input);
+                self.add_up(id, shard);
+            }
+        }
+    }
+
+    /// After the last micro-batch: sharded gradients become the reduced ones.
+    pub(crate) fn settle(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        if self.segments[id].reduced.is_none() {
+            self.segments[id].reduced = Some(self.total(id)?);
+        }
+        Ok(())
+    }
+
+    /// The local gradient in the dtype in which gradients travel.
+    fn packed(&mut self, values: Vec<f32>) -> Result<Buffer, ZeroError> {
+        if self.options.communication != DType::BF16 {
+            return Ok(Buffer::F32(values));
+        }
+        let mut rounded = vec![bf16::ZERO; values.len()];
+        write_bf16(&values, &mut rounded)?;
+        self.pool.give(values);
+        Ok(Buffer::Bf16(rounded))
+    }
+
+    fn unpacked(&mut self, buffer: Buffer) -> Result<Vec<f32>, ZeroError> {
+        match buffer {
+            Buffer::F32(values) => Ok(values),
+            Buffer::Bf16(rounded) => {
+                let mut values = self.pool.take(rounded.len());
+                read_bf16(&rounded, &mut values)?;
+                Ok(values)
+            }
+            _ => Err(ZeroError::internal("a collective gave back another dtype")),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Gathering, releasing and refreshing parameters.
+
+use std::ops::Range;
+
+use candle_core::CpuStorage;
+use half::bf16;
+use zero_comm::{Buffer, Gathered, Pending};
+use zero_pipeline::SegmentId;
+
+use crate::error::ZeroError;
+use crate::ledger::Category;
+use crate::zero::Zero;
+
+impl Zero {
+    /// Starts gathering a segment from all shards.
+    ///
+    /// # Errors
+    /// If it is being gathered already.
+    pub fn gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        let segment = &self.layout.segments()[id];
+        let (elements, counts) = (segment.elements(), segment.counts());
+        let shard = self.segments[id].shard.take().ok_or_else(|| ZeroError::internal("gathered twice"))?;
+        self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
+        let (shard, output) = match shard {
+            CpuStorage::BF16(shard) => (Buffer::Bf16(shard), Buffer::Bf16(vec![bf16::ZERO; elements])),
+            CpuStorage::F32(shard) => (Buffer::F32(shard), Buffer::F32(self.pool.take(elements))),
+            _ => return Err(ZeroError::internal("a shard of another dtype than f32 or bf16")),
+        };
+        self.segments[id].gathering = Some(self.comm.all_gather(shard, output, &counts));
+        Ok(())
+    }
+
+    /// Waits for the gather and fills the segment's leaves.
+    ///
+    /// # Errors
+    /// What the collective says.
+    pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        let pending = self.segments[id].gathering.take().ok_or_else(|| ZeroError::internal("no gather was started"))?;
+        let Gathered { shard, output } = pending.wait()?;
+        self.segments[id].shard = Some(storage(shard)?);
+        let segment = &self.layout.segments()[id];
+        for piece in &segment.pieces {
+            let values = match &output {
+                Buffer::F32(full) => {
+                    let mut values = self.pool.take(piece.range.len());
+                    values.copy_from_slice(&full[piece.range.clone()]);
+                    CpuStorage::F32(values)
+                }
+                Buffer::Bf16(full) => CpuStorage::BF16(full[piece.range.clone()].to_vec()),
+                _ => return Err(ZeroError::internal("gathered another dtype than f32 or bf16")),
+            };
+            self.model.parameters()[piece.parameter].fill(values)?;
+        }
+        if let Buffer::F32(full) = output {
+            self.pool.give(full);
+        }
+        Ok(())
+    }
+
+    /// Gives up a segment's full parameters.
+    ///
+    /// # Errors
+    /// If candle refuses.
+    pub fn release(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        let segment = &self.layout.segments()[id];
+        self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+        for piece in &segment.pieces {
+            if let CpuStorage::F32(values) = self.model.parameters()[piece.parameter].release()? {
+                self.pool.give(values);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts gathering updated parameters that every rank keeps.
+    ///
+    /// # Errors
+    /// If candle refuses to read them.
+    pub fn refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+        let mut started = Vec::with_capacity(ids.len());
+        for &id in ids {
+            started.push(self.start_refresh(id)?);
+        }
+        self.refreshing.push_back((ids.to_vec(), started));
+        Ok(())
+    }
+
+    fn start_refresh(&mut self, id: SegmentId) -> Result<Pending<Gathered>, ZeroError> {
+        let layout = self.layout.clone();
+        let segment = &layout.segments()[id];
+        let own = segment.shard(self.comm.rank());
+        let mut shard = self.blank(own.len());
+        for (parameter, inside, at) in segment.overlaps(own) {
+            self.model.parameters()[parameter].read(|full| copy(full, inside, &mut shard, at))?;
+        }
+        let (elements, counts) = (segment.elements(), segment.counts());
+        self.ledger.add(Category::Staging, elements + len(&shard), self.dtype.size_in_bytes());
+        let output = self.blank(elements);
+        Ok(self.comm.all_gather(buffer(shard)?, buffer(output)?, &counts))
+    }
+
+    /// Waits for the refresh and takes over what the others updated.
+    ///
+    /// # Errors
+    /// What the collective says.
+    pub fn await_refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+        let position = self.refreshing.iter().position(|(segments, _)| segments == ids);
+        let (_, started) = position
+            .and_then(|position| self.refreshing.remove(position))
+            .ok_or_else(|| ZeroError::internal("no such refresh was started"))?;
+        for (&id, pending) in ids.iter().zip(started) {
+            let Gathered { shard, output } = pending.wait()?;
+            let (shard, output) = (storage(shard)?, storage(output)?);
+            let segment = &self.layout.segments()[id];
+            for piece in &segment.pieces {
+                self.model.parameters()[piece.parameter]
+                    .update(|values| copy(&output, piece.range.clone(), values, 0..piece.range.len()))?;
+            }
+            let elements = segment.elements() + len(&shard);
+            self.ledger.remove(Category::Staging, elements, self.dtype.size_in_bytes());
+            for used in [shard, output] {
+                if let CpuStorage::F32(used) = used {
+                    self.pool.give(used);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A buffer of the working dtype to be overwritten.
+    fn blank(&mut self, len: usize) -> CpuStorage {
+        if self.dtype == candle_core::DType::BF16 {
+            CpuStorage::BF16(vec![bf16::ZERO; len])
+        } else {
+            CpuStorage::F32(self.pool.take(len))
+        }
+    }
+}
+
+fn len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::F32(v) => v.len(),
+        CpuStorage::BF16(v) => v.len(),
+        _ => 0,
+    }
+}
+
+/// Copies a range between storages of the same working dtype.
+pub(crate) fn copy(
+    from: &CpuStorage,
+    source: Range<usize>,
+    to: &mut CpuStorage,
+    target: Range<usize>,
+) -> candle_core::Result<()> {
+    match (from, to) {
+        (CpuStorage::F32(from), CpuStorage::F32(to)) => to[target].copy_from_slice(&from[source]),
+        (CpuStorage::BF16(from), CpuStorage::BF16(to)) => to[target].copy_from_slice(&from[source]),
+        _ => candle_core::bail!("parameters of different dtypes, or a released one"),
+    }
+    Ok(())
+}
+
+pub(crate) fn buffer(storage: CpuStorage) -> Result<Buffer, ZeroError> {
+    match storage {
+        CpuStorage::F32(v) => Ok(Buffer::F32(v)),
+        CpuStorage::BF16(v) => Ok(Buffer::Bf16(v)),
+        _ => Err(ZeroError::internal("parameters are f32 or bf16")),
+    }
+}
+
+pub(crate) fn storage(buffer: Buffer) -> Result<CpuStorage, ZeroError> {
+    match buffer {
+        Buffer::F32(v) => Ok(CpuStorage::F32(v)),
+        Buffer::Bf16(v) => Ok(CpuStorage::BF16(v)),
+        _ => Err(ZeroError::internal("parameters are f32 or bf16")),
+    }
+}

@@ -1,0 +1,162 @@
+//! Gathers sharded parameters before they are needed and releases them after.
+
+use std::collections::VecDeque;
+
+use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
+
+/// DeepSpeed's `stage3_*` keys, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatherOptions {
+    /// `stage3_prefetch_bucket_size`: how much may be under way ahead of its use; 0 switches prefetching off.
+    pub prefetch: usize,
+    /// `stage3_max_live_parameters`: how much may be gathered at a time, beyond what one layer needs.
+    pub max_live: usize,
+    /// `stage3_max_reuse_distance`: parameters that are needed again within so many elements are not released.
+    pub max_reuse_distance: usize,
+    /// `overlap_comm`: without it every gather is awaited where it starts.
+    pub overlap: bool,
+}
+
+/// Puts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute.
+///
+/// Nothing stays gathered over [`Instruction::Update`]: full parameters would be stale.
+#[must_use]
+pub fn gather(program: Program, shape: &ModelShape, options: &GatherOptions) -> Program {
+    let Program { instructions, micro_batches } = program;
+    let uses = uses(&instructions, shape);
+    let mut pass = Pass { shape, options, uses: &uses, state: vec![State::Released; shape.segments.len()], out: vec![] };
+    let mut position = 0;
+    for instruction in instructions {
+        if uses.get(position).is_some_and(|next| next.instruction == instruction) {
+            pass.before(position);
+            pass.out.push(instruction);
+            pass.after(position);
+            position += 1;
+        } else {
+            pass.out.push(instruction);
+        }
+    }
+    Program { instructions: pass.out, micro_batches }
+}
+
+/// A compute instruction and the sharded segments that it reads.
+struct Use {
+    instruction: Instruction,
+    segments: Vec<SegmentId>,
+    elements: usize,
+}
+
+fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
+    let sharded = |&s: &SegmentId| shape.segments[s].placements.parameters == Placement::Sharded;
+    instructions
+        .iter()
+        .filter_map(|instruction| match instruction {
+            Instruction::Forward { layer, .. } | Instruction::Backward { layer, .. } => {
+                let segments: Vec<_> = shape.layers[*layer].segments.iter().copied().filter(sharded).collect();
+                let elements = segments.iter().map(|&s| shape.segments[s].elements).sum();
+                Some(Use { instruction: instruction.clone(), segments, elements })
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Released,
+    Gathering,
+    Gathered,
+}
+
+struct Pass<'a> {
+    shape: &'a ModelShape,
+    options: &'a GatherOptions,
+    uses: &'a [Use],
+    state: Vec<State>,
+    out: Vec<Instruction>,
+}
+
+impl Pass<'_> {
+    fn before(&mut self, position: usize) {
+        let needed = &self.uses[position].segments;
+        for &segment in needed {
+            self.start(segment);
+        }
+        for &segment in needed {
+            self.wait(segment);
+        }
+        if self.options.overlap {
+            self.prefetch(position);
+        }
+    }
+
+    /// Starts gathers of what the next uses need, in their order, as far as the options allow.
+    fn prefetch(&mut self, position: usize) {
+        let mut queue: VecDeque<SegmentId> = VecDeque::new();
+        for next in &self.uses[position + 1..] {
+            let missing = next.segments.iter().copied().filter(|&s| self.state[s] == State::Released);
+            for segment in missing {
+                if !queue.contains(&segment) {
+                    queue.push_back(segment);
+                }
+            }
+            // The bucket cannot hold more segments than elements; stop looking when it must be full.
+            if queue.iter().map(|&s| self.elements(s)).sum::<usize>() >= self.options.prefetch {
+                break;
+            }
+        }
+        while let Some(segment) = queue.pop_front() {
+            let ahead = self.sum(State::Gathering) + self.elements(segment);
+            if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
+                break;
+            }
+            self.start(segment);
+        }
+    }
+
+    fn after(&mut self, position: usize) {
+        for &segment in &self.uses[position].segments {
+            if !self.keep(segment, position) {
+                self.out.push(Instruction::Release { segment });
+                self.state[segment] = State::Released;
+            }
+        }
+    }
+
+    fn keep(&self, segment: SegmentId, position: usize) -> bool {
+        let mut distance = 0;
+        for next in &self.uses[position + 1..] {
+            if next.segments.contains(&segment) {
+                let live = self.sum(State::Gathered) + self.sum(State::Gathering);
+                return distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live);
+            }
+            distance += next.elements;
+        }
+        false
+    }
+
+    fn start(&mut self, segment: SegmentId) {
+        if self.state[segment] == State::Released {
+            self.out.push(Instruction::Gather { segment });
+            self.state[segment] = State::Gathering;
+            if !self.options.overlap {
+                self.wait(segment);
+            }
+        }
+    }
+
+    fn wait(&mut self, segment: SegmentId) {
+        if self.state[segment] == State::Gathering {
+            self.out.push(Instruction::AwaitGather { segment });
+            self.state[segment] = State::Gathered;
+        }
+    }
+
+    fn elements(&self, segment: SegmentId) -> usize {
+        self.shape.segments[segment].elements
+    }
+
+    fn sum(&self, state: State) -> usize {
+        (0..self.state.len()).filter(|&s| self.state[s] == state).map(|s| self.elements(s)).sum()
+    }
+}

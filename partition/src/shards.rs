@@ -1,0 +1,189 @@
+//! Reading and writing ranges of parameters and optimizer state, for checkpoints and for the user.
+
+use candle_core::CpuStorage;
+use zero_comm::Buffer;
+use zero_model::ParameterId;
+use zero_optim::read_bf16;
+use zero_pipeline::Placement;
+
+use crate::error::ZeroError;
+use crate::layout::Segment;
+use crate::zero::Zero;
+
+/// What a value belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// The parameter itself: its f32 master where the working dtype is bf16.
+    Parameter,
+    /// The optimizer's state of this index, in the order of [`zero_optim::Optimizer::states`].
+    State(usize),
+}
+
+/// Elements of one parameter, in row-major order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Range {
+    /// Which parameter.
+    pub parameter: ParameterId,
+    /// Which of its elements.
+    pub elements: std::ops::Range<usize>,
+}
+
+impl Zero {
+    /// Kinds of values that every parameter has.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<Kind> {
+        std::iter::once(Kind::Parameter).chain((0..self.options.optimizer.states().len()).map(Kind::State)).collect()
+    }
+
+    /// The ranges that this rank writes into a checkpoint: its shards, at every ZeRO stage. All ranks' together are
+    /// all parameters, each element once.
+    #[must_use]
+    pub fn saved_ranges(&self) -> Vec<Range> {
+        let rank = self.comm.rank();
+        self.ranges(|segment| segment.shard(rank))
+    }
+
+    /// The ranges that this rank holds, and reads from a checkpoint.
+    #[must_use]
+    pub fn held_ranges(&self, kind: Kind) -> Vec<Range> {
+        let rank = self.comm.rank();
+        self.ranges(|segment| {
+            let placement = match kind {
+                Kind::Parameter => segment.placements.parameters,
+                Kind::State(_) => segment.placements.optimizer,
+            };
+            match placement {
+                Placement::Replicated => 0..segment.elements(),
+                Placement::Sharded => segment.shard(rank),
+            }
+        })
+    }
+
+    fn ranges(&self, of: impl Fn(&Segment) -> std::ops::Range<usize>) -> Vec<Range> {
+        let segments = self.layout.segments().iter();
+        segments
+            .flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements }))
+            .collect()
+    }
+
+    /// Values of a range that this rank holds.
+    ///
+    /// # Errors
+    /// If it does not hold it.
+    pub fn read(&self, kind: Kind, range: &Range) -> Result<Vec<f32>, ZeroError> {
+        let (id, at) = self.locate(range)?;
+        let own = self.own_range(id);
+        let local = |base: usize| at.start.wrapping_sub(base)..at.end.wrapping_sub(base);
+        let state = &self.segments[id];
+        let missing = || ZeroError::internal("a range that this rank does not hold");
+        let held = match (kind, &state.shard) {
+            (Kind::State(index), _) => state.optimizer.get(index).and_then(|s| s.get(local(own.start))),
+            (Kind::Parameter, _) if !state.master.is_empty() => state.master.get(local(own.start)),
+            (Kind::Parameter, Some(CpuStorage::F32(shard))) => shard.get(local(own.start)),
+            (Kind::Parameter, _) => {
+                return self.model.parameters()[range.parameter]
+                    .read(|values| match values {
+                        CpuStorage::F32(full) => Ok(full.get(range.elements.clone()).map(<[f32]>::to_vec)),
+                        _ => Ok(None),
+                    })?
+                    .ok_or_else(missing);
+            }
+        };
+        held.map(<[f32]>::to_vec).ok_or_else(missing)
+    }
+
+    /// Overwrites a range that this rank holds; the working copy follows the master.
+    ///
+    /// # Errors
+    /// If it does not hold it, or the lengths differ.
+    pub fn write(&mut self, kind: Kind, range: &Range, values: &[f32]) -> Result<(), ZeroError> {
+        let (id, at) = self.locate(range)?;
+        let missing = || ZeroError::internal("a range that this rank does not hold");
+        if values.len() != range.elements.len() {
+            return Err(ZeroError::internal("values of another length than their range"));
+        }
+        let own = self.own_range(id);
+        if let Kind::State(index) = kind {
+            let state = self.segments[id].optimizer.get_mut(index).ok_or_else(missing)?;
+            let local = at.start.wrapping_sub(own.start)..at.end.wrapping_sub(own.start);
+            state.get_mut(local).ok_or_else(missing)?.copy_from_slice(values);
+            return Ok(());
+        }
+        let working = self.working(values.to_vec())?;
+        let state = &mut self.segments[id];
+        if !state.master.is_empty() {
+            // A replicated bf16 parameter may be read in a wider range than the master that is held.
+            let (start, end) = (at.start.max(own.start), at.end.min(own.end));
+            if start < end {
+                state.master[start - own.start..end - own.start]
+                    .copy_from_slice(&values[start - at.start..end - at.start]);
+            }
+        }
+        match &mut state.shard {
+            Some(shard) => {
+                let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
+                crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len())?;
+            }
+            None => self.model.parameters()[range.parameter].update(|full| {
+                crate::parameters::copy(&working, 0..values.len(), full, range.elements.clone())
+            })?,
+        }
+        Ok(())
+    }
+
+    /// All values of a parameter, on every rank; a collective.
+    ///
+    /// # Errors
+    /// What the collective says.
+    pub fn full(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
+        let elements = self.model.parameters()[parameter].elements();
+        let (id, at) = self.locate(&Range { parameter, elements: 0..elements })?;
+        let segment = &self.layout.segments()[id];
+        let part = |rank: usize| {
+            let shard = segment.shard(rank);
+            shard.start.max(at.start).min(at.end)..shard.end.max(at.start).min(at.end)
+        };
+        let counts: Vec<usize> = (0..self.comm.size()).map(|rank| part(rank).len()).collect();
+        let own = part(self.comm.rank());
+        let shard = if own.is_empty() {
+            vec![]
+        } else {
+            self.read(kind, &Range { parameter, elements: own.start - at.start..own.end - at.start })?
+        };
+        let output = Buffer::F32(vec![0.0; elements]);
+        match self.comm.all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
+            Buffer::F32(values) => Ok(values),
+            _ => Err(ZeroError::internal("a collective gave back another dtype")),
+        }
+    }
+
+    /// The segment of a range, and the range in it.
+    fn locate(&self, range: &Range) -> Result<(usize, std::ops::Range<usize>), ZeroError> {
+        let segments = self.layout.segments().iter().enumerate();
+        for (id, segment) in segments {
+            if let Some(piece) = segment.pieces.iter().find(|piece| piece.parameter == range.parameter)
+                && range.elements.end <= piece.range.len()
+            {
+                let base = piece.range.start;
+                return Ok((id, base + range.elements.start..base + range.elements.end));
+            }
+        }
+        Err(ZeroError::internal("a range outside of every segment"))
+    }
+}
+
+/// bf16 values as f32.
+///
+/// # Errors
+/// If the storage is neither.
+pub fn to_f32(values: &CpuStorage) -> Result<Vec<f32>, ZeroError> {
+    match values {
+        CpuStorage::F32(values) => Ok(values.clone()),
+        CpuStorage::BF16(rounded) => {
+            let mut values = vec![0.0; rounded.len()];
+            read_bf16(rounded, &mut values)?;
+            Ok(values)
+        }
+        _ => Err(ZeroError::internal("parameters are f32 or bf16")),
+    }
+}

@@ -1,0 +1,158 @@
+//! The instructions of a step.
+//!
+//! Communication comes in two halves: one instruction starts it, a later one awaits it. What lies between
+//! overlaps with it, so prefetching is a matter of where a pass puts the first half.
+
+use std::fmt;
+
+/// Index of a layer in the model.
+pub type LayerId = usize;
+/// Index of a segment: parameters of one layer that are placed, gathered and reduced together.
+pub type SegmentId = usize;
+
+/// One step of one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Instruction {
+    /// Makes the inputs and targets of this rank's micro-batch ready.
+    Load {
+        /// Counted per rank, from 0.
+        micro_batch: usize,
+    },
+    /// Starts gathering the segment's parameters from all shards.
+    Gather {
+        /// Its parameters must be sharded and released.
+        segment: SegmentId,
+    },
+    /// Waits until the segment's parameters are there.
+    AwaitGather {
+        /// A gather of it was started.
+        segment: SegmentId,
+    },
+    /// Gives up the full parameters; the shard stays.
+    Release {
+        /// It must be gathered.
+        segment: SegmentId,
+    },
+    /// Runs a layer; the last layer computes the loss too.
+    Forward {
+        /// Which layer.
+        layer: LayerId,
+        /// On which micro-batch.
+        micro_batch: usize,
+    },
+    /// Runs a layer's backward and frees its activations. Its parameters' gradients are contributed to.
+    Backward {
+        /// Which layer.
+        layer: LayerId,
+        /// On which micro-batch.
+        micro_batch: usize,
+    },
+    /// Adds a segment's complete local gradient of one micro-batch to this rank's accumulator.
+    Accumulate {
+        /// Its gradients are replicated.
+        segment: SegmentId,
+        /// Whose gradient.
+        micro_batch: usize,
+    },
+    /// Starts reducing the gradients of segments over the ranks.
+    Reduce {
+        /// The bucket: complete gradients, in the order of their backward.
+        segments: Vec<SegmentId>,
+        /// Whose gradients, or the last one where micro-batches were added up before.
+        micro_batch: usize,
+    },
+    /// Waits for that reduction, and adds what it brings to the shard where gradients are sharded.
+    AwaitReduce {
+        /// The bucket as it was started.
+        segments: Vec<SegmentId>,
+        /// As it was started.
+        micro_batch: usize,
+    },
+    /// Computes the global norm of all gradients, and from it the clip coefficient.
+    GradientNorm,
+    /// The optimizer step on this rank's part of a segment.
+    Update {
+        /// Its gradients are reduced.
+        segment: SegmentId,
+    },
+    /// Starts gathering updated parameters that every rank keeps but each updated a part of.
+    Refresh {
+        /// The bucket.
+        segments: Vec<SegmentId>,
+    },
+    /// Waits until the updated parameters are there.
+    AwaitRefresh {
+        /// The bucket as it was started.
+        segments: Vec<SegmentId>,
+    },
+}
+
+impl Instruction {
+    /// The instruction's name, as reports count it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Load { .. } => "load",
+            Self::Gather { .. } => "gather",
+            Self::AwaitGather { .. } => "await_gather",
+            Self::Release { .. } => "release",
+            Self::Forward { .. } => "forward",
+            Self::Backward { .. } => "backward",
+            Self::Accumulate { .. } => "accumulate",
+            Self::Reduce { .. } => "reduce",
+            Self::AwaitReduce { .. } => "await_reduce",
+            Self::GradientNorm => "gradient_norm",
+            Self::Update { .. } => "update",
+            Self::Refresh { .. } => "refresh",
+            Self::AwaitRefresh { .. } => "await_refresh",
+        }
+    }
+
+    /// Whether it starts a collective: these must come in the same order on all ranks.
+    #[must_use]
+    pub fn is_collective(&self) -> bool {
+        matches!(self, Self::Gather { .. } | Self::Reduce { .. } | Self::GradientNorm | Self::Refresh { .. })
+    }
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind();
+        match self {
+            Self::Load { micro_batch } => write!(f, "{kind} micro-batch {micro_batch}"),
+            Self::Gather { segment }
+            | Self::AwaitGather { segment }
+            | Self::Release { segment }
+            | Self::Update { segment } => write!(f, "{kind} segment {segment}"),
+            Self::Accumulate { segment, micro_batch } => {
+                write!(f, "{kind} segment {segment} of micro-batch {micro_batch}")
+            }
+            Self::Forward { layer, micro_batch } | Self::Backward { layer, micro_batch } => {
+                write!(f, "{kind} layer {layer} of micro-batch {micro_batch}")
+            }
+            Self::Reduce { segments, micro_batch } | Self::AwaitReduce { segments, micro_batch } => {
+                write!(f, "{kind} segments {segments:?} of micro-batch {micro_batch}")
+            }
+            Self::Refresh { segments } | Self::AwaitRefresh { segments } => write!(f, "{kind} segments {segments:?}"),
+            Self::GradientNorm => f.write_str(kind),
+        }
+    }
+}
+
+/// What one rank does for one global batch.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Program {
+    /// In order.
+    pub instructions: Vec<Instruction>,
+    /// Micro-batches of this rank.
+    pub micro_batches: usize,
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, instruction) in self.instructions.iter().enumerate() {
+            writeln!(f, "{index:4}  {instruction}")?;
+        }
+        Ok(())
+    }
+}
