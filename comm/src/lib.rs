@@ -1,1 +1,52 @@
-//! Collectives and point-to-point transports between ranks: threads, shared memory, TCP
+//! Collectives and point-to-point messages between ranks, over threads of one process, shared memory of one host, or TCP.
+//!
+//! [`threads`] makes a world of threads, [`connect`] joins this process to a world of processes; both give a
+//! [`Communicator`], and nothing behind it can tell which:
+//!
+//! ```
+//! use zero_comm::{Buffer, Options, ReduceOp, threads};
+//!
+//! let ranks = threads(4, &Options::default());
+//! let work = ranks.into_iter().map(|comm| {
+//!     std::thread::spawn(move || {
+//!         let mine = Buffer::from(vec![comm.rank() as f32; 3]);
+//!         let pending = comm.all_reduce(mine, ReduceOp::Sum);
+//!         // … compute something else meanwhile …
+//!         pending.wait()?.into_f32()
+//!     })
+//! });
+//! for rank in work.collect::<Vec<_>>() {
+//!     assert_eq!(rank.join().unwrap().unwrap(), vec![6.0; 3]);
+//! }
+//! ```
+//!
+//! How it is built: `Group` (arguments, order, counters, errors) hands each operation to a `Lane` (a worker thread), which
+//! carries it out on the endpoints of a `Fabric`. There are two fabrics. Threads read each other's buffers. Processes exchange
+//! streams of chunks, and one engine (`stream`) runs every collective over them, whether a chunk goes through a ring in shared
+//! memory or a socket.
+
+mod bell;
+mod buffer;
+mod communicator;
+mod connect;
+mod error;
+mod group;
+mod health;
+mod lane;
+mod pending;
+pub mod place;
+mod signature;
+mod stats;
+mod step;
+mod threads;
+mod tree;
+
+pub use buffer::{Buffer, Dtype};
+pub use communicator::{Communicator, Gathered, Options, ReduceOp, Scattered, Transport};
+pub use connect::connect;
+pub use error::CommError;
+pub use pending::Pending;
+pub use place::{Place, PlaceError};
+pub use signature::Operation;
+pub use stats::{Counter, Stats};
+pub use threads::threads;

@@ -1,0 +1,188 @@
+//! The data of an operation: an owned vector of one element type.
+//!
+//! An operation takes its buffers by value and gives them back when it is done, so nobody can read or free memory that a
+//! worker or a peer is still using, and no copy is made to hand data over.
+
+use half::{bf16, f16};
+
+use crate::error::CommError;
+
+/// An owned vector of one of the element types that travel between ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Buffer {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// Brain floats; sums are formed in f32 and rounded once.
+    Bf16(Vec<bf16>),
+    /// IEEE half floats; sums are formed in f32 and rounded once.
+    F16(Vec<f16>),
+    /// 64-bit integers; sums wrap.
+    I64(Vec<i64>),
+    /// Bytes; sums wrap.
+    U8(Vec<u8>),
+}
+
+/// The element type of a [`Buffer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    /// 32-bit float.
+    F32 = 1,
+    /// Brain float.
+    Bf16 = 2,
+    /// IEEE half float.
+    F16 = 3,
+    /// 64-bit signed integer.
+    I64 = 4,
+    /// Byte.
+    U8 = 5,
+}
+
+impl Dtype {
+    /// Every element type, for tests and tables.
+    pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::I64, Dtype::U8];
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::I64 => 8,
+            Dtype::U8 => 1,
+        }
+    }
+
+    /// The name used in messages: `f32`, `bf16`, `f16`, `i64`, `u8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+            Dtype::I64 => "i64",
+            Dtype::U8 => "u8",
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Dtype> {
+        Dtype::ALL.into_iter().find(|dtype| *dtype as u8 == code)
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+macro_rules! for_each_dtype {
+    ($buffer:expr, $vector:ident => $value:expr) => {
+        match $buffer {
+            Buffer::F32($vector) => $value,
+            Buffer::Bf16($vector) => $value,
+            Buffer::F16($vector) => $value,
+            Buffer::I64($vector) => $value,
+            Buffer::U8($vector) => $value,
+        }
+    };
+}
+
+impl Buffer {
+    /// A buffer of `len` zeros.
+    pub fn zeros(dtype: Dtype, len: usize) -> Buffer {
+        match dtype {
+            Dtype::F32 => Buffer::F32(vec![0.0; len]),
+            Dtype::Bf16 => Buffer::Bf16(vec![bf16::ZERO; len]),
+            Dtype::F16 => Buffer::F16(vec![f16::ZERO; len]),
+            Dtype::I64 => Buffer::I64(vec![0; len]),
+            Dtype::U8 => Buffer::U8(vec![0; len]),
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        for_each_dtype!(self, vector => vector.len())
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Buffer::F32(_) => Dtype::F32,
+            Buffer::Bf16(_) => Dtype::Bf16,
+            Buffer::F16(_) => Dtype::F16,
+            Buffer::I64(_) => Dtype::I64,
+            Buffer::U8(_) => Dtype::U8,
+        }
+    }
+
+    /// Bytes of all elements.
+    pub fn size_bytes(&self) -> usize {
+        self.len() * self.dtype().size()
+    }
+
+    /// The elements as bytes in the machine's order.
+    pub fn as_bytes(&self) -> &[u8] {
+        for_each_dtype!(self, vector => bytemuck::cast_slice(vector))
+    }
+
+    /// The elements as bytes in the machine's order, to be written.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        for_each_dtype!(self, vector => bytemuck::cast_slice_mut(vector))
+    }
+}
+
+macro_rules! element {
+    ($type:ty, $variant:ident, $into:ident, $as_ref:ident, $name:literal) => {
+        impl From<Vec<$type>> for Buffer {
+            fn from(vector: Vec<$type>) -> Buffer {
+                Buffer::$variant(vector)
+            }
+        }
+
+        impl Buffer {
+            #[doc = concat!("The vector of ", $name, " inside, or [`CommError::Dtype`].")]
+            pub fn $into(self) -> Result<Vec<$type>, CommError> {
+                match self {
+                    Buffer::$variant(vector) => Ok(vector),
+                    other => Err(CommError::Dtype { expected: Dtype::$variant, found: other.dtype() }),
+                }
+            }
+
+            #[doc = concat!("The elements as a slice of ", $name, ", or `None` if they are of another type.")]
+            pub fn $as_ref(&self) -> Option<&[$type]> {
+                match self {
+                    Buffer::$variant(vector) => Some(vector),
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+element!(f32, F32, into_f32, as_f32, "f32");
+element!(bf16, Bf16, into_bf16, as_bf16, "bf16");
+element!(f16, F16, into_f16, as_f16, "f16");
+element!(i64, I64, into_i64, as_i64, "i64");
+element!(u8, U8, into_u8, as_u8, "u8");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_knows_its_size_and_gives_its_vector_back() {
+        for dtype in Dtype::ALL {
+            let buffer = Buffer::zeros(dtype, 7);
+            assert_eq!((buffer.len(), buffer.dtype(), buffer.size_bytes()), (7, dtype, 7 * dtype.size()));
+            assert_eq!(buffer.as_bytes().len(), buffer.size_bytes());
+            assert_eq!(Dtype::from_code(dtype as u8), Some(dtype));
+        }
+        assert_eq!(Buffer::from(vec![1.5f32]).into_f32(), Ok(vec![1.5]));
+        let error = Buffer::from(vec![1u8]).into_f32();
+        assert_eq!(error, Err(CommError::Dtype { expected: Dtype::F32, found: Dtype::U8 }));
+    }
+}

@@ -1,0 +1,343 @@
+//! The communicator that users hold: checks arguments, orders operations on lanes, counts, and turns failures into errors.
+//! What carries the bytes is behind `Fabric`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use crate::buffer::Buffer;
+use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
+use crate::error::CommError;
+use crate::health::{Cause, Failure, Health};
+use crate::lane::Lane;
+use crate::pending::Pending;
+use crate::signature::{Operation, Signature};
+use crate::stats::Stats;
+use crate::step::{Collective, Fabric, Inbox, Membership, Outbox, Step, consecutive, even_counts};
+
+pub(crate) struct Group {
+    // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's place in the job go.
+    collectives: Ordered<dyn Collective>,
+    outboxes: Mutex<BTreeMap<usize, Ordered<dyn Outbox>>>,
+    inboxes: Mutex<BTreeMap<usize, Ordered<dyn Inbox>>>,
+    fabric: Box<dyn Fabric>,
+    splits: AtomicU64,
+    context: Arc<Context>,
+}
+
+/// What an operation needs besides its endpoint.
+struct Context {
+    membership: Membership,
+    timeout: Duration,
+    stats: Mutex<Stats>,
+    health: Arc<Health>,
+}
+
+/// A lane and the number of its next job, which must be taken in the order of submission.
+struct Ordered<E: ?Sized> {
+    next: Mutex<u64>,
+    lane: Lane<E>,
+}
+
+impl<E: ?Sized + Send + 'static> Ordered<E> {
+    fn start(rank: usize, purpose: &str, endpoint: Box<E>) -> Result<Ordered<E>, CommError> {
+        let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint)
+            .map_err(|error| CommError::Io { rank, detail: format!("cannot start a worker thread: {error}") })?;
+        Ok(Ordered { next: Mutex::new(0), lane })
+    }
+}
+
+impl Group {
+    pub(crate) fn new(
+        membership: Membership,
+        fabric: Box<dyn Fabric>,
+        health: Arc<Health>,
+        timeout: Duration,
+    ) -> Result<Arc<Group>, CommError> {
+        let rank = membership.members[membership.rank];
+        let collectives = Ordered::start(rank, "all", fabric.collective()?)?;
+        let context = Context { membership, timeout, stats: Mutex::default(), health };
+        Ok(Arc::new(Group {
+            collectives,
+            outboxes: Mutex::default(),
+            inboxes: Mutex::default(),
+            fabric,
+            splits: AtomicU64::new(0),
+            context: Arc::new(context),
+        }))
+    }
+
+    fn membership(&self) -> &Membership {
+        &self.context.membership
+    }
+
+    fn invalid<T>(&self, operation: Operation, detail: String) -> Pending<T> {
+        Pending::ready(Err(CommError::Invalid { rank: self.context.health.rank, operation, detail }))
+    }
+
+    /// Puts a job on a lane. `signature` gets its sequence number here. The work gives its result and the payload bytes that
+    /// this rank has sent by it.
+    fn submit<E: ?Sized + Send + 'static, T: Send + 'static>(
+        &self,
+        ordered: &Ordered<E>,
+        mut signature: Signature,
+        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, u64), Failure> + Send + 'static,
+    ) -> Pending<T> {
+        let context = Arc::clone(&self.context);
+        let mut next = lock(&ordered.next);
+        signature.sequence = *next;
+        *next += 1;
+        let rank = context.health.rank;
+        let detail = format!("the worker ended before {} #{}", signature.operation, signature.sequence);
+        let (completion, pending) = Pending::new(CommError::Io { rank, detail });
+        ordered.lane.submit(move |endpoint| completion.complete(context.carry_out(endpoint, &signature, work)));
+        pending
+    }
+
+    fn check_counts(&self, whole: &Buffer, shard: &Buffer, counts: &[usize]) -> Result<(), String> {
+        let Membership { rank, .. } = *self.membership();
+        let size = self.size();
+        if counts.len() != size {
+            return Err(format!("{} counts for {size} ranks", counts.len()));
+        }
+        let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+        if total != Some(whole.len()) {
+            return Err(format!("the counts {counts:?} do not add up to {} elements", whole.len()));
+        }
+        if counts[rank] != shard.len() {
+            return Err(format!("a shard of {} elements where the counts say {}", shard.len(), counts[rank]));
+        }
+        if whole.dtype() != shard.dtype() {
+            return Err(format!("a shard of {} and a whole of {}", shard.dtype(), whole.dtype()));
+        }
+        Ok(())
+    }
+
+    fn check_peer(&self, peer: usize) -> Result<(), String> {
+        let Membership { rank, .. } = *self.membership();
+        match peer {
+            _ if peer == rank => Err("a rank cannot send to itself".into()),
+            _ if peer >= self.size() => Err(format!("rank {peer} of a group of {}", self.size())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Context {
+    fn carry_out<E: ?Sized, T>(
+        &self,
+        endpoint: &mut E,
+        signature: &Signature,
+        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, u64), Failure>,
+    ) -> Result<T, CommError> {
+        let started = Instant::now();
+        let outcome = self.health.check().and_then(|()| work(endpoint, signature, started + self.timeout));
+        match outcome {
+            Ok((result, sent_bytes)) => {
+                lock(&self.stats).add(signature.operation, sent_bytes, started.elapsed().as_secs_f64());
+                Ok(result)
+            }
+            Err(failure) => {
+                self.health.end_because(&failure, signature, self.timeout);
+                Err(self.health.error(failure, signature, self.timeout))
+            }
+        }
+    }
+}
+
+impl Communicator for Group {
+    fn rank(&self) -> usize {
+        self.membership().rank
+    }
+
+    fn size(&self) -> usize {
+        self.membership().size()
+    }
+
+    fn all_reduce(&self, mut buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
+        let (rank, size) = (self.rank(), self.size());
+        let signature = Signature { reduce: Some(op), ..describe(Operation::AllReduce, &buffer) };
+        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+            let ranges = consecutive(even_counts(buffer.len(), size), buffer.dtype().size());
+            let own = ranges[rank].len();
+            // Others' ranges to their owners, then the own range to everybody.
+            let sent = buffer.size_bytes() - own + own * (size - 1);
+            let (signature, bytes) = (*signature, buffer.as_bytes_mut());
+            endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            Ok((buffer, sent as u64))
+        })
+    }
+
+    fn all_gather(&self, shard: Buffer, mut output: Buffer, counts: &[usize]) -> Pending<Gathered> {
+        if let Err(detail) = self.check_counts(&output, &shard, counts) {
+            return self.invalid(Operation::AllGather, detail);
+        }
+        let (rank, size, counts) = (self.rank(), self.size(), counts.to_vec());
+        let signature = Signature { layout: digest(&counts), ..describe(Operation::AllGather, &output) };
+        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+            let ranges = consecutive(counts, output.dtype().size());
+            let (signature, bytes) = (*signature, output.as_bytes_mut());
+            bytes[ranges[rank].clone()].copy_from_slice(shard.as_bytes());
+            endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            let sent = shard.size_bytes() * (size - 1);
+            Ok((Gathered { shard, output }, sent as u64))
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        mut input: Buffer,
+        mut shard: Buffer,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Pending<Scattered> {
+        if let Err(detail) = self.check_counts(&input, &shard, counts) {
+            return self.invalid(Operation::ReduceScatter, detail);
+        }
+        let counts = counts.to_vec();
+        let layout = digest(&counts);
+        let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
+        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+            let ranges = consecutive(counts, input.dtype().size());
+            let (signature, buffer, target) = (*signature, input.as_bytes_mut(), Some(shard.as_bytes_mut()));
+            endpoint.run(Step { signature, buffer, shard: target, ranges, gather: false, deadline })?;
+            let sent = input.size_bytes() - shard.size_bytes();
+            Ok((Scattered { input, shard }, sent as u64))
+        })
+    }
+
+    fn broadcast(&self, mut buffer: Buffer, root: usize) -> Pending<Buffer> {
+        let (rank, size) = (self.rank(), self.size());
+        if root >= size {
+            return self.invalid(Operation::Broadcast, format!("root {root} of a group of {size}"));
+        }
+        let signature = Signature { layout: root as u64, ..describe(Operation::Broadcast, &buffer) };
+        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+            let all = buffer.size_bytes();
+            let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
+            let (signature, bytes) = (*signature, buffer.as_bytes_mut());
+            endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            let sent = if rank == root { all * (size - 1) } else { 0 };
+            Ok((buffer, sent as u64))
+        })
+    }
+
+    fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer> {
+        if let Err(detail) = self.check_peer(to) {
+            return self.invalid(Operation::Send, detail);
+        }
+        let start = || Ordered::start(self.context.health.rank, &format!("to {to}"), self.fabric.outbox(to)?);
+        match lane_to(&mut lock(&self.outboxes), to, start) {
+            Err(error) => Pending::ready(Err(error)),
+            Ok(lane) => self.submit(lane, describe(Operation::Send, &buffer), move |outbox, signature, deadline| {
+                outbox.send(signature, buffer.as_bytes(), deadline)?;
+                let sent = buffer.size_bytes() as u64;
+                Ok((buffer, sent))
+            }),
+        }
+    }
+
+    fn recv(&self, mut buffer: Buffer, from: usize) -> Pending<Buffer> {
+        if let Err(detail) = self.check_peer(from) {
+            return self.invalid(Operation::Recv, detail);
+        }
+        let start = || Ordered::start(self.context.health.rank, &format!("of {from}"), self.fabric.inbox(from)?);
+        match lane_to(&mut lock(&self.inboxes), from, start) {
+            Err(error) => Pending::ready(Err(error)),
+            Ok(lane) => self.submit(lane, describe(Operation::Recv, &buffer), move |inbox, signature, deadline| {
+                inbox.recv(signature, buffer.as_bytes_mut(), deadline)?;
+                Ok((buffer, 0))
+            }),
+        }
+    }
+
+    fn barrier(&self) -> Pending<()> {
+        let size = self.size();
+        let operation = Operation::Barrier;
+        let signature = Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0 };
+        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+            let (signature, ranges) = (*signature, vec![0..0; size]);
+            endpoint.run(Step { signature, buffer: &mut [], shard: None, ranges, gather: false, deadline })?;
+            Ok(((), 0))
+        })
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
+        let Membership { group, rank, members } = self.membership();
+        let nth = self.splits.fetch_add(1, Ordering::SeqCst);
+        let wish = Buffer::I64(vec![color as i64, key as i64]);
+        let wishes = Buffer::I64(vec![0; 2 * members.len()]);
+        let wishes = self.all_gather(wish, wishes, &vec![2; members.len()]).wait()?.output.into_i64()?;
+        let mut chosen: Vec<(i64, usize)> = (0..members.len())
+            .filter(|other| wishes[2 * other] == color as i64)
+            .map(|other| (wishes[2 * other + 1], other))
+            .collect();
+        chosen.sort_unstable();
+        let place = chosen.iter().position(|(_, other)| other == rank).unwrap_or_default();
+        let child = Membership {
+            group: digest(&[*group as usize, nth as usize, color]),
+            rank: place,
+            members: chosen.iter().map(|(_, other)| members[*other]).collect(),
+        };
+        let fabric = self.fabric.connect(child.clone()).inspect_err(|error| self.abort(&error.to_string()))?;
+        let group = Group::new(child, fabric, Arc::clone(&self.context.health), self.context.timeout)?;
+        Ok(group)
+    }
+
+    fn abort(&self, reason: &str) {
+        let health = &self.context.health;
+        health.end(Cause::Aborted { by: health.rank, reason: reason.to_string() });
+    }
+
+    fn stats(&self) -> Stats {
+        *lock(&self.context.stats)
+    }
+
+    fn transport(&self) -> &'static str {
+        self.fabric.transport()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The lanes finish their jobs below. A panicking rank will not see them through with the others: tell them.
+        if std::thread::panicking() {
+            self.abort("the rank panicked");
+        }
+    }
+}
+
+fn describe(operation: Operation, buffer: &Buffer) -> Signature {
+    let dtype = Some(buffer.dtype());
+    Signature { operation, sequence: 0, dtype, length: buffer.len() as u64, reduce: None, layout: 0 }
+}
+
+fn lane_to<E: ?Sized>(
+    lanes: &mut BTreeMap<usize, Ordered<E>>,
+    peer: usize,
+    start: impl FnOnce() -> Result<Ordered<E>, CommError>,
+) -> Result<&Ordered<E>, CommError> {
+    use std::collections::btree_map::Entry;
+    match lanes.entry(peer) {
+        Entry::Occupied(lane) => Ok(lane.into_mut()),
+        Entry::Vacant(place) => Ok(place.insert(start()?)),
+    }
+}
+
+/// A digest that is the same on all ranks.
+fn digest(values: &[usize]) -> u64 {
+    let mut hash = Sha256::new();
+    for value in values {
+        hash.update((*value as u64).to_le_bytes());
+    }
+    let bytes = hash.finalize();
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A job that panicked leaves numbers behind, no broken invariant.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,120 @@
+//! A result that is on its way.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::CommError;
+
+/// The result of an operation that runs on a worker. The operation's buffers live with the worker until it is done, so
+/// dropping a `Pending` loses the result but never frees memory in use.
+#[must_use = "an operation that nobody waits for loses its result and its errors"]
+#[derive(Debug)]
+pub struct Pending<T> {
+    slot: Arc<Slot<T>>,
+}
+
+impl<T> Pending<T> {
+    /// Blocks until the operation is done or has failed. Every operation has a deadline, so this returns.
+    pub fn wait(self) -> Result<T, CommError> {
+        // A short operation is often done before a sleeping thread would have been woken (tens of microseconds).
+        let spin_until = Instant::now() + SPIN;
+        while !self.is_done() && Instant::now() < spin_until {
+            std::thread::yield_now();
+        }
+        let mut result = self.slot.lock();
+        loop {
+            match result.take() {
+                Some(result) => return result,
+                None => result = self.slot.done.wait(result).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Whether [`wait`](Pending::wait) would return at once.
+    pub fn is_done(&self) -> bool {
+        self.slot.lock().is_some()
+    }
+
+    pub(crate) fn ready(result: Result<T, CommError>) -> Pending<T> {
+        Pending { slot: Arc::new(Slot { result: Mutex::new(Some(result)), done: Condvar::new() }) }
+    }
+
+    /// A pending value and the handle that completes it; if the handle is dropped first, the result is `abandoned`.
+    pub(crate) fn new(abandoned: CommError) -> (Completion<T>, Pending<T>) {
+        let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
+        (Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) }, Pending { slot })
+    }
+}
+
+const SPIN: Duration = Duration::from_micros(20);
+
+#[derive(Debug)]
+struct Slot<T> {
+    result: Mutex<Option<Result<T, CommError>>>,
+    done: Condvar,
+}
+
+impl<T> Slot<T> {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<T, CommError>>> {
+        self.result.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The worker's end of a [`Pending`].
+pub(crate) struct Completion<T> {
+    slot: Option<Arc<Slot<T>>>,
+    abandoned: Option<CommError>,
+}
+
+impl<T> Completion<T> {
+    pub(crate) fn complete(mut self, result: Result<T, CommError>) {
+        self.finish(result);
+    }
+
+    fn finish(&mut self, result: Result<T, CommError>) {
+        if let Some(slot) = self.slot.take() {
+            *slot.lock() = Some(result);
+            slot.done.notify_all();
+        }
+    }
+}
+
+impl<T> Drop for Completion<T> {
+    fn drop(&mut self) {
+        if let Some(error) = self.abandoned.take() {
+            self.finish(Err(error));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gone() -> CommError {
+        CommError::Io { rank: 0, detail: "the worker ended".into() }
+    }
+
+    #[test]
+    fn a_result_arrives_from_another_thread() {
+        let (completion, pending) = Pending::new(gone());
+        assert!(!pending.is_done());
+        let worker = std::thread::spawn(move || completion.complete(Ok(7)));
+        assert_eq!(pending.wait(), Ok(7));
+        worker.join().expect("the worker completes");
+    }
+
+    #[test]
+    fn a_worker_that_ends_early_is_an_error_and_not_a_hang() {
+        let (completion, pending) = Pending::<()>::new(gone());
+        drop(completion);
+        assert_eq!(pending.wait(), Err(gone()));
+    }
+
+    #[test]
+    fn nobody_needs_to_wait() {
+        let (completion, pending) = Pending::new(gone());
+        drop(pending);
+        completion.complete(Ok(()));
+    }
+}

@@ -1,0 +1,78 @@
+//! Where the ranks of a job meet, and what tells this job from others.
+
+use sha2::{Digest, Sha256};
+
+use super::{Environment, PlaceError, slurm};
+
+/// The port that PyTorch's launchers use too.
+pub(super) const DEFAULT_PORT: u16 = 29500;
+
+/// Azure's batch service gives `host:port` in one variable.
+const AZURE: [&str; 2] = ["AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"];
+
+pub(super) fn address(environment: &Environment, world_size: usize, one_host: bool) -> Result<String, PlaceError> {
+    for name in ["MASTER_ADDR", "PET_MASTER_ADDR"] {
+        if let Some(address) = environment.get(name) {
+            return Ok(address);
+        }
+    }
+    if let Some(node) = AZURE.iter().find_map(|name| environment.get(name)) {
+        return Ok(node.rsplit_once(':').map_or(node.clone(), |(host, _)| host.to_string()));
+    }
+    if one_host {
+        return Ok("127.0.0.1".into());
+    }
+    for name in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] {
+        if let Some(value) = environment.get(name) {
+            return slurm::first_host(&value).ok_or_else(|| PlaceError::Unreadable {
+                variable: name.into(),
+                value,
+                expected: "not a list of hosts like n[1-2,7]".into(),
+            });
+        }
+    }
+    Err(PlaceError::NoMaster { world_size })
+}
+
+pub(super) fn port(environment: &Environment) -> Result<u16, PlaceError> {
+    let parse = |variable: &str, value: String| {
+        let expected = "not a port".to_string();
+        let unreadable = PlaceError::Unreadable { variable: variable.into(), value: value.clone(), expected };
+        value.parse().ok().filter(|port| *port != 0).ok_or(unreadable)
+    };
+    for name in ["MASTER_PORT", "PET_MASTER_PORT"] {
+        if let Some(value) = environment.get(name) {
+            return parse(name, value);
+        }
+    }
+    for name in AZURE {
+        if let Some(port) = environment.get(name).and_then(|node| Some(node.rsplit_once(':')?.1.to_string())) {
+            return parse(name, port);
+        }
+    }
+    // Two jobs on one host should not meet on the same port. Ray keeps 10002 to 19999 for its workers.
+    let job = ["SLURM_JOB_ID", "PMI_JOBID", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| environment.get(name));
+    Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job) % 9000) as u16))
+}
+
+pub(super) fn attempt(environment: &Environment) -> Result<u32, PlaceError> {
+    let found = environment.first_number(&["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;
+    Ok(found.map_or(0, |(_, attempt)| attempt as u32))
+}
+
+/// The launcher's name for the job. A step of a Slurm allocation is a job of its own.
+pub(super) fn run_id(environment: &Environment) -> String {
+    if let Some(run) = ["ZERO_TRAIN_RUN_ID", "TORCHELASTIC_RUN_ID"].iter().find_map(|name| environment.get(name)) {
+        return run;
+    }
+    match (environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")) {
+        (Some(job), Some(step)) => format!("slurm-{job}.{step}"),
+        (Some(job), None) => format!("slurm-{job}"),
+        _ => "local".into(),
+    }
+}
+
+fn digest(text: &str) -> u64 {
+    let bytes = Sha256::digest(text.as_bytes());
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
+}

@@ -1,0 +1,241 @@
+//! Where this process stands among the ranks of its job, read from the environment that a launcher has made.
+//!
+//! No flag is needed under torchrun, deepspeed, mpirun, MPICH's hydra, srun, Ray, Spark or Kubernetes; each has its own
+//! variables. The first row that matches wins, and `source` says which:
+//!
+//! | condition | rank and size | local rank and size |
+//! |---|---|---|
+//! | `LOCAL_RANK` | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` or `LOCAL_SIZE` |
+//! | OpenMPI | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
+//! | PMI (MPICH, Intel MPI, hydra) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, … |
+//! | a Slurm step | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
+//! | `RANK` and `WORLD_SIZE` alone | those | 0, 1 |
+//! | nothing | 0, 1 | 0, 1 |
+//!
+//! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. The script of a batch job has
+//! `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not mean that there are others.
+
+mod master;
+mod slurm;
+
+/// Where a process stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// This rank, `0..world_size`.
+    pub rank: usize,
+    /// Number of ranks of the job.
+    pub world_size: usize,
+    /// This rank among those of its host. Where the launcher does not say, 0.
+    pub local_rank: usize,
+    /// Number of ranks on this host. Where the launcher does not say, 1.
+    pub local_world_size: usize,
+    /// Host on which the ranks meet.
+    pub master_addr: String,
+    /// Port on which the ranks meet.
+    pub master_port: u16,
+    /// How often the job has been restarted. Ranks of different attempts never meet.
+    pub attempt: u32,
+    /// Name of the job, the same on all ranks.
+    pub run_id: String,
+    /// The variables that decided.
+    pub source: String,
+}
+
+/// Why the environment does not say where this process stands.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// A variable that is needed is not set.
+    #[error("{present} is set but {missing} is not")]
+    Missing {
+        /// The variable that announced a launcher.
+        present: String,
+        /// The one that is needed with it.
+        missing: String,
+    },
+    /// A variable does not hold what it should.
+    #[error("{variable}={value}: {expected}")]
+    Unreadable {
+        /// Its name.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// The rank is not below the size.
+    #[error("{variable}: rank {rank} of {size}")]
+    OutOfRange {
+        /// The variable of the rank.
+        variable: String,
+        /// Its value.
+        rank: usize,
+        /// The number of ranks.
+        size: usize,
+    },
+    /// Nothing says where the ranks meet.
+    #[error("nothing says where the {world_size} ranks meet: set MASTER_ADDR to the host of rank 0 (and MASTER_PORT)")]
+    NoMaster {
+        /// The number of ranks.
+        world_size: usize,
+    },
+    /// The variables describe pods, not ranks.
+    #[error(
+        "RANK and WORLD_SIZE are set without LOCAL_RANK, and PET_NPROC_PER_NODE={processes}: they may count pods. Start \
+         the ranks with torchrun, or one process a pod"
+    )]
+    AmbiguousPods {
+        /// Processes per pod, as the environment says.
+        processes: String,
+    },
+}
+
+impl Place {
+    /// A world of one, which never waits for anybody.
+    pub fn alone() -> Place {
+        Place {
+            rank: 0,
+            world_size: 1,
+            local_rank: 0,
+            local_world_size: 1,
+            master_addr: "127.0.0.1".into(),
+            master_port: master::DEFAULT_PORT,
+            attempt: 0,
+            run_id: "local".into(),
+            source: "no rank variables".into(),
+        }
+    }
+
+    /// Reads the place from variables; usually `Place::from_environment(|name| std::env::var(name).ok())`.
+    pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Place, PlaceError> {
+        let environment = Environment { lookup: &lookup };
+        let Some(ranks) = find_ranks(&environment)? else {
+            return Ok(Place::alone());
+        };
+        if ranks.world_size == 1 {
+            return Ok(Place { source: ranks.source, run_id: master::run_id(&environment), ..Place::alone() });
+        }
+        let one_host = ranks.local_world_size == ranks.world_size;
+        Ok(Place {
+            rank: ranks.rank,
+            world_size: ranks.world_size,
+            local_rank: ranks.local_rank,
+            local_world_size: ranks.local_world_size,
+            master_addr: master::address(&environment, ranks.world_size, one_host)?,
+            master_port: master::port(&environment)?,
+            attempt: master::attempt(&environment)?,
+            run_id: master::run_id(&environment),
+            source: ranks.source,
+        })
+    }
+}
+
+struct Ranks {
+    rank: usize,
+    world_size: usize,
+    local_rank: usize,
+    local_world_size: usize,
+    source: String,
+}
+
+fn find_ranks(environment: &Environment) -> Result<Option<Ranks>, PlaceError> {
+    if environment.has("LOCAL_RANK") {
+        let names = ["RANK", "WORLD_SIZE"];
+        return ranks(environment, "LOCAL_RANK", names, &["LOCAL_RANK"], &["LOCAL_WORLD_SIZE", "LOCAL_SIZE"]).map(Some);
+    }
+    if environment.has("OMPI_COMM_WORLD_RANK") {
+        let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"];
+        let local = ["OMPI_COMM_WORLD_LOCAL_RANK"];
+        return ranks(environment, names[0], names, &local, &["OMPI_COMM_WORLD_LOCAL_SIZE"]).map(Some);
+    }
+    if environment.has("PMI_RANK") {
+        let local = ["MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
+        let local_size = ["MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"];
+        return ranks(environment, "PMI_RANK", ["PMI_RANK", "PMI_SIZE"], &local, &local_size).map(Some);
+    }
+    if environment.has("SLURM_PROCID") && environment.has("SLURM_STEP_ID") {
+        let names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
+        let mut found = ranks(environment, names[0], names, &["SLURM_LOCALID"], &[])?;
+        if let Some(tasks) = environment.get("SLURM_STEP_TASKS_PER_NODE") {
+            let node = environment.number("SLURM_NODEID")?.unwrap_or(0);
+            found.local_world_size = slurm::tasks_on_node(&tasks, node).unwrap_or(1).max(found.local_rank + 1);
+        }
+        return Ok(Some(found));
+    }
+    if environment.has("RANK") && environment.has("WORLD_SIZE") {
+        if let Some(processes) = environment.get("PET_NPROC_PER_NODE").filter(|processes| processes != "1") {
+            return Err(PlaceError::AmbiguousPods { processes });
+        }
+        return ranks(environment, "RANK", ["RANK", "WORLD_SIZE"], &[], &[]).map(Some);
+    }
+    Ok(None)
+}
+
+/// Reads one row of the table.
+fn ranks(
+    environment: &Environment,
+    present: &str,
+    [rank_name, size_name]: [&str; 2],
+    local_rank_names: &[&str],
+    local_size_names: &[&str],
+) -> Result<Ranks, PlaceError> {
+    let needed = |name: &str| {
+        let missing = || PlaceError::Missing { present: present.into(), missing: name.into() };
+        environment.number(name)?.ok_or_else(missing)
+    };
+    let (rank, world_size) = (needed(rank_name)?, needed(size_name)?);
+    if rank >= world_size {
+        return Err(PlaceError::OutOfRange { variable: rank_name.into(), rank, size: world_size });
+    }
+    let local_rank = environment.first_number(local_rank_names)?;
+    let local_size = environment.first_number(local_size_names)?;
+    let source: Vec<&str> = [rank_name, size_name]
+        .into_iter()
+        .chain(local_rank.map(|found| found.0))
+        .chain(local_size.map(|found| found.0))
+        .collect();
+    let local_rank = local_rank.map_or(0, |found| found.1);
+    let local_world_size = local_size.map_or(local_rank + 1, |found| found.1);
+    if local_rank >= local_world_size {
+        let variable = source[source.len() - 1].into();
+        return Err(PlaceError::OutOfRange { variable, rank: local_rank, size: local_world_size });
+    }
+    Ok(Ranks { rank, world_size, local_rank, local_world_size, source: source.join(", ") })
+}
+
+/// Variables by name; an empty one counts as not set.
+struct Environment<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Environment<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.lookup)(name).map(|value| value.trim().to_string()).filter(|value| !value.is_empty())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    fn number(&self, name: &str) -> Result<Option<usize>, PlaceError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => {
+                Err(PlaceError::Unreadable { variable: name.into(), value, expected: "not a whole number".into() })
+            }
+        }
+    }
+
+    fn first_number<'n>(&self, names: &[&'n str]) -> Result<Option<(&'n str, usize)>, PlaceError> {
+        for name in names {
+            if let Some(number) = self.number(name)? {
+                return Ok(Some((name, number)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests;

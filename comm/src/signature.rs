@@ -1,0 +1,225 @@
+//! What a rank says it is doing, before any payload: the header of every message.
+//!
+//! Ranks run the same program, but nothing forces them to. Each message therefore opens with job, attempt, group,
+//! operation, sequence number, element type and length, and a receiver compares them with its own before it touches the
+//! payload. A difference is a [`CommError::Mismatch`](crate::CommError::Mismatch) that shows both sides.
+
+use std::fmt;
+
+use crate::buffer::Dtype;
+use crate::communicator::ReduceOp;
+
+/// The kinds of operation of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Operation {
+    /// `all_reduce`
+    AllReduce = 0,
+    /// `all_gather`
+    AllGather = 1,
+    /// `reduce_scatter`
+    ReduceScatter = 2,
+    /// `broadcast`
+    Broadcast = 3,
+    /// `send`
+    Send = 4,
+    /// `recv`
+    Recv = 5,
+    /// `barrier`
+    Barrier = 6,
+    /// `split`, whose traffic counts as an `all_gather`
+    Split = 7,
+}
+
+impl Operation {
+    /// Every kind, in the order of their codes.
+    pub const ALL: [Operation; 8] = [
+        Operation::AllReduce,
+        Operation::AllGather,
+        Operation::ReduceScatter,
+        Operation::Broadcast,
+        Operation::Send,
+        Operation::Recv,
+        Operation::Barrier,
+        Operation::Split,
+    ];
+
+    /// The name of the method: `all_reduce`, …
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::AllReduce => "all_reduce",
+            Operation::AllGather => "all_gather",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::Broadcast => "broadcast",
+            Operation::Send => "send",
+            Operation::Recv => "recv",
+            Operation::Barrier => "barrier",
+            Operation::Split => "split",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One operation as one rank sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Signature {
+    pub(crate) operation: Operation,
+    /// Place in the order of this group's collectives, or of the messages between two ranks in one direction.
+    pub(crate) sequence: u64,
+    /// `None` for a barrier.
+    pub(crate) dtype: Option<Dtype>,
+    /// Elements of the whole vector.
+    pub(crate) length: u64,
+    pub(crate) reduce: Option<ReduceOp>,
+    /// What else must agree: the root of a broadcast, a digest of uneven counts.
+    pub(crate) layout: u64,
+}
+
+impl Signature {
+    /// Whether `other`, from a peer, belongs to the same operation. A `recv` belongs to the `send` it waits for.
+    pub(crate) fn agrees_with(&self, other: &Signature) -> bool {
+        let operation = |operation| if operation == Operation::Recv { Operation::Send } else { operation };
+        operation(self.operation) == operation(other.operation)
+            && Signature { operation: other.operation, ..*self } == *other
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.operation, self.sequence)?;
+        if let Some(dtype) = self.dtype {
+            write!(f, " of {} {}", self.length, dtype)?;
+        }
+        match self.reduce {
+            Some(ReduceOp::Max) => f.write_str(" (max)")?,
+            Some(ReduceOp::Sum) => f.write_str(" (sum)")?,
+            None => {}
+        }
+        match self.operation {
+            Operation::Broadcast => write!(f, " from rank {} of the group", self.layout),
+            Operation::AllGather | Operation::ReduceScatter => write!(f, " (counts {:08x})", self.layout as u32),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Bytes of an encoded [`Header`].
+pub(crate) const HEADER_BYTES: usize = 64;
+const MAGIC: u32 = u32::from_le_bytes(*b"ZRO1");
+
+/// What opens a message: whose job, attempt and group it belongs to, and what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Digest of the run's name.
+    pub(crate) job: u64,
+    /// Generation of the job; a restarted job must not meet what is left of the one before.
+    pub(crate) attempt: u32,
+    /// Which communicator of the job.
+    pub(crate) group: u64,
+    pub(crate) signature: Signature,
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let signature = &self.signature;
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.attempt.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.job.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.group.to_le_bytes());
+        bytes[24..32].copy_from_slice(&signature.sequence.to_le_bytes());
+        bytes[32..40].copy_from_slice(&signature.length.to_le_bytes());
+        bytes[40..48].copy_from_slice(&signature.layout.to_le_bytes());
+        bytes[48] = signature.operation as u8;
+        bytes[49] = signature.dtype.map_or(0, |dtype| dtype as u8);
+        bytes[50] = match signature.reduce {
+            None => 0,
+            Some(ReduceOp::Sum) => 1,
+            Some(ReduceOp::Max) => 2,
+        };
+        bytes
+    }
+
+    /// `None` when the bytes are no header at all.
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let half_word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if half_word(0) != MAGIC {
+            return None;
+        }
+        let dtype = match bytes[49] {
+            0 => None,
+            code => Some(Dtype::from_code(code)?),
+        };
+        let reduce = match bytes[50] {
+            0 => None,
+            1 => Some(ReduceOp::Sum),
+            2 => Some(ReduceOp::Max),
+            _ => return None,
+        };
+        let operation = *Operation::ALL.get(usize::from(bytes[48]))?;
+        let signature = Signature { operation, sequence: word(24), dtype, length: word(32), reduce, layout: word(40) };
+        Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature })
+    }
+
+    /// `None` when `other` belongs to the same operation, otherwise how to describe (this side, the other side).
+    pub(crate) fn difference(&self, other: &Header) -> Option<(String, String)> {
+        let place = |header: &Header| (header.job, header.attempt, header.group);
+        if place(self) != place(other) {
+            let describe = |header: &Header| {
+                let Header { job, attempt, group, signature } = header;
+                format!("{signature} in group {group:x} of job {job:x}, attempt {attempt}")
+            };
+            return Some((describe(self), describe(other)));
+        }
+        let agree = self.signature.agrees_with(&other.signature);
+        (!agree).then(|| (self.signature.to_string(), other.signature.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(operation: Operation) -> Header {
+        let dtype = Some(Dtype::Bf16);
+        let signature = Signature { operation, sequence: 17, dtype, length: 4096, reduce: None, layout: 3 };
+        Header { job: 0x1234, attempt: 2, group: 9, signature }
+    }
+
+    #[test]
+    fn a_header_survives_the_wire() {
+        for operation in Operation::ALL {
+            let mut sent = header(operation);
+            for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
+                sent.signature.reduce = reduce;
+                assert_eq!(Header::decode(&sent.encode()), Some(sent));
+            }
+        }
+        let mut damaged = header(Operation::Send).encode();
+        damaged[0] ^= 1;
+        assert_eq!(Header::decode(&damaged), None);
+        let mut unknown = header(Operation::Send).encode();
+        unknown[48] = 200;
+        assert_eq!(Header::decode(&unknown), None);
+    }
+
+    #[test]
+    fn any_difference_is_shown_from_both_sides() {
+        let here = header(Operation::Recv);
+        assert_eq!(here.difference(&header(Operation::Send)), None);
+        let mut there = header(Operation::Send);
+        there.signature.length = 2048;
+        let (ours, theirs) = here.difference(&there).expect("lengths differ");
+        assert_eq!((ours.as_str(), theirs.as_str()), ("recv #17 of 4096 bf16", "send #17 of 2048 bf16"));
+        let mut old = header(Operation::Send);
+        old.attempt = 1;
+        let (ours, theirs) = here.difference(&old).expect("attempts differ");
+        assert!(ours.contains("attempt 2") && theirs.contains("attempt 1"), "{ours} / {theirs}");
+    }
+}

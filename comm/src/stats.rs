@@ -1,0 +1,85 @@
+//! What a communicator did: calls, payload and time by kind of operation.
+//!
+//! Payload is what the algorithm must move, counted where it leaves: the bytes of others' ranges that this rank
+//! contributes, whether a peer reads them from memory or a socket carries them. Headers are not payload. So the closed
+//! forms (2(N−1)/N of the bytes for an all_reduce, …) hold exactly in every transport.
+
+use std::ops::{Index, Sub};
+
+use crate::signature::Operation;
+
+/// Counters by kind of operation. Subtract an earlier snapshot to count an interval.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Stats {
+    counters: [Counter; Operation::ALL.len()],
+}
+
+/// What one kind of operation did on this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Counter {
+    /// Operations that ended well.
+    pub calls: u64,
+    /// Payload bytes that this rank sent.
+    pub sent_bytes: u64,
+    /// Seconds that the worker spent on them, waiting for peers included.
+    pub seconds: f64,
+}
+
+impl Stats {
+    /// Each kind of operation with its counter, in a fixed order.
+    pub fn iter(&self) -> impl Iterator<Item = (Operation, Counter)> + '_ {
+        Operation::ALL.into_iter().map(|operation| (operation, self[operation]))
+    }
+
+    /// Payload bytes sent by all operations.
+    pub fn sent_bytes(&self) -> u64 {
+        self.counters.iter().map(|counter| counter.sent_bytes).sum()
+    }
+
+    pub(crate) fn add(&mut self, operation: Operation, sent_bytes: u64, seconds: f64) {
+        let counter = &mut self.counters[operation as usize];
+        counter.calls += 1;
+        counter.sent_bytes += sent_bytes;
+        counter.seconds += seconds;
+    }
+}
+
+impl Index<Operation> for Stats {
+    type Output = Counter;
+    fn index(&self, operation: Operation) -> &Counter {
+        &self.counters[operation as usize]
+    }
+}
+
+impl Sub for Stats {
+    type Output = Stats;
+    fn sub(self, earlier: Stats) -> Stats {
+        let difference = |i: usize| {
+            let (now, then) = (self.counters[i], earlier.counters[i]);
+            Counter {
+                calls: now.calls.saturating_sub(then.calls),
+                sent_bytes: now.sent_bytes.saturating_sub(then.sent_bytes),
+                seconds: now.seconds - then.seconds,
+            }
+        };
+        Stats { counters: std::array::from_fn(difference) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_a_difference() {
+        let mut stats = Stats::default();
+        stats.add(Operation::AllReduce, 100, 0.5);
+        let before = stats;
+        stats.add(Operation::AllReduce, 60, 0.25);
+        stats.add(Operation::Send, 4, 0.125);
+        let interval = stats - before;
+        assert_eq!(interval[Operation::AllReduce], Counter { calls: 1, sent_bytes: 60, seconds: 0.25 });
+        assert_eq!((interval.sent_bytes(), stats.sent_bytes()), (64, 164));
+        assert_eq!(interval.iter().map(|(_, counter)| counter.calls).sum::<u64>(), 2);
+    }
+}

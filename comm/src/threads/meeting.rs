@@ -1,0 +1,256 @@
+//! Collectives between threads: everybody posts its buffer, reads the others', and leaves when all have read.
+//!
+//! A collective is up to three phases with a barrier after each. *Post*: the buffers are there, and the signatures agree.
+//! *Reduce*: the owner of a range has combined it; nobody else reads or writes that range meanwhile. *Gather*: everybody has
+//! copied the other ranges from their owners. The barriers make the ranges that are written in a phase disjoint from those
+//! that are read in it, on every buffer.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use super::Room;
+use crate::bell::{Bell, spin_time};
+use crate::buffer::Dtype;
+use crate::communicator::ReduceOp;
+use crate::health::{Cause, Failure, Health, SLICE};
+use crate::signature::Signature;
+use crate::step::{Collective, Membership, Step};
+use crate::tree;
+
+pub(super) struct Meeting {
+    seats: Vec<Seat>,
+    /// Arrivals at barriers since the beginning, of all ranks together.
+    arrivals: AtomicU64,
+    bell: Bell,
+}
+
+#[derive(Default)]
+struct Seat {
+    post: RwLock<Option<Post>>,
+    /// Barriers that this rank has come to.
+    phase: AtomicU64,
+}
+
+/// A buffer that others may read while they hold the lock it was found under.
+#[derive(Clone, Copy)]
+struct Post {
+    signature: Signature,
+    bytes: *mut u8,
+    length: usize,
+}
+
+// SAFETY: readers hold the read lock of the seat, and the owner withdraws the post under the write lock before the buffer
+// goes away. The phases keep writes and reads of one range apart.
+unsafe impl Send for Post {}
+// SAFETY: as above; the pointer is only copied out of the post.
+unsafe impl Sync for Post {}
+
+impl Post {
+    /// # Safety
+    /// The post must be under its lock, and nobody may write to the range in this phase.
+    unsafe fn read<'a>(&'a self, range: &Range<usize>) -> &'a [u8] {
+        assert!(range.end <= self.length);
+        // SAFETY: in bounds of a live buffer; the caller answers for the rest.
+        unsafe { std::slice::from_raw_parts(self.bytes.add(range.start), range.len()) }
+    }
+
+    /// # Safety
+    /// As for `read`, and nobody else may read the range in this phase, nor may two of these overlap.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn write<'a>(&'a self, range: &Range<usize>) -> &'a mut [u8] {
+        assert!(range.end <= self.length);
+        // SAFETY: in bounds of a live buffer; the caller answers for the rest.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.add(range.start), range.len()) }
+    }
+}
+
+impl Meeting {
+    pub(super) fn new(size: usize) -> Meeting {
+        Meeting {
+            seats: (0..size).map(|_| Seat::default()).collect(),
+            arrivals: AtomicU64::new(0),
+            bell: Bell::default(),
+        }
+    }
+}
+
+/// One rank's place in the meeting.
+pub(super) struct Participant {
+    room: Arc<Room>,
+    membership: Membership,
+    health: Arc<Health>,
+    spin: Duration,
+    timeout: Duration,
+    /// Barriers passed.
+    phase: u64,
+}
+
+impl Participant {
+    pub(super) fn new(room: Arc<Room>, membership: Membership, health: Arc<Health>, timeout: Duration) -> Participant {
+        let spin = spin_time(membership.size());
+        Participant { room, membership, health, spin, timeout, phase: 0 }
+    }
+
+    fn barrier(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let meeting = &self.room.meeting;
+        let size = self.membership.size() as u64;
+        self.phase += 1;
+        meeting.seats[self.membership.rank].phase.store(self.phase, Ordering::SeqCst);
+        if meeting.arrivals.fetch_add(1, Ordering::SeqCst) + 1 == size * self.phase {
+            meeting.bell.ring();
+            return Ok(());
+        }
+        loop {
+            let mark = meeting.bell.mark();
+            if meeting.arrivals.load(Ordering::SeqCst) >= size * self.phase {
+                return Ok(());
+            }
+            self.health.check()?;
+            if let Some(missing) = self.missing() {
+                let peer = self.membership.members[missing];
+                // Seen before the seat is looked at again: a rank leaves only after it has done its part.
+                if self.health.board.has_left(peer) && self.missing() == Some(missing) {
+                    let detail = "it dropped its communicator".to_string();
+                    return Err(Cause::Lost { peer, detail }.into());
+                }
+                if Instant::now() >= deadline {
+                    return Err(Failure::Deadline { peer });
+                }
+            }
+            meeting.bell.wait(mark, self.spin, SLICE);
+        }
+    }
+
+    /// The first rank that has not come to the present barrier.
+    fn missing(&self) -> Option<usize> {
+        self.room.meeting.seats.iter().position(|seat| seat.phase.load(Ordering::SeqCst) < self.phase)
+    }
+
+    /// The posts of all ranks, locked for reading. Everybody locks in rank order, so that readers and owners who withdraw
+    /// cannot wait for each other in a circle.
+    fn posts(&self) -> Result<Vec<Locked<'_>>, Failure> {
+        (0..self.membership.size()).map(|rank| self.post(rank)).collect()
+    }
+
+    fn post(&self, rank: usize) -> Result<Locked<'_>, Failure> {
+        let guard = self.room.meeting.seats[rank].post.read().unwrap_or_else(PoisonError::into_inner);
+        match *guard {
+            Some(post) => Ok(Locked { post, _guard: guard }),
+            // Withdrawn: its owner has failed, and the board says why.
+            None => Err(self.health.check().err().unwrap_or(Failure::Deadline { peer: self.membership.members[rank] })),
+        }
+    }
+
+    fn withdraw(&self) {
+        let seat = &self.room.meeting.seats[self.membership.rank];
+        *seat.post.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn compare(&self, here: &Signature) -> Result<(), Failure> {
+        for rank in 0..self.membership.size() {
+            let there = self.post(rank)?.post.signature;
+            if !here.agrees_with(&there) {
+                let peer = self.membership.members[rank];
+                let (here, there) = (here.to_string(), there.to_string());
+                return Err(Cause::Mismatch { rank: self.health.rank, here, peer, there }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Combines this rank's range of all buffers.
+    fn reduce(&self, plan: &Plan, op: ReduceOp, mut shard: Option<&mut [u8]>) -> Result<(), Failure> {
+        let (rank, dtype) = (self.membership.rank, plan.dtype);
+        let posts = self.posts()?;
+        let range = &plan.ranges[rank];
+        for start in range.clone().step_by(BLOCK) {
+            let block = start..range.end.min(start + BLOCK);
+            let others = (0..posts.len()).filter(|other| *other != rank);
+            // SAFETY: the posts are locked, and in this phase nobody writes to this rank's range of another's buffer.
+            let peers: Vec<&[u8]> = others.map(|other| unsafe { posts[other].post.read(&block) }).collect();
+            match &mut shard {
+                None => {
+                    // SAFETY: as above; this rank's range of its own buffer belongs to this rank alone in this phase.
+                    tree::reduce(dtype, op, rank, unsafe { posts[rank].post.write(&block) }, &peers);
+                }
+                Some(shard) => {
+                    let target = &mut shard[block.start - range.start..block.end - range.start];
+                    // SAFETY: as above.
+                    target.copy_from_slice(unsafe { posts[rank].post.read(&block) });
+                    tree::reduce(dtype, op, rank, target, &peers);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the others' ranges into this rank's buffer.
+    fn gather(&self, plan: &Plan) -> Result<(), Failure> {
+        let rank = self.membership.rank;
+        for other in self.membership.peers() {
+            let range = &plan.ranges[other];
+            if range.is_empty() {
+                continue;
+            }
+            // Locked in rank order, as everywhere.
+            let (low, high) = (self.post(rank.min(other))?, self.post(rank.max(other))?);
+            let (own, theirs) = if rank < other { (&low, &high) } else { (&high, &low) };
+            // SAFETY: the posts are locked. In this phase every rank writes the ranges of others in its own buffer and reads,
+            // in others' buffers, only the range of their owner.
+            unsafe { own.post.write(range).copy_from_slice(theirs.post.read(range)) };
+        }
+        Ok(())
+    }
+
+    fn attempt(&mut self, plan: &Plan, post: Post, shard: Option<&mut [u8]>) -> Result<(), Failure> {
+        let seat = &self.room.meeting.seats[self.membership.rank];
+        *seat.post.write().unwrap_or_else(PoisonError::into_inner) = Some(post);
+        self.barrier(plan.deadline)?;
+        self.compare(&post.signature)?;
+        if let Some(op) = post.signature.reduce {
+            self.reduce(plan, op, shard)?;
+        }
+        // Nobody leaves while its buffer is read or its post compared.
+        self.barrier(plan.deadline)?;
+        if plan.gather {
+            self.gather(plan)?;
+            self.barrier(plan.deadline)?;
+        }
+        Ok(())
+    }
+}
+
+/// A post under its lock.
+struct Locked<'a> {
+    post: Post,
+    _guard: RwLockReadGuard<'a, Option<Post>>,
+}
+
+/// What a step says besides its buffers.
+struct Plan {
+    dtype: Dtype,
+    ranges: Vec<Range<usize>>,
+    gather: bool,
+    deadline: Instant,
+}
+
+/// Bytes reduced at a time: a multiple of every element, small enough to stay in the second-level cache.
+const BLOCK: usize = 64 * 1024;
+
+impl Collective for Participant {
+    fn run(&mut self, step: Step<'_>) -> Result<(), Failure> {
+        let Step { signature, buffer, shard, ranges, gather, deadline } = step;
+        let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len() };
+        let plan = Plan { dtype: signature.dtype.unwrap_or(Dtype::U8), ranges, gather, deadline };
+        let outcome = self.attempt(&plan, post, shard);
+        if let Err(failure) = &outcome {
+            // First the board, so that nobody begins to read, then the post, which waits for those who do.
+            let timeout = self.timeout;
+            self.health.end_because(failure, &signature, timeout);
+        }
+        self.withdraw();
+        outcome
+    }
+}
