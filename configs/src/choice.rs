@@ -14,17 +14,6 @@ macro_rules! choice {
         pub enum $name { $( $(#[$variant_meta])* $variant, )+ }
 
         impl $name {
-            /// Every spelling that is read.
-            pub(crate) const NAMES: &[&str] = &[$( $spelling $(, $alias)* ,)+];
-
-            /// The variant of that spelling.
-            pub(crate) fn from_name(name: &str) -> Option<Self> {
-                match name {
-                    $( $spelling $(| $alias)* => Some(Self::$variant), )+
-                    _ => None,
-                }
-            }
-
             /// The spelling of `ds.yaml`.
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$variant => $spelling, )+ }
@@ -32,7 +21,14 @@ macro_rules! choice {
         }
 
         impl $crate::choice::Choice for $name {
-            fn from_name(name: &str) -> Option<Self> { Self::from_name(name) }
+            const NAMES: &'static [&'static str] = &[$( $spelling $(, $alias)* ,)+];
+
+            fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $( $spelling $(| $alias)* => Some(Self::$variant), )+
+                    _ => None,
+                }
+            }
         }
 
         impl std::fmt::Display for $name {
@@ -49,8 +45,11 @@ macro_rules! choice {
 
 pub(crate) use choice;
 
-/// What [`choice!`] makes, for the reader.
+/// What [`choice!`] makes, for the schema and the reader.
 pub(crate) trait Choice: Sized {
+    /// Every spelling that is read.
+    const NAMES: &'static [&'static str];
+
     /// The variant of that spelling.
     fn from_name(name: &str) -> Option<Self>;
 }

@@ -50,6 +50,16 @@ pub struct Config {
     pub gradient_allreduce_op: ReduceOp,
     /// Type in which gradients travel; `None` is the type of the parameters.
     pub communication_data_type: Option<Dtype>,
+    /// Measure each phase of a step and write the timeline.
+    pub wall_clock_breakdown: bool,
+    /// Print memory at the boundaries of phases.
+    pub memory_breakdown: bool,
+    /// Print the state of engine and optimizer at the start.
+    pub dump_state: bool,
+    /// Leave out the last batch of an epoch when it is not full.
+    pub dataloader_drop_last: bool,
+    /// What is logged.
+    pub log_level: LogLevel,
     /// Types of buffers.
     pub data_types: DataTypes,
     /// bfloat16 parameters and activations over f32 master weights.
@@ -61,16 +71,6 @@ pub struct Config {
     /// ZeRO: what is sharded, and how it is fetched.
     #[serde(rename = "zero_optimization")]
     pub zero: Zero,
-    /// Measure each phase of a step and write the timeline.
-    pub wall_clock_breakdown: bool,
-    /// Print memory at the boundaries of phases.
-    pub memory_breakdown: bool,
-    /// Print the state of engine and optimizer at the start.
-    pub dump_state: bool,
-    /// Leave out the last batch of an epoch when it is not full.
-    pub dataloader_drop_last: bool,
-    /// What is logged.
-    pub log_level: LogLevel,
     /// One CSV file per metric.
     pub csv_monitor: Monitor,
     /// TensorBoard event files.

@@ -77,8 +77,12 @@ pub enum Spot {
     },
     /// On the command line: the whole `path.to.key=value`.
     Set(String),
-    /// Nowhere: the default of the named file's configuration.
+    /// Nowhere in the named file: the default.
     Default(String),
+    /// Nowhere: it is the number of ranks that were started.
+    Launch(usize),
+    /// The named file as a whole.
+    Whole(String),
 }
 
 impl Errors {
@@ -143,7 +147,9 @@ impl fmt::Display for Place {
         let spot = match &self.spot {
             Spot::File { name, line, column, .. } => format!("{name}:{line}:{column}"),
             Spot::Set(text) => format!("--set {text}"),
-            Spot::Default(name) => format!("{name}, not given"),
+            Spot::Default(name) => format!("not in {name}"),
+            Spot::Launch(ranks) => format!("{ranks} ranks started"),
+            Spot::Whole(name) => name.clone(),
         };
         match self.path.is_empty() {
             true => f.write_str(&printable(&spot)),

@@ -1,11 +1,49 @@
 //! The only code that knows `ds.yaml`: DeepSpeed's keys, as typed and resolved.
+//!
+//! Two phases. [`load`] reads YAML or JSON into a [`Typed`]: what was written, checked value by value, each with its line and
+//! column or its `--set`. [`Typed::resolve`] makes a [`Config`] of it: every default and `auto` filled in, keys held against each
+//! other, each value with its [`Origin`]. Both together tell everything that is wrong in one [`Errors`].
+//!
+//! ```
+//! let config = zero_config::Config::parse("ds.yaml", "train_micro_batch_size_per_gpu: 4\nzero_optimization: {stage: 3}").unwrap();
+//! assert_eq!(config.train_batch_size, 4);
+//! assert!(config.zero.overlap_comm);
+//!
+//! let errors = zero_config::Config::parse("ds.yaml", "train_batch_size: 8\nzero_optimization:\n  stagee: 3").unwrap_err();
+//! assert_eq!(
+//!     errors.to_string(),
+//!     "error: unknown key `zero_optimization.stagee`\n  \
+//!        in: zero_optimization.stagee (ds.yaml:3:3)\n      \
+//!            3 |   stagee: 3\n        \
+//!              |   ^^^^^^\n  \
+//!        help: did you mean `stage`?"
+//! );
+//! ```
 
+mod batch;
+mod check;
 mod choice;
 mod config;
 mod errors;
+mod nearest;
+mod node;
 mod origin;
+mod overrides;
+mod parse;
+mod reader;
+mod reference;
+mod report;
+mod resolve;
+mod scalar;
+mod schema;
+mod source;
+mod typed;
+mod value;
 mod yaml_out;
 
 pub use config::*;
 pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};
+pub use reference::reference;
+pub use source::Source;
+pub use typed::{Typed, load};

@@ -1,8 +1,35 @@
-//! Writes a resolved configuration as YAML that runs again as it is.
+//! Writes a resolved configuration as YAML that runs again as it is, and that other YAML readers understand too.
+
+use std::fmt::Write as _;
 
 use serde::Serializer;
+use serde_json::Value;
 
 use crate::Config;
+use crate::node;
+use crate::scalar;
+use crate::schema::join;
+
+/// Column at which comments stand, when the line is short enough.
+const COMMENT_COLUMN: usize = 50;
+
+impl Config {
+    /// The full configuration, every default and `auto` filled in. It runs again as it is.
+    pub fn to_yaml(&self) -> String {
+        write(self, false)
+    }
+
+    /// The same, with a comment at each value that says where it comes from: `# line 12`, `# --set`, `# default`, `# auto`.
+    pub fn to_yaml_with_origins(&self) -> String {
+        write(self, true)
+    }
+
+    /// Each value by its path (`zero_optimization.stage`), written as in YAML, in the order of the file. To compare
+    /// configurations key by key.
+    pub fn leaves(&self) -> Vec<(String, String)> {
+        leaves(self)
+    }
+}
 
 /// Serialises `None` as `auto`.
 pub(crate) fn auto<S: Serializer>(value: &Option<usize>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -13,7 +40,130 @@ pub(crate) fn auto<S: Serializer>(value: &Option<usize>, serializer: S) -> Resul
 }
 
 /// The configuration in the shape of `ds.yaml`, keys in order.
-pub(crate) fn tree(config: &Config) -> serde_json::Value {
+pub(crate) fn tree(config: &Config) -> Value {
     // Plain data with text keys: there is nothing in it that could fail to serialise.
     serde_json::to_value(config).unwrap_or_default()
+}
+
+pub(crate) fn leaves(config: &Config) -> Vec<(String, String)> {
+    let mut list = Vec::new();
+    visit("", &tree(config), 0, &mut |_, path, _, value| {
+        if let Some(value) = value {
+            list.push((path.to_string(), value));
+        }
+    });
+    list
+}
+
+fn write(config: &Config, origins: bool) -> String {
+    let mut out = String::new();
+    visit("", &tree(config), 0, &mut |depth, path, name, value| {
+        let is_section = value.is_none();
+        if depth == 0 && is_section {
+            out.push('\n');
+        }
+        let mut line = format!("{:indent$}{name}:", "", indent = 2 * depth);
+        if let Some(value) = &value {
+            let _ = write!(line, " {value}");
+            if origins {
+                let origin = config.origins.of_value(path, value);
+                line = format!("{line:<COMMENT_COLUMN$} # {origin}");
+            }
+        }
+        out.push_str(&line);
+        out.push('\n');
+    });
+    out
+}
+
+/// Calls `each` with depth, path, name and written value of every key; a section has no value.
+fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &str, &str, Option<String>)) {
+    let Value::Object(entries) = value else { return };
+    for (name, value) in entries {
+        let path = join(path, name);
+        match value {
+            Value::Object(inner) if !inner.is_empty() => {
+                each(depth, &path, name, None);
+                visit(&path, value, depth + 1, each);
+            }
+            value => each(depth, &path, name, Some(flow(value))),
+        }
+    }
+}
+
+/// A value on one line.
+fn flow(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_string(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            Some(number) => float(number),
+            None => number.to_string(),
+        },
+        Value::String(text) => quoted(text),
+        Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
+        Value::Object(_) => "{}".to_string(),
+    }
+}
+
+/// Shortest digits that read back to the same f64. YAML 1.1 readers take an exponent only after a point.
+fn float(number: f64) -> String {
+    let text = format!("{number:?}");
+    match text.split_once('e') {
+        Some((digits, exponent)) if !digits.contains('.') => format!("{digits}.0e{exponent}"),
+        _ => text,
+    }
+}
+
+/// Plain when nothing could take it for something else, else in double quotes with JSON's escapes, which are YAML's too.
+fn quoted(text: &str) -> String {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
+    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/'))
+        && text.chars().all(harmless)
+        && matches!(scalar::plain(text), node::Value::Text(_))
+        && !matches!(text.to_ascii_lowercase().as_str(), "y" | "n" | "yes" | "no" | "on" | "off");
+    if plain {
+        return text.to_string();
+    }
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            // Controls and the characters that some reader takes for a line break or a mark.
+            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}') => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_read_back_and_have_a_point() {
+        for (number, text) in [(1e-8, "1.0e-8"), (0.001, "0.001"), (1.0, "1.0"), (2.5e-10, "2.5e-10"), (1e16, "1.0e16")]
+        {
+            assert_eq!(float(number), text);
+            assert_eq!(scalar::plain(text), node::Value::Float(number));
+        }
+    }
+
+    #[test]
+    fn texts_are_quoted_when_something_else_could_be_read() {
+        for text in ["gelu_new", "runs/quickstart", "a.b-c"] {
+            assert_eq!(quoted(text), text);
+        }
+        for text in ["", "no", "12", "true", "null", "a b", "**/*.rs", "a: b", "- a", "#x", "1.5", "~"] {
+            assert!(quoted(text).starts_with('"'), "{text}");
+        }
+        assert_eq!(quoted("a\"b\\c\n\u{7}"), "\"a\\\"b\\\\c\\n\\u0007\"");
+    }
 }

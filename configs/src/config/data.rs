@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::reader::Resolver;
 
 /// `data`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -68,5 +69,52 @@ choice! {
         U16 = "u16",
         /// 32 bits.
         U32 = "u32",
+    }
+}
+
+impl Data {
+    /// Reads the section for a model whose longest sequence is `longest`. `None` when it was not written.
+    pub(crate) fn read(resolver: &mut Resolver<'_>, longest: Option<usize>) -> Option<Self> {
+        if !resolver.has_section("data") {
+            return None;
+        }
+        let mut keys = resolver.section("data");
+        let tokenizer = match keys.text("tokenizer").as_str() {
+            "byte" => Tokenizer::Byte,
+            path => Tokenizer::File(path.to_string()),
+        };
+        let data = Self {
+            train: keys.texts("train").unwrap_or_default(),
+            eval: keys.texts("eval"),
+            eval_fraction: keys.float("eval_fraction"),
+            format: keys.choice("format", DataFormat::Auto),
+            tokenizer,
+            sequence_length: keys.optional_int("sequence_length").or(longest),
+            text_key: keys.text("text_key"),
+            token_dtype: keys.choice("token_dtype", TokenDtype::U16),
+            shuffle: keys.bool("shuffle"),
+        };
+        if data.eval.is_some() && data.eval_fraction > 0.0 {
+            let message = "`data.eval` and `data.eval_fraction` both say what to evaluate on".to_string();
+            resolver.contradiction(
+                &["data.eval", "data.eval_fraction"],
+                message,
+                Some("keep one of the two".to_string()),
+            );
+        }
+        if let (Some(length), Some(longest)) = (data.sequence_length, longest)
+            && length > longest
+        {
+            let message =
+                format!("samples of {length} tokens are longer than the model's longest sequence of {longest}");
+            let help = Some(format!("write {longest} or less, or give the model more positions"));
+            resolver.contradiction(&["data.sequence_length", "model"], message, help);
+        }
+        Some(data)
+    }
+
+    /// Whether there is anything to evaluate on.
+    pub fn has_eval(&self) -> bool {
+        self.eval.is_some() || self.eval_fraction > 0.0
     }
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::reader::Resolver;
 
 /// `launcher`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,5 +32,18 @@ choice! {
         Tcp = "tcp",
         /// Ranks as threads of one process.
         Threads = "threads",
+    }
+}
+
+impl Launcher {
+    pub(crate) fn read(resolver: &mut Resolver<'_>, world_size: usize) -> Self {
+        let mut keys = resolver.section("launcher");
+        Self {
+            num_processes: world_size,
+            transport: keys.choice("transport", Transport::Auto),
+            interface: keys.optional_text("interface"),
+            timeout_seconds: keys.float("timeout_seconds"),
+            threads_per_rank: keys.optional_int("threads_per_rank"),
+        }
     }
 }

@@ -3,6 +3,8 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::node::At;
+use crate::reader::{Reader, Resolver};
 
 /// A model that the engine builds itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -106,5 +108,113 @@ choice! {
         GeluNew = "gelu_new" | "gelu_pytorch_tanh",
         /// x·σ(x).
         Silu = "silu" | "swish",
+    }
+}
+
+impl Model {
+    /// Reads the section; `None` when it was not written.
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Option<Self> {
+        if !resolver.has_section("model") {
+            return None;
+        }
+        let (kind, mut keys) = resolver.variant("model", "");
+        match kind {
+            "gpt2" => {
+                let model = Gpt2::read(&mut keys);
+                divides(resolver, ("n_head", model.n_head), ("n_embd", model.n_embd));
+                Some(Self::Gpt2(model))
+            }
+            "llama" => {
+                let model = Llama::read(&mut keys);
+                model.check(resolver);
+                Some(Self::Llama(model))
+            }
+            "mlp" => Some(Self::Mlp(Mlp {
+                input_size: keys.int("input_size"),
+                hidden_sizes: keys.ints("hidden_sizes"),
+                output_size: keys.int("output_size"),
+                activation: keys.choice("activation", Activation::Relu),
+            })),
+            // There is an error about the type.
+            _ => None,
+        }
+    }
+
+    /// The longest sequence that the model can be given; `None` when it does not read sequences.
+    pub fn max_sequence_length(&self) -> Option<usize> {
+        match self {
+            Self::Gpt2(model) => Some(model.n_positions),
+            Self::Llama(model) => Some(model.max_position_embeddings),
+            Self::Mlp(_) => None,
+        }
+    }
+}
+
+impl Gpt2 {
+    fn read(keys: &mut Reader<'_, '_>) -> Self {
+        let n_embd = keys.int("n_embd");
+        Self {
+            vocab_size: keys.optional_int("vocab_size"),
+            n_positions: keys.int("n_positions"),
+            n_embd,
+            n_layer: keys.int("n_layer"),
+            n_head: keys.int("n_head"),
+            n_inner: keys.optional_int("n_inner").unwrap_or(4 * n_embd),
+            activation_function: keys.choice("activation_function", Activation::GeluNew),
+            layer_norm_epsilon: keys.float("layer_norm_epsilon"),
+            initializer_range: keys.float("initializer_range"),
+            tie_word_embeddings: keys.bool("tie_word_embeddings"),
+            embd_pdrop: 0.0,
+            resid_pdrop: 0.0,
+            attn_pdrop: 0.0,
+        }
+    }
+}
+
+impl Llama {
+    fn read(keys: &mut Reader<'_, '_>) -> Self {
+        let hidden_size = keys.int("hidden_size");
+        let num_attention_heads = keys.int("num_attention_heads");
+        Self {
+            vocab_size: keys.optional_int("vocab_size"),
+            hidden_size,
+            intermediate_size: keys.int("intermediate_size"),
+            num_hidden_layers: keys.int("num_hidden_layers"),
+            num_attention_heads,
+            num_key_value_heads: keys.optional_int("num_key_value_heads").unwrap_or(num_attention_heads),
+            head_dim: keys.optional_int("head_dim").unwrap_or(hidden_size / num_attention_heads),
+            max_position_embeddings: keys.int("max_position_embeddings"),
+            rope_theta: keys.float("rope_theta"),
+            rms_norm_eps: keys.float("rms_norm_eps"),
+            tie_word_embeddings: keys.bool("tie_word_embeddings"),
+            initializer_range: keys.float("initializer_range"),
+            attention_bias: keys.bool("attention_bias"),
+            hidden_act: keys.choice("hidden_act", Activation::Silu),
+        }
+    }
+
+    fn check(&self, resolver: &mut Resolver<'_>) {
+        let heads = ("num_attention_heads", self.num_attention_heads);
+        divides(resolver, ("num_key_value_heads", self.num_key_value_heads), heads);
+        if resolver.at("model.head_dim") == At::Default {
+            divides(resolver, heads, ("hidden_size", self.hidden_size));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            let message =
+                format!("the width of a head is {}; rotary embedding turns pairs, so it must be even", self.head_dim);
+            resolver.contradiction(
+                &["model.head_dim", "model.hidden_size", "model.num_attention_heads"],
+                message,
+                None,
+            );
+        }
+    }
+}
+
+fn divides(resolver: &mut Resolver<'_>, part: (&str, usize), whole: (&str, usize)) {
+    if !whole.1.is_multiple_of(part.1) {
+        let message = format!("{} {} does not divide {} {}", part.0, part.1, whole.0, whole.1);
+        let paths = [format!("model.{}", part.0), format!("model.{}", whole.0)];
+        resolver.contradiction(&paths.each_ref().map(String::as_str), message, None);
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::reader::Resolver;
+
 /// Where a monitor writes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Monitor {
@@ -26,4 +28,24 @@ pub struct CommsLogger {
     pub prof_ops: Vec<String>,
     /// Print the place in the program with each operation.
     pub debug: bool,
+}
+
+impl Monitor {
+    pub(crate) fn read(resolver: &mut Resolver<'_>, name: &str) -> Self {
+        let mut keys = resolver.section(name);
+        Self { enabled: keys.bool("enabled"), output_path: keys.text("output_path"), job_name: keys.text("job_name") }
+    }
+}
+
+impl CommsLogger {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("comms_logger");
+        Self {
+            enabled: keys.bool("enabled"),
+            verbose: keys.bool("verbose"),
+            prof_all: keys.bool("prof_all"),
+            prof_ops: keys.texts("prof_ops").unwrap_or_default(),
+            debug: keys.bool("debug"),
+        }
+    }
 }

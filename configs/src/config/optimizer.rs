@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::reader::{Reader, Resolver};
+
 /// An optimizer with its hyper-parameters. Which parameters are decayed is `training.weight_decay_on`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Optimizer {
@@ -76,5 +78,62 @@ impl Serialize for Optimizer {
             }
         };
         json!({ "type": kind, "params": params }).serialize(serializer)
+    }
+}
+
+impl Optimizer {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let (kind, mut keys) = resolver.variant("optimizer", "AdamW");
+        match kind {
+            "SGD" => {
+                let (momentum, dampening) = (keys.float("momentum"), keys.float("dampening"));
+                let sgd = Self::Sgd {
+                    lr: keys.float("lr"),
+                    momentum,
+                    dampening,
+                    nesterov: keys.bool("nesterov"),
+                    weight_decay: keys.float("weight_decay"),
+                };
+                if matches!(sgd, Self::Sgd { nesterov: true, .. }) && (momentum == 0.0 || dampening != 0.0) {
+                    let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
+                    let paths = ["nesterov", "momentum", "dampening"].map(|name| format!("optimizer.params.{name}"));
+                    resolver.contradiction(&paths.each_ref().map(String::as_str), message, None);
+                }
+                sgd
+            }
+            "Lion" => {
+                Self::Lion { lr: keys.float("lr"), betas: keys.pair("betas"), weight_decay: keys.float("weight_decay") }
+            }
+            "Adagrad" => {
+                Self::Adagrad { lr: keys.float("lr"), eps: keys.float("eps"), weight_decay: keys.float("weight_decay") }
+            }
+            _ => {
+                let adam = Self::adam(&mut keys);
+                if kind == "AdamW" && matches!(adam, Self::AdamW { adam_w_mode: false, .. }) {
+                    let message = "type AdamW is Adam with `adam_w_mode`, which is switched off".to_string();
+                    let help = Some("for L2 decay write `type: Adam`".to_string());
+                    resolver.contradiction(&["optimizer.params.adam_w_mode", "optimizer.type"], message, help);
+                }
+                adam
+            }
+        }
+    }
+
+    fn adam(keys: &mut Reader<'_, '_>) -> Self {
+        Self::AdamW {
+            lr: keys.float("lr"),
+            betas: keys.pair("betas"),
+            eps: keys.float("eps"),
+            weight_decay: keys.float("weight_decay"),
+            bias_correction: keys.bool("bias_correction"),
+            adam_w_mode: keys.bool("adam_w_mode"),
+        }
+    }
+
+    /// The learning rate before any schedule.
+    pub fn lr(&self) -> f64 {
+        match *self {
+            Self::AdamW { lr, .. } | Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => lr,
+        }
     }
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::reader::Resolver;
 
 choice! {
     /// A floating-point type that the configuration can name.
@@ -30,4 +31,17 @@ pub struct Bf16 {
 pub struct DataTypes {
     /// Type in which gradients of micro-batches are added up; `None` is the type of the parameters.
     pub grad_accum_dtype: Option<Dtype>,
+}
+
+impl Bf16 {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("bf16");
+        Self { enabled: keys.bool("enabled"), check_grad_overflow: keys.bool("check_grad_overflow") }
+    }
+}
+
+impl DataTypes {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        Self { grad_accum_dtype: resolver.section("data_types").optional_choice("grad_accum_dtype") }
+    }
 }

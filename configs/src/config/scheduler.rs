@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::reader::{Reader, Resolver};
 
 /// Learning rate as a function of the optimizer step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -60,4 +61,54 @@ choice! {
         /// step / n.
         Linear = "linear",
     }
+}
+
+impl Scheduler {
+    /// Reads the section for an optimizer with learning rate `lr` and a run of `max_steps`, when it is counted in steps.
+    pub(crate) fn read(resolver: &mut Resolver<'_>, lr: f64, max_steps: Option<usize>) -> Self {
+        let (kind, mut keys) = resolver.variant("scheduler", "Constant");
+        let scheduler = match kind {
+            "WarmupLR" => Self::WarmupLR {
+                warmup_min_lr: keys.float("warmup_min_lr"),
+                warmup_max_lr: keys.optional_float("warmup_max_lr").unwrap_or(lr),
+                warmup_num_steps: keys.int("warmup_num_steps"),
+                warmup_type: shape(&mut keys),
+            },
+            "WarmupDecayLR" => Self::WarmupDecayLR {
+                total_num_steps: keys.optional_int("total_num_steps").or(max_steps),
+                warmup_min_lr: keys.float("warmup_min_lr"),
+                warmup_max_lr: keys.float("warmup_max_lr"),
+                warmup_num_steps: keys.int("warmup_num_steps"),
+                warmup_type: shape(&mut keys),
+            },
+            "WarmupCosineLR" => Self::WarmupCosineLR {
+                total_num_steps: keys.optional_int("total_num_steps").or(max_steps),
+                warmup_min_ratio: keys.float("warmup_min_ratio"),
+                warmup_num_steps: keys.int("warmup_num_steps"),
+                cos_min_ratio: keys.float("cos_min_ratio"),
+                warmup_type: shape(&mut keys),
+            },
+            _ => Self::Constant,
+        };
+        scheduler.warn(resolver, max_steps);
+        scheduler
+    }
+
+    /// A warm-up that is longer than the run is what DeepSpeed's default of 1000 makes of a short one.
+    fn warn(&self, resolver: &mut Resolver<'_>, max_steps: Option<usize>) {
+        let (warmup, total) = match *self {
+            Self::Constant => return,
+            Self::WarmupLR { warmup_num_steps, .. } => (warmup_num_steps, max_steps),
+            Self::WarmupDecayLR { warmup_num_steps, total_num_steps, .. }
+            | Self::WarmupCosineLR { warmup_num_steps, total_num_steps, .. } => (warmup_num_steps, total_num_steps),
+        };
+        if let Some(total) = total.filter(|total| *total < warmup) {
+            let message = format!("the warm-up of {warmup} steps is longer than the schedule of {total}");
+            resolver.warn("scheduler.params.warmup_num_steps", message);
+        }
+    }
+}
+
+fn shape(keys: &mut Reader<'_, '_>) -> WarmupType {
+    keys.choice("warmup_type", WarmupType::Log)
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::reader::Resolver;
 
 /// `training`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -66,4 +67,55 @@ choice! {
         /// Every parameter, as PyTorch and DeepSpeed do by themselves.
         All = "all",
     }
+}
+
+/// Steps of a run that says neither `max_steps` nor `epochs`.
+const DEFAULT_STEPS: usize = 100;
+
+impl Training {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let stem = stem(&resolver.report.source().name);
+        let mut keys = resolver.section("training");
+        let (steps, epochs) = (keys.optional_int("max_steps"), keys.optional_float("epochs"));
+        let training = Self {
+            max_steps: steps.or(epochs.is_none().then_some(DEFAULT_STEPS)),
+            epochs,
+            seed: keys.u64("seed"),
+            reproducible: keys.bool("reproducible"),
+            eval_every: keys.int("eval_every"),
+            eval_batches: keys.int("eval_batches"),
+            save_every: keys.int("save_every"),
+            keep_last: keys.int("keep_last"),
+            output_dir: keys.optional_text("output_dir").unwrap_or_else(|| format!("runs/{stem}")),
+            early_stopping: keys
+                .inner("early_stopping")
+                .map(|mut keys| EarlyStopping { patience: keys.int("patience"), min_delta: keys.float("min_delta") }),
+            weight_decay_on: keys.choice("weight_decay_on", WeightDecayOn::Matrices),
+            sample: keys.inner("sample").map(|mut keys| Sample {
+                prompt: keys.text("prompt"),
+                tokens: keys.int("tokens"),
+                temperature: keys.float("temperature"),
+                top_k: keys.optional_int("top_k"),
+            }),
+            trace: keys.bool("trace"),
+        };
+        if steps.is_some() && epochs.is_some() {
+            let message = "`training.max_steps` and `training.epochs` both say how long to train".to_string();
+            let help = Some("keep one of the two".to_string());
+            resolver.contradiction(&["training.max_steps", "training.epochs"], message, help);
+        }
+        if training.early_stopping.is_some() && training.eval_every == 0 {
+            let message = "early stopping looks at evaluations, and there are none".to_string();
+            let help = Some("write `eval_every`, and `data.eval` or `data.eval_fraction`".to_string());
+            resolver.contradiction(&["training.early_stopping", "training.eval_every"], message, help);
+        }
+        training
+    }
+}
+
+/// The name of a configuration without folder and ending; `stdin` and the like without their marks.
+fn stem(name: &str) -> String {
+    let stem = std::path::Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let stem = stem.trim_matches(['<', '>']);
+    if stem.is_empty() { "run".to_string() } else { stem.to_string() }
 }

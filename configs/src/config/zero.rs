@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::reader::Resolver;
+
 /// What is sharded over the data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(into = "u8")]
@@ -37,8 +39,6 @@ pub struct Zero {
     /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub allgather_bucket_size: Option<usize>,
-    /// Copy gradients into one buffer as they are produced. Always so here.
-    pub contiguous_gradients: bool,
     /// Elements fetched ahead of use (stage 3).
     pub stage3_prefetch_bucket_size: usize,
     /// Parameters with fewer elements stay gathered (stage 3).
@@ -52,4 +52,29 @@ pub struct Zero {
     /// Accept a parameter that gets no gradient. DeepSpeed's default is `true`; here it is `false`: such a parameter is an
     /// error that names it.
     pub ignore_unused_parameters: bool,
+}
+
+impl Zero {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("zero_optimization");
+        let stage = match keys.u64("stage") {
+            0 => ZeroStage::Zero,
+            1 => ZeroStage::One,
+            2 => ZeroStage::Two,
+            _ => ZeroStage::Three,
+        };
+        Self {
+            stage,
+            overlap_comm: keys.optional_bool("overlap_comm").unwrap_or(stage == ZeroStage::Three),
+            reduce_scatter: keys.bool("reduce_scatter"),
+            reduce_bucket_size: keys.optional_int("reduce_bucket_size"),
+            allgather_bucket_size: keys.optional_int("allgather_bucket_size"),
+            stage3_prefetch_bucket_size: keys.int("stage3_prefetch_bucket_size"),
+            stage3_param_persistence_threshold: keys.int("stage3_param_persistence_threshold"),
+            stage3_model_persistence_threshold: keys.int("stage3_model_persistence_threshold"),
+            stage3_max_live_parameters: keys.int("stage3_max_live_parameters"),
+            stage3_max_reuse_distance: keys.int("stage3_max_reuse_distance"),
+            ignore_unused_parameters: keys.bool("ignore_unused_parameters"),
+        }
+    }
 }

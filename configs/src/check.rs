@@ -1,0 +1,328 @@
+//! Holds what was written against the schema: every key known, every value of the right type and in its range.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::errors::ErrorKind;
+use crate::nearest;
+use crate::node::{At, Entry, Node, Value};
+use crate::report::Report;
+use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, Variant, Variants, join};
+use crate::value::{Leaf, expected, leaf};
+
+/// A value as typed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Field {
+    pub(crate) leaf: Leaf,
+    pub(crate) at: At,
+    /// It was written as `auto`.
+    pub(crate) auto: bool,
+}
+
+/// What was written and is right, by path.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Fields {
+    pub(crate) values: BTreeMap<String, Field>,
+    /// Sections that were written, empty ones included, with their places.
+    pub(crate) sections: BTreeMap<String, At>,
+}
+
+/// Checks the whole document.
+pub(crate) fn check(root: &Node, report: &mut Report) -> Fields {
+    let mut check = Check { report, fields: Fields::default() };
+    match &root.value {
+        Value::Map(entries) => check.section("", At::Default, entries, &[schema::TOP.keys]),
+        Value::Null => {
+            let help = "a configuration needs at least `train_micro_batch_size_per_gpu` or `train_batch_size`";
+            let message = "the configuration is empty".to_string();
+            check.report.error(ErrorKind::Missing, "", At::Default, message, Some(help.to_string()));
+        }
+        other => {
+            let message = format!("expected a section of keys at the top of the file, found {}", other.describe());
+            check.report.error(ErrorKind::Value, "", root.at, message, None);
+        }
+    }
+    check.fields
+}
+
+struct Check<'r> {
+    report: &'r mut Report,
+    fields: Fields,
+}
+
+impl Check<'_> {
+    fn section(&mut self, path: &str, at: At, entries: &[Entry], keys: &[&'static [Key]]) {
+        let mut written = BTreeSet::new();
+        for entry in entries {
+            let Some((name, key)) = self.find(path, entry, keys) else { continue };
+            if !written.insert(name) {
+                let path = join(path, name);
+                let message = format!("`{path}` is written twice, under two names");
+                self.report.error(ErrorKind::DuplicateKey, &path, entry.key_at, message, None);
+            } else if entry.value.value == Value::Null {
+                // As if it were not written; a required key then is missing.
+                written.remove(name);
+            } else {
+                self.entry(&join(path, name), key, entry);
+            }
+        }
+        for key in keys.iter().flat_map(|keys| keys.iter()) {
+            let path = join(path, key.name);
+            if key.is_required() && !written.contains(key.name) && !self.report.is_poisoned(&path) {
+                let message = format!("`{path}` is missing");
+                let help = format!("write {}", expected(&key.kind));
+                self.report.error(ErrorKind::Missing, &path, at, message, Some(help));
+            }
+        }
+    }
+
+    /// The key that an entry writes, under its first name. `None` when there is none: the report says so.
+    fn find(&mut self, path: &str, entry: &Entry, keys: &[&'static [Key]]) -> Option<(&'static str, &'static Key)> {
+        let lookup = |name: &str| keys.iter().find_map(|keys| schema::find(keys, name));
+        match lookup(&entry.key) {
+            Some(key) if key.status == Status::Alias => lookup(key.meaning).map(|key| (key.name, key)),
+            Some(key) => Some((key.name, key)),
+            None => {
+                self.unknown(path, entry, keys, &[]);
+                None
+            }
+        }
+    }
+
+    fn unknown(&mut self, path: &str, entry: &Entry, keys: &[&'static [Key]], beside: &[&'static str]) {
+        let full = join(path, &entry.key);
+        let (near, help) = match self.report.is_full() {
+            true => (None, None),
+            false => nearest::unknown_key(path, &entry.key, keys, beside),
+        };
+        if let Some(near) = near {
+            // It is not also missing.
+            self.report.poison(join(path, near));
+        }
+        let message = format!("unknown key `{full}`");
+        self.report.error(ErrorKind::UnknownKey, &full, entry.key_at, message, help);
+    }
+
+    fn entry(&mut self, path: &str, key: &'static Key, entry: &Entry) {
+        let value = &entry.value.value;
+        match (key.status, key.kind) {
+            (Status::Removed, _) => {
+                let message = format!("`{path}` was removed from DeepSpeed");
+                self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(key.meaning.to_string()));
+            }
+            (Status::Now, Kind::Section(section)) => self.now_section(path, section, entry),
+            (Status::Now, Kind::Variants(variants)) => self.variants(path, variants, entry),
+            (Status::Later { .. } | Status::Rejected { .. }, Kind::Section(section)) => {
+                self.switched(path, key, section, entry);
+            }
+            (Status::Later { off } | Status::Rejected { off }, _) => {
+                if !is_off(value, key, off) {
+                    self.inactive(path, key, off, entry);
+                }
+            }
+            (Status::Now | Status::Ignored | Status::Alias, _) => self.leaf(path, key, entry),
+        }
+    }
+
+    fn now_section(&mut self, path: &str, section: &'static Section, entry: &Entry) {
+        match &entry.value.value {
+            Value::Map(entries) => {
+                self.fields.sections.insert(path.to_string(), entry.key_at);
+                self.section(path, entry.key_at, entries, &[section.keys]);
+            }
+            // DeepSpeed's first form: on or off.
+            Value::Bool(on) if path == "zero_optimization" => {
+                let at = entry.value.at;
+                let message = format!("`{path}: {on}` is an old form; write `stage: {}`", u8::from(*on));
+                self.report.warn(path, at, message);
+                let field = Field { leaf: Leaf::Int(u64::from(*on)), at, auto: false };
+                self.fields.values.insert(join(path, "stage"), field);
+            }
+            other => self.wrong(path, &entry.value, format!("expected a section of keys, found {}", other.describe())),
+        }
+    }
+
+    fn variants(&mut self, path: &str, variants: &'static Variants, entry: &Entry) {
+        let Value::Map(entries) = &entry.value.value else {
+            let message = format!("expected a section of keys, found {}", entry.value.value.describe());
+            return self.wrong(path, &entry.value, message);
+        };
+        self.fields.sections.insert(path.to_string(), entry.key_at);
+        let Some(variant) = self.variant(path, variants, entries, entry.key_at) else {
+            // Without a type nothing else in here can be judged.
+            return self.report.poison(path.to_string());
+        };
+        let beside = |name: &str| name == "type" || variants.params == Some(name);
+        let (params, rest): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| beside(&entry.key));
+        let rest: Vec<Entry> = rest.into_iter().cloned().collect();
+        match variants.params {
+            None => self.section(path, entry.key_at, &rest, &[variants.shared, variant.keys]),
+            Some(name) => {
+                let (shared, unknown): (Vec<Entry>, Vec<Entry>) =
+                    rest.into_iter().partition(|entry| schema::find(variants.shared, &entry.key).is_some());
+                for entry in &unknown {
+                    self.unknown(path, entry, &[variants.shared], &["type", name]);
+                }
+                self.section(path, entry.key_at, &shared, &[variants.shared]);
+                let written = params.into_iter().find(|entry| entry.key == name);
+                self.params(&join(path, name), entry.key_at, written, variant);
+            }
+        }
+    }
+
+    fn params(&mut self, path: &str, at: At, written: Option<&Entry>, variant: &'static Variant) {
+        match written.map(|entry| (&entry.value.value, entry)) {
+            None | Some((Value::Null, _)) => self.section(path, at, &[], &[variant.keys]),
+            Some((Value::Map(entries), entry)) => self.section(path, entry.key_at, entries, &[variant.keys]),
+            Some((other, entry)) => {
+                let message = format!("expected a section of keys, found {}", other.describe());
+                self.wrong(path, &entry.value, message);
+            }
+        }
+    }
+
+    /// The variant that `type` names, when it can be used.
+    fn variant(
+        &mut self,
+        path: &str,
+        variants: &'static Variants,
+        entries: &[Entry],
+        at: At,
+    ) -> Option<&'static Variant> {
+        let usable = variants.list.iter().filter(|variant| variant.status == Status::Now);
+        let names: Vec<&str> = usable.map(|variant| variant.name).collect();
+        let path = join(path, "type");
+        let Some(node) = entries.iter().find(|entry| entry.key == "type").map(|entry| &entry.value) else {
+            let help = format!("write one of {}", names.join(", "));
+            self.report.error(ErrorKind::Missing, &path, at, format!("`{path}` is missing"), Some(help));
+            return None;
+        };
+        let Value::Text(text) = &node.value else {
+            let message = format!("expected one of {}, found {}", names.join(", "), node.value.describe());
+            self.wrong(&path, node, message);
+            return None;
+        };
+        let Some(variant) = variants.list.iter().find(|variant| variant.name.eq_ignore_ascii_case(text)) else {
+            let help = nearest::nearest(text, names.iter().copied()).map(|near| format!("did you mean `{near}`?"));
+            let message = format!("`{path}`: expected one of {}, found \"{text}\"", names.join(", "));
+            self.report.error(ErrorKind::Value, &path, node.at, message, help);
+            return None;
+        };
+        match variant.status {
+            Status::Now => {
+                let field = Field { leaf: Leaf::Text(variant.name.to_string()), at: node.at, auto: false };
+                self.fields.values.insert(path, field);
+                Some(variant)
+            }
+            Status::Removed => {
+                let message = format!("`{path}: {}` was removed from DeepSpeed", variant.name);
+                self.report.error(ErrorKind::Rejected, &path, node.at, message, Some(variant.meaning.to_string()));
+                None
+            }
+            _ => {
+                let help = format!("implemented are {}", names.join(", "));
+                let message = format!("`{path}: {}` is not implemented yet", variant.name);
+                self.report.error(ErrorKind::NotImplemented, &path, node.at, message, Some(help));
+                None
+            }
+        }
+    }
+
+    /// A section that is not implemented as a whole: fine when its switch is off.
+    fn switched(&mut self, path: &str, key: &'static Key, section: &'static Section, entry: &Entry) {
+        let entries = match &entry.value.value {
+            Value::Map(entries) => entries,
+            Value::Bool(false) => return,
+            _ => return self.inactive(path, key, &[], entry),
+        };
+        for inner in entries {
+            if let Some((_, inner_key)) = self.find(path, inner, &[section.keys])
+                && inner_key.status == Status::Removed
+            {
+                self.entry(&join(path, inner_key.name), inner_key, inner);
+            }
+        }
+        match section.switch {
+            Switch::Keys => self.section(path, entry.key_at, entries, &[section.keys]),
+            Switch::Presence if entries.is_empty() => {}
+            Switch::Presence => self.inactive(path, key, &[], entry),
+            Switch::Key(name, off) => {
+                let switch = entries.iter().find(|entry| entry.key == name && entry.value.value != Value::Null);
+                if let (Some(switch), Some(switch_key)) = (switch, schema::find(section.keys, name))
+                    && !is_off(&switch.value.value, switch_key, off)
+                {
+                    let path = join(path, name);
+                    let key = Key { status: key.status, meaning: key.meaning, ..*switch_key };
+                    self.inactive(&path, &key, off, switch);
+                }
+            }
+        }
+    }
+
+    /// A key that is not off and does nothing here.
+    fn inactive(&mut self, path: &str, key: &Key, off: &[&str], entry: &Entry) {
+        let written = match &entry.value.value {
+            Value::Text(text) => format!("{path}: {text}"),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                format!("{path}: {}", entry.value.value.describe().trim_matches('`'))
+            }
+            _ => path.to_string(),
+        };
+        let without = match off.first().copied().unwrap_or(key.default) {
+            "null" => "leave it out".to_string(),
+            value => format!("leave it out, or write `{value}`"),
+        };
+        // A list or a section begins on another line than its key.
+        let at = if written == path { entry.key_at } else { entry.value.at };
+        match key.status {
+            Status::Rejected { .. } => {
+                let message = format!("`{written}` is not supported: {}", key.meaning);
+                self.report.error(ErrorKind::Rejected, path, at, message, Some(without));
+            }
+            _ => {
+                let message = format!("`{written}` is not implemented yet");
+                self.report.error(ErrorKind::NotImplemented, path, at, message, Some(without));
+            }
+        }
+    }
+
+    fn leaf(&mut self, path: &str, key: &'static Key, entry: &Entry) {
+        let node = &entry.value;
+        let auto = matches!(&node.value, Value::Text(text) if text == "auto");
+        let field = match (leaf(&key.kind, &node.value), key.auto) {
+            (Some(leaf), _) => Field { leaf, at: node.at, auto: false },
+            (None, Auto::Default) if auto => Field { leaf: Leaf::Null, at: node.at, auto: true },
+            (None, Auto::Engine) if auto => Field { leaf: Leaf::Auto, at: node.at, auto: true },
+            _ => return self.wrong_leaf(path, key, node),
+        };
+        if key.status == Status::Ignored {
+            if !field.auto && !node.value.says(key.default) {
+                self.report.warn(path, entry.key_at, format!("`{path}` has no effect: {}", key.meaning));
+            }
+        } else {
+            self.fields.values.insert(path.to_string(), field);
+        }
+    }
+
+    fn wrong_leaf(&mut self, path: &str, key: &'static Key, node: &Node) {
+        if let (Kind::Choice { later, names }, Value::Text(text)) = (&key.kind, &node.value)
+            && later.contains(&text.as_str())
+        {
+            let message = format!("`{path}: {text}` is not implemented yet");
+            let help = format!("write {}", expected(&Kind::Choice { names, later: &[] }));
+            return self.report.error(ErrorKind::NotImplemented, path, node.at, message, Some(help));
+        }
+        let or_auto = if key.auto == Auto::Engine { ", or `auto`" } else { "" };
+        let message = format!("`{path}`: expected {}{or_auto}, found {}", expected(&key.kind), node.value.describe());
+        self.report.error(ErrorKind::Value, path, node.at, message, nearest::value(&key.kind, &node.value));
+    }
+
+    fn wrong(&mut self, path: &str, node: &Node, message: String) {
+        self.report.error(ErrorKind::Value, path, node.at, format!("`{path}`: {message}"), None);
+    }
+}
+
+/// Whether a value asks for nothing that is not there.
+fn is_off(value: &Value, key: &Key, off: &[&str]) -> bool {
+    // `auto` at a key that does nothing is its default.
+    *value == Value::Null || value.says("auto") || value.says(key.default) || off.iter().any(|off| value.says(off))
+}

@@ -1,0 +1,265 @@
+//! YAML (and so JSON) to [`Node`]s, with limits on everything that input can make grow.
+//!
+//! granit-parser is the event parser underneath serde-saphyr: it gives each event with its place, and bounds nesting and
+//! look-ahead itself. A tree is built here rather than by serde because serde's deserializers stop at the first error and
+//! drop the places of keys.
+
+use std::collections::{HashMap, HashSet};
+
+use granit_parser::{ErrorKind as Kind, Event, Parser, ScalarStyle, ScanError, Span, Tag, options};
+
+use crate::errors::ErrorKind;
+use crate::node::{At, Entry, Node, Value};
+use crate::report::Report;
+use crate::scalar;
+
+/// Deepest nesting. The schema's deepest key is at depth 5.
+const MAX_DEPTH: usize = 64;
+
+/// Most values and keys, those that aliases repeat included. Lists of files are the only long thing in a configuration.
+const MAX_NODES: usize = 20_000;
+
+/// Reads the file. `None` when it is not YAML: the report says why.
+pub(crate) fn file(report: &mut Report) -> Option<Node> {
+    let text = report.source().text.clone();
+    let body = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    match tree(body, None, report) {
+        Ok(node) => Some(node),
+        Err(problem) => {
+            let at = problem.at.unwrap_or(At::File { line: 1, column: 1, width: 1 });
+            report.error(ErrorKind::Syntax, "", at, problem.message, problem.help);
+            None
+        }
+    }
+}
+
+/// Reads the value of an override, whose nodes are all at that override.
+pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> Result<Node, String> {
+    tree(text, Some(index), report).map_err(|problem| problem.message)
+}
+
+/// Reads a value that stands in the schema.
+pub(crate) fn constant(text: &str) -> Option<Node> {
+    let mut report = Report::new(crate::Source { name: String::new(), text: String::new() }, &[]);
+    tree(text, Some(0), &mut report).ok()
+}
+
+struct Problem {
+    at: Option<At>,
+    message: String,
+    help: Option<String>,
+}
+
+/// A key whose value is still to come.
+struct Key {
+    name: String,
+    at: At,
+    first: bool,
+}
+
+/// A collection that is not closed yet.
+enum Open {
+    List { items: Vec<Node>, at: At, anchor: usize },
+    Map { entries: Vec<Entry>, keys: HashSet<String>, key: Option<Key>, at: At, anchor: usize },
+}
+
+struct Builder<'r> {
+    report: &'r mut Report,
+    set: Option<usize>,
+    open: Vec<Open>,
+    /// What anchors stand for, with the number of nodes.
+    anchors: HashMap<usize, (Node, usize)>,
+    nodes: usize,
+    documents: usize,
+    root: Option<Node>,
+}
+
+fn tree(text: &str, set: Option<usize>, report: &mut Report) -> Result<Node, Problem> {
+    let options = options! {
+        flow_nesting_limit: MAX_DEPTH,
+        block_nesting_limit: MAX_DEPTH,
+        disallow_directives: true,
+    };
+    let mut builder =
+        Builder { report, set, open: Vec::new(), anchors: HashMap::new(), nodes: 0, documents: 0, root: None };
+    for event in Parser::new_from_str_with_options(text, options) {
+        let (event, span) = match event {
+            Ok(event) => event,
+            Err(error) => return Err(builder.syntax(&error)),
+        };
+        builder.event(event, span)?;
+    }
+    Ok(builder.root.unwrap_or(Node { value: Value::Null, at: At::File { line: 1, column: 1, width: 1 } }))
+}
+
+impl Builder<'_> {
+    fn event(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
+        let at = self.at(span);
+        match event {
+            Event::DocumentStart(..) => {
+                self.documents += 1;
+                if self.documents > 1 {
+                    return Err(self.problem(at, "a second document starts here; a configuration is one document"));
+                }
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let value = self.scalar(&text, style, tag.as_deref(), at)?;
+                if let Some(Open::Map { key: key @ None, keys, .. }) = self.open.last_mut() {
+                    let first = keys.insert(text.to_string());
+                    *key = Some(Key { name: text.to_string(), at, first });
+                    self.count(1, at)?;
+                    if !first {
+                        self.duplicate(&text, at);
+                    }
+                    if anchor > 0 {
+                        self.anchors.insert(anchor, (Node { value, at }, 1));
+                    }
+                } else {
+                    self.node(Node { value, at }, anchor, 1)?;
+                }
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.no_tag(tag.as_deref(), at)?;
+                self.open_collection(Open::List { items: Vec::new(), at, anchor }, at)?;
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.no_tag(tag.as_deref(), at)?;
+                let map = Open::Map { entries: Vec::new(), keys: HashSet::new(), key: None, at, anchor };
+                self.open_collection(map, at)?;
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                let (value, at, anchor) = match self.open.pop() {
+                    Some(Open::List { items, at, anchor }) => (Value::List(items), at, anchor),
+                    Some(Open::Map { entries, at, anchor, .. }) => (Value::Map(entries), at, anchor),
+                    None => return Err(self.problem(at, "a list or section ends here that did not begin")),
+                };
+                self.node(Node { value, at }, anchor, 1)?;
+            }
+            Event::Alias(id) => {
+                let Some((node, count)) = self.anchors.get(&id).cloned() else {
+                    return Err(self.problem(at, "this alias stands inside the value that it refers to"));
+                };
+                if let (Some(Open::Map { key: None, .. }), Value::Text(text)) = (self.open.last(), &node.value) {
+                    return Err(self.problem(at, &format!("write the key `{text}` itself, not an alias")));
+                }
+                self.node(node, 0, count)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A list or section begins. As a key of a section it has no meaning here.
+    fn open_collection(&mut self, collection: Open, at: At) -> Result<(), Problem> {
+        if matches!(self.open.last(), Some(Open::Map { key: None, .. })) {
+            return Err(self.problem(at, "a key must be text, not a list or a section"));
+        }
+        if self.open.len() >= MAX_DEPTH {
+            return Err(self.problem(at, &format!("more than {MAX_DEPTH} levels of nesting")));
+        }
+        self.open.push(collection);
+        Ok(())
+    }
+
+    /// Puts a complete node of `count` nodes where it belongs.
+    fn node(&mut self, node: Node, anchor: usize, count: usize) -> Result<(), Problem> {
+        self.count(count, node.at)?;
+        if anchor > 0 {
+            let all = node.count();
+            self.count(all, node.at)?;
+            self.anchors.insert(anchor, (node.clone(), all));
+        }
+        match self.open.last_mut() {
+            None => self.root = Some(node),
+            Some(Open::List { items, .. }) => items.push(node),
+            Some(Open::Map { entries, key, .. }) => match key.take() {
+                Some(Key { name, at, first: true }) => entries.push(Entry { key: name, key_at: at, value: node }),
+                Some(_) => {}
+                None => return Err(self.problem(node.at, "a key must be text, not a list or a section")),
+            },
+        }
+        Ok(())
+    }
+
+    fn scalar(&self, text: &str, style: ScalarStyle, tag: Option<&Tag>, at: At) -> Result<Value, Problem> {
+        let is_text = tag.is_some_and(|tag| tag.is_yaml_core_schema_tag("str"));
+        if !is_text {
+            self.no_tag(tag, at)?;
+        }
+        Ok(match style {
+            ScalarStyle::Plain if !is_text => scalar::plain(text),
+            _ => Value::Text(text.to_string()),
+        })
+    }
+
+    fn no_tag(&self, tag: Option<&Tag>, at: At) -> Result<(), Problem> {
+        match tag {
+            Some(tag) => {
+                Err(self.problem(at, &format!("the tag `{}` has no meaning in a configuration", tag.original())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn count(&mut self, more: usize, at: At) -> Result<(), Problem> {
+        self.nodes += more;
+        match self.nodes > MAX_NODES {
+            true => {
+                Err(self.problem(at, &format!("more than {MAX_NODES} values, aliases counted as what they stand for")))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// The path of the innermost open collection.
+    fn path(&self) -> String {
+        let keys = self.open.iter().filter_map(|open| match open {
+            Open::Map { key: Some(key), .. } => Some(key.name.as_str()),
+            _ => None,
+        });
+        keys.collect::<Vec<_>>().join(".")
+    }
+
+    fn duplicate(&mut self, key: &str, at: At) {
+        let path = self.path();
+        let first = match self.open.last() {
+            Some(Open::Map { entries, .. }) if !self.report.is_full() => {
+                entries.iter().find(|entry| entry.key == key).map(|entry| entry.key_at)
+            }
+            _ => None,
+        };
+        let help = match first {
+            Some(At::File { line, .. }) => format!("it is already on line {line}; keep one of the two"),
+            _ => "keep one of the two".to_string(),
+        };
+        self.report.error(ErrorKind::DuplicateKey, &path, at, format!("`{path}` is written twice"), Some(help));
+    }
+
+    fn at(&self, span: Span) -> At {
+        match self.set {
+            Some(index) => At::Set(index),
+            None => {
+                let one_line = span.start.line() == span.end.line();
+                let width = if one_line { span.end.col().saturating_sub(span.start.col()) } else { 0 };
+                At::File { line: span.start.line(), column: span.start.col() + 1, width: width.max(1) }
+            }
+        }
+    }
+
+    fn problem(&self, at: At, message: &str) -> Problem {
+        Problem { at: Some(at), message: message.to_string(), help: None }
+    }
+
+    fn syntax(&self, error: &ScanError) -> Problem {
+        let marker = *error.marker();
+        let at = self.at(Span::new(marker, marker));
+        let message = match error.kind() {
+            Kind::RecursionLimitExceeded => format!("more than {MAX_DEPTH} levels of nesting"),
+            kind => format!("not YAML: {kind}"),
+        };
+        // The parser's own sentence is then about what it expected next.
+        let tab = self.set.is_none() && self.report.source().line(marker.line()).starts_with('\t');
+        let help = tab.then(|| "indent with spaces, not with tabs".to_string());
+        Problem { at: Some(at), message, help }
+    }
+}

@@ -1,0 +1,129 @@
+//! The schema as a page of Markdown.
+
+use std::fmt::Write as _;
+
+use crate::schema::{self, Key, Kind, Section, Status, Switch, Variants, join};
+use crate::value::expected;
+
+const INTRODUCTION: &str = "\
+<!-- Generated from the schema in configs/src/schema. Do not edit. -->
+# Configuration
+
+A configuration is one YAML or JSON file. Names and meanings are DeepSpeed's; `model`, `data`, `training` and `launcher` say what
+DeepSpeed's users write in Python. A key that is not in these tables is an error. A key set to `null` counts as not written.
+
+`auto` at one of DeepSpeed's own numbers, switches and choices is its default, as in Hugging Face's integration; where it means
+more, the table says so. The resolved value is printed by `zero-train check`.
+
+| status | means |
+|---|---|
+| | does what it says |
+| later | not implemented yet: an error, unless the value is the default or switches it off |
+| ignored | accepted without effect, for the reason given; a warning when the value is not the default |
+| rejected | cannot have a meaning here: an error with the reason, unless it is off |
+| removed | gone from DeepSpeed: an error that says what to write instead |
+";
+
+/// Every key with its type, default, status and meaning, as Markdown.
+pub fn reference() -> String {
+    let mut out = INTRODUCTION.to_string();
+    table(schema::TOP.keys, &mut out);
+    sections("", schema::TOP.keys, &mut out);
+    out
+}
+
+fn sections(path: &str, keys: &'static [Key], out: &mut String) {
+    for key in keys {
+        let path = join(path, key.name);
+        match key.kind {
+            Kind::Section(section) => {
+                heading(&path, key, out);
+                switch(section, out);
+                table(section.keys, out);
+                sections(&path, section.keys, out);
+            }
+            Kind::Variants(variants) => variant_tables(&path, key, variants, out),
+            _ => {}
+        }
+    }
+}
+
+fn variant_tables(path: &str, key: &Key, variants: &'static Variants, out: &mut String) {
+    heading(path, key, out);
+    out.push_str("\n| `type` | status | meaning |\n|---|---|---|\n");
+    for variant in variants.list {
+        let _ = writeln!(out, "| `{}` | {} | {} |", variant.name, status(variant.status), variant.meaning);
+    }
+    if !variants.shared.is_empty() {
+        table(variants.shared, out);
+    }
+    let inside = variants.params.map_or(path.to_string(), |params| join(path, params));
+    for variant in variants.list.iter().filter(|variant| !variant.keys.is_empty()) {
+        let _ = writeln!(out, "\n### `{inside}` of type `{}`", variant.name);
+        table(variant.keys, out);
+    }
+}
+
+fn heading(path: &str, key: &Key, out: &mut String) {
+    let level = if path.contains('.') { "###" } else { "##" };
+    let _ = writeln!(out, "\n{level} `{path}`\n\n{}.", escape(key.meaning));
+    let status = status(key.status);
+    if !status.is_empty() {
+        let _ = writeln!(out, "\nStatus: {status}.");
+    }
+}
+
+fn switch(section: &Section, out: &mut String) {
+    let _ = match section.switch {
+        Switch::Keys => Ok(()),
+        Switch::Key(name, off) => writeln!(out, "\nIt is off while `{name}` is `{}`.", off.join("` or `")),
+        Switch::Presence => writeln!(out, "\nIt is off while it is not written."),
+    };
+}
+
+fn table(keys: &'static [Key], out: &mut String) {
+    out.push_str("\n| key | value | default | status | meaning |\n|---|---|---|---|---|\n");
+    for key in keys {
+        let meaning = match key.status {
+            Status::Alias => format!("the same as `{}`", key.meaning),
+            _ => escape(key.meaning),
+        };
+        let (value, default) = (value(key), default(key));
+        let _ = writeln!(out, "| `{}` | {value} | {default} | {} | {meaning} |", key.name, status(key.status));
+    }
+}
+
+fn value(key: &Key) -> String {
+    let text = match key.kind {
+        Kind::Any => return String::new(),
+        Kind::Section(_) | Kind::Variants(_) => return "section".to_string(),
+        kind => expected(&kind),
+    };
+    escape(&if key.auto == schema::Auto::Engine { format!("{text}, or `auto`") } else { text })
+}
+
+fn default(key: &Key) -> String {
+    match (key.status, key.default) {
+        (Status::Removed | Status::Alias, _) | (_, "null") => String::new(),
+        (_, schema::REQUIRED) => "required".to_string(),
+        (_, "") => "`\"\"`".to_string(),
+        (_, text) => match text.strip_prefix("= ") {
+            Some(words) => escape(words),
+            None => format!("`{text}`"),
+        },
+    }
+}
+
+fn status(status: Status) -> &'static str {
+    match status {
+        Status::Now | Status::Alias => "",
+        Status::Later { .. } => "later",
+        Status::Rejected { .. } => "rejected",
+        Status::Removed => "removed",
+        Status::Ignored => "ignored",
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;")
+}

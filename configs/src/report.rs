@@ -1,0 +1,126 @@
+//! Collects what is wrong, so that it can be told in one go.
+
+use std::collections::BTreeSet;
+
+use crate::Source;
+use crate::errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
+use crate::node::At;
+
+/// Most errors that are listed: a file with more of them is the wrong file.
+const MAX_LISTED: usize = 50;
+
+/// Characters shown of a line, and before the place in it: JSON is often one line.
+const MAX_LINE: usize = 160;
+const MAX_BEFORE: usize = 60;
+
+/// What was found so far.
+#[derive(Debug, Clone)]
+pub(crate) struct Report {
+    source: Source,
+    overrides: Vec<String>,
+    list: Vec<Error>,
+    omitted: usize,
+    warnings: Vec<Warning>,
+    /// Paths whose value is known to be wrong, so that nothing else is said of them.
+    poisoned: BTreeSet<String>,
+}
+
+impl Report {
+    pub(crate) fn new(source: Source, overrides: &[String]) -> Self {
+        Self {
+            source,
+            overrides: overrides.to_vec(),
+            list: Vec::new(),
+            omitted: 0,
+            warnings: Vec::new(),
+            poisoned: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
+    }
+
+    pub(crate) fn override_text(&self, index: usize) -> &str {
+        self.overrides.get(index).map_or("", String::as_str)
+    }
+
+    /// Adds an error about the key at `path`, and remembers that its value is wrong.
+    pub(crate) fn error(&mut self, kind: ErrorKind, path: &str, at: At, message: String, help: Option<String>) {
+        self.poisoned.insert(path.to_string());
+        self.add(kind, &[(path, at)], message, help);
+    }
+
+    /// Adds an error about several keys, unless one of them is already known to be wrong.
+    pub(crate) fn contradiction(&mut self, places: &[(&str, At)], message: String, help: Option<String>) {
+        if !places.iter().any(|(path, _)| self.is_poisoned(path)) {
+            self.add(ErrorKind::Contradiction, places, message, help);
+        }
+    }
+
+    pub(crate) fn warn(&mut self, path: &str, at: At, message: String) {
+        if self.warnings.len() < MAX_LISTED {
+            let place = self.place(path, at);
+            self.warnings.push(Warning { message, place });
+        }
+    }
+
+    /// Says nothing more about the key at `path`.
+    pub(crate) fn poison(&mut self, path: String) {
+        self.poisoned.insert(path);
+    }
+
+    /// Whether the key at `path`, or a section around it, is known to be wrong.
+    pub(crate) fn is_poisoned(&self, path: &str) -> bool {
+        let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
+        ends.into_iter().any(|end| self.poisoned.contains(&path[..end]))
+    }
+
+    /// Whether further errors are only counted, so that looking for advice would be in vain.
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() >= MAX_LISTED
+    }
+
+    pub(crate) fn has_errors(&self) -> bool {
+        !self.list.is_empty()
+    }
+
+    pub(crate) fn into_warnings(self) -> Vec<Warning> {
+        self.warnings
+    }
+
+    /// The errors in the order of the file; what has no line comes last.
+    pub(crate) fn into_errors(mut self) -> Errors {
+        self.list.sort_by_key(|error| match error.places.first().map(|place| &place.spot) {
+            Some(Spot::File { line, column, .. }) => (*line, *column),
+            _ => (usize::MAX, 0),
+        });
+        Errors { list: self.list, omitted: self.omitted }
+    }
+
+    fn add(&mut self, kind: ErrorKind, places: &[(&str, At)], message: String, help: Option<String>) {
+        if self.is_full() {
+            self.omitted += 1;
+            return;
+        }
+        let places = places.iter().map(|(path, at)| self.place(path, *at)).collect();
+        self.list.push(Error { kind, message, places, help });
+    }
+
+    fn place(&self, path: &str, at: At) -> Place {
+        let spot = match at {
+            At::Set(index) => Spot::Set(self.override_text(index).to_string()),
+            At::Default => Spot::Default(self.source.name.clone()),
+            At::Launch(ranks) => Spot::Launch(ranks),
+            At::File { line, column, width } => self.spot_in_file(line, column, width),
+        };
+        Place { path: path.to_string(), spot }
+    }
+
+    fn spot_in_file(&self, line: usize, column: usize, width: usize) -> Spot {
+        let text = self.source.line(line);
+        let from = if text.len() > MAX_LINE { column.saturating_sub(1 + MAX_BEFORE) } else { 0 };
+        let text = text.chars().skip(from).take(MAX_LINE).collect();
+        Spot::File { name: self.source.name.clone(), line, column, width, text, indent: column - 1 - from }
+    }
+}

@@ -1,0 +1,156 @@
+//! Second phase: defaults and `auto` filled in, and what only shows when keys are seen together.
+
+use std::path::Path;
+
+use crate::batch::{self, Batch};
+use crate::config::*;
+use crate::errors::{ErrorKind, Errors};
+use crate::node::At;
+use crate::origin::{Origin, Origins};
+use crate::reader::Resolver;
+use crate::source::Source;
+use crate::typed::{Typed, load};
+use crate::yaml_out;
+
+/// Most ranks that are believed.
+const MAX_RANKS: usize = 1 << 20;
+
+impl Typed {
+    /// Resolves for a world of `world_size` ranks, or `launcher.num_processes`, or 1.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the configuration, single values included.
+    pub fn resolve(&self, world_size: Option<usize>) -> Result<Config, Errors> {
+        let mut resolver = Resolver { fields: &self.fields, report: self.report.clone(), origins: Origins::default() };
+        let (ranks, at) = ranks(&mut resolver, world_size);
+        let config = config(&mut resolver, ranks, at);
+        check(&config, &mut resolver);
+        if resolver.report.has_errors() {
+            return Err(resolver.report.into_errors());
+        }
+        let mut origins = resolver.origins;
+        origins.seal(yaml_out::leaves(&config));
+        Ok(Config { origins, warnings: resolver.report.into_warnings(), ..config })
+    }
+}
+
+impl Config {
+    /// Reads the file at `path` for `launcher.num_processes` ranks.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_path(path: impl AsRef<Path>) -> Result<Self, Errors> {
+        load(Source::from_path(path)?, &[])?.resolve(None)
+    }
+
+    /// Reads `text`, called `name` in messages, for `launcher.num_processes` ranks.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(name: impl Into<String>, text: impl Into<String>) -> Result<Self, Errors> {
+        load(Source { name: name.into(), text: text.into() }, &[])?.resolve(None)
+    }
+
+    /// Reads `text`, called `name` in messages, for `world_size` ranks.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn with_world_size(
+        name: impl Into<String>,
+        text: impl Into<String>,
+        world_size: usize,
+    ) -> Result<Self, Errors> {
+        load(Source { name: name.into(), text: text.into() }, &[])?.resolve(Some(world_size))
+    }
+}
+
+/// The number of ranks, and where it comes from.
+fn ranks(resolver: &mut Resolver<'_>, world_size: Option<usize>) -> (usize, At) {
+    const PATH: &str = "launcher.num_processes";
+    let written = resolver.section("launcher").int("num_processes");
+    let Some(ranks) = world_size else { return (written, resolver.at(PATH)) };
+    let at = At::Launch(ranks);
+    if ranks == 0 || ranks > MAX_RANKS {
+        let message = format!("{ranks} ranks: there are at least 1 and at most {MAX_RANKS}");
+        resolver.report.error(ErrorKind::Value, PATH, at, message, None);
+    }
+    if ranks != written || resolver.at(PATH) == At::Default {
+        resolver.origins.record(PATH.to_string(), Origin::Launch);
+    }
+    (ranks.clamp(1, MAX_RANKS), at)
+}
+
+fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
+    let Batch { train, micro, accumulation } = batch::resolve(resolver, ranks, at);
+    let training = Training::read(resolver);
+    let optimizer = Optimizer::read(resolver);
+    let scheduler = Scheduler::read(resolver, optimizer.lr(), training.max_steps);
+    let model = Model::read(resolver);
+    let data = Data::read(resolver, model.as_ref().and_then(Model::max_sequence_length));
+    let mut keys = resolver.top();
+    Config {
+        train_batch_size: train,
+        train_micro_batch_size_per_gpu: micro,
+        gradient_accumulation_steps: accumulation,
+        world_size: ranks,
+        steps_per_print: keys.int("steps_per_print"),
+        gradient_clipping: keys.float("gradient_clipping"),
+        gradient_allreduce_op: keys.choice("gradient_allreduce_op", ReduceOp::Mean),
+        communication_data_type: keys.optional_choice("communication_data_type"),
+        wall_clock_breakdown: keys.bool("wall_clock_breakdown"),
+        memory_breakdown: keys.bool("memory_breakdown"),
+        dump_state: keys.bool("dump_state"),
+        dataloader_drop_last: keys.bool("dataloader_drop_last"),
+        log_level: keys.choice("log_level", LogLevel::Info),
+        data_types: DataTypes::read(resolver),
+        bf16: Bf16::read(resolver),
+        optimizer,
+        scheduler,
+        zero: Zero::read(resolver),
+        csv_monitor: Monitor::read(resolver, "csv_monitor"),
+        tensorboard: Monitor::read(resolver, "tensorboard"),
+        comms_logger: CommsLogger::read(resolver),
+        model,
+        data,
+        training,
+        launcher: Launcher::read(resolver, ranks),
+        warnings: Vec::new(),
+        origins: Origins::default(),
+    }
+}
+
+/// What concerns more than one section.
+fn check(config: &Config, resolver: &mut Resolver<'_>) {
+    if config.training.eval_every > 0 && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
+        let message = "there is nothing to evaluate on".to_string();
+        let help = "write `data.eval` or `data.eval_fraction`".to_string();
+        resolver.contradiction(&["training.eval_every", "data"], message, Some(help));
+    }
+    if config.training.sample.is_some() && matches!(config.model, Some(Model::Mlp(_))) {
+        let message = "an mlp does not generate text".to_string();
+        resolver.contradiction(&["training.sample", "model.type"], message, Some("leave `sample` out".to_string()));
+    }
+    if config.training.reproducible {
+        reproducible(config, resolver);
+    }
+}
+
+/// One binary tree over all micro-batches of the global batch, cut at ranks: both must be powers of two, and nothing may be rounded
+/// on the way.
+fn reproducible(config: &Config, resolver: &mut Resolver<'_>) {
+    const KEY: &str = "training.reproducible";
+    if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {
+        let message = format!("gradients that travel as {dtype} are rounded differently at every number of ranks");
+        let help = "write `communication_data_type: fp32`, or leave it out".to_string();
+        resolver.contradiction(&[KEY, "communication_data_type"], message, Some(help));
+    }
+    let micro_batches = config.gradient_accumulation_steps.saturating_mul(config.world_size);
+    if !config.world_size.is_power_of_two() || !micro_batches.is_power_of_two() {
+        let message = format!(
+            "reproducible gradients need a power of two of ranks and of micro-batches in the global batch, \
+             not {} ranks × {} = {micro_batches}",
+            config.world_size, config.gradient_accumulation_steps
+        );
+        resolver.contradiction(&[KEY, "gradient_accumulation_steps", "launcher.num_processes"], message, None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The top of the file, and DeepSpeed's sections that are implemented.
+
+use super::inactive::*;
+use super::optimizer::{OPTIMIZER, SCHEDULER};
+use super::own::{DATA, LAUNCHER, MODEL, TRAINING};
+use super::zero::ZERO;
+use super::*;
+use crate::choice::Choice as _;
+use crate::config::{Dtype, LogLevel, ReduceOp};
+
+const DTYPE: Kind = Kind::Choice { names: Dtype::NAMES, later: &[] };
+
+#[rustfmt::skip]
+pub(super) static TOP: &[Key] = &[
+    engine("train_batch_size", COUNT, "= micro-batch × accumulation × ranks", "Samples per optimizer step over all ranks"),
+    engine("train_micro_batch_size_per_gpu", COUNT, "= from the other two", "Samples of one forward and backward on one rank"),
+    engine("gradient_accumulation_steps", COUNT, "= from the other two, else 1", "Micro-batches of one rank per optimizer step"),
+    now("steps_per_print", COUNT_OR_0, "10", "A line of progress every so many steps; 0 none"),
+    now("gradient_clipping", NON_NEGATIVE, "1.0", "Largest global L2 norm of the gradient; 0 disables"),
+    now("gradient_allreduce_op", Kind::Choice { names: ReduceOp::NAMES, later: &[] }, "mean", "How gradients of the ranks become one"),
+    now("communication_data_type", DTYPE, "null", "Type in which gradients travel; null: that of the parameters"),
+    section("data_types", &DATA_TYPES, "Types of buffers"),
+    section("bf16", &BF16, "bfloat16 parameters and activations over f32 master weights"),
+    alias("bfloat16", "bf16"),
+    key("optimizer", Kind::Variants(&OPTIMIZER), "null", "Optimizer; AdamW with its defaults when not given"),
+    key("scheduler", Kind::Variants(&SCHEDULER), "null", "Learning rate over time; constant when not given"),
+    section("zero_optimization", &ZERO, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1"),
+    now("wall_clock_breakdown", Kind::Bool, "false", "Measure each phase of a step and write the timeline"),
+    now("memory_breakdown", Kind::Bool, "false", "Print memory at the boundaries of phases"),
+    now("dump_state", Kind::Bool, "false", "Print the state of engine and optimizer at the start"),
+    now("dataloader_drop_last", Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full"),
+    now("log_level", Kind::Choice { names: LogLevel::NAMES, later: &[] }, "info", "What is logged"),
+    section("csv_monitor", &MONITOR, "One CSV file per metric"),
+    section("tensorboard", &MONITOR, "TensorBoard event files"),
+    section("comms_logger", &COMMS_LOGGER, "Count, bytes and seconds of each collective"),
+    key("model", Kind::Variants(&MODEL), "null", "The model to build; a program may bring its own instead"),
+    section("data", &DATA, "What to train on; a program may feed its own batches instead"),
+    section("training", &TRAINING, "How long to train, when to evaluate and save"),
+    section("launcher", &LAUNCHER, "How ranks are started and how they talk"),
+    later_section("fp16", &FP16, "f16 parameters with loss scaling"),
+    section("pipeline", &PIPELINE, "Pipeline parallelism"),
+    section("activation_checkpointing", &ACTIVATION_CHECKPOINTING, "Recompute activations in the backward"),
+    section("aio", &AIO, "I/O of offload to NVMe"),
+    section("checkpoint", &CHECKPOINT, "How checkpoints are written"),
+    section("timers", &TIMERS, "Timers"),
+    later_section("autotuning", &AUTOTUNING, "Search for the fastest configuration"),
+    later_section("flops_profiler", &FLOPS_PROFILER, "Operations by layer"),
+    later_section("data_efficiency", &DATA_EFFICIENCY, "Curriculum and dynamic batches"),
+    later_section("wandb", &WANDB, "Weights & Biases"),
+    section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism"),
+    later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps"),
+    later("prescale_gradients", "false", "Divide gradients before the reduction"),
+    later("gradient_predivide_factor", "1.0", "Divide gradients by this before the reduction"),
+    later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction"),
+    later("use_data_before_expert_parallelism", "false", "Order of ranks for experts"),
+    later_unless("sequence_parallel_size", &["1"], "Ranks that share a sequence"),
+    later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size"),
+    ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8"),
+    ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every stage"),
+    ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "there is one implementation of each optimizer"),
+    rejected_section("comet", &COMET, "there is no client of it in Rust"),
+    rejected_section("torch_autocast", &TORCH_AUTOCAST, "candle has no autocast; use `bf16`"),
+    rejected_section("expert_parallel", &EXPERT_PARALLEL, "it rewrites Python classes of Hugging Face's models"),
+    rejected_section("hybrid_engine", &HYBRID_ENGINE, "there is no inference engine to switch to"),
+    section("compile", &COMPILE, "torch.compile; there is nothing to compile here"),
+    rejected("weight_quantization", "null", "it is for inference"),
+    rejected("disable_allgather", "false", "it is a legacy of DeepSpeed's"),
+    rejected("disable_python_gc", "false", "there is no Python"),
+    removed("nebula", "it was a service of Azure; delete the section"),
+    removed("compression_training", "quantization-aware training and pruning are gone; delete the section"),
+    removed("amp", "Apex is gone; use `bf16`"),
+    removed("quantize_training", "MoQ is gone; delete the section"),
+    removed("eigenvalue", "MoQ is gone; delete the section"),
+    removed("sparse_gradients", "sparse reduction of embeddings is gone; delete the key"),
+    removed("sparse_attention", "its kernels are gone; delete the section"),
+    removed("elasticity", "checkpoints load at any world size; delete the section"),
+    removed("graph_harvesting", "CUDA graphs are gone; delete the key"),
+    removed("curriculum_learning", "the legacy curriculum is gone; delete the section"),
+    removed("progressive_layer_drop", "it is gone; delete the section"),
+];
+
+#[rustfmt::skip]
+static DATA_TYPES: Section = Section { switch: Switch::Keys, keys: &[
+    now("grad_accum_dtype", DTYPE, "null", "Type in which gradients of micro-batches are added up; null: that of the parameters"),
+    later("param_dtype", "null", "Type that parameters are cast to"),
+    later("buffer_dtype", "null", "Type that buffers are cast to"),
+    later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32"),
+] };
+
+#[rustfmt::skip]
+static BF16: Section = Section { switch: Switch::Keys, keys: &[
+    now("enabled", Kind::Bool, "false", "Compute in bfloat16"),
+    now("check_grad_overflow", Kind::Bool, "true", "Skip a step whose gradient has an infinity or a NaN"),
+    ignored("immediate_grad_update", Kind::Bool, "false", "gradients always go to their buffer as they are produced"),
+    later("bf16_master_weights_and_grads", "false", "No f32 master weights"),
+    later("bf16_optimizer_states", "false", "Optimizer state in bfloat16"),
+] };
+
+#[rustfmt::skip]
+static MONITOR: Section = Section { switch: Switch::Keys, keys: &[
+    now("enabled", Kind::Bool, "false", "Write at all"),
+    key("output_path", Kind::Text, "", "Folder; empty is the run's own"),
+    key("job_name", Kind::Text, "DeepSpeedJobName", "Folder inside output_path"),
+] };
+
+#[rustfmt::skip]
+static COMMS_LOGGER: Section = Section { switch: Switch::Keys, keys: &[
+    now("enabled", Kind::Bool, "false", "Record at all"),
+    now("verbose", Kind::Bool, "false", "Print each operation as it ends"),
+    now("prof_all", Kind::Bool, "true", "Record every operation"),
+    key("prof_ops", Kind::Texts, "[]", "With prof_all off: the operations to record"),
+    now("debug", Kind::Bool, "false", "Print the place in the program with each operation"),
+] };

@@ -1,0 +1,248 @@
+//! DeepSpeed's sections that do nothing here yet, or never will: known, so that a configuration that switches them off is
+//! accepted as it is and any other gets an error that names the key.
+
+use super::*;
+
+#[rustfmt::skip]
+pub(super) static FP16: Section = Section { switch: Switch::Key("enabled", &["false", "auto"]), keys: &[
+    later("enabled", "false", "Compute in f16"),
+    later("auto_cast", "false", "Cast inputs"),
+    later("loss_scale", "0", "0 is dynamic"),
+    later("initial_scale_power", "16", "First scale, as a power of 2"),
+    later("loss_scale_window", "1000", "Good steps before the scale is doubled"),
+    later("hysteresis", "2", "Overflows before the scale is halved"),
+    later("consecutive_hysteresis", "false", "Refill the hysteresis on a good step"),
+    later("min_loss_scale", "1", "Smallest scale"),
+    rejected("fp16_master_weights_and_grads", "false", "it costs accuracy"),
+] };
+
+#[rustfmt::skip]
+pub(super) static PIPELINE: Section = Section { switch: Switch::Keys, keys: &[
+    later_unless("stages", &["1", "auto"], "Number of stages"),
+    ignored("partition", Kind::Text, "best", "there is one stage"),
+    ignored("partition_method", Kind::Text, "best", "there is one stage"),
+    ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout"),
+    later("activation_checkpoint_interval", "0", "Recompute every so many layers"),
+    ignored("pipe_partitioned", Kind::Bool, "true", "there is one stage"),
+    ignored("grad_partitioned", Kind::Bool, "true", "there is one stage"),
+] };
+
+#[rustfmt::skip]
+pub(super) static ACTIVATION_CHECKPOINTING: Section = Section { switch: Switch::Keys, keys: &[
+    later("partition_activations", "false", "Shard saved activations"),
+    later("cpu_checkpointing", "false", "Saved activations in host memory"),
+    later("number_checkpoints", "null", "Recompute in so many parts"),
+    later("profile", "false", "Time each recomputation"),
+    ignored("contiguous_memory_optimization", Kind::Bool, "false", "nothing is recomputed yet"),
+    ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "nothing is recomputed yet"),
+] };
+
+#[rustfmt::skip]
+pub(super) static AIO: Section = Section { switch: Switch::Keys, keys: &[
+    ignored("block_size", SIZE_1, "1048576", "only offload to NVMe reads it"),
+    ignored("queue_depth", SIZE_1, "8", "only offload to NVMe reads it"),
+    ignored("intra_op_parallelism", SIZE_1, "1", "only offload to NVMe reads it"),
+    ignored("single_submit", Kind::Bool, "false", "only offload to NVMe reads it"),
+    ignored("overlap_events", Kind::Bool, "true", "only offload to NVMe reads it"),
+    rejected("use_gds", "false", "GPUDirect Storage is not supported"),
+    removed("thread_count", "DeepSpeed ignores it too; write `intra_op_parallelism`"),
+] };
+
+#[rustfmt::skip]
+pub(super) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
+    ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under one name"),
+    ignored("load_universal", Kind::Bool, "false", "every checkpoint loads into any layout"),
+    later("use_node_local_storage", "false", "Each node writes its own copy"),
+    section("parallel_write", &PARALLEL_WRITE, "Writers"),
+    rejected("checkpoint_serialization", "true", "it is a setting of torch.save"),
+    rejected("writer", "null", "it is a setting of torch.save"),
+    Key { status: Status::Rejected { off: &["false"] }, ..rejected("datastates_ckpt", "null", "it is another engine") },
+] };
+
+#[rustfmt::skip]
+static PARALLEL_WRITE: Section = Section { switch: Switch::Keys, keys: &[
+    later("pipeline_stage", "false", "Each pipeline stage writes its own layers"),
+] };
+
+#[rustfmt::skip]
+pub(super) static TIMERS: Section = Section { switch: Switch::Keys, keys: &[
+    section("throughput", &THROUGHPUT, "Samples per second"),
+] };
+
+#[rustfmt::skip]
+static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
+    ignored("enabled", Kind::Bool, "true", "throughput is always measured"),
+    ignored("synchronized", Kind::Bool, "true", "a step ends when its work has"),
+] };
+
+#[rustfmt::skip]
+pub(super) static AUTOTUNING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Tune"),
+    later("fast", "true", "Micro-batch only"),
+    later("results_dir", "autotuning_results", "Folder of results"),
+    later("exps_dir", "autotuning_exps", "Folder of experiments"),
+    later("overwrite", "true", "Delete old results"),
+    later("start_profile_step", "3", "First measured step"),
+    later("end_profile_step", "5", "Last measured step"),
+    later("metric", "throughput", "throughput, latency or flops"),
+    later("metric_path", "null", "File of the metric"),
+    later("model_info_path", "null", "File of the model's sizes"),
+    later("tuner_type", "gridsearch", "gridsearch, random or model_based"),
+    later("tuner_early_stopping", "5", "Experiments without improvement"),
+    later("tuner_num_trials", "50", "Most experiments"),
+    rejected("arg_mappings", "null", "there is no script to pass arguments to"),
+    later("model_info", "null", "Sizes of the model"),
+    later("mp_size", "1", "Ranks of the model axis"),
+    later("max_train_batch_size", "null", "Largest batch"),
+    later("min_train_batch_size", "1", "Smallest batch"),
+    later("max_train_micro_batch_size_per_gpu", "1024", "Largest micro-batch"),
+    later("min_train_micro_batch_size_per_gpu", "1", "Smallest micro-batch"),
+    later("num_tuning_micro_batch_sizes", "3", "Micro-batches tried"),
+] };
+
+#[rustfmt::skip]
+pub(super) static FLOPS_PROFILER: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Profile"),
+    later("recompute_fwd_factor", "0.0", "Forwards that are recomputed"),
+    later("profile_step", "1", "Step to profile"),
+    later("module_depth", "-1", "Depth printed"),
+    later("top_modules", "1", "Modules printed"),
+    later("detailed", "true", "The whole tree"),
+    later("output_file", "null", "File of the profile"),
+] };
+
+#[rustfmt::skip]
+pub(super) static DATA_EFFICIENCY: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Use it"),
+    later("seed", "1234", "Seed"),
+    later("data_sampling", "null", "Order of samples, dynamic batches"),
+    rejected("data_routing", "null", "random layer-token drop is not supported"),
+] };
+
+#[rustfmt::skip]
+pub(super) static WANDB: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Write at all"),
+    later("group", "null", "Group"),
+    later("team", "null", "Team"),
+    later("project", "deepspeed", "Project"),
+] };
+
+#[rustfmt::skip]
+pub(super) static TENSOR_PARALLEL: Section = Section { switch: Switch::Keys, keys: &[
+    Key { status: Status::Later { off: &["1"] }, ..later("autotp_size", "0", "Ranks of the tensor axis") },
+    later("tp_overlap_comm", "false", "Reduce while computing"),
+    later("vocab_parallel_lm_head", "null", "Shard the head"),
+    section("tp", &TP, "Ranks of the tensor axis"),
+    later("partition_config", "null", "Which weights are cut how"),
+    rejected("dtype", "torch.float16", "it is a type of PyTorch's; use `bf16`"),
+    rejected("vocab_parallel_ce_backend", "torch", "it names a Python package"),
+    rejected("injection_policy_tuple", "null", "it names Python classes"),
+    rejected("preset_model", "null", "it names Python classes"),
+    rejected("keep_module_on_host", "false", "it is for inference"),
+    rejected("kernel_inject", "false", "it is for inference"),
+] };
+
+#[rustfmt::skip]
+static TP: Section = Section { switch: Switch::Keys, keys: &[
+    later("tp_size", "1", "Ranks of the tensor axis"),
+    later("tp_grain_size", "1", "Widths are cut in multiples of this"),
+    rejected("mpu", "null", "it is a Python object"),
+    rejected("tp_group", "null", "it is a Python object"),
+] };
+
+#[rustfmt::skip]
+pub(super) static COMET: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    rejected("enabled", "false", "there is no client of it in Rust"),
+    rejected("samples_log_interval", "100", "there is no client of it in Rust"),
+    rejected("project", "null", "there is no client of it in Rust"),
+    rejected("workspace", "null", "there is no client of it in Rust"),
+    rejected("api_key", "null", "there is no client of it in Rust"),
+    rejected("experiment_name", "null", "there is no client of it in Rust"),
+    rejected("experiment_key", "null", "there is no client of it in Rust"),
+    rejected("online", "null", "there is no client of it in Rust"),
+    rejected("mode", "null", "there is no client of it in Rust"),
+] };
+
+#[rustfmt::skip]
+pub(super) static TORCH_AUTOCAST: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    rejected("enabled", "false", "candle has no autocast; use `bf16`"),
+    rejected("dtype", "null", "candle has no autocast; use `bf16`"),
+    rejected("lower_precision_safe_modules", "null", "candle has no autocast; use `bf16`"),
+] };
+
+#[rustfmt::skip]
+pub(super) static HYBRID_ENGINE: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    rejected("enabled", "false", "there is no inference engine to switch to"),
+    rejected("max_out_tokens", "512", "there is no inference engine to switch to"),
+    rejected("inference_tp_size", "1", "there is no inference engine to switch to"),
+    rejected("release_inference_cache", "false", "there is no inference engine to switch to"),
+    rejected("pin_parameters", "true", "there is no inference engine to switch to"),
+    rejected("tp_gather_partition_size", "8", "there is no inference engine to switch to"),
+    rejected("enable_cuda_graph", "false", "there is no inference engine to switch to"),
+] };
+
+const COMPILER: &str = "it is a setting of torch.compile";
+
+#[rustfmt::skip]
+pub(super) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
+    rejected("deepcompile", "false", COMPILER),
+    rejected("autoep_non_moe", "false", COMPILER),
+    rejected("free_activation", "false", COMPILER),
+    rejected("free_activation_threshold", "10485760", COMPILER),
+    rejected("offload_activation", "false", COMPILER),
+    rejected("offload_activation_pin_memory", "true", COMPILER),
+    rejected("offload_opt_states", "false", COMPILER),
+    rejected("double_buffer", "true", COMPILER),
+    rejected("symmetric_memory", "false", COMPILER),
+    rejected("debug_log", "false", COMPILER),
+    rejected("offload_parameters", "false", COMPILER),
+    rejected("sync_before_reduce", "false", COMPILER),
+    rejected("sync_after_reduce", "false", COMPILER),
+    rejected("sync_before_allgather", "false", COMPILER),
+    rejected("sync_after_allgather", "false", COMPILER),
+    rejected("keep_int_input_tensors", "true", COMPILER),
+    rejected("keep_all_input_tensors", "false", COMPILER),
+    rejected("passes", "null", COMPILER),
+] };
+
+const EXPERTS: &str = "it rewrites Python classes of Hugging Face's models";
+
+#[rustfmt::skip]
+pub(super) static EXPERT_PARALLEL: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    rejected("enabled", "false", EXPERTS),
+    rejected("autoep_size", "1", EXPERTS),
+    rejected("expert_tensor_parallel_size", "null", EXPERTS),
+    rejected("validate_folding_routing", "null", EXPERTS),
+    rejected("async_split_plan", "null", EXPERTS),
+    rejected("preset_model", "null", EXPERTS),
+    rejected("moe_layer_pattern", "null", EXPERTS),
+    rejected("expert_pattern", "null", EXPERTS),
+    rejected("router_pattern", "null", EXPERTS),
+    rejected("use_grouped_mm", "null", EXPERTS),
+    rejected("disable_triton_grouped_mm", "null", EXPERTS),
+    rejected("route_norm", "null", EXPERTS),
+    rejected("route_scale", "null", EXPERTS),
+    rejected("score_apply", "null", EXPERTS),
+    rejected("combine_impl", "null", EXPERTS),
+    rejected("row_weighting_impl", "null", EXPERTS),
+    rejected("gate_up_impl", "null", EXPERTS),
+    rejected("comm_backend", "null", EXPERTS),
+    rejected("comm_num_sm", "null", EXPERTS),
+    rejected("comm_qp_margin", "null", EXPERTS),
+    rejected("comm_max_tokens_per_rank", "null", EXPERTS),
+    rejected("num_expert_groups", "null", EXPERTS),
+    rejected("num_limited_groups", "null", EXPERTS),
+    rejected("score_func", "null", EXPERTS),
+    rejected("top_k", "null", EXPERTS),
+    rejected("load_balance_coeff", "null", EXPERTS),
+    rejected("routed_scaling_factor", "null", EXPERTS),
+    rejected("expert_w1", "null", EXPERTS),
+    rejected("expert_w2", "null", EXPERTS),
+    rejected("expert_w3", "null", EXPERTS),
+    rejected("num_experts_attr", "null", EXPERTS),
+    rejected("top_k_attr", "null", EXPERTS),
+    rejected("has_shared_experts", "null", EXPERTS),
+    rejected("shared_experts_pattern", "null", EXPERTS),
+    rejected("shared_experts_gate_pattern", "null", EXPERTS),
+    rejected("expert_activation", "null", EXPERTS),
+] };

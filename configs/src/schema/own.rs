@@ -1,0 +1,119 @@
+//! Keys of the sections that say what DeepSpeed's users write in Python: `model`, `data`, `training`, `launcher`.
+
+use super::*;
+use crate::choice::Choice as _;
+use crate::config::{DataFormat, TokenDtype, Transport, WeightDecayOn};
+
+/// Bounds that keep every product of a model's sizes far from overflow.
+const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
+const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
+const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
+const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
+const DROPOUT: &str = "Dropout; more than 0 is not implemented yet (Hugging Face's default is 0.1)";
+
+#[rustfmt::skip]
+pub(super) static MODEL: Variants = Variants {
+    params: None,
+    shared: &[],
+    list: &[
+        Variant { name: "gpt2", meaning: "GPT-2, with Hugging Face's names", status: Status::Now, keys: GPT2 },
+        Variant { name: "llama", meaning: "Llama, with Hugging Face's names", status: Status::Now, keys: LLAMA },
+        Variant { name: "mlp", meaning: "Fully connected layers", status: Status::Now, keys: MLP },
+    ],
+};
+
+#[rustfmt::skip]
+static GPT2: &[Key] = &[
+    engine("vocab_size", VOCABULARY, "50257", "Number of tokens; auto: the tokenizer's"),
+    key("n_positions", POSITIONS, "1024", "Longest sequence"),
+    key("n_embd", WIDTH, "768", "Width of the residual stream"),
+    key("n_layer", DEPTH, "12", "Number of blocks"),
+    key("n_head", WIDTH, "12", "Attention heads; divides n_embd"),
+    key("n_inner", WIDTH, "= 4 · n_embd", "Width inside the feed-forward part"),
+    key("activation_function", Kind::Choice { names: &["gelu_new", "gelu_pytorch_tanh"], later: &["gelu", "relu", "silu"] }, "gelu_new", "Non-linearity of the feed-forward part"),
+    key("layer_norm_epsilon", POSITIVE, "1.0e-5", "Added to the variance in layer norm"),
+    key("initializer_range", NON_NEGATIVE, "0.02", "Standard deviation of the initial weights"),
+    key("tie_word_embeddings", Kind::Bool, "true", "The head shares the embedding's weights"),
+    later("embd_pdrop", "0.0", DROPOUT),
+    later("resid_pdrop", "0.0", DROPOUT),
+    later("attn_pdrop", "0.0", DROPOUT),
+];
+
+#[rustfmt::skip]
+static LLAMA: &[Key] = &[
+    engine("vocab_size", VOCABULARY, "32000", "Number of tokens; auto: the tokenizer's"),
+    key("hidden_size", WIDTH, "4096", "Width of the residual stream"),
+    key("intermediate_size", WIDTH, "11008", "Width inside the feed-forward part"),
+    key("num_hidden_layers", DEPTH, "32", "Number of blocks"),
+    key("num_attention_heads", WIDTH, "32", "Attention heads"),
+    key("num_key_value_heads", WIDTH, "= num_attention_heads", "Heads of keys and values; divides num_attention_heads"),
+    key("head_dim", WIDTH, "= hidden_size / num_attention_heads", "Width of a head; even"),
+    key("max_position_embeddings", POSITIONS, "2048", "Longest sequence"),
+    key("rope_theta", POSITIVE, "10000.0", "Base of the rotary embedding's frequencies"),
+    key("rms_norm_eps", POSITIVE, "1.0e-6", "Added to the mean square in RMS norm"),
+    key("tie_word_embeddings", Kind::Bool, "false", "The head shares the embedding's weights"),
+    key("initializer_range", NON_NEGATIVE, "0.02", "Standard deviation of the initial weights"),
+    key("attention_bias", Kind::Bool, "false", "Biases in the attention's projections"),
+    key("hidden_act", Kind::Choice { names: &["silu", "swish"], later: &["gelu", "gelu_new", "relu"] }, "silu", "Non-linearity of the gate"),
+];
+
+#[rustfmt::skip]
+static MLP: &[Key] = &[
+    key("input_size", WIDTH, REQUIRED, "Width of the input"),
+    key("hidden_sizes", Kind::Ints { min: 1, max: 1 << 20 }, "[]", "Widths of the hidden layers"),
+    key("output_size", WIDTH, REQUIRED, "Width of the output"),
+    key("activation", Kind::Choice { names: &["relu", "gelu", "silu"], later: &[] }, "relu", "Non-linearity between layers"),
+];
+
+#[rustfmt::skip]
+pub(super) static DATA: Section = Section { switch: Switch::Keys, keys: &[
+    key("train", Kind::Paths, REQUIRED, "File, glob, or list of them, relative to the working directory"),
+    key("eval", Kind::Paths, "null", "The same, to evaluate on"),
+    key("eval_fraction", Kind::Float(FRACTION), "0.0", "Part of the training data's end that is kept for evaluation when `eval` is not given"),
+    key("format", Kind::Choice { names: DataFormat::NAMES, later: &[] }, "auto", "How files are read; auto: by the name's end"),
+    key("tokenizer", Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json"),
+    key("sequence_length", POSITIONS, "= the model's longest", "Tokens per sample"),
+    key("text_key", Kind::Text, "text", "Field of a JSON line that holds the text"),
+    key("token_dtype", Kind::Choice { names: TokenDtype::NAMES, later: &[] }, "u16", "Type of the numbers in a token file"),
+    key("shuffle", Kind::Bool, "true", "Draw samples in a random order that depends on the seed only"),
+] };
+
+#[rustfmt::skip]
+pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
+    key("max_steps", COUNT, "= 100, unless epochs is given", "Optimizer steps to train"),
+    key("epochs", POSITIVE, "null", "Passes over the data to train, instead of max_steps"),
+    key("seed", SIZE, "1234", "Seed of initialisation, shuffling and dropout"),
+    key("reproducible", Kind::Bool, "false", "Same bits at every number of ranks that is a power of two"),
+    key("eval_every", COUNT_OR_0, "0", "Evaluate every so many steps; 0 never"),
+    key("eval_batches", COUNT, "8", "Micro-batches per evaluation and rank"),
+    key("save_every", COUNT_OR_0, "0", "Save a checkpoint every so many steps; 0 only at the end"),
+    key("keep_last", COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all"),
+    key("output_dir", Kind::Text, "= runs/<name of the file>", "Folder of the run"),
+    section("early_stopping", &EARLY_STOPPING, "Stop when the evaluation loss no longer falls"),
+    key("weight_decay_on", Kind::Choice { names: WeightDecayOn::NAMES, later: &[] }, "matrices", "Which parameters are decayed: matrices leaves out biases and norms"),
+    section("sample", &SAMPLE, "Text to generate when training is over"),
+    key("trace", Kind::Bool, "false", "Write the measured timeline of the run"),
+] };
+
+#[rustfmt::skip]
+static EARLY_STOPPING: Section = Section { switch: Switch::Keys, keys: &[
+    key("patience", COUNT, REQUIRED, "Evaluations without improvement before training stops"),
+    key("min_delta", NON_NEGATIVE, "0.0", "What counts as improvement: a loss lower than the best by more than this"),
+] };
+
+#[rustfmt::skip]
+static SAMPLE: Section = Section { switch: Switch::Keys, keys: &[
+    key("prompt", Kind::Text, REQUIRED, "Text to continue"),
+    key("tokens", COUNT, "200", "Tokens to generate"),
+    key("temperature", NON_NEGATIVE, "0.8", "Divides the logits; 0 takes the likeliest token"),
+    key("top_k", COUNT, "null", "Draw from the likeliest so many tokens only"),
+] };
+
+#[rustfmt::skip]
+pub(super) static LAUNCHER: Section = Section { switch: Switch::Keys, keys: &[
+    key("num_processes", Kind::Int { min: 1, max: 65_536 }, "1", "Ranks to start on this machine"),
+    key("transport", Kind::Choice { names: Transport::NAMES, later: &[] }, "auto", "What carries messages between ranks"),
+    key("interface", Kind::Text, "null", "Network interface or address to bind; loopback when not given"),
+    key("timeout_seconds", Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of a peer before it counts as lost"),
+    engine("threads_per_rank", Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads of each rank; auto: the cores divided by the ranks on this machine"),
+] };

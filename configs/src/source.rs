@@ -1,0 +1,95 @@
+//! The text of a configuration, before anything is understood of it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::errors::{ErrorKind, Errors, Place, Spot};
+
+/// Most bytes of a configuration. The largest DeepSpeed configurations have some ten thousand; a file of megabytes is a
+/// mistake (a data file, a checkpoint), and to say so must not take reading it.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+
+/// The text of a configuration and what to call it in messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Path of the file, or `<stdin>`.
+    pub name: String,
+    /// YAML or JSON.
+    pub text: String,
+}
+
+impl Source {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read, is larger than 1 MiB, or is not UTF-8.
+    pub fn from_path(path: impl AsRef<Path>) -> Result<Self, Errors> {
+        let name = path.as_ref().display().to_string();
+        match File::open(&path) {
+            Ok(file) => Self::from_reader(name, file),
+            Err(error) => Err(unreadable(name, &error)),
+        }
+    }
+
+    /// Reads all of standard input.
+    ///
+    /// # Errors
+    /// As [`from_path`](Self::from_path).
+    pub fn from_stdin() -> Result<Self, Errors> {
+        Self::from_reader("<stdin>".to_string(), io::stdin().lock())
+    }
+
+    /// Takes the bytes of a file.
+    ///
+    /// # Errors
+    /// When there are more than 1 MiB, or they are not UTF-8.
+    pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, Errors> {
+        let name = name.into();
+        if bytes.len() > MAX_BYTES {
+            return Err(too_large(name));
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Self { name, text }),
+            Err(error) => {
+                let message = format!("not UTF-8 text: the byte at offset {} is not", error.utf8_error().valid_up_to());
+                Err(Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], None))
+            }
+        }
+    }
+
+    fn from_reader(name: String, reader: impl Read) -> Result<Self, Errors> {
+        let mut bytes = Vec::new();
+        match reader.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes) {
+            Ok(_) => Self::from_bytes(name, bytes),
+            Err(error) => Err(unreadable(name, &error)),
+        }
+    }
+
+    /// Line `line` (from 1) of the text, without its end.
+    pub(crate) fn line(&self, line: usize) -> &str {
+        let mut rest = self.text.as_str();
+        for _ in 1..line {
+            rest = match rest.find(['\n', '\r']) {
+                Some(end) if rest[end..].starts_with("\r\n") => &rest[end + 2..],
+                Some(end) => &rest[end + 1..],
+                None => return "",
+            };
+        }
+        rest.split(['\n', '\r']).next().unwrap_or_default()
+    }
+}
+
+pub(crate) fn too_large(name: String) -> Errors {
+    let message = format!("larger than {} KiB: this is not a configuration", MAX_BYTES / 1024);
+    Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], None)
+}
+
+fn unreadable(name: String, error: &io::Error) -> Errors {
+    let message = format!("cannot read the configuration: {error}");
+    Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], None)
+}
+
+fn whole(name: String) -> Place {
+    Place { path: String::new(), spot: Spot::Whole(name) }
+}

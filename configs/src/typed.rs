@@ -1,0 +1,50 @@
+//! First phase: what was written, checked value by value, each with its place. Defaults and `auto` come in the second.
+
+use crate::check::{self, Fields};
+use crate::errors::Errors;
+use crate::overrides;
+use crate::parse;
+use crate::report::Report;
+use crate::source::{MAX_BYTES, Source, too_large};
+use crate::value::Leaf;
+
+/// A configuration as typed.
+///
+/// It also holds what is wrong with single keys and values: [`resolve`](Self::resolve) tells that together with what is
+/// wrong between them, so that a user sees everything at once.
+#[derive(Debug, Clone)]
+pub struct Typed {
+    pub(crate) report: Report,
+    pub(crate) fields: Fields,
+}
+
+/// Reads YAML or JSON, and applies `path.to.key=value` overrides whose values are YAML; an empty value unsets the key.
+///
+/// # Errors
+/// Only what keeps the text from being read: not YAML, too large, too deep, an alias that explodes. Everything else is
+/// kept for [`Typed::resolve`].
+pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
+    if source.text.len() > MAX_BYTES {
+        return Err(too_large(source.name));
+    }
+    let mut report = Report::new(source, overrides);
+    let Some(mut root) = parse::file(&mut report) else { return Err(report.into_errors()) };
+    overrides::apply(&mut root, overrides, &mut report);
+    let fields = check::check(&root, &mut report);
+    Ok(Typed { report, fields })
+}
+
+impl Typed {
+    /// `launcher.num_processes`, when it was written.
+    pub fn num_processes(&self) -> Option<usize> {
+        match self.fields.values.get("launcher.num_processes")?.leaf {
+            Leaf::Int(number) => usize::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
+    /// Name of the file.
+    pub fn name(&self) -> &str {
+        &self.report.source().name
+    }
+}

@@ -1,0 +1,127 @@
+//! From what YAML says to what a key expects.
+
+use crate::node::{Node, Value};
+use crate::schema::{Kind, Range};
+
+/// A value of the type that its key expects.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Leaf {
+    /// No value: nothing is meant, or it is computed from other keys.
+    Null,
+    /// `auto`, where that means something known only later.
+    Auto,
+    Bool(bool),
+    Int(u64),
+    Float(f64),
+    Pair([f64; 2]),
+    Text(String),
+    Texts(Vec<String>),
+    Ints(Vec<u64>),
+}
+
+/// The value as `kind` expects it; `None` when it is something else.
+pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
+    match (kind, value) {
+        (Kind::Bool, Value::Bool(value)) => Some(Leaf::Bool(*value)),
+        (Kind::Int { min, max }, value) => whole(value, *min, *max).map(Leaf::Int),
+        (Kind::Float(range), value) => number(value, *range).map(Leaf::Float),
+        (Kind::Pair(range), Value::List(items)) => match items.as_slice() {
+            [first, second] => Some(Leaf::Pair([number(&first.value, *range)?, number(&second.value, *range)?])),
+            _ => None,
+        },
+        (Kind::Text, Value::Text(text)) => Some(Leaf::Text(text.clone())),
+        (Kind::Choice { names, .. }, Value::Text(text)) => {
+            names.contains(&text.as_str()).then(|| Leaf::Text(text.clone()))
+        }
+        (Kind::Paths, Value::Text(text)) if !text.is_empty() => Some(Leaf::Texts(vec![text.clone()])),
+        (Kind::Paths, Value::List(items)) if !items.is_empty() => {
+            texts(items).filter(|texts| texts.iter().all(|text| !text.is_empty())).map(Leaf::Texts)
+        }
+        (Kind::Texts, Value::List(items)) => texts(items).map(Leaf::Texts),
+        (Kind::Ints { min, max }, Value::List(items)) => {
+            items.iter().map(|item| whole(&item.value, *min, *max)).collect::<Option<_>>().map(Leaf::Ints)
+        }
+        _ => None,
+    }
+}
+
+/// What `kind` expects, in words.
+pub(crate) fn expected(kind: &Kind) -> String {
+    match kind {
+        Kind::Bool => "true or false".to_string(),
+        Kind::Int { min, max } => format!("a whole number{}", bounds(*min, *max)),
+        Kind::Float(range) => range.describe("a number"),
+        Kind::Pair(range) => format!("a list of two numbers, each {}", range.describe("")),
+        Kind::Text => "a text".to_string(),
+        Kind::Choice { names, .. } => {
+            let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+            match names.as_slice() {
+                [one] => one.clone(),
+                [head @ .., last] => format!("{} or {last}", head.join(", ")),
+                [] => "nothing".to_string(),
+            }
+        }
+        Kind::Paths => "a path, a glob, or a list of them".to_string(),
+        Kind::Texts => "a list of texts".to_string(),
+        Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
+        Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
+        Kind::Any => "nothing".to_string(),
+    }
+}
+
+fn bounds(min: u64, max: u64) -> String {
+    match (min, max) {
+        (0, u64::MAX) => " of at least 0".to_string(),
+        (min, max) if max >= u64::from(u32::MAX) => format!(" of at least {min}"),
+        (min, max) => format!(" from {min} to {max}"),
+    }
+}
+
+/// `5e8` and `500000000.0` are whole numbers too: DeepSpeed's own examples write sizes so.
+fn whole(value: &Value, min: u64, max: u64) -> Option<u64> {
+    let number = match value {
+        Value::Int(value) => u64::try_from(*value).ok()?,
+        // 2^64 itself is the first float that does not fit.
+        Value::Float(value) if value.fract() == 0.0 && *value >= 0.0 && *value < 18_446_744_073_709_551_616.0 => {
+            *value as u64
+        }
+        _ => return None,
+    };
+    (min..=max).contains(&number).then_some(number)
+}
+
+fn number(value: &Value, range: Range) -> Option<f64> {
+    let number = match value {
+        Value::Int(value) => *value as f64,
+        Value::Float(value) => *value,
+        _ => return None,
+    };
+    range.contains(number).then_some(number)
+}
+
+fn texts(items: &[Node]) -> Option<Vec<String>> {
+    let text = |item: &Node| match &item.value {
+        Value::Text(text) => Some(text.clone()),
+        _ => None,
+    };
+    items.iter().map(text).collect()
+}
+
+impl Range {
+    /// NaN and infinities are in no range.
+    fn contains(self, number: f64) -> bool {
+        let low = if self.above { number > self.min } else { number >= self.min };
+        let high = if self.below { number < self.max } else { number <= self.max };
+        low && high
+    }
+
+    fn describe(self, what: &str) -> String {
+        let low = if self.above { "greater than" } else { "at least" };
+        let text = match (self.max == f64::MAX, self.below) {
+            (true, _) => format!("{what}, {low} {}", self.min),
+            (false, true) => format!("{what}, {low} {} and less than {}", self.min, self.max),
+            (false, false) => format!("{what}, {low} {} and at most {}", self.min, self.max),
+        };
+        text.trim_start_matches(", ").to_string()
+    }
+}
