@@ -22,6 +22,8 @@ mod lion;
 mod rule;
 mod sgd;
 mod simd;
+#[cfg(test)]
+mod tests;
 
 pub mod bench;
 pub mod exact_sum;

@@ -3,7 +3,11 @@
 //! An optimizer is a [`Rule`]: how one element changes, with every factor that does not depend on the element computed
 //! beforehand in f64. The loop reads parameter, gradient and state once and writes parameter and state once.
 
-use crate::simd::{Kernel, Level};
+use crate::simd::{Kernel, LINE, Level, prefetch};
+
+/// How far ahead of its use each line is asked for, in elements: 1 KiB. The square root and the division of a line take longer
+/// than the processor looks ahead by itself; without this AdamW stays a tenth below what memory allows.
+const AHEAD: usize = 256;
 
 /// One element's step. `STATES` is the number of state slices.
 pub(crate) trait Rule<const STATES: usize>: Copy {
@@ -35,16 +39,38 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
     #[inline(always)]
     fn run(self) {
         let Apply { rule, params, grads, states } = self;
-        let n = params.len();
-        // Slices of one visible length, so that the loop has no bounds checks and vectorises.
-        let grads = &grads[..n];
-        let states = states.map(|state| &mut state[..n]);
-        for i in 0..n {
-            let old = std::array::from_fn(|s| states[s][i]);
-            let (param, new) = rule.step(params[i], grads[i], old);
-            params[i] = param;
-            for s in 0..STATES {
-                states[s][i] = new[s];
+        let (params, params_rest) = params.as_chunks_mut::<LINE>();
+        let (grads, grads_rest) = grads.as_chunks::<LINE>();
+        let mut states = states.map(|state| state.as_chunks_mut::<LINE>());
+
+        for (i, (params, grads)) in params.iter_mut().zip(grads).enumerate() {
+            let mut old = [[0.0; LINE]; STATES];
+            prefetch(params, AHEAD);
+            prefetch(grads, AHEAD);
+            for (old, (lines, _)) in old.iter_mut().zip(&states) {
+                prefetch(&lines[i], AHEAD);
+                *old = lines[i];
+            }
+            // Whole lines in locals: the loop below then has no aliases to fear, and becomes straight vector code.
+            let (mut param, mut new) = (*params, old);
+            for k in 0..LINE {
+                let state;
+                (param[k], state) = rule.step(param[k], grads[k], std::array::from_fn(|s| old[s][k]));
+                for s in 0..STATES {
+                    new[s][k] = state[s];
+                }
+            }
+            *params = param;
+            for ((lines, _), new) in states.iter_mut().zip(new) {
+                lines[i] = new;
+            }
+        }
+
+        for (i, (param, &grad)) in params_rest.iter_mut().zip(grads_rest).enumerate() {
+            let state;
+            (*param, state) = rule.step(*param, grad, std::array::from_fn(|s| states[s].1[i]));
+            for ((_, rest), new) in states.iter_mut().zip(state) {
+                rest[i] = new;
             }
         }
     }

@@ -5,7 +5,7 @@
 //! multiplication, fused multiply-add, division and square root are exactly rounded in every width, so the three
 //! versions agree to the bit by construction, with no intrinsics to keep in step. The benchmark says whether the vectors are there.
 //!
-//! The only `unsafe` of this crate is here: calling a function whose features were detected just before.
+//! The only `unsafe` of this crate is here: calling a function whose features were detected just before, and a prefetch.
 
 #![allow(unsafe_code)]
 
@@ -93,4 +93,21 @@ fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
+}
+
+/// f32 elements of a cache line, which is also one AVX-512 register.
+pub(crate) const LINE: usize = 16;
+
+/// Asks the memory for the line that starts `ahead` elements after this one. Only a hint: where that is beyond the
+/// slice, nothing happens.
+#[inline(always)]
+pub(crate) fn prefetch(line: &[f32; LINE], ahead: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing and faults at no address; SSE is in x86-64's baseline.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(ahead).cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (line, ahead);
 }

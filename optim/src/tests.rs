@@ -1,0 +1,206 @@
+//! All optimizers: every instruction set against the scalar oracle, to the bit, and the oracle against formulas in f64.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const OPTIMIZERS: [Optimizer; 8] = [
+    Optimizer::AdamW(AdamW {
+        betas: (0.9, 0.95),
+        eps: 1e-8,
+        weight_decay: 0.1,
+        bias_correction: true,
+        decoupled: true,
+    }),
+    Optimizer::AdamW(AdamW {
+        betas: (0.9, 0.95),
+        eps: 1e-8,
+        weight_decay: 0.1,
+        bias_correction: false,
+        decoupled: true,
+    }),
+    Optimizer::AdamW(AdamW {
+        betas: (0.9, 0.95),
+        eps: 1e-8,
+        weight_decay: 0.1,
+        bias_correction: true,
+        decoupled: false,
+    }),
+    Optimizer::Sgd(Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.1 }),
+    Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.2, nesterov: false, weight_decay: 0.1 }),
+    Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.1 }),
+    Optimizer::Lion(Lion { betas: (0.9, 0.99), weight_decay: 0.1 }),
+    Optimizer::Adagrad(Adagrad { eps: 1e-10, weight_decay: 0.1 }),
+];
+
+/// A parameter, its gradient and two states of any bits at all, and as often of ordinary size: bits alone are mostly far too large or
+/// too small to meet in one sum.
+fn element() -> impl Strategy<Value = [f32; 4]> {
+    let any_bits = any::<u32>().prop_map(f32::from_bits);
+    let special =
+        prop::sample::select(vec![0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-45, -1e-40, f32::MAX]);
+    let value = prop_oneof![1 => any_bits, 1 => special, 6 => -2.0f32..2.0];
+    [value.clone(), value.clone(), value.clone(), value]
+}
+
+/// Parameters and states after one step at this level, from slices that start `offset` elements into their allocation.
+fn stepped(level: Level, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], offset: usize) -> Vec<Vec<f32>> {
+    let column = |c: usize| -> Vec<f32> {
+        std::iter::repeat_n(7.0, offset).chain(elements.iter().map(|element| element[c])).collect()
+    };
+    let (mut params, grads, mut states) = (column(0), column(1), vec![column(2), column(3)]);
+    states.truncate(optimizer.states().len());
+    let mut views: Vec<&mut [f32]> = states.iter_mut().map(|state| &mut state[offset..]).collect();
+    update_at(level, optimizer, step, &mut params[offset..], &grads[offset..], &mut views).unwrap();
+    states.insert(0, params);
+    states
+}
+
+/// Equal bits, or both NaN: which NaN comes out of two depends on the order of an instruction's operands.
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+proptest! {
+    #[test]
+    fn all_levels_give_the_same_bits(
+        elements in prop::collection::vec(element(), 0..200),
+        offset in 0usize..17,
+        step in prop::sample::select(vec![1u64, 2, 1000, 1 << 40]),
+        grad_scale in prop::sample::select(vec![1.0f32, 0.3, 1.0 / 65536.0]),
+        decay: bool,
+    ) {
+        let step = Step { step, lr: 3e-3, grad_scale, decay };
+        for optimizer in &OPTIMIZERS {
+            let oracle = stepped(Level::Scalar, optimizer, &step, &elements, 0);
+            for level in Level::available() {
+                let vector = stepped(level, optimizer, &step, &elements, offset);
+                for (vector, oracle) in vector.iter().zip(&oracle) {
+                    prop_assert!(vector[..offset].iter().all(|&x| x == 7.0), "{:?} wrote outside its slice", optimizer);
+                    for (a, b) in vector[offset..].iter().zip(oracle) {
+                        prop_assert!(same(*a, *b), "{:?} {:?}: {} {}", level, optimizer, a, b);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What ZeRO rests on: a shard is updated to the bits of the same range of the whole.
+    #[test]
+    fn a_shard_is_a_range_of_the_whole(elements in prop::collection::vec(element(), 1..200), cut in 0usize..200) {
+        let cut = cut % elements.len();
+        let step = Step { step: 5, lr: 3e-3, grad_scale: 1.0, decay: true };
+        for optimizer in &OPTIMIZERS {
+            let whole = stepped(Level::detect(), optimizer, &step, &elements, 0);
+            let left = stepped(Level::detect(), optimizer, &step, &elements[..cut], 0);
+            let right = stepped(Level::detect(), optimizer, &step, &elements[cut..], 0);
+            for ((whole, left), right) in whole.iter().zip(&left).zip(&right) {
+                prop_assert!(whole.iter().zip(left.iter().chain(right)).all(|(&a, &b)| same(a, b)));
+            }
+        }
+    }
+}
+
+/// One step in f64, as the papers write it.
+fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> (f64, [f64; 2]) {
+    let lr = step.lr;
+    let g = g * f64::from(step.grad_scale);
+    let on = |weight_decay: f64| if step.decay { weight_decay } else { 0.0 };
+    match *optimizer {
+        Optimizer::AdamW(AdamW { betas: (b1, b2), eps, weight_decay, bias_correction, decoupled }) => {
+            let (p, g) = if decoupled { (p - lr * on(weight_decay) * p, g) } else { (p, g + on(weight_decay) * p) };
+            let (m, v) = (b1 * s[0] + (1.0 - b1) * g, b2 * s[1] + (1.0 - b2) * g * g);
+            let t = step.step as i32;
+            let (m_hat, v_hat) =
+                if bias_correction { (m / (1.0 - b1.powi(t)), v / (1.0 - b2.powi(t))) } else { (m, v) };
+            (p - lr * m_hat / (v_hat.sqrt() + eps), [m, v])
+        }
+        Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay }) => {
+            let g = g + on(weight_decay) * p;
+            let b = if step.step == 1 { g } else { momentum * s[0] + (1.0 - dampening) * g };
+            let direction = if momentum == 0.0 {
+                g
+            } else if nesterov {
+                g + momentum * b
+            } else {
+                b
+            };
+            (p - lr * direction, [b, 0.0])
+        }
+        Optimizer::Lion(Lion { betas: (b1, b2), weight_decay }) => {
+            let direction = (b1 * s[0] + (1.0 - b1) * g).signum();
+            (p - lr * on(weight_decay) * p - lr * direction, [b2 * s[0] + (1.0 - b2) * g, 0.0])
+        }
+        Optimizer::Adagrad(Adagrad { eps, weight_decay }) => {
+            let g = g + on(weight_decay) * p;
+            let sum = s[0] + g * g;
+            (p - lr * g / (sum.sqrt() + eps), [sum, 0.0])
+        }
+    }
+}
+
+#[test]
+fn fifty_steps_agree_with_the_textbook_in_f64() {
+    let n = 40;
+    let wave = |i: usize, t: u64| ((i as f32 * 1.7 + t as f32 * 0.9).sin() + 0.31) * 3.0;
+    for optimizer in &OPTIMIZERS {
+        for decay in [true, false] {
+            let mut params: Vec<f32> = (0..n).map(|i| wave(i, 0)).collect();
+            let mut states = vec![vec![0.0f32; n]; optimizer.states().len()];
+            let mut reference: Vec<(f64, [f64; 2])> = params.iter().map(|&p| (f64::from(p), [0.0; 2])).collect();
+            for t in 1..=50 {
+                let step = Step { step: t, lr: 1e-2 / t as f64, grad_scale: 0.125, decay };
+                let grads: Vec<f32> = (0..n).map(|i| wave(i, t)).collect();
+                let mut views: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
+                update(optimizer, &step, &mut params, &grads, &mut views).unwrap();
+                for ((p, s), g) in reference.iter_mut().zip(&grads) {
+                    (*p, *s) = textbook(optimizer, &step, *p, f64::from(*g), *s);
+                }
+            }
+            for (i, (p, s)) in reference.iter().enumerate() {
+                assert!((f64::from(params[i]) - p).abs() < 1e-6 * (1.0 + p.abs()), "{optimizer:?}: {} {p}", params[i]);
+                for (state, expected) in states.iter().zip(s) {
+                    assert!((f64::from(state[i]) - expected).abs() < 1e-5 * (1.0 + expected.abs()), "{optimizer:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The exact step: without decay and from zero moments, Adam's first step is lr·sign(g), whatever the gradient's size.
+#[test]
+fn adams_first_step_is_the_learning_rate() {
+    let adam = Optimizer::AdamW(AdamW { eps: 0.0, ..AdamW::default() });
+    let step = Step { step: 1, lr: 0.25, grad_scale: 1.0, decay: false };
+    for gradient in [1e-18f32, -3.0, 1e18] {
+        let (mut p, mut m, mut v) = ([1.0f32], [0.0f32], [0.0f32]);
+        update(&adam, &step, &mut p, &[gradient], &mut [&mut m, &mut v]).unwrap();
+        assert!((p[0] - (1.0 - 0.25 * gradient.signum())).abs() < 1e-6, "{gradient}: {}", p[0]);
+    }
+}
+
+#[test]
+fn a_nan_gradient_shows_in_the_parameter() {
+    for optimizer in &OPTIMIZERS {
+        let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, decay: true };
+        for column in stepped(Level::detect(), optimizer, &step, &[[1.0, f32::NAN, 0.0, 0.0]], 0) {
+            assert!(column[0].is_nan(), "{optimizer:?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_are_errors_that_write_nothing() {
+    let adam = Optimizer::AdamW(AdamW::default());
+    let step = Step { step: 1, lr: 1.0, grad_scale: 1.0, decay: true };
+    let (mut p, mut m, mut v, mut short) = ([1.0f32; 3], [0.0f32; 3], [0.0f32; 3], [0.0f32; 2]);
+    let mut attempt =
+        |grads: &[f32], states: &mut [&mut [f32]]| update(&adam, &step, &mut p, grads, states).unwrap_err();
+
+    assert_eq!(attempt(&[1.0; 2], &mut [&mut m, &mut v]), LengthError { what: "grads", expected: 3, found: 2 });
+    assert_eq!(attempt(&[1.0; 3], &mut [&mut m]), LengthError { what: "states", expected: 2, found: 1 });
+    let error = attempt(&[1.0; 3], &mut [&mut m, &mut short]);
+    assert_eq!(error, LengthError { what: "exp_avg_sq", expected: 3, found: 2 });
+    assert_eq!(error.to_string(), "exp_avg_sq: 2 elements where 3 are expected");
+    assert_eq!((p, m), ([1.0; 3], [0.0; 3]));
+}
