@@ -1,0 +1,137 @@
+//! Causal self-attention that keeps no matrix of time × time.
+//!
+//! The forward saves one number a row, ln Σ e^score, from which the backward finds the probabilities again tile by tile
+//! (Dao et al., "FlashAttention", 2022). The arithmetic is in [`super::attention_heads`]; here are shapes and dtypes.
+
+use super::attention_heads::{Geometry, Layouts, Shared, backward, forward};
+use super::operand::{f32s, f32s_of, stored, tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use std::sync::OnceLock;
+
+/// softmax(q·kᵀ/√size, causal)·v for q of [batch, time, heads, size] and k, v of [batch, time, kv_heads, size].
+///
+/// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
+/// grouped-query attention. The result has the shape of q.
+pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    q.apply_op3(k, v, Separate::default())
+}
+
+/// The same on GPT-2's packed projection: [batch, time, 3·heads·size], q then k then v, to [batch, time, heads·size].
+pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
+    qkv.apply_op1(Packed { heads, log_sums: OnceLock::new() })
+}
+
+const OP: &str = "causal-attention";
+
+#[derive(Default)]
+struct Separate {
+    log_sums: OnceLock<Vec<f32>>,
+}
+
+impl Separate {
+    fn geometry(q: &Shape, k: &Shape, v: &Shape) -> Result<Geometry> {
+        let (batch, time, heads, size) = q.dims4()?;
+        let (k_batch, k_time, kv_heads, k_size) = k.dims4()?;
+        if k != v || (k_batch, k_time, k_size) != (batch, time, size) {
+            bail!("{OP}: q {q:?}, k {k:?} and v {v:?} do not fit together");
+        }
+        if heads == 0 || size == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+            bail!("{OP}: {heads} heads of {size} cannot share {kv_heads} key and value heads");
+        }
+        Ok(Geometry { batch, time, heads, kv_heads, size })
+    }
+}
+
+impl CustomOp3 for Separate {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        qs: &CpuStorage,
+        ql: &Layout,
+        ks: &CpuStorage,
+        kl: &Layout,
+        vs: &CpuStorage,
+        vl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
+        let (q, k, v) = (f32s(OP, qs, ql)?, f32s(OP, ks, kl)?, f32s(OP, vs, vl)?);
+        let (out, log_sums) = forward(geometry, Layouts::separate(geometry), [&q, &k, &v]);
+        let _ = self.log_sums.set(log_sums);
+        Ok((stored(OP, out, qs.dtype())?, ql.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        out: &Tensor,
+        d_out: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let geometry = Self::geometry(q.shape(), k.shape(), v.shape())?;
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
+        let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
+        let [qs, ks, vs, os, ds] = held.each_ref().map(|held| f32s_of(OP, held));
+        let (mut dq, mut dk, mut dv) =
+            (vec![0.0; q.elem_count()], vec![0.0; k.elem_count()], vec![0.0; v.elem_count()]);
+        backward(
+            geometry,
+            Layouts::separate(geometry),
+            [&*qs?, &*ks?, &*vs?],
+            log_sums,
+            &os?,
+            &ds?,
+            [Shared::new(&mut dq), Shared::new(&mut dk), Shared::new(&mut dv)],
+        );
+        let gradient = |of: &Tensor, values| {
+            if of.track_op() { tensor(OP, values, of.shape().clone(), of.dtype()) } else { Ok(None) }
+        };
+        Ok((gradient(q, dq)?, gradient(k, dk)?, gradient(v, dv)?))
+    }
+}
+
+struct Packed {
+    heads: usize,
+    log_sums: OnceLock<Vec<f32>>,
+}
+
+impl Packed {
+    fn geometry(&self, qkv: &Shape) -> Result<Geometry> {
+        let (batch, time, width) = qkv.dims3()?;
+        let heads = self.heads;
+        if heads == 0 || width == 0 || width % (3 * heads) != 0 {
+            bail!("{OP}: a width of {width} is not three times {heads} heads");
+        }
+        Ok(Geometry { batch, time, heads, kv_heads: heads, size: width / (3 * heads) })
+    }
+}
+
+impl CustomOp1 for Packed {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let geometry = self.geometry(xl.shape())?;
+        let x = f32s(OP, xs, xl)?;
+        let (out, log_sums) = forward(geometry, Layouts::packed(geometry), [&*x; 3]);
+        let _ = self.log_sums.set(log_sums);
+        let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
+        Ok((stored(OP, out, xs.dtype())?, shape))
+    }
+
+    fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
+        let geometry = self.geometry(x.shape())?;
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
+        let held = [x, out, d_out].map(Tensor::storage_and_layout);
+        let [xs, os, ds] = held.each_ref().map(|held| f32s_of(OP, held));
+        let xs = xs?;
+        let mut dx = vec![0.0; x.elem_count()];
+        backward(geometry, Layouts::packed(geometry), [&*xs; 3], log_sums, &os?, &ds?, [Shared::new(&mut dx); 3]);
+        tensor(OP, dx, x.shape().clone(), x.dtype())
+    }
+}

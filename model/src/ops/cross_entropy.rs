@@ -1,0 +1,83 @@
+//! Softmax and negative log-likelihood in one operation.
+
+use super::kernel::{Isa, softmax as kernel};
+use super::operand::{f32s, f32s_of, indices, indices_of, rows, stored, tensor};
+use super::parallel::{Output, split};
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use std::sync::OnceLock;
+
+/// The mean over rows of −ln softmax(logits)[target]: an f32 scalar.
+///
+/// `logits` is [.., classes] in f32 or bf16, `targets` has the leading dimensions and holds u32, i64 or u8 below `classes`. The rows'
+/// losses are added in f64, in order.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    logits.apply_op2(targets, CrossEntropy::default())
+}
+
+/// What the backward needs of each row: its largest logit and Σ e^(x − largest).
+#[derive(Default)]
+struct CrossEntropy {
+    statistics: OnceLock<Vec<f32>>,
+}
+
+const OP: &str = "cross-entropy";
+
+impl CustomOp2 for CrossEntropy {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, ls: &CpuStorage, ll: &Layout, ts: &CpuStorage, tl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (count, classes) = rows(OP, ll.shape())?;
+        if count == 0 || tl.dims() != &ll.dims()[..ll.dims().len() - 1] {
+            bail!("{OP}: logits {:?} and targets {:?} do not fit together", ll.shape(), tl.shape());
+        }
+        let targets = indices(OP, ts, tl, classes)?;
+        let logits = f32s(OP, ls, ll)?;
+        let mut statistics = vec![0.0; 2 * count];
+        split(count, classes, [Output { data: &mut statistics, floats: 2 }], |range, [statistics]| {
+            let isa = Isa::best();
+            for (row, out) in range.zip(statistics.chunks_exact_mut(2)) {
+                let (largest, sum) = kernel::max_and_sum(isa, &logits[row * classes..(row + 1) * classes]);
+                out.copy_from_slice(&[largest, sum]);
+            }
+        });
+        let total: f64 = targets
+            .iter()
+            .zip(statistics.chunks_exact(2))
+            .zip(logits.chunks_exact(classes))
+            .map(|((&target, row), logits)| {
+                let (largest, sum) = (f64::from(row[0]), f64::from(row[1]));
+                libm::log(sum) + (largest - f64::from(logits[target]))
+            })
+            .sum();
+        // A second forward of the same operation cannot happen: each call of `cross_entropy` makes its own.
+        let _ = self.statistics.set(statistics);
+        Ok((stored(OP, vec![(total / count as f64) as f32], DType::F32)?, Shape::from(())))
+    }
+
+    fn bwd(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        _: &Tensor,
+        d_loss: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (count, classes) = rows(OP, logits.shape())?;
+        let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
+        let targets = indices_of(OP, targets, classes)?;
+        let held = logits.storage_and_layout();
+        let xs = f32s_of(OP, &held)?;
+        let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
+        let mut dx = vec![0.0; xs.len()];
+        split(count, classes, [Output { data: &mut dx, floats: classes }], |range, [dx]| {
+            let isa = Isa::best();
+            for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
+                let (largest, sum) = (statistics[2 * row], statistics[2 * row + 1]);
+                kernel::scaled_softmax(isa, &xs[row * classes..(row + 1) * classes], largest, sum, factor, dx);
+                dx[targets[row]] -= factor;
+            }
+        });
+        Ok((tensor(OP, dx, logits.shape().clone(), logits.dtype())?, None))
+    }
+}

@@ -1,0 +1,85 @@
+//! Dropout whose mask does not depend on the layout of the run.
+
+use super::operand::{f32s, f32s_of, stored, tensor};
+use super::parallel::{Output, split};
+use crate::layers::Pass;
+use crate::random::Stream;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+
+/// One dropout of a model: its probability, and a name that no other dropout of the same layer has.
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    /// The probability with which an element becomes 0.
+    pub probability: f32,
+    /// Tells the masks of one layer's dropouts apart.
+    pub name: &'static str,
+}
+
+impl Dropout {
+    /// [`dropout`] of `x` while training, `x` itself otherwise.
+    pub fn forward(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+        dropout(x, self.probability, self.name, pass)
+    }
+}
+
+/// Sets elements of `x` to 0 with `probability` and multiplies the others by 1/(1 − probability), while training.
+///
+/// The first dimension of `x` is the sample. Whether an element is kept is a function of the run's seed, the layer, `name`, the
+/// sample's index in the run and the element's place in the sample, and of nothing else, so the same masks come out for any
+/// number of ranks and any micro-batch size. The backward computes the mask again.
+pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) -> Result<Tensor> {
+    if !(0.0..1.0).contains(&probability) {
+        bail!("{OP}: a probability in [0, 1) expected, got {probability}");
+    }
+    if !pass.training || probability == 0.0 {
+        return Ok(x.clone());
+    }
+    let purpose = format!("dropout/{}/{name}", pass.layer);
+    x.apply_op1(Masked { probability, purpose, seed: pass.seed, first_sample: pass.sample })
+}
+
+struct Masked {
+    probability: f32,
+    purpose: String,
+    seed: u64,
+    first_sample: u64,
+}
+
+const OP: &str = "dropout";
+
+impl Masked {
+    fn apply(&self, x: &[f32], shape: &Shape) -> Vec<f32> {
+        let samples = shape.dims().first().copied().unwrap_or(1).max(1);
+        let size = x.len() / samples;
+        let scale = 1.0 / (1.0 - self.probability);
+        let mut y = vec![0.0; x.len()];
+        split(samples, size, [Output { data: &mut y, floats: size }], |range, [y]| {
+            for (sample, y) in range.zip(y.chunks_exact_mut(size.max(1))) {
+                let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
+                stream.fill_uniform(0, y);
+                for (y, x) in y.iter_mut().zip(&x[sample * size..]) {
+                    *y = if *y < self.probability { 0.0 } else { x * scale };
+                }
+            }
+        });
+        y
+    }
+}
+
+impl CustomOp1 for Masked {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = f32s(OP, xs, xl)?;
+        Ok((stored(OP, self.apply(&x, xl.shape()), xs.dtype())?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let held = dy.storage_and_layout();
+        let dy = f32s_of(OP, &held)?;
+        tensor(OP, self.apply(&dy, x.shape()), x.shape().clone(), x.dtype())
+    }
+}

@@ -1,0 +1,86 @@
+//! Rows of a table by index.
+
+use super::gradient::deliver;
+use super::operand::{f32s, f32s_of, indices, indices_of, stored};
+use super::parallel::{Output, split};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_nn::{Init, Module, VarBuilder};
+
+/// A table of [entries, size] whose rows are looked up by index.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Tensor,
+}
+
+impl Embedding {
+    /// From a tensor of [entries, size].
+    pub fn from_tensor(weight: Tensor) -> Self {
+        Self { weight }
+    }
+
+    /// A normal table of standard deviation `std`, named `weight`.
+    pub fn new(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
+        let weight = vb.get_with_hints((entries, size), "weight", Init::Randn { mean: 0.0, stdev: std })?;
+        Ok(Self { weight })
+    }
+}
+
+impl Module for Embedding {
+    /// Indices [..] (u32, i64 or u8) to rows [.., size]. An index outside of the table is an error.
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.weight.apply_op2(ids, Gather)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Gather;
+
+const OP: &str = "embedding";
+
+impl CustomOp2 for Gather {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, ws: &CpuStorage, wl: &Layout, is: &CpuStorage, il: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (entries, size) = wl.shape().dims2()?;
+        let ids = indices(OP, is, il, entries)?;
+        let weight = f32s(OP, ws, wl)?;
+        let mut y = vec![0.0; ids.len() * size];
+        split(ids.len(), size, [Output { data: &mut y, floats: size }], |range, [y]| {
+            for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
+                row.copy_from_slice(&weight[id * size..(id + 1) * size]);
+            }
+        });
+        let mut dims = il.dims().to_vec();
+        dims.push(size);
+        Ok((stored(OP, y, ws.dtype())?, Shape::from(dims)))
+    }
+
+    fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (entries, size) = weight.dims2()?;
+        let ids = indices_of(OP, ids, entries)?;
+        let held = dy.storage_and_layout();
+        let dy = f32s_of(OP, &held)?;
+        Ok((deliver(OP, weight, |out| scatter(&ids, &dy, size, out))?, None))
+    }
+}
+
+/// Row `id` of `out` becomes the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
+fn scatter(ids: &[usize], dy: &[f32], size: usize, out: &mut [f32]) {
+    if size == 0 {
+        return;
+    }
+    split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
+        out.fill(0.0);
+        for (&id, dy) in ids.iter().zip(dy.chunks_exact(size)) {
+            if range.contains(&id) {
+                let start = (id - range.start) * size;
+                for (total, dy) in out[start..start + size].iter_mut().zip(dy) {
+                    *total += dy;
+                }
+            }
+        }
+    });
+}

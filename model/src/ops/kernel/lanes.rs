@@ -1,0 +1,155 @@
+//! Instruction sets chosen at run time, and sums whose order does not depend on the choice.
+
+/// An instruction set that this processor has. The kernels give the same bits on each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(pub(crate) Level);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    Baseline,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// What the target triple guarantees; the oracle for the others.
+    pub const BASELINE: Isa = Isa(Level::Baseline);
+
+    /// The widest instruction set of this processor.
+    #[cfg(target_arch = "x86_64")]
+    pub fn best() -> Isa {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("fma")
+        {
+            Isa(Level::Avx512)
+        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            Isa(Level::Avx2)
+        } else {
+            Isa::BASELINE
+        }
+    }
+
+    /// The widest instruction set of this processor.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn best() -> Isa {
+        Isa::BASELINE
+    }
+
+    /// All that this processor has, narrowest first.
+    pub fn available() -> Vec<Isa> {
+        let mut all = vec![Isa::BASELINE];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let best = Isa::best();
+            if best != Isa::BASELINE {
+                all.push(Isa(Level::Avx2));
+            }
+            if best == Isa(Level::Avx512) {
+                all.push(best);
+            }
+        }
+        all
+    }
+}
+
+/// Declares a kernel: the body is compiled once for each instruction set, and the caller passes an [`Isa`] first.
+macro_rules! vectorised {
+    ($(#[$attr:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$attr])*
+        // A kernel takes its slices one by one; a struct of them would only be a second list of names.
+        #[allow(clippy::too_many_arguments)]
+        pub(crate) fn $name(isa: $crate::ops::kernel::Isa, $($arg: $ty),*) $(-> $ret)? {
+            use $crate::ops::kernel::lanes::Level;
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn generic($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                generic($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                generic($($arg),*)
+            }
+            match isa.0 {
+                Level::Baseline => generic($($arg),*),
+                // SAFETY: an `Isa` of this level is only made after these features were detected.
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => unsafe { avx512($($arg),*) },
+            }
+        }
+    };
+}
+pub(crate) use vectorised;
+
+/// One AVX-512 register, two of AVX2.
+const LANES: usize = 16;
+
+/// `Σ f(i)` over the elements of slices of one length: element `i` is added to lane `i mod 16`, and the lanes are added in a tree.
+macro_rules! sum_over {
+    ($name:ident, $($slice:ident),+) => {
+        #[inline(always)]
+        pub(crate) fn $name($($slice: &[f32],)+ term: impl Fn($(sum_over!(@f32 $slice)),+) -> f32) -> f32 {
+            let mut lanes = [0f32; LANES];
+            let len = [$($slice.len()),+].into_iter().min().unwrap_or(0);
+            let whole = len / LANES * LANES;
+            let mut at = 0;
+            while at < whole {
+                $(let $slice = &$slice[at..at + LANES];)+
+                for lane in 0..LANES {
+                    lanes[lane] += term($($slice[lane]),+);
+                }
+                at += LANES;
+            }
+            for lane in 0..len - whole {
+                lanes[lane] += term($($slice[whole + lane]),+);
+            }
+            tree(lanes, |a, b| a + b)
+        }
+    };
+    (@f32 $slice:ident) => { f32 };
+}
+sum_over!(sum1, a);
+sum_over!(sum2, a, b);
+sum_over!(sum3, a, b, c);
+
+/// The largest element; NaN is passed over, and an empty slice gives -∞.
+#[inline(always)]
+pub(crate) fn max(values: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, tail) = values.as_chunks::<LANES>();
+    for chunk in whole {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], chunk[lane]);
+        }
+    }
+    for (lane, &value) in tail.iter().enumerate() {
+        lanes[lane] = larger(lanes[lane], value);
+    }
+    tree(lanes, larger)
+}
+
+#[inline(always)]
+fn tree(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] = combine(lanes[lane], lanes[lane + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,78 @@
+//! Rows of exponentials: cross-entropy, and the causal softmax of attention tiles.
+
+use super::lanes::{max, sum1, sum2};
+use super::math::exp;
+use super::vectorised;
+
+vectorised! {
+    /// (m, s) with m the row's largest element and s = Σ e^(x − m).
+    fn max_and_sum(row: &[f32]) -> (f32, f32) {
+        let largest = max(row);
+        (largest, sum1(row, |x| exp(x - largest)))
+    }
+}
+
+vectorised! {
+    /// out = factor·e^(x − m)/s: softmax times a factor, from what [`max_and_sum`] gave.
+    fn scaled_softmax(row: &[f32], largest: f32, sum: f32, factor: f32, out: &mut [f32]) {
+        let factor = factor / sum;
+        for (out, &x) in out.iter_mut().zip(row) {
+            *out = factor * exp(x - largest);
+        }
+    }
+}
+
+vectorised! {
+    /// Turns scores into causal softmax numerators, in place.
+    ///
+    /// `scores` has `width` columns; row `i` belongs to position `first + i` and sees the columns up to that position.
+    /// Each becomes e^(scale·(x − m)), the columns after it 0. Row `i`'s sum goes to `sums[i]` and
+    /// scale·m + ln(sum), with which the backward finds the probabilities again, to `log_sums[i]`.
+    fn causal_exp(scores: &mut [f32], width: usize, first: usize, scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
+        for (i, row) in scores.chunks_exact_mut(width).enumerate() {
+            let (seen, masked) = row.split_at_mut(first + i + 1);
+            let largest = max(seen);
+            for x in seen.iter_mut() {
+                *x = exp(scale * (*x - largest));
+            }
+            masked.fill(0.0);
+            sums[i] = sum1(seen, |p| p);
+            log_sums[i] = scale * largest + libm::logf(sums[i]);
+        }
+    }
+}
+
+vectorised! {
+    /// The backward of a tile of causal softmax: `scores` becomes the probabilities p = e^(scale·x − log_sum) and
+    /// `d_probs` (dp) the gradient of the scores, scale·p·(dp − delta), both 0 after the row's own position.
+    fn causal_backward(
+        scores: &mut [f32],
+        d_probs: &mut [f32],
+        width: usize,
+        first: usize,
+        scale: f32,
+        log_sums: &[f32],
+        deltas: &[f32],
+    ) {
+        let rows = scores.chunks_exact_mut(width).zip(d_probs.chunks_exact_mut(width));
+        for (i, (scores, d_probs)) in rows.enumerate() {
+            let (seen, masked) = scores.split_at_mut(first + i + 1);
+            let (d_seen, d_masked) = d_probs.split_at_mut(first + i + 1);
+            let (log_sum, delta) = (log_sums[i], deltas[i]);
+            for (x, d) in seen.iter_mut().zip(d_seen) {
+                let p = exp(x.mul_add(scale, -log_sum));
+                *x = p;
+                *d = scale * p * (*d - delta);
+            }
+            masked.fill(0.0);
+            d_masked.fill(0.0);
+        }
+    }
+}
+
+vectorised! {
+    /// Σ a·b
+    fn dot(a: &[f32], b: &[f32]) -> f32 {
+        sum2(a, b, |a, b| a * b)
+    }
+}

@@ -1,0 +1,45 @@
+//! Differentiable fused operations.
+//!
+//! candle's own fused kernels (`softmax_last_dim`, `layer_norm`, `rms_norm`, `sdpa`, `rope`) have no backward and cut
+//! the gradient without a word, and its differentiable forms are chains of elementwise passes. The operations here are
+//! candle custom operations with a backward of their own, and keep three promises:
+//!
+//! - **A row's result depends on that row alone**, so a batch that is cut into micro-batches gives the rows of the
+//!   whole, bit for bit.
+//! - **The bits do not depend on the number of threads or on the instruction set.** Rows are split over threads, sums
+//!   over rows go through blocks of a fixed size in a fixed order, and one generic kernel is compiled for each
+//!   instruction set.
+//! - **A parameter's gradient goes straight to [`crate::sink`]** where one is installed, in f32; a frozen parameter
+//!   costs nothing.
+//!
+//! Storage may be f32 or bf16. bf16 is widened to f32 on the way in and rounded once on the way out. Inputs may be
+//! views; only the view is copied, and only when it is not contiguous. There is no CUDA implementation yet: on another
+//! device every operation returns candle's error that names it.
+
+#![allow(unsafe_code)]
+
+mod activation;
+mod attention;
+mod attention_heads;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod gradient;
+mod kernel;
+mod linear;
+mod norm;
+mod operand;
+mod parallel;
+mod product;
+mod rotary;
+
+pub use activation::{gelu, gelu_erf, silu, swiglu};
+pub use attention::{causal_attention, causal_attention_packed};
+pub use cross_entropy::cross_entropy;
+pub use dropout::{Dropout, dropout};
+pub use embedding::Embedding;
+pub use kernel::Isa;
+pub use linear::{Conv1D, Linear};
+pub use norm::{LayerNorm, RmsNorm};
+pub use parallel::{set_threads, threads};
+pub use rotary::Rotary;

@@ -1,0 +1,121 @@
+//! From candle storage to `f32` slices and back.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use half::bf16;
+use std::borrow::Cow;
+use std::ops::Deref;
+
+/// The elements of a view in row-major order, as f32. Borrows when the view is contiguous f32; otherwise copies the
+/// view, never the whole storage behind it.
+pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Cow<'a, [f32]>> {
+    match (storage, layout.contiguous_offsets()) {
+        (CpuStorage::F32(data), Some((start, end))) => match data.get(start..end) {
+            Some(view) => Ok(Cow::Borrowed(view)),
+            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+        },
+        (CpuStorage::BF16(data), Some((start, end))) => match data.get(start..end) {
+            Some(view) => Ok(Cow::Owned(view.iter().map(|v| v.to_f32()).collect())),
+            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+        },
+        (CpuStorage::F32(_), None) => {
+            let mut view = CpuStorage::F32(vec![0.0; layout.shape().elem_count()]);
+            storage.copy_strided_src(&mut view, 0, layout)?;
+            match view {
+                CpuStorage::F32(view) => Ok(Cow::Owned(view)),
+                _ => bail!("{op}: the copy of a view changed its dtype"),
+            }
+        }
+        (CpuStorage::BF16(_), None) => {
+            let mut view = CpuStorage::BF16(vec![bf16::ZERO; layout.shape().elem_count()]);
+            storage.copy_strided_src(&mut view, 0, layout)?;
+            match view {
+                CpuStorage::BF16(view) => Ok(Cow::Owned(view.into_iter().map(bf16::to_f32).collect())),
+                _ => bail!("{op}: the copy of a view changed its dtype"),
+            }
+        }
+        // A released parameter is stored as F4: this is where its use is caught.
+        (other, _) => bail!("{op}: f32 or bf16 expected, got {:?}", other.dtype()),
+    }
+}
+
+/// [`f32s`] of a tensor whose storage is held: `let held = x.storage_and_layout(); let x = f32s_of("op", &held)?;`
+pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
+    op: &'static str,
+    (storage, layout): &'a (S, &Layout),
+) -> Result<Cow<'a, [f32]>> {
+    match &**storage {
+        Storage::Cpu(storage) => f32s(op, storage, layout),
+        _ => bail!("{op}: no backward on this device"),
+    }
+}
+
+/// The elements of an integer view (u32, i64 or u8) as indices into `0..limit`; anything else is an error that says what and
+/// where.
+pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
+    fn collect<T: Copy + TryInto<usize> + std::fmt::Display>(
+        op: &'static str,
+        data: &[T],
+        limit: usize,
+    ) -> Result<Vec<usize>> {
+        let mut indices = Vec::with_capacity(data.len());
+        for (position, &value) in data.iter().enumerate() {
+            match value.try_into() {
+                Ok(index) if index < limit => indices.push(index),
+                _ => bail!("{op}: index {value} at position {position} is not below {limit}"),
+            }
+        }
+        Ok(indices)
+    }
+    let count = layout.shape().elem_count();
+    let mut view = match storage {
+        CpuStorage::U32(_) => CpuStorage::U32(vec![0; count]),
+        CpuStorage::I64(_) => CpuStorage::I64(vec![0; count]),
+        CpuStorage::U8(_) => CpuStorage::U8(vec![0; count]),
+        other => bail!("{op}: indices of dtype u32, i64 or u8 expected, got {:?}", other.dtype()),
+    };
+    storage.copy_strided_src(&mut view, 0, layout)?;
+    match &view {
+        CpuStorage::U32(data) => collect(op, data, limit),
+        CpuStorage::I64(data) => collect(op, data, limit),
+        CpuStorage::U8(data) => collect(op, data, limit),
+        _ => bail!("{op}: the copy of a view changed its dtype"),
+    }
+}
+
+/// [`indices`] of a tensor.
+pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => indices(op, storage, layout, limit),
+        _ => bail!("{op}: not implemented on this device"),
+    }
+}
+
+/// Storage of `dtype` (f32 as it is, bf16 rounded to nearest even).
+pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
+    match dtype {
+        DType::F32 => Ok(CpuStorage::F32(values)),
+        DType::BF16 => Ok(CpuStorage::BF16(values.into_iter().map(bf16::from_f32).collect())),
+        other => bail!("{op}: f32 or bf16 expected, got {other:?}"),
+    }
+}
+
+/// A tensor of `dtype` outside any graph: what a backward returns.
+pub(crate) fn tensor(
+    op: &'static str,
+    values: Vec<f32>,
+    shape: impl Into<Shape>,
+    dtype: DType,
+) -> Result<Option<Tensor>> {
+    let storage = Storage::Cpu(stored(op, values, dtype)?);
+    Ok(Some(Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false)))
+}
+
+/// Splits a shape into (rows, length of the last dimension).
+pub(crate) fn rows(op: &'static str, shape: &Shape) -> Result<(usize, usize)> {
+    match shape.dims().split_last() {
+        Some((&last, leading)) if last > 0 => Ok((leading.iter().product(), last)),
+        _ => bail!("{op}: a last dimension of at least 1 is needed, got the shape {shape:?}"),
+    }
+}

@@ -1,0 +1,60 @@
+//! Splitting rows over threads.
+//!
+//! Each thread gets one contiguous range of whole rows (or whole blocks of rows) and writes nothing else, so where the
+//! cuts fall cannot change a bit of the result.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static THREADS: AtomicUsize = AtomicUsize::new(1);
+
+/// Below this many floats a second thread costs more than it gives.
+const SMALL: usize = 16 * 1024;
+
+/// Sets how many threads one operation may use, for the whole process. 0 counts as 1.
+///
+/// The default is 1, which is right for ranks that are threads of one process; a process with one rank wants its
+/// number of cores. The results are the same bits for any value.
+pub fn set_threads(threads: usize) {
+    THREADS.store(threads.max(1), Ordering::Relaxed);
+}
+
+/// How many threads one operation may use (see [`set_threads`]).
+pub fn threads() -> usize {
+    THREADS.load(Ordering::Relaxed)
+}
+
+/// A buffer to be cut between threads: `floats` for each unit of work. The last unit may be shorter.
+pub(crate) struct Output<'a> {
+    pub(crate) data: &'a mut [f32],
+    pub(crate) floats: usize,
+}
+
+/// Runs `work` over `0..units`, one contiguous range a thread, with each output's part for that range.
+///
+/// `cost` is about the number of floats that one unit reads or writes; little work stays on the calling thread.
+pub(crate) fn split<const N: usize>(
+    units: usize,
+    cost: usize,
+    outputs: [Output<'_>; N],
+    work: impl Fn(Range<usize>, [&mut [f32]; N]) + Sync,
+) {
+    let parts = if units.saturating_mul(cost) < SMALL { 1 } else { threads().min(units) };
+    if parts <= 1 {
+        return work(0..units, outputs.map(|o| o.data));
+    }
+    let mut rest = outputs;
+    let work = &work;
+    rayon::scope(|scope| {
+        for part in 0..parts {
+            let range = units * part / parts..units * (part + 1) / parts;
+            let mine = rest.each_mut().map(|output| {
+                let data = std::mem::take(&mut output.data);
+                let (mine, later) = data.split_at_mut(data.len().min(output.floats * range.len()));
+                output.data = later;
+                mine
+            });
+            scope.spawn(move |_| work(range, mine));
+        }
+    });
+}

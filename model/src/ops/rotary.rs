@@ -1,0 +1,83 @@
+//! Rotary position embedding, in the half-split convention of Hugging Face's Llama.
+
+use super::kernel::{Isa, rotary as kernel};
+use super::operand::{f32s, f32s_of, stored, tensor};
+use super::parallel::{Output, split};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use std::sync::Arc;
+
+/// The angles of all positions. A clone shares them.
+#[derive(Clone, Debug)]
+pub struct Rotary {
+    /// cos of [positions, half], then sin of the same.
+    table: Arc<[f32]>,
+    positions: usize,
+    half: usize,
+}
+
+impl Rotary {
+    /// Position p rotates the pair (x[i], x[i + size/2]) of a head by p·theta^(−2i/size).
+    ///
+    /// The angles are computed in f64 and rounded once. An odd `size` is an error.
+    pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
+        if size == 0 || !size.is_multiple_of(2) {
+            bail!("{OP}: the head size must be even, got {size}");
+        }
+        let half = size / 2;
+        let angle = |at: usize| {
+            let (position, pair) = ((at / half) as f64, (at % half) as f64);
+            position * libm::pow(theta, -2.0 * pair / size as f64)
+        };
+        let cos = (0..positions * half).map(|at| libm::cos(angle(at)) as f32);
+        let sin = (0..positions * half).map(|at| libm::sin(angle(at)) as f32);
+        Ok(Self { table: cos.chain(sin).collect(), positions, half })
+    }
+
+    /// Rotates [batch, time, heads, size]; the first of `time` is position 0. More positions than the table has are an error.
+    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        x.apply_op1(self.clone())
+    }
+
+    fn run(&self, x: &[f32], shape: &Shape, rotate: Rotate) -> Result<Vec<f32>> {
+        let (_, time, heads, size) = shape.dims4()?;
+        if size != 2 * self.half {
+            bail!("{OP}: heads of {} expected, got {shape:?}", 2 * self.half);
+        }
+        if time > self.positions {
+            bail!("{OP}: a sequence of {time} is longer than the {} positions of the model", self.positions);
+        }
+        let (cos, sin) = self.table.split_at(self.positions * self.half);
+        let row = heads * size;
+        let mut y = vec![0.0; x.len()];
+        split(x.len() / row.max(1), row, [Output { data: &mut y, floats: row }], |range, [y]| {
+            let isa = Isa::best();
+            for (at, y) in range.zip(y.chunks_exact_mut(row.max(1))) {
+                let angles = at % time * self.half..(at % time + 1) * self.half;
+                rotate(isa, &x[at * row..(at + 1) * row], &cos[angles.clone()], &sin[angles], y);
+            }
+        });
+        Ok(y)
+    }
+}
+
+type Rotate = fn(Isa, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]);
+
+const OP: &str = "rotary";
+
+impl CustomOp1 for Rotary {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let y = self.run(&f32s(OP, xs, xl)?, xl.shape(), kernel::rotate)?;
+        Ok((stored(OP, y, xs.dtype())?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let held = dy.storage_and_layout();
+        let dx = self.run(&f32s_of(OP, &held)?, x.shape(), kernel::rotate_back)?;
+        tensor(OP, dx, x.shape().clone(), x.dtype())
+    }
+}

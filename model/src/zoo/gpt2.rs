@@ -1,0 +1,184 @@
+//! GPT-2: pre-norm blocks, learned positions, Conv1D weights of [inputs, outputs], a head tied to the embedding.
+//!
+//! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
+//! `GPT2LMHeadModel`.
+
+use super::{Activation, check_sizes};
+// `Layer` stays out of scope: its `forward` would be ambiguous with that of `Module`.
+use crate::layers::{self, Activations, Layers, Pass};
+use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, Linear, causal_attention_packed, cross_entropy};
+use candle_core::{Result, Tensor, bail};
+use candle_nn::{Module, VarBuilder};
+
+/// GPT-2 for token ids [batch, time] (u32) to logits [batch, time, vocab_size]; its loss is [`cross_entropy`].
+///
+/// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights start
+/// normal with `initializer_range`, those that end a residual branch with that over √(2·n_layer), biases at 0.
+pub fn gpt2(config: &Gpt2Config) -> Layers {
+    let (embed, block, head) = (config.clone(), config.clone(), config.clone());
+    let (width, eps) = (config.n_embd, config.layer_norm_epsilon);
+    let layers = Layers::new()
+        .layer("transformer", move |vb| Embeddings::new(&embed, vb))
+        .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
+        .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb))
+        .layer("lm_head", move |vb| Linear::no_bias(head.n_embd, head.vocab_size, head.initializer_range, vb))
+        .loss(cross_entropy);
+    if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
+}
+
+/// The fields of Hugging Face's `GPT2Config` that have an effect here, with its names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpt2Config {
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Longest sequence.
+    pub n_positions: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Number of blocks.
+    pub n_layer: usize,
+    /// Attention heads; divides `n_embd`.
+    pub n_head: usize,
+    /// Width inside of the MLP; 4·`n_embd` if not given.
+    pub n_inner: Option<usize>,
+    /// The MLP's activation.
+    pub activation_function: Activation,
+    /// Dropout at the end of each residual branch.
+    pub resid_pdrop: f32,
+    /// Dropout after the embeddings.
+    pub embd_pdrop: f32,
+    /// ε of the layer norms.
+    pub layer_norm_epsilon: f32,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Whether the head is the token embedding.
+    pub tie_word_embeddings: bool,
+}
+
+impl Default for Gpt2Config {
+    /// The smallest GPT-2 (124M parameters), without dropout.
+    fn default() -> Self {
+        Self {
+            vocab_size: 50_257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: Activation::GeluNew,
+            resid_pdrop: 0.0,
+            embd_pdrop: 0.0,
+            layer_norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+            tie_word_embeddings: true,
+        }
+    }
+}
+
+impl Gpt2Config {
+    fn check(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("n_positions", self.n_positions),
+            ("n_embd", self.n_embd),
+            ("n_layer", self.n_layer),
+            ("n_head", self.n_head),
+            ("n_inner", self.inner()),
+        ];
+        check_sizes("gpt2", &sizes)?;
+        if !self.n_embd.is_multiple_of(self.n_head) {
+            bail!("gpt2: n_embd = {} is not a multiple of n_head = {}", self.n_embd, self.n_head);
+        }
+        Ok(())
+    }
+
+    fn inner(&self) -> usize {
+        self.n_inner.unwrap_or(4 * self.n_embd)
+    }
+}
+
+struct Embeddings {
+    wte: Embedding,
+    wpe: Embedding,
+    positions: usize,
+    dropout: Dropout,
+}
+
+impl Embeddings {
+    fn new(config: &Gpt2Config, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
+        let std = config.initializer_range;
+        Ok(Self {
+            wte: Embedding::new(config.vocab_size, config.n_embd, std, vb.pp("wte"))?,
+            wpe: Embedding::new(config.n_positions, config.n_embd, std, vb.pp("wpe"))?,
+            positions: config.n_positions,
+            dropout: Dropout { probability: config.embd_pdrop, name: "embd" },
+        })
+    }
+}
+
+impl layers::Layer for Embeddings {
+    fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
+        let ids = ids.single()?;
+        let (batch, time) = ids.dims2()?;
+        if time > self.positions {
+            bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
+        }
+        let positions = Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?;
+        let x = (Module::forward(&self.wte, ids)? + Module::forward(&self.wpe, &positions)?)?;
+        Ok(self.dropout.forward(&x, pass)?.into())
+    }
+}
+
+struct Block {
+    ln_1: LayerNorm,
+    c_attn: Conv1D,
+    attn_proj: Conv1D,
+    heads: usize,
+    ln_2: LayerNorm,
+    c_fc: Conv1D,
+    activation: Activation,
+    mlp_proj: Conv1D,
+    attn_dropout: Dropout,
+    mlp_dropout: Dropout,
+}
+
+impl Block {
+    fn new(config: &Gpt2Config, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
+        let (width, inner, std) = (config.n_embd, config.inner(), config.initializer_range);
+        let residual_std = std / (2.0 * config.n_layer as f64).sqrt();
+        let (attn, mlp) = (vb.pp("attn"), vb.pp("mlp"));
+        Ok(Self {
+            ln_1: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_1"))?,
+            c_attn: Conv1D::new(width, 3 * width, std, attn.pp("c_attn"))?,
+            attn_proj: Conv1D::new(width, width, residual_std, attn.pp("c_proj"))?,
+            heads: config.n_head,
+            ln_2: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_2"))?,
+            c_fc: Conv1D::new(width, inner, std, mlp.pp("c_fc"))?,
+            activation: config.activation_function,
+            mlp_proj: Conv1D::new(inner, width, residual_std, mlp.pp("c_proj"))?,
+            attn_dropout: Dropout { probability: config.resid_pdrop, name: "attn" },
+            mlp_dropout: Dropout { probability: config.resid_pdrop, name: "mlp" },
+        })
+    }
+
+    fn attend(&self, x: &Tensor) -> Result<Tensor> {
+        let qkv = self.c_attn.forward(&self.ln_1.forward(x)?)?;
+        self.attn_proj.forward(&causal_attention_packed(&qkv, self.heads)?)
+    }
+
+    fn transform(&self, x: &Tensor) -> Result<Tensor> {
+        let inner = self.c_fc.forward(&self.ln_2.forward(x)?)?;
+        self.mlp_proj.forward(&self.activation.apply(&inner)?)
+    }
+}
+
+impl layers::Layer for Block {
+    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        let x = x.single()?;
+        let x = (x + self.attn_dropout.forward(&self.attend(x)?, pass)?)?;
+        let y = (&x + self.mlp_dropout.forward(&self.transform(&x)?, pass)?)?;
+        Ok(y.into())
+    }
+}

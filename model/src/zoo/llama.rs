@@ -1,0 +1,179 @@
+//! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, no biases.
+//!
+//! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
+//! `LlamaForCausalLM`.
+
+use super::check_sizes;
+use crate::layers::Layers;
+use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, cross_entropy, swiglu};
+use candle_core::{Result, Tensor, bail};
+use candle_nn::{Module, VarBuilder};
+use std::sync::{Arc, OnceLock};
+
+/// Llama for token ids [batch, time] (u32) to logits [batch, time, vocab_size]; its loss is [`cross_entropy`].
+///
+/// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights start normal with
+/// `initializer_range`, norms at 1.
+pub fn llama(config: &LlamaConfig) -> Layers {
+    let (embed, block, head) = (config.clone(), config.clone(), config.clone());
+    let (width, eps) = (config.hidden_size, config.rms_norm_eps);
+    // One table for all blocks, made by the first that is built.
+    let rotary = Arc::new(OnceLock::new());
+    let layers = Layers::new()
+        .layer("model.embed_tokens", move |vb| {
+            embed.check()?;
+            Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)
+        })
+        .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, vb))
+        .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb))
+        .layer("lm_head", move |vb| Linear::no_bias(head.hidden_size, head.vocab_size, head.initializer_range, vb))
+        .loss(cross_entropy);
+    if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
+}
+
+/// The fields of Hugging Face's `LlamaConfig` that have an effect here, with its names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside of the MLP.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads; divides the query heads.
+    pub num_key_value_heads: usize,
+    /// Size of a head; `hidden_size` / `num_attention_heads` if not given. Even.
+    pub head_dim: Option<usize>,
+    /// Longest sequence.
+    pub max_position_embeddings: usize,
+    /// Base of the rotary angles.
+    pub rope_theta: f64,
+    /// ε of the norms.
+    pub rms_norm_eps: f32,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Whether the head is the token embedding.
+    pub tie_word_embeddings: bool,
+}
+
+impl Default for LlamaConfig {
+    /// Hugging Face's defaults, the 7B Llama.
+    fn default() -> Self {
+        Self {
+            vocab_size: 32_000,
+            hidden_size: 4096,
+            intermediate_size: 11_008,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: 32,
+            head_dim: None,
+            max_position_embeddings: 2048,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-6,
+            initializer_range: 0.02,
+            tie_word_embeddings: false,
+        }
+    }
+}
+
+impl LlamaConfig {
+    fn check(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim.unwrap_or(1)),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        check_sizes("llama", &sizes)?;
+        let (width, heads, kv_heads) = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads);
+        if self.head_dim.is_none() && width % heads != 0 {
+            bail!("llama: hidden_size = {width} is not a multiple of num_attention_heads = {heads}");
+        }
+        if heads % kv_heads != 0 {
+            bail!("llama: num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}");
+        }
+        if !self.head_size().is_multiple_of(2) {
+            bail!("llama: rotary positions need an even head size, got {}", self.head_size());
+        }
+        Ok(())
+    }
+
+    fn head_size(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
+    }
+}
+
+struct Block {
+    input_layernorm: RmsNorm,
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    heads: usize,
+    kv_heads: usize,
+    head_size: usize,
+    rotary: Rotary,
+    post_attention_layernorm: RmsNorm,
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Block {
+    fn new(config: &LlamaConfig, rotary: &OnceLock<Rotary>, vb: VarBuilder) -> Result<Self> {
+        config.check()?;
+        let (width, inner, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
+        let (heads, kv_heads, head_size) = (config.num_attention_heads, config.num_key_value_heads, config.head_size());
+        let rotary = match rotary.get() {
+            Some(rotary) => rotary.clone(),
+            None => {
+                let table = Rotary::new(head_size, config.max_position_embeddings, config.rope_theta)?;
+                rotary.get_or_init(|| table).clone()
+            }
+        };
+        let (attn, mlp) = (vb.pp("self_attn"), vb.pp("mlp"));
+        let norm = |name| RmsNorm::new(width, config.rms_norm_eps, vb.pp(name));
+        Ok(Self {
+            input_layernorm: norm("input_layernorm")?,
+            q_proj: Linear::no_bias(width, heads * head_size, std, attn.pp("q_proj"))?,
+            k_proj: Linear::no_bias(width, kv_heads * head_size, std, attn.pp("k_proj"))?,
+            v_proj: Linear::no_bias(width, kv_heads * head_size, std, attn.pp("v_proj"))?,
+            o_proj: Linear::no_bias(heads * head_size, width, std, attn.pp("o_proj"))?,
+            heads,
+            kv_heads,
+            head_size,
+            rotary,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            gate_proj: Linear::no_bias(width, inner, std, mlp.pp("gate_proj"))?,
+            up_proj: Linear::no_bias(width, inner, std, mlp.pp("up_proj"))?,
+            down_proj: Linear::no_bias(inner, width, std, mlp.pp("down_proj"))?,
+        })
+    }
+
+    fn attend(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, time, _) = x.dims3()?;
+        let split = |y: Tensor, heads| y.reshape((batch, time, heads, self.head_size));
+        let q = self.rotary.apply(&split(self.q_proj.forward(x)?, self.heads)?)?;
+        let k = self.rotary.apply(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
+        let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
+        let attended = causal_attention(&q, &k, &v)?.reshape((batch, time, self.heads * self.head_size))?;
+        self.o_proj.forward(&attended)
+    }
+}
+
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = (x + self.attend(&self.input_layernorm.forward(x)?)?)?;
+        let normal = self.post_attention_layernorm.forward(&x)?;
+        let inner = swiglu(&self.gate_proj.forward(&normal)?, &self.up_proj.forward(&normal)?)?;
+        x + self.down_proj.forward(&inner)?
+    }
+}

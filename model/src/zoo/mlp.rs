@@ -1,0 +1,61 @@
+//! A multilayer perceptron that classifies vectors.
+
+use super::{Activation, check_sizes};
+use crate::layers::Layers;
+use crate::ops::{Linear, cross_entropy};
+use candle_core::{Result, Tensor};
+use candle_nn::{Module, VarBuilder};
+
+/// A perceptron for vectors [batch, input_size] to logits [batch, num_labels]; its loss is [`cross_entropy`].
+///
+/// The layers are `layers.0`, `layers.1`, …, each a linear map and, except for the last, the activation. Weights start
+/// normal with standard deviation √(2/inputs) (He et al., 2015), biases at 0.
+pub fn mlp(config: &MlpConfig) -> Layers {
+    let config = config.clone();
+    Layers::new()
+        .layers("layers", config.hidden_sizes.len() + 1, move |i, vb| Perceptron::new(&config, i, vb))
+        .loss(cross_entropy)
+}
+
+/// Sizes of [`mlp`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpConfig {
+    /// Length of an input vector.
+    pub input_size: usize,
+    /// Widths between input and output.
+    pub hidden_sizes: Vec<usize>,
+    /// Number of classes.
+    pub num_labels: usize,
+    /// Activation between the linear maps.
+    pub hidden_act: Activation,
+}
+
+struct Perceptron {
+    linear: Linear,
+    activation: Option<Activation>,
+}
+
+impl Perceptron {
+    fn new(config: &MlpConfig, index: usize, vb: VarBuilder) -> Result<Self> {
+        let inputs = match index {
+            0 => config.input_size,
+            _ => config.hidden_sizes[index - 1],
+        };
+        let (outputs, activation) = match config.hidden_sizes.get(index) {
+            Some(&width) => (width, Some(config.hidden_act)),
+            None => (config.num_labels, None),
+        };
+        check_sizes("mlp", &[("the input of a layer", inputs), ("the output of a layer", outputs)])?;
+        Ok(Self { linear: Linear::new(inputs, outputs, (2.0 / inputs as f64).sqrt(), vb)?, activation })
+    }
+}
+
+impl Module for Perceptron {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.linear.forward(x)?;
+        match self.activation {
+            Some(activation) => activation.apply(&y),
+            None => Ok(y),
+        }
+    }
+}

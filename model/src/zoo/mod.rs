@@ -1,0 +1,22 @@
+//! Models with Hugging Face's configuration fields, tensor names and tensor layouts.
+//!
+//! A configuration becomes a list of layers; parameters are made when the list is built, which is also when sizes that
+//! do not fit together become an error. Checkpoints of the same architecture on the Hugging Face hub load by name.
+
+mod activation;
+mod gpt2;
+mod llama;
+mod mlp;
+
+pub use activation::{Activation, UnknownActivation};
+pub use gpt2::{Gpt2Config, gpt2};
+pub use llama::{LlamaConfig, llama};
+pub use mlp::{MlpConfig, mlp};
+
+/// `bail!`s unless each of the named sizes is at least 1.
+fn check_sizes(model: &str, sizes: &[(&str, usize)]) -> candle_core::Result<()> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((name, _)) => candle_core::bail!("{model}: {name} must be at least 1"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,174 @@
+//! Values and gradients.
+
+use crate::check::{check, ids};
+use candle_core::{D, DType, Result, Tensor};
+use candle_nn::Module;
+use zero_model::ops;
+
+#[test]
+fn linear() {
+    for (lead, inputs, outputs) in
+        [(&[3, 5][..], 7, 9), (&[1], 4, 1), (&[130], 33, 65), (&[2, 2, 3], 1, 2), (&[1, 1], 600, 3)]
+    {
+        let x = [lead, &[inputs]].concat();
+        let plain = |t: &[Tensor], weight: Tensor| -> Result<Tensor> {
+            let flat = t[0].reshape(((), inputs))?.matmul(&weight)?;
+            flat.reshape([lead, &[outputs]].concat())
+        };
+        check(
+            &[&x, &[outputs, inputs], &[outputs]],
+            |t| ops::Linear::from_tensors(t[1].clone(), Some(t[2].clone())).forward(&t[0]),
+            |t| plain(t, t[1].t()?)?.broadcast_add(&t[2]),
+        );
+        check(
+            &[&x, &[outputs, inputs]],
+            |t| ops::Linear::from_tensors(t[1].clone(), None).forward(&t[0]),
+            |t| plain(t, t[1].t()?),
+        );
+        check(
+            &[&x, &[inputs, outputs], &[outputs]],
+            |t| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone()).forward(&t[0]),
+            |t| plain(t, t[1].clone())?.broadcast_add(&t[2]),
+        );
+    }
+}
+
+#[test]
+fn embedding() {
+    let at = ids("ids", &[3, 4], 6);
+    check(
+        &[&[6, 5]],
+        |t| ops::Embedding::from_tensor(t[0].clone()).forward(&at),
+        |t| t[0].index_select(&at.flatten_all()?, 0)?.reshape((3, 4, 5)),
+    );
+    let at = at.to_dtype(DType::I64).unwrap().t().unwrap();
+    check(
+        &[&[6, 1]],
+        |t| ops::Embedding::from_tensor(t[0].clone()).forward(&at),
+        |t| t[0].index_select(&at.contiguous()?.flatten_all()?, 0)?.reshape((4, 3, 1)),
+    );
+}
+
+#[test]
+fn layer_norm() {
+    for (rows, size) in [(3, 7), (1, 5), (130, 33), (67, 16)] {
+        check(
+            &[&[rows, size], &[size], &[size]],
+            |t| ops::LayerNorm::from_tensors(t[1].clone(), t[2].clone(), 1e-5).forward(&t[0]),
+            |t| candle_nn::ops::layer_norm_slow(&t[0], &t[1], &t[2], 1e-5),
+        );
+    }
+}
+
+#[test]
+fn rms_norm() {
+    for (rows, size) in [(3, 7), (1, 5), (130, 33), (67, 16)] {
+        check(
+            &[&[rows, size], &[size]],
+            |t| ops::RmsNorm::from_tensor(t[1].clone(), 1e-6).forward(&t[0]),
+            |t| candle_nn::ops::rms_norm_slow(&t[0], &t[1], 1e-6),
+        );
+    }
+}
+
+#[test]
+fn activations() {
+    let tanh_form = |x: &Tensor| -> Result<Tensor> {
+        let u = ((x + ((x * x)? * x)?.affine(0.044715, 0.0)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
+        (x * 0.5)? * (u.tanh()? + 1.0)?
+    };
+    let logistic = |x: &Tensor| -> Result<Tensor> { (x.neg()?.exp()? + 1.0)?.recip() };
+    for shape in [&[5, 7][..], &[1], &[3, 2, 33]] {
+        check(&[shape], |t| ops::gelu(&t[0]), |t| tanh_form(&t[0]));
+        check(&[shape], |t| ops::gelu_erf(&t[0]), |t| t[0].gelu_erf());
+        check(&[shape], |t| ops::silu(&t[0]), |t| &t[0] * logistic(&t[0])?);
+        check(&[shape, shape], |t| ops::swiglu(&t[0], &t[1]), |t| (&t[0] * logistic(&t[0])?)? * &t[1]);
+    }
+}
+
+/// Attention with the whole matrix, on [batch, time, heads, size].
+fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    let (batch, time, heads, size) = q.dims4()?;
+    let kv_heads = k.dim(2)?;
+    let spread = |x: &Tensor| -> Result<Tensor> {
+        x.unsqueeze(3)?
+            .broadcast_as((batch, time, kv_heads, heads / kv_heads, size))?
+            .reshape((batch, time, heads, size))?
+            .transpose(1, 2)?
+            .contiguous()
+    };
+    let (q, k, v) = (q.transpose(1, 2)?.contiguous()?, spread(k)?, spread(v)?);
+    let scores = (q.matmul(&k.t()?.contiguous()?)? / (size as f64).sqrt())?;
+    let masked: Vec<f64> =
+        (0..time * time).map(|at| if at % time > at / time { f64::NEG_INFINITY } else { 0.0 }).collect();
+    let mask = Tensor::from_vec(masked, (time, time), q.device())?;
+    let probabilities = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+    probabilities.matmul(&v)?.transpose(1, 2)?.contiguous()
+}
+
+#[test]
+fn attention() {
+    for (batch, time, heads, kv_heads, size) in
+        [(2, 5, 4, 2, 6), (1, 1, 1, 1, 1), (2, 67, 3, 3, 8), (1, 130, 4, 1, 5), (3, 64, 2, 2, 16)]
+    {
+        let (q, kv) = ([batch, time, heads, size], [batch, time, kv_heads, size]);
+        check(
+            &[&q, &kv, &kv],
+            |t| ops::causal_attention(&t[0], &t[1], &t[2]),
+            |t| plain_attention(&t[0], &t[1], &t[2]),
+        );
+    }
+}
+
+#[test]
+fn packed_attention() {
+    for (batch, time, heads, size) in [(2, 5, 4, 6), (1, 70, 2, 8)] {
+        let width = heads * size;
+        check(
+            &[&[batch, time, 3 * width]],
+            |t| ops::causal_attention_packed(&t[0], heads),
+            |t| {
+                let part = |i| t[0].narrow(2, i * width, width)?.contiguous()?.reshape((batch, time, heads, size));
+                plain_attention(&part(0)?, &part(1)?, &part(2)?)?.reshape((batch, time, width))
+            },
+        );
+    }
+}
+
+#[test]
+fn rotary() {
+    let (time, size, theta) = (9, 6, 100.0f64);
+    let rotary = ops::Rotary::new(size, 12, theta).unwrap();
+    check(
+        &[&[2, time, 3, size]],
+        |t| rotary.apply(&t[0]),
+        |t| {
+            let angle = |at: usize| (at / 3) as f64 * theta.powf(-((at % 3) as f64) / 3.0);
+            let table = |f: fn(f64) -> f64| {
+                let values: Vec<f64> = (0..time * 3).map(|at| f(angle(at))).collect();
+                Tensor::from_vec(values, (1, time, 1, 3), t[0].device())
+            };
+            let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
+            let (a, b) = (t[0].narrow(3, 0, 3)?, t[0].narrow(3, 3, 3)?);
+            let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+            let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+            Tensor::cat(&[left, right], 3)
+        },
+    );
+}
+
+#[test]
+fn cross_entropy() {
+    for (lead, classes) in [(&[5][..], 7), (&[2, 3], 33), (&[1], 1)] {
+        let targets = ids("targets", lead, classes as u32);
+        check(
+            &[&[lead, &[classes]].concat()],
+            |t| ops::cross_entropy(&t[0], &targets),
+            |t| {
+                let logits = t[0].reshape(((), classes))?;
+                let log_p = candle_nn::ops::log_softmax(&logits, D::Minus1)?;
+                log_p.gather(&targets.flatten_all()?.unsqueeze(1)?, 1)?.mean_all()?.neg()
+            },
+        );
+    }
+}

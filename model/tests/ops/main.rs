@@ -1,0 +1,7 @@
+//! Each operation against finite differences and against the plain candle expression in f64, with its gradients.
+
+mod against_candle;
+mod check;
+mod edges;
+mod invariance;
+mod sink;
