@@ -1,1 +1,37 @@
-//! ZeRO-style memory-optimized training engine for candle models
+//! ZeRO-style memory-optimized training for candle models.
+//!
+//! ```no_run
+//! # fn model() -> zero_train::Layers { zero_train::Layers::new() }
+//! # fn batches() -> Vec<zero_train::Batch> { vec![] }
+//! let config = zero_train::Config::from_path("ds.yaml")?;
+//! let mut engine = zero_train::Engine::new(config, model())?; // ranks from the environment, or a world of one
+//! for batch in batches() {
+//!     let step = engine.train_batch(&batch)?;
+//!     println!("{}", step.loss);
+//! }
+//! engine.save_checkpoint("out")?;
+//! # Ok::<(), zero_train::Error>(())
+//! ```
+//!
+//! One optimizer step is a program ([`zero_pipeline::Program`]), built from the configuration and checked for all ranks
+//! before anything runs; [`Engine`] carries it out.
+
+#![forbid(unsafe_code)]
+
+mod batch;
+mod engine;
+mod error;
+mod executor;
+mod settings;
+mod timing;
+
+pub use batch::Batch;
+pub use engine::{Engine, Step};
+pub use error::Error;
+pub use timing::{Lane, Timing};
+pub use zero_config::Config;
+pub use zero_model::{Activations, Layer, Layers, Pass, ops, zoo};
+pub use zero_partition::Kind;
+
+pub use zero_comm as comm;
+pub use zero_pipeline as pipeline;

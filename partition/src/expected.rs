@@ -3,6 +3,7 @@
 use zero_pipeline::{Instruction, Placement, Program, SegmentId, ZeroStage};
 
 use crate::layout::Layout;
+use crate::zero::ZeroOptions;
 
 /// Bytes of state of one rank, between the backward and the update, when all of it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,15 +59,10 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
 }
 
 /// Payload bytes that `rank` sends in a program's gathers, reductions and refreshes. `width` is that of the working
-/// dtype, `gradient_width` that of the dtype in which gradients travel. The gradient norm is left out: it is constant.
+/// dtype. The gradient norm is left out: it is constant.
 #[must_use]
-pub fn expected_payload(
-    program: &Program,
-    layout: &Layout,
-    rank: usize,
-    width: usize,
-    gradient_width: usize,
-) -> u64 {
+pub fn expected_payload(program: &Program, layout: &Layout, rank: usize, width: usize, options: &ZeroOptions) -> u64 {
+    let gradient_width = options.communication.size_in_bytes();
     let others = layout.ranks() - 1;
     let shard = |id: SegmentId| layout.segments()[id].shard(rank).len();
     let elements = |id: SegmentId| layout.segments()[id].elements();
@@ -74,8 +70,8 @@ pub fn expected_payload(
     let gathered = |id: SegmentId| shard(id) * others * width;
     let scattered = |id: SegmentId| (elements(id) - shard(id)) * gradient_width;
     let reduced = |id: SegmentId| match layout.segments()[id].placements.optimizer {
-        Placement::Sharded => scattered(id),
-        Placement::Replicated => all_reduced(elements(id), layout.ranks(), rank) * gradient_width,
+        Placement::Sharded if options.reduce_scatter => scattered(id),
+        _ => all_reduced(elements(id), layout.ranks(), rank) * gradient_width,
     };
     let bytes: usize = program
         .instructions

@@ -139,12 +139,13 @@ impl Zero {
                 Placement::Sharded => self.complete(id)?,
                 Placement::Replicated => self.total(id)?,
             };
-            started.push(match placements.optimizer {
-                Placement::Replicated => {
+            let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter;
+            started.push(match scatters {
+                false => {
                     let local = self.packed(local)?;
                     Reduction::All(self.comm.all_reduce(local, ReduceOp::Sum))
                 }
-                Placement::Sharded => Reduction::Scatter(self.scatter(id, local)?),
+                true => Reduction::Scatter(self.scatter(id, local)?),
             });
         }
         self.reducing.push_back(PendingReduce { segments: ids.to_vec(), micro_batch, started });
@@ -176,7 +177,7 @@ impl Zero {
             match reduction {
                 Reduction::All(pending) => {
                     let full = self.unpacked(pending.wait()?)?;
-                    self.segments[id].reduced = Some(full);
+                    self.file_all(id, full);
                 }
                 Reduction::Scatter(pending) => {
                     let Scattered { input, shard } = pending.wait()?;
@@ -186,6 +187,22 @@ impl Zero {
             }
         }
         Ok(())
+    }
+
+    /// Files what an all-reduce brought: everything, or this rank's part where gradients are sharded.
+    fn file_all(&mut self, id: SegmentId, full: Vec<f32>) {
+        let segment = &self.layout.segments()[id];
+        match segment.placements.gradients {
+            Placement::Replicated => self.segments[id].reduced = Some(full),
+            Placement::Sharded => {
+                let own = segment.shard(self.comm.rank());
+                let mut shard = self.pool.take(own.len());
+                shard.copy_from_slice(&full[own]);
+                self.ledger.remove(Category::Staging, full.len(), 4);
+                self.pool.give(full);
+                self.add_up(id, shard);
+            }
+        }
     }
 
     fn file(&mut self, id: SegmentId, mut input: Vec<f32>, shard: Vec<f32>) {

@@ -207,7 +207,6 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
             LayerShape { name: layer.name().to_string(), segments: needed }
         })
         .collect();
-    let segments =
-        segments.iter().map(|s| SegmentShape { elements: s.elements(), placements: s.placements }).collect();
+    let segments = segments.iter().map(|s| SegmentShape { elements: s.elements(), placements: s.placements }).collect();
     ModelShape { layers, segments }
 }

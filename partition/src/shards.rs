@@ -61,9 +61,7 @@ impl Zero {
 
     fn ranges(&self, of: impl Fn(&Segment) -> std::ops::Range<usize>) -> Vec<Range> {
         let segments = self.layout.segments().iter();
-        segments
-            .flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements }))
-            .collect()
+        segments.flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements })).collect()
     }
 
     /// Values of a range that this rank holds.
@@ -124,9 +122,8 @@ impl Zero {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
                 crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len())?;
             }
-            None => self.model.parameters()[range.parameter].update(|full| {
-                crate::parameters::copy(&working, 0..values.len(), full, range.elements.clone())
-            })?,
+            None => self.model.parameters()[range.parameter]
+                .update(|full| crate::parameters::copy(&working, 0..values.len(), full, range.elements.clone()))?,
         }
         Ok(())
     }

@@ -114,15 +114,13 @@ impl Zero {
         self.updates += 1;
     }
 
-    /// Drops all reduced gradients without a step.
+    /// Drops a segment's reduced gradients: the step is skipped.
     ///
     /// # Errors
     /// If they are not reduced.
-    pub fn skip_step(&mut self) -> Result<(), ZeroError> {
-        for id in 0..self.segments.len() {
-            let gradients = self.take_reduced(id)?;
-            self.pool.give(gradients);
-        }
+    pub fn discard(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        let gradients = self.take_reduced(id)?;
+        self.pool.give(gradients);
         Ok(())
     }
 

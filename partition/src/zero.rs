@@ -26,6 +26,9 @@ pub struct ZeroOptions {
     pub order: Order,
     /// The dtype in which gradients travel: f32 or bf16.
     pub communication: DType,
+    /// Reduce sharded gradients by reduce-scatter; otherwise all-reduce them and keep one's own part, as
+    /// `reduce_scatter: false` asks for.
+    pub reduce_scatter: bool,
     /// Largest allowed global gradient norm; 0 does not clip.
     pub gradient_clipping: f64,
     /// Whether biases and norms (parameters of fewer than two dimensions) are decayed too.

@@ -24,7 +24,8 @@ pub struct GatherOptions {
 pub fn gather(program: Program, shape: &ModelShape, options: &GatherOptions) -> Program {
     let Program { instructions, micro_batches } = program;
     let uses = uses(&instructions, shape);
-    let mut pass = Pass { shape, options, uses: &uses, state: vec![State::Released; shape.segments.len()], out: vec![] };
+    let mut pass =
+        Pass { shape, options, uses: &uses, state: vec![State::Released; shape.segments.len()], out: vec![] };
     let mut position = 0;
     for instruction in instructions {
         if uses.get(position).is_some_and(|next| next.instruction == instruction) {

@@ -1,0 +1,84 @@
+//! Inputs and targets of samples, and which of them each rank computes.
+
+use candle_core::Tensor;
+use zero_model::Activations;
+
+use crate::error::Error;
+
+/// Samples: inputs of the first layer, and targets of the loss. The first dimension of every tensor counts samples.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// What the first layer gets.
+    pub inputs: Activations,
+    /// What the loss gets besides the last layer's outputs.
+    pub targets: Tensor,
+}
+
+impl Batch {
+    /// A batch of inputs and targets.
+    #[must_use]
+    pub fn new(inputs: impl Into<Activations>, targets: Tensor) -> Self {
+        Self { inputs: inputs.into(), targets }
+    }
+
+    /// Number of samples.
+    ///
+    /// # Errors
+    /// If a tensor has no dimensions, or they differ in their number of samples.
+    pub fn rows(&self) -> Result<usize, Error> {
+        let rows = self.targets.dim(0)?;
+        for tensor in self.inputs.tensors() {
+            if tensor.dim(0)? != rows {
+                return Err(Error::Batch(format!("{} inputs for {rows} targets", tensor.dim(0)?)));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Samples `start..start + count`.
+    ///
+    /// # Errors
+    /// If there are not so many.
+    pub fn narrow(&self, start: usize, count: usize) -> Result<Self, Error> {
+        let part = |tensor: &Tensor| tensor.narrow(0, start, count)?.contiguous();
+        let inputs = self.inputs.tensors().iter().map(part).collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(Self { inputs: Activations::new(inputs), targets: part(&self.targets)? })
+    }
+}
+
+/// How the micro-batches of the global batch are dealt to the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deal {
+    /// Micro-batch `m` of rank `r` is `m · ranks + r` of the global batch.
+    InTurn,
+    /// It is `r · micro_batches + m`: each rank has neighbours, which it adds up before the reduction.
+    Contiguous,
+}
+
+impl Deal {
+    /// Index in the global batch of a rank's micro-batch.
+    pub(crate) fn global(self, rank: usize, ranks: usize, micro_batch: usize, micro_batches: usize) -> usize {
+        match self {
+            Self::InTurn => micro_batch * ranks + rank,
+            Self::Contiguous => rank * micro_batches + micro_batch,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_micro_batch_is_dealt_once() {
+        for deal in [Deal::InTurn, Deal::Contiguous] {
+            for (ranks, micro_batches) in [(1, 8), (2, 4), (3, 3), (8, 1)] {
+                let mut seen: Vec<usize> = (0..ranks)
+                    .flat_map(|r| (0..micro_batches).map(move |m| deal.global(r, ranks, m, micro_batches)))
+                    .collect();
+                seen.sort_unstable();
+                assert_eq!(seen, (0..ranks * micro_batches).collect::<Vec<_>>());
+            }
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! The engine: a model, a communicator and a configuration, made into steps.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zero_comm::place::Place;
+use zero_comm::{Buffer, Communicator, Options, ReduceOp, Stats, Transport};
+use zero_config::Config;
+use zero_model::{Activations, Layers, Model};
+use zero_partition::passes::{evaluation, training_step};
+use zero_partition::{Kind, Layout, Order, Zero};
+use zero_pipeline::{Program, ZeroStage, validate};
+
+use crate::batch::Batch;
+use crate::error::Error;
+use crate::executor::{Context, Outcome, run};
+use crate::settings::Settings;
+use crate::timing::Timing;
+
+/// What one optimizer step did; the same on every rank but for the time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// From 1.
+    pub step: u64,
+    /// Mean loss of the global batch, before the update.
+    pub loss: f32,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Global L2 norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The gradient was not finite, and no update was made.
+    pub skipped: bool,
+    /// Wall-clock time of this rank.
+    pub duration: Duration,
+    /// Payload bytes that this rank sent.
+    pub sent_bytes: u64,
+}
+
+/// Trains one model on one rank of a world.
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) settings: Settings,
+    pub(crate) zero: Zero,
+    comm: Arc<dyn Communicator>,
+    program: Program,
+    evaluation: Program,
+    timing: Timing,
+    step: u64,
+}
+
+impl Engine {
+    /// An engine on the rank that the environment names (torchrun, mpirun, srun, our own launcher), or on a world of one.
+    ///
+    /// The batch sizes of the configuration are resolved anew for the number of ranks that is found.
+    ///
+    /// # Errors
+    /// A configuration that does not fit the world or the model; ranks that do not meet.
+    pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
+        let place = Place::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
+            Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
+        })?;
+        let comm = zero_comm::connect(&place, &comm_options(&config))?;
+        let config = if comm.size() == config.world_size {
+            config
+        } else {
+            return Err(Error::Batch("the configuration is resolved for another number of ranks".into()));
+        };
+        Self::with_communicator(config, model, comm)
+    }
+
+    /// An engine on a rank of a given communicator, which the configuration is resolved for.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
+        let settings = Settings::new(&config, comm.size())?;
+        let model = Arc::new(model.build(settings.dtype)?);
+        let layout = Layout::new(&model, &settings.layout);
+        let program = training_step(layout.shape(), settings.micro_batches, &settings.passes);
+        let evaluation = evaluation(layout.shape(), 1, &settings.passes);
+        for program in [&program, &evaluation] {
+            validate(&vec![program.clone(); comm.size()], layout.shape())?;
+        }
+        let zero = Zero::new(model, layout, comm.clone(), settings.zero.clone(), config.training.seed)?;
+        let timing = Timing::new(config.wall_clock_breakdown || config.training.trace);
+        Ok(Self { config, settings, zero, comm, program, evaluation, timing, step: 0 })
+    }
+
+    /// One optimizer step on a global batch of `train_batch_size` samples, of which this rank computes its part.
+    ///
+    /// Every rank gives the same batch; so a program reads and trains the same on one rank and on many.
+    ///
+    /// # Errors
+    /// A batch of another size, a layer that fails, a lost rank. After an error the engine is not usable.
+    pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
+        let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
+        if rows != wanted {
+            return Err(Error::Batch(format!("it has {rows} samples; `train_batch_size` is {wanted}")));
+        }
+        let size = self.settings.micro_batch_size;
+        self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
+    }
+
+    /// One optimizer step whose micro-batches are made as they are needed. `load` is given an index of the global batch,
+    /// below [`Engine::global_micro_batches`], and gives back `train_micro_batch_size_per_gpu` samples.
+    ///
+    /// # Errors
+    /// As [`Engine::train_batch`], and what `load` says.
+    pub fn train_with(&mut self, mut load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
+        let started = Instant::now();
+        let sent_before = self.comm.stats().sent_bytes();
+        let step = self.step + 1;
+        let (ranks, rank, settings) = (self.comm.size(), self.comm.rank(), &self.settings);
+        let lr = settings.schedule.lr(settings.base_lr, self.zero.updates() + 1);
+        let (deal, micro_batches, size) = (settings.deal, settings.micro_batches, settings.micro_batch_size);
+        let mut load_local = |local: usize| {
+            let global = deal.global(rank, ranks, local, micro_batches);
+            let batch = load(global)?;
+            let rows = batch.rows()?;
+            if rows != size {
+                return Err(Error::Batch(format!("a micro-batch of {rows} samples; it should have {size}")));
+            }
+            let sample = ((step - 1) * (micro_batches * ranks) as u64 + global as u64) * size as u64;
+            Ok((batch.inputs, Some(batch.targets), sample))
+        };
+        let outcome = run(
+            &self.program,
+            &mut Context {
+                zero: &mut self.zero,
+                timing: &mut self.timing,
+                load: &mut load_local,
+                training: true,
+                seed: self.config.training.seed,
+                step,
+                loss_gradient: settings.loss_gradient,
+                lr,
+            },
+        )?;
+        self.step = step;
+        let loss = self.mean_loss(&outcome)?;
+        let norm = outcome.norm.map_or(f64::NAN, |norm| norm.norm);
+        Ok(Step {
+            step,
+            loss,
+            lr,
+            grad_norm: norm,
+            skipped: !norm.is_finite(),
+            duration: started.elapsed(),
+            sent_bytes: self.comm.stats().sent_bytes() - sent_before,
+        })
+    }
+
+    /// The mean over the global batch, added up over the same trees as the gradients.
+    fn mean_loss(&self, outcome: &Outcome) -> Result<f32, Error> {
+        let add_up = |losses: &[f32]| match self.settings.zero.order {
+            Order::Arrival => losses.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
+            Order::Tree => tree(losses),
+        };
+        let total = if self.settings.layout.zero_stage >= ZeroStage::Two {
+            add_up(&self.sum_over_ranks(outcome.losses.clone())?)
+        } else {
+            self.sum_over_ranks(vec![add_up(&outcome.losses)])?[0]
+        };
+        Ok(total / (self.settings.micro_batches * self.comm.size()) as f32)
+    }
+
+    fn sum_over_ranks(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
+        Ok(self.comm.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
+    }
+
+    /// The mean loss over all ranks of one micro-batch each, without dropout and without an update; a collective.
+    ///
+    /// # Errors
+    /// As [`Engine::train_batch`].
+    pub fn eval_batch(&mut self, batch: &Batch) -> Result<f32, Error> {
+        let outcome = self.evaluate(batch.clone())?;
+        let loss = self.sum_over_ranks(outcome.losses)?[0];
+        Ok(loss / self.comm.size() as f32)
+    }
+
+    /// The last layer's outputs, without dropout; a collective: every rank calls it, with its own inputs.
+    ///
+    /// # Errors
+    /// A layer that fails, a lost rank.
+    pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
+        let inputs = inputs.into();
+        let mut outcome = self.evaluate_with(inputs, None)?;
+        outcome.outputs.pop().ok_or_else(|| Error::Batch("nothing was computed".into()))
+    }
+
+    fn evaluate(&mut self, batch: Batch) -> Result<Outcome, Error> {
+        self.evaluate_with(batch.inputs, Some(batch.targets))
+    }
+
+    fn evaluate_with(&mut self, inputs: Activations, targets: Option<candle_core::Tensor>) -> Result<Outcome, Error> {
+        let mut once = Some((inputs, targets));
+        run(
+            &self.evaluation,
+            &mut Context {
+                zero: &mut self.zero,
+                timing: &mut self.timing,
+                load: &mut |_| {
+                    let (inputs, targets) = once.take().ok_or_else(|| Error::Batch("loaded twice".into()))?;
+                    Ok((inputs, targets, 0))
+                },
+                training: false,
+                seed: self.config.training.seed,
+                step: self.step,
+                loss_gradient: 0.0,
+                lr: 0.0,
+            },
+        )
+    }
+
+    /// Writes `root/step-…`; a collective. `state` is kept with it, for [`Engine::load_checkpoint`] to give back.
+    ///
+    /// # Errors
+    /// On every rank if one cannot write; an older checkpoint of the folder stays.
+    pub fn save_checkpoint_with(&self, root: impl AsRef<Path>, state: serde_json::Value) -> Result<PathBuf, Error> {
+        let save = zero_checkpoint::Save {
+            step: self.step,
+            zero_stage: self.settings.layout.zero_stage.number(),
+            engine: state,
+            keep_last: self.config.training.keep_last,
+        };
+        Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &save)?)
+    }
+
+    /// Writes `root/step-…`; a collective.
+    ///
+    /// # Errors
+    /// As [`Engine::save_checkpoint_with`].
+    pub fn save_checkpoint(&self, root: impl AsRef<Path>) -> Result<PathBuf, Error> {
+        self.save_checkpoint_with(root, serde_json::Value::Null)
+    }
+
+    /// Continues from a checkpoint's folder (`…/step-00000100`), written under any layout; a collective. Gives back the state
+    /// that was saved with it.
+    ///
+    /// # Errors
+    /// On every rank if one cannot read: missing, damaged, or of another model.
+    pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<serde_json::Value, Error> {
+        let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
+        self.step = manifest.step;
+        Ok(manifest.engine)
+    }
+
+    /// Continues from the newest checkpoint under `root`, if there is one; a collective.
+    ///
+    /// # Errors
+    /// As [`Engine::load_checkpoint`].
+    pub fn resume(&mut self, root: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
+        let Some(folder) = zero_checkpoint::newest(root.as_ref())? else { return Ok(None) };
+        self.load_checkpoint(&folder)?;
+        Ok(Some(folder))
+    }
+
+    /// All values of a parameter in f32, on every rank; a collective.
+    ///
+    /// # Errors
+    /// If there is no such parameter, or a rank is lost.
+    pub fn full_parameter(&mut self, name: &str) -> Result<Vec<f32>, Error> {
+        let id = self.parameter(name)?;
+        Ok(self.zero.full(Kind::Parameter, id)?)
+    }
+
+    /// The values of a parameter that this rank's optimizer updates: (first element, values in f32). Empty if it updates none.
+    ///
+    /// # Errors
+    /// If there is no such parameter.
+    pub fn local_parameter(&self, name: &str) -> Result<(usize, Vec<f32>), Error> {
+        let id = self.parameter(name)?;
+        match self.zero.held_ranges(Kind::State(0)).into_iter().find(|range| range.parameter == id) {
+            Some(range) => Ok((range.elements.start, self.zero.read(Kind::Parameter, &range)?)),
+            None => Ok((0, vec![])),
+        }
+    }
+
+    /// Overwrites a parameter on every rank; each gives all values.
+    ///
+    /// # Errors
+    /// If there is no such parameter, or it has another number of elements.
+    pub fn set_parameter(&mut self, name: &str, values: &[f32]) -> Result<(), Error> {
+        let id = self.parameter(name)?;
+        let elements = self.model().parameters()[id].elements();
+        if values.len() != elements {
+            return Err(Error::Batch(format!("{} values for `{name}`, which has {elements}", values.len())));
+        }
+        for range in self.zero.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == id) {
+            self.zero.write(Kind::Parameter, &range, &values[range.elements.clone()])?;
+        }
+        Ok(())
+    }
+
+    fn parameter(&self, name: &str) -> Result<usize, Error> {
+        let found = self.model().parameters().iter().position(|p| p.name() == name);
+        found.ok_or_else(|| Error::NoParameter(name.to_string()))
+    }
+
+    /// Optimizer steps so far, skipped ones included.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// The learning rate of the next step.
+    #[must_use]
+    pub fn lr(&self) -> f64 {
+        self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
+    }
+
+    /// Micro-batches of the global batch, over all ranks.
+    #[must_use]
+    pub fn global_micro_batches(&self) -> usize {
+        self.settings.micro_batches * self.comm.size()
+    }
+
+    /// The configuration, resolved for this world.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        self.zero.model()
+    }
+
+    /// This rank's communicator.
+    #[must_use]
+    pub fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.comm
+    }
+
+    /// What communication did since the engine was made.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.comm.stats()
+    }
+
+    /// Where the time went.
+    #[must_use]
+    pub fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// The program of a training step.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// This rank's share: layout, tracked bytes.
+    #[must_use]
+    pub fn zero(&self) -> &Zero {
+        &self.zero
+    }
+}
+
+/// Communication as the configuration asks for it. The job's token comes from `ZERO_TRAIN_TOKEN`.
+#[must_use]
+pub fn comm_options(config: &Config) -> Options {
+    let transport = match config.launcher.transport {
+        zero_config::Transport::Auto | zero_config::Transport::Threads => Transport::Auto,
+        zero_config::Transport::SharedMemory => Transport::SharedMemory,
+        zero_config::Transport::Tcp => Transport::Tcp,
+    };
+    Options {
+        timeout: Duration::from_secs_f64(config.launcher.timeout_seconds),
+        transport,
+        interface: config.launcher.interface.clone(),
+        token: std::env::var("ZERO_TRAIN_TOKEN").ok(),
+        ..Options::default()
+    }
+}
+
+/// The sum over a binary tree, lowest bit first.
+fn tree(values: &[f32]) -> f32 {
+    match values {
+        [] => 0.0,
+        [one] => *one,
+        many => {
+            let level: Vec<f32> =
+                many.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0)).collect();
+            tree(&level)
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Every way in which a run can fail, and the exit status that says which.
+
+use std::path::PathBuf;
+
+use zero_checkpoint::CheckpointError;
+use zero_comm::CommError;
+use zero_model::BuildError;
+use zero_partition::ZeroError;
+use zero_pipeline::Violation;
+
+/// Why a run ended before its time.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration is wrong: all of its errors.
+    #[error("{0}")]
+    Config(#[from] zero_config::Errors),
+    /// A value of the configuration does not fit the model, the data or the machine.
+    #[error("{message}\n  in: {key}\n  help: {help}")]
+    Setting {
+        /// Path of the key.
+        key: String,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        help: String,
+    },
+    /// The model cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The step's program must not run: a defect of this library.
+    #[error("internal error: the step program is invalid: {0}")]
+    Program(#[from] Violation),
+    /// The caller's batch does not fit the configuration.
+    #[error("the batch does not fit: {0}")]
+    Batch(String),
+    /// A parameter that does not exist.
+    #[error("the model has no parameter `{0}`")]
+    NoParameter(String),
+    /// candle refused an operation.
+    #[error("{0}")]
+    Tensor(#[from] candle_core::Error),
+    /// An instruction of the program failed.
+    #[error(transparent)]
+    Zero(ZeroError),
+    /// A rank or a connection was lost.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(CheckpointError),
+    /// Loss or gradients stopped being finite.
+    #[error("training diverged: the gradient was not finite in {steps} steps in a row, the last one step {step}")]
+    Diverged {
+        /// The last step.
+        step: u64,
+        /// How many in a row.
+        steps: u64,
+    },
+    /// A file of the run could not be written.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The process's exit status: 2 the user's input, 3 data or checkpoint, 4 a lost rank, 5 diverged, 1 the rest.
+    #[must_use]
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Setting { .. } | Self::Build(_) => 2,
+            Self::Batch(_) | Self::NoParameter(_) => 2,
+            Self::Checkpoint(_) => 3,
+            Self::Comm(_) => 4,
+            Self::Diverged { .. } => 5,
+            Self::Program(_) | Self::Tensor(_) | Self::Zero(_) | Self::Io { .. } => 1,
+        }
+    }
+
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+
+    pub(crate) fn setting(key: &str, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::Setting { key: key.into(), message: message.into(), help: help.into() }
+    }
+}
+
+/// A lost rank is a lost rank, wherever it is noticed.
+impl From<ZeroError> for Error {
+    fn from(error: ZeroError) -> Self {
+        match error {
+            ZeroError::Comm(error) => Self::Comm(error),
+            other => Self::Zero(other),
+        }
+    }
+}
+
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Self {
+        match error {
+            CheckpointError::Comm(error) => Self::Comm(error),
+            other => Self::Checkpoint(other),
+        }
+    }
+}

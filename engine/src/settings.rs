@@ -1,0 +1,170 @@
+//! From the configuration to what the layers below want to be told.
+
+use candle_core::DType;
+use zero_config::{self as config, Config};
+use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Schedule, Sgd, Warmup};
+use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions};
+use zero_partition::{LayoutOptions, Order, ZeroOptions};
+use zero_pipeline::ZeroStage;
+
+use crate::batch::Deal;
+use crate::error::Error;
+
+/// Everything that the engine derives from a configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) dtype: DType,
+    pub(crate) layout: LayoutOptions,
+    pub(crate) passes: PassOptions,
+    pub(crate) zero: ZeroOptions,
+    pub(crate) base_lr: f64,
+    pub(crate) schedule: Schedule,
+    pub(crate) deal: Deal,
+    pub(crate) micro_batches: usize,
+    pub(crate) micro_batch_size: usize,
+    /// Gradient of the reported loss with respect to the loss of one micro-batch.
+    pub(crate) loss_gradient: f32,
+}
+
+impl Settings {
+    /// # Errors
+    /// A combination that is not there.
+    pub(crate) fn new(config: &Config, ranks: usize) -> Result<Self, Error> {
+        let dtype = if config.bf16.enabled { DType::BF16 } else { DType::F32 };
+        let zero_stage = zero_stage(config.zero.stage);
+        let micro_batches = config.gradient_accumulation_steps;
+        let shards_gradients = zero_stage >= ZeroStage::Two;
+        let reproducible = config.training.reproducible;
+        let overlap = config.zero.overlap_comm;
+        let (optimizer, base_lr) = optimizer(&config.optimizer);
+        let averaged = match config.gradient_allreduce_op {
+            config::ReduceOp::Mean => micro_batches * ranks,
+            config::ReduceOp::Sum => micro_batches,
+        };
+        if !matches!(config.data_types.grad_accum_dtype, None | Some(config::Dtype::F32)) {
+            return Err(Error::setting(
+                "data_types.grad_accum_dtype",
+                "gradients are always added up in fp32",
+                "leave the key out, or set it to fp32",
+            ));
+        }
+        Ok(Self {
+            dtype,
+            layout: LayoutOptions {
+                zero_stage,
+                ranks,
+                persistence_threshold: config.zero.stage3_param_persistence_threshold,
+                model_persistence_threshold: config.zero.stage3_model_persistence_threshold,
+            },
+            passes: PassOptions {
+                gather: GatherOptions {
+                    prefetch: config.zero.stage3_prefetch_bucket_size,
+                    max_live: config.zero.stage3_max_live_parameters,
+                    max_reuse_distance: config.zero.stage3_max_reuse_distance,
+                    overlap,
+                },
+                reduce: ReduceOptions { bucket: config.zero.reduce_bucket_size, overlap },
+                refresh: RefreshOptions { bucket: config.zero.allgather_bucket_size, overlap },
+            },
+            zero: ZeroOptions {
+                optimizer,
+                order: if reproducible { Order::Tree } else { Order::Arrival },
+                communication: communication(config, dtype)?,
+                reduce_scatter: config.zero.reduce_scatter,
+                gradient_clipping: config.gradient_clipping,
+                decay_all: config.training.weight_decay_on == config::WeightDecayOn::All,
+                ignore_unused: config.zero.ignore_unused_parameters,
+            },
+            base_lr,
+            schedule: schedule(config)?,
+            // Reduced first, micro-batches of one turn are neighbours in the tree; added up first, those of one rank are.
+            deal: if reproducible && !shards_gradients { Deal::Contiguous } else { Deal::InTurn },
+            micro_batches,
+            micro_batch_size: config.train_micro_batch_size_per_gpu,
+            loss_gradient: 1.0 / averaged as f32,
+        })
+    }
+}
+
+fn zero_stage(stage: config::ZeroStage) -> ZeroStage {
+    match stage {
+        config::ZeroStage::Zero => ZeroStage::Zero,
+        config::ZeroStage::One => ZeroStage::One,
+        config::ZeroStage::Two => ZeroStage::Two,
+        config::ZeroStage::Three => ZeroStage::Three,
+    }
+}
+
+fn communication(config: &Config, dtype: DType) -> Result<DType, Error> {
+    match config.communication_data_type {
+        None if config.training.reproducible => Ok(DType::F32),
+        None => Ok(dtype),
+        Some(config::Dtype::F32) => Ok(DType::F32),
+        Some(config::Dtype::Bf16) => Ok(DType::BF16),
+        Some(config::Dtype::F16) => Err(Error::setting(
+            "communication_data_type",
+            "gradients in fp16 are not implemented yet",
+            "use bf16 or fp32, or leave the key out",
+        )),
+    }
+}
+
+fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
+    use config::Optimizer as From;
+    let pair = |[a, b]: [f64; 2]| (a, b);
+    match *optimizer {
+        From::AdamW { lr, betas, eps, weight_decay, bias_correction, adam_w_mode } => {
+            let adamw = AdamW { betas: pair(betas), eps, weight_decay, bias_correction, decoupled: adam_w_mode };
+            (Optimizer::AdamW(adamw), lr)
+        }
+        From::Sgd { lr, momentum, dampening, nesterov, weight_decay } => {
+            (Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay }), lr)
+        }
+        From::Lion { lr, betas, weight_decay } => (Optimizer::Lion(Lion { betas: pair(betas), weight_decay }), lr),
+        From::Adagrad { lr, eps, weight_decay } => (Optimizer::Adagrad(Adagrad { eps, weight_decay }), lr),
+    }
+}
+
+fn schedule(config: &Config) -> Result<Schedule, Error> {
+    use config::Scheduler as From;
+    let kind = |warmup: config::WarmupType| match warmup {
+        config::WarmupType::Log => Warmup::Log,
+        config::WarmupType::Linear => Warmup::Linear,
+    };
+    let total = |steps: Option<usize>| {
+        steps.map(|steps| steps as u64).ok_or_else(|| {
+            Error::setting(
+                "scheduler.params.total_num_steps",
+                "`auto` needs to know the number of steps",
+                "set `training.max_steps`, or the number itself",
+            )
+        })
+    };
+    Ok(match config.scheduler {
+        From::Constant => Schedule::Constant,
+        From::WarmupLR { warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type } => Schedule::WarmupLr {
+            min_lr: warmup_min_lr,
+            max_lr: warmup_max_lr,
+            num_steps: warmup_num_steps as u64,
+            kind: kind(warmup_type),
+        },
+        From::WarmupDecayLR { total_num_steps, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type } => {
+            Schedule::WarmupDecayLr {
+                min_lr: warmup_min_lr,
+                max_lr: warmup_max_lr,
+                num_steps: warmup_num_steps as u64,
+                kind: kind(warmup_type),
+                total_num_steps: total(total_num_steps)?,
+            }
+        }
+        From::WarmupCosineLR { total_num_steps, warmup_min_ratio, warmup_num_steps, cos_min_ratio, warmup_type } => {
+            Schedule::WarmupCosineLr {
+                total_num_steps: total(total_num_steps)?,
+                warmup_min_ratio,
+                warmup_num_steps: warmup_num_steps as u64,
+                cos_min_ratio,
+                warmup_type: kind(warmup_type),
+            }
+        }
+    })
+}

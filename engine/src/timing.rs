@@ -1,0 +1,113 @@
+//! Where the time of a step goes.
+
+use std::time::{Duration, Instant};
+
+use zero_pipeline::Instruction;
+
+/// What a span of a rank's time was spent on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    /// Reading and tokenising samples.
+    Data,
+    /// Forward passes.
+    Forward,
+    /// Backward passes.
+    Backward,
+    /// Starting and awaiting collectives: what communication did not hide behind compute.
+    Communication,
+    /// Norm and optimizer.
+    Update,
+}
+
+impl Lane {
+    /// All of them, in the order in which reports show them.
+    pub const ALL: [Self; 5] = [Self::Data, Self::Forward, Self::Backward, Self::Communication, Self::Update];
+
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Communication => "communication",
+            Self::Update => "update",
+        }
+    }
+
+    pub(crate) fn of(instruction: &Instruction) -> Self {
+        match instruction {
+            Instruction::Load { .. } => Self::Data,
+            Instruction::Forward { .. } => Self::Forward,
+            Instruction::Backward { .. } => Self::Backward,
+            Instruction::Gather { .. }
+            | Instruction::AwaitGather { .. }
+            | Instruction::Release { .. }
+            | Instruction::Reduce { .. }
+            | Instruction::AwaitReduce { .. }
+            | Instruction::Refresh { .. }
+            | Instruction::AwaitRefresh { .. } => Self::Communication,
+            Instruction::Accumulate { .. } | Instruction::GradientNorm | Instruction::Update { .. } => Self::Update,
+        }
+    }
+}
+
+/// One span of the measured timeline.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Span {
+    /// What ran.
+    pub name: String,
+    /// Its lane.
+    pub lane: Lane,
+    /// Since the engine was made.
+    pub start: Duration,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// Seconds by lane, calls by instruction, and the timeline where it is wanted.
+#[derive(Debug)]
+pub struct Timing {
+    origin: Instant,
+    seconds: [f64; 5],
+    calls: std::collections::BTreeMap<&'static str, u64>,
+    spans: Option<Vec<Span>>,
+}
+
+impl Timing {
+    pub(crate) fn new(record_spans: bool) -> Self {
+        Self {
+            origin: Instant::now(),
+            seconds: [0.0; 5],
+            calls: std::collections::BTreeMap::new(),
+            spans: record_spans.then(Vec::new),
+        }
+    }
+
+    pub(crate) fn record(&mut self, instruction: &Instruction, started: Instant) {
+        let (lane, duration) = (Lane::of(instruction), started.elapsed());
+        self.seconds[lane as usize] += duration.as_secs_f64();
+        *self.calls.entry(instruction.kind()).or_default() += 1;
+        if let Some(spans) = &mut self.spans {
+            let start = started.duration_since(self.origin);
+            spans.push(Span { name: instruction.to_string(), lane, start, duration });
+        }
+    }
+
+    /// Seconds spent on a lane since the engine was made.
+    #[must_use]
+    pub fn seconds(&self, lane: Lane) -> f64 {
+        self.seconds[lane as usize]
+    }
+
+    /// Instructions carried out, by kind.
+    pub fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.calls.iter().map(|(&kind, &calls)| (kind, calls))
+    }
+
+    /// The timeline; empty unless it is recorded.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        self.spans.as_deref().unwrap_or_default()
+    }
+}

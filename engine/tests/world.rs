@@ -1,0 +1,89 @@
+//! A world of ranks as threads, and a small model: what the tests of the engine share.
+#![allow(dead_code, unreachable_pub)] // each test file uses a part
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use zero_train::comm::{Communicator, Options, threads};
+use zero_train::{Batch, Config, Engine, Layers, Step, zoo};
+
+/// Runs `rank` on every rank of a world of threads.
+pub fn world<T: Send>(ranks: usize, rank: impl Fn(Arc<dyn Communicator>) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let started: Vec<_> =
+            threads(ranks, &Options::default()).into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
+        started.into_iter().map(|handle| handle.join().expect("a rank panicked")).collect()
+    })
+}
+
+pub fn gpt2() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config {
+        vocab_size: 61,
+        n_positions: 16,
+        n_embd: 32,
+        n_layer: 2,
+        n_head: 2,
+        n_inner: Some(64),
+        initializer_range: 0.1,
+        resid_pdrop: 0.1,
+        ..zoo::Gpt2Config::default()
+    })
+}
+
+/// A configuration of the small model's runs; `extra` is appended.
+pub fn config(ranks: usize, extra: &str) -> Config {
+    let text =
+        format!("gradient_clipping: 0.5\noptimizer: {{type: AdamW, params: {{lr: 0.01, weight_decay: 0.1}}}}\n{extra}");
+    Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A global batch of token ids that depends on the step alone.
+pub fn batch(step: u64, samples: usize) -> Batch {
+    let token = |i: usize| ((i as u64 * 7 + step * 13 + (i as u64 * i as u64) % 11) % 61) as u32;
+    let row = 16;
+    let inputs: Vec<u32> = (0..samples * row).map(token).collect();
+    let targets: Vec<u32> = (1..=samples * row).map(token).collect();
+    let tensor = |v: Vec<u32>| Tensor::from_vec(v, (samples, row), &Device::Cpu).unwrap();
+    Batch::new(tensor(inputs), tensor(targets))
+}
+
+/// What must be equal: the bits of every loss and norm, and of every parameter at the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trajectory {
+    pub losses: Vec<u32>,
+    pub norms: Vec<u64>,
+    pub parameters: Vec<(String, Vec<u32>)>,
+}
+
+pub fn train(engine: &mut Engine, steps: u64) -> Vec<Step> {
+    (engine.steps()..engine.steps() + steps)
+        .map(|step| {
+            engine.train_batch(&batch(step, engine.config().train_batch_size)).unwrap_or_else(|e| panic!("{e}"))
+        })
+        .collect()
+}
+
+pub fn trajectory(engine: &mut Engine, steps: u64) -> Trajectory {
+    let steps = train(engine, steps);
+    let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    Trajectory {
+        losses: steps.iter().map(|step| step.loss.to_bits()).collect(),
+        norms: steps.iter().map(|step| step.grad_norm.to_bits()).collect(),
+        parameters: names.into_iter().map(|n| (n.clone(), bits(engine.full_parameter(&n).unwrap()))).collect(),
+    }
+}
+
+/// The trajectory of a world of threads; all ranks must agree on it.
+pub fn run(ranks: usize, steps: u64, extra: &str) -> Trajectory {
+    let mut all = world(ranks, |comm| {
+        let mut engine =
+            Engine::with_communicator(config(ranks, extra), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"));
+        trajectory(&mut engine, steps)
+    });
+    let first = all.remove(0);
+    for (rank, other) in all.into_iter().enumerate() {
+        assert_eq!(first, other, "rank {} disagrees with rank 0", rank + 1);
+    }
+    first
+}
