@@ -26,22 +26,26 @@ pub(crate) struct Fields {
     pub(crate) sections: BTreeMap<String, At>,
 }
 
-/// Checks the whole document.
-pub(crate) fn check(root: &Node, report: &mut Report) -> Fields {
-    let mut check = Check { report, fields: Fields::default() };
+/// Checks the whole document. `None` when it is not a section of keys at all.
+pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {
-        Value::Map(entries) => check.section("", At::Default, entries, &[schema::TOP.keys]),
+        Value::Map(entries) => {
+            let mut check = Check { report, fields: Fields::default() };
+            check.section("", At::Default, entries, &[schema::TOP.keys]);
+            Some(check.fields)
+        }
         Value::Null => {
             let help = "a configuration needs at least `train_micro_batch_size_per_gpu` or `train_batch_size`";
             let message = "the configuration is empty".to_string();
-            check.report.error(ErrorKind::Missing, "", At::Default, message, Some(help.to_string()));
+            report.error(ErrorKind::Missing, "", At::Default, message, Some(help.to_string()));
+            None
         }
         other => {
             let message = format!("expected a section of keys at the top of the file, found {}", other.describe());
-            check.report.error(ErrorKind::Value, "", root.at, message, None);
+            report.error(ErrorKind::Value, "", root.at, message, None);
+            None
         }
     }
-    check.fields
 }
 
 struct Check<'r> {
@@ -234,12 +238,8 @@ impl Check<'_> {
             Value::Bool(false) => return,
             _ => return self.inactive(path, key, &[], entry),
         };
-        for inner in entries {
-            if let Some((_, inner_key)) = self.find(path, inner, &[section.keys])
-                && inner_key.status == Status::Removed
-            {
-                self.entry(&join(path, inner_key.name), inner_key, inner);
-            }
+        if !matches!(section.switch, Switch::Keys) {
+            self.names(path, section, entries);
         }
         match section.switch {
             Switch::Keys => self.section(path, entry.key_at, entries, &[section.keys]),
@@ -254,6 +254,16 @@ impl Check<'_> {
                     let key = Key { status: key.status, meaning: key.meaning, ..*switch_key };
                     self.inactive(&path, &key, off, switch);
                 }
+            }
+        }
+    }
+
+    /// Only the names: what a section that is off says has no effect, but a typo in it may be why it is off.
+    fn names(&mut self, path: &str, section: &'static Section, entries: &[Entry]) {
+        for entry in entries {
+            let Some((name, key)) = self.find(path, entry, &[section.keys]) else { continue };
+            if let (Kind::Section(inner), Value::Map(entries)) = (key.kind, &entry.value.value) {
+                self.names(&join(path, name), inner, entries);
             }
         }
     }

@@ -22,7 +22,7 @@ pub(crate) fn apply(root: &mut Node, overrides: &[String], report: &mut Report) 
                     node.at = at;
                     set(root, &path, node, at);
                 }
-                Err(message) => report.error(ErrorKind::Override, &path.join("."), at, message, None),
+                Err((message, help)) => report.error(ErrorKind::Override, &path.join("."), at, message, help),
             },
         }
     }

@@ -33,9 +33,13 @@ pub(crate) fn file(report: &mut Report) -> Option<Node> {
     }
 }
 
-/// Reads the value of an override, whose nodes are all at that override.
-pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> Result<Node, String> {
-    tree(text, Some(index), report).map_err(|problem| problem.message)
+/// Reads the value of an override, whose nodes are all at that override. The error is a message and advice.
+pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> Result<Node, (String, Option<String>)> {
+    // An override has no anchors that an alias could name, and globs begin so.
+    if text.starts_with('*') {
+        return Ok(Node { value: Value::Text(text.to_string()), at: At::Set(index) });
+    }
+    tree(text, Some(index), report).map_err(|problem| (problem.message, problem.help))
 }
 
 /// Reads a value that stands in the schema.
@@ -258,8 +262,11 @@ impl Builder<'_> {
             kind => format!("not YAML: {kind}"),
         };
         // The parser's own sentence is then about what it expected next.
-        let tab = self.set.is_none() && self.report.source().line(marker.line()).starts_with('\t');
-        let help = tab.then(|| "indent with spaces, not with tabs".to_string());
+        let tab = self.set.is_none() && self.report.source().excerpt(marker.line(), 0, 1) == "\t";
+        let help = match error.kind() {
+            Kind::UnknownAnchor => Some("a `*` at the beginning is an alias in YAML; put a glob in quotes".to_string()),
+            _ => tab.then(|| "indent with spaces, not with tabs".to_string()),
+        };
         Problem { at: Some(at), message, help }
     }
 }

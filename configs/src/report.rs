@@ -110,6 +110,7 @@ impl Report {
     fn place(&self, path: &str, at: At) -> Place {
         let spot = match at {
             At::Set(index) => Spot::Set(self.override_text(index).to_string()),
+            At::Default if path.is_empty() => Spot::Whole(self.source.name.clone()),
             At::Default => Spot::Default(self.source.name.clone()),
             At::Launch(ranks) => Spot::Launch(ranks),
             At::File { line, column, width } => self.spot_in_file(line, column, width),
@@ -118,9 +119,12 @@ impl Report {
     }
 
     fn spot_in_file(&self, line: usize, column: usize, width: usize) -> Spot {
-        let text = self.source.line(line);
-        let from = if text.len() > MAX_LINE { column.saturating_sub(1 + MAX_BEFORE) } else { 0 };
-        let text = text.chars().skip(from).take(MAX_LINE).collect();
+        let mut from = 0;
+        let mut text = self.source.excerpt(line, 0, MAX_LINE + 1);
+        if text.chars().count() > MAX_LINE {
+            from = column.saturating_sub(1 + MAX_BEFORE);
+            text = self.source.excerpt(line, from, MAX_LINE);
+        }
         Spot::File { name: self.source.name.clone(), line, column, width, text, indent: column - 1 - from }
     }
 }

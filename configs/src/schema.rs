@@ -9,6 +9,9 @@ mod optimizer;
 mod own;
 mod zero;
 
+#[cfg(test)]
+mod tests;
+
 /// One key of a section.
 #[derive(Debug)]
 pub(crate) struct Key {

@@ -66,17 +66,18 @@ impl Source {
         }
     }
 
-    /// Line `line` (from 1) of the text, without its end.
-    pub(crate) fn line(&self, line: usize) -> &str {
+    /// At most `length` characters of line `line`, from character `from` on; both count from where the text does, 1 and 0.
+    pub(crate) fn excerpt(&self, line: usize, from: usize, length: usize) -> String {
         let mut rest = self.text.as_str();
         for _ in 1..line {
             rest = match rest.find(['\n', '\r']) {
                 Some(end) if rest[end..].starts_with("\r\n") => &rest[end + 2..],
                 Some(end) => &rest[end + 1..],
-                None => return "",
+                None => return String::new(),
             };
         }
-        rest.split(['\n', '\r']).next().unwrap_or_default()
+        // Never to the end of a line: it may be the whole file.
+        rest.chars().take_while(|c| !matches!(c, '\n' | '\r')).skip(from).take(length).collect()
     }
 }
 

@@ -21,8 +21,8 @@ pub struct Typed {
 /// Reads YAML or JSON, and applies `path.to.key=value` overrides whose values are YAML; an empty value unsets the key.
 ///
 /// # Errors
-/// Only what keeps the text from being read: not YAML, too large, too deep, an alias that explodes. Everything else is
-/// kept for [`Typed::resolve`].
+/// Only what keeps the text from being read: not YAML, too large, too deep, an alias that explodes, no keys at all. Everything
+/// else is kept for [`Typed::resolve`].
 pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
     if source.text.len() > MAX_BYTES {
         return Err(too_large(source.name));
@@ -30,8 +30,10 @@ pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
     let mut report = Report::new(source, overrides);
     let Some(mut root) = parse::file(&mut report) else { return Err(report.into_errors()) };
     overrides::apply(&mut root, overrides, &mut report);
-    let fields = check::check(&root, &mut report);
-    Ok(Typed { report, fields })
+    match check::check(&root, &mut report) {
+        Some(fields) => Ok(Typed { report, fields }),
+        None => Err(report.into_errors()),
+    }
 }
 
 impl Typed {

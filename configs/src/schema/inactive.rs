@@ -55,8 +55,19 @@ pub(super) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
     later("use_node_local_storage", "false", "Each node writes its own copy"),
     section("parallel_write", &PARALLEL_WRITE, "Writers"),
     rejected("checkpoint_serialization", "true", "it is a setting of torch.save"),
-    rejected("writer", "null", "it is a setting of torch.save"),
+    rejected_section("writer", &WRITER, "it is a setting of torch.save"),
     Key { status: Status::Rejected { off: &["false"] }, ..rejected("datastates_ckpt", "null", "it is another engine") },
+] };
+
+#[rustfmt::skip]
+static WRITER: Section = Section { switch: Switch::Presence, keys: &[
+    rejected("type", "FAST", "it is a setting of torch.save"),
+    later("decoupled", "false", "Write in the background"),
+    rejected("io_buffer_size", "67108864", "it is a setting of torch.save"),
+    rejected("io_buffer_double", "true", "it is a setting of torch.save"),
+    rejected("io_multiplier", "1", "it is a setting of torch.save"),
+    rejected("show_statistics", "false", "it is a setting of torch.save"),
+    rejected("data_parallel", "null", "it is a setting of torch.save"),
 ] };
 
 #[rustfmt::skip]
@@ -91,13 +102,21 @@ pub(super) static AUTOTUNING: Section = Section { switch: Switch::Key("enabled",
     later("tuner_early_stopping", "5", "Experiments without improvement"),
     later("tuner_num_trials", "50", "Most experiments"),
     rejected("arg_mappings", "null", "there is no script to pass arguments to"),
-    later("model_info", "null", "Sizes of the model"),
+    later_section("model_info", &MODEL_INFO, "Sizes of the model"),
     later("mp_size", "1", "Ranks of the model axis"),
     later("max_train_batch_size", "null", "Largest batch"),
     later("min_train_batch_size", "1", "Smallest batch"),
     later("max_train_micro_batch_size_per_gpu", "1024", "Largest micro-batch"),
     later("min_train_micro_batch_size_per_gpu", "1", "Smallest micro-batch"),
     later("num_tuning_micro_batch_sizes", "3", "Micro-batches tried"),
+] };
+
+#[rustfmt::skip]
+static MODEL_INFO: Section = Section { switch: Switch::Presence, keys: &[
+    later("profile", "false", "Measure them"),
+    later("num_params", "null", "Number of parameters"),
+    later("hidden_size", "null", "Width"),
+    later("num_layers", "null", "Depth"),
 ] };
 
 #[rustfmt::skip]
@@ -115,8 +134,43 @@ pub(super) static FLOPS_PROFILER: Section = Section { switch: Switch::Key("enabl
 pub(super) static DATA_EFFICIENCY: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
     later("enabled", "false", "Use it"),
     later("seed", "1234", "Seed"),
-    later("data_sampling", "null", "Order of samples, dynamic batches"),
-    rejected("data_routing", "null", "random layer-token drop is not supported"),
+    later_section("data_sampling", &DATA_SAMPLING, "Order of samples, dynamic batches"),
+    rejected_section("data_routing", &DATA_ROUTING, "random layer-token drop is not supported"),
+] };
+
+#[rustfmt::skip]
+static DATA_SAMPLING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Use it"),
+    later("num_epochs", "1000", "Passes over the data"),
+    later("num_workers", "0", "Processes that load"),
+    later("pin_memory", "false", "Page-locked host memory"),
+    later_section("curriculum_learning", &CURRICULUM_LEARNING, "Easy samples first"),
+    later_section("dynamic_batching", &DYNAMIC_BATCHING, "As many samples as tokens allow"),
+] };
+
+#[rustfmt::skip]
+static CURRICULUM_LEARNING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Use it"),
+    later("data_cluster_path", "null", "Folder of the clusters"),
+    later("curriculum_metrics", "null", "What is difficult, by name"),
+] };
+
+#[rustfmt::skip]
+static DYNAMIC_BATCHING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    later("enabled", "false", "Use it"),
+    later("metrics_path", "null", "File of the samples' lengths"),
+    later("lr_scaling_method", "linear", "linear, sqrt or none"),
+    later("min_batch_size", "1", "Smallest batch"),
+    later("max_batch_size", "null", "Largest batch"),
+    later("sequence_picking_order", "dataloader", "dataloader, random or seqlen"),
+    later("max_tokens", "null", "Tokens per batch"),
+    later("verbose", "false", "Print each batch"),
+] };
+
+#[rustfmt::skip]
+static DATA_ROUTING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+    rejected("enabled", "false", "random layer-token drop is not supported"),
+    rejected("random_ltd", "null", "random layer-token drop is not supported"),
 ] };
 
 #[rustfmt::skip]

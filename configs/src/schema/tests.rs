@@ -1,0 +1,143 @@
+//! The table against itself and against what is resolved.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::Config;
+use crate::reader::default;
+use crate::value::Leaf;
+
+fn all() -> Vec<(String, &'static Key)> {
+    let mut all = Vec::new();
+    walk("", TOP.keys, &mut |path, key| all.push((path.to_string(), key)));
+    all
+}
+
+/// Whether a key's own section is implemented: a `Now` key in a section that is not has no reader.
+fn is_live(path: &str, all: &[(String, &'static Key)]) -> bool {
+    let dead = |(section, key): &&(String, &Key)| {
+        key.status != Status::Now && path.len() > section.len() && path.starts_with(&format!("{section}."))
+    };
+    !all.iter().any(|entry| dead(&entry))
+}
+
+#[test]
+fn every_key_stands_once_and_has_a_meaning() {
+    let mut seen = BTreeSet::new();
+    for (path, key) in all() {
+        assert!(seen.insert(path.clone()), "{path} stands twice");
+        assert!(!key.meaning.is_empty() && !key.meaning.ends_with('.'), "{path}");
+    }
+}
+
+#[test]
+fn every_default_is_a_value_of_its_key() {
+    for (path, key) in all() {
+        let computed = key.default.starts_with('=') || key.default == REQUIRED || key.default == "null";
+        if key.status == Status::Now && !matches!(key.kind, Kind::Section(_) | Kind::Variants(_)) {
+            assert_eq!(default(key) == Leaf::Null, computed, "{path}: {}", key.default);
+        }
+        if let (Kind::Choice { names, .. }, false) = (key.kind, computed) {
+            assert!(names.contains(&key.default), "{path}: {}", key.default);
+        }
+    }
+}
+
+#[test]
+fn every_alias_leads_to_a_key_beside_it() {
+    for (path, key) in all() {
+        if key.status == Status::Alias {
+            assert!(!path.contains('.') && find(TOP.keys, key.meaning).is_some(), "{path}");
+        }
+    }
+}
+
+/// One configuration for each variant of each section.
+fn one_of_each() -> Vec<Config> {
+    let optimizers = ["AdamW", "Adam", "SGD", "Lion", "Adagrad"];
+    let schedulers = [
+        "{type: Constant}",
+        "{type: WarmupLR}",
+        "{type: WarmupDecayLR, params: {total_num_steps: 9}}",
+        "{type: WarmupCosineLR, params: {total_num_steps: 9}}",
+    ];
+    let models = ["{type: gpt2}", "{type: llama}", "{type: mlp, input_size: 1, output_size: 1}"];
+    (0..5)
+        .map(|index| {
+            let text = format!(
+                "train_batch_size: 1\noptimizer: {{type: {}}}\nscheduler: {}\nmodel: {}\ndata: {{train: a, eval: b}}\n\
+                 training: {{eval_every: 1, early_stopping: {{patience: 1}}{}}}\n",
+                optimizers[index],
+                schedulers[index % 4],
+                models[index % 3],
+                if index % 3 == 2 { "" } else { ", sample: {prompt: a}" },
+            );
+            Config::parse("each", text).unwrap_or_else(|errors| panic!("{errors}"))
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
+    let mut resolved = BTreeSet::new();
+    for config in one_of_each() {
+        resolved.extend(config.leaves().into_iter().map(|(path, _)| path));
+    }
+    let all = all();
+    let without_variant = |path: &str| match (path.find('['), path.find(']')) {
+        (Some(open), Some(close)) => format!("{}{}", &path[..open], &path[close + 1..]),
+        _ => path.to_string(),
+    };
+    let live = all.iter().filter(|(path, key)| {
+        let leaf = !matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
+        leaf && key.status == Status::Now && is_live(path, &all)
+    });
+    let mut table: BTreeSet<String> = live.map(|(path, _)| without_variant(path)).collect();
+    for section in ["optimizer", "scheduler", "model"] {
+        table.insert(format!("{section}.type"));
+    }
+    // Written out as what they must be.
+    for dropout in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
+        table.insert(format!("model.{dropout}"));
+    }
+    // A section that is not there is one null.
+    let absent = |path: &String| !all.iter().any(|(other, key)| other == path && matches!(key.kind, Kind::Section(_)));
+    let resolved: BTreeSet<String> = resolved.into_iter().filter(absent).collect();
+    assert_eq!(resolved, table);
+}
+
+#[test]
+fn every_default_of_what_does_nothing_is_accepted_in_silence() {
+    for key in TOP.keys.iter().filter(|key| !matches!(key.status, Status::Removed | Status::Alias)) {
+        let sections: Vec<(&str, &'static [Key])> = match key.kind {
+            Kind::Section(section) => vec![(key.name, section.keys)],
+            Kind::Variants(_) => vec![],
+            _ => vec![("", std::slice::from_ref(key))],
+        };
+        for (section, keys) in sections {
+            for key in keys.iter().filter(|key| !matches!(key.status, Status::Removed | Status::Now)) {
+                if key.default.starts_with('=') || matches!(key.kind, Kind::Section(_)) {
+                    continue;
+                }
+                let written = format!("{}: {}", key.name, key.default);
+                let text = match section {
+                    "" => format!("train_batch_size: 1\n{written}"),
+                    section => format!("train_batch_size: 1\n{section}: {{{written}}}"),
+                };
+                let config = Config::parse("off", text.as_str()).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
+                assert_eq!(config.warnings, [], "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_reference_has_a_row_for_every_key() {
+    let reference = crate::reference();
+    for (path, key) in all() {
+        assert!(reference.contains(&format!("| `{}` | ", key.name)), "{path}");
+    }
+    let columns = |line: &&str| line.replace("\\|", "").matches('|').count();
+    let rows = reference.lines().filter(|line| line.starts_with('|'));
+    assert!(rows.clone().count() > 400 && rows.clone().all(|line| matches!(columns(&line), 3 | 4 | 6)));
+}

@@ -1,0 +1,415 @@
+//! What a user reads when a configuration is wrong: every error at once, each with its place.
+
+use zero_config::{Config, ErrorKind, Errors, Source, Spot, load};
+
+const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
+
+fn errors(text: &str) -> Errors {
+    match Config::parse("ds.yaml", text) {
+        Ok(config) => panic!("accepted:\n{text}\n{}", config.to_yaml()),
+        Err(errors) => errors,
+    }
+}
+
+/// The one error of a text, as its kind, the path, line and column of its first place, its message and help.
+fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
+    let errors = errors(text);
+    assert_eq!(errors.count(), 1, "{errors}");
+    let error = errors.iter().next().expect("one error");
+    let place = error.places.first().expect("a place");
+    let (line, column) = match place.spot {
+        Spot::File { line, column, .. } => (line, column),
+        _ => (0, 0),
+    };
+    (error.kind, place.path.clone(), line, column, error.message.clone(), error.help.clone().unwrap_or_default())
+}
+
+/// The same after a valid first line, only kind, path and line, counted from that line.
+fn after_head(text: &str) -> (ErrorKind, String, usize) {
+    let (kind, path, line, ..) = only(&format!("{HEAD}{text}"));
+    (kind, path, line - 1)
+}
+
+#[test]
+fn an_unknown_key_is_shown_with_its_place_and_the_nearest_known_key() {
+    let text = "train_batch_size: 8\n\nzero_optimization:\n  # a comment\n  stagee: 3\n";
+    let expected = "\
+error: unknown key `zero_optimization.stagee`
+  in: zero_optimization.stagee (ds.yaml:5:3)
+      5 |   stagee: 3
+        |   ^^^^^^
+  help: did you mean `stage`?";
+    assert_eq!(errors(text).to_string(), expected);
+}
+
+#[test]
+fn json_keeps_lines_and_columns() {
+    let text = "{\n\t\"train_batch_size\": 8,\n\t\"zero_optimization\": {\"stage\": 3, \"overlap_com\": true}\n}";
+    let (kind, path, line, column, _, help) = only(text);
+    assert_eq!((kind, path.as_str(), line, column), (ErrorKind::UnknownKey, "zero_optimization.overlap_com", 3, 36));
+    assert_eq!(help, "did you mean `overlap_comm`?");
+    let minified =
+        format!("{{\"train_batch_size\":8,\"data\":{{\"train\":[{}\"x\"],\"formt\":\"text\"}}}}", "\"a\",".repeat(500));
+    let shown = errors(&minified).to_string();
+    assert!(shown.lines().all(|line| line.chars().count() < 200), "{shown}");
+    let lines: Vec<&str> = shown.lines().collect();
+    let start = lines[3].find('^').expect("marks");
+    assert_eq!(&lines[2][start..start + 7], "\"formt\"", "{shown}");
+}
+
+#[test]
+fn everything_is_told_in_one_go_in_the_order_of_the_file() {
+    let text = "\
+train_batch_size: 7
+train_micro_batch_size_per_gpu: 2
+gradient_accumulation_steps: 3
+gradient_clippin: 1
+optimizer: {type: AdamW, params: {lr: -1, betas: [0.9, 1.5]}}
+zero_optimization:
+  stage: 4
+  cpu_offload: true
+  zero_quantized_weights: true
+fp16: {enabled: true}
+model: {type: gpt2, n_embd: 100, n_head: 12}
+data: {format: txt}
+";
+    let found: Vec<(ErrorKind, String)> =
+        errors(text).iter().map(|error| (error.kind, error.places[0].path.clone())).collect();
+    let expected = [
+        (ErrorKind::Contradiction, "train_batch_size"),
+        (ErrorKind::UnknownKey, "gradient_clippin"),
+        (ErrorKind::Value, "optimizer.params.lr"),
+        (ErrorKind::Value, "optimizer.params.betas"),
+        (ErrorKind::Value, "zero_optimization.stage"),
+        (ErrorKind::Rejected, "zero_optimization.cpu_offload"),
+        (ErrorKind::NotImplemented, "zero_optimization.zero_quantized_weights"),
+        (ErrorKind::NotImplemented, "fp16.enabled"),
+        (ErrorKind::Contradiction, "model.n_head"),
+        (ErrorKind::Missing, "data.train"),
+        (ErrorKind::Value, "data.format"),
+    ];
+    assert_eq!(found, expected.map(|(kind, path)| (kind, path.to_string())));
+}
+
+#[test]
+fn batch_sizes_that_contradict_each_other_are_one_error_with_the_equation() {
+    let text = "train_batch_size: 7\ntrain_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 3\n";
+    let errors = errors(text);
+    assert_eq!(errors.count(), 1);
+    let error = errors.iter().next().expect("one");
+    assert_eq!(
+        error.message,
+        "train_batch_size 7 is not train_micro_batch_size_per_gpu × gradient_accumulation_steps × ranks = 2 × 3 × 1 = 6"
+    );
+    let paths: Vec<_> = error.places.iter().map(|place| place.path.as_str()).collect();
+    assert_eq!(
+        paths,
+        ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "launcher.num_processes"]
+    );
+}
+
+#[test]
+fn a_world_size_that_does_not_divide_is_an_error() {
+    let error = |text: &str, ranks| {
+        let errors = Config::with_world_size("ds.yaml", text, ranks).expect_err("it does not divide");
+        errors.iter().next().expect("one").to_string()
+    };
+    let text = error("train_batch_size: 16", 3);
+    assert!(text.contains("train_batch_size 16 is not a multiple of the number of ranks 3"), "{text}");
+    assert!(text.contains("the next multiple is 18") && text.contains("3 ranks started"), "{text}");
+    let text = error("train_batch_size: 16\ntrain_micro_batch_size_per_gpu: 3", 2);
+    assert!(text.contains("train_micro_batch_size_per_gpu × ranks = 3 × 2 = 6"), "{text}");
+    let text = error("train_batch_size: 16\ngradient_accumulation_steps: 5", 2);
+    assert!(text.contains("gradient_accumulation_steps × ranks = 5 × 2 = 10"), "{text}");
+    assert!(error("train_batch_size: 16", 0).contains("0 ranks"));
+}
+
+#[test]
+fn no_batch_size_at_all_is_an_error() {
+    for text in [
+        "steps_per_print: 1",
+        "gradient_accumulation_steps: 2",
+        "{train_batch_size: auto, gradient_accumulation_steps: 2}",
+    ] {
+        let (kind, path, _, _, message, _) = only(text);
+        assert_eq!((kind, path.as_str()), (ErrorKind::Missing, "train_micro_batch_size_per_gpu"));
+        assert!(message.contains("`train_batch_size`"), "{message}");
+    }
+    // A mistyped one is not also missing.
+    assert_eq!(only("train_micro_batch_size_per_gpuu: 2").0, ErrorKind::UnknownKey);
+    assert_eq!(only("train_micro_batch_size_per_gpu: two").0, ErrorKind::Value);
+}
+
+#[test]
+fn wrong_types_and_ranges_say_what_is_expected() {
+    let cases = [
+        ("gradient_clipping: .nan", "expected a number, at least 0, found NaN", ""),
+        ("gradient_clipping: -.inf", "expected a number, at least 0, found an infinite number", ""),
+        ("gradient_clipping: 1e999", "expected a number, at least 0, found an infinite number", ""),
+        ("gradient_clipping: -1", "expected a number, at least 0, found `-1`", ""),
+        ("gradient_clipping: [1]", "expected a number, at least 0, found a list", ""),
+        ("steps_per_print: 1.5", "expected a whole number of at least 0, found `1.5`", ""),
+        ("steps_per_print: -1", "expected a whole number of at least 0, found `-1`", ""),
+        ("steps_per_print: 1_000", "expected a whole number of at least 0, found the text \"1_000\"", "write 1000"),
+        ("dump_state: yes", "expected true or false, found the text \"yes\"", "write `true`"),
+        ("dump_state: \"true\"", "expected true or false, found the text \"true\"", ""),
+        ("dump_state: 1", "expected true or false, found `1`", ""),
+        ("zero_optimization: {stage: 4}", "expected a whole number from 0 to 3, found `4`", ""),
+        ("zero_optimization: {stage: auto}", "expected a whole number from 0 to 3, found the text \"auto\"", ""),
+        ("zero_optimization: {reduce_bucket_size: 0}", "at least 1, or `auto`, found `0`", ""),
+        ("zero_optimization: 3", "expected a section of keys, found `3`", ""),
+        ("optimizer: AdamW", "expected a section of keys, found the text \"AdamW\"", ""),
+        ("optimizer: {type: AdamW, params: {betas: [0.9]}}", "expected a list of two numbers", ""),
+        ("optimizer: {type: AdamW, params: {betas: [0.9, 1]}}", "at least 0 and less than 1, found a list", ""),
+        ("gradient_allreduce_op: men", "expected `mean` or `sum`", "did you mean `mean`?"),
+        ("data: {train: []}", "expected a path, a glob, or a list of them, found a list", ""),
+        ("data: {train: x, text_key: 5}", "expected a text, found `5`", "write it in quotes if it is a text"),
+        (
+            "model: {type: mlp, input_size: 1, output_size: 1, hidden_sizes: [8, 0]}",
+            "expected a list of whole numbers",
+            "",
+        ),
+        ("training: {seed: 18446744073709551616}", "found `18446744073709551616`", ""),
+        ("launcher: {timeout_seconds: 0}", "greater than 0 and at most 86400, found `0`", ""),
+    ];
+    for (text, message, help) in cases {
+        let (kind, _, line, _, found, advice) = only(&format!("{HEAD}{text}"));
+        assert_eq!((kind, line), (ErrorKind::Value, 2), "{text}");
+        assert!(found.contains(message), "{text}: {found}");
+        assert_eq!(advice, help, "{text}");
+    }
+}
+
+#[test]
+fn keys_that_deepspeed_dropped_are_rejected_by_name() {
+    let top = [
+        "nebula",
+        "compression_training",
+        "amp",
+        "quantize_training",
+        "eigenvalue",
+        "sparse_gradients",
+        "sparse_attention",
+        "elasticity",
+        "graph_harvesting",
+        "curriculum_learning",
+        "progressive_layer_drop",
+    ];
+    for name in top {
+        assert_eq!(after_head(&format!("{name}: {{enabled: false}}")), (ErrorKind::Rejected, name.to_string(), 1));
+    }
+    let zero = [
+        "cpu_offload",
+        "cpu_offload_param",
+        "cpu_offload_use_pin_memory",
+        "stage3_gather_fp16_weights_on_model_save",
+        "legacy_stage1",
+        "elastic_checkpoint",
+        "mics_shard_size",
+        "mics_hierarchical_params_gather",
+        "zeropp_loco_param",
+    ];
+    for name in zero {
+        let expected = (ErrorKind::Rejected, format!("zero_optimization.{name}"), 2);
+        assert_eq!(after_head(&format!("zero_optimization:\n  {name}: false")), expected);
+    }
+    for name in ["OneBitAdam", "ZeroOneAdam", "OneBitLamb"] {
+        let (kind, path, _) = after_head(&format!("optimizer: {{type: {name}, params: {{freeze_step: 10}}}}"));
+        assert_eq!((kind, path.as_str()), (ErrorKind::Rejected, "optimizer.type"));
+    }
+    let (kind, _, _, _, _, help) = only(&format!("{HEAD}optimizer: {{type: Adam, params: {{max_grad_norm: 1}}}}"));
+    assert_eq!((kind, help.as_str()), (ErrorKind::Rejected, "write `gradient_clipping` at the top level"));
+}
+
+#[test]
+fn what_is_not_implemented_says_so_unless_it_is_off() {
+    let on = [
+        "fp16: {enabled: true}",
+        "wandb: {enabled: true}",
+        "autotuning: {enabled: true, fast: false}",
+        "flops_profiler: {enabled: true}",
+        "data_efficiency: {enabled: true}",
+        "pipeline: {stages: 2}",
+        "activation_checkpointing: {partition_activations: true}",
+        "optimizer: {type: Muon}",
+        "optimizer: {type: lamb}",
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1}}",
+        "prescale_gradients: true",
+        "zero_optimization: {offload_optimizer: {device: cpu}}",
+        "zero_optimization: {offload_param: {device: nvme}}",
+        "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
+        "zero_optimization: {zero_hpz_partition_size: 8}",
+        "bf16: {enabled: true, bf16_optimizer_states: true}",
+        "checkpoint: {use_node_local_storage: true}",
+        "model: {type: gpt2, attn_pdrop: 0.1}",
+        "model: {type: gpt2, activation_function: relu}",
+        "tensor_parallel: {autotp_size: 2}",
+        "optimizer: {type: Adam, params: {fp32_optimizer_states: false}}",
+    ];
+    for text in on {
+        assert_eq!(after_head(text).0, ErrorKind::NotImplemented, "{text}");
+    }
+    let rejected = [
+        "torch_autocast: {enabled: true}",
+        "comet: {enabled: true}",
+        "compile: {deepcompile: true}",
+        "hybrid_engine: {enabled: true}",
+        "expert_parallel: {enabled: true}",
+        "weight_quantization: {post_init_quant: {}}",
+        "disable_allgather: true",
+        "checkpoint: {writer: {type: FAST}}",
+        "aio: {use_gds: true}",
+        "aio: {thread_count: 1}",
+        "optimizer: {type: Adam, params: {amsgrad: true}}",
+        "optimizer: {type: AdamW, legacy_fusion: true}",
+    ];
+    for text in rejected {
+        assert_eq!(after_head(text).0, ErrorKind::Rejected, "{text}");
+    }
+    let off = "\
+train_micro_batch_size_per_gpu: 1
+fp16: {enabled: false, loss_scale: 0, initial_scale_power: 32}
+wandb: {enabled: false, project: x}
+comet: {enabled: false, workspace: x}
+autotuning: {enabled: false, fast: false, model_info: {profile: true}}
+flops_profiler: {enabled: false, detailed: false}
+data_efficiency: {enabled: false, data_sampling: {num_epochs: 3}}
+pipeline: {stages: auto, activation_checkpoint_interval: 0}
+activation_checkpointing: {partition_activations: false, cpu_checkpointing: false, number_checkpoints: null}
+prescale_gradients: false
+gradient_predivide_factor: 1
+zero_optimization:
+  offload_optimizer: {device: none, pin_memory: true, ratio: 0.3}
+  offload_param: null
+  zero_hpz_partition_size: 1
+  zenflow: null
+torch_autocast: {enabled: false, dtype: bfloat16}
+hybrid_engine: {enabled: false}
+compile: {}
+tensor_parallel: {autotp_size: 0, tp: {tp_size: 1}}
+weight_quantization: {}
+checkpoint: {datastates_ckpt: false}
+optimizer: {type: AdamW, params: {amsgrad: false}}
+";
+    let config = Config::parse("ds.yaml", off).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(config.warnings, []);
+    // A typo where all is off is still a typo.
+    assert_eq!(after_head("autotuning: {enabeld: true}").0, ErrorKind::UnknownKey);
+    assert_eq!(after_head("autotuning: {model_info: {num_layer: 1}}").0, ErrorKind::UnknownKey);
+}
+
+#[test]
+fn what_has_no_effect_is_one_warning() {
+    let text = "\
+train_micro_batch_size_per_gpu: 1
+zero_allow_untested_optimizer: true
+zero_force_ds_cpu_optimizer: true
+vocabulary_size: 50304
+aio: {block_size: 262144, queue_depth: 8}
+zero_optimization: {contiguous_gradients: false, allgather_partitions: true}
+";
+    let config = Config::parse("ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"));
+    let paths: Vec<_> = config.warnings.iter().map(|warning| warning.place.path.as_str()).collect();
+    assert_eq!(
+        paths,
+        [
+            "zero_allow_untested_optimizer",
+            "vocabulary_size",
+            "aio.block_size",
+            "zero_optimization.contiguous_gradients"
+        ]
+    );
+    assert_eq!(
+        config.warnings[0].to_string(),
+        "warning: `zero_allow_untested_optimizer` has no effect: every optimizer works at every stage\n  \
+         in: zero_allow_untested_optimizer (ds.yaml:2:1)"
+    );
+    let config = Config::parse("ds.yaml", format!("{HEAD}zero_optimization: true")).expect("the old form");
+    assert_eq!((u8::from(config.zero.stage), config.warnings.len()), (1, 1));
+}
+
+#[test]
+fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
+    assert_eq!(only(&format!("{HEAD}stage: 3")).5, "it belongs at `zero_optimization.stage`");
+    assert_eq!(only(&format!("{HEAD}zero_optimization: {{lr: 1}}")).5, "it belongs at `optimizer.params.lr`");
+    let help = only(&format!("{HEAD}optimizer: {{type: SGD, params: {{betas: [0.9, 0.99]}}}}")).5;
+    assert!(help.starts_with("it belongs to another `type`; keys of this one are `lr`, `momentum`"), "{help}");
+    assert!(only(&format!("{HEAD}<<: {{a: 1}}")).5.contains("merge keys"));
+}
+
+#[test]
+fn overrides_are_named_where_they_are_wrong() {
+    let source = || Source { name: "ds.yaml".to_string(), text: HEAD.to_string() };
+    let sets = ["zero_optimization.stage=9", "nonsense", "=1", "a..b=1", "training.trace=[", "optimizer.tipe=AdamW"];
+    let errors =
+        load(source(), &sets.map(String::from)).and_then(|typed| typed.resolve(None)).expect_err("all are wrong");
+    let text = errors.to_string();
+    assert!(text.contains("  in: zero_optimization.stage (--set zero_optimization.stage=9)"), "{text}");
+    for set in &sets[1..] {
+        assert!(text.contains(&format!("--set {set}")), "{set}: {text}");
+    }
+}
+
+#[test]
+fn common_slips_of_yaml_get_advice() {
+    let cases = [
+        ("data: {train: **/*.rs}", "put a glob in quotes"),
+        ("data:\n  train: *.rs", "put a glob in quotes"),
+        ("data:\n\ttrain: a", "indent with spaces"),
+    ];
+    for (text, advice) in cases {
+        let (kind, _, line, _, _, help) = only(&format!("{HEAD}{text}"));
+        assert!(kind == ErrorKind::Syntax && line > 1 && help.contains(advice), "{text}: {help}");
+    }
+}
+
+#[test]
+fn a_warm_up_longer_than_the_run_is_a_warning() {
+    let text = format!("{HEAD}scheduler: {{type: WarmupCosineLR, params: {{total_num_steps: 300}}}}");
+    let config = Config::parse("ds.yaml", text).expect("DeepSpeed accepts it too");
+    assert_eq!(config.warnings.len(), 1);
+    assert!(config.warnings[0].message.contains("1000 steps is longer than the schedule of 300"));
+}
+
+#[test]
+fn contradictions_between_keys_name_all_of_them() {
+    let cases: [(&str, &[&str]); 9] = [
+        ("training: {max_steps: 1, epochs: 1}", &["training.max_steps", "training.epochs"]),
+        ("data: {train: a, eval: b, eval_fraction: 0.1}", &["data.eval", "data.eval_fraction"]),
+        ("data: {train: a}\ntraining: {eval_every: 5}", &["training.eval_every", "data"]),
+        ("training: {early_stopping: {patience: 3}}", &["training.early_stopping", "training.eval_every"]),
+        (
+            "model: {type: gpt2, n_positions: 64}\ndata: {train: a, sequence_length: 65}",
+            &["data.sequence_length", "model"],
+        ),
+        ("optimizer: {type: AdamW, params: {adam_w_mode: false}}", &["optimizer.params.adam_w_mode", "optimizer.type"]),
+        (
+            "optimizer: {type: SGD, params: {nesterov: true}}",
+            &["optimizer.params.nesterov", "optimizer.params.momentum", "optimizer.params.dampening"],
+        ),
+        (
+            "training: {reproducible: true}\ncommunication_data_type: bf16",
+            &["training.reproducible", "communication_data_type"],
+        ),
+        (
+            "training: {reproducible: true}\ngradient_accumulation_steps: 3",
+            &["training.reproducible", "gradient_accumulation_steps", "launcher.num_processes"],
+        ),
+    ];
+    for (text, paths) in cases {
+        let errors = errors(&format!("{HEAD}{text}"));
+        assert_eq!(errors.count(), 1, "{errors}");
+        let error = errors.iter().next().expect("one");
+        assert_eq!(error.kind, ErrorKind::Contradiction);
+        assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), paths, "{text}");
+    }
+}
+
+#[test]
+fn an_alias_of_a_section_is_the_section() {
+    let config =
+        Config::parse("ds.yaml", format!("{HEAD}bfloat16: {{enabled: true}}")).expect("DeepSpeed's other name");
+    assert!(config.bf16.enabled);
+    let errors = errors(&format!("{HEAD}bfloat16: {{enabled: true}}\nbf16: {{enabled: false}}"));
+    assert_eq!(errors.iter().next().expect("one").kind, ErrorKind::DuplicateKey);
+}

@@ -1,0 +1,291 @@
+//! Defaults, `auto`, the batch equation, overrides: what becomes of what is written.
+
+use zero_config::{
+    Config, DataFormat, Dtype, LogLevel, Model, Optimizer, Origin, ReduceOp, Scheduler, Source, Transport, WarmupType,
+    ZeroStage, load,
+};
+
+fn parse(text: &str) -> Config {
+    Config::parse("configs/ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn with(text: &str) -> Config {
+    parse(&format!("train_micro_batch_size_per_gpu: 1\n{text}"))
+}
+
+fn set(text: &str, sets: &[&str]) -> Config {
+    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();
+    load(source, &sets).and_then(|typed| typed.resolve(None)).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+#[test]
+fn the_shortest_configuration_has_deepspeeds_defaults() {
+    let config = with("");
+    assert_eq!((config.train_batch_size, config.gradient_accumulation_steps, config.world_size), (1, 1, 1));
+    assert_eq!((config.gradient_clipping, config.steps_per_print), (1.0, 10));
+    assert_eq!((config.gradient_allreduce_op, config.log_level), (ReduceOp::Mean, LogLevel::Info));
+    assert_eq!(config.communication_data_type, None);
+    let adam = Optimizer::AdamW {
+        lr: 1e-3,
+        betas: [0.9, 0.999],
+        eps: 1e-8,
+        weight_decay: 0.0,
+        bias_correction: true,
+        adam_w_mode: true,
+    };
+    assert_eq!(config.optimizer, adam);
+    assert_eq!(config.scheduler, Scheduler::Constant);
+    assert_eq!(config.zero.stage, ZeroStage::Zero);
+    assert!(!config.zero.overlap_comm && config.zero.reduce_scatter && !config.zero.ignore_unused_parameters);
+    assert_eq!(config.zero.stage3_prefetch_bucket_size, 50_000_000);
+    assert_eq!(config.zero.stage3_param_persistence_threshold, 100_000);
+    assert_eq!(config.zero.stage3_model_persistence_threshold, usize::MAX);
+    assert_eq!(config.zero.stage3_max_live_parameters, 1_000_000_000);
+    assert_eq!(config.zero.stage3_max_reuse_distance, 1_000_000_000);
+    assert_eq!((config.model, config.data), (None, None));
+    assert_eq!((config.training.max_steps, config.training.epochs), (Some(100), None));
+    assert_eq!((config.training.seed, config.training.keep_last), (1234, 2));
+    assert_eq!(config.training.output_dir, "runs/ds");
+    assert_eq!((config.launcher.transport, config.launcher.timeout_seconds), (Transport::Auto, 30.0));
+    assert_eq!(config.launcher.threads_per_rank, None);
+}
+
+#[test]
+fn any_two_batch_sizes_determine_the_third() {
+    let cases = [
+        ("train_batch_size: 24\ntrain_micro_batch_size_per_gpu: 3", (24, 3, 4)),
+        ("train_batch_size: 24\ngradient_accumulation_steps: 4", (24, 3, 4)),
+        ("train_micro_batch_size_per_gpu: 3\ngradient_accumulation_steps: 4", (24, 3, 4)),
+        ("train_batch_size: 24\ntrain_micro_batch_size_per_gpu: 3\ngradient_accumulation_steps: 4", (24, 3, 4)),
+        ("train_batch_size: 24", (24, 12, 1)),
+        ("train_micro_batch_size_per_gpu: 3", (6, 3, 1)),
+        ("train_batch_size: auto\ntrain_micro_batch_size_per_gpu: 3\ngradient_accumulation_steps: auto", (6, 3, 1)),
+        ("train_batch_size: 24\ntrain_micro_batch_size_per_gpu: auto\ngradient_accumulation_steps: 4", (24, 3, 4)),
+    ];
+    for (text, expected) in cases {
+        let config = Config::with_world_size("ds.yaml", text, 2).unwrap_or_else(|errors| panic!("{errors}"));
+        let found =
+            (config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
+        assert_eq!(found, expected, "{text}");
+    }
+}
+
+#[test]
+fn the_world_size_is_that_of_the_launch_then_of_the_file_then_one() {
+    let text = "train_micro_batch_size_per_gpu: 2\nlauncher: {num_processes: 3}";
+    assert_eq!(parse(text).train_batch_size, 6);
+    let config = Config::with_world_size("ds.yaml", text, 5).expect("five");
+    assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (5, 5, 10));
+    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
+    assert_eq!(load(source, &[]).expect("it is read").num_processes(), Some(3));
+}
+
+#[test]
+fn sizes_may_be_written_as_floats() {
+    let config = with("zero_optimization: {stage: 3.0, reduce_bucket_size: 5e8, allgather_bucket_size: 500000000.0}");
+    assert_eq!(config.zero.stage, ZeroStage::Three);
+    assert_eq!(config.zero.reduce_bucket_size, Some(500_000_000));
+    assert_eq!(config.zero.allgather_bucket_size, Some(500_000_000));
+    assert!(config.zero.overlap_comm);
+}
+
+#[test]
+fn optimizers_have_deepspeeds_names_and_defaults() {
+    assert_eq!(
+        with("optimizer: {type: SGD}").optimizer,
+        Optimizer::Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
+    );
+    assert_eq!(
+        with("optimizer: {type: lion, params: {lr: 1e-4}}").optimizer,
+        Optimizer::Lion { lr: 1e-4, betas: [0.9, 0.999], weight_decay: 0.0 }
+    );
+    assert_eq!(
+        with("optimizer: {type: adagrad}").optimizer,
+        Optimizer::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 }
+    );
+    // Adam is AdamW unless told otherwise, and both ways survive being written and read.
+    for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
+        let config = with(&format!("optimizer: {{{text}}}"));
+        assert!(matches!(config.optimizer, Optimizer::AdamW { adam_w_mode, .. } if adam_w_mode == decoupled), "{text}");
+        assert_eq!(parse(&config.to_yaml()), config);
+    }
+}
+
+#[test]
+fn schedulers_have_deepspeeds_names_and_defaults() {
+    let optimizer = "optimizer: {type: AdamW, params: {lr: 0.5}}\ntraining: {max_steps: 2000}\n";
+    let scheduler = |text: &str| with(&format!("{optimizer}scheduler: {text}")).scheduler;
+    assert_eq!(
+        scheduler("{type: WarmupLR}"),
+        Scheduler::WarmupLR {
+            warmup_min_lr: 0.0,
+            warmup_max_lr: 0.5,
+            warmup_num_steps: 1000,
+            warmup_type: WarmupType::Log
+        }
+    );
+    assert_eq!(
+        scheduler("{type: WarmupDecayLR, params: {total_num_steps: 3000}}"),
+        Scheduler::WarmupDecayLR {
+            total_num_steps: Some(3000),
+            warmup_min_lr: 0.0,
+            warmup_max_lr: 1e-3,
+            warmup_num_steps: 1000,
+            warmup_type: WarmupType::Log
+        }
+    );
+    assert_eq!(
+        scheduler("{type: WarmupCosineLR, params: {total_num_steps: auto, warmup_type: linear}}"),
+        Scheduler::WarmupCosineLR {
+            total_num_steps: Some(2000),
+            warmup_min_ratio: 0.0,
+            warmup_num_steps: 1000,
+            cos_min_ratio: 1e-4,
+            warmup_type: WarmupType::Linear
+        }
+    );
+    // Counted in epochs, the number of steps is known once the data is.
+    let config = with("training: {epochs: 2}\nscheduler: {type: WarmupCosineLR, params: {total_num_steps: auto}}");
+    assert!(matches!(config.scheduler, Scheduler::WarmupCosineLR { total_num_steps: None, .. }));
+    assert_eq!((config.training.max_steps, config.training.epochs), (None, Some(2.0)));
+    assert_eq!(parse(&config.to_yaml()), config);
+}
+
+#[test]
+fn models_have_hugging_faces_names_and_defaults() {
+    let Some(Model::Gpt2(gpt2)) = with("model: {type: gpt2, n_embd: 64, n_head: 4}").model else { panic!("no gpt2") };
+    assert_eq!((gpt2.vocab_size, gpt2.n_positions, gpt2.n_layer, gpt2.n_inner), (Some(50257), 1024, 12, 256));
+    assert!(gpt2.tie_word_embeddings);
+    let text = "model: {type: llama, vocab_size: auto, hidden_size: 96, num_attention_heads: 6}";
+    let Some(Model::Llama(llama)) = with(text).model else { panic!("no llama") };
+    assert_eq!((llama.vocab_size, llama.num_key_value_heads, llama.head_dim), (None, 6, 16));
+    assert_eq!((llama.rope_theta, llama.rms_norm_eps, llama.intermediate_size), (1e4, 1e-6, 11008));
+    let Some(Model::Mlp(mlp)) = with("model: {type: mlp, input_size: 2, output_size: 3}").model else {
+        panic!("no mlp")
+    };
+    assert_eq!((mlp.input_size, mlp.hidden_sizes, mlp.output_size), (2, vec![], 3));
+}
+
+#[test]
+fn data_takes_one_path_or_many_and_the_models_longest_sequence() {
+    let config = with("model: {type: gpt2, n_positions: 64}\ndata: {train: a.jsonl, eval: [b, c], format: jsonl}");
+    let data = config.data.expect("data");
+    assert_eq!((data.train.as_slice(), data.sequence_length), (&["a.jsonl".to_string()][..], Some(64)));
+    assert_eq!(data.eval.as_deref(), Some(&["b".to_string(), "c".to_string()][..]));
+    assert_eq!(data.format, DataFormat::Jsonl);
+    assert_eq!(with("data: {train: a}").data.expect("data").sequence_length, None);
+}
+
+#[test]
+fn other_spellings_of_types_are_read_and_never_written() {
+    let config = with("communication_data_type: bfp16\ndata_types: {grad_accum_dtype: float32}\nlog_level: warn");
+    assert_eq!(config.communication_data_type, Some(Dtype::Bf16));
+    assert_eq!(config.data_types.grad_accum_dtype, Some(Dtype::F32));
+    let yaml = config.to_yaml();
+    assert!(yaml.contains("communication_data_type: bf16") && yaml.contains("grad_accum_dtype: fp32"), "{yaml}");
+    assert!(yaml.contains("log_level: warning"), "{yaml}");
+}
+
+#[test]
+fn null_is_as_if_it_were_not_written() {
+    let text =
+        "gradient_clipping: null\noptimizer: null\nzero_optimization:\n  overlap_comm: null\n  stage: ~\nmodel:\n";
+    assert_eq!(with(text), with(""));
+}
+
+#[test]
+fn overrides_win_over_the_file_and_later_ones_over_earlier_ones() {
+    let text = "train_micro_batch_size_per_gpu: 1\nzero_optimization: {stage: 1, overlap_comm: true}\n";
+    let config = set(
+        text,
+        &[
+            "zero_optimization.stage=2",
+            "zero_optimization.stage=3",
+            "optimizer.type=SGD",
+            "optimizer.params={lr: 0.1, momentum: 0.9}",
+            "data.train=[a, b]",
+            "training.output_dir=a=b",
+            "zero_optimization.overlap_comm=",
+        ],
+    );
+    assert_eq!(config.zero.stage, ZeroStage::Three);
+    assert_eq!(config.optimizer.lr(), 0.1);
+    assert_eq!(config.data.as_ref().expect("data").train, ["a", "b"]);
+    assert_eq!(config.training.output_dir, "a=b");
+    assert_eq!(config.origins.get("zero_optimization.stage"), Origin::Set);
+    assert_eq!(config.origins.get("zero_optimization.overlap_comm"), Origin::Default);
+    let config = set("", &["train_batch_size=4", "data.train=**/*.rs"]);
+    assert_eq!((config.train_batch_size, config.data.expect("data").train), (4, vec!["**/*.rs".to_string()]));
+}
+
+#[test]
+fn each_value_knows_where_it_comes_from() {
+    let source = Source {
+        name: "ds.yaml".to_string(),
+        text: "# first\ntrain_micro_batch_size_per_gpu: 1\ngradient_clipping: auto\noptimizer:\n  type: AdamW\n  params:\n    lr: 0.1\n"
+            .to_string(),
+    };
+    let sets = ["zero_optimization.stage=1".to_string()];
+    let mut config = load(source, &sets).and_then(|typed| typed.resolve(Some(2))).expect("valid");
+    let cases = [
+        ("train_micro_batch_size_per_gpu", Origin::Line(2)),
+        ("train_batch_size", Origin::Auto),
+        ("gradient_clipping", Origin::Auto),
+        ("optimizer.type", Origin::Line(5)),
+        ("optimizer.params.lr", Origin::Line(7)),
+        ("optimizer.params.eps", Origin::Default),
+        ("zero_optimization.stage", Origin::Set),
+        ("launcher.num_processes", Origin::Launch),
+        ("training.seed", Origin::Default),
+    ];
+    for (path, origin) in cases {
+        assert_eq!(config.origins.get(path), origin, "{path}");
+    }
+    config.training.seed = 7;
+    let yaml = config.to_yaml_with_origins();
+    let comment = |key: &str| {
+        let line = yaml.lines().find(|line| line.trim_start().starts_with(key)).expect("the key is written");
+        line.split_once("# ").expect("a comment").1.to_string()
+    };
+    assert_eq!(comment("lr:"), "line 7");
+    assert_eq!(comment("stage:"), "--set");
+    assert_eq!(comment("num_processes:"), "ranks started");
+    assert_eq!(comment("seed:"), "program");
+    assert_eq!(comment("eps:"), "default");
+}
+
+#[test]
+fn anchors_stand_for_what_they_name() {
+    let config = with("csv_monitor: &monitor {enabled: true, job_name: a}\ntensorboard: *monitor");
+    assert_eq!(config.csv_monitor, config.tensorboard);
+    assert!(config.tensorboard.enabled);
+}
+
+#[test]
+fn hostile_texts_survive_being_written_and_read() {
+    let mut config = with("model: {type: gpt2}\ntraining: {sample: {prompt: x}}");
+    for prompt in [
+        "",
+        "- a: [b",
+        "null",
+        "\"quoted\" \\ back",
+        "line\nbreak\ttab\r",
+        "\u{0}\u{7}\u{85}\u{2028}\u{feff}",
+        "émoji 🦀",
+        "# no",
+        " ",
+    ] {
+        config.training.sample.as_mut().expect("sample").prompt = prompt.to_string();
+        config.training.output_dir = prompt.to_string();
+        assert_eq!(parse(&config.to_yaml()), config, "{prompt:?}");
+    }
+}
+
+#[test]
+fn the_run_folder_is_named_after_the_file() {
+    for (name, folder) in [("a/b.c.yaml", "runs/b.c"), ("<stdin>", "runs/stdin"), ("", "runs/run"), ("x", "runs/x")] {
+        let config = Config::parse(name, "train_batch_size: 1").expect("valid");
+        assert_eq!(config.training.output_dir, folder);
+    }
+}
