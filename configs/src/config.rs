@@ -85,6 +85,9 @@ pub struct Config {
     pub training: Training,
     /// How ranks are started and how they talk.
     pub launcher: Launcher,
+    /// Name of the file it was read from, for messages.
+    #[serde(skip)]
+    pub name: String,
     /// Keys that were accepted and have no effect, each with the reason.
     #[serde(skip)]
     pub warnings: Vec<Warning>,

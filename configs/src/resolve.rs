@@ -8,6 +8,7 @@ use crate::errors::{ErrorKind, Errors};
 use crate::node::At;
 use crate::origin::{Origin, Origins};
 use crate::reader::Resolver;
+use crate::report::Report;
 use crate::source::Source;
 use crate::typed::{Typed, load};
 use crate::yaml_out;
@@ -64,6 +65,32 @@ impl Config {
     }
 }
 
+impl Config {
+    /// The sections `model` and `data`, without which nothing can be trained from the configuration alone.
+    ///
+    /// # Errors
+    /// When one or both were not written.
+    pub fn model_and_data(&self) -> Result<(&Model, &Data), Errors> {
+        match (&self.model, &self.data) {
+            (Some(model), Some(data)) => Ok((model, data)),
+            (model, data) => {
+                let mut report = Report::new(Source { name: self.name.clone(), text: String::new() }, &[]);
+                let sections = [
+                    ("model", model.is_none(), "write what to train, for instance `model: {type: gpt2}`"),
+                    ("data", data.is_none(), "write what to train on, for instance `data: {train: \"**/*.txt\"}`"),
+                ];
+                for (path, missing, help) in sections {
+                    if missing {
+                        let message = format!("the section `{path}` is missing");
+                        report.error(ErrorKind::Missing, path, At::Default, message, Some(help.to_string()));
+                    }
+                }
+                Err(report.into_errors())
+            }
+        }
+    }
+}
+
 /// The number of ranks, and where it comes from.
 fn ranks(resolver: &mut Resolver<'_>, world_size: Option<usize>) -> (usize, At) {
     const PATH: &str = "launcher.num_processes";
@@ -114,6 +141,7 @@ fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
         data,
         training,
         launcher: Launcher::read(resolver, ranks),
+        name: resolver.report.source().name.clone(),
         warnings: Vec::new(),
         origins: Origins::default(),
     }
@@ -143,6 +171,12 @@ fn reproducible(config: &Config, resolver: &mut Resolver<'_>) {
         let message = format!("gradients that travel as {dtype} are rounded differently at every number of ranks");
         let help = "write `communication_data_type: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, "communication_data_type"], message, Some(help));
+    }
+    if let Some(dtype) = config.data_types.grad_accum_dtype.filter(|dtype| *dtype != Dtype::F32) {
+        let message =
+            format!("gradients that are added up as {dtype} are rounded differently at every number of ranks");
+        let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
+        resolver.contradiction(&[KEY, "data_types.grad_accum_dtype"], message, Some(help));
     }
     let micro_batches = config.gradient_accumulation_steps.saturating_mul(config.world_size);
     if !config.world_size.is_power_of_two() || !micro_batches.is_power_of_two() {

@@ -373,7 +373,11 @@ fn a_warm_up_longer_than_the_run_is_a_warning() {
 
 #[test]
 fn contradictions_between_keys_name_all_of_them() {
-    let cases: [(&str, &[&str]); 9] = [
+    let cases: [(&str, &[&str]); 10] = [
+        (
+            "training: {reproducible: true}\ndata_types: {grad_accum_dtype: bf16}",
+            &["training.reproducible", "data_types.grad_accum_dtype"],
+        ),
         ("training: {max_steps: 1, epochs: 1}", &["training.max_steps", "training.epochs"]),
         ("data: {train: a, eval: b, eval_fraction: 0.1}", &["data.eval", "data.eval_fraction"]),
         ("data: {train: a}\ntraining: {eval_every: 5}", &["training.eval_every", "data"]),
@@ -403,6 +407,17 @@ fn contradictions_between_keys_name_all_of_them() {
         assert_eq!(error.kind, ErrorKind::Contradiction);
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), paths, "{text}");
     }
+}
+
+#[test]
+fn what_a_run_needs_beyond_a_valid_configuration_is_asked_for_by_name() {
+    let config = Config::parse("ds.yaml", HEAD).expect("valid");
+    let errors = config.model_and_data().expect_err("neither is there");
+    let found: Vec<_> = errors.iter().map(|error| (error.kind, error.places[0].path.as_str())).collect();
+    assert_eq!(found, [(ErrorKind::Missing, "model"), (ErrorKind::Missing, "data")]);
+    assert!(errors.to_string().contains("  in: model (not in ds.yaml)"), "{errors}");
+    let config = Config::parse("ds.yaml", format!("{HEAD}model: {{type: gpt2}}\ndata: {{train: a}}")).expect("valid");
+    assert!(config.model_and_data().is_ok());
 }
 
 #[test]
