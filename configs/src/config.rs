@@ -14,6 +14,13 @@ mod scheduler;
 mod training;
 mod zero;
 
+use serde::Serialize;
+
+use crate::choice::choice;
+use crate::errors::Warning;
+use crate::origin::Origins;
+use crate::yaml_out;
+
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{Launcher, Transport};
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
@@ -21,12 +28,6 @@ pub use monitor::{CommsLogger, Monitor};
 pub use optimizer::Optimizer;
 pub use precision::{Bf16, DataTypes, Dtype};
 pub use scheduler::{Scheduler, WarmupType};
-use serde::Serialize;
-
-use crate::choice::choice;
-use crate::errors::Warning;
-use crate::origin::Origins;
-use crate::yaml_out;
 pub use training::{EarlyStopping, Sample, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 
