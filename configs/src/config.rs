@@ -14,11 +14,14 @@ mod scheduler;
 mod training;
 mod zero;
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::choice::choice;
 use crate::errors::Warning;
 use crate::origin::Origins;
+use crate::typed::Typed;
 use crate::yaml_out;
 
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
@@ -95,6 +98,9 @@ pub struct Config {
     /// Where each value comes from.
     #[serde(skip)]
     pub origins: Origins,
+    /// What was written, to be resolved for another number of ranks.
+    #[serde(skip)]
+    pub(crate) typed: Option<Arc<Typed>>,
 }
 
 choice! {

@@ -1,6 +1,7 @@
 //! Second phase: defaults and `auto` filled in, and what only shows when keys are seen together.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::batch::{self, Batch};
 use crate::config::*;
@@ -31,7 +32,8 @@ impl Typed {
         }
         let mut origins = resolver.origins;
         origins.seal(yaml_out::leaves(&config));
-        Ok(Config { origins, warnings: resolver.report.into_warnings(), ..config })
+        let typed = Some(Arc::new(self.clone()));
+        Ok(Config { origins, warnings: resolver.report.into_warnings(), typed, ..config })
     }
 }
 
@@ -62,6 +64,30 @@ impl Config {
         world_size: usize,
     ) -> Result<Self, Errors> {
         load(Source { name: name.into(), text: text.into() }, &[])?.resolve(Some(world_size))
+    }
+
+    /// The same configuration for another number of ranks: what was written is resolved anew.
+    ///
+    /// # Errors
+    /// Batch sizes that do not divide by it; fields that the program changed after the first resolution, since what
+    /// they should become is not known.
+    pub fn for_world_size(&self, world_size: usize) -> Result<Self, Errors> {
+        if world_size == self.world_size {
+            return Ok(self.clone());
+        }
+        match &self.typed {
+            Some(typed) if *self == typed.resolve(Some(self.world_size))? => typed.resolve(Some(world_size)),
+            _ => Err(Errors::one(
+                ErrorKind::Contradiction,
+                format!(
+                    "the configuration was changed by the program after it was resolved for {} ranks, and there are \
+                     {world_size}",
+                    self.world_size
+                ),
+                vec![],
+                Some("resolve it with `Config::with_world_size` first, then change it".into()),
+            )),
+        }
     }
 }
 
@@ -143,6 +169,7 @@ fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
         launcher: Launcher::read(resolver, ranks),
         name: resolver.report.source().name.clone(),
         warnings: Vec::new(),
+        typed: None,
         origins: Origins::default(),
     }
 }
