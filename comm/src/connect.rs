@@ -1,20 +1,188 @@
 //! Joins this process to the world of its job.
+//!
+//! The ranks meet at a key-value store on `MASTER_PORT`: a launcher's if one listens there, else rank 0's. Each leaves the
+//! address that it listens on under `/zero/{run}/{attempt}/{rank}` and reads the others'; from then on they talk to each other.
 
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Instant;
 
+use sha2::{Digest, Sha256};
+
+use crate::auth::Key;
 use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
+use crate::group::Group;
+use crate::health::{Board, Health};
 use crate::place::Place;
+use crate::processes::{Control, Processes, World};
+use crate::shm::host_identity;
+use crate::step::Membership;
+use crate::store::{StoreClient, StoreError, StoreServer};
+use crate::tcp::{Hub, Identity, Purpose, bind_address};
 use crate::threads::threads;
 
 /// Meets the other ranks of the job and connects to them. A world of one never waits for anybody.
+///
+/// Several hosts need a named interface and a token in the options. Errors are [`CommError::Rendezvous`],
+/// [`CommError::Unauthorized`], or those of an operation if a rank is lost while the ranks connect.
 pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>, CommError> {
     if place.world_size == 1 {
         return Ok(Arc::clone(&threads(1, options)[0]));
     }
-    Err(CommError::Rendezvous {
-        rank: place.rank,
-        address: format!("{}:{}", place.master_addr, place.master_port),
-        detail: "worlds of several processes are not implemented yet".into(),
-    })
+    let deadline = Instant::now() + options.meeting_timeout;
+    let meeting = Meeting::at(place, options)?;
+    let listener = TcpListener::bind((meeting.interface, 0)).map_err(|error| meeting.error(&error.to_string()))?;
+    let job = digest(&place.run_id);
+    let members: Vec<usize> = (0..place.world_size).collect();
+
+    let (server, mut store) = meeting.open_store(deadline)?;
+    let token = meeting.agree_on_token(&mut store, deadline)?;
+    let identity = Identity { job, attempt: place.attempt, rank: place.rank, key: Key::new(Some(&token)) };
+    let hub = Hub::listen(listener, identity).map_err(|error| meeting.error(&error.to_string()))?;
+    let peers = meeting.introduce(&mut store, hub.address(), deadline)?;
+    drop(store);
+
+    let (addresses, hosts): (Vec<_>, Vec<_>) = peers.into_iter().unzip();
+    meeting.check_reach(&hosts)?;
+    hub.addresses.get_or_init(|| addresses);
+    let board = Board::new(place.world_size);
+    let control = hub.mesh(WORLD, Purpose::Control, &members, deadline)?;
+    let control = Control::start(control, Arc::clone(&board)).map_err(|error| meeting.error(&error.to_string()))?;
+    let health = Health::new(place.rank, board, Some(Box::new(control)));
+    let (transport, timeout) = (options.transport, options.timeout);
+    let world = Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, timeout });
+    let membership = Membership { group: WORLD, rank: place.rank, members };
+    let fabric = Processes::connect(&world, membership.clone(), deadline)?;
+    // Everybody is connected to everybody.
+    drop(server);
+    Ok(Group::new(membership, Box::new(fabric), health, timeout)?)
+}
+
+/// The group of all ranks.
+const WORLD: u64 = 0;
+
+/// Where and as who this rank meets the others.
+struct Meeting<'a> {
+    place: &'a Place,
+    options: &'a Options,
+    /// The own address.
+    interface: IpAddr,
+    /// The store's address.
+    address: String,
+    keys: String,
+}
+
+impl Meeting<'_> {
+    fn at<'a>(place: &'a Place, options: &'a Options) -> Result<Meeting<'a>, CommError> {
+        let host = place.master_addr.as_str();
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
+        let address = format!("{host}:{}", place.master_port);
+        let error = |detail| CommError::Rendezvous { rank: place.rank, address: address.clone(), detail };
+        let interface = bind_address(options.interface.as_deref()).map_err(error)?;
+        if !interface.is_loopback() && options.token.is_none() {
+            let detail = "other hosts are only let in with a job token: set ZERO_TRAIN_TOKEN, the same on all ranks";
+            return Err(error(detail.into()));
+        }
+        if place.rank >= place.world_size {
+            return Err(error(format!("rank {} of {}", place.rank, place.world_size)));
+        }
+        let keys = format!("/zero/{}/{}", place.run_id, place.attempt);
+        Ok(Meeting { place, options, interface, address, keys })
+    }
+
+    fn error(&self, detail: &str) -> CommError {
+        CommError::Rendezvous { rank: self.place.rank, address: self.address.clone(), detail: detail.into() }
+    }
+
+    fn store_error(&self, error: StoreError) -> CommError {
+        match error {
+            StoreError::Unauthorized { address } => {
+                CommError::Unauthorized { address, detail: "the store does not have the same job token".into() }
+            }
+            StoreError::Missing { key, .. } => {
+                let waited = self.options.meeting_timeout;
+                self.error(&format!("{key} did not appear within {waited:?}: that rank has not come"))
+            }
+            other => self.error(&other.to_string()),
+        }
+    }
+
+    /// Rank 0 serves the store if nobody does yet.
+    fn open_store(&self, deadline: Instant) -> Result<(Option<StoreServer>, StoreClient), CommError> {
+        let token = self.options.token.as_deref();
+        let server = match self.place.rank {
+            0 => match StoreServer::bind((self.interface, self.place.master_port), token) {
+                Ok(server) => Some(server),
+                // A launcher's store, for example.
+                Err(StoreError::Bind { in_use: true, .. }) => None,
+                Err(error) => return Err(self.store_error(error)),
+            },
+            _ => None,
+        };
+        let loopback = format!("127.0.0.1:{}", self.place.master_port);
+        let addresses = match (&server, &self.options.interface) {
+            (Some(server), _) => vec![server.address().to_string()],
+            (None, Some(_)) => vec![self.address.clone()],
+            // Whatever name the launcher has for this host, rank 0 listens on its loopback only.
+            (None, None) => vec![loopback, self.address.clone()],
+        };
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        let client = StoreClient::connect_any(&addresses, token, deadline).map_err(|error| self.store_error(error))?;
+        Ok((server, client))
+    }
+
+    /// The secret of the data connections. If none was given, rank 0 makes one up: whoever can read the store can join, but
+    /// nobody who only finds a port.
+    fn agree_on_token(&self, store: &mut StoreClient, deadline: Instant) -> Result<String, CommError> {
+        if let Some(token) = &self.options.token {
+            return Ok(token.clone());
+        }
+        let key = format!("{}/token", self.keys);
+        if self.place.rank == 0 {
+            let mut secret = [0; 32];
+            getrandom::fill(&mut secret).map_err(|error| self.error(&error.to_string()))?;
+            let token: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+            store.set(&key, token.as_bytes()).map_err(|error| self.store_error(error))?;
+            return Ok(token);
+        }
+        let token = store.get(&key, deadline).map_err(|error| self.store_error(error))?;
+        String::from_utf8(token).map_err(|_| self.error("what the store holds under the token's key is no text"))
+    }
+
+    /// Leaves this rank's address and reads everybody's: address and host, by rank.
+    fn introduce(
+        &self,
+        store: &mut StoreClient,
+        own: SocketAddr,
+        deadline: Instant,
+    ) -> Result<Vec<(SocketAddr, String)>, CommError> {
+        let key = |rank: usize| format!("{}/{rank}", self.keys);
+        let introduction = format!("{own} {}", host_identity());
+        store.set(&key(self.place.rank), introduction.as_bytes()).map_err(|error| self.store_error(error))?;
+        let read = |rank: usize| {
+            let value = store.get(&key(rank), deadline).map_err(|error| self.store_error(error))?;
+            let text = String::from_utf8_lossy(&value).into_owned();
+            let parsed = text.split_once(' ').and_then(|(address, host)| Some((address.parse().ok()?, host.into())));
+            parsed.ok_or_else(|| self.error(&format!("rank {rank} left no address but {text:?}")))
+        };
+        (0..self.place.world_size).map(read).collect()
+    }
+
+    /// Loopback does not lead to other hosts.
+    fn check_reach(&self, hosts: &[String]) -> Result<(), CommError> {
+        let network = |host: &String| host.split('/').take(2).collect::<Vec<_>>().join("/");
+        let home = network(&hosts[0]);
+        match hosts.iter().position(|host| network(host) != home) {
+            Some(other) if self.interface.is_loopback() => Err(self.error(&format!(
+                "ranks 0 and {other} are on different hosts: name the network interface that connects them"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn digest(text: &str) -> u64 {
+    let bytes = Sha256::digest(text.as_bytes());
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }

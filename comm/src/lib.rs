@@ -25,19 +25,27 @@
 //! streams of chunks, and one engine (`stream`) runs every collective over them, whether a chunk goes through a ring in shared
 //! memory or a socket.
 
+mod auth;
 mod bell;
+pub mod bench;
 mod buffer;
 mod communicator;
 mod connect;
+mod doorkeeper;
 mod error;
 mod group;
 mod health;
 mod lane;
 mod pending;
 pub mod place;
+mod processes;
+mod shm;
 mod signature;
 mod stats;
 mod step;
+pub mod store;
+mod stream;
+mod tcp;
 mod threads;
 mod tree;
 

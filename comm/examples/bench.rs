@@ -1,0 +1,76 @@
+//! Times the collectives between ranks: `bench N [threads|shm|tcp] [BYTES] [REPEATS]` starts N ranks on this host.
+
+use std::process::{Child, Command, ExitCode};
+use std::sync::Arc;
+
+use zero_comm::store::StoreServer;
+use zero_comm::{Communicator, Operation, Options, Place, Transport, bench, connect, threads};
+
+type AnyError = Box<dyn std::error::Error>;
+
+fn main() -> Result<ExitCode, AnyError> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let argument = |i: usize, default: &str| arguments.get(i).cloned().unwrap_or(default.into());
+    let (size, transport): (usize, _) = (argument(0, "2").parse()?, argument(1, "shm"));
+    let (bytes, repeats) = (argument(2, "67108864").parse()?, argument(3, "30").parse()?);
+    let mut options = Options { token: std::env::var("ZERO_TRAIN_TOKEN").ok(), ..Options::default() };
+    options.transport = if transport == "tcp" { Transport::Tcp } else { Transport::SharedMemory };
+    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    if place.world_size > 1 {
+        measure(&*connect(&place, &options)?, bytes, repeats)?;
+    } else if transport == "threads" {
+        let ranks = threads(size, &options).into_iter();
+        let work = |comm: Arc<dyn Communicator>| move || measure(&*comm, bytes, repeats).map_err(|e| e.to_string());
+        let ranks: Vec<_> = ranks.map(|comm| std::thread::spawn(work(comm))).collect();
+        for rank in ranks {
+            rank.join().map_err(|_| "a rank panicked")??;
+        }
+    } else {
+        return launch(size);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), AnyError> {
+    for operation in
+        Operation::ALL.into_iter().filter(|operation| !matches!(operation, Operation::Recv | Operation::Split))
+    {
+        bench::run(comm, operation, bytes, 3)?;
+        let times = bench::run(comm, operation, bytes, repeats)?;
+        if comm.rank() == 0 {
+            let (median, best) = (bench::median(&times), times.iter().min().copied().unwrap_or_default());
+            println!(
+                "{:14} {:>10} B over {}: median {median:.1?}, best {best:.1?}",
+                operation.name(),
+                bytes,
+                comm.transport()
+            );
+        }
+    }
+    comm.barrier().wait()?;
+    Ok(())
+}
+
+/// Starts this program again, once per rank, and serves the store that the ranks meet at.
+fn launch(size: usize) -> Result<ExitCode, AnyError> {
+    let token = format!("{:?}", std::time::SystemTime::now());
+    let store = StoreServer::bind(("127.0.0.1", 0), Some(&token))?;
+    let start = |rank: usize| -> std::io::Result<Child> {
+        let variables = [
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("WORLD_SIZE", size.to_string()),
+            ("LOCAL_WORLD_SIZE", size.to_string()),
+            ("MASTER_ADDR", store.address().ip().to_string()),
+            ("MASTER_PORT", store.address().port().to_string()),
+            ("ZERO_TRAIN_TOKEN", token.clone()),
+        ];
+        Command::new(std::env::current_exe()?).args(std::env::args().skip(1)).envs(variables).spawn()
+    };
+    let children: Vec<Child> = (0..size).map(start).collect::<std::io::Result<_>>()?;
+    let mut good = true;
+    for mut child in children {
+        good &= child.wait()?.success();
+    }
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,233 @@
+//! One connection between every two processes of the world, on which nothing happens while all is well.
+//!
+//! When a process ends, however it ends, the kernel closes its connections and every other process sees it, also those whose
+//! lanes sleep on shared memory. A process that leaves in good order says so first. A process that has to stop says why.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::health::{Announce, Board, Cause};
+
+/// This process's ends of the control connections.
+pub(crate) struct Control {
+    shared: Arc<Shared>,
+    monitor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// By rank of the world.
+    streams: Vec<Option<TcpStream>>,
+    board: Arc<Board>,
+    leaving: AtomicBool,
+}
+
+/// Time for what a dying process has sent elsewhere to be read, and for its own account of why it ends to arrive, before the
+/// loss ends all operations.
+const GRACE: Duration = Duration::from_millis(200);
+
+const GOODBYE: u8 = 0;
+const LOST: u8 = 1;
+const ABORTED: u8 = 2;
+const MISMATCH: u8 = 3;
+
+impl Control {
+    pub(crate) fn start(streams: Vec<Option<TcpStream>>, board: Arc<Board>) -> std::io::Result<Control> {
+        for stream in streams.iter().flatten() {
+            stream.set_nonblocking(false)?;
+            // The buffers are empty, so this is for a peer that has been stopped, and only then.
+            stream.set_write_timeout(Some(GRACE))?;
+        }
+        let shared = Arc::new(Shared { streams, board, leaving: AtomicBool::new(false) });
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("zero-comm watch".into());
+        let monitor = thread.spawn(move || watched.watch())?;
+        Ok(Control { shared, monitor: Some(monitor) })
+    }
+}
+
+impl Announce for Control {
+    fn announce(&self, cause: &Cause) {
+        self.shared.tell(&encode(cause));
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.shared.leaving.store(true, Ordering::SeqCst);
+        self.shared.tell(&frame(GOODBYE, &[], &[]));
+        for stream in self.shared.streams.iter().flatten() {
+            // Ends the monitor's wait; what was written still arrives.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(monitor) = self.monitor.take() {
+            let _ = monitor.join();
+        }
+    }
+}
+
+/// What the monitor knows of a peer.
+struct Peer {
+    rank: usize,
+    /// Read, but not yet a whole frame.
+    unread: Vec<u8>,
+    /// When the connection ended without a goodbye.
+    ended: Option<Instant>,
+    gone: bool,
+}
+
+impl Shared {
+    fn tell(&self, frame: &[u8]) {
+        for mut stream in self.streams.iter().flatten() {
+            let _ = stream.write_all(frame);
+        }
+    }
+
+    fn watch(&self) {
+        let peer = |rank| Peer { rank, unread: Vec::new(), ended: None, gone: false };
+        let ranks = (0..self.streams.len()).filter(|rank| self.streams[*rank].is_some());
+        let mut peers: Vec<Peer> = ranks.map(peer).collect();
+        while !self.leaving.load(Ordering::SeqCst) && peers.iter().any(|peer| !peer.gone) {
+            let due = peers.iter().filter(|peer| !peer.gone).filter_map(|peer| peer.ended).min();
+            let limit = due.map(|ended| (ended + GRACE).saturating_duration_since(Instant::now()));
+            for peer in self.readable(&peers, limit) {
+                self.read(&mut peers[peer]);
+            }
+            for peer in peers.iter_mut().filter(|peer| !peer.gone) {
+                if peer.ended.is_some_and(|ended| ended.elapsed() >= GRACE) {
+                    peer.gone = true;
+                    let detail = "its process ended or its connection broke".to_string();
+                    let cause = Cause::Lost { peer: peer.rank, detail };
+                    if !self.leaving.load(Ordering::SeqCst) && self.board.learn(cause.clone()) {
+                        self.tell(&encode(&cause));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Which of the peers have something to read. Sleeps for `limit`, or until there is something.
+    fn readable(&self, peers: &[Peer], limit: Option<Duration>) -> Vec<usize> {
+        let open = (0..peers.len()).filter(|peer| !peers[*peer].gone && peers[*peer].ended.is_none());
+        let watched = open.filter_map(|peer| Some((peer, self.streams[peers[peer].rank].as_ref()?)));
+        let (indices, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
+            watched.map(|(peer, stream)| (peer, PollFd::new(stream, PollFlags::IN))).unzip();
+        let limit =
+            limit.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
+        if poll(&mut polled, limit.as_ref()).is_err() {
+            return Vec::new();
+        }
+        indices.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(peer, _)| peer).collect()
+    }
+
+    fn read(&self, peer: &mut Peer) {
+        let Some(mut stream) = self.streams[peer.rank].as_ref() else { return };
+        let mut bytes = [0; 4096];
+        match stream.read(&mut bytes) {
+            Ok(count) if count > 0 => peer.unread.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            _ => peer.ended = Some(Instant::now()),
+        }
+        while let Some((code, payload)) = take_frame(&mut peer.unread) {
+            if code == GOODBYE {
+                self.board.leave(peer.rank);
+                peer.gone = true;
+            } else if let Some(cause) = decode(code, &payload) {
+                self.board.learn(cause);
+            }
+        }
+    }
+}
+
+/// A frame: code, length of the rest as u16, then ranks as u32 and texts with their length as u16.
+fn frame(code: u8, ranks: &[usize], texts: &[&str]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    for rank in ranks {
+        payload.extend_from_slice(&(*rank as u32).to_le_bytes());
+    }
+    for text in texts {
+        let end = (0..=text.len().min(MAX_TEXT)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        payload.extend_from_slice(&(end as u16).to_le_bytes());
+        payload.extend_from_slice(&text.as_bytes()[..end]);
+    }
+    [&[code], &(payload.len() as u16).to_le_bytes()[..], &payload].concat()
+}
+
+/// Longer accounts are cut.
+const MAX_TEXT: usize = 4096;
+
+fn take_frame(unread: &mut Vec<u8>) -> Option<(u8, Vec<u8>)> {
+    let (head, rest) = unread.split_first_chunk::<3>()?;
+    let length = usize::from(u16::from_le_bytes([head[1], head[2]]));
+    let (code, payload) = (head[0], rest.get(..length)?.to_vec());
+    unread.drain(..3 + length);
+    Some((code, payload))
+}
+
+fn encode(cause: &Cause) -> Vec<u8> {
+    match cause {
+        Cause::Lost { peer, detail } => frame(LOST, &[*peer], &[detail]),
+        Cause::Aborted { by, reason } => frame(ABORTED, &[*by], &[reason]),
+        Cause::Mismatch { rank, here, peer, there } => frame(MISMATCH, &[*rank, *peer], &[here, there]),
+    }
+}
+
+fn decode(code: u8, mut payload: &[u8]) -> Option<Cause> {
+    let rank = |payload: &mut &[u8]| -> Option<usize> {
+        let (rank, rest) = payload.split_first_chunk()?;
+        *payload = rest;
+        Some(u32::from_le_bytes(*rank) as usize)
+    };
+    let text = |payload: &mut &[u8]| -> Option<String> {
+        let (length, rest) = payload.split_first_chunk()?;
+        let (text, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+        *payload = rest;
+        Some(String::from_utf8_lossy(text).into_owned())
+    };
+    let bytes = &mut payload;
+    match code {
+        LOST => Some(Cause::Lost { peer: rank(bytes)?, detail: text(bytes)? }),
+        ABORTED => Some(Cause::Aborted { by: rank(bytes)?, reason: text(bytes)? }),
+        MISMATCH => {
+            let (rank, peer) = (rank(bytes)?, rank(bytes)?);
+            Some(Cause::Mismatch { rank, here: text(bytes)?, peer, there: text(bytes)? })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_survive_the_wire_also_in_pieces() {
+        let long = "ä".repeat(MAX_TEXT);
+        let causes = [
+            Cause::Lost { peer: 3, detail: "gone".into() },
+            Cause::Aborted { by: 70_000, reason: "disk full".into() },
+            Cause::Mismatch { rank: 0, here: "all_gather #1".into(), peer: 1, there: String::new() },
+        ];
+        let mut unread = Vec::new();
+        for cause in &causes {
+            let bytes = encode(cause);
+            unread.extend_from_slice(&bytes[..5]);
+            assert_eq!(take_frame(&mut unread), None);
+            unread.extend_from_slice(&bytes[5..]);
+            let (code, payload) = take_frame(&mut unread).expect("a whole frame");
+            assert_eq!(decode(code, &payload).as_ref(), Some(cause));
+            for cut in 0..payload.len() {
+                assert_eq!(decode(code, &payload[..cut]), None);
+            }
+        }
+        let mut unread = encode(&Cause::Aborted { by: 0, reason: long });
+        let (code, payload) = take_frame(&mut unread).expect("a whole frame");
+        let Some(Cause::Aborted { reason, .. }) = decode(code, &payload) else { panic!("another cause") };
+        assert_eq!(reason.len(), MAX_TEXT);
+    }
+}

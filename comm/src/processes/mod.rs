@@ -1,0 +1,158 @@
+//! Ranks as processes: how the groups of a world of processes are connected, by shared memory or TCP.
+//!
+//! A group is always connected by TCP first. If all its members are on one host they use that connection once, to agree on a
+//! segment of shared memory, and close it.
+
+mod control;
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::communicator::Transport;
+use crate::error::CommError;
+use crate::health::{Failure, Health};
+use crate::shm::{self, Segment, ShmWires};
+use crate::signature::Signature;
+use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
+use crate::stream::{End, Exchange, StreamInbox, StreamOutbox, Wires, gather_all};
+use crate::tcp::{Hub, Purpose, TcpWires};
+
+pub(crate) use control::Control;
+
+/// What the groups of a process have in common.
+pub(crate) struct World {
+    pub(crate) hub: Hub,
+    pub(crate) health: Arc<Health>,
+    /// By rank of the world: equal where shared memory is possible.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) transport: Transport,
+    /// For connecting a group.
+    pub(crate) timeout: Duration,
+}
+
+/// One group's connections.
+pub(crate) struct Processes {
+    world: Arc<World>,
+    membership: Membership,
+    links: Links,
+}
+
+enum Links {
+    Tcp { collectives: Streams, messages: Streams },
+    Shm(Arc<Segment>),
+}
+
+/// By rank in the group.
+type Streams = Vec<Option<TcpStream>>;
+
+impl Processes {
+    /// Connects a group; called by all its members at the same time.
+    pub(crate) fn connect(
+        world: &Arc<World>,
+        membership: Membership,
+        deadline: Instant,
+    ) -> Result<Processes, CommError> {
+        let Membership { group, ref members, .. } = membership;
+        let collectives = world.hub.mesh(group, Purpose::Collectives, members, deadline)?;
+        let messages = world.hub.mesh(group, Purpose::Messages, members, deadline)?;
+        let mut group = Processes { world: Arc::clone(world), membership, links: Links::Tcp { collectives, messages } };
+        let lost = |(failure, signature): (Failure, Signature)| {
+            world.health.end_because(&failure, &signature, world.timeout);
+            world.health.error(failure, &signature, world.timeout)
+        };
+        let mut endpoint = group.exchange()?;
+        match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
+            Ok(segment) => group.links = Links::Shm(segment),
+            Err(detail) if world.transport == Transport::SharedMemory => {
+                return Err(shm::unavailable(&world.health, detail));
+            }
+            Err(_) => {}
+        }
+        // Nobody goes on before everybody is here: what the meeting needed may go away now.
+        gather_all(&mut endpoint, &group.membership, &[], 2, deadline).map_err(lost)?;
+        Ok(group)
+    }
+
+    fn share_memory(
+        &self,
+        endpoint: &mut Exchange,
+        deadline: Instant,
+    ) -> Result<Result<Arc<Segment>, String>, (Failure, Signature)> {
+        let members = &self.membership.members;
+        if self.world.transport == Transport::Tcp {
+            return Ok(Err("TCP was asked for".into()));
+        }
+        let home = &self.world.hosts[members[0]];
+        if let Some(stranger) = members.iter().find(|member| self.world.hosts[**member] != *home) {
+            return Ok(Err(format!("rank {stranger} is on another host than rank {}", members[0])));
+        }
+        shm::share(endpoint, &self.membership, deadline)
+    }
+
+    fn job(&self) -> (u64, u32) {
+        (self.world.hub.identity.job, self.world.hub.identity.attempt)
+    }
+
+    fn io(&self, error: std::io::Error) -> CommError {
+        CommError::Io { rank: self.world.health.rank, detail: error.to_string() }
+    }
+
+    fn exchange(&self) -> Result<Exchange, CommError> {
+        let Membership { rank, .. } = self.membership;
+        let wires: Box<dyn Wires> = match &self.links {
+            Links::Shm(segment) => Box::new(ShmWires::collectives(segment, rank, self.membership.size())),
+            Links::Tcp { collectives, .. } => {
+                let streams = collectives.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
+                let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
+                Box::new(streams.map_err(|error| self.io(error))?)
+            }
+        };
+        let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
+        Ok(Exchange { wires, membership, health, job: self.job() })
+    }
+
+    /// One end of the messages between this rank and `peer`.
+    fn end(&self, peer: usize, shared: fn(&Arc<Segment>, usize, usize, usize) -> ShmWires) -> Result<End, CommError> {
+        let Membership { rank, .. } = self.membership;
+        let wires: Box<dyn Wires> = match &self.links {
+            Links::Shm(segment) => Box::new(shared(segment, rank, peer, self.membership.size())),
+            Links::Tcp { messages, .. } => {
+                let only = |(index, stream): (usize, &Option<TcpStream>)| {
+                    stream.as_ref().filter(|_| index == peer).map(TcpStream::try_clone).transpose()
+                };
+                let streams = messages.iter().enumerate().map(only);
+                let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
+                Box::new(streams.map_err(|error| self.io(error))?)
+            }
+        };
+        let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
+        Ok(End { wires, membership, health, job: self.job(), peer })
+    }
+}
+
+impl Fabric for Processes {
+    fn transport(&self) -> &'static str {
+        match self.links {
+            Links::Tcp { .. } => "tcp",
+            Links::Shm(_) => "shared memory",
+        }
+    }
+
+    fn collective(&self) -> Result<Box<dyn Collective>, CommError> {
+        Ok(Box::new(self.exchange()?))
+    }
+
+    fn outbox(&self, peer: usize) -> Result<Box<dyn Outbox>, CommError> {
+        Ok(Box::new(StreamOutbox(self.end(peer, ShmWires::outgoing)?)))
+    }
+
+    fn inbox(&self, peer: usize) -> Result<Box<dyn Inbox>, CommError> {
+        Ok(Box::new(StreamInbox(self.end(peer, ShmWires::incoming)?)))
+    }
+
+    fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError> {
+        let deadline = Instant::now() + self.world.timeout;
+        Ok(Box::new(Processes::connect(&self.world, membership, deadline)?))
+    }
+}

@@ -1,0 +1,190 @@
+//! The memory that the ranks of a group share, and where in it what lies.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use super::ring::{Control, SLOTS};
+use crate::bell::Bell;
+
+/// What rings are for: the lanes of collectives and of messages have their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Collectives,
+    Messages,
+}
+
+/// A mapped segment.
+pub(crate) struct Segment {
+    map: MmapRaw,
+    layout: Layout,
+    /// Keeps the file open, for the others to find it, in the process that made it.
+    _file: File,
+}
+
+/// What the others need to open a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticket {
+    process: u32,
+    descriptor: i32,
+    /// Random, also in the segment: that a number in `/proc` is the right file.
+    nonce: u64,
+}
+
+impl Ticket {
+    pub(super) fn encode(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&self.process.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.descriptor.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for the zeros of somebody who has no segment.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Ticket> {
+        let (process, rest) = bytes.split_first_chunk()?;
+        let (descriptor, rest) = rest.split_first_chunk()?;
+        let (nonce, _) = rest.split_first_chunk()?;
+        let process = u32::from_le_bytes(*process);
+        let (descriptor, nonce) = (i32::from_le_bytes(*descriptor), u64::from_le_bytes(*nonce));
+        (process != 0).then_some(Ticket { process, descriptor, nonce })
+    }
+}
+
+/// The first words of a segment.
+#[repr(C, align(64))]
+struct Head {
+    nonce: AtomicU64,
+    group: AtomicU64,
+}
+
+impl Segment {
+    pub(super) fn create(size: usize, group: u64) -> Result<(Segment, Ticket), String> {
+        let layout = Layout::new(size);
+        let nonce = getrandom::u64().map_err(|error| format!("no random number: {error}"))?;
+        let create = || -> io::Result<Segment> {
+            let file = File::from(memfd_create("zero-comm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            file.set_len(layout.bytes() as u64)?;
+            // Memory that could be cut off would be a way to kill the others.
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Segment::map(file, layout)
+        };
+        let segment = create().map_err(|error| format!("cannot create {} bytes: {error}", layout.bytes()))?;
+        segment.head().nonce.store(nonce, Ordering::Relaxed);
+        segment.head().group.store(group, Ordering::Release);
+        let ticket = Ticket { process: std::process::id(), descriptor: segment._file.as_raw_fd(), nonce };
+        Ok((segment, ticket))
+    }
+
+    pub(super) fn open(ticket: &Ticket, size: usize, group: u64) -> Result<Segment, String> {
+        let path = format!("/proc/{}/fd/{}", ticket.process, ticket.descriptor);
+        let layout = Layout::new(size);
+        let open = || -> io::Result<Segment> {
+            let file = OpenOptions::new().read(true).write(true).open(&path)?;
+            if file.metadata()?.len() != layout.bytes() as u64 {
+                return Err(io::Error::other("not the size of a segment for this group"));
+            }
+            Segment::map(file, layout)
+        };
+        let segment = open().map_err(|error| format!("cannot map {path}: {error}"))?;
+        let found = (segment.head().group.load(Ordering::Acquire), segment.head().nonce.load(Ordering::Relaxed));
+        if found != (group, ticket.nonce) {
+            return Err(format!("{path} is not the segment of this group"));
+        }
+        Ok(segment)
+    }
+
+    fn map(file: File, layout: Layout) -> io::Result<Segment> {
+        let map = MmapOptions::new().len(layout.bytes()).map_raw(&file)?;
+        Ok(Segment { map, layout, _file: file })
+    }
+
+    /// Bytes of a chunk.
+    pub(super) fn chunk(&self) -> usize {
+        self.layout.chunk
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the segment begins with a Head, and the mapping is page-aligned and lives as long as `self`.
+        unsafe { &*self.at(0).cast() }
+    }
+
+    /// Where a rank waits for its collectives.
+    pub(super) fn bell(&self, rank: usize) -> &Bell {
+        assert!(rank < self.layout.size);
+        // SAFETY: the layout has a Bell there; it consists of atomics, for which zeroed and shared memory is fine.
+        unsafe { &*self.at(self.layout.bells() + rank * size_of::<Bell>()).cast() }
+    }
+
+    /// The shared words of the ring from one rank to another.
+    pub(super) fn control(&self, lane: Lane, from: usize, to: usize) -> &Control {
+        let ring = self.layout.ring(lane, from, to);
+        // SAFETY: the layout has a Control there; it consists of atomics, for which zeroed and shared memory is fine.
+        unsafe { &*self.at(self.layout.controls() + ring * size_of::<Control>()).cast() }
+    }
+
+    /// The memory of a slot, `chunk` bytes. Whom it belongs to is for the ring to say.
+    pub(super) fn slot(&self, lane: Lane, from: usize, to: usize, slot: usize) -> *mut u8 {
+        assert!(slot < SLOTS);
+        let ring = self.layout.ring(lane, from, to);
+        self.at(self.layout.slots() + (ring * SLOTS + slot) * self.layout.chunk)
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.layout.bytes());
+        // SAFETY: inside the mapping.
+        unsafe { self.map.as_mut_ptr().add(offset) }
+    }
+}
+
+/// Where in a segment what lies: head, bells, controls, slots.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    size: usize,
+    chunk: usize,
+}
+
+/// Bytes that all rings out of one rank may hold per slot: what is written should still be in the second-level cache of
+/// its writer, or in the cache that both share, when it is read.
+const CHUNKS_OF_A_RANK: usize = 128 * 1024;
+
+impl Layout {
+    fn new(size: usize) -> Layout {
+        let peers = size.saturating_sub(1).max(1);
+        // A power of two, so that chunks begin on cache lines.
+        let chunk = (CHUNKS_OF_A_RANK / peers.next_power_of_two()).max(4096);
+        Layout { size, chunk }
+    }
+
+    fn rings(&self) -> usize {
+        2 * self.size * self.size
+    }
+
+    fn ring(&self, lane: Lane, from: usize, to: usize) -> usize {
+        assert!(from < self.size && to < self.size);
+        (lane as usize * self.size + from) * self.size + to
+    }
+
+    fn bells(&self) -> usize {
+        size_of::<Head>()
+    }
+
+    fn controls(&self) -> usize {
+        self.bells() + self.size * size_of::<Bell>()
+    }
+
+    fn slots(&self) -> usize {
+        (self.controls() + self.rings() * size_of::<Control>()).next_multiple_of(4096)
+    }
+
+    /// Pages that nobody touches cost nothing, such as the rings from a rank to itself.
+    fn bytes(&self) -> usize {
+        self.slots() + self.rings() * SLOTS * self.chunk
+    }
+}

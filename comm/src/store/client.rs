@@ -1,0 +1,173 @@
+//! The store's client, for our server and for PyTorch's.
+
+use std::io::{self, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::server::OURS;
+use super::torch;
+use super::{GET, MAX_KEY, MAX_VALUE, SET, StoreError};
+use crate::auth::{self, HELLO_BYTES, Key, PROOF_TIME, Refusal, read_by};
+
+/// A connection to a store.
+pub struct StoreClient {
+    stream: TcpStream,
+    address: String,
+    protocol: Protocol,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Ours,
+    Torch,
+}
+
+/// Between two attempts to reach a server that does not listen yet.
+const RETRY: Duration = Duration::from_millis(20);
+
+impl StoreClient {
+    /// Connects, trying again until the deadline: the server may start later than its clients.
+    pub fn connect(address: &str, token: Option<&str>, deadline: Instant) -> Result<StoreClient, StoreError> {
+        StoreClient::connect_any(&[address], token, deadline)
+    }
+
+    /// Connects to whichever of several addresses answers first.
+    pub(crate) fn connect_any(
+        addresses: &[&str],
+        token: Option<&str>,
+        deadline: Instant,
+    ) -> Result<StoreClient, StoreError> {
+        let key = Key::new(token);
+        for address in addresses.iter().cycle() {
+            let error = match attempt(address, &key, deadline) {
+                Ok((stream, protocol)) => {
+                    return Ok(StoreClient { stream, address: address.to_string(), protocol });
+                }
+                Err(Refusal::Proof) => return Err(StoreError::Unauthorized { address: address.to_string() }),
+                Err(Refusal::Io(error)) => error,
+                Err(Refusal::Protocol | Refusal::Verdict(_)) => {
+                    let detail = "what listens there is neither our store nor PyTorch's".into();
+                    return Err(StoreError::Unreachable { address: address.to_string(), detail });
+                }
+            };
+            if Instant::now() + RETRY >= deadline {
+                return Err(StoreError::Unreachable { address: address.to_string(), detail: error.to_string() });
+            }
+            std::thread::sleep(RETRY);
+        }
+        Err(StoreError::Unreachable { address: String::new(), detail: "no address was given".into() })
+    }
+
+    /// Whether the server is PyTorch's, which anybody can read.
+    pub fn is_torch(&self) -> bool {
+        self.protocol == Protocol::Torch
+    }
+
+    /// The own address towards the server.
+    pub fn local_address(&self) -> io::Result<std::net::SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Sets a key.
+    pub fn set(&mut self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        check_length("a key", key.len(), MAX_KEY)?;
+        check_length("a value", value.len(), MAX_VALUE)?;
+        let done = match self.protocol {
+            Protocol::Torch => torch::set(&mut self.stream, key, value),
+            Protocol::Ours => self.set_ours(key, value),
+        };
+        done.map_err(|error| self.unreachable(&error))
+    }
+
+    fn set_ours(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
+        self.stream.write_all(&[&[SET], &string(key.as_bytes())[..], &string(value)].concat())?;
+        read_by(&mut self.stream, &mut [0], Instant::now() + PROOF_TIME)
+    }
+
+    /// The value of a key, when somebody has set it.
+    pub fn get(&mut self, key: &str, deadline: Instant) -> Result<Vec<u8>, StoreError> {
+        check_length("a key", key.len(), MAX_KEY)?;
+        let value = match self.protocol {
+            Protocol::Torch => torch::get(&mut self.stream, key, deadline, MAX_VALUE),
+            Protocol::Ours => self.get_ours(key, deadline),
+        };
+        match value {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => Err(StoreError::Missing { address: self.address.clone(), key: key.into() }),
+            Err(error) => Err(self.unreachable(&error)),
+        }
+    }
+
+    fn get_ours(&mut self, key: &str, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+        let patience = deadline.saturating_duration_since(Instant::now()).as_millis();
+        let patience = u32::try_from(patience).unwrap_or(u32::MAX).to_le_bytes();
+        self.stream.write_all(&[&[GET], &string(key.as_bytes())[..], &patience].concat())?;
+        let deadline = deadline + PROOF_TIME;
+        let mut found = [0];
+        read_by(&mut self.stream, &mut found, deadline)?;
+        if found[0] == 0 {
+            return Ok(None);
+        }
+        let mut length = [0; 4];
+        read_by(&mut self.stream, &mut length, deadline)?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MAX_VALUE {
+            return Err(io::Error::other(format!("a value of {length} bytes")));
+        }
+        let mut value = vec![0; length];
+        read_by(&mut self.stream, &mut value, deadline)?;
+        Ok(Some(value))
+    }
+
+    /// Waits until all keys are set.
+    pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<(), StoreError> {
+        keys.iter().try_for_each(|key| self.get(key, deadline).map(drop))
+    }
+
+    fn unreachable(&self, error: &io::Error) -> StoreError {
+        StoreError::Unreachable { address: self.address.clone(), detail: error.to_string() }
+    }
+}
+
+fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Protocol), Refusal> {
+    let mut last = io::Error::other("the name has no address");
+    for address in address.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {
+            Err(error) => last = error,
+            Ok(mut stream) => {
+                stream.set_nodelay(true)?;
+                return greet(&mut stream, key).map(|protocol| (stream, protocol));
+            }
+        }
+    }
+    Err(last.into())
+}
+
+/// Finds out whom we have, and proves the token where it is asked for.
+fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
+    // Any number that our own server's answer cannot be.
+    let number = (std::process::id()).to_le_bytes();
+    stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;
+    let mut answer = [0; 4];
+    read_by(stream, &mut answer, Instant::now() + PROOF_TIME)?;
+    if answer == OURS {
+        auth::prove(stream, key, &[0; HELLO_BYTES])?;
+        return Ok(Protocol::Ours);
+    }
+    if answer == number {
+        return Ok(Protocol::Torch);
+    }
+    Err(Refusal::Protocol)
+}
+
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
+
+fn check_length(what: &'static str, bytes: usize, limit: usize) -> Result<(), StoreError> {
+    if bytes > limit {
+        return Err(StoreError::TooLong { what, bytes, limit });
+    }
+    Ok(())
+}

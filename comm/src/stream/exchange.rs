@@ -1,0 +1,254 @@
+//! Carries out a collective over the streams between the ranks of a group: one loop for all of them.
+//!
+//! Each pass offers every peer what may be sent and takes what has come; a chunk of the own range is reduced as soon as the
+//! contributions of all peers to it are here. The header goes ahead of the payload in every stream, and nothing of a peer's
+//! payload is touched before its header has been compared.
+
+use std::sync::Arc;
+
+use super::order::{Item, Order, chunk_of};
+use super::{Wait, Watch, Wires};
+use crate::buffer::Dtype;
+use crate::health::{Cause, Failure, Health};
+use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
+use crate::step::{Collective, Membership, Step, consecutive};
+use crate::tree;
+
+/// One rank's end of a group's collectives.
+pub(crate) struct Exchange {
+    pub(crate) wires: Box<dyn Wires>,
+    pub(crate) membership: Membership,
+    pub(crate) health: Arc<Health>,
+    /// Digest of the job's name, and its attempt.
+    pub(crate) job: (u64, u32),
+}
+
+/// The streams to and from one peer during one collective.
+struct Streams {
+    peer: usize,
+    header_sent: usize,
+    sending: Order,
+    /// Bytes of the present chunk that are gone.
+    sent: usize,
+    header: [u8; HEADER_BYTES],
+    header_received: usize,
+    receiving: Order,
+    /// Bytes of the present chunk that are here.
+    received: usize,
+    /// Whether the present chunk is here as a whole and waits for those of the others.
+    ready: bool,
+}
+
+/// A collective on its way.
+struct Run<'a> {
+    step: Step<'a>,
+    header: Header,
+    streams: Vec<Streams>,
+    rank: usize,
+    chunk: usize,
+    /// Chunks of the own range that are reduced.
+    reduced: usize,
+}
+
+impl Collective for Exchange {
+    fn run(&mut self, step: Step<'_>) -> Result<(), Failure> {
+        let mut watch = Watch::new(&self.health, &self.membership.members, step.deadline);
+        let wires = &mut *self.wires;
+        let (job, attempt) = self.job;
+        let header = Header { job, attempt, group: self.membership.group, signature: step.signature };
+        let mut run = Run::new(step, header, &self.membership, wires.chunk());
+        loop {
+            let mark = wires.mark();
+            let mut moved = false;
+            for index in 0..run.streams.len() {
+                moved |= run.send(index, wires, &watch)?;
+            }
+            for index in 0..run.streams.len() {
+                moved |= run.receive(index, wires, &watch)?;
+            }
+            moved |= run.reduce(wires, &watch)?;
+            if moved {
+                continue;
+            }
+            let waits = run.waits();
+            if waits.is_empty() {
+                return Ok(());
+            }
+            watch.idle(wires, mark, &waits)?;
+        }
+    }
+}
+
+impl<'a> Run<'a> {
+    fn new(step: Step<'a>, header: Header, membership: &Membership, chunk: usize) -> Run<'a> {
+        let rank = membership.rank;
+        let chunks = |rank: usize| step.ranges[rank].len().div_ceil(chunk);
+        let (reduces, gathers) = (step.signature.reduce.is_some(), step.gather);
+        let order = |to: usize, from: usize| {
+            Order::new(if reduces { chunks(to) } else { 0 }, if gathers { chunks(from) } else { 0 })
+        };
+        let streams = membership.peers().into_iter().map(|peer| Streams {
+            peer,
+            header_sent: 0,
+            sending: order(peer, rank),
+            sent: 0,
+            header: [0; HEADER_BYTES],
+            header_received: 0,
+            receiving: order(rank, peer),
+            received: 0,
+            ready: false,
+        });
+        Run { header, streams: streams.collect(), rank, chunk, reduced: 0, step }
+    }
+
+    /// What could make a move possible; nothing at the end. Who has not even come is to blame before who is slow.
+    fn waits(&self) -> Vec<Wait> {
+        let mut absent = Vec::new();
+        let mut slow = Vec::new();
+        let mut full = Vec::new();
+        for streams in &self.streams {
+            if streams.header_received < HEADER_BYTES {
+                absent.push(Wait::Data(streams.peer));
+            } else if streams.receiving.item().is_some() && !streams.ready {
+                slow.push(Wait::Data(streams.peer));
+            }
+            if streams.header_sent < HEADER_BYTES || streams.sending.item().is_some_and(|item| self.may_send(item)) {
+                full.push(Wait::Room(streams.peer));
+            }
+        }
+        [absent, slow, full].concat()
+    }
+
+    /// A piece of the own range can go when it is reduced.
+    fn may_send(&self, item: Item) -> bool {
+        match item {
+            Item::Reduce(_) => true,
+            Item::Gather(index) => self.step.signature.reduce.is_none() || index < self.reduced,
+        }
+    }
+
+    /// Offers one chunk to a peer.
+    fn send(&mut self, index: usize, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
+        let streams = &self.streams[index];
+        let peer = streams.peer;
+        if streams.header_sent < HEADER_BYTES {
+            let header = self.header.encode();
+            let pushed = wires.push(peer, &header[streams.header_sent..]).map_err(watch.broken(peer))?;
+            self.streams[index].header_sent += pushed;
+            return Ok(pushed > 0);
+        }
+        let Some(item) = streams.sending.item().filter(|item| self.may_send(*item)) else { return Ok(false) };
+        let range = match item {
+            Item::Reduce(index) => chunk_of(&self.step.ranges[peer], index, self.chunk),
+            Item::Gather(index) => chunk_of(&self.step.ranges[self.rank], index, self.chunk),
+        };
+        let rest = range.start + streams.sent..range.end;
+        let pushed = wires.push(peer, &self.step.buffer[rest.clone()]).map_err(watch.broken(peer))?;
+        let streams = &mut self.streams[index];
+        streams.sent += pushed;
+        if pushed == rest.len() {
+            streams.sending.advance();
+            streams.sent = 0;
+        }
+        Ok(pushed > 0)
+    }
+
+    /// Takes a header, or a finished chunk of the peer's range, straight into its place.
+    fn receive(&mut self, index: usize, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
+        let streams = &mut self.streams[index];
+        let peer = streams.peer;
+        if streams.header_received < HEADER_BYTES {
+            let rest = &mut streams.header[streams.header_received..];
+            let pulled = wires.pull(peer, rest).map_err(watch.broken(peer))?;
+            streams.header_received += pulled;
+            if streams.header_received == HEADER_BYTES {
+                compare(&self.header, &streams.header, watch.members[peer], watch.health)?;
+            }
+            return Ok(pulled > 0);
+        }
+        let Some(Item::Gather(index)) = streams.receiving.item() else { return Ok(false) };
+        let range = chunk_of(&self.step.ranges[peer], index, self.chunk);
+        let rest = range.start + streams.received..range.end;
+        let pulled = wires.pull(peer, &mut self.step.buffer[rest.clone()]).map_err(watch.broken(peer))?;
+        streams.received += pulled;
+        if pulled == rest.len() {
+            streams.receiving.advance();
+            streams.received = 0;
+        }
+        Ok(pulled > 0)
+    }
+
+    /// Reduces the next chunk of the own range if all contributions to it are here.
+    fn reduce(&mut self, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
+        let Some(op) = self.step.signature.reduce else { return Ok(false) };
+        let own = &self.step.ranges[self.rank];
+        let range = chunk_of(own, self.reduced, self.chunk);
+        if range.start >= own.end {
+            return Ok(false);
+        }
+        for streams in &mut self.streams {
+            let next = streams.receiving.item() == Some(Item::Reduce(self.reduced));
+            if next && streams.header_received == HEADER_BYTES && !streams.ready {
+                streams.ready = wires.arrived(streams.peer, range.len()).map_err(watch.broken(streams.peer))?;
+            }
+        }
+        if !self.streams.iter().all(|streams| streams.ready) {
+            return Ok(false);
+        }
+        let others = (0..watch.members.len()).filter(|peer| *peer != self.rank);
+        let peers: Vec<&[u8]> = others.map(|peer| wires.view(peer, range.len())).collect();
+        let dtype = self.step.signature.dtype.unwrap_or(Dtype::U8);
+        match &mut self.step.shard {
+            None => tree::reduce(dtype, op, self.rank, &mut self.step.buffer[range], &peers),
+            Some(shard) => {
+                let target = &mut shard[range.start - own.start..range.end - own.start];
+                target.copy_from_slice(&self.step.buffer[range]);
+                tree::reduce(dtype, op, self.rank, target, &peers);
+            }
+        }
+        for streams in &mut self.streams {
+            wires.consume(streams.peer);
+            streams.receiving.advance();
+            streams.ready = false;
+        }
+        self.reduced += 1;
+        Ok(true)
+    }
+}
+
+/// Compares a peer's header with one's own.
+pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, health: &Health) -> Result<(), Failure> {
+    let difference = match Header::decode(theirs) {
+        Some(theirs) => ours.difference(&theirs),
+        None => Some((ours.signature.to_string(), "something that is no header".into())),
+    };
+    match difference {
+        None => Ok(()),
+        Some((here, there)) => Err(Cause::Mismatch { rank: health.rank, here, peer, there }.into()),
+    }
+}
+
+/// The bytes of all ranks of the group, in rank order: for connecting, before there is a communicator.
+pub(crate) fn gather_all(
+    endpoint: &mut dyn Collective,
+    membership: &Membership,
+    mine: &[u8],
+    round: u64,
+    deadline: std::time::Instant,
+) -> Result<Vec<Vec<u8>>, (Failure, Signature)> {
+    let size = membership.size();
+    let mut buffer = vec![0; size * mine.len()];
+    let ranges = consecutive(vec![mine.len(); size], 1);
+    buffer[ranges[membership.rank].clone()].copy_from_slice(mine);
+    let signature = Signature {
+        operation: Operation::Split,
+        sequence: round,
+        dtype: Some(Dtype::U8),
+        length: buffer.len() as u64,
+        reduce: None,
+        layout: 0,
+    };
+    let step = Step { signature, buffer: &mut buffer, shard: None, ranges: ranges.clone(), gather: true, deadline };
+    endpoint.run(step).map_err(|failure| (failure, signature))?;
+    Ok(ranges.into_iter().map(|range| buffer[range].to_vec()).collect())
+}

@@ -1,0 +1,9 @@
+//! Ranks as processes of several hosts: streams as connections.
+
+mod address;
+mod hub;
+mod wires;
+
+pub(crate) use address::bind_address;
+pub(crate) use hub::{Hub, Identity, Purpose};
+pub(crate) use wires::TcpWires;

@@ -1,0 +1,168 @@
+//! Collectives against their definitions.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, ReduceOp};
+
+use crate::oracle::{assert_same, concatenated, part, reduced, uneven, vector};
+use crate::world::{Kind, run};
+
+/// One collective and its check against the oracle.
+fn check(
+    comm: &dyn Communicator,
+    operation: Operation,
+    dtype: Dtype,
+    length: usize,
+    seed: u64,
+) -> Result<(), CommError> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let op = if seed.is_multiple_of(4) { ReduceOp::Max } else { ReduceOp::Sum };
+    let mine = vector(dtype, seed, rank, length);
+    let all = || (0..size).map(|rank| vector(dtype, seed, rank, length)).collect::<Vec<_>>();
+    let counts = uneven(length, size, seed as usize);
+    let start: usize = counts[..rank].iter().sum();
+    let what = format!("{operation} of {length} {dtype}, rank {rank} of {size} over {}", comm.transport());
+    match operation {
+        Operation::AllReduce => assert_same(&comm.all_reduce(mine, op).wait()?, &reduced(&all(), op), &what),
+        Operation::AllGather => {
+            let shard = part(&mine, start, counts[rank]);
+            let result = comm.all_gather(shard.clone(), Buffer::zeros(dtype, length), &counts).wait()?;
+            let mut begin = 0;
+            let wholes = all();
+            let shards = wholes.iter().zip(&counts).map(|(whole, count)| {
+                begin += count;
+                part(whole, begin - count, *count)
+            });
+            assert_same(&result.output, &concatenated(&shards.collect::<Vec<_>>()), &what);
+            assert_same(&result.shard, &shard, &what);
+        }
+        Operation::ReduceScatter => {
+            let shard = Buffer::zeros(dtype, counts[rank]);
+            let result = comm.reduce_scatter(mine.clone(), shard, &counts, op).wait()?;
+            assert_same(&result.shard, &part(&reduced(&all(), op), start, counts[rank]), &what);
+            assert_same(&result.input, &mine, &what);
+        }
+        Operation::Broadcast => {
+            let root = seed as usize % size;
+            assert_same(&comm.broadcast(mine, root).wait()?, &vector(dtype, seed, root, length), &what);
+        }
+        _ => comm.barrier().wait()?,
+    }
+    Ok(())
+}
+
+const COLLECTIVES: [Operation; 5] =
+    [Operation::AllReduce, Operation::AllGather, Operation::ReduceScatter, Operation::Broadcast, Operation::Barrier];
+
+pub(crate) fn every_operation_gives_what_its_definition_says(kind: Kind) {
+    for size in 1..=8 {
+        run(kind, size, |comm| {
+            let mut seed = 0;
+            for dtype in Dtype::ALL {
+                for length in [0, 1, size - 1, size, 1000, 30_011] {
+                    for operation in COLLECTIVES {
+                        seed += 1;
+                        check(&*comm, operation, dtype, length, seed).expect("the operation");
+                    }
+                }
+            }
+        });
+    }
+}
+
+pub(crate) fn large_vectors(kind: Kind) {
+    // 64 MiB, larger than every internal buffer; the expected values are cheap to know.
+    const LENGTH: usize = 16 << 20;
+    run(kind, 2, |comm| {
+        let rank = comm.rank();
+        let value = |rank: usize, i: usize| ((i * 31 + rank) % 1024) as f32;
+        let mine: Vec<f32> = (0..LENGTH).map(|i| value(rank, i)).collect();
+        let sum = comm.all_reduce(mine.into(), ReduceOp::Sum).wait().expect("reduced");
+        let sum = sum.into_f32().expect("f32");
+        assert!((0..LENGTH).all(|i| sum[i] == value(0, i) + value(1, i)));
+        let counts = [LENGTH - 12_345, 12_345];
+        let shard = vec![rank as f32 + 0.5; counts[rank]];
+        let all = comm.all_gather(shard.into(), sum.into(), &counts).wait().expect("gathered");
+        let all = all.output.into_f32().expect("f32");
+        assert!((0..LENGTH).all(|i| all[i] == if i < counts[0] { 0.5 } else { 1.5 }));
+        let result = comm.reduce_scatter(all.into(), vec![0f32; counts[rank]].into(), &counts, ReduceOp::Max).wait();
+        let shard = result.expect("scattered").shard.into_f32().expect("f32");
+        assert!(shard.iter().all(|value| *value == rank as f32 + 0.5));
+    });
+}
+
+pub(crate) fn results_may_be_waited_for_in_any_order(kind: Kind) {
+    for size in [2, 3, 5] {
+        run(kind, size, |comm| {
+            let pending: Vec<_> = (0..40u64)
+                .map(|i| comm.all_reduce(vector(Dtype::F32, i, comm.rank(), 10 + 997 * i as usize), ReduceOp::Sum))
+                .collect();
+            let last = comm.barrier();
+            last.wait().expect("the barrier comes after all of them");
+            assert!(pending.iter().all(|pending| pending.is_done()));
+            // Every rank in an order of its own.
+            let mut order: Vec<usize> = (0..pending.len()).collect();
+            order.rotate_left(7 * comm.rank());
+            order.reverse();
+            let mut pending: Vec<_> = pending.into_iter().map(Some).collect();
+            for i in order {
+                let found = pending[i].take().expect("once").wait().expect("reduced");
+                let ranks: Vec<_> = (0..size).map(|rank| vector(Dtype::F32, i as u64, rank, 10 + 997 * i)).collect();
+                assert_same(&found, &reduced(&ranks, ReduceOp::Sum), "waited for out of order");
+            }
+        });
+    }
+}
+
+pub(crate) fn payload_follows_the_closed_forms(kind: Kind) {
+    for size in 1..=5 {
+        let bytes = 4 * 60 * 7; // divisible by 1..=5
+        let sent = run(kind, size, |comm| {
+            let whole = || Buffer::from(vec![1f32; bytes / 4]);
+            let shard = || Buffer::from(vec![1f32; bytes / 4 / size]);
+            let counts = vec![bytes / 4 / size; size];
+            comm.all_reduce(whole(), ReduceOp::Sum).wait().expect("reduced");
+            comm.all_gather(shard(), whole(), &counts).wait().expect("gathered");
+            comm.reduce_scatter(whole(), shard(), &counts, ReduceOp::Sum).wait().expect("scattered");
+            let before = comm.stats();
+            comm.broadcast(whole(), 0).wait().expect("broadcast");
+            comm.barrier().wait().expect("barrier");
+            if size > 1 && comm.rank() == 0 {
+                comm.send(whole(), 1).wait().expect("sent");
+            } else if comm.rank() == 1 {
+                comm.recv(whole(), 0).wait().expect("received");
+            }
+            let stats = comm.stats();
+            assert_eq!((stats - before)[Operation::AllReduce].calls, 0);
+            assert!(stats.iter().all(|(_, counter)| counter.calls <= 1 && counter.seconds >= 0.0));
+            stats
+        });
+        for (rank, stats) in sent.iter().enumerate() {
+            let part = (bytes * (size - 1) / size) as u64;
+            assert_eq!(stats[Operation::AllReduce].sent_bytes, 2 * part, "2(N−1)/N");
+            assert_eq!(stats[Operation::AllGather].sent_bytes, part, "(N−1)/N");
+            assert_eq!(stats[Operation::ReduceScatter].sent_bytes, part, "(N−1)/N");
+            let root = if rank == 0 { bytes as u64 } else { 0 };
+            assert_eq!(stats[Operation::Broadcast].sent_bytes, (size as u64 - 1) * root);
+            assert_eq!(stats[Operation::Barrier].sent_bytes, 0);
+            assert_eq!(stats[Operation::Send].sent_bytes, if size > 1 { root } else { 0 });
+            assert_eq!(stats[Operation::Recv].sent_bytes, 0);
+        }
+    }
+}
+
+pub(crate) fn random_programs(kind: Kind) {
+    let step = (0..COLLECTIVES.len(), 0..Dtype::ALL.len(), 0usize..5000, any::<u32>());
+    let programs = (1usize..=4, prop::collection::vec(step, 1..12));
+    let mut runner = TestRunner::new(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() });
+    let outcome = runner.run(&programs, |(size, program)| {
+        run(kind, size, |comm| {
+            for (operation, dtype, length, seed) in &program {
+                check(&*comm, COLLECTIVES[*operation], Dtype::ALL[*dtype], *length, u64::from(*seed))
+                    .expect("the step");
+            }
+        });
+        Ok(())
+    });
+    outcome.expect("every program");
+}

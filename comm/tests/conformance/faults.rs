@@ -1,0 +1,226 @@
+//! What happens when something goes wrong: an error on every rank that says who and where, never a hang.
+
+use std::sync::Arc;
+
+use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, Options, ReduceOp};
+
+use crate::world::{Kind, impatient, run, run_catching, run_with};
+
+fn reduce(comm: &Arc<dyn Communicator>, length: usize) -> Result<Buffer, CommError> {
+    comm.all_reduce(vec![1f32; length].into(), ReduceOp::Sum).wait()
+}
+
+#[track_caller]
+fn assert_mismatch(error: CommError, first: (usize, &str), second: (usize, &str)) {
+    let CommError::Mismatch { rank, here, peer, there } = &error else { panic!("not a mismatch: {error}") };
+    let sides = [(*rank, here.as_str()), (*peer, there.as_str())];
+    assert!(sides == [first, second] || sides == [second, first], "{error}");
+}
+
+pub(crate) fn other_operations_are_shown_from_both_sides(kind: Kind) {
+    let errors = run(kind, 2, |comm| {
+        reduce(&comm, 100).expect("they agree at first");
+        let error = match comm.rank() {
+            0 => comm.reduce_scatter(vec![0f32; 8].into(), vec![0f32; 4].into(), &[4, 4], ReduceOp::Sum).wait().err(),
+            _ => reduce(&comm, 4096).err(),
+        };
+        let later = reduce(&comm, 1).expect_err("it stays that way");
+        assert!(matches!(later, CommError::Mismatch { .. }), "{later}");
+        error.expect("they do not agree")
+    });
+    for error in errors {
+        let text = error.to_string();
+        for part in ["rank 0", "rank 1", "reduce_scatter #1 of 8 f32", "all_reduce #1 of 4096 f32"] {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+    }
+}
+
+pub(crate) fn other_lengths_and_types_are_shown_from_both_sides(kind: Kind) {
+    let errors = run(kind, 3, |comm| {
+        let length = if comm.rank() == 2 { 11 } else { 10 };
+        reduce(&comm, length).expect_err("lengths differ")
+    });
+    for error in errors {
+        let CommError::Mismatch { rank, peer, .. } = &error else { panic!("not a mismatch: {error}") };
+        assert!([*rank, *peer].contains(&2), "{error}");
+    }
+    let errors = run(kind, 2, |comm| {
+        let buffer = Buffer::zeros(if comm.rank() == 0 { Dtype::F16 } else { Dtype::Bf16 }, 64);
+        comm.broadcast(buffer, 0).wait().expect_err("types differ")
+    });
+    for error in errors {
+        let (f16, bf16) =
+            ("broadcast #0 of 64 f16 from rank 0 of the group", "broadcast #0 of 64 bf16 from rank 0 of the group");
+        assert_mismatch(error, (0, f16), (1, bf16));
+    }
+    let errors = run(kind, 2, |comm| {
+        // The same whole, cut differently.
+        let counts = if comm.rank() == 0 { [4, 4] } else { [5, 3] };
+        let shard = Buffer::zeros(Dtype::I64, counts[comm.rank()]);
+        comm.all_gather(shard, Buffer::zeros(Dtype::I64, 8), &counts).wait().expect_err("counts differ")
+    });
+    assert!(errors.iter().all(|error| matches!(error, CommError::Mismatch { .. })), "{errors:?}");
+}
+
+pub(crate) fn a_message_of_another_length_is_a_mismatch(kind: Kind) {
+    let errors = run(kind, 3, |comm| {
+        let first = match comm.rank() {
+            0 => comm.send(vec![1f32; 5].into(), 1).wait().err(),
+            1 => comm.recv(vec![1f32; 6].into(), 0).wait().err(),
+            _ => None,
+        };
+        // A small message may be on its way before the receiver sees it; then the next operation fails.
+        first.unwrap_or_else(|| comm.barrier().wait().expect_err("the job is over"))
+    });
+    for error in errors {
+        assert_mismatch(error, (1, "recv #0 of 6 f32"), (0, "send #0 of 5 f32"));
+    }
+}
+
+pub(crate) fn a_rank_that_does_not_come_is_named(kind: Kind) {
+    for size in [2, 4] {
+        let absent = size - 1;
+        let errors = run_with(kind, size, &impatient(), |comm| {
+            reduce(&comm, 100).expect("all come");
+            if comm.rank() == absent {
+                // Comes, but when the others have given up.
+                std::thread::sleep(3 * impatient().timeout);
+            }
+            reduce(&comm, 100_000).expect_err("one is late")
+        });
+        let mut deadlines = 0;
+        for (rank, error) in errors.iter().enumerate() {
+            match error {
+                CommError::Deadline { rank: own, peer, operation, sequence, timeout } => {
+                    let expected = (rank, absent, Operation::AllReduce, 1, impatient().timeout);
+                    assert_eq!((*own, *peer, *operation, *sequence, *timeout), expected);
+                    deadlines += 1;
+                }
+                CommError::Aborted { rank: own, reason, .. } => {
+                    assert_eq!(*own, rank);
+                    assert!(reason.contains(&format!("for rank {absent} in all_reduce #1")), "{reason}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+        assert!(deadlines >= 1, "{errors:?}");
+    }
+    let errors = run_with(kind, 2, &impatient(), |comm| match comm.rank() {
+        0 => comm.recv(vec![0u8; 1].into(), 1).wait().expect_err("nobody sends"),
+        _ => {
+            std::thread::sleep(2 * impatient().timeout);
+            comm.send(vec![0u8; 1].into(), 0).wait().expect_err("nobody waits any more")
+        }
+    });
+    let (peer, operation) = (1, Operation::Recv);
+    let expected = CommError::Deadline { rank: 0, peer, operation, sequence: 0, timeout: impatient().timeout };
+    assert_eq!(errors[0], expected);
+}
+
+pub(crate) fn a_rank_that_leaves_is_named(kind: Kind) {
+    for size in [2, 5] {
+        let errors = run(kind, size, |comm| {
+            reduce(&comm, 1000).expect("all are there");
+            if comm.rank() == 1 {
+                return None;
+            }
+            Some(reduce(&comm, 1000).expect_err("one has left"))
+        });
+        for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            let Some(CommError::LostPeer { rank: own, peer, operation, sequence, .. }) = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!((own, peer, operation, sequence), (rank, 1, Operation::AllReduce, 1));
+        }
+    }
+}
+
+pub(crate) fn an_abort_reaches_everybody(kind: Kind) {
+    let errors = run(kind, 4, |comm| {
+        // Nobody comes to these.
+        let pending = (comm.rank() != 2).then(|| comm.barrier());
+        let message = (comm.rank() == 0).then(|| comm.recv(vec![0u8; 4].into(), 3));
+        if comm.rank() == 2 {
+            comm.abort("disk full");
+            comm.abort("only the first counts");
+        }
+        let results = [pending.map(|p| p.wait().err()), message.map(|p| p.wait().err())];
+        let later = comm.broadcast(vec![0u8; 4].into(), 0).wait().expect_err("the job is over");
+        results.into_iter().flatten().map(|error| error.expect("aborted")).chain([later]).collect::<Vec<_>>()
+    });
+    for (rank, error) in errors.into_iter().enumerate().flat_map(|(rank, all)| all.into_iter().map(move |e| (rank, e)))
+    {
+        let CommError::Aborted { rank: own, by, reason, .. } = &error else { panic!("{error}") };
+        assert_eq!((*own, *by, reason.as_str()), (rank, 2, "disk full"));
+    }
+}
+
+pub(crate) fn a_panic_reaches_everybody(kind: Kind) {
+    let results = run_catching(kind, 3, &Options::default(), |comm| {
+        // The last reference must go while the thread panics.
+        let comm = comm;
+        assert!(comm.rank() != 0, "this rank panics, as intended");
+        reduce(&comm, 10).expect_err("one has panicked")
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Err(_) => assert_eq!(rank, 0),
+            Ok(CommError::Aborted { by, reason, .. }) => assert_eq!((by, reason.as_str()), (0, "the rank panicked")),
+            Ok(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub(crate) fn a_failure_in_a_split_reaches_everybody(kind: Kind) {
+    let errors = run(kind, 4, |comm| {
+        let half = comm.split(comm.rank() / 2, 0).expect("split");
+        comm.barrier().wait().expect("everybody has its half");
+        if comm.rank() == 3 {
+            half.abort("cosmic ray");
+        }
+        let error = comm.barrier().wait().expect_err("the job is over");
+        assert!(half.barrier().wait().is_err());
+        error
+    });
+    for error in errors {
+        assert!(matches!(&error, CommError::Aborted { by: 3, reason, .. } if reason == "cosmic ray"), "{error}");
+    }
+}
+
+pub(crate) fn contradicting_arguments_harm_nobody(kind: Kind) {
+    run(kind, 2, |comm| {
+        let rank = comm.rank();
+        let floats = |length: usize| Buffer::zeros(Dtype::F32, length);
+        let refused = [
+            comm.all_gather(floats(2), floats(4), &[2, 2, 0]).wait().err(),
+            comm.all_gather(floats(2), floats(5), &[2, 2]).wait().err(),
+            comm.all_gather(floats(3), floats(4), &[2, 2]).wait().err(),
+            comm.all_gather(Buffer::zeros(Dtype::F16, 2), floats(4), &[2, 2]).wait().err(),
+            comm.reduce_scatter(floats(4), floats(2), &[usize::MAX, 5], ReduceOp::Sum).wait().err(),
+            comm.broadcast(floats(1), 2).wait().err(),
+            comm.send(floats(1), rank).wait().err(),
+            comm.send(floats(1), 2).wait().err(),
+            comm.recv(floats(1), 9).wait().err(),
+        ];
+        for error in refused {
+            assert!(matches!(error, Some(CommError::Invalid { .. })), "{error:?}");
+        }
+        reduce(&comm, 10).expect("nothing has happened");
+    });
+}
+
+pub(crate) fn results_that_nobody_waits_for(kind: Kind) {
+    run(kind, 3, |comm| {
+        for i in 0..30 {
+            drop(comm.all_reduce(vec![1f32; 10_000 + i].into(), ReduceOp::Sum));
+        }
+        if comm.rank() == 0 {
+            drop(comm.send(vec![7u8; 1 << 20].into(), 1));
+        } else if comm.rank() == 1 {
+            let received = comm.recv(vec![0u8; 1 << 20].into(), 0).wait().expect("received");
+            assert!(received.as_u8().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 7)));
+        }
+        // Dropping the communicator finishes the rest.
+    });
+}

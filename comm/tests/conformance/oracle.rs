@@ -1,0 +1,112 @@
+//! What reductions must give, element by element, from the definition.
+
+use half::{bf16, f16};
+use zero_comm::{Buffer, Dtype, ReduceOp};
+
+/// Numbers that are the same on every rank that computes them, of very different sizes and both signs.
+pub(crate) fn vector(dtype: Dtype, seed: u64, rank: usize, length: usize) -> Buffer {
+    let bits = |i: usize| {
+        let mut x = seed ^ ((rank as u64) << 40) ^ i as u64;
+        for multiplier in [0x9E37_79B9_7F4A_7C15_u64, 0xBF58_476D_1CE4_E5B9] {
+            x = (x ^ (x >> 29)).wrapping_mul(multiplier);
+        }
+        x ^ (x >> 32)
+    };
+    let float = |i: usize| {
+        let bits = bits(i);
+        ((bits % 20_001) as f32 - 10_000.0) / 128.0 * 2f32.powi((bits >> 40) as i32 % 9 - 4)
+    };
+    match dtype {
+        Dtype::F32 => (0..length).map(float).collect::<Vec<_>>().into(),
+        Dtype::Bf16 => (0..length).map(|i| bf16::from_f32(float(i))).collect::<Vec<_>>().into(),
+        Dtype::F16 => (0..length).map(|i| f16::from_f32(float(i))).collect::<Vec<_>>().into(),
+        Dtype::I64 => (0..length).map(|i| bits(i) as i64).collect::<Vec<_>>().into(),
+        Dtype::U8 => (0..length).map(|i| bits(i) as u8).collect::<Vec<_>>().into(),
+    }
+}
+
+/// Level by level, neighbours first; an odd one out passes up.
+fn tree<T: Copy>(mut level: Vec<T>, combine: fn(T, T) -> T) -> T {
+    while level.len() > 1 {
+        level = level.chunks(2).map(|pair| if let [l, r] = pair { combine(*l, *r) } else { pair[0] }).collect();
+    }
+    level[0]
+}
+
+fn columns<T: Copy, W: Copy>(ranks: &[&[T]], widen: fn(T) -> W, combine: fn(W, W) -> W) -> Vec<W> {
+    (0..ranks[0].len()).map(|i| tree(ranks.iter().map(|rank| widen(rank[i])).collect(), combine)).collect()
+}
+
+fn add(left: f32, right: f32) -> f32 {
+    left + right
+}
+
+fn larger(left: f32, right: f32) -> f32 {
+    if left > right { left } else { right }
+}
+
+/// The reduction of all ranks' vectors.
+pub(crate) fn reduced(ranks: &[Buffer], op: ReduceOp) -> Buffer {
+    let float = if op == ReduceOp::Sum { add } else { larger };
+    let sum = op == ReduceOp::Sum;
+    match ranks[0].dtype() {
+        Dtype::F32 => columns(&slices(ranks, Buffer::as_f32), |x| x, float).into(),
+        Dtype::Bf16 => {
+            let wide = columns(&slices(ranks, Buffer::as_bf16), bf16::to_f32, float);
+            wide.into_iter().map(bf16::from_f32).collect::<Vec<_>>().into()
+        }
+        Dtype::F16 => {
+            let wide = columns(&slices(ranks, Buffer::as_f16), f16::to_f32, float);
+            wide.into_iter().map(f16::from_f32).collect::<Vec<_>>().into()
+        }
+        Dtype::I64 => {
+            columns(&slices(ranks, Buffer::as_i64), |x| x, if sum { i64::wrapping_add } else { i64::max }).into()
+        }
+        Dtype::U8 => columns(&slices(ranks, Buffer::as_u8), |x| x, if sum { u8::wrapping_add } else { u8::max }).into(),
+    }
+}
+
+fn slices<T>(ranks: &[Buffer], slice: fn(&Buffer) -> Option<&[T]>) -> Vec<&[T]> {
+    ranks.iter().map(|rank| slice(rank).expect("one dtype")).collect()
+}
+
+/// Buffers one after another.
+pub(crate) fn concatenated(parts: &[Buffer]) -> Buffer {
+    let mut whole = Buffer::zeros(parts[0].dtype(), parts.iter().map(Buffer::len).sum());
+    let mut rest = whole.as_bytes_mut();
+    for part in parts {
+        let (place, tail) = rest.split_at_mut(part.size_bytes());
+        place.copy_from_slice(part.as_bytes());
+        rest = tail;
+    }
+    whole
+}
+
+/// Elements `start..start + length` of a buffer.
+pub(crate) fn part(whole: &Buffer, start: usize, length: usize) -> Buffer {
+    let mut part = Buffer::zeros(whole.dtype(), length);
+    let size = whole.dtype().size();
+    part.as_bytes_mut().copy_from_slice(&whole.as_bytes()[start * size..(start + length) * size]);
+    part
+}
+
+/// Uneven counts, some zero, that add up to `length`.
+pub(crate) fn uneven(length: usize, size: usize, seed: usize) -> Vec<usize> {
+    let mut counts = vec![0; size];
+    let mut left = length;
+    for (rank, count) in counts.iter_mut().enumerate().take(size - 1) {
+        *count = if (rank + seed).is_multiple_of(3) { 0 } else { left / 2 };
+        left -= *count;
+    }
+    counts[size - 1] = left;
+    counts.rotate_right(seed % size);
+    counts
+}
+
+/// Compares bits, so that a NaN equals itself and 0 differs from −0.
+#[track_caller]
+pub(crate) fn assert_same(found: &Buffer, expected: &Buffer, what: &str) {
+    assert_eq!((found.dtype(), found.len()), (expected.dtype(), expected.len()), "{what}");
+    let differs = found.as_bytes().iter().zip(expected.as_bytes()).position(|(found, expected)| found != expected);
+    assert_eq!(differs, None, "{what}: bytes differ from there on");
+}

@@ -1,0 +1,69 @@
+//! Worlds of each transport, and a way to run a closure on each of their ranks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zero_comm::store::StoreServer;
+use zero_comm::{Communicator, Options, Place, Transport, connect, threads};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Threads,
+    SharedMemory,
+    Tcp,
+}
+
+/// Runs `rank` on every rank of a world; results in rank order. Each rank drops its communicator when it returns.
+pub(crate) fn run<T: Send>(kind: Kind, size: usize, rank: impl Fn(Arc<dyn Communicator>) -> T + Sync) -> Vec<T> {
+    run_with(kind, size, &Options::default(), rank)
+}
+
+pub(crate) fn run_with<T: Send>(
+    kind: Kind,
+    size: usize,
+    options: &Options,
+    rank: impl Fn(Arc<dyn Communicator>) -> T + Sync,
+) -> Vec<T> {
+    let results: Vec<std::thread::Result<T>> = run_catching(kind, size, options, rank);
+    results.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+}
+
+/// As `run_with`, for ranks that may panic.
+pub(crate) fn run_catching<T: Send>(
+    kind: Kind,
+    size: usize,
+    options: &Options,
+    rank: impl Fn(Arc<dyn Communicator>) -> T + Sync,
+) -> Vec<std::thread::Result<T>> {
+    let transport = if kind == Kind::Tcp { Transport::Tcp } else { Transport::SharedMemory };
+    let options = Options { transport, token: Some("conformance".into()), ..options.clone() };
+    let store = StoreServer::bind(("127.0.0.1", 0), options.token.as_deref()).expect("a free port");
+    let mut in_process = if kind == Kind::Threads { threads(size, &options) } else { Vec::new() };
+    let place = |rank| Place {
+        rank,
+        world_size: size,
+        local_rank: rank,
+        local_world_size: size,
+        master_port: store.address().port(),
+        run_id: "conformance".into(),
+        ..Place::alone()
+    };
+    let (rank, options, place) = (&rank, &options, &place);
+    std::thread::scope(|scope| {
+        let start = |number: usize| {
+            let ready = (kind == Kind::Threads).then(|| in_process.remove(0));
+            scope.spawn(move || {
+                let comm = ready.unwrap_or_else(|| connect(&place(number), options).expect("the ranks meet"));
+                assert_eq!((comm.rank(), comm.size()), (number, size));
+                rank(comm)
+            })
+        };
+        let running: Vec<_> = (0..size).map(start).collect();
+        running.into_iter().map(|thread| thread.join()).collect()
+    })
+}
+
+/// Options with a deadline that a test can wait for.
+pub(crate) fn impatient() -> Options {
+    Options { timeout: Duration::from_millis(400), ..Options::default() }
+}
