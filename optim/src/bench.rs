@@ -1,7 +1,7 @@
-//! How fast [`update`](crate::update) is against what memory allows.
+//! How fast [`update`] is against what memory allows.
 //!
-//! AdamW reads four arrays and writes three: 28 bytes a parameter. The floor is a loop over the same arrays that does the
-//! same reads and writes and next to no arithmetic, compiled for the same instruction set. The two alternate, so
+//! AdamW reads four arrays and writes three: 28 bytes a parameter. The floor is a loop over the same arrays that does
+//! the same reads and writes and next to no arithmetic, compiled for the same instruction set. The two alternate, so
 //! that a noisy neighbour slows both.
 
 use std::{
@@ -29,7 +29,8 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    /// Ordinary numbers: subnormal ones would measure something else. Every page is written, so that none is faulted in later.
+    /// Ordinary numbers: subnormal ones would measure something else. Every page is written, so that none is faulted in
+    /// later.
     pub fn new(n: usize) -> Self {
         let spread = |scale: f32| (0..n).map(|i| ((i % 1021) as f32 - 510.0) * scale).collect::<Vec<f32>>();
         Arrays {
@@ -57,7 +58,8 @@ impl Arrays {
     }
 }
 
-/// Times `repeats` AdamW steps over `n` parameters on one thread, and as many runs of the floor, in turn: `(subject, floor)`.
+/// Times `repeats` AdamW steps over `n` parameters on one thread, and as many runs of the floor, in turn: `(subject,
+/// floor)`.
 pub fn adamw(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     let mut arrays = Arrays::new(n);
     arrays.adamw();

@@ -1,8 +1,9 @@
 //! A sum of f64 numbers that has no order: every bit of every term is kept.
 //!
-//! The accumulator is one wide fixed-point number (Kulisch, 1971) that covers all of f64, cut into digits of 32 bits, each
-//! in an i64. Integer addition is associative, so ranks may add their numbers in any order and grouping, and an all-reduce over the limbs
-//! (sum of i64) is the sum over the ranks. Carries are settled often enough that no limb passes 2⁴², which leaves room for a million ranks.
+//! The accumulator is one wide fixed-point number (Kulisch, 1971) that covers all of f64, cut into digits of 32 bits,
+//! each in an i64. Integer addition is associative, so ranks may add their numbers in any order and grouping, and an
+//! all-reduce over the limbs (sum of i64) is the sum over the ranks. Carries are settled often enough that no limb
+//! passes 2⁴², which leaves room for a million ranks.
 
 use crate::LengthError;
 
@@ -153,9 +154,9 @@ fn round_magnitude(digits: &[i64]) -> f64 {
         let tie = (0..dropped - 1).all(|position| bit(position) == 0);
         !tie || significand & 1 == 1
     };
-    // With `dropped` bits below it, a significand of 53 bits (its top bit included) has the exponent field `dropped` + 1; the top bit
-    // itself adds the 1. A shorter significand is subnormal, its own encoding. A carry out of rounding moves the exponent up, at the
-    // end of the range to infinity, as IEEE 754 wants.
+    // With `dropped` bits below it, a significand of 53 bits (its top bit included) has the exponent field `dropped` +
+    // 1; the top bit itself adds the 1. A shorter significand is subnormal, its own encoding. A carry out of rounding
+    // moves the exponent up, at the end of the range to infinity, as IEEE 754 wants.
     f64::from_bits((u64::from(dropped) << 52) + significand + u64::from(round_up))
 }
 
@@ -170,9 +171,9 @@ mod tests {
         sum
     }
 
-    /// A number of `bits` bits, times 2^exponent, exactly.
-    fn scaled(value: i64, exponent: i32) -> f64 {
-        value as f64 * 2f64.powi(exponent)
+    /// x · 2^exponent, in two factors because 2^−1074 is subnormal.
+    fn scaled(x: f64, exponent: i32) -> f64 {
+        x * 2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2)
     }
 
     #[test]
@@ -230,7 +231,7 @@ mod tests {
     #[test]
     fn limbs_leave_room_for_a_million_ranks() {
         // The worst case: all ones in a digit, no settlement yet, and as many terms as come before one.
-        let x = scaled((1 << 53) - 1, 11);
+        let x = ((1u64 << 53) - 1) as f64 * 2f64.powi(11);
         let mut rank = sum(&vec![x; 3 * MAX_PENDING as usize]);
         (0..MAX_PENDING - 1).for_each(|_| rank.add(x));
         let ranks = 1i64 << 20;
@@ -247,12 +248,15 @@ mod tests {
     proptest! {
         /// Terms of 40 bits over a range of 80 binary places fit an i128, whose conversion to f64 rounds correctly.
         #[test]
-        fn agrees_with_integers(terms in prop::collection::vec((-(1i64 << 40)..(1i64 << 40), 0i32..80), 0..1500), unit in -1074i32..800) {
+        fn agrees_with_integers(
+            terms in prop::collection::vec((-(1i64 << 40)..(1i64 << 40), 0i32..80), 0..1500),
+            unit in -1074i32..800,
+        ) {
             let integer: i128 = terms.iter().map(|&(value, shift)| i128::from(value) << shift).sum();
             // Scaling down to subnormal results would round again, so it is checked where the result stays normal.
             let unit = if integer.unsigned_abs().leading_zeros() > 60 { unit.max(-1000) } else { unit };
-            let exact = sum(&terms.iter().map(|&(value, shift)| scaled_twice(value, shift, unit)).collect::<Vec<_>>());
-            prop_assert_eq!(exact.to_f64(), two_steps(integer as f64, unit));
+            let terms: Vec<f64> = terms.iter().map(|&(value, shift)| scaled(scaled(value as f64, shift), unit)).collect();
+            prop_assert_eq!(sum(&terms).to_f64(), scaled(integer as f64, unit));
         }
 
         #[test]
@@ -279,14 +283,5 @@ mod tests {
             prop_assume!(a.is_finite() && b.is_finite());
             prop_assert_eq!(sum(&[a, b]).to_f64(), a + b);
         }
-    }
-
-    fn scaled_twice(value: i64, shift: i32, unit: i32) -> f64 {
-        two_steps(scaled(value, shift), unit)
-    }
-
-    /// x · 2^exponent, in two factors because 2^−1074 is subnormal.
-    fn two_steps(x: f64, exponent: i32) -> f64 {
-        x * 2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2)
     }
 }

@@ -96,8 +96,8 @@ pub struct LengthError {
 /// One optimizer step over one contiguous range, in place, in one pass over memory.
 ///
 /// `states` are the slices named by [`Optimizer::states`], each as long as `params`. The instruction set is chosen at
-/// run time; the result has the same bits on all of them, but for the payload of a NaN. Infinities and NaNs in the gradients go
-/// into the state: whoever wants to skip such a step looks at the norm first.
+/// run time; the result has the same bits on all of them, but for the payload of a NaN. Infinities and NaNs in the
+/// gradients go into the state: whoever wants to skip such a step looks at the norm first.
 ///
 /// # Errors
 /// A slice of another length than `params`, or another number of states. Nothing was written then.

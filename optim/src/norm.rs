@@ -1,8 +1,9 @@
 //! The global gradient norm, to the same bits wherever shards are cut.
 //!
 //! A floating-point sum depends on its order, and with ZeRO the order would depend on who holds what. So squares are
-//! added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in one order inside the block, and the block
-//! sums are added exactly ([`ExactSum`]). As long as shard boundaries fall on blocks, the total is the same number.
+//! added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in one order inside the block, and the
+//! block sums are added exactly ([`ExactSum`]). As long as shard boundaries fall on blocks, the total is the same
+//! number.
 //!
 //! ```
 //! use zero_optim::{ExactSum, norm};
@@ -19,14 +20,15 @@ use crate::{
     simd::{Kernel, Level},
 };
 
-/// Elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at multiples of it, counted from
-/// the parameter's first element.
+/// Elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at multiples of
+/// it, counted from the parameter's first element.
 pub const BLOCK: usize = 1024;
 
 /// Independent sums inside a block, so that adding is not one chain of latencies: two AVX-512 registers of f64.
 const LANES: usize = 16;
 
-/// The sums of squares of each block of `grads`, which starts on a block boundary of its parameter. The last block may be short.
+/// The sums of squares of each block of `grads`, which starts on a block boundary of its parameter. The last block may
+/// be short.
 pub fn block_square_sums(grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
     block_square_sums_at(Level::detect(), grads)
 }
@@ -36,8 +38,8 @@ fn block_square_sums_at(level: Level, grads: &[f32]) -> impl Iterator<Item = f64
 }
 
 impl ExactSum {
-    /// Adds the squares of a range of a parameter's gradient. The range starts on a block boundary of its parameter, and
-    /// ends on one or with the parameter.
+    /// Adds the squares of a range of a parameter's gradient. The range starts on a block boundary of its parameter,
+    /// and ends on one or with the parameter.
     pub fn add_parameter_range(&mut self, grads: &[f32]) {
         for sum in block_square_sums(grads) {
             self.add(sum);
@@ -45,8 +47,8 @@ impl ExactSum {
     }
 }
 
-/// What gradients of this norm are multiplied by so that their norm is at most `max_norm`: `max_norm / (norm + 1e-6)`, and never more
-/// than 1, as PyTorch and DeepSpeed do. A norm that is NaN gives NaN, an infinite one 0.
+/// What gradients of this norm are multiplied by so that their norm is at most `max_norm`: `max_norm / (norm + 1e-6)`,
+/// and never more than 1, as PyTorch and DeepSpeed do. A norm that is NaN gives NaN, an infinite one 0.
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     let coefficient = max_norm / (norm + 1e-6);
     // Not `min`, which would turn a NaN into 1.

@@ -5,8 +5,8 @@
 
 use crate::simd::{Kernel, LINE, Level, prefetch};
 
-/// How far ahead of its use each line is asked for, in elements: 1 KiB. The square root and the division of a line take longer
-/// than the processor looks ahead by itself; without this AdamW stays a tenth below what memory allows.
+/// How far ahead of its use each line is asked for, in elements: 1 KiB. The square root and the division of a line take
+/// longer than the processor looks ahead by itself; without this AdamW stays a tenth below what memory allows.
 const AHEAD: usize = 256;
 
 /// One element's step. `STATES` is the number of state slices.

@@ -7,7 +7,8 @@
 //!   `warmup_min_ratio` says.
 //! - Step 2 runs at iteration 0, where both kinds of warmup are still at their minimum.
 //!
-//! A step that is skipped (an overflow of the loss scale) does not advance the counter: the caller counts the steps taken.
+//! A step that is skipped (an overflow of the loss scale) does not advance the counter: the caller counts the steps
+//! taken.
 
 /// The learning rate as a function of the optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,8 +36,8 @@ pub enum Schedule {
         num_steps: u64,
         /// How it rises.
         kind: Warmup,
-        /// The iteration at which `min_lr` is reached: step `total_num_steps + 2`, so a run of this many steps ends above
-        /// it. DeepSpeed has no default.
+        /// The iteration at which `min_lr` is reached: step `total_num_steps + 2`, so a run of this many steps ends
+        /// above it. DeepSpeed has no default.
         total_num_steps: u64,
     },
     /// Ratios of the optimizer's rate: rises to 1, then falls on half a cosine to `cos_min_ratio`.
@@ -131,9 +132,9 @@ mod tests {
 
     const BASE: f64 = 6e-4;
 
-    /// The tables below are what DeepSpeed's own scheduler classes (commit edaa7221, August 2026) put into the optimizer
-    /// for its first, second, … step. Four units in the last place are allowed, for the logarithm and the cosine are the
-    /// platform's.
+    /// The tables below are what DeepSpeed's own scheduler classes (commit edaa7221, August 2026) put into the
+    /// optimizer for its first, second, … step. Four units in the last place are allowed, for the logarithm and the
+    /// cosine are the platform's.
     fn check(schedule: Schedule, table: &[f64]) {
         for (i, &expected) in table.iter().enumerate() {
             let lr = schedule.lr(BASE, i as u64 + 1);
@@ -154,31 +155,44 @@ mod tests {
     #[rustfmt::skip]
     fn warmup_lr() {
         check(Schedule::WarmupLr { min_lr: 1e-5, max_lr: BASE, num_steps: 6, kind: Warmup::Log },
-            &[1e-5, 1e-5, 0.00023824315626837946, 0.00037175684373162043, 0.00046648631253675896, 0.0005399641970053169, 0.0005999999999999998, 0.0006, 0.0006]);
+            &[1e-5, 1e-5, 0.00023824315626837946, 0.00037175684373162043, 0.00046648631253675896, 0.0005399641970053169,
+              0.0005999999999999998, 0.0006, 0.0006]);
         check(Schedule::WarmupLr { min_lr: 1e-5, max_lr: 1e-3, num_steps: 6, kind: Warmup::Linear },
             &[1e-5, 1e-5, 0.000175, 0.00034, 0.000505, 0.00067, 0.000835, 0.001, 0.001]);
-        check(Schedule::WarmupLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 1, kind: Warmup::Log }, &[0.0, 0.0, 0.001, 0.001, 0.001]);
+        check(Schedule::WarmupLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 1, kind: Warmup::Log },
+            &[0.0, 0.0, 0.001, 0.001, 0.001]);
     }
 
     #[test]
     #[rustfmt::skip]
     fn warmup_decay_lr() {
-        check(Schedule::WarmupDecayLr { min_lr: 1e-5, max_lr: 1e-3, num_steps: 4, kind: Warmup::Log, total_num_steps: 10 },
-            &[1e-5, 1e-5, 0.000505, 0.0007945564378569724, 0.001, 0.001, 0.000835, 0.00067, 0.000505, 0.00034, 0.000175, 1e-5, 1e-5]);
-        check(Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 4, kind: Warmup::Linear, total_num_steps: 10 },
-            &[0.0, 0.0, 0.00025, 0.0005, 0.00075, 0.001, 0.0008333333333333334, 0.0006666666666666666, 0.0005, 0.0003333333333333333, 0.00016666666666666666, 0.0, 0.0]);
-        check(Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 4, kind: Warmup::Linear, total_num_steps: 2 },
+        check(Schedule::WarmupDecayLr { min_lr: 1e-5, max_lr: 1e-3, num_steps: 4, kind: Warmup::Log,
+            total_num_steps: 10 },
+            &[1e-5, 1e-5, 0.000505, 0.0007945564378569724, 0.001, 0.001, 0.000835, 0.00067, 0.000505, 0.00034, 0.000175,
+              1e-5, 1e-5]);
+        check(Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 4, kind: Warmup::Linear,
+            total_num_steps: 10 },
+            &[0.0, 0.0, 0.00025, 0.0005, 0.00075, 0.001, 0.0008333333333333334, 0.0006666666666666666, 0.0005,
+              0.0003333333333333333, 0.00016666666666666666, 0.0, 0.0]);
+        check(Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 4, kind: Warmup::Linear,
+            total_num_steps: 2 },
             &[0.0, 0.0, 0.00025, 0.0005, 0.00075, 0.0]);
     }
 
     #[test]
     #[rustfmt::skip]
     fn warmup_cosine_lr() {
-        check(Schedule::WarmupCosineLr { total_num_steps: 10, warmup_min_ratio: 0.1, warmup_num_steps: 4, cos_min_ratio: 0.05, warmup_type: Warmup::Log },
-            &[0.0, 5.9999999999999995e-05, 0.00033, 0.0004879398751947121, 0.0006, 0.000561817240078565, 0.00045749999999999995, 0.00031499999999999996, 0.00017250000000000005, 6.818275992143496e-05, 2.9999999999999997e-05, 2.9999999999999997e-05, 2.9999999999999997e-05]);
-        check(Schedule::WarmupCosineLr { total_num_steps: 10, warmup_min_ratio: 0.0, warmup_num_steps: 4, cos_min_ratio: 1e-4, warmup_type: Warmup::Linear },
-            &[0.0, 0.0, 0.00015, 0.0003, 0.00045, 0.000559811640373218, 0.0004500149999999999, 0.00030002999999999996, 0.00015004500000000004, 4.024835962678192e-05, 6e-08, 6e-08, 6e-08]);
-        check(Schedule::WarmupCosineLr { total_num_steps: 3, warmup_min_ratio: 0.0, warmup_num_steps: 3, cos_min_ratio: 1e-4, warmup_type: Warmup::Log },
+        check(Schedule::WarmupCosineLr { total_num_steps: 10, warmup_min_ratio: 0.1, warmup_num_steps: 4,
+            cos_min_ratio: 0.05, warmup_type: Warmup::Log },
+            &[0.0, 5.9999999999999995e-05, 0.00033, 0.0004879398751947121, 0.0006, 0.000561817240078565,
+              0.00045749999999999995, 0.00031499999999999996, 0.00017250000000000005, 6.818275992143496e-05,
+              2.9999999999999997e-05, 2.9999999999999997e-05, 2.9999999999999997e-05]);
+        check(Schedule::WarmupCosineLr { total_num_steps: 10, warmup_min_ratio: 0.0, warmup_num_steps: 4,
+            cos_min_ratio: 1e-4, warmup_type: Warmup::Linear },
+            &[0.0, 0.0, 0.00015, 0.0003, 0.00045, 0.000559811640373218, 0.0004500149999999999, 0.00030002999999999996,
+              0.00015004500000000004, 4.024835962678192e-05, 6e-08, 6e-08, 6e-08]);
+        check(Schedule::WarmupCosineLr { total_num_steps: 3, warmup_min_ratio: 0.0, warmup_num_steps: 3,
+            cos_min_ratio: 1e-4, warmup_type: Warmup::Log },
             &[0.0, 0.0, 0.00037855785214287434, 0.0006, 6e-08, 6e-08]);
     }
 

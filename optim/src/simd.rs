@@ -1,11 +1,13 @@
 //! One source, several instruction sets.
 //!
-//! A [`Kernel`] is ordinary scalar Rust. [`Level::run`] inlines it into functions compiled with AVX-512 or with AVX2 and
-//! FMA, where the compiler vectorises the loop. It may neither reassociate nor contract floating point, and addition,
-//! multiplication, fused multiply-add, division and square root are exactly rounded in every width, so the three
-//! versions agree to the bit by construction, with no intrinsics to keep in step. The benchmark says whether the vectors are there.
+//! A [`Kernel`] is ordinary scalar Rust. [`Level::run`] inlines it into functions compiled with AVX-512 or with AVX2
+//! and FMA, where the compiler vectorises the loop. It may neither reassociate nor contract floating point, and
+//! addition, multiplication, fused multiply-add, division and square root are exactly rounded in every width, so the
+//! three versions agree to the bit by construction, with no intrinsics to keep in step. The benchmark says whether the
+//! vectors are there.
 //!
-//! The only `unsafe` of this crate is here: calling a function whose features were detected just before, and a prefetch.
+//! The only `unsafe` of this crate is here: calling a function whose features were detected just before, and a
+//! prefetch.
 
 #![allow(unsafe_code)]
 

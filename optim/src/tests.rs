@@ -33,8 +33,8 @@ const OPTIMIZERS: [Optimizer; 8] = [
     Optimizer::Adagrad(Adagrad { eps: 1e-10, weight_decay: 0.1 }),
 ];
 
-/// A parameter, its gradient and two states of any bits at all, and as often of ordinary size: bits alone are mostly far too large or
-/// too small to meet in one sum.
+/// A parameter, its gradient and two states of any bits at all, and as often of ordinary size: bits alone are mostly
+/// far too large or too small to meet in one sum.
 fn element() -> impl Strategy<Value = [f32; 4]> {
     let any_bits = any::<u32>().prop_map(f32::from_bits);
     let special =
