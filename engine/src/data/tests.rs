@@ -1,0 +1,248 @@
+//! From files on disk to samples, format by format, and every way in which they can be wrong.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::*;
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new(files: &[(&str, &[u8])]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            fs::write(folder.path().join(name), content).unwrap();
+        }
+        Files(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn options(&self, sources: &[&str]) -> DataOptions {
+        DataOptions {
+            sources: sources.iter().map(|source| self.path(source).display().to_string()).collect(),
+            format: Format::Auto,
+            text_key: "text".into(),
+            token_dtype: TokenDtype::U16,
+            sequence_length: 3,
+            vocabulary: 256,
+        }
+    }
+
+    fn open(&self, sources: &[&str]) -> Result<Arc<dyn Dataset>, DataError> {
+        open(&self.options(sources), &Tokenizer::Byte)
+    }
+
+    /// The error's message without the folder, which is another in every run.
+    fn message(&self, sources: &[&str], change: impl Fn(&mut DataOptions)) -> String {
+        let mut options = self.options(sources);
+        change(&mut options);
+        let error = open(&options, &Tokenizer::Byte).err().expect("bad data must not open");
+        error.to_string().replace(&format!("{}/", self.0.path().display()), "")
+    }
+}
+
+fn sample(dataset: &dyn Dataset, index: usize) -> Samples {
+    let mut samples = Samples::default();
+    dataset.append(index, &mut samples).unwrap();
+    samples
+}
+
+/// All tokens of a corpus that was opened with sequences of one token.
+fn tokens(dataset: &dyn Dataset) -> Vec<u32> {
+    let mut all = sample(dataset, 0).tokens;
+    (0..dataset.samples()).for_each(|i| all.extend(sample(dataset, i).targets));
+    all
+}
+
+fn u16s(tokens: &[u16]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
+#[test]
+fn sample_i_is_the_i_th_window_and_targets_are_one_ahead() {
+    let files = Files::new(&[("a.txt", b"abcdefgh")]);
+    let dataset = files.open(&["a.txt"]).unwrap();
+    assert_eq!((dataset.samples(), dataset.shape()), (2, SampleShape::Tokens(3)));
+    let mut samples = Samples::default();
+    dataset.append(1, &mut samples).unwrap();
+    dataset.append(0, &mut samples).unwrap();
+    assert_eq!(Tokenizer::Byte.decode(&samples.tokens).unwrap(), "defabc");
+    assert_eq!(Tokenizer::Byte.decode(&samples.targets).unwrap(), "efgbcd");
+
+    let before = samples.clone();
+    assert!(matches!(dataset.append(2, &mut samples), Err(DataError::Index { index: 2, samples: 2 })));
+    assert_eq!(samples, before);
+}
+
+#[test]
+fn documents_are_joined_by_newlines_in_order() {
+    let files = Files::new(&[
+        ("b.txt", b"two"),
+        ("a.txt", b"one\n"),
+        ("empty.txt", b""),
+        ("c.jsonl", b"{\"text\": \"three\"}\n\n{\"text\": \"\"}\r\n{\"other\": 1, \"text\": \"f\\u00f6ur\"}"),
+    ]);
+    let text = |sources: &[&str]| {
+        let options = DataOptions { sequence_length: 1, ..files.options(sources) };
+        Tokenizer::Byte.decode(&tokens(&*open(&options, &Tokenizer::Byte).unwrap())).unwrap()
+    };
+    assert_eq!(text(&["*.txt"]), "one\n\ntwo");
+    assert_eq!(text(&["b.txt", "c.jsonl", "a.txt"]), "two\nthree\nföur\none\n");
+}
+
+#[test]
+fn a_tokenizer_json_is_used_for_documents() {
+    let files = Files::new(&[("a.txt", b"the cat sat"), ("b.jsonl", b"{\"body\": \"on the mat\"}")]);
+    let options = DataOptions {
+        sequence_length: 1,
+        text_key: "body".into(),
+        vocabulary: 8,
+        ..files.options(&["a.txt", "b.jsonl"])
+    };
+    let dataset = open(&options, &tokenizer::tests::words()).unwrap();
+    // This tokenizer has no token for a newline, so nothing is between the documents.
+    assert_eq!(tokens(&*dataset), [1, 2, 3, 4, 1, 7]);
+}
+
+/// Tokens that fit 16 bits but not 8, in more pieces than one group.
+#[test]
+fn a_long_document_has_the_tokens_of_its_pieces() {
+    let words = tokenizer::tests::words();
+    let lines = 400_000;
+    let files = Files::new(&[("a.txt", "the cat sat\n".repeat(lines).as_bytes())]);
+    let options = DataOptions { sequence_length: 3 * lines - 1, vocabulary: 8, ..files.options(&["a.txt"]) };
+    let dataset = open(&options, &words).unwrap();
+    assert_eq!(dataset.samples(), 1);
+    assert!(sample(&*dataset, 0).tokens.iter().zip([1, 2, 3].iter().cycle()).all(|(a, b)| a == b));
+}
+
+#[test]
+fn token_files_are_joined_and_read_in_pieces() {
+    let (first, second): (Vec<u16>, Vec<u16>) = ((0..5).collect(), (5..12).collect());
+    let wide: Vec<u8> = (0..12u32).flat_map(|token| (token * 10_000).to_le_bytes()).collect();
+    let files =
+        Files::new(&[("a.bin", &u16s(&first)), ("b.bin", &u16s(&second)), ("empty.bin", b""), ("wide.bin", &wide)]);
+
+    let dataset = files.open(&["a.bin", "empty.bin", "b.bin"]).unwrap();
+    assert_eq!(dataset.samples(), 3);
+    assert_eq!(sample(&*dataset, 1), Samples { tokens: vec![3, 4, 5], targets: vec![4, 5, 6], ..Samples::default() });
+    assert_eq!(sample(&*dataset, 2).targets, [7, 8, 9]);
+
+    let options = DataOptions { token_dtype: TokenDtype::U32, vocabulary: 120_000, ..files.options(&["wide.bin"]) };
+    assert_eq!(sample(&*open(&options, &Tokenizer::Byte).unwrap(), 2).tokens, [60_000, 70_000, 80_000]);
+}
+
+#[test]
+fn a_token_file_that_shrinks_is_an_error_with_its_name() {
+    let files = Files::new(&[("a.bin", &u16s(&[1; 100]))]);
+    let dataset = files.open(&["a.bin"]).unwrap();
+    fs::OpenOptions::new().write(true).open(files.path("a.bin")).unwrap().set_len(100).unwrap();
+    let mut samples = Samples::default();
+    dataset.append(0, &mut samples).unwrap();
+    let before = samples.clone();
+    assert!(matches!(dataset.append(30, &mut samples), Err(DataError::Io { path, .. }) if path == files.path("a.bin")));
+    assert_eq!(samples, before);
+}
+
+#[test]
+fn rows_have_features_and_a_label() {
+    let files = Files::new(&[("a.csv", b"width, height, class\n1.5, -2, 0\r\n\n3e-1,4,2\n"), ("b.csv", b"7,8,1")]);
+    let options = DataOptions { vocabulary: 3, ..files.options(&["*.csv"]) };
+    let dataset = open(&options, &Tokenizer::Byte).unwrap();
+    assert_eq!((dataset.samples(), dataset.shape()), (3, SampleShape::Features(2)));
+    let mut samples = Samples::default();
+    (0..3).for_each(|i| dataset.append(i, &mut samples).unwrap());
+    assert_eq!(
+        samples,
+        Samples { tokens: vec![], features: vec![1.5, -2.0, 0.3, 4.0, 7.0, 8.0], targets: vec![0, 2, 1] }
+    );
+    assert!(matches!(dataset.append(3, &mut samples), Err(DataError::Index { .. })));
+}
+
+#[test]
+fn bad_text_and_tokens_are_errors_that_say_where() {
+    let mut tokens = u16s(&[7; 300_000]);
+    tokens[2 * 270_000 + 1] = 1;
+    let files = Files::new(&[
+        ("empty.txt", b""),
+        ("short.txt", b"abc"),
+        ("table.csv", b"1,2\n"),
+        ("odd.bin", b"abc"),
+        ("tokens.bin", &tokens),
+        ("bad.jsonl", b"{\"text\": \"x\"}\n\n{\"text\": }\n"),
+        ("key.jsonl", b"{\"text\": 3}\n"),
+        ("list.jsonl", b"[1]\n"),
+        ("latin.jsonl", b"{\"text\": \"\xe9\"}\n"),
+        ("bytes.txt", b"plain \xff"),
+    ]);
+    let message = |source: &str| files.message(&[source], |_| ());
+    assert_eq!(message("none.txt"), "none.txt: No such file or directory (os error 2)");
+    assert_eq!(message("*.none"), "no file matches *.none");
+    assert_eq!(message("empty.txt"), "empty.txt without content");
+    assert_eq!(
+        message("short.txt"),
+        "a sequence of 3 tokens and the one that follows it are longer than the corpus of 3 tokens (short.txt)"
+    );
+    assert_eq!(
+        files.message(&["short.txt", "table.csv"], |_| ()),
+        "short.txt and table.csv have different formats and cannot be one dataset"
+    );
+    assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are no whole number of tokens of 2 bytes");
+    assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside of a vocabulary of 256");
+    assert_eq!(message("bad.jsonl"), "bad.jsonl, line 3: column 10: expected value");
+    assert_eq!(message("key.jsonl"), "key.jsonl, line 1: no string under the key `text`");
+    assert_eq!(message("list.jsonl"), "list.jsonl, line 1: no string under the key `text`");
+    assert!(message("latin.jsonl").starts_with("latin.jsonl, line 1: "), "{}", message("latin.jsonl"));
+    assert_eq!(
+        files.message(&["bytes.txt"], |options| options.vocabulary = 128),
+        "bytes.txt, byte 6: token 255 is outside of a vocabulary of 128"
+    );
+    assert!(files.message(&["short.txt"], |options| options.sequence_length = 0).contains("a sequence of 0 tokens"));
+}
+
+#[test]
+fn a_tokenizer_needs_utf8_and_a_vocabulary_that_holds_it() {
+    let files =
+        Files::new(&[("latin.txt", b"the cat \xe9"), ("mat.txt", b"the mat"), ("mat.jsonl", b"\n{\"text\": \"mat\"}")]);
+    let message = |source: &str, vocabulary| {
+        let options = DataOptions { vocabulary, sequence_length: 1, ..files.options(&[source]) };
+        let error = open(&options, &tokenizer::tests::words()).err().unwrap().to_string();
+        error.replace(&format!("{}/", files.0.path().display()), "")
+    };
+    assert_eq!(message("latin.txt", 8), "latin.txt, byte 8: not UTF-8, which the tokenizer needs");
+    assert_eq!(message("mat.txt", 7), "mat.txt, byte 4: token 7 is outside of a vocabulary of 7");
+    assert_eq!(message("mat.jsonl", 7), "mat.jsonl, line 2: token 7 is outside of a vocabulary of 7");
+}
+
+#[test]
+fn bad_rows_are_errors_that_say_where() {
+    let message = |content: &[u8]| {
+        let files = Files::new(&[("t.csv", content)]);
+        files.message(&["t.csv"], |options| options.vocabulary = 2)
+    };
+    assert_eq!(message(b"1,2,0\n1,0\n"), "t.csv, line 2: 2 columns where the first row has 3");
+    assert_eq!(message(b"a,b,c\n1,NaN,0\n"), "t.csv, line 2, column 2: `NaN` is not a finite number");
+    assert_eq!(message(b"1,1e39,0\n"), "t.csv, line 1, column 2: `1e39` is not a finite number");
+    assert_eq!(message(b"1,,0\n"), "t.csv, line 1, column 2: `` is not a finite number");
+    assert_eq!(message(b"1,2,0\nx,y,z\n"), "t.csv, line 2, column 1: `x` is not a finite number");
+    assert_eq!(message(b"1,2,2\n"), "t.csv, line 1: the label `2` is not an integer from 0 to 1");
+    assert_eq!(message(b"1,2,0.5\n"), "t.csv, line 1: the label `0.5` is not an integer from 0 to 1");
+    assert_eq!(message(b"1,2,-1\n"), "t.csv, line 1: the label `-1` is not an integer from 0 to 1");
+    assert_eq!(message(b"a,b\n\n"), "t.csv without content");
+}
+
+#[test]
+fn formats_are_known_by_their_extension_unless_named() {
+    let resolved = |format, name: &str| resolve(format, Path::new(name));
+    assert_eq!(resolved(Format::Auto, "x/y.bin"), Format::Tokens);
+    assert_eq!(resolved(Format::Auto, "y.ndjson"), Format::Jsonl);
+    assert_eq!(resolved(Format::Auto, "y.csv"), Format::Csv);
+    assert_eq!(resolved(Format::Auto, "y.rs"), Format::Text);
+    assert_eq!(resolved(Format::Auto, "LICENSE"), Format::Text);
+    assert_eq!(resolved(Format::Text, "y.csv"), Format::Text);
+}
