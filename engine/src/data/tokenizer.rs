@@ -183,6 +183,25 @@ pub(super) mod tests {
         assert_eq!(words.vocabulary(), 8);
     }
 
+    /// As GPT-2's: words are found by a regular expression, bytes stand for themselves, merges do the rest.
+    #[test]
+    fn byte_level_merges_work() {
+        let json = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "added_tokens": [], "decoder": {"type": "ByteLevel"},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "merges": ["a b", "Ġ ab", "Ã ©", "b Ġ"],
+                      "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "Ċ": 5, "Ã": 6, "©": 7, "Ã©": 8, "bĠ": 9}}
+        }"#;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), json).unwrap();
+        let tokenizer = Tokenizer::from_file(file.path()).unwrap();
+        let tokens = tokenizer.encode("ab ab\nab b aé").unwrap();
+        // The expression keeps a space with the word after it, so the merge of b and a space never happens.
+        assert_eq!(tokens, [3, 4, 5, 3, 2, 1, 2, 0, 8]);
+        assert_eq!(tokenizer.decode(&tokens).unwrap(), "ab ab\nab b aé");
+    }
+
     #[test]
     fn a_token_outside_of_the_vocabulary_is_not_decoded() {
         for (tokenizer, token) in [(Tokenizer::Byte, 256), (words(), 8)] {
