@@ -188,7 +188,8 @@ pub(super) mod tests {
     fn byte_level_merges_work() {
         let json = r#"{
             "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-            "added_tokens": [], "decoder": {"type": "ByteLevel"},
+            "added_tokens": [],
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
             "model": {"type": "BPE", "merges": ["a b", "Ġ ab", "Ã ©", "b Ġ"],
                       "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "Ċ": 5, "Ã": 6, "©": 7, "Ã©": 8, "bĠ": 9}}
