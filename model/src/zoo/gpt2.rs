@@ -4,8 +4,7 @@
 //! `GPT2LMHeadModel`.
 
 use super::{Activation, check_sizes};
-// `Layer` stays out of scope: its `forward` would be ambiguous with that of `Module`.
-use crate::layers::{self, Activations, Layers, Pass};
+use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, Linear, causal_attention_packed, cross_entropy};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -117,7 +116,7 @@ impl Embeddings {
     }
 }
 
-impl layers::Layer for Embeddings {
+impl Layer for Embeddings {
     fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
         let ids = ids.single()?;
         let (batch, time) = ids.dims2()?;
@@ -125,7 +124,7 @@ impl layers::Layer for Embeddings {
             bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
         }
         let positions = Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?;
-        let x = (Module::forward(&self.wte, ids)? + Module::forward(&self.wpe, &positions)?)?;
+        let x = (self.wte.forward(ids)? + self.wpe.forward(&positions)?)?;
         Ok(self.dropout.forward(&x, pass)?.into())
     }
 }
@@ -174,7 +173,7 @@ impl Block {
     }
 }
 
-impl layers::Layer for Block {
+impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let x = x.single()?;
         let x = (x + self.attn_dropout.forward(&self.attend(x)?, pass)?)?;
