@@ -98,6 +98,9 @@ fn operations(c: &mut Criterion) {
     operation(c, "c_attn", &[&[BATCH, TIME, WIDTH], &[WIDTH, 3 * WIDTH], &[3 * WIDTH]], conv);
     operation(c, "attn.c_proj", &[&[BATCH, TIME, WIDTH], &[WIDTH, WIDTH], &[WIDTH]], conv);
     operation(c, "c_fc", &[&[BATCH, TIME, WIDTH], &[WIDTH, inner], &[inner]], conv);
+    operation(c, "c_fc and gelu", &[&[BATCH, TIME, WIDTH], &[WIDTH, inner], &[inner]], |t| {
+        ops::Conv1D::from_tensors(t[1].clone(), t[2].clone()).forward_gelu(&t[0])
+    });
     operation(c, "mlp.c_proj", &[&[BATCH, TIME, inner], &[inner, WIDTH], &[WIDTH]], conv);
     operation(c, "layer norm", &[&[BATCH, TIME, WIDTH], &[WIDTH], &[WIDTH]], |t| {
         ops::LayerNorm::from_tensors(t[1].clone(), t[2].clone(), 1e-5).forward(&t[0])

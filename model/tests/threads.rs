@@ -40,6 +40,11 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             Box::new(|t| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone()).forward(&t[0])),
         ),
         (
+            "linear and gelu",
+            vec![&[7, 50, 193], &[193, 301], &[301]],
+            Box::new(|t| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone()).forward_gelu(&t[0])),
+        ),
+        (
             "embedding",
             vec![&[350, 193]],
             Box::new(|t| ops::Embedding::from_tensor(t[0].clone()).forward(&(&targets / 2.0)?)),

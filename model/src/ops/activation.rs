@@ -2,7 +2,7 @@
 
 use super::kernel::{Isa, activation as kernel};
 use super::operand::{f32s, f32s_of, stored, tensor};
-use super::parallel::{Output, split};
+use super::parallel::{Output, build, split};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
@@ -39,18 +39,14 @@ impl CustomOp1 for Elementwise {
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let x = f32s(self.name, xs, xl)?;
-        let mut y = vec![0.0; x.len()];
-        split(x.len(), 1, [Output { data: &mut y, floats: 1 }], |range, [y]| (self.forward)(Isa::best(), &x[range], y));
+        let y = build(x.len(), 1, |range, y| (self.forward)(Isa::best(), &x[range], y));
         Ok((stored(self.name, y, xs.dtype())?, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
         let held = (x.storage_and_layout(), dy.storage_and_layout());
         let (xs, dy) = (f32s_of(self.name, &held.0)?, f32s_of(self.name, &held.1)?);
-        let mut dx = vec![0.0; xs.len()];
-        split(xs.len(), 1, [Output { data: &mut dx, floats: 1 }], |range, [dx]| {
-            (self.backward)(Isa::best(), &xs[range.clone()], &dy[range], dx);
-        });
+        let dx = build(xs.len(), 1, |range, dx| (self.backward)(Isa::best(), &xs[range.clone()], &dy[range], dx));
         tensor(self.name, dx, x.shape().clone(), x.dtype())
     }
 }
@@ -69,10 +65,7 @@ impl CustomOp2 for SwiGlu {
             bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gl.shape(), ul.shape());
         }
         let (gate, up) = (f32s(SWIGLU, gs, gl)?, f32s(SWIGLU, us, ul)?);
-        let mut y = vec![0.0; gate.len()];
-        split(gate.len(), 1, [Output { data: &mut y, floats: 1 }], |range, [y]| {
-            kernel::swiglu(Isa::best(), &gate[range.clone()], &up[range], y);
-        });
+        let y = build(gate.len(), 1, |range, y| kernel::swiglu(Isa::best(), &gate[range.clone()], &up[range], y));
         Ok((stored(SWIGLU, y, gs.dtype())?, gl.shape().clone()))
     }
 

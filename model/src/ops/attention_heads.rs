@@ -135,7 +135,7 @@ pub(crate) fn backward(
     [dq, dk, dv]: [Shared<'_>; 3],
 ) {
     let isa = Isa::best();
-    split(g.batch * g.kv_heads, g.cost(), [], |range, []| {
+    split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
         let mut scores = vec![0.0; TILE.min(g.time) * g.time];
         let mut d_scores = scores.clone();
         let mut dq_tile = vec![0.0; TILE.min(g.time) * g.size];

@@ -2,7 +2,7 @@
 
 use super::kernel::{Isa, softmax as kernel};
 use super::operand::{f32s, f32s_of, indices, indices_of, rows, stored, tensor};
-use super::parallel::{Output, split};
+use super::parallel::{Output, build, split};
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
@@ -69,8 +69,7 @@ impl CustomOp2 for CrossEntropy {
         let held = logits.storage_and_layout();
         let xs = f32s_of(OP, &held)?;
         let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
-        let mut dx = vec![0.0; xs.len()];
-        split(count, classes, [Output { data: &mut dx, floats: classes }], |range, [dx]| {
+        let dx = build(count, classes, |range, dx| {
             let isa = Isa::best();
             for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
                 let (largest, sum) = (statistics[2 * row], statistics[2 * row + 1]);

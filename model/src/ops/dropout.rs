@@ -1,7 +1,7 @@
 //! Dropout whose mask does not depend on the layout of the run.
 
 use super::operand::{f32s, f32s_of, stored, tensor};
-use super::parallel::{Output, split};
+use super::parallel::build;
 use crate::layers::Pass;
 use crate::random::Stream;
 use candle_core::backend::BackendStorage;
@@ -53,8 +53,7 @@ impl Masked {
         let samples = shape.dims().first().copied().unwrap_or(1).max(1);
         let size = x.len() / samples;
         let scale = 1.0 / (1.0 - self.probability);
-        let mut y = vec![0.0; x.len()];
-        split(samples, size, [Output { data: &mut y, floats: size }], |range, [y]| {
+        build(samples, size, |range, y| {
             for (sample, y) in range.zip(y.chunks_exact_mut(size.max(1))) {
                 let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
                 stream.fill_uniform(0, y);
@@ -62,8 +61,7 @@ impl Masked {
                     *y = if *y < self.probability { 0.0 } else { x * scale };
                 }
             }
-        });
-        y
+        })
     }
 }
 

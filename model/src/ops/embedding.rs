@@ -2,7 +2,7 @@
 
 use super::gradient::deliver;
 use super::operand::{f32s, f32s_of, indices, indices_of, stored};
-use super::parallel::{Output, split};
+use super::parallel::{Output, build, split};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -47,8 +47,7 @@ impl CustomOp2 for Gather {
         let (entries, size) = wl.shape().dims2()?;
         let ids = indices(OP, is, il, entries)?;
         let weight = f32s(OP, ws, wl)?;
-        let mut y = vec![0.0; ids.len() * size];
-        split(ids.len(), size, [Output { data: &mut y, floats: size }], |range, [y]| {
+        let y = build(ids.len(), size, |range, y| {
             for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
                 row.copy_from_slice(&weight[id * size..(id + 1) * size]);
             }

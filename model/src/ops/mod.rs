@@ -19,6 +19,7 @@
 #![allow(unsafe_code)]
 
 mod activation;
+mod affine;
 mod attention;
 mod attention_heads;
 mod cross_entropy;
@@ -27,6 +28,7 @@ mod embedding;
 mod gradient;
 mod kernel;
 mod linear;
+mod linear_gelu;
 mod norm;
 mod operand;
 mod parallel;

@@ -3,7 +3,7 @@
 use super::gradient::deliver;
 use super::kernel::{Isa, norm as kernel};
 use super::operand::{f32s, f32s_of, rows, stored, tensor};
-use super::parallel::{Output, split};
+use super::parallel::{Output, build, split};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
@@ -94,8 +94,7 @@ impl CustomOp3 for LayerNormOp {
             }
         }
         let (x, w, b) = (f32s(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
-        let mut y = vec![0.0; x.len()];
-        split(count, size, [Output { data: &mut y, floats: size }], |range, [y]| {
+        let y = build(count, size, |range, y| {
             kernel::layer_norm(Isa::best(), &x[range.start * size..range.end * size], &w, &b, self.eps, y);
         });
         Ok((stored(LAYER_NORM, y, xs.dtype())?, xl.shape().clone()))
@@ -155,8 +154,7 @@ impl CustomOp2 for RmsNormOp {
             bail!("{RMS_NORM}: a weight of {:?} does not fit an input of {:?}", wl.shape(), xl.shape());
         }
         let (x, w) = (f32s(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
-        let mut y = vec![0.0; x.len()];
-        split(count, size, [Output { data: &mut y, floats: size }], |range, [y]| {
+        let y = build(count, size, |range, y| {
             kernel::rms_norm(Isa::best(), &x[range.start * size..range.end * size], &w, self.eps, y);
         });
         Ok((stored(RMS_NORM, y, xs.dtype())?, xl.shape().clone()))

@@ -3,6 +3,7 @@
 //! Each thread gets one contiguous range of whole rows (or whole blocks of rows) and writes nothing else, so where the
 //! cuts fall cannot change a bit of the result.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,20 +25,46 @@ pub fn threads() -> usize {
     THREADS.load(Ordering::Relaxed)
 }
 
+/// A new buffer of `units` times `floats`, filled by `work`, which gets a range of units and their part of the buffer,
+/// zeroed.
+///
+/// Small parts at a time: a part is zeroed and written while it is in the first-level cache, where zeroing the whole
+/// buffer first would be a pass over memory.
+pub(crate) fn build(units: usize, floats: usize, work: impl Fn(Range<usize>, &mut [f32]) + Sync) -> Vec<f32> {
+    const CACHED: usize = 4096;
+    let len = units * floats;
+    let mut buffer = Vec::with_capacity(len);
+    let spare: &mut [MaybeUninit<f32>] = &mut buffer.spare_capacity_mut()[..len];
+    let at_once = (CACHED / floats.max(1)).max(1);
+    split(units, floats, [Output { data: spare, floats }], |range, [mut rest]| {
+        for start in range.clone().step_by(at_once) {
+            let range = start..range.end.min(start + at_once);
+            let (part, later) = rest.split_at_mut(range.len() * floats);
+            rest = later;
+            part.fill(MaybeUninit::new(0.0));
+            // SAFETY: every element of the part has just been written.
+            work(range, unsafe { part.assume_init_mut() });
+        }
+    });
+    // SAFETY: the ranges of `split` cover all units, and each unit's floats were written.
+    unsafe { buffer.set_len(len) };
+    buffer
+}
+
 /// A buffer to be cut between threads: `floats` for each unit of work. The last unit may be shorter.
-pub(crate) struct Output<'a> {
-    pub(crate) data: &'a mut [f32],
+pub(crate) struct Output<'a, T = f32> {
+    pub(crate) data: &'a mut [T],
     pub(crate) floats: usize,
 }
 
 /// Runs `work` over `0..units`, one contiguous range a thread, with each output's part for that range.
 ///
 /// `cost` is about the number of floats that one unit reads or writes; little work stays on the calling thread.
-pub(crate) fn split<const N: usize>(
+pub(crate) fn split<T: Send, const N: usize>(
     units: usize,
     cost: usize,
-    outputs: [Output<'_>; N],
-    work: impl Fn(Range<usize>, [&mut [f32]; N]) + Sync,
+    outputs: [Output<'_, T>; N],
+    work: impl Fn(Range<usize>, [&mut [T]; N]) + Sync,
 ) {
     let parts = if units.saturating_mul(cost) < SMALL { 1 } else { threads().min(units) };
     if parts <= 1 {

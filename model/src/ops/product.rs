@@ -52,19 +52,38 @@ pub(crate) fn add_product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, 
     multiply(out, true, left, right, threads);
 }
 
+/// `left · right`, row-major, without a pass to zero the memory first.
+fn new_product(left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<f32> {
+    let len = left.rows * right.columns;
+    let mut out = Vec::with_capacity(len);
+    // SAFETY: there is room for `len` elements, and a product that does not add writes each of them without reading.
+    unsafe {
+        multiply_raw(out.as_mut_ptr(), false, left, right, threads);
+        out.set_len(len);
+    }
+    out
+}
+
 fn multiply(out: &mut [f32], add: bool, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
+    assert_eq!(out.len(), left.rows * right.columns, "the output of a {}x{} product", left.rows, right.columns);
+    // SAFETY: a `&mut` of the right length, which cannot overlap the operands.
+    unsafe { multiply_raw(out.as_mut_ptr(), add, left, right, threads) };
+}
+
+/// # Safety
+/// `out` has room for the rows of `left` times the columns of `right`, initialised if `add`, and overlaps neither.
+unsafe fn multiply_raw(out: *mut f32, add: bool, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     let (rows, columns, inner) = (left.rows, right.columns, left.columns);
     assert_eq!(inner, right.rows, "the inner dimensions of a product");
-    assert_eq!(out.len(), rows * columns, "the output of a {rows}x{columns} product");
     let parallelism = if threads <= 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
-    // SAFETY: `Matrix` has checked that each operand's last element lies in its slice, `out` is row-major with
-    // exactly rows·columns elements, and a `&mut` cannot overlap the operands. Strides of slices fit an isize.
+    // SAFETY: `Matrix` has checked that each operand's last element lies in its slice, whose strides fit an isize; the
+    // rest is the caller's promise.
     unsafe {
         gemm::gemm(
             rows,
             columns,
             inner,
-            out.as_mut_ptr(),
+            out,
             1,
             columns as isize,
             add,
@@ -92,14 +111,11 @@ pub(crate) fn rows_product(x: &[f32], rows: usize, weight: Matrix<'_>, threads: 
     let (inner, outputs) = (weight.rows, weight.columns);
     let enough = rows_enough(inner, outputs);
     if rows == 0 || rows >= enough {
-        let mut y = vec![0.0; rows * outputs];
-        product(&mut y, Matrix::new(x, rows, inner), weight, threads);
-        return y;
+        return new_product(Matrix::new(x, rows, inner), weight, threads);
     }
     let mut padded = vec![0.0; enough * inner];
     padded[..x.len()].copy_from_slice(x);
-    let mut y = vec![0.0; enough * outputs];
-    product(&mut y, Matrix::new(&padded, enough, inner), weight, threads);
+    let mut y = new_product(Matrix::new(&padded, enough, inner), weight, threads);
     y.truncate(rows * outputs);
     y
 }

@@ -2,7 +2,7 @@
 
 use super::kernel::{Isa, rotary as kernel};
 use super::operand::{f32s, f32s_of, stored, tensor};
-use super::parallel::{Output, split};
+use super::parallel::build;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use std::sync::Arc;
@@ -49,15 +49,13 @@ impl Rotary {
         }
         let (cos, sin) = self.table.split_at(self.positions * self.half);
         let row = heads * size;
-        let mut y = vec![0.0; x.len()];
-        split(x.len() / row.max(1), row, [Output { data: &mut y, floats: row }], |range, [y]| {
+        Ok(build(x.len() / row.max(1), row, |range, y| {
             let isa = Isa::best();
             for (at, y) in range.zip(y.chunks_exact_mut(row.max(1))) {
                 let angles = at % time * self.half..(at % time + 1) * self.half;
                 rotate(isa, &x[at * row..(at + 1) * row], &cos[angles.clone()], &sin[angles], y);
             }
-        });
-        Ok(y)
+        }))
     }
 }
 

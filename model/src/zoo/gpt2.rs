@@ -168,8 +168,12 @@ impl Block {
     }
 
     fn transform(&self, x: &Tensor) -> Result<Tensor> {
-        let inner = self.c_fc.forward(&self.ln_2.forward(x)?)?;
-        self.mlp_proj.forward(&self.activation.apply(&inner)?)
+        let x = self.ln_2.forward(x)?;
+        let inner = match self.activation {
+            Activation::GeluNew => self.c_fc.forward_gelu(&x)?,
+            other => other.apply(&self.c_fc.forward(&x)?)?,
+        };
+        self.mlp_proj.forward(&inner)
     }
 }
 

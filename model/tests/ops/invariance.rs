@@ -25,6 +25,12 @@ fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
             Box::new(|t| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone()).forward(&t[0])),
         ),
         (
+            "linear and gelu",
+            vec![n("x", &[batch, 3, 40]), n("w", &[40, 70]), n("b", &[70])],
+            1,
+            Box::new(|t| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone()).forward_gelu(&t[0])),
+        ),
+        (
             "layer norm",
             vec![n("x", &[batch, 3, 37]), n("w", &[37]), n("b", &[37])],
             1,
@@ -96,6 +102,18 @@ fn gradients_of_rows_do_not_depend_on_the_rest_of_the_batch() {
                 same_bits(&format!("{name}, sample {part}"), got, &want.narrow(0, part, 1).unwrap());
             }
         }
+    }
+}
+
+#[test]
+fn a_linear_map_with_gelu_is_the_two_after_each_other() {
+    let inputs = [normal("x", &[5, 3, 40]), normal("w", &[40, 70]), normal("b", &[70])];
+    let conv = |t: &[Tensor]| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone());
+    let (y, grads) = run(&inputs, |t| conv(t).forward_gelu(&t[0]));
+    let (want, grads_want) = run(&inputs, |t| ops::gelu(&conv(t).forward(&t[0])?));
+    same_bits("result", &y, &want);
+    for (i, (got, want)) in grads.iter().zip(&grads_want).enumerate() {
+        same_bits(&format!("gradient {i}"), got, want);
     }
 }
 

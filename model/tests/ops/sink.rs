@@ -50,6 +50,9 @@ fn gradients_land_in_the_sink() {
             ops::Linear::from_tensors(t[0].clone(), Some(t[1].clone())).forward(&x)
         }),
         both(&[n("w", &[6, 5]), n("b", &[5])], |t| ops::Conv1D::from_tensors(t[0].clone(), t[1].clone()).forward(&x)),
+        both(&[n("w", &[6, 5]), n("b", &[5])], |t| {
+            ops::Conv1D::from_tensors(t[0].clone(), t[1].clone()).forward_gelu(&x)
+        }),
         both(&[n("w", &[6]), n("b", &[6])], |t| {
             ops::LayerNorm::from_tensors(t[0].clone(), t[1].clone(), 1e-5).forward(&x)
         }),

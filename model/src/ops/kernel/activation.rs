@@ -9,28 +9,63 @@ use super::vectorised;
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 
+/// x·σ(2u), u = √(2/π)·(x + 0.044715·x³)
+#[inline(always)]
+fn gelu(x: f32) -> f32 {
+    let u = SQRT_2_OVER_PI * (CUBIC * x * x).mul_add(x, x);
+    // σ(2u) as 1/(1 + e^(−2u)): the exponential saturates and the quotient goes to 0.
+    x / (1.0 + exp(-2.0 * u))
+}
+
+/// s + x·s·(1 − s)·2u′, s = σ(2u)
+#[inline(always)]
+fn gelu_slope(x: f32) -> f32 {
+    let square = x * x;
+    let u = SQRT_2_OVER_PI * (CUBIC * square).mul_add(x, x);
+    let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
+    let (s, rest) = sigmoid(2.0 * u);
+    // The clamp keeps ∞·0 out of the far tails, where s·(1 − s) has long been 0.
+    let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
+    (s * rest).mul_add(lever, s)
+}
+
 vectorised! {
-    /// y = x·σ(2u), u = √(2/π)·(x + 0.044715·x³)
+    /// y = gelu(x), tanh form
     fn gelu_tanh(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
-            let u = SQRT_2_OVER_PI * (CUBIC * x * x).mul_add(x, x);
-            // σ(2u) as 1/(1 + e^(−2u)): the exponential saturates and the quotient goes to 0.
-            *y = x / (1.0 + exp(-2.0 * u));
+            *y = gelu(x);
         }
     }
 }
 
 vectorised! {
-    /// dx = dy·(s + x·s·(1 − s)·2u′), s = σ(2u)
+    /// dx = dy·gelu′(x), tanh form
     fn gelu_tanh_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
         for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
-            let square = x * x;
-            let u = SQRT_2_OVER_PI * (CUBIC * square).mul_add(x, x);
-            let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
-            let (s, rest) = sigmoid(2.0 * u);
-            // The clamp keeps ∞·0 out of the far tails, where s·(1 − s) has long been 0.
-            let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
-            *dx = dy * (s * rest).mul_add(lever, s);
+            *dx = dy * gelu_slope(x);
+        }
+    }
+}
+
+vectorised! {
+    /// y = gelu(x + bias) on whole rows, tanh form
+    fn bias_gelu(x: &[f32], bias: &[f32], y: &mut [f32]) {
+        for (x, y) in x.chunks_exact(bias.len()).zip(y.chunks_exact_mut(bias.len())) {
+            for ((y, &x), &b) in y.iter_mut().zip(x).zip(bias) {
+                *y = gelu(x + b);
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// dx = dy·gelu′(x + bias) on whole rows, tanh form
+    fn bias_gelu_backward(x: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32]) {
+        let n = bias.len();
+        for ((x, dy), dx) in x.chunks_exact(n).zip(dy.chunks_exact(n)).zip(dx.chunks_exact_mut(n)) {
+            for (((dx, &x), &dy), &b) in dx.iter_mut().zip(x).zip(dy).zip(bias) {
+                *dx = dy * gelu_slope(x + b);
+            }
         }
     }
 }

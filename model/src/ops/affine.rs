@@ -1,0 +1,120 @@
+//! The arithmetic of a linear map, shared by the operations that contain one.
+
+use super::gradient::deliver;
+use super::kernel::{Isa, norm::add_rows};
+use super::operand::{f32s, f32s_of, rows, tensor};
+use super::parallel::{Output, split};
+use super::product::{Matrix, product, rows_product};
+use super::threads;
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
+
+/// The order of a weight's two dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Affine {
+    /// [outputs, inputs], as `torch.nn.Linear`.
+    OutputsInputs,
+    /// [inputs, outputs], as GPT-2's `Conv1D`.
+    InputsOutputs,
+}
+
+/// Rows of dy whose sum is one partial sum of the bias gradient.
+const BLOCK: usize = 64;
+
+impl Affine {
+    /// x·W for x of [.., inputs]: the values, the number of outputs, and the shape [.., outputs].
+    pub(crate) fn product(
+        self,
+        op: &'static str,
+        (xs, xl): (&CpuStorage, &Layout),
+        (ws, wl): (&CpuStorage, &Layout),
+    ) -> Result<(Vec<f32>, usize, Shape)> {
+        let (inputs, outputs) = self.sizes(op, wl.shape())?;
+        let (count, last) = rows(op, xl.shape())?;
+        if last != inputs {
+            bail!("{op}: an input of {:?} does not fit a weight for {inputs} inputs", xl.shape());
+        }
+        let (x, w) = (f32s(op, xs, xl)?, f32s(op, ws, wl)?);
+        let y = rows_product(&x, count, self.matrix(&w, inputs, outputs), threads());
+        let mut dims = xl.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = outputs;
+        }
+        Ok((y, outputs, Shape::from(dims)))
+    }
+
+    /// (dx, dW): dx = dy·Wᵀ where the input is tracked, dW = xᵀ·dy where the weight is.
+    pub(crate) fn backward(
+        self,
+        op: &'static str,
+        x: &Tensor,
+        weight: &Tensor,
+        dy: &[f32],
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (inputs, outputs) = self.sizes(op, weight.shape())?;
+        let held = (x.storage_and_layout(), weight.storage_and_layout());
+        let count = dy.len() / outputs;
+        let dx = if x.track_op() {
+            let w = f32s_of(op, &held.1)?;
+            let dx = rows_product(dy, count, self.matrix(&w, inputs, outputs).t(), threads());
+            tensor(op, dx, x.shape().clone(), x.dtype())?
+        } else {
+            None
+        };
+        let d_weight = if weight.track_op() {
+            let x = f32s_of(op, &held.0)?;
+            let (x, dy) = (Matrix::new(&x, count, inputs), Matrix::new(dy, count, outputs));
+            deliver(op, weight, |out| match self {
+                Self::OutputsInputs => product(out, dy.t(), x, threads()),
+                Self::InputsOutputs => product(out, x.t(), dy, threads()),
+            })?
+        } else {
+            None
+        };
+        Ok((dx, d_weight))
+    }
+
+    /// (inputs, outputs) of a weight of this shape.
+    fn sizes(self, op: &'static str, weight: &Shape) -> Result<(usize, usize)> {
+        let (first, second) = weight.dims2()?;
+        if first == 0 || second == 0 {
+            bail!("{op}: a weight of {weight:?} has no elements");
+        }
+        Ok(match self {
+            Self::OutputsInputs => (second, first),
+            Self::InputsOutputs => (first, second),
+        })
+    }
+
+    /// The weight as a matrix of inputs × outputs.
+    fn matrix(self, weight: &[f32], inputs: usize, outputs: usize) -> Matrix<'_> {
+        match self {
+            Self::OutputsInputs => Matrix::new(weight, outputs, inputs).t(),
+            Self::InputsOutputs => Matrix::new(weight, inputs, outputs),
+        }
+    }
+}
+
+/// An error unless a bias is [outputs].
+pub(crate) fn check_bias(op: &'static str, bias: &Layout, outputs: usize) -> Result<()> {
+    if bias.dims() != [outputs] {
+        bail!("{op}: a bias of {:?} does not fit {outputs} outputs", bias.shape());
+    }
+    Ok(())
+}
+
+/// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
+pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: &[f32]) -> Result<Option<Tensor>> {
+    deliver(op, bias, |out| {
+        let (isa, outputs) = (Isa::best(), out.len());
+        let blocks = (dy.len() / outputs).div_ceil(BLOCK);
+        let mut partials = vec![0.0; blocks * outputs];
+        split(blocks, BLOCK * outputs, [Output { data: &mut partials, floats: outputs }], |range, [partials]| {
+            for (block, partial) in range.zip(partials.chunks_exact_mut(outputs)) {
+                let start = block * BLOCK * outputs;
+                add_rows(isa, &dy[start..dy.len().min(start + BLOCK * outputs)], partial);
+            }
+        });
+        out.fill(0.0);
+        add_rows(isa, &partials, out);
+    })
+}
