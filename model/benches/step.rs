@@ -1,8 +1,9 @@
-//! Where a GPT step goes: forward and backward of the 10.8M GPT (6 layers of 384, sequence 256, batch 8, vocabulary 8192, tied), with
-//! gradients in a sink, and each of its operations alone at its shape.
+//! Where a GPT step goes: forward and backward of the 10.8M GPT (6 layers of 384, sequence 256, batch 8, vocabulary
+//! 8192, tied), with gradients in a sink, and each of its operations alone at its shape.
 //!
 //! `cargo bench -p zero-model --bench step`; the number of threads is ZERO_THREADS (default 1). With glibc, set
-//! MALLOC_TRIM_THRESHOLD_=4294967296 and MALLOC_MMAP_THRESHOLD_=4294967296 as the engine does, or page faults are measured.
+//! MALLOC_TRIM_THRESHOLD_=4294967296 and MALLOC_MMAP_THRESHOLD_=4294967296 as the engine does, or page faults are
+//! measured.
 
 use candle_core::{CpuStorage, DType, Device, Result, Tensor, Var};
 use candle_nn::Module;

@@ -1,5 +1,5 @@
-//! The zoo: names, shapes and initial values as Hugging Face has them, gradients for every parameter, causality, clear errors, and the
-//! same numbers as the plain candle expression of a GPT-2 block.
+//! The zoo: names, shapes and initial values as Hugging Face has them, gradients for every parameter, causality,
+//! clear errors, and the same numbers as the plain candle expression of a GPT-2 block.
 
 use candle_core::{CpuStorage, D, DType, Device, Result, Tensor};
 use std::collections::BTreeMap;

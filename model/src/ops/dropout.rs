@@ -25,9 +25,9 @@ impl Dropout {
 
 /// Sets elements of `x` to 0 with `probability` and multiplies the others by 1/(1 − probability), while training.
 ///
-/// The first dimension of `x` is the sample. Whether an element is kept is a function of the run's seed, the layer, `name`, the
-/// sample's index in the run and the element's place in the sample, and of nothing else, so the same masks come out for any
-/// number of ranks and any micro-batch size. The backward computes the mask again.
+/// The first dimension of `x` is the sample. Whether an element is kept is a function of the run's seed, the layer,
+/// `name`, the sample's index in the run and the element's place in the sample, and of nothing else, so the same
+/// masks come out for any number of ranks and any micro-batch size. The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) -> Result<Tensor> {
     if !(0.0..1.0).contains(&probability) {
         bail!("{OP}: a probability in [0, 1) expected, got {probability}");

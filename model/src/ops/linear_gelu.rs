@@ -1,7 +1,7 @@
 //! A linear map and GELU in one operation.
 //!
-//! The map's output is the widest activation of a transformer. As a node of candle's graph its gradient would be zeroed,
-//! added to and copied once more; here it lives only inside of the backward.
+//! The map's output is the widest activation of a transformer. As a node of candle's graph its gradient would be
+//! zeroed, added to and copied once more; here it lives only inside of the backward.
 
 use super::affine::{Affine, bias_gradient, check_bias};
 use super::kernel::{Isa, activation as kernel};

@@ -50,8 +50,8 @@ pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
     }
 }
 
-/// The elements of an integer view (u32, i64 or u8) as indices into `0..limit`; anything else is an error that says what and
-/// where.
+/// The elements of an integer view (u32, i64 or u8) as indices into `0..limit`; anything else is an error that says
+/// what and where.
 pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
     fn collect<T: Copy + TryInto<usize> + std::fmt::Display>(
         op: &'static str,

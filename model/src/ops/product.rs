@@ -105,8 +105,9 @@ unsafe fn multiply_raw(out: *mut f32, add: bool, left: Matrix<'_>, right: Matrix
 
 /// The product of the rows of `x` with `weight`, each row with the same bits whatever rows it comes with.
 ///
-/// gemm takes other paths, with another order of the terms, for matrix times vector, for up to 256 output elements, and, where
-/// both sides are at most 64, for more than 512 terms. Products that small get rows of zeros until they are past that.
+/// gemm takes other paths, with another order of the terms, for matrix times vector, for up to 256 output elements,
+/// and, where both sides are at most 64, for more than 512 terms. Products that small get rows of zeros until they
+/// are past that.
 pub(crate) fn rows_product(x: &[f32], rows: usize, weight: Matrix<'_>, threads: usize) -> Vec<f32> {
     let (inner, outputs) = (weight.rows, weight.columns);
     let enough = rows_enough(inner, outputs);

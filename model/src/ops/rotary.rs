@@ -34,7 +34,8 @@ impl Rotary {
         Ok(Self { table: cos.chain(sin).collect(), positions, half })
     }
 
-    /// Rotates [batch, time, heads, size]; the first of `time` is position 0. More positions than the table has are an error.
+    /// Rotates [batch, time, heads, size]; the first of `time` is position 0. More positions than the table has are
+    /// an error.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         x.apply_op1(self.clone())
     }

@@ -1,5 +1,5 @@
-//! Bad input is an error that says what is wrong; extreme input stays finite where it should; nothing is computed for what
-//! is frozen; dropout.
+//! Bad input is an error that says what is wrong; extreme input stays finite where it should; nothing is computed for
+//! what is frozen; dropout.
 
 use crate::check::{close, floats, ids, normal, run, same_bits};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var, op::BackpropOp};

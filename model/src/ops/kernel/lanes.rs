@@ -97,7 +97,8 @@ pub(crate) use vectorised;
 /// One AVX-512 register, two of AVX2.
 const LANES: usize = 16;
 
-/// `Σ f(i)` over the elements of slices of one length: element `i` is added to lane `i mod 16`, and the lanes are added in a tree.
+/// `Σ f(i)` over the elements of slices of one length: element `i` is added to lane `i mod 16`, and the lanes are
+/// added in a tree.
 macro_rules! sum_over {
     ($name:ident, $($slice:ident),+) => {
         #[inline(always)]

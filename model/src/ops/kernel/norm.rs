@@ -34,7 +34,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// dx = (g − mean(g) − x̂·mean(g·x̂))/√(variance + ε) with g = dy·weight; adds Σ dy·x̂ to `d_weight` and Σ dy to `d_bias`.
+    /// dx = (g − mean(g) − x̂·mean(g·x̂))/√(variance + ε) with g = dy·weight; adds Σ dy·x̂ to `d_weight` and Σ dy to
+    /// `d_bias`.
     fn layer_norm_backward(
         x: &[f32],
         weight: &[f32],
