@@ -11,9 +11,9 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 /// The order of a weight's two dimensions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Affine {
-    /// [outputs, inputs], as `torch.nn.Linear`.
+    /// `[outputs, inputs]`, as `torch.nn.Linear`.
     OutputsInputs,
-    /// [inputs, outputs], as GPT-2's `Conv1D`.
+    /// `[inputs, outputs]`, as GPT-2's `Conv1D`.
     InputsOutputs,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum Affine {
 const BLOCK: usize = 64;
 
 impl Affine {
-    /// x·W for x of [.., inputs]: the values, the number of outputs, and the shape [.., outputs].
+    /// x·W for x of `[.., inputs]`: the values, the number of outputs, and the shape `[.., outputs]`.
     pub(crate) fn product(
         self,
         op: &'static str,
@@ -94,7 +94,7 @@ impl Affine {
     }
 }
 
-/// An error unless a bias is [outputs].
+/// An error unless a bias is `[outputs]`.
 pub(crate) fn check_bias(op: &'static str, bias: &Layout, outputs: usize) -> Result<()> {
     if bias.dims() != [outputs] {
         bail!("{op}: a bias of {:?} does not fit {outputs} outputs", bias.shape());

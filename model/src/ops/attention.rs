@@ -9,7 +9,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
-/// softmax(q·kᵀ/√size, causal)·v for q of [batch, time, heads, size] and k, v of [batch, time, kv_heads, size].
+/// softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads, size]`.
 ///
 /// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
 /// grouped-query attention. The result has the shape of q.
@@ -17,7 +17,8 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     q.apply_op3(k, v, Separate::default())
 }
 
-/// The same on GPT-2's packed projection: [batch, time, 3·heads·size], q then k then v, to [batch, time, heads·size].
+/// The same on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
+/// `[batch, time, heads·size]`.
 pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
     qkv.apply_op1(Packed { heads, log_sums: OnceLock::new() })
 }

@@ -74,13 +74,13 @@ pub(crate) struct Layouts {
 }
 
 impl Layouts {
-    /// Each in its own buffer of [batch, time, its heads, size].
+    /// Each in its own buffer of `[batch, time, its heads, size]`.
     pub(crate) fn separate(g: Geometry) -> Self {
         let rows = |heads| Rows { start: 0, row: heads * g.size, time: g.time, size: g.size };
         Self { q: rows(g.heads), k: rows(g.kv_heads), v: rows(g.kv_heads), out: rows(g.heads) }
     }
 
-    /// All in one buffer of [batch, time, 3·heads·size].
+    /// All in one buffer of `[batch, time, 3·heads·size]`.
     pub(crate) fn packed(g: Geometry) -> Self {
         let width = g.heads * g.size;
         let rows = |part| Rows { start: part * width, row: 3 * width, time: g.time, size: g.size };
@@ -88,7 +88,7 @@ impl Layouts {
     }
 }
 
-/// (out of [batch, time, heads, size], ln Σ e^score of [batch, heads, time]).
+/// (out of `[batch, time, heads, size]`, ln Σ e^score of `[batch, heads, time]`).
 pub(crate) fn forward(g: Geometry, at: Layouts, [q, k, v]: [&[f32]; 3]) -> (Vec<f32>, Vec<f32>) {
     let isa = Isa::best();
     let mut out = vec![0.0; g.batch * g.time * g.heads * g.size];

@@ -7,14 +7,14 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
-/// A table of [entries, size] whose rows are looked up by index.
+/// A table of `[entries, size]` whose rows are looked up by index.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Tensor,
 }
 
 impl Embedding {
-    /// From a tensor of [entries, size].
+    /// From a tensor of `[entries, size]`.
     pub fn from_tensor(weight: Tensor) -> Self {
         Self { weight }
     }
@@ -27,7 +27,7 @@ impl Embedding {
 }
 
 impl Module for Embedding {
-    /// Indices [..] (u32, i64 or u8) to rows [.., size]. An index outside of the table is an error.
+    /// Indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index outside of the table is an error.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.weight.apply_op2(ids, Gather)
     }

@@ -8,7 +8,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
-/// y = x·Wᵀ + b with a weight of [outputs, inputs], as `candle_nn::Linear` and `torch.nn.Linear`.
+/// y = x·Wᵀ + b with a weight of `[outputs, inputs]`, as `candle_nn::Linear` and `torch.nn.Linear`.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Tensor,
@@ -16,7 +16,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// From tensors: weight [outputs, inputs], bias [outputs].
+    /// From tensors: weight `[outputs, inputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Option<Tensor>) -> Self {
         Self { weight, bias }
     }
@@ -35,7 +35,7 @@ impl Linear {
 }
 
 impl Module for Linear {
-    /// [.., inputs] to [.., outputs].
+    /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) => x.apply_op3(&self.weight, bias, LinearOp(Affine::OutputsInputs)),
@@ -44,7 +44,7 @@ impl Module for Linear {
     }
 }
 
-/// y = x·W + b with a weight of [inputs, outputs]: GPT-2's `Conv1D`.
+/// y = x·W + b with a weight of `[inputs, outputs]`: GPT-2's `Conv1D`.
 #[derive(Clone, Debug)]
 pub struct Conv1D {
     weight: Tensor,
@@ -52,7 +52,7 @@ pub struct Conv1D {
 }
 
 impl Conv1D {
-    /// From tensors: weight [inputs, outputs], bias [outputs].
+    /// From tensors: weight `[inputs, outputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Tensor) -> Self {
         Self { weight, bias }
     }
@@ -71,7 +71,7 @@ impl Conv1D {
 }
 
 impl Module for Conv1D {
-    /// [.., inputs] to [.., outputs].
+    /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.apply_op3(&self.weight, &self.bias, LinearOp(Affine::InputsOutputs))
     }

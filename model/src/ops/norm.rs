@@ -17,7 +17,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// From tensors of [size] each.
+    /// From tensors of `[size]` each.
     pub fn from_tensors(weight: Tensor, bias: Tensor, eps: f32) -> Self {
         Self { weight, bias, eps }
     }
@@ -31,7 +31,7 @@ impl LayerNorm {
 }
 
 impl Module for LayerNorm {
-    /// [.., size] to the same shape.
+    /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.apply_op3(&self.weight, &self.bias, LayerNormOp { eps: self.eps })
     }
@@ -45,7 +45,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// From a tensor of [size].
+    /// From a tensor of `[size]`.
     pub fn from_tensor(weight: Tensor, eps: f32) -> Self {
         Self { weight, eps }
     }
@@ -57,7 +57,7 @@ impl RmsNorm {
 }
 
 impl Module for RmsNorm {
-    /// [.., size] to the same shape.
+    /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.apply_op2(&self.weight, RmsNormOp { eps: self.eps })
     }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 /// The angles of all positions. A clone shares them.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// cos of [positions, half], then sin of the same.
+    /// cos of `[positions, half]`, then sin of the same.
     table: Arc<[f32]>,
     positions: usize,
     half: usize,
 }
 
 impl Rotary {
-    /// Position p rotates the pair (x[i], x[i + size/2]) of a head by p·theta^(−2i/size).
+    /// Position p rotates the pair (`x[i], x[i + size/2]`) of a head by p·theta^(−2i/size).
     ///
     /// The angles are computed in f64 and rounded once. An odd `size` is an error.
     pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
@@ -34,7 +34,7 @@ impl Rotary {
         Ok(Self { table: cos.chain(sin).collect(), positions, half })
     }
 
-    /// Rotates [batch, time, heads, size]; the first of `time` is position 0. More positions than the table has are
+    /// Rotates `[batch, time, heads, size]`; the first of `time` is position 0. More positions than the table has are
     /// an error.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         x.apply_op1(self.clone())

@@ -1,4 +1,4 @@
-//! GPT-2: pre-norm blocks, learned positions, Conv1D weights of [inputs, outputs], a head tied to the embedding.
+//! GPT-2: pre-norm blocks, learned positions, Conv1D weights of `[inputs, outputs]`, a head tied to the embedding.
 //!
 //! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
 //! `GPT2LMHeadModel`.
@@ -9,7 +9,7 @@ use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, Linear, causal_attention
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 
-/// GPT-2 for token ids [batch, time] (u32) to logits [batch, time, vocab_size]; its loss is [`cross_entropy`].
+/// GPT-2 for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is [`cross_entropy`].
 ///
 /// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights start
 /// normal with `initializer_range`, those that end a residual branch with that over √(2·n_layer), biases at 0.

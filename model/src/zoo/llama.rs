@@ -10,7 +10,7 @@ use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
 
-/// Llama for token ids [batch, time] (u32) to logits [batch, time, vocab_size]; its loss is [`cross_entropy`].
+/// Llama for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is [`cross_entropy`].
 ///
 /// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights start normal with
 /// `initializer_range`, norms at 1.

@@ -6,7 +6,7 @@ use crate::ops::{Linear, cross_entropy};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
-/// A perceptron for vectors [batch, input_size] to logits [batch, num_labels]; its loss is [`cross_entropy`].
+/// A perceptron for vectors `[batch, input_size]` to logits `[batch, num_labels]`; its loss is [`cross_entropy`].
 ///
 /// The layers are `layers.0`, `layers.1`, …, each a linear map and, except for the last, the activation. Weights start
 /// normal with standard deviation √(2/inputs) (He et al., 2015), biases at 0.

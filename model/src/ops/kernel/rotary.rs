@@ -1,4 +1,4 @@
-//! Rotation of pairs (x[i], x[i + half]) by an angle.
+//! Rotation of pairs (`x[i], x[i + half]`) by an angle.
 
 use super::vectorised;
 
