@@ -70,6 +70,9 @@ const BLOCK: usize = 512;
 
 #[inline(always)]
 fn fold<T: Element>(rank: usize, own: &mut [T], peers: &[&[T]], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+    if let [peer] = peers {
+        return T::pair(own, peer, rank == 0, combine);
+    }
     let size = peers.len() + 1;
     let levels = (usize::BITS - size.leading_zeros()) as usize;
     // partial[level] is a complete subtree of 2^level ranks when that bit of the number of ranks added so far is set.
@@ -115,6 +118,8 @@ fn join<T: Element>(left: &[T::Wide], carry: &mut [T::Wide], combine: &impl Fn(T
 /// An element type and the type that its sums are formed in.
 trait Element: Pod {
     type Wide: Copy + Default;
+    /// Two ranks, the most frequent case: `own` becomes own + peer, or peer + own.
+    fn pair(own: &mut [Self], peer: &[Self], own_first: bool, combine: impl Fn(Self::Wide, Self::Wide) -> Self::Wide);
     fn widen(from: &[Self], to: &mut [Self::Wide]);
     fn narrow(from: &[Self::Wide], to: &mut [Self]);
     fn sum(left: Self::Wide, right: Self::Wide) -> Self::Wide;
@@ -125,6 +130,14 @@ macro_rules! element {
     ($type:ty, $sum:expr, $max:expr) => {
         impl Element for $type {
             type Wide = $type;
+            #[inline(always)]
+            fn pair(own: &mut [Self], peer: &[Self], own_first: bool, combine: impl Fn(Self, Self) -> Self) {
+                if own_first {
+                    own.iter_mut().zip(peer).for_each(|(own, peer)| *own = combine(*own, *peer));
+                } else {
+                    own.iter_mut().zip(peer).for_each(|(own, peer)| *own = combine(*peer, *own));
+                }
+            }
             #[inline(always)]
             fn widen(from: &[Self], to: &mut [Self]) {
                 to.copy_from_slice(from);
@@ -153,6 +166,17 @@ macro_rules! half_element {
     ($type:ty) => {
         impl Element for $type {
             type Wide = f32;
+            #[inline(always)]
+            fn pair(own: &mut [Self], peer: &[Self], own_first: bool, combine: impl Fn(f32, f32) -> f32) {
+                let (mut left, mut right) = ([0.0; BLOCK], [0.0; BLOCK]);
+                for (own, peer) in own.chunks_mut(BLOCK).zip(peer.chunks(BLOCK)) {
+                    let (left, right) = (&mut left[..own.len()], &mut right[..own.len()]);
+                    Self::widen(if own_first { own } else { peer }, left);
+                    Self::widen(if own_first { peer } else { own }, right);
+                    join::<Self>(left, right, &combine);
+                    Self::narrow(right, own);
+                }
+            }
             #[inline(always)]
             fn widen(from: &[Self], to: &mut [f32]) {
                 from.convert_to_f32_slice(to);

@@ -32,6 +32,7 @@ macro_rules! for_every_transport {
 for_every_transport! {
     collectives:
         every_operation_gives_what_its_definition_says,
+        vectors_of_many_chunks,
         large_vectors,
         results_may_be_waited_for_in_any_order,
         payload_follows_the_closed_forms,

@@ -141,7 +141,7 @@ fn rest(mut output: impl BufRead) -> String {
     text
 }
 
-/// Kills rank 1 of four and checks what the others say about it, long before the deadline of a minute.
+/// Kills rank 1 of four and checks what the others say about it: that it is lost, not that a deadline has passed.
 fn kill_one(scene: &str, transport: &str) {
     let mut ranks = Ranks::start(scene, transport, 4, |_, _| {});
     let outputs = ranks.ready();
@@ -154,7 +154,6 @@ fn kill_one(scene: &str, transport: &str) {
         assert!(text.starts_with(&format!("error: rank {rank} lost rank 1 in ")), "{text}");
     }
     println!("{transport}: all noticed after {:?}", killed.elapsed());
-    assert!(killed.elapsed() < Duration::from_secs(20), "the deadline has nothing to do with it");
 }
 
 fn killed_at_work(transport: &str) {

@@ -59,11 +59,24 @@ pub(crate) fn every_operation_gives_what_its_definition_says(kind: Kind) {
         run(kind, size, |comm| {
             let mut seed = 0;
             for dtype in Dtype::ALL {
-                for length in [0, 1, size - 1, size, 1000, 30_011] {
+                for length in [0, 1, size - 1, size, 3001] {
                     for operation in COLLECTIVES {
                         seed += 1;
                         check(&*comm, operation, dtype, length, seed).expect("the operation");
                     }
+                }
+            }
+        });
+    }
+}
+
+pub(crate) fn vectors_of_many_chunks(kind: Kind) {
+    // More than one chunk for every owner, in every transport, and not a whole number of them.
+    for (size, length) in [(2, 150_001), (3, 220_009), (5, 340_007)] {
+        run(kind, size, |comm| {
+            for (seed, dtype) in [Dtype::F32, Dtype::F16].into_iter().enumerate() {
+                for operation in COLLECTIVES {
+                    check(&*comm, operation, dtype, length, 1 + seed as u64).expect("the operation");
                 }
             }
         });

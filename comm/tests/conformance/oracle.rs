@@ -26,15 +26,16 @@ pub(crate) fn vector(dtype: Dtype, seed: u64, rank: usize, length: usize) -> Buf
 }
 
 /// Level by level, neighbours first; an odd one out passes up.
-fn tree<T: Copy>(mut level: Vec<T>, combine: fn(T, T) -> T) -> T {
-    while level.len() > 1 {
-        level = level.chunks(2).map(|pair| if let [l, r] = pair { combine(*l, *r) } else { pair[0] }).collect();
-    }
-    level[0]
-}
-
 fn columns<T: Copy, W: Copy>(ranks: &[&[T]], widen: fn(T) -> W, combine: fn(W, W) -> W) -> Vec<W> {
-    (0..ranks[0].len()).map(|i| tree(ranks.iter().map(|rank| widen(rank[i])).collect(), combine)).collect()
+    let mut level: Vec<Vec<W>> = ranks.iter().map(|rank| rank.iter().map(|value| widen(*value)).collect()).collect();
+    while level.len() > 1 {
+        let join = |pair: &[Vec<W>]| match pair {
+            [left, right] => left.iter().zip(right).map(|(left, right)| combine(*left, *right)).collect(),
+            odd => odd[0].clone(),
+        };
+        level = level.chunks(2).map(join).collect();
+    }
+    level.remove(0)
 }
 
 fn add(left: f32, right: f32) -> f32 {

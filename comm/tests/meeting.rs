@@ -1,0 +1,209 @@
+//! How ranks find each other: the store, strangers at the door, and PyTorch's store in place of ours.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use zero_comm::store::{StoreClient, StoreError, StoreServer};
+use zero_comm::{CommError, Options, Place, ReduceOp, Transport, connect};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn client(server: &StoreServer, token: Option<&str>) -> Result<StoreClient, StoreError> {
+    StoreClient::connect(&server.address().to_string(), token, soon())
+}
+
+fn place(rank: usize, size: usize, port: u16) -> Place {
+    Place { rank, world_size: size, local_rank: rank, local_world_size: size, master_port: port, ..Place::alone() }
+}
+
+/// A world that meets at `port` and adds up its ranks.
+fn meet(size: usize, port: u16, options: &Options) -> Vec<Result<i64, CommError>> {
+    let rank = |rank| {
+        let comm = connect(&place(rank, size, port), options)?;
+        let sum = comm.all_reduce(vec![rank as i64].into(), ReduceOp::Sum).wait()?.into_i64()?;
+        comm.barrier().wait()?;
+        Ok(sum[0])
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+#[test]
+fn values_are_set_and_waited_for() {
+    let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
+    let mut first = client(&server, Some("token")).expect("a client");
+    let mut second = client(&server, Some("token")).expect("a client");
+    assert!(!first.is_torch());
+    first.set("a", b"1").expect("set");
+    assert_eq!(second.get("a", soon()), Ok(b"1".to_vec()));
+    let waiting = std::thread::spawn(move || {
+        second.wait(&["a", "late"], soon()).expect("both come");
+        second.get("late", soon())
+    });
+    std::thread::sleep(Duration::from_millis(30));
+    first.set("late", &[7; 1000]).expect("set");
+    assert_eq!(waiting.join().expect("no panic"), Ok(vec![7; 1000]));
+    let missing = first.get("never", Instant::now() + Duration::from_millis(30));
+    assert!(matches!(missing, Err(StoreError::Missing { key, .. }) if key == "never"));
+    assert!(matches!(first.set("big", &[0; 100_000]), Err(StoreError::TooLong { bytes: 100_000, .. })));
+    first.set("a", b"2").expect("the connection is still good");
+}
+
+#[test]
+fn a_store_serves_nobody_without_the_token() {
+    let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
+    for guess in [None, Some(""), Some("Token")] {
+        assert!(matches!(client(&server, guess), Err(StoreError::Unauthorized { .. })), "{guess:?}");
+    }
+    // A client of PyTorch's gets no answer to its requests.
+    let mut stream = TcpStream::connect(server.address()).expect("a connection");
+    stream.write_all(&[0, 0xCE, 0xF7, 0x85, 0x3C, 7, 7]).expect("sent");
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(answer.len() <= 64, "no more than a greeting");
+}
+
+#[test]
+fn a_port_in_use_is_said_to_be() {
+    let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
+    let second = StoreServer::bind(server.address(), None).map(|_| ());
+    assert!(matches!(second, Err(StoreError::Bind { in_use: true, .. })), "{second:?}");
+}
+
+#[test]
+fn strangers_at_the_door_do_not_keep_the_ranks_apart() {
+    let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
+    // Some say nothing, some talk nonsense, and there are more than are let in at a time.
+    let strangers: Vec<TcpStream> = (0..100)
+        .map(|i| {
+            let mut stream = TcpStream::connect(server.address()).expect("a connection");
+            if i % 2 == 0 {
+                let _ = stream.write_all(&[i; 300]);
+            }
+            stream
+        })
+        .collect();
+    let options = Options { token: Some("token".into()), ..Options::default() };
+    for sum in meet(3, server.address().port(), &options) {
+        assert_eq!(sum, Ok(3));
+    }
+    drop(strangers);
+}
+
+#[test]
+fn rank_0_serves_the_store_where_nobody_does() {
+    for token in [None, Some("token".to_string())] {
+        let options = Options { token, ..Options::default() };
+        for sum in meet(4, free_port(), &options) {
+            assert_eq!(sum, Ok(6));
+        }
+    }
+}
+
+#[test]
+fn a_world_of_one_waits_for_nobody() {
+    let comm = connect(&Place::alone(), &Options::default()).expect("nobody to wait for");
+    assert_eq!((comm.rank(), comm.size()), (0, 1));
+    assert_eq!(comm.all_reduce(vec![1.5f32].into(), ReduceOp::Sum).wait(), Ok(vec![1.5f32].into()));
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_the_meeting_is_named() {
+    let options = Options { meeting_timeout: Duration::from_millis(300), ..Options::default() };
+    let port = free_port();
+    let error = connect(&place(0, 2, port), &options).map(|_| ()).expect_err("rank 1 does not come");
+    assert!(error.to_string().contains("/zero/local/0/1 did not appear"), "{error}");
+    let error = connect(&place(1, 2, port), &options).map(|_| ()).expect_err("nobody serves");
+    assert!(matches!(error, CommError::Rendezvous { rank: 1, .. }), "{error}");
+}
+
+#[test]
+fn other_hosts_are_let_in_with_a_token_only() {
+    // An address for documentation: never on this machine, and not loopback.
+    let options = Options { interface: Some("192.0.2.1".into()), ..Options::default() };
+    let error = connect(&place(0, 2, 29500), &options).map(|_| ()).expect_err("no token");
+    assert!(error.to_string().contains("ZERO_TRAIN_TOKEN"), "{error}");
+    let options = Options { interface: Some("nowhere0".into()), token: Some("t".into()), ..Options::default() };
+    let error = connect(&place(0, 2, 29500), &options).map(|_| ()).expect_err("no interface");
+    assert!(error.to_string().contains("nowhere0"), "{error}");
+    let options = Options { interface: Some("lo".into()), token: Some("t".into()), ..Options::default() };
+    assert_eq!(meet(2, free_port(), &options), [Ok(1), Ok(1)]);
+}
+
+/// As much of PyTorch's `TCPStore` as clients of ours use, written from the description of its protocol.
+fn torch_store(listener: &TcpListener) {
+    let values = std::sync::Mutex::new(HashMap::<Vec<u8>, Vec<u8>>::new());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let values = &values;
+            scope.spawn(move || {
+                let mut number = [0; 4];
+                let mut code = [0];
+                while stream.read_exact(&mut code).is_ok() {
+                    match code[0] {
+                        0 => {
+                            stream.read_exact(&mut number).expect("a magic number");
+                            assert_eq!(u32::from_le_bytes(number), 0x3C85_F7CE);
+                        }
+                        1 => {
+                            let (key, value) = (string(&mut stream), string(&mut stream));
+                            values.lock().expect("lock").insert(key, value);
+                        }
+                        3 => {
+                            let value = values.lock().expect("lock")[&string(&mut stream)].clone();
+                            stream.write_all(&(value.len() as u64).to_le_bytes()).expect("answered");
+                            stream.write_all(&value).expect("answered");
+                        }
+                        6 => {
+                            let mut count = [0; 8];
+                            stream.read_exact(&mut count).expect("a count");
+                            assert_eq!(u64::from_le_bytes(count), 1);
+                            let key = string(&mut stream);
+                            while !values.lock().expect("lock").contains_key(&key) {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
+                            stream.write_all(&[0]).expect("answered");
+                        }
+                        13 => {
+                            stream.read_exact(&mut number).expect("a number");
+                            stream.write_all(&number).expect("answered");
+                        }
+                        other => panic!("request {other}"),
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn string(stream: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length).expect("a length");
+    let mut bytes = vec![0; u64::from_le_bytes(length) as usize];
+    stream.read_exact(&mut bytes).expect("a string");
+    bytes
+}
+
+#[test]
+fn a_store_of_pytorch_serves_as_well() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address: SocketAddr = listener.local_addr().expect("an address");
+    let store = std::thread::spawn(move || torch_store(&listener));
+    let options = Options { transport: Transport::Tcp, ..Options::default() };
+    for sum in meet(3, address.port(), &options) {
+        assert_eq!(sum, Ok(3));
+    }
+    store.join().expect("the store understood everything");
+}
