@@ -61,11 +61,6 @@ impl Engine {
             Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
         })?;
         let comm = zero_comm::connect(&place, &comm_options(&config))?;
-        let config = if comm.size() == config.world_size {
-            config
-        } else {
-            return Err(Error::Batch("the configuration is resolved for another number of ranks".into()));
-        };
         Self::with_communicator(config, model, comm)
     }
 
@@ -74,6 +69,11 @@ impl Engine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
+        Self::resolved(config.for_world_size(comm.size())?, model, comm)
+    }
+
+    /// An engine of a configuration that is as it should be for this communicator.
+    pub(crate) fn resolved(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
         let settings = Settings::new(&config, comm.size())?;
         let model = Arc::new(model.build(settings.dtype)?);
         let layout = Layout::new(&model, &settings.layout);

@@ -8,6 +8,8 @@ use zero_model::BuildError;
 use zero_partition::ZeroError;
 use zero_pipeline::Violation;
 
+use crate::data::DataError;
+
 /// Why a run ended before its time.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -49,6 +51,15 @@ pub enum Error {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(CheckpointError),
+    /// Data could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// `--verify` found a difference.
+    #[error("the first {steps} steps differ from those of one process at ZeRO stage 0")]
+    NotVerified {
+        /// Steps that were compared.
+        steps: u64,
+    },
     /// Loss or gradients stopped being finite.
     #[error("training diverged: the gradient was not finite in {steps} steps in a row, the last one step {step}")]
     Diverged {
@@ -74,10 +85,10 @@ impl Error {
         match self {
             Self::Config(_) | Self::Setting { .. } | Self::Build(_) => 2,
             Self::Batch(_) | Self::NoParameter(_) => 2,
-            Self::Checkpoint(_) => 3,
+            Self::Checkpoint(_) | Self::Data(_) => 3,
             Self::Comm(_) => 4,
             Self::Diverged { .. } => 5,
-            Self::Program(_) | Self::Tensor(_) | Self::Zero(_) | Self::Io { .. } => 1,
+            Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) | Self::Zero(_) | Self::Io { .. } => 1,
         }
     }
 

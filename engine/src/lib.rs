@@ -19,16 +19,20 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod data;
 mod engine;
 mod error;
 mod executor;
+pub mod monitor;
 mod settings;
 mod timing;
+pub mod train;
+mod configured_model;
 
 pub use batch::Batch;
-pub use engine::{Engine, Step};
+pub use engine::{Engine, Step, comm_options};
 pub use error::Error;
-pub use timing::{Lane, Timing};
+pub use timing::{Lane, Span, Timing};
 pub use zero_config::Config;
 pub use zero_model::{Activations, Layer, Layers, Pass, ops, zoo};
 pub use zero_partition::Kind;

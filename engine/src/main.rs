@@ -1,1 +1,122 @@
-fn main() {}
+//! `zero-train`: the command line around the library.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cli;
+mod launch;
+mod rank;
+mod surroundings;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use cli::{Bench, Cli, Command, ConfigArgs, TrainArgs};
+use zero_config::{Config, Source, Transport, Typed};
+use zero_comm::place::Place;
+use zero_train::train::{Output, Resume, RunOptions};
+
+fn main() -> ExitCode {
+    surroundings::follow_launcher();
+    let cli = Cli::parse();
+    let result = match cli.command {
+        None => train(&cli.train),
+        Some(Command::Check(args)) => check(&args.config),
+        Some(Command::Bench(args)) => bench(&args.what),
+    };
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("{}", rank::message(&error));
+            ExitCode::from(rank::exit_status(&error))
+        }
+    }
+}
+
+/// A configuration as typed, and its text if it came from standard input.
+fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
+    let (source, text) = if args.config.as_os_str() == "-" {
+        let source = Source::from_stdin()?;
+        let text = source.text.clone();
+        (source, Some(text))
+    } else {
+        (Source::from_path(&args.config)?, None)
+    };
+    Ok((zero_config::load(source, overrides)?, text))
+}
+
+fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
+    let (typed, _) = load(args, &args.set)?;
+    let config = typed.resolve(args.num_processes.map(|n| n as usize))?;
+    print!("{}", config.to_yaml_with_origins());
+    warn(&config);
+    Ok(0)
+}
+
+fn warn(config: &Config) {
+    for warning in &config.warnings {
+        eprintln!("warning: {warning}");
+    }
+}
+
+fn train(args: &TrainArgs) -> anyhow::Result<u8> {
+    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    let is_rank = place.world_size > 1 || std::env::var_os(surroundings::LAUNCHED).is_some();
+    let options = run_options(args);
+    if is_rank {
+        // Standard input is read once, by the process that stays.
+        let threads = threads_before_reading(args, place.local_world_size)?;
+        surroundings::prepare(threads)?;
+        let (typed, _) = load(&args.config, &args.overrides())?;
+        let config = typed.resolve(Some(place.world_size))?;
+        return rank::run(&config, &options, &place);
+    }
+    let (typed, text) = load(&args.config, &args.overrides())?;
+    let config = typed.resolve(args.config.num_processes.map(|n| n as usize))?;
+    config.model_and_data()?;
+    if options.output != Output::Quiet {
+        warn(&config);
+    }
+    let ranks = config.world_size;
+    if config.launcher.transport == Transport::Threads {
+        return rank::run_as_threads(&config, &options);
+    }
+    let threads = surroundings::threads(config.launcher.threads_per_rank, ranks);
+    launch::launch(ranks, threads, text.as_deref())
+}
+
+/// The thread count of a rank that another launcher started, without touching standard input.
+fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
+    let configured = if args.config.config.as_os_str() == "-" {
+        None
+    } else {
+        let (typed, _) = load(&args.config, &args.overrides())?;
+        typed.resolve(None).ok().and_then(|config| config.launcher.threads_per_rank)
+    };
+    Ok(surroundings::threads(configured, local_ranks))
+}
+
+fn run_options(args: &TrainArgs) -> RunOptions {
+    RunOptions {
+        resume: args.resume.as_deref().map(|from| match from {
+            "auto" => Resume::Auto,
+            folder => Resume::From(folder.into()),
+        }),
+        verify: args.verify,
+        output: match (args.quiet, args.plain) {
+            (true, _) => Output::Quiet,
+            (_, true) => Output::Plain,
+            _ => Output::Auto,
+        },
+    }
+}
+
+fn bench(what: &Bench) -> anyhow::Result<u8> {
+    match what {
+        Bench::Adam { millions, repeats } => bench::adam(*millions, *repeats),
+        Bench::Comm { num_processes, megabytes, repeats, transport } => {
+            bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
+        }
+        Bench::Step { config, steps } => bench::step(config, *steps),
+    }
+}

@@ -1,0 +1,152 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// ZeRO-style memory-optimized training for candle models.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Cli {
+    /// Without one: train.
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    /// Of training.
+    #[command(flatten)]
+    pub(crate) train: TrainArgs,
+}
+
+/// What else the binary does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print the resolved configuration with the origin of each value, or every error at once
+    Check(CheckArgs),
+    /// Measure this machine: kernels, collectives or whole steps
+    Bench(BenchArgs),
+}
+
+/// Where the configuration comes from.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConfigArgs {
+    /// ds.yaml or ds_config.json, or - for standard input
+    #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
+    pub(crate) config: PathBuf,
+    /// Ranks to start on this machine [default: launcher.num_processes, else 1]
+    #[arg(long, short, value_name = "N", alias = "num_processes", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) num_processes: Option<u32>,
+    /// Override a value, for example zero_optimization.stage=2; may be given several times
+    #[arg(long, value_name = "PATH=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+/// Options of training.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TrainArgs {
+    /// Where the configuration comes from.
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+    /// Folder of the run [default: training.output_dir]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Continue from the newest checkpoint of the run (auto), or from a checkpoint's folder
+    #[arg(long, value_name = "auto|DIR")]
+    pub(crate) resume: Option<String>,
+    /// Stop after this many optimizer steps
+    #[arg(long, value_name = "N", alias = "max_steps")]
+    pub(crate) max_steps: Option<u64>,
+    /// Train K steps, compare them with one process at stage 0, and stop
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) verify: Option<u64>,
+    /// Plain lines instead of a progress bar, also on a terminal
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) plain: bool,
+    /// Print nothing but errors
+    #[arg(long)]
+    pub(crate) quiet: bool,
+    /// Accepted for launchers of DeepSpeed scripts; has no effect
+    #[arg(long, hide = true)]
+    pub(crate) deepspeed: bool,
+    /// Accepted for launchers of DeepSpeed scripts; has no effect
+    #[arg(long, hide = true, value_name = "N")]
+    pub(crate) local_rank: Option<u32>,
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Where the configuration comes from.
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+}
+
+/// Options of `bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub(crate) what: Bench,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// AdamW against a loop that reads four arrays and writes three
+    Adam {
+        /// Millions of parameters
+        #[arg(long, default_value_t = 50)]
+        millions: usize,
+        /// Runs of each, in turn
+        #[arg(long, default_value_t = 9)]
+        repeats: usize,
+    },
+    /// Collectives between processes of this machine
+    Comm {
+        /// Processes
+        #[arg(long, short, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+        num_processes: u32,
+        /// Megabytes of f32
+        #[arg(long, default_value_t = 64)]
+        megabytes: usize,
+        /// Runs of each operation
+        #[arg(long, default_value_t = 15)]
+        repeats: usize,
+        /// auto, shared_memory or tcp
+        #[arg(long, default_value = "auto")]
+        transport: String,
+    },
+    /// Training steps of a configuration on synthetic tokens: time and tokens per second
+    Step {
+        /// Where the configuration comes from.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Measured steps, after two that are not
+        #[arg(long, default_value_t = 10)]
+        steps: usize,
+    },
+}
+
+impl TrainArgs {
+    /// The overrides that these options stand for, behind those of `--set`.
+    #[must_use]
+    pub(crate) fn overrides(&self) -> Vec<String> {
+        let mut overrides = self.config.set.clone();
+        if let Some(steps) = self.max_steps {
+            overrides.push("training.epochs=".into());
+            overrides.push(format!("training.max_steps={steps}"));
+        }
+        if let Some(out) = &self.out {
+            overrides.push(format!("training.output_dir={:?}", out.display().to_string()));
+        }
+        overrides
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

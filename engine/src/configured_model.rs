@@ -1,0 +1,97 @@
+//! The zoo's models from a configuration.
+
+use zero_config::{self as config, Config};
+use zero_model::{Layers, zoo};
+
+use crate::error::Error;
+
+/// The model that a configuration names. `vocabulary` is the tokenizer's, for `vocab_size: auto`.
+///
+/// # Errors
+/// No `model` section, or a vocabulary smaller than the tokenizer's.
+pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
+    match &config.model {
+        None => Err(Error::setting(
+            "model",
+            "there is no model to train",
+            "add a `model` section, for example `model: {type: gpt2, n_layer: 4, n_head: 4, n_embd: 128}`",
+        )),
+        Some(config::Model::Gpt2(m)) => Ok(zoo::gpt2(&zoo::Gpt2Config {
+            vocab_size: vocab_size(m.vocab_size, vocabulary)?,
+            n_positions: m.n_positions,
+            n_embd: m.n_embd,
+            n_layer: m.n_layer,
+            n_head: m.n_head,
+            n_inner: Some(m.n_inner),
+            activation_function: activation(m.activation_function),
+            layer_norm_epsilon: m.layer_norm_epsilon as f32,
+            initializer_range: m.initializer_range,
+            tie_word_embeddings: m.tie_word_embeddings,
+            embd_pdrop: m.embd_pdrop as f32,
+            resid_pdrop: m.resid_pdrop as f32,
+        })),
+        Some(config::Model::Llama(m)) if m.attention_bias || m.hidden_act != config::Activation::Silu => {
+            Err(Error::setting(
+                "model",
+                "Llama with `attention_bias` or another `hidden_act` than silu is not implemented yet",
+                "leave both keys out",
+            ))
+        }
+        Some(config::Model::Llama(m)) => Ok(zoo::llama(&zoo::LlamaConfig {
+            vocab_size: vocab_size(m.vocab_size, vocabulary)?,
+            hidden_size: m.hidden_size,
+            intermediate_size: m.intermediate_size,
+            num_hidden_layers: m.num_hidden_layers,
+            num_attention_heads: m.num_attention_heads,
+            num_key_value_heads: m.num_key_value_heads,
+            head_dim: Some(m.head_dim),
+            max_position_embeddings: m.max_position_embeddings,
+            rope_theta: m.rope_theta,
+            rms_norm_eps: m.rms_norm_eps as f32,
+            tie_word_embeddings: m.tie_word_embeddings,
+            initializer_range: m.initializer_range,
+        })),
+        Some(config::Model::Mlp(m)) => Ok(zoo::mlp(&zoo::MlpConfig {
+            input_size: m.input_size,
+            hidden_sizes: m.hidden_sizes.clone(),
+            num_labels: m.output_size,
+            hidden_act: activation(m.activation),
+        })),
+    }
+}
+
+fn activation(activation: config::Activation) -> zoo::Activation {
+    match activation {
+        config::Activation::Relu => zoo::Activation::Relu,
+        config::Activation::Gelu => zoo::Activation::Gelu,
+        config::Activation::GeluNew => zoo::Activation::GeluNew,
+        config::Activation::Silu => zoo::Activation::Silu,
+    }
+}
+
+fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>) -> Result<usize, Error> {
+    match (configured, tokenizer) {
+        (Some(configured), Some(needed)) if configured < needed => Err(Error::setting(
+            "model.vocab_size",
+            format!("{configured} is smaller than the data's vocabulary of {needed} tokens"),
+            format!("set it to at least {needed}, or to `auto`"),
+        )),
+        (Some(configured), _) => Ok(configured),
+        (None, Some(needed)) => Ok(needed),
+        (None, None) => Err(Error::setting(
+            "model.vocab_size",
+            "`auto` needs a tokenizer to take it from",
+            "set the number of tokens of the token files",
+        )),
+    }
+}
+
+/// The longest sequence that the model takes, if it takes sequences.
+#[must_use]
+pub(crate) fn longest_sequence(model: &config::Model) -> Option<usize> {
+    match model {
+        config::Model::Gpt2(m) => Some(m.n_positions),
+        config::Model::Llama(m) => Some(m.max_position_embeddings),
+        config::Model::Mlp(_) => None,
+    }
+}

@@ -1,0 +1,86 @@
+//! One rank of a training run.
+
+use std::sync::Arc;
+
+use zero_comm::place::Place;
+use zero_comm::{Communicator, Options};
+use zero_config::Config;
+use zero_train::Error;
+use zero_train::train::{Finished, RunOptions, train};
+
+use crate::surroundings;
+
+/// Trains on the rank that this process is; returns the exit status.
+///
+/// # Errors
+/// What ends the run.
+pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyhow::Result<u8> {
+    compute_threads(config, place.local_world_size);
+    let comm = zero_comm::connect(place, &zero_train::comm_options(config)).map_err(Error::Comm)?;
+    train_on(config, options, &comm)
+}
+
+/// Trains with every rank a thread of this process.
+///
+/// # Errors
+/// What ends the run: the error of the lowest rank that did not fail because another one did.
+pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
+    surroundings::prepare(surroundings::threads(config.launcher.threads_per_rank, config.world_size))?;
+    compute_threads(config, config.world_size);
+    let comm_options = Options { timeout: zero_train::comm_options(config).timeout, ..Options::default() };
+    let results: Vec<anyhow::Result<u8>> = std::thread::scope(|scope| {
+        let ranks = zero_comm::threads(config.world_size, &comm_options);
+        let started: Vec<_> =
+            ranks.into_iter().map(|comm| scope.spawn(move || train_on(config, options, &comm))).collect();
+        let panicked = |_| Err(anyhow::anyhow!("internal error: a rank panicked"));
+        started.into_iter().map(|handle| handle.join().unwrap_or_else(panicked)).collect()
+    });
+    let mut statuses = vec![];
+    let mut errors = vec![];
+    for result in results {
+        match result {
+            Ok(status) => statuses.push(status),
+            Err(error) => errors.push(error),
+        }
+    }
+    let cause = errors.iter().position(|e| exit_status(e) != 4).unwrap_or(0);
+    if errors.is_empty() { Ok(statuses.into_iter().max().unwrap_or(0)) } else { Err(errors.swap_remove(cause)) }
+}
+
+fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>) -> anyhow::Result<u8> {
+    match train(config, options, comm) {
+        Ok(Finished::Done) => Ok(0),
+        Ok(Finished::Stopped(signal)) => Ok(128 + u8::try_from(signal).unwrap_or(0)),
+        Err(error) => {
+            // The others end now, and not when their deadline passes.
+            comm.abort(&error.to_string());
+            Err(error.into())
+        }
+    }
+}
+
+/// Sets the threads of our operations and of rayon's pool.
+pub(crate) fn compute_threads(config: &Config, local_ranks: usize) {
+    let threads = surroundings::threads(config.launcher.threads_per_rank, local_ranks);
+    zero_model::ops::set_threads(threads);
+    // Somebody may have made the pool already, in a test for example; then it stays as it is.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+}
+
+/// The exit status that an error stands for.
+#[must_use]
+pub(crate) fn exit_status(error: &anyhow::Error) -> u8 {
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return error.exit_status();
+    }
+    let is_input = error.is::<zero_config::Errors>() || error.is::<zero_comm::PlaceError>();
+    if is_input { 2 } else { 1 }
+}
+
+/// What the user reads of an error.
+#[must_use]
+pub(crate) fn message(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    // A configuration's errors each begin with `error:` themselves.
+    if text.starts_with("error:") { text } else { format!("error: {text}") }
+}

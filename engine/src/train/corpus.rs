@@ -1,0 +1,157 @@
+//! The datasets of a run, and batches out of them.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use zero_config::{self as config, Config};
+
+use crate::batch::Batch;
+use crate::data::{self, DataOptions, Dataset, SampleShape, Samples, Tokenizer, sample_index};
+use crate::error::Error;
+use crate::configured_model::longest_sequence;
+
+/// What a run trains and evaluates on.
+pub(super) struct Corpus {
+    pub(super) train: Arc<dyn Dataset>,
+    pub(super) eval: Option<Arc<dyn Dataset>>,
+    pub(super) tokenizer: Tokenizer,
+    /// Number of tokens of the tokenizer, where the data are text.
+    pub(super) vocabulary: Option<usize>,
+    seed: u64,
+    shuffle: bool,
+}
+
+impl Corpus {
+    pub(super) fn open(config: &Config) -> Result<Self, Error> {
+        let (model, data) = config.model_and_data()?;
+        let tokenizer = match &data.tokenizer {
+            config::Tokenizer::Byte => Tokenizer::Byte,
+            config::Tokenizer::File(path) => Tokenizer::from_file(path)?,
+        };
+        let is_text = !matches!(data.format, config::DataFormat::Tokens | config::DataFormat::Csv)
+            && !matches!(model, config::Model::Mlp(_));
+        let vocabulary = is_text.then(|| tokenizer.vocabulary());
+        let sequence_length = sequence_length(model, data)?;
+        let options = |sources: &[String]| DataOptions {
+            sources: sources.to_vec(),
+            format: match (data.format, model) {
+                (config::DataFormat::Auto, config::Model::Mlp(_)) => data::Format::Csv,
+                (config::DataFormat::Auto, _) => data::Format::Auto,
+                (config::DataFormat::Text, _) => data::Format::Text,
+                (config::DataFormat::Tokens, _) => data::Format::Tokens,
+                (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
+                (config::DataFormat::Csv, _) => data::Format::Csv,
+            },
+            text_key: data.text_key.clone(),
+            token_dtype: match data.token_dtype {
+                config::TokenDtype::U16 => data::TokenDtype::U16,
+                config::TokenDtype::U32 => data::TokenDtype::U32,
+            },
+            sequence_length,
+            vocabulary: classes(model).or(vocabulary).unwrap_or(usize::MAX),
+        };
+        let all = data::open(&options(&data.train), &tokenizer)?;
+        fits(model, all.shape())?;
+        let (train, eval) = match &data.eval {
+            Some(sources) => (all, Some(data::open(&options(sources), &tokenizer)?)),
+            None if data.eval_fraction > 0.0 => data::split(all, data.eval_fraction)?,
+            None => (all, None),
+        };
+        if config.training.eval_every > 0 && eval.is_none() {
+            return Err(Error::setting(
+                "training.eval_every",
+                "there is nothing to evaluate on",
+                "name files in `data.eval`, or set `data.eval_fraction`",
+            ));
+        }
+        let (seed, shuffle) = (config.training.seed, data.shuffle);
+        Ok(Self { train, eval, tokenizer, vocabulary, seed, shuffle })
+    }
+
+    /// Training samples at `position..position + rows` of the run.
+    pub(super) fn training_batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
+        let n = self.train.samples();
+        let at = |row: u64| sample_index(self.seed, position + row, n, self.shuffle);
+        batch(&*self.train, (0..rows as u64).map(at))
+    }
+
+    /// Samples for an evaluation, in the order of the files; from the start again when they end.
+    pub(super) fn evaluation_batch(&self, eval: &dyn Dataset, position: u64, rows: usize) -> Result<Batch, Error> {
+        let n = eval.samples() as u64;
+        batch(eval, (0..rows as u64).map(|row| ((position + row) % n) as usize))
+    }
+
+    /// Tokens of a sample; a row of a table counts as one.
+    pub(super) fn tokens_per_sample(&self) -> usize {
+        match self.train.shape() {
+            SampleShape::Tokens(length) => length,
+            SampleShape::Features(_) => 1,
+        }
+    }
+
+    /// Optimizer steps of so many epochs.
+    pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
+        (epochs * self.train.samples() as f64 / train_batch_size as f64).ceil() as u64
+    }
+}
+
+fn sequence_length(model: &config::Model, data: &config::Data) -> Result<usize, Error> {
+    let longest = longest_sequence(model);
+    match (data.sequence_length, longest) {
+        (Some(length), Some(longest)) if length > longest => Err(Error::setting(
+            "data.sequence_length",
+            format!("{length} tokens are more than the model's {longest}"),
+            format!("set it to at most {longest}, or make the model's longest sequence longer"),
+        )),
+        (Some(length), _) => Ok(length),
+        (None, longest) => Ok(longest.unwrap_or(1)),
+    }
+}
+
+/// How many tokens or classes the model tells apart, if the configuration says.
+fn classes(model: &config::Model) -> Option<usize> {
+    match model {
+        config::Model::Gpt2(m) => m.vocab_size,
+        config::Model::Llama(m) => m.vocab_size,
+        config::Model::Mlp(m) => Some(m.output_size),
+    }
+}
+
+fn fits(model: &config::Model, shape: SampleShape) -> Result<(), Error> {
+    match (model, shape) {
+        (config::Model::Mlp(m), SampleShape::Features(n)) if m.input_size == n => Ok(()),
+        (config::Model::Mlp(m), SampleShape::Features(n)) => Err(Error::setting(
+            "model.input_size",
+            format!("it is {}, and the table has {n} features besides the label", m.input_size),
+            format!("set it to {n}"),
+        )),
+        (config::Model::Mlp(_), SampleShape::Tokens(_)) => {
+            Err(Error::setting("data.format", "an mlp trains on tables, not on tokens", "name .csv files in `data.train`"))
+        }
+        (_, SampleShape::Features(_)) => Err(Error::setting(
+            "data.format",
+            "a language model trains on text or tokens, not on a table",
+            "use `model.type: mlp`, or other files",
+        )),
+        (_, SampleShape::Tokens(_)) => Ok(()),
+    }
+}
+
+fn batch(dataset: &dyn Dataset, indices: impl Iterator<Item = usize>) -> Result<Batch, Error> {
+    let (mut samples, mut rows) = (Samples::default(), 0);
+    for index in indices {
+        dataset.append(index, &mut samples)?;
+        rows += 1;
+    }
+    let cpu = &Device::Cpu;
+    Ok(match dataset.shape() {
+        SampleShape::Tokens(length) => Batch::new(
+            Tensor::from_vec(samples.tokens, (rows, length), cpu)?,
+            Tensor::from_vec(samples.targets, (rows, length), cpu)?,
+        ),
+        SampleShape::Features(features) => Batch::new(
+            Tensor::from_vec(samples.features, (rows, features), cpu)?,
+            Tensor::from_vec(samples.targets, rows, cpu)?,
+        ),
+    })
+}

@@ -1,0 +1,103 @@
+//! The folder of a run.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::timing::Span;
+
+/// Files of a run; rank 0 writes them.
+pub(super) struct Folder {
+    path: PathBuf,
+    metrics: File,
+}
+
+impl Folder {
+    /// Opens the folder of a new run. What an earlier run left there is moved aside; where to is returned.
+    pub(super) fn new(path: &Path) -> Result<(Self, Option<PathBuf>), Error> {
+        let is_used = ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists());
+        let moved = if is_used { Some(set_aside(path)?) } else { None };
+        fs::create_dir_all(path).map_err(Error::io(path))?;
+        let file = path.join("metrics.jsonl");
+        let metrics = File::create(&file).map_err(Error::io(&file))?;
+        Ok((Self { path: path.to_path_buf(), metrics }, moved))
+    }
+
+    /// Opens the folder of a run that goes on after `step`: later lines of its metrics are dropped.
+    pub(super) fn resume(path: &Path, step: u64) -> Result<Self, Error> {
+        fs::create_dir_all(path).map_err(Error::io(path))?;
+        let file = path.join("metrics.jsonl");
+        let kept = kept_lines(&file, step)?;
+        let temporary = path.join(".metrics.jsonl");
+        fs::write(&temporary, kept).map_err(Error::io(&temporary))?;
+        fs::rename(&temporary, &file).map_err(Error::io(&file))?;
+        let metrics = OpenOptions::new().append(true).open(&file).map_err(Error::io(&file))?;
+        Ok(Self { path: path.to_path_buf(), metrics })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One line of `metrics.jsonl`.
+    pub(super) fn metrics(&mut self, line: &Value) -> Result<(), Error> {
+        writeln!(self.metrics, "{line}").map_err(Error::io(self.path.join("metrics.jsonl")))
+    }
+
+    pub(super) fn resolved(&self, config: &zero_config::Config) -> Result<(), Error> {
+        self.write("resolved.yaml", config.to_yaml().as_bytes())
+    }
+
+    pub(super) fn report(&self, report: &Value) -> Result<(), Error> {
+        self.write("report.json", format!("{report:#}\n").as_bytes())
+    }
+
+    /// `trace.json` in Chrome's format: one process a rank, one thread a lane.
+    pub(super) fn trace(&self, rank: usize, spans: &[Span]) -> Result<(), Error> {
+        let events: Vec<Value> = spans
+            .iter()
+            .map(|span| {
+                json!({
+                    "name": span.name, "cat": span.lane.name(), "ph": "X", "pid": rank, "tid": span.lane.name(),
+                    "ts": span.start.as_secs_f64() * 1e6, "dur": span.duration.as_secs_f64() * 1e6,
+                })
+            })
+            .collect();
+        self.write("trace.json", json!({ "traceEvents": events }).to_string().as_bytes())
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<(), Error> {
+        let (temporary, path) = (self.path.join(format!(".{name}")), self.path.join(name));
+        fs::write(&temporary, content).map_err(Error::io(&temporary))?;
+        fs::rename(&temporary, &path).map_err(Error::io(&path))
+    }
+}
+
+fn set_aside(path: &Path) -> Result<PathBuf, Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let free = (1..).map(|n| path.with_file_name(format!("{name}.{n}"))).find(|candidate| !candidate.exists());
+    let aside = free.unwrap_or_else(|| path.with_file_name(format!("{name}.old")));
+    fs::rename(path, &aside).map_err(Error::io(path))?;
+    Ok(aside)
+}
+
+fn kept_lines(file: &Path, step: u64) -> Result<String, Error> {
+    let opened = match File::open(file) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
+        other => other.map_err(Error::io(file))?,
+    };
+    let mut kept = String::new();
+    for line in BufReader::new(opened).lines() {
+        let line = line.map_err(Error::io(file))?;
+        // A line that a killed run left half written is not kept.
+        let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
+        if value["step"].as_u64().is_some_and(|s| s <= step) {
+            kept.push_str(&line);
+            kept.push('\n');
+        }
+    }
+    Ok(kept)
+}

@@ -1,0 +1,115 @@
+//! What a user sees while training: a bar on a terminal, plain lines elsewhere.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How much is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// A bar on a terminal, lines in a pipe.
+    Auto,
+    /// Lines.
+    Plain,
+    /// Nothing but errors.
+    Quiet,
+}
+
+/// What a line of progress shows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shown {
+    pub(super) step: u64,
+    pub(super) loss: f32,
+    pub(super) lr: f64,
+    pub(super) grad_norm: f64,
+    pub(super) tokens_per_s: f64,
+}
+
+pub(super) struct Progress {
+    bar: Option<ProgressBar>,
+    lines: bool,
+    every: u64,
+    last: u64,
+    from: u64,
+    started: Instant,
+}
+
+impl Progress {
+    /// For the rank that prints; the others are given [`Output::Quiet`].
+    pub(super) fn new(output: Output, every: usize, from: u64, steps: u64) -> Self {
+        let terminal = output == Output::Auto && std::io::stderr().is_terminal();
+        let bar = terminal.then(|| {
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  eta {eta}");
+            let bar = ProgressBar::new(steps).with_position(from);
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.reset_eta();
+            bar
+        });
+        let lines = output != Output::Quiet && bar.is_none();
+        Self { bar, lines, every: every as u64, last: steps, from, started: Instant::now() }
+    }
+
+    pub(super) fn step(&self, shown: &Shown) {
+        let Shown { step, loss, lr, grad_norm, tokens_per_s } = *shown;
+        if let Some(bar) = &self.bar {
+            bar.set_position(step);
+            bar.set_message(format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s"));
+        }
+        if self.lines && self.is_due(step) {
+            println!(
+                "step {step:>6}/{}  loss {loss:<8.4} lr {lr:<9.3e} grad norm {grad_norm:<8.3} {tokens_per_s:>8.0} tokens/s  eta {}",
+                self.last,
+                self.eta(step)
+            );
+        }
+    }
+
+    /// Whether a line of progress belongs to this step.
+    pub(super) fn is_due(&self, step: u64) -> bool {
+        self.every > 0 && (step.is_multiple_of(self.every) || step == self.from + 1 || step == self.last)
+    }
+
+    /// A line that stands between steps.
+    pub(super) fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{line}")),
+            None if self.lines => println!("{line}"),
+            None => {}
+        }
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish();
+        }
+    }
+
+    fn eta(&self, step: u64) -> String {
+        let done = (step - self.from).max(1);
+        let left = self.started.elapsed().div_f64(done as f64).mul_f64(self.last.saturating_sub(step) as f64);
+        seconds(left)
+    }
+}
+
+/// `2m 05s`.
+pub(super) fn seconds(duration: Duration) -> String {
+    let s = duration.as_secs();
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m {:02}s", s / 60, s % 60),
+        _ => format!("{}h {:02}m", s / 3600, s % 3600 / 60),
+    }
+}
+
+/// `1.5 MB`, powers of ten.
+pub(super) fn bytes(bytes: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}

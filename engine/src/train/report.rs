@@ -1,0 +1,181 @@
+//! `report.json`: what really executed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use zero_comm::{Buffer, Stats};
+use zero_partition::{CATEGORIES, Ledger, StateBytes, expected_payload, expected_state};
+
+use super::Finished;
+use super::progress::{bytes, seconds};
+use crate::engine::{Engine, Step};
+use crate::error::Error;
+use crate::timing::{Lane, Timing};
+
+/// What a run adds up for its report.
+pub(super) struct Report {
+    started: Instant,
+    first_step: Option<Duration>,
+    steps: u64,
+    skipped: u64,
+    first_loss: f32,
+    last_loss: f32,
+    peak_bytes: u64,
+}
+
+impl Report {
+    pub(super) fn new(started: Instant) -> Self {
+        Self {
+            started,
+            first_step: None,
+            steps: 0,
+            skipped: 0,
+            first_loss: f32::NAN,
+            last_loss: f32::NAN,
+            peak_bytes: 0,
+        }
+    }
+
+    pub(super) fn step(&mut self, step: &Step, peak_bytes: u64) {
+        if self.steps == 0 {
+            self.first_loss = step.loss;
+            self.first_step = Some(self.started.elapsed());
+        }
+        self.steps += 1;
+        self.skipped += u64::from(step.skipped);
+        self.last_loss = step.loss;
+        self.peak_bytes = peak_bytes;
+    }
+
+    /// The whole report; a collective.
+    pub(super) fn value(&self, engine: &Engine, finished: Finished) -> Result<Value, Error> {
+        let comm = engine.communicator();
+        let stats = engine.stats();
+        let mut collectives = BTreeMap::new();
+        for (operation, counter) in stats.iter().filter(|(_, counter)| counter.calls > 0) {
+            let all = over_ranks(engine, vec![counter.calls as i64, counter.sent_bytes as i64])?;
+            let sent: i64 = all.iter().map(|rank| rank[1]).sum();
+            let entry = json!({ "calls": counter.calls, "sent_bytes": sent, "seconds": round(counter.seconds) });
+            collectives.insert(operation.to_string(), entry);
+        }
+        let ledger = engine.zero().ledger();
+        let own: Vec<i64> = CATEGORIES.iter().map(|&c| ledger.peak(c) as i64).collect();
+        let expected = expected(engine);
+        let expected = [expected.parameters, expected.gradients, expected.optimizer].map(|b| b as i64);
+        let payload = expected_step_payload(engine) as i64;
+        let mut row = own;
+        row.push(ledger.peak_total() as i64);
+        row.extend(expected);
+        row.push(payload);
+        let ranks: Vec<Value> = over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| memory(rank, row)).collect();
+        let lanes: BTreeMap<&str, f64> =
+            Lane::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
+        let instructions: BTreeMap<&str, u64> = engine.timing().calls().collect();
+        Ok(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "finished": match finished { Finished::Done => "done".to_string(), Finished::Stopped(s) => format!("signal {s}") },
+            "world_size": comm.size(),
+            "transport": comm.transport(),
+            "zero_stage": engine.settings.layout.zero_stage.number(),
+            "parameters": engine.model().elements(),
+            "steps": self.steps,
+            "optimizer_steps": self.steps - self.skipped,
+            "skipped_steps": self.skipped,
+            "first_loss": super::finite(self.first_loss),
+            "last_loss": super::finite(self.last_loss),
+            "seconds": round(self.started.elapsed().as_secs_f64()),
+            "seconds_to_first_step": self.first_step.map(|d| round(d.as_secs_f64())),
+            "seconds_by_lane": lanes,
+            "instructions": instructions,
+            "layers_gathered": engine.timing().calls().find(|(kind, _)| *kind == "gather").map_or(0, |(_, n)| n),
+            "collectives": collectives,
+            "memory": { "measured_peak_bytes": self.peak_bytes, "ranks": ranks },
+        }))
+    }
+}
+
+/// What a user reads at the end.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "trained {} steps in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
+            self.steps,
+            seconds(self.started.elapsed()),
+            self.first_loss,
+            self.last_loss,
+            bytes(self.peak_bytes)
+        )
+    }
+}
+
+/// One row of numbers from every rank; a collective.
+fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
+    let (comm, n) = (engine.communicator(), own.len());
+    let all = Buffer::I64(vec![0; n * comm.size()]);
+    let all = comm.all_gather(Buffer::I64(own), all, &vec![n; comm.size()]).wait()?.output.into_i64()?;
+    Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
+}
+
+fn memory(rank: usize, row: &[i64]) -> Value {
+    let measured: BTreeMap<String, i64> =
+        CATEGORIES.iter().map(ToString::to_string).zip(row.iter().copied()).collect();
+    json!({
+        "rank": rank,
+        "measured_peak_bytes": measured,
+        "measured_peak_total_bytes": row[4],
+        "expected_state_bytes": { "parameters": row[5], "gradients": row[6], "optimizer_state": row[7] },
+        "expected_sent_bytes_per_step": row[8],
+    })
+}
+
+/// State bytes of this rank by its layout.
+pub(super) fn expected(engine: &Engine) -> StateBytes {
+    let zero = engine.zero();
+    let width = engine.settings.dtype.size_in_bytes();
+    expected_state(zero.layout(), engine.communicator().rank(), width, zero.state_names().len())
+}
+
+fn expected_step_payload(engine: &Engine) -> u64 {
+    let (zero, rank) = (engine.zero(), engine.communicator().rank());
+    let width = engine.settings.dtype.size_in_bytes();
+    expected_payload(engine.program(), zero.layout(), rank, width, &engine.settings.zero)
+}
+
+/// For `memory_breakdown`.
+pub(super) fn memory_line(ledger: &Ledger) -> String {
+    let parts: Vec<String> = CATEGORIES
+        .iter()
+        .map(|&c| format!("{c} {} (peak {})", bytes(ledger.now(c)), bytes(ledger.peak(c))))
+        .collect();
+    format!("memory of rank 0: {}", parts.join(", "))
+}
+
+/// For `wall_clock_breakdown`.
+pub(super) fn time_line(timing: &Timing) -> String {
+    let parts: Vec<String> =
+        Lane::ALL.iter().map(|&lane| format!("{} {:.2}s", lane.name(), timing.seconds(lane))).collect();
+    format!("time of rank 0: {}", parts.join(", "))
+}
+
+/// For `comms_logger`.
+pub(super) fn communication_table(stats: &Stats) -> String {
+    let mut lines = vec![format!("{:<16} {:>8} {:>12} {:>10} {:>10}", "collective", "calls", "sent", "seconds", "GB/s")];
+    for (operation, counter) in stats.iter().filter(|(_, counter)| counter.calls > 0) {
+        let rate = counter.sent_bytes as f64 / counter.seconds.max(1e-9) / 1e9;
+        lines.push(format!(
+            "{:<16} {:>8} {:>12} {:>10.3} {rate:>10.2}",
+            operation.to_string(),
+            counter.calls,
+            bytes(counter.sent_bytes),
+            counter.seconds
+        ));
+    }
+    lines.join("\n")
+}
+
+fn round(x: f64) -> f64 {
+    (x * 1e4).round() / 1e4
+}

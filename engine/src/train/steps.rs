@@ -1,0 +1,60 @@
+//! Steps of a configuration without the run around them, for benchmarks.
+
+use std::sync::Arc;
+
+use zero_comm::Communicator;
+use zero_config::Config;
+
+use super::corpus::Corpus;
+use crate::configured_model;
+use crate::engine::{Engine, Step};
+use crate::error::Error;
+
+/// A model and its data, ready to train step by step.
+pub struct Steps {
+    engine: Engine,
+    corpus: Corpus,
+}
+
+impl Steps {
+    /// Opens the data and builds the model; a collective.
+    ///
+    /// # Errors
+    /// As [`super::train`].
+    pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
+        let config = config.for_world_size(comm.size())?;
+        let corpus = Corpus::open(&config)?;
+        let layers = configured_model::from_config(&config, corpus.vocabulary)?;
+        let config = super::with_total_steps(config, 1000);
+        Ok(Self { engine: Engine::resolved(config, layers, comm.clone())?, corpus })
+    }
+
+    /// One optimizer step on the next samples; a collective.
+    ///
+    /// # Errors
+    /// As [`Engine::train_batch`].
+    pub fn step(&mut self) -> Result<Step, Error> {
+        let rows = self.engine.config().train_micro_batch_size_per_gpu;
+        let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
+        let corpus = &self.corpus;
+        self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
+    }
+
+    /// Tokens of a global batch.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> usize {
+        self.engine.config().train_batch_size * self.corpus.tokens_per_sample()
+    }
+
+    /// Number of elements of all parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.engine.model().elements()
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+}
