@@ -99,7 +99,9 @@ struct State<'a> {
     loaded: BTreeSet<usize>,
     forwarded: BTreeSet<(usize, LayerId)>,
     backwarded: BTreeSet<(usize, LayerId)>,
-    /// Complete local gradients that are neither accumulated nor reduced yet: (micro-batch, segment).
+    /// The micro-batch whose local gradient a segment holds, from its first backward until it is accumulated or reduced.
+    open: Vec<Option<usize>>,
+    /// Open gradients to which all layers have contributed: (micro-batch, segment).
     complete: BTreeSet<(usize, SegmentId)>,
     /// Micro-batches in each replicated accumulator or reduced shard.
     gathered_up: Vec<usize>,
@@ -132,6 +134,7 @@ impl<'a> State<'a> {
             loaded: BTreeSet::new(),
             forwarded: BTreeSet::new(),
             backwarded: BTreeSet::new(),
+            open: vec![None; count],
             complete: BTreeSet::new(),
             gathered_up: vec![0; count],
             reducing: vec![],
@@ -174,9 +177,7 @@ impl<'a> State<'a> {
                 ensure(placement == Placement::Replicated, || {
                     "its gradients are sharded: they are reduced, not accumulated".into()
                 })?;
-                ensure(self.complete.remove(&(*micro_batch, *segment)), || {
-                    "its gradient of that micro-batch is not complete".into()
-                })?;
+                self.take(*segment, *micro_batch)?;
                 self.gathered_up[*segment] += 1;
                 Ok(())
             }
@@ -244,6 +245,12 @@ impl<'a> State<'a> {
         })?;
         self.readable(layer)?;
         ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())?;
+        for &segment in &self.shape.layers[layer].segments {
+            let holds = self.open[segment].replace(micro_batch);
+            ensure(holds.is_none_or(|other| other == micro_batch), || {
+                format!("segment {segment} still holds the gradient of another micro-batch")
+            })?;
+        }
         self.complete.extend(self.shape.completed_by(layer).into_iter().map(|s| (micro_batch, s)));
         Ok(())
     }
@@ -252,23 +259,33 @@ impl<'a> State<'a> {
         for &segment in segments {
             self.segment(segment)?;
             match self.shape.segments[segment].placements.gradients {
-                Placement::Sharded => ensure(self.complete.remove(&(micro_batch, segment)), || {
-                    format!("segment {segment}'s gradient of that micro-batch is not complete")
-                })?,
-                Placement::Replicated => ensure(self.gathered_up[segment] == self.micro_batches, || {
-                    format!(
-                        "segment {segment} has {} of {} micro-batches",
-                        self.gathered_up[segment], self.micro_batches
-                    )
-                })?,
+                Placement::Sharded => self.take(segment, micro_batch)?,
+                Placement::Replicated => {
+                    ensure(self.gathered_up[segment] == self.micro_batches, || {
+                        let (has, all) = (self.gathered_up[segment], self.micro_batches);
+                        format!("segment {segment} has {has} of {all} micro-batches")
+                    })?;
+                    let pending = self.reducing.iter().any(|(segments, _)| segments.contains(&segment));
+                    ensure(!pending && !self.reduced[segment], || format!("segment {segment} is reduced already"))?;
+                }
             }
-            ensure(!self.reduced[segment], || format!("segment {segment} is reduced already"))?;
         }
         self.reducing.push((segments.to_vec(), micro_batch));
         Ok(())
     }
 
+    /// Takes a complete local gradient out of its segment.
+    fn take(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
+        ensure(self.complete.remove(&(micro_batch, segment)), || {
+            format!("segment {segment}'s gradient of that micro-batch is not complete")
+        })?;
+        self.open[segment] = None;
+        Ok(())
+    }
+
     fn finish(&self) -> Check {
+        ensure(self.reducing.is_empty(), || "a reduction was not awaited".into())?;
+        ensure(self.refreshing.is_empty(), || "a refresh was not awaited".into())?;
         for (segment, shape) in self.shape.segments.iter().enumerate() {
             if shape.placements.parameters == Placement::Sharded {
                 ensure(self.parameters[segment] == Parameters::Released, || {

@@ -1,0 +1,314 @@
+//! Every kind of defect is refused, with the rank, the instruction and the reason.
+
+use zero_pipeline::Instruction::{self, *};
+use zero_pipeline::{
+    LayerShape, ModelShape, Placement, Program, SegmentShape, Violation, ZeroStage, schedule, validate,
+};
+
+/// Three layers; the last one uses the first one's segment too.
+fn shape(zero_stage: ZeroStage) -> ModelShape {
+    let layer = |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec() };
+    let segment = |elements| SegmentShape { elements, placements: zero_stage.placements() };
+    ModelShape {
+        layers: vec![layer("embed", &[0]), layer("block", &[1]), layer("head", &[0, 2])],
+        segments: vec![segment(40), segment(100), segment(10)],
+    }
+}
+
+/// The plainest valid step: everything is gathered right before its use, released right after, and awaited at once.
+/// Written without the passes, so that it checks the validator alone.
+fn plain_step(shape: &ModelShape, micro_batches: usize) -> Program {
+    let mut instructions = vec![];
+    for instruction in schedule::accumulation(shape, micro_batches).instructions {
+        match instruction {
+            Forward { layer, .. } | Backward { layer, .. } => {
+                let sharded = |&s: &usize| shape.segments[s].placements.parameters == Placement::Sharded;
+                let needed: Vec<usize> = shape.layers[layer].segments.iter().copied().filter(sharded).collect();
+                instructions.extend(needed.iter().flat_map(|&segment| [Gather { segment }, AwaitGather { segment }]));
+                instructions.push(instruction.clone());
+                instructions.extend(needed.iter().map(|&segment| Release { segment }));
+                if let Backward { layer, micro_batch } = instruction {
+                    let completed = shape.completed_by(layer);
+                    instructions
+                        .extend(completed.into_iter().flat_map(|s| reduced(shape, s, micro_batch, micro_batches)));
+                }
+            }
+            Update { segment } => {
+                instructions.push(instruction);
+                let placements = shape.segments[segment].placements;
+                if placements.parameters == Placement::Replicated && placements.optimizer == Placement::Sharded {
+                    let segments = vec![segment];
+                    instructions.extend([Refresh { segments: segments.clone() }, AwaitRefresh { segments }]);
+                }
+            }
+            other => instructions.push(other),
+        }
+    }
+    Program { instructions, micro_batches }
+}
+
+fn reduced(shape: &ModelShape, segment: usize, micro_batch: usize, micro_batches: usize) -> Vec<Instruction> {
+    let segments = vec![segment];
+    let reduction = [Reduce { segments: segments.clone(), micro_batch }, AwaitReduce { segments, micro_batch }];
+    match shape.segments[segment].placements.gradients {
+        Placement::Sharded => reduction.to_vec(),
+        Placement::Replicated if micro_batch + 1 < micro_batches => vec![Accumulate { segment, micro_batch }],
+        Placement::Replicated => [vec![Accumulate { segment, micro_batch }], reduction.to_vec()].concat(),
+    }
+}
+
+const STAGES: [ZeroStage; 4] = [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three];
+
+fn position(program: &Program, wanted: &Instruction) -> usize {
+    program.instructions.iter().position(|i| i == wanted).unwrap_or_else(|| panic!("no `{wanted}` in\n{program}"))
+}
+
+/// A valid step of a stage with two micro-batches, changed.
+fn changed(zero_stage: ZeroStage, change: impl FnOnce(&mut Program)) -> Violation {
+    let shape = shape(zero_stage);
+    let mut program = plain_step(&shape, 2);
+    change(&mut program);
+    validate(&[program], &shape).expect_err("the program is accepted")
+}
+
+/// The same, with the first such instruction left out.
+fn without(zero_stage: ZeroStage, instruction: &Instruction) -> Violation {
+    changed(zero_stage, |program| {
+        program.instructions.remove(position(program, instruction));
+    })
+}
+
+#[track_caller]
+fn assert_reason(violation: &Violation, instruction: &str, reason: &str) {
+    assert_eq!((violation.instruction.as_str(), violation.reason.as_str()), (instruction, reason), "{violation}");
+}
+
+#[test]
+fn plain_steps_are_valid() {
+    for zero_stage in STAGES {
+        for micro_batches in 1..=4 {
+            let shape = shape(zero_stage);
+            let program = plain_step(&shape, micro_batches);
+            assert_eq!(validate(&[program.clone(), program.clone(), program], &shape), Ok(()));
+        }
+    }
+    let shape = shape(ZeroStage::Zero);
+    assert_eq!(validate(&[schedule::forward_only(&shape, 3)], &shape), Ok(()));
+    assert_eq!(validate(&[], &shape), Ok(()));
+}
+
+#[test]
+fn a_violation_names_rank_instruction_and_reason() {
+    let shape = shape(ZeroStage::Three);
+    let good = plain_step(&shape, 1);
+    let mut bad = good.clone();
+    let index = position(&bad, &AwaitGather { segment: 1 });
+    bad.instructions.remove(index);
+    let violation = validate(&[good.clone(), good, bad], &shape).unwrap_err();
+    assert_eq!((violation.rank, violation.index), (2, index));
+    assert_eq!(
+        violation.to_string(),
+        format!("rank 2, instruction {index} (forward layer 1 of micro-batch 0): reads segment 1, which is gathering")
+    );
+}
+
+#[test]
+fn parameters_are_gathered_when_they_are_read_and_only_then() {
+    let s = ZeroStage::Three;
+    let drop_both = changed(s, |program| {
+        let at = position(program, &Gather { segment: 1 });
+        program.instructions.drain(at..at + 2);
+    });
+    assert_reason(&drop_both, "forward layer 1 of micro-batch 0", "reads segment 1, which is released");
+    let never_started = without(s, &Gather { segment: 1 });
+    assert_reason(&never_started, "await_gather segment 1", "its parameters are released, not gathering");
+    let not_awaited = without(s, &AwaitGather { segment: 1 });
+    assert_reason(&not_awaited, "forward layer 1 of micro-batch 0", "reads segment 1, which is gathering");
+    let not_released = without(s, &Release { segment: 1 });
+    assert_reason(&not_released, "gather segment 1", "its parameters are gathered, not released");
+    let twice = changed(s, |program| {
+        let at = position(program, &Gather { segment: 1 });
+        program.instructions.insert(at, Gather { segment: 1 });
+    });
+    assert_reason(&twice, "gather segment 1", "its parameters are gathering, not released");
+    let release_first = changed(s, |program| program.instructions.insert(0, Release { segment: 2 }));
+    assert_reason(&release_first, "release segment 2", "its parameters are released, not gathered");
+    let left_over = changed(s, |program| {
+        program.instructions.extend([Gather { segment: 0 }, AwaitGather { segment: 0 }]);
+    });
+    assert_reason(&left_over, "end", "segment 0 is still gathered");
+    let replicated = changed(ZeroStage::Two, |program| program.instructions.insert(0, Gather { segment: 0 }));
+    assert_reason(&replicated, "gather segment 0", "its parameters are replicated");
+    let released = changed(ZeroStage::Two, |program| program.instructions.insert(0, Release { segment: 0 }));
+    assert_reason(&released, "release segment 0", "its parameters are replicated");
+}
+
+#[test]
+fn layers_run_in_order_and_once() {
+    let s = ZeroStage::Zero;
+    let unloaded = without(s, &Load { micro_batch: 0 });
+    assert_reason(&unloaded, "forward layer 0 of micro-batch 0", "its micro-batch is not loaded");
+    let loaded_twice = changed(s, |program| program.instructions.insert(0, Load { micro_batch: 0 }));
+    assert_reason(&loaded_twice, "load micro-batch 0", "loaded twice");
+    let skipped = without(s, &Forward { layer: 1, micro_batch: 0 });
+    assert_reason(&skipped, "forward layer 2 of micro-batch 0", "the layer before has not run");
+    let swapped = changed(s, |program| {
+        let at = position(program, &Forward { layer: 1, micro_batch: 0 });
+        program.instructions.swap(at, at + 1);
+    });
+    assert_reason(&swapped, "forward layer 2 of micro-batch 0", "the layer before has not run");
+    let forward_twice = changed(s, |program| program.instructions.insert(2, Forward { layer: 0, micro_batch: 0 }));
+    assert_reason(&forward_twice, "forward layer 0 of micro-batch 0", "run twice");
+    let no_forward = without(s, &Forward { layer: 2, micro_batch: 0 });
+    assert_reason(&no_forward, "backward layer 2 of micro-batch 0", "its forward has not run");
+    let no_backward = without(s, &Backward { layer: 2, micro_batch: 0 });
+    assert_reason(
+        &no_backward,
+        "accumulate segment 2 of micro-batch 0",
+        "segment 2's gradient of that micro-batch is not complete",
+    );
+    let backward_early = changed(s, |program| {
+        let (from, to) = (Backward { layer: 1, micro_batch: 0 }, Backward { layer: 2, micro_batch: 0 });
+        let (from, to) = (position(program, &from), position(program, &to));
+        program.instructions.swap(from, to);
+    });
+    assert_reason(&backward_early, "backward layer 1 of micro-batch 0", "the backward of the layer behind has not run");
+    let unknown = changed(s, |program| program.instructions.insert(0, Load { micro_batch: 2 }));
+    assert_reason(&unknown, "load micro-batch 2", "no such micro-batch");
+    let no_layer = changed(s, |program| program.instructions.insert(1, Forward { layer: 3, micro_batch: 0 }));
+    assert_reason(&no_layer, "forward layer 3 of micro-batch 0", "no such layer");
+    let shape = shape(s);
+    let mut evaluation = schedule::forward_only(&shape, 2);
+    evaluation.instructions.pop();
+    let unfinished = validate(&[evaluation], &shape).unwrap_err();
+    assert_reason(&unfinished, "end", "not every layer ran on every micro-batch");
+}
+
+#[test]
+fn a_gradient_is_complete_before_it_is_reduced() {
+    // Segment 0 is tied: the head's backward contributes to it, the embedding's completes it.
+    let too_early = changed(ZeroStage::Two, |program| {
+        let from = position(program, &Reduce { segments: vec![0], micro_batch: 0 });
+        let reduce = program.instructions.remove(from);
+        let to = position(program, &Backward { layer: 1, micro_batch: 0 });
+        program.instructions.insert(to, reduce);
+    });
+    let reason = "segment 0's gradient of that micro-batch is not complete";
+    assert_reason(&too_early, "reduce segments [0] of micro-batch 0", reason);
+    let wrong_micro_batch = changed(ZeroStage::Two, |program| {
+        let at = position(program, &Reduce { segments: vec![2], micro_batch: 0 });
+        program.instructions[at] = Reduce { segments: vec![2], micro_batch: 1 };
+    });
+    let reason = "segment 2's gradient of that micro-batch is not complete";
+    assert_reason(&wrong_micro_batch, "reduce segments [2] of micro-batch 1", reason);
+    let not_added_up = without(ZeroStage::One, &Accumulate { segment: 1, micro_batch: 1 });
+    assert_reason(&not_added_up, "reduce segments [1] of micro-batch 1", "segment 1 has 1 of 2 micro-batches");
+    let left_open = without(ZeroStage::One, &Accumulate { segment: 1, micro_batch: 0 });
+    let reason = "segment 1 still holds the gradient of another micro-batch";
+    assert_reason(&left_open, "backward layer 1 of micro-batch 1", reason);
+    let sharded = changed(ZeroStage::Two, |program| {
+        let at = position(program, &Reduce { segments: vec![1], micro_batch: 0 });
+        program.instructions.insert(at, Accumulate { segment: 1, micro_batch: 0 });
+    });
+    let reason = "its gradients are sharded: they are reduced, not accumulated";
+    assert_reason(&sharded, "accumulate segment 1 of micro-batch 0", reason);
+    let twice = changed(ZeroStage::One, |program| {
+        let at = position(program, &Reduce { segments: vec![1], micro_batch: 1 });
+        program.instructions.insert(at, Reduce { segments: vec![1], micro_batch: 1 });
+    });
+    assert_reason(&twice, "reduce segments [1] of micro-batch 1", "segment 1 is reduced already");
+    let not_started = without(ZeroStage::Two, &Reduce { segments: vec![1], micro_batch: 1 });
+    assert_reason(&not_started, "await_reduce segments [1] of micro-batch 1", "no such reduction was started");
+}
+
+#[test]
+fn the_norm_sees_every_gradient_and_comes_before_the_updates() {
+    for zero_stage in STAGES {
+        let not_awaited = without(zero_stage, &AwaitReduce { segments: vec![1], micro_batch: 1 });
+        assert_reason(&not_awaited, "gradient_norm", "the gradients of segment 1 are not reduced");
+        let no_norm = without(zero_stage, &GradientNorm);
+        assert_reason(&no_norm, "update segment 0", "before the gradient norm");
+        let twice = changed(zero_stage, |program| {
+            let at = position(program, &GradientNorm);
+            program.instructions.insert(at, GradientNorm);
+        });
+        assert_reason(&twice, "gradient_norm", "computed twice");
+        let again = changed(zero_stage, |program| program.instructions.push(Update { segment: 1 }));
+        assert_reason(&again, "update segment 1", "updated twice");
+        let missing = changed(zero_stage, |program| {
+            let at = position(program, &Update { segment: 2 });
+            program.instructions.truncate(at);
+        });
+        assert_reason(&missing, "end", "segment 2 was never updated");
+        let unknown = changed(zero_stage, |program| program.instructions.push(Update { segment: 3 }));
+        assert_reason(&unknown, "update segment 3", "there is no segment 3");
+    }
+}
+
+#[test]
+fn no_parameters_are_stale_after_the_step() {
+    let kept = changed(ZeroStage::Three, |program| {
+        let at = position(program, &GradientNorm);
+        program.instructions.splice(at..at, [Gather { segment: 1 }, AwaitGather { segment: 1 }]);
+    });
+    assert_reason(&kept, "update segment 1", "its gathered parameters would be stale");
+    let on_its_way = changed(ZeroStage::Three, |program| {
+        let at = position(program, &GradientNorm);
+        program.instructions.insert(at, Gather { segment: 1 });
+    });
+    assert_reason(&on_its_way, "update segment 1", "its gathered parameters would be stale");
+    for zero_stage in [ZeroStage::One, ZeroStage::Two] {
+        let refresh = Refresh { segments: vec![1] };
+        let missing = changed(zero_stage, |program| {
+            let at = position(program, &refresh);
+            program.instructions.drain(at..at + 2);
+        });
+        let reason = "segment 1 differs between ranks: it was updated but not refreshed";
+        assert_reason(&missing, "end", reason);
+        let not_awaited = without(zero_stage, &AwaitRefresh { segments: vec![1] });
+        assert_reason(&not_awaited, "end", "a refresh was not awaited");
+        let not_started = without(zero_stage, &refresh);
+        assert_reason(&not_started, "await_refresh segments [1]", "no such refresh was started");
+        let early = changed(zero_stage, |program| {
+            let at = position(program, &Update { segment: 1 });
+            program.instructions.swap(at, at + 1);
+        });
+        assert_reason(&early, "refresh segments [1]", "segment 1 is not updated");
+    }
+    let needless = changed(ZeroStage::Zero, |program| program.instructions.push(Refresh { segments: vec![1] }));
+    assert_reason(&needless, "refresh segments [1]", "segment 1 needs no refresh");
+}
+
+#[test]
+fn all_ranks_start_the_same_collectives_in_the_same_order() {
+    let shape = shape(ZeroStage::Three);
+    let good = plain_step(&shape, 1);
+    // Two gathers ahead of the first use, in one order and in the other: each is fine by itself.
+    let ahead = |first, second| {
+        let mut program = good.clone();
+        for segment in [0, 1] {
+            program.instructions.remove(position(&program, &Gather { segment }));
+        }
+        program.instructions.splice(0..0, [Gather { segment: first }, Gather { segment: second }]);
+        program
+    };
+    let (one, other) = (ahead(0, 1), ahead(1, 0));
+    assert_eq!(validate(&[one.clone(), one.clone()], &shape), Ok(()));
+    assert_eq!(validate(&[other.clone(), other.clone()], &shape), Ok(()));
+    let violation = validate(&[one.clone(), one.clone(), other], &shape).unwrap_err();
+    assert_eq!((violation.rank, violation.index), (2, 0));
+    let reason = "collective 0 is `gather segment 1` here but `gather segment 0` on rank 0";
+    assert_reason(&violation, "gather segment 1", reason);
+    // One collective more.
+    let mut more = good.clone();
+    let end = more.instructions.len();
+    let segment = 0;
+    more.instructions.extend([Gather { segment }, AwaitGather { segment }, Release { segment }]);
+    let violation = validate(&[good.clone(), more.clone()], &shape).unwrap_err();
+    assert_eq!((violation.rank, violation.index), (1, end));
+    assert!(violation.reason.ends_with("is `gather segment 0` here but nothing on rank 0"), "{violation}");
+    // And one less.
+    let violation = validate(&[more, good.clone()], &shape).unwrap_err();
+    assert_eq!((violation.rank, violation.index), (1, good.instructions.len()));
+    assert!(violation.reason.ends_with("is nothing here but `gather segment 0` on rank 0"), "{violation}");
+}
