@@ -1,4 +1,5 @@
-//! Times the collectives between ranks: `bench N [threads|shm|tcp] [BYTES] [REPEATS]` starts N ranks on this host.
+//! Times the collectives between ranks: `bench N [threads|shm|tcp] [BYTES] [REPEATS]` starts N ranks on this host. Started by a
+//! launcher, on one host or several, it is one rank.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
@@ -13,9 +14,11 @@ fn main() -> Result<ExitCode, AnyError> {
     let argument = |i: usize, default: &str| arguments.get(i).cloned().unwrap_or(default.into());
     let (size, transport): (usize, _) = (argument(0, "2").parse()?, argument(1, "shm"));
     let (bytes, repeats) = (argument(2, "67108864").parse()?, argument(3, "30").parse()?);
-    let mut options = Options { token: std::env::var("ZERO_TRAIN_TOKEN").ok(), ..Options::default() };
+    let variable = |name: &str| std::env::var(name).ok();
+    let (token, interface) = (variable("ZERO_TRAIN_TOKEN"), variable("ZERO_TRAIN_INTERFACE"));
+    let mut options = Options { token, interface, ..Options::default() };
     options.transport = if transport == "tcp" { Transport::Tcp } else { Transport::SharedMemory };
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    let place = Place::from_environment(variable)?;
     if place.world_size > 1 {
         measure(&*connect(&place, &options)?, bytes, repeats)?;
     } else if transport == "threads" {

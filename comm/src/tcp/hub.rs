@@ -181,3 +181,47 @@ fn word(hello: &Hello, at: usize) -> u64 {
 fn half_word(hello: &Hello, at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| hello[at + i]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(rank: usize, attempt: u32, token: &str) -> Hub {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        Hub::listen(listener, Identity { job: 7, attempt, rank, key: Key::new(Some(token)) }).expect("a hub")
+    }
+
+    /// What rank 1 gets from rank 0, who may not be who it expects.
+    fn meet(attempt: u32, token: &str) -> Result<TcpStream, CommError> {
+        let (first, second) = (hub(0, 2, "token"), hub(1, attempt, token));
+        let addresses = vec![first.address(), second.address()];
+        second.addresses.get_or_init(|| addresses);
+        second.open(5, Purpose::Messages, 0, Instant::now() + Duration::from_secs(10))
+    }
+
+    #[test]
+    fn ranks_of_another_attempt_or_token_do_not_connect() {
+        assert!(meet(2, "token").is_ok());
+        let error = meet(3, "token").expect_err("another attempt").to_string();
+        assert!(error.contains("another attempt") && error.contains("this is attempt 3"), "{error}");
+        assert!(matches!(meet(2, "guess"), Err(CommError::Unauthorized { .. })));
+    }
+
+    #[test]
+    fn connections_are_told_apart_by_group_and_purpose() {
+        let (first, second) = (hub(0, 0, "t"), hub(1, 0, "t"));
+        let addresses = vec![first.address(), second.address()];
+        first.addresses.get_or_init(|| addresses.clone());
+        second.addresses.get_or_init(|| addresses);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let wanted = [(1, Purpose::Messages), (1, Purpose::Collectives), (2, Purpose::Messages)];
+        let opened = wanted.map(|(group, purpose)| second.open(group, purpose, 0, deadline).expect("opened"));
+        for index in [2, 0, 1] {
+            let (group, purpose) = wanted[index];
+            let accepted = first.accept(group, purpose, 1, deadline).expect("accepted");
+            assert_eq!(accepted.peer_addr().ok(), opened[index].local_addr().ok());
+        }
+        let late = first.accept(9, Purpose::Control, 1, Instant::now()).expect_err("nobody");
+        assert!(late.to_string().contains("rank 1 has not connected in time"), "{late}");
+    }
+}

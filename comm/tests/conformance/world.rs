@@ -48,13 +48,16 @@ pub(crate) fn run_catching<T: Send>(
         run_id: "conformance".into(),
         ..Place::alone()
     };
-    let (rank, options, place) = (&rank, &options, &place);
+    // No rank begins to misbehave before all have met.
+    let met = std::sync::Barrier::new(size);
+    let (rank, options, place, met) = (&rank, &options, &place, &met);
     std::thread::scope(|scope| {
         let start = |number: usize| {
             let ready = (kind == Kind::Threads).then(|| in_process.remove(0));
             scope.spawn(move || {
                 let comm = ready.unwrap_or_else(|| connect(&place(number), options).expect("the ranks meet"));
                 assert_eq!((comm.rank(), comm.size()), (number, size));
+                met.wait();
                 rank(comm)
             })
         };
