@@ -55,15 +55,15 @@ pub struct Pass {
 
 /// Maps activations to activations. Every `candle_nn::Module` is one.
 pub trait Layer: Send + Sync {
-    /// Runs the layer.
+    /// Runs the layer. Not called `forward`, so that both traits can be in scope.
     ///
     /// # Errors
     /// Shapes or dtypes that do not fit.
-    fn forward(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
+    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
 }
 
 impl<M: Module + Send + Sync> Layer for M {
-    fn forward(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
         Module::forward(self, x.single()?).map(Activations::from)
     }
 }

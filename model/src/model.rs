@@ -66,8 +66,8 @@ impl BuiltLayer {
     ///
     /// # Errors
     /// What the module says, with the layer's name.
-    pub fn forward(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        self.module.forward(x, pass).map_err(|e| e.context(format!("in layer `{}`", self.name)))
+    pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        self.module.run(x, pass).map_err(|e| e.context(format!("in layer `{}`", self.name)))
     }
 }
 
