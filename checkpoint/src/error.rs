@@ -33,10 +33,12 @@ pub enum CheckpointError {
         reason: String,
     },
     /// Another rank failed to write or read its part.
-    #[error("another rank failed at its part of {path}", path = path.display())]
+    #[error("rank {rank}: {reason}")]
     OtherRank {
-        /// The checkpoint.
-        path: PathBuf,
+        /// The lowest rank that failed.
+        rank: usize,
+        /// What it said.
+        reason: String,
     },
     /// A collective failed.
     #[error(transparent)]

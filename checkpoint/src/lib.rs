@@ -11,6 +11,7 @@ mod error;
 mod load;
 mod manifest;
 mod save;
+mod together;
 
 pub use error::CheckpointError;
 pub use load::{committed, load, newest};

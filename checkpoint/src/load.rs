@@ -6,12 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata};
-use zero_comm::{Buffer, Communicator, ReduceOp};
+use zero_comm::Communicator;
 use zero_partition::{Kind, Range, Zero};
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, tensor_name};
 use crate::save::checksum;
+use crate::together::together;
 
 /// A safetensors header larger than this is refused before it is read.
 const MAX_HEADER: u64 = 16 << 20;
@@ -54,12 +55,7 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
 /// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model.
 pub fn load(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let result = read(folder, zero, comm);
-    let failed = i64::from(result.is_err());
-    let any = comm.all_reduce(Buffer::I64(vec![failed]), ReduceOp::Max).wait()?;
-    match (result, any) {
-        (Ok(_), Buffer::I64(any)) if any != [0] => Err(CheckpointError::OtherRank { path: folder.to_path_buf() }),
-        (result, _) => result,
-    }
+    together(comm, result)
 }
 
 fn read(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {

@@ -7,12 +7,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, View, serialize_to_file};
-use zero_comm::{Buffer, Communicator, ReduceOp};
+use zero_comm::{Buffer, Communicator};
 use zero_partition::{Kind, Zero};
 
 use crate::error::CheckpointError;
 use crate::load::committed;
 use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
+use crate::together::together;
 
 /// What a checkpoint records besides parameters and optimizer state.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,27 +37,16 @@ pub fn save(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> R
     let folder = root.join(&name);
     let unfinished = root.join(format!(".unfinished-{name}"));
     if comm.rank() == 0 {
-        together(comm, &folder, fresh(root, &unfinished))?;
+        together(comm, fresh(root, &unfinished))?;
     } else {
-        together(comm, &folder, Ok(()))?;
+        together(comm, Ok(()))?;
     }
-    let entry = together(comm, &folder, write_shard(&unfinished, zero, comm))?;
+    let entry = together(comm, write_shard(&unfinished, zero, comm))?;
     let entries = exchange(comm, &entry)?;
     let committing =
         if comm.rank() == 0 { commit(root, &unfinished, &folder, zero, comm, save, entries) } else { Ok(()) };
-    together(comm, &folder, committing)?;
+    together(comm, committing)?;
     Ok(folder)
-}
-
-/// Ranks go on together or not at all.
-fn together<T>(comm: &dyn Communicator, path: &Path, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
-    let failed = i64::from(mine.is_err());
-    let any = comm.all_reduce(Buffer::I64(vec![failed]), ReduceOp::Max).wait()?;
-    match (mine, any) {
-        (Err(e), _) => Err(e),
-        (Ok(_), Buffer::I64(any)) if any != [0] => Err(CheckpointError::OtherRank { path: path.to_path_buf() }),
-        (Ok(value), _) => Ok(value),
-    }
 }
 
 fn fresh(root: &Path, unfinished: &Path) -> Result<(), CheckpointError> {

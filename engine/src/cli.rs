@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 /// ZeRO-style memory-optimized training for candle models.
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(version, args_conflicts_with_subcommands = true)]
+#[command(override_usage = "zero-train --config <FILE> [-n <N>] [OPTIONS]\n       zero-train <COMMAND>")]
 pub(crate) struct Cli {
     /// Without one: train.
     #[command(subcommand)]
@@ -28,9 +29,10 @@ pub(crate) enum Command {
 /// Where the configuration comes from.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
-    /// ds.yaml or ds_config.json, or - for standard input
+    /// ds.yaml or ds_config.json, or - for standard input; required
+    // Not required for clap, which would miss it next to a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
-    pub(crate) config: PathBuf,
+    pub(crate) config: Option<PathBuf>,
     /// Ranks to start on this machine [default: launcher.num_processes, else 1]
     #[arg(long, short, value_name = "N", alias = "num_processes", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,

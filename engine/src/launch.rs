@@ -127,7 +127,9 @@ fn report(mut all: Vec<Rank>, first: Option<usize>) -> u8 {
         Some(_) => eprint!("{errors}"),
         None => {
             let signal = all[first].status.and_then(|status| status.signal()).unwrap_or(0);
-            eprintln!("error: rank {first} was killed by signal {signal}; it was the first to end, the others followed");
+            eprintln!(
+                "error: rank {first} was killed by signal {signal}; it was the first to end, the others followed"
+            );
         }
     }
     own.map_or(4, |status| u8::try_from(status).unwrap_or(1))

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod configured_model;
 pub mod data;
 mod engine;
 mod error;
@@ -27,7 +28,6 @@ pub mod monitor;
 mod settings;
 mod timing;
 pub mod train;
-mod configured_model;
 
 pub use batch::Batch;
 pub use engine::{Engine, Step, comm_options};

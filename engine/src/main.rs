@@ -10,19 +10,20 @@ mod surroundings;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use cli::{Bench, Cli, Command, ConfigArgs, TrainArgs};
-use zero_config::{Config, Source, Transport, Typed};
 use zero_comm::place::Place;
+use zero_config::{Config, Source, Transport, Typed};
 use zero_train::train::{Output, Resume, RunOptions};
 
 fn main() -> ExitCode {
     surroundings::follow_launcher();
     let cli = Cli::parse();
-    let result = match cli.command {
-        None => train(&cli.train),
-        Some(Command::Check(args)) => check(&args.config),
-        Some(Command::Bench(args)) => bench(&args.what),
+    let result = match (cli.command, cli.train) {
+        (Some(Command::Check(args)), _) => check(&args.config),
+        (Some(Command::Bench(args)), _) => bench(&args.what),
+        (None, args) => train(&args),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -35,12 +36,15 @@ fn main() -> ExitCode {
 
 /// A configuration as typed, and its text if it came from standard input.
 fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
-    let (source, text) = if args.config.as_os_str() == "-" {
+    let Some(path) = &args.config else {
+        Cli::command().error(ErrorKind::MissingRequiredArgument, "--config <FILE> is missing").exit()
+    };
+    let (source, text) = if path.as_os_str() == "-" {
         let source = Source::from_stdin()?;
         let text = source.text.clone();
         (source, Some(text))
     } else {
-        (Source::from_path(&args.config)?, None)
+        (Source::from_path(path)?, None)
     };
     Ok((zero_config::load(source, overrides)?, text))
 }
@@ -87,7 +91,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
 
 /// The thread count of a rank that another launcher started, without touching standard input.
 fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
-    let configured = if args.config.config.as_os_str() == "-" {
+    let configured = if args.config.config.as_ref().is_some_and(|path| path.as_os_str() == "-") {
         None
     } else {
         let (typed, _) = load(&args.config, &args.overrides())?;

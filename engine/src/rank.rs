@@ -80,7 +80,9 @@ pub(crate) fn exit_status(error: &anyhow::Error) -> u8 {
 /// What the user reads of an error.
 #[must_use]
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
+    // Our own errors tell of their causes themselves.
+    let is_ours = error.is::<Error>() || error.is::<zero_config::Errors>();
+    let text = if is_ours { error.to_string() } else { format!("{error:#}") };
     // A configuration's errors each begin with `error:` themselves.
     if text.starts_with("error:") { text } else { format!("error: {text}") }
 }

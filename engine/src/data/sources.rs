@@ -77,7 +77,12 @@ fn walk(
     let directory = base.join(relative);
     // An empty path means the working directory to people, but not to the operating system.
     let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { &directory };
-    for entry in fs::read_dir(readable).map_err(DataError::io(readable))? {
+    let entries = match fs::read_dir(readable) {
+        // A pattern under a folder that is not there matches nothing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(DataError::io(readable))?,
+    };
+    for entry in entries {
         let entry = entry.map_err(DataError::io(readable))?;
         let path = directory.join(entry.file_name());
         let relative = relative.join(entry.file_name());

@@ -6,9 +6,9 @@ use candle_core::{Device, Tensor};
 use zero_config::{self as config, Config};
 
 use crate::batch::Batch;
+use crate::configured_model::{self, longest_sequence};
 use crate::data::{self, DataOptions, Dataset, SampleShape, Samples, Tokenizer, sample_index};
 use crate::error::Error;
-use crate::configured_model::longest_sequence;
 
 /// What a run trains and evaluates on.
 pub(super) struct Corpus {
@@ -31,6 +31,8 @@ impl Corpus {
         let is_text = !matches!(data.format, config::DataFormat::Tokens | config::DataFormat::Csv)
             && !matches!(model, config::Model::Mlp(_));
         let vocabulary = is_text.then(|| tokenizer.vocabulary());
+        // A model that cannot take these tokens is told of before gigabytes are read.
+        configured_model::from_config(config, vocabulary)?;
         let sequence_length = sequence_length(model, data)?;
         let options = |sources: &[String]| DataOptions {
             sources: sources.to_vec(),
@@ -125,9 +127,11 @@ fn fits(model: &config::Model, shape: SampleShape) -> Result<(), Error> {
             format!("it is {}, and the table has {n} features besides the label", m.input_size),
             format!("set it to {n}"),
         )),
-        (config::Model::Mlp(_), SampleShape::Tokens(_)) => {
-            Err(Error::setting("data.format", "an mlp trains on tables, not on tokens", "name .csv files in `data.train`"))
-        }
+        (config::Model::Mlp(_), SampleShape::Tokens(_)) => Err(Error::setting(
+            "data.format",
+            "an mlp trains on tables, not on tokens",
+            "name .csv files in `data.train`",
+        )),
         (_, SampleShape::Features(_)) => Err(Error::setting(
             "data.format",
             "a language model trains on text or tokens, not on a table",

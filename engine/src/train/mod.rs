@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use zero_comm::{Buffer, Communicator, ReduceOp};
 use zero_config::Config;
 
+use crate::configured_model;
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::monitor::{Monitors, Scalar};
-use crate::configured_model;
 use corpus::Corpus;
 use evaluation::EarlyStop;
 use folder::Folder;
@@ -157,7 +157,10 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         engine.model().layers().len(),
         grouped(engine.model().elements() as u64),
         grouped(corpus.train.samples() as u64),
-        corpus.eval.as_ref().map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.samples() as u64)))
+        corpus
+            .eval
+            .as_ref()
+            .map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.samples() as u64)))
     ));
     let state = report::expected(engine).total();
     progress.say(&format!(

@@ -69,7 +69,8 @@ impl Report {
         row.push(ledger.peak_total() as i64);
         row.extend(expected);
         row.push(payload);
-        let ranks: Vec<Value> = over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| memory(rank, row)).collect();
+        let ranks: Vec<Value> =
+            over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| memory(rank, row)).collect();
         let lanes: BTreeMap<&str, f64> =
             Lane::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
         let instructions: BTreeMap<&str, u64> = engine.timing().calls().collect();
@@ -120,8 +121,7 @@ fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
 }
 
 fn memory(rank: usize, row: &[i64]) -> Value {
-    let measured: BTreeMap<String, i64> =
-        CATEGORIES.iter().map(ToString::to_string).zip(row.iter().copied()).collect();
+    let measured: BTreeMap<String, i64> = CATEGORIES.iter().map(ToString::to_string).zip(row.iter().copied()).collect();
     json!({
         "rank": rank,
         "measured_peak_bytes": measured,
@@ -146,10 +146,8 @@ fn expected_step_payload(engine: &Engine) -> u64 {
 
 /// For `memory_breakdown`.
 pub(super) fn memory_line(ledger: &Ledger) -> String {
-    let parts: Vec<String> = CATEGORIES
-        .iter()
-        .map(|&c| format!("{c} {} (peak {})", bytes(ledger.now(c)), bytes(ledger.peak(c))))
-        .collect();
+    let parts: Vec<String> =
+        CATEGORIES.iter().map(|&c| format!("{c} {} (peak {})", bytes(ledger.now(c)), bytes(ledger.peak(c)))).collect();
     format!("memory of rank 0: {}", parts.join(", "))
 }
 
@@ -162,7 +160,8 @@ pub(super) fn time_line(timing: &Timing) -> String {
 
 /// For `comms_logger`.
 pub(super) fn communication_table(stats: &Stats) -> String {
-    let mut lines = vec![format!("{:<16} {:>8} {:>12} {:>10} {:>10}", "collective", "calls", "sent", "seconds", "GB/s")];
+    let mut lines =
+        vec![format!("{:<16} {:>8} {:>12} {:>10} {:>10}", "collective", "calls", "sent", "seconds", "GB/s")];
     for (operation, counter) in stats.iter().filter(|(_, counter)| counter.calls > 0) {
         let rate = counter.sent_bytes as f64 / counter.seconds.max(1e-9) / 1e9;
         lines.push(format!(

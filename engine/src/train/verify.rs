@@ -6,12 +6,12 @@ use zero_comm::{Buffer, Communicator, Options, ReduceOp, threads};
 use zero_config::{Config, ZeroStage};
 use zero_model::Layers;
 
+use super::Finished;
 use super::corpus::Corpus;
 use super::progress::{Output, Progress};
-use super::Finished;
+use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::configured_model;
 
 /// Largest relative difference of the losses that is taken for another order of summation. With
 /// `training.reproducible` not one bit may differ.

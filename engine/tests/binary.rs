@@ -1,0 +1,451 @@
+//! The binary, as a user runs it: real processes, real files.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder with a corpus and a configuration of a tiny model.
+struct Case {
+    folder: TempDir,
+}
+
+const CONFIG: &str = "
+train_micro_batch_size_per_gpu: 2
+model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}
+data: {train: corpus.txt, eval_fraction: 0.1}
+optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1}}
+zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
+training: {max_steps: 20, output_dir: run}
+launcher: {timeout_seconds: 20}
+";
+
+impl Case {
+    fn new() -> Self {
+        let case = Self { folder: tempfile::tempdir().unwrap() };
+        let text: String = (0..400).map(|i| format!("line {i} of a corpus that repeats itself\n")).collect();
+        fs::write(case.path("corpus.txt"), text).unwrap();
+        fs::write(case.path("ds.yaml"), CONFIG).unwrap();
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zero-train"));
+        command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
+        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(&[&["--config", "ds.yaml"], args].concat()).output().unwrap()
+    }
+
+    /// A run that must end well.
+    fn train(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    fn metrics(&self, out: &str) -> Vec<Value> {
+        let lines = fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn losses(&self, out: &str) -> Vec<String> {
+        self.metrics(out).iter().map(|line| line["loss"].to_string()).collect()
+    }
+
+    fn report(&self, out: &str) -> Value {
+        serde_json::from_str(&fs::read_to_string(self.path(out).join("report.json")).unwrap()).unwrap()
+    }
+
+    /// Checksums of the shards of a checkpoint: they hold every bit of parameters and optimizer state.
+    fn shards(&self, out: &str, step: u64) -> Value {
+        let manifest = self.path(out).join(format!("checkpoints/step-{step:08}/manifest.json"));
+        let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
+        manifest["shards"].clone()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_transport_and_stage_gives_the_same_bits() {
+    let case = Case::new();
+    for ranks in ["1", "2", "3", "4"] {
+        let mut expected: Option<(Vec<String>, Value)> = None;
+        for transport in ["threads", "shared_memory", "tcp"] {
+            for stage in ["0", "1", "2", "3"] {
+                let out = format!("{ranks}-{transport}-{stage}");
+                case.train(&[
+                    "--quiet",
+                    "-n",
+                    ranks,
+                    "--out",
+                    &out,
+                    "--set",
+                    &format!("launcher.transport={transport}"),
+                    "--set",
+                    &format!("zero_optimization.stage={stage}"),
+                ]);
+                let got = (case.losses(&out), case.shards(&out, 20));
+                assert_eq!(got.0.len(), 20);
+                match &expected {
+                    None => expected = Some(got),
+                    Some(expected) => assert!(*expected == got, "{out} differs: {expected:?} {got:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stopped_run_goes_on_bit_for_bit() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "2", "--out", "whole"]);
+    // Slow enough to be stopped in the middle, whatever the machine.
+    let mut child = case
+        .command(&["--config", "ds.yaml", "--plain", "-n", "2", "--out", "parts", "--set", "training.save_every=5"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let metrics = case.path("parts/metrics.jsonl");
+    wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    signal(child.id(), "TERM");
+    let status = child.wait().unwrap();
+    // A machine so fast that training was over before the signal came shows nothing; it is still a clean end.
+    assert!(matches!(status.code(), Some(143 | 0)), "{status:?}");
+    case.train(&["--quiet", "-n", "2", "--out", "parts", "--resume", "auto"]);
+    assert_eq!(case.losses("whole"), case.losses("parts"));
+    assert_eq!(case.shards("whole", 20), case.shards("parts", 20));
+}
+
+#[test]
+fn resume_goes_on_under_another_layout() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "2", "--out", "a", "--max-steps", "10"]);
+    let out = case.train(&[
+        "--plain",
+        "-n",
+        "1",
+        "--out",
+        "b",
+        "--resume",
+        "a/checkpoints/step-00000010",
+        "--set",
+        "train_micro_batch_size_per_gpu=4",
+        "--set",
+        "zero_optimization.stage=1",
+    ]);
+    assert!(out.contains("resumed from a/checkpoints/step-00000010 after step 10"), "{out}");
+    assert_eq!(case.metrics("b").len(), 10);
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_within_a_second_and_is_named() {
+    let case = Case::new();
+    for transport in ["shared_memory", "tcp"] {
+        let out = format!("run-{transport}");
+        let mut child = case
+            .command(&[
+                "--config",
+                "ds.yaml",
+                "--plain",
+                "-n",
+                "3",
+                "--max-steps",
+                "1000000",
+                "--out",
+                &out,
+                "--set",
+                &format!("launcher.transport={transport}"),
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let metrics = case.path(&out).join("metrics.jsonl");
+        wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+        let victim = rank_process(child.id(), 2);
+        signal(victim, "KILL");
+        let killed = Instant::now();
+        wait_for(|| child.try_wait().unwrap().is_some());
+        // The promise is a second; a loaded machine may need longer to schedule us, so the limit here only catches hangs.
+        assert!(killed.elapsed() < Duration::from_secs(10));
+        let output = child.wait_with_output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{errors}");
+        assert!(errors.contains("rank 2 was killed by signal 9; it was the first to end"), "{errors}");
+        assert!(errors.contains("rank 0") && errors.contains('#'), "rank 0 names itself and the operation: {errors}");
+    }
+}
+
+#[test]
+fn verify_agrees() {
+    let case = Case::new();
+    let out = case.train(&["--plain", "-n", "3", "--verify", "3"]);
+    assert!(out.contains("verified: largest relative difference"), "{out}");
+    let out = case.train(&[
+        "--plain",
+        "-n",
+        "2",
+        "--verify",
+        "3",
+        "--set",
+        "training.reproducible=true",
+        "--set",
+        "gradient_accumulation_steps=2",
+    ]);
+    assert_eq!(out.matches("same bits").count(), 3, "{out}");
+    assert!(!case.path("run").exists(), "nothing is written");
+}
+
+#[test]
+fn a_run_writes_its_folder() {
+    let case = Case::new();
+    case.train(&[
+        "--quiet",
+        "-n",
+        "2",
+        "--set",
+        "csv_monitor.enabled=true",
+        "--set",
+        "tensorboard.enabled=true",
+        "--set",
+        "training.trace=true",
+        "--set",
+        "training.eval_every=10",
+        "--set",
+        "training.save_every=10",
+        "--set",
+        "training.sample={prompt: line, tokens: 5}",
+    ]);
+    let metrics = case.metrics("run");
+    assert_eq!(metrics.len(), 20);
+    let keys = [
+        "step",
+        "loss",
+        "lr",
+        "grad_norm",
+        "loss_scale",
+        "skipped",
+        "samples",
+        "tokens",
+        "step_ms",
+        "tokens_per_s",
+        "sent_bytes",
+        "peak_bytes",
+        "eval_loss",
+    ];
+    assert_eq!(metrics[9].as_object().unwrap().keys().collect::<Vec<_>>(), keys);
+    assert!(metrics[9]["eval_loss"].is_number() && metrics[8]["eval_loss"].is_null());
+    assert_eq!((&metrics[0]["samples"], &metrics[0]["tokens"]), (&Value::from(4), &Value::from(64)));
+    let loss = |line: &Value| line["loss"].as_f64().unwrap();
+    assert!(loss(&metrics[19]) < loss(&metrics[0]) - 0.5);
+    let report = case.report("run");
+    assert_eq!((report["world_size"].as_u64(), report["zero_stage"].as_u64()), (Some(2), Some(3)));
+    assert_eq!(report["optimizer_steps"], 20);
+    for rank in report["memory"]["ranks"].as_array().unwrap() {
+        for kind in ["parameters", "gradients", "optimizer_state"] {
+            assert_eq!(rank["measured_peak_bytes"][kind], rank["expected_state_bytes"][kind], "{kind}");
+        }
+        // The gradient norm and the loss travel too: a few hundred bytes a step.
+        let expected = rank["expected_sent_bytes_per_step"].as_u64().unwrap();
+        assert!(expected > 0);
+    }
+    let expected: u64 = report["memory"]["ranks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rank| rank["expected_sent_bytes_per_step"].as_u64().unwrap())
+        .sum();
+    let sent = metrics[5]["sent_bytes"].as_u64().unwrap();
+    assert!(sent >= expected && sent < expected + 4096, "{sent} sent, {expected} expected");
+    let csv = fs::read_to_string(case.path("run/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv")).unwrap();
+    assert!(csv.starts_with("step,train_loss\n4,") && csv.lines().count() == 21, "{csv}");
+    let events = fs::read_dir(case.path("run/tensorboard/DeepSpeedJobName")).unwrap().next().unwrap().unwrap().path();
+    assert!(fs::metadata(events).unwrap().len() > 20 * 3 * 40);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(case.path("run/trace.json")).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
+    // What was resolved runs again as it is, and gives the same.
+    let again = case.command(&["--config", "run/resolved.yaml", "--quiet", "--out", "again"]).output().unwrap();
+    assert!(again.status.success(), "{}", text(&again.stderr));
+    assert_eq!(case.losses("run"), case.losses("again"));
+}
+
+#[test]
+fn a_second_run_moves_the_first_aside() {
+    let case = Case::new();
+    case.train(&["--quiet", "--max-steps", "2"]);
+    let first = case.losses("run");
+    let out = case.train(&["--plain", "--max-steps", "3"]);
+    assert!(out.contains("an earlier run was moved to run.1"), "{out}");
+    assert_eq!((case.losses("run.1"), case.losses("run").len()), (first, 3));
+}
+
+#[test]
+fn early_stopping() {
+    let case = Case::new();
+    let out = case.train(&[
+        "--plain",
+        "--max-steps",
+        "500",
+        "--set",
+        "training.eval_every=1",
+        "--set",
+        "training.early_stopping={patience: 2, min_delta: 100}",
+    ]);
+    assert!(out.contains("stopping after step 3: no evaluation loss below"), "{out}");
+    assert_eq!(case.metrics("run").len(), 3);
+}
+
+#[test]
+fn diverging_ends_with_status_5() {
+    let case = Case::new();
+    let output = case.run(&[
+        "--plain",
+        "--max-steps",
+        "200",
+        "--set",
+        "optimizer.params.lr=1e38",
+        "--set",
+        "gradient_clipping=0",
+    ]);
+    assert_eq!(output.status.code(), Some(5), "{} {}", text(&output.stdout), text(&output.stderr));
+    assert!(text(&output.stderr).contains("not finite in 20 steps in a row"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("skipped: the gradient norm is"));
+}
+
+#[test]
+fn configuration_from_standard_input() {
+    let case = Case::new();
+    for ranks in ["1", "2"] {
+        let mut child = case
+            .command(&["--config", "-", "--quiet", "-n", ranks, "--max-steps", "2", "--out", &format!("stdin-{ranks}")])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(CONFIG.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(case.metrics(&format!("stdin-{ranks}")).len(), 2);
+    }
+}
+
+#[test]
+fn check_prints_every_value_with_its_origin_or_every_error() {
+    let case = Case::new();
+    let output = case.command(&["check", "--config", "ds.yaml", "--set", "steps_per_print=3"]).output().unwrap();
+    let shown = text(&output.stdout);
+    assert!(output.status.success());
+    for part in ["stage: 3", "# line 6", "# default", "# --set", "# auto"] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    fs::write(case.path("bad.yaml"), "train_batch_size: -1\nzero_optimisation: {stage: 3}\nfp16: {enabled: true}\n")
+        .unwrap();
+    let output = case.command(&["check", "--config", "bad.yaml"]).output().unwrap();
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    for part in ["train_batch_size", "did you mean `zero_optimization`", "fp16", "bad.yaml:2:1"] {
+        assert!(errors.contains(part), "{part} is not in\n{errors}");
+    }
+}
+
+/// (arguments, exit status, what standard error must say)
+#[test]
+fn bad_input_is_one_clear_error_and_nothing_is_written() {
+    let case = Case::new();
+    fs::write(case.path("empty.txt"), "").unwrap();
+    fs::write(case.path("short.txt"), "abc").unwrap();
+    fs::write(case.path("odd.bin"), [1u8, 2, 3]).unwrap();
+    fs::write(case.path("large.bin"), [255u8; 400]).unwrap();
+    let table: &[(&[&str], i32, &str)] = &[
+        (&["--set", "data.train=nowhere.txt"], 3, "nowhere.txt"),
+        (&["--set", "data.train=none/*.txt"], 3, "none/*.txt"),
+        (&["--set", "data.train=empty.txt"], 3, "empty"),
+        (&["--set", "data.train=short.txt"], 3, "short"),
+        (&["--set", "data.train=odd.bin"], 3, "odd.bin"),
+        (&["--set", "data.train=large.bin"], 3, "65535"),
+        (&["--set", "data.sequence_length=17"], 2, "data.sequence_length"),
+        (&["--set", "model.vocab_size=100"], 2, "model.vocab_size"),
+        (&["--set", "train_batch_size=7"], 2, "train_batch_size"),
+        (&["--set", "train_batch_size=8", "-n", "3"], 2, "train_batch_size"),
+        (&["--set", "model.n_head=3"], 2, "n_head"),
+        (&["--set", "nothing"], 2, "nothing"),
+        (&["--resume", "nowhere"], 3, "nowhere"),
+        (&["--set", "training.reproducible=true", "-n", "3"], 2, "reproducible"),
+        (&["--set", "zero_optimization.offload_optimizer={device: nvme}"], 2, "not implemented"),
+        (&["--set", "pipeline={stages: 2}"], 2, "not implemented"),
+        (&["--no-such-option"], 2, "no-such-option"),
+        (&["-n", "0"], 2, "0"),
+    ];
+    for (args, status, expected) in table {
+        for ranks in [&[][..], &["-n", "2"][..]] {
+            if args.contains(&"-n") && !ranks.is_empty() {
+                continue;
+            }
+            let output = case.run(&[args, ranks].concat());
+            let errors = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(*status), "{args:?} {ranks:?}: {errors}");
+            assert!(errors.contains(expected), "{args:?}: {errors}");
+            assert_eq!(errors.matches("error:").count(), 1, "{args:?} {ranks:?}: {errors}");
+            assert!(!errors.contains("panicked") && !errors.contains("backtrace"), "{errors}");
+            assert!(!case.path("run").exists(), "{args:?} wrote something");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_and_the_run_stays_as_it_is() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "2", "--max-steps", "4"]);
+    let shard = case.path("run/checkpoints/step-00000004/shard-00001-of-00002.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    fs::write(&shard, bytes).unwrap();
+    let metrics = fs::read(case.path("run/metrics.jsonl")).unwrap();
+    let output = case.run(&["--quiet", "-n", "2", "--resume", "auto"]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("shard-00001-of-00002.safetensors is damaged"), "{}", text(&output.stderr));
+    assert_eq!(fs::read(case.path("run/metrics.jsonl")).unwrap(), metrics);
+}
+
+fn wait_for(mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(60), "waited a minute in vain");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(process: u32, name: &str) {
+    let status = Command::new("kill").arg(format!("-{name}")).arg(process.to_string()).status().unwrap();
+    assert!(status.success() && status.signal().is_none());
+}
+
+/// The child of `launcher` that is rank `rank`.
+fn rank_process(launcher: u32, rank: usize) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
+    let wanted = format!("LOCAL_RANK={rank}");
+    let is_rank = |process: &str| {
+        let environment = fs::read(Path::new("/proc").join(process).join("environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|entry| entry == wanted.as_bytes())
+    };
+    children.split_whitespace().find(|process| is_rank(process)).expect("the rank's process").parse().unwrap()
+}
