@@ -59,7 +59,7 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
 }
 
 /// Payload bytes that `rank` sends in a program's gathers, reductions and refreshes. `width` is that of the working
-/// dtype. The gradient norm is left out: it is constant.
+/// dtype. The all-reduces of the gradient norm and of the loss are left out: about a kilobyte, whatever the model.
 #[must_use]
 pub fn expected_payload(program: &Program, layout: &Layout, rank: usize, width: usize, options: &ZeroOptions) -> u64 {
     let gradient_width = options.communication.size_in_bytes();
@@ -86,9 +86,9 @@ pub fn expected_payload(program: &Program, layout: &Layout, rank: usize, width: 
     bytes as u64
 }
 
-/// An all-reduce is a reduce-scatter over nearly equal ranges, then an all-gather of them.
+/// Elements that `rank` sends in an all-reduce: others' ranges to their owners, then its own reduced range to everybody.
+/// The ranges differ by at most one element, the longer ones first, as communicators cut them.
 fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
-    let bound = |r: usize| elements * r / ranks;
-    let own = bound(rank + 1) - bound(rank);
+    let own = elements / ranks + usize::from(rank < elements % ranks);
     elements - own + own * (ranks - 1)
 }

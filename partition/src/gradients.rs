@@ -103,18 +103,24 @@ impl Zero {
     /// If there is none.
     pub fn accumulate(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let summand = self.complete(id)?;
-        self.ledger.remove(Category::Staging, summand.len(), 4);
         self.add_up(id, summand);
         Ok(())
     }
 
+    /// Adds a summand, which is counted as staging, to the accumulator. It stays only where it opens a partial sum: in
+    /// order of arrival the first one.
     fn add_up(&mut self, id: SegmentId, summand: Vec<f32>) {
-        self.ledger.add(Category::Gradients, summand.len(), 4);
-        let (pool, ledger) = (&mut self.pool, &mut self.ledger);
+        let (elements, mut merged) = (summand.len(), 0);
+        let pool = &mut self.pool;
         self.segments[id].gradients.add(summand, |done| {
-            ledger.remove(Category::Gradients, done.len(), 4);
+            merged += 1;
             pool.give(done);
         });
+        self.ledger.remove(Category::Staging, elements, 4);
+        match merged {
+            0 => self.ledger.add(Category::Gradients, elements, 4),
+            _ => self.ledger.remove(Category::Gradients, (merged - 1) * elements, 4),
+        }
     }
 
     fn total(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
@@ -198,6 +204,7 @@ impl Zero {
                 let own = segment.shard(self.comm.rank());
                 let mut shard = self.pool.take(own.len());
                 shard.copy_from_slice(&full[own]);
+                self.ledger.add(Category::Staging, shard.len(), 4);
                 self.ledger.remove(Category::Staging, full.len(), 4);
                 self.pool.give(full);
                 self.add_up(id, shard);
@@ -208,9 +215,9 @@ impl Zero {
     fn file(&mut self, id: SegmentId, mut input: Vec<f32>, shard: Vec<f32>) {
         let segment = &self.layout.segments()[id];
         let own = segment.shard(self.comm.rank());
-        self.ledger.remove(Category::Staging, shard.len(), 4);
         match segment.placements.gradients {
             Placement::Replicated => {
+                self.ledger.remove(Category::Staging, shard.len(), 4);
                 input[own].copy_from_slice(&shard);
                 self.pool.give(shard);
                 self.segments[id].reduced = Some(input);

@@ -103,7 +103,7 @@ struct State<'a> {
     open: Vec<Option<usize>>,
     /// Open gradients to which all layers have contributed: (micro-batch, segment).
     complete: BTreeSet<(usize, SegmentId)>,
-    /// Micro-batches in each replicated accumulator or reduced shard.
+    /// Micro-batches in each replicated accumulator or reduced shard, which are added up in their order.
     gathered_up: Vec<usize>,
     reducing: Vec<(Vec<SegmentId>, usize)>,
     reduced: Vec<bool>,
@@ -178,8 +178,7 @@ impl<'a> State<'a> {
                     "its gradients are sharded: they are reduced, not accumulated".into()
                 })?;
                 self.take(*segment, *micro_batch)?;
-                self.gathered_up[*segment] += 1;
-                Ok(())
+                self.add_up(*segment, *micro_batch)
             }
             Instruction::Reduce { segments, micro_batch } => self.reduce(segments, *micro_batch),
             Instruction::AwaitReduce { segments, micro_batch } => {
@@ -188,7 +187,7 @@ impl<'a> State<'a> {
                 self.reducing.remove(position);
                 for &segment in segments {
                     if self.shape.segments[segment].placements.gradients == Placement::Sharded {
-                        self.gathered_up[segment] += 1;
+                        self.add_up(segment, *micro_batch)?;
                     }
                     self.reduced[segment] = self.gathered_up[segment] == self.micro_batches;
                 }
@@ -281,6 +280,13 @@ impl<'a> State<'a> {
         })?;
         self.open[segment] = None;
         Ok(())
+    }
+
+    /// Sums have one order: that of the micro-batches.
+    fn add_up(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
+        let next = self.gathered_up[segment];
+        self.gathered_up[segment] += 1;
+        ensure(micro_batch == next, || format!("segment {segment} adds up micro-batch {next} next"))
     }
 
     fn finish(&self) -> Check {

@@ -217,6 +217,14 @@ fn a_gradient_is_complete_before_it_is_reduced() {
         program.instructions.insert(at, Reduce { segments: vec![1], micro_batch: 1 });
     });
     assert_reason(&twice, "reduce segments [1] of micro-batch 1", "segment 1 is reduced already");
+    let out_of_order = changed(ZeroStage::Two, |program| {
+        let from = position(program, &AwaitReduce { segments: vec![1], micro_batch: 0 });
+        let awaiting = program.instructions.remove(from);
+        let to = position(program, &GradientNorm);
+        program.instructions.insert(to, awaiting);
+    });
+    let instruction = "await_reduce segments [1] of micro-batch 1";
+    assert_reason(&out_of_order, instruction, "segment 1 adds up micro-batch 0 next");
     let not_started = without(ZeroStage::Two, &Reduce { segments: vec![1], micro_batch: 1 });
     assert_reason(&not_started, "await_reduce segments [1] of micro-batch 1", "no such reduction was started");
 }

@@ -1,0 +1,177 @@
+//! Which rank holds what.
+
+use candle_core::DType;
+use zero_model::{Model, zoo};
+use zero_optim::norm::BLOCK;
+use zero_partition::{Layout, LayoutOptions};
+use zero_pipeline::{Placement, ZeroStage};
+
+fn gpt2(width: usize) -> Model {
+    let config = zoo::Gpt2Config {
+        vocab_size: 97,
+        n_positions: 33,
+        n_embd: width,
+        n_layer: 2,
+        n_head: 1,
+        ..zoo::Gpt2Config::default()
+    };
+    zoo::gpt2(&config).build(DType::F32).unwrap()
+}
+
+fn mlp(hidden_sizes: &[usize]) -> Model {
+    let config = zoo::MlpConfig {
+        input_size: 37,
+        hidden_sizes: hidden_sizes.to_vec(),
+        num_labels: 3,
+        hidden_act: zoo::Activation::Relu,
+    };
+    zoo::mlp(&config).build(DType::F32).unwrap()
+}
+
+fn options(zero_stage: ZeroStage, ranks: usize) -> LayoutOptions {
+    LayoutOptions { zero_stage, ranks, persistence_threshold: 0, model_persistence_threshold: usize::MAX }
+}
+
+/// Every size around the blocks, and ranks that divide nothing.
+fn layouts() -> Vec<(Model, Layout)> {
+    let models = || vec![gpt2(1), gpt2(31), gpt2(64), mlp(&[]), mlp(&[1]), mlp(&[27, 28, 1000, 500])];
+    let mut all = vec![];
+    for ranks in [1, 2, 3, 4, 7, 8, 64] {
+        for model in models() {
+            let layout = Layout::new(&model, &options(ZeroStage::Three, ranks));
+            all.push((model, layout));
+        }
+    }
+    all
+}
+
+#[test]
+fn shards_cover_every_element_once() {
+    for (model, layout) in layouts() {
+        let mut holders: Vec<Vec<u32>> = model.parameters().iter().map(|p| vec![0; p.elements()]).collect();
+        for segment in layout.segments() {
+            assert_eq!(segment.bounds.len(), layout.ranks() + 1);
+            assert_eq!((segment.bounds[0], segment.bounds[layout.ranks()]), (0, segment.elements()));
+            for rank in 0..layout.ranks() {
+                let shard = segment.shard(rank);
+                assert!(shard.start <= shard.end);
+                assert_eq!(segment.counts()[rank], shard.len());
+                let mut covered = 0;
+                for (parameter, inside, at) in segment.overlaps(shard.clone()) {
+                    assert_eq!((inside.len(), at.start), (at.len(), covered), "pieces follow one another in the shard");
+                    covered = at.end;
+                    holders[parameter][inside].iter_mut().for_each(|n| *n += 1);
+                }
+                assert_eq!(covered, shard.len());
+            }
+        }
+        assert!(holders.iter().flatten().all(|&n| n == 1));
+        assert_eq!(layout.elements(), model.elements());
+    }
+}
+
+/// Then each shard's share of the gradient norm is a sum of whole blocks, on any number of ranks.
+#[test]
+fn cuts_fall_on_blocks_of_parameters() {
+    for (_, layout) in layouts() {
+        for segment in layout.segments() {
+            for &cut in &segment.bounds {
+                let on_block = segment.pieces.iter().any(|piece| {
+                    cut == piece.range.end || piece.range.contains(&cut) && (cut - piece.range.start) % BLOCK == 0
+                });
+                assert!(on_block, "{} is cut at {cut}", segment.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn shards_are_nearly_equal() {
+    for (_, layout) in layouts() {
+        for segment in layout.segments() {
+            for rank in 0..=layout.ranks() {
+                let even = segment.elements() * rank / layout.ranks();
+                let off = segment.bounds[rank].abs_diff(even);
+                assert!(off <= BLOCK / 2, "{} is cut {off} elements off at rank {rank}", segment.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tied_parameter_is_alone_in_its_segment() {
+    let model = gpt2(64);
+    let layout = Layout::new(&model, &options(ZeroStage::Three, 2));
+    let names: Vec<&str> = layout.segments().iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["transformer", "transformer.wte.weight", "transformer.h.0", "transformer.h.1", "transformer.ln_f"]
+    );
+    let tied = &layout.segments()[1];
+    assert_eq!(tied.pieces.len(), 1);
+    assert_eq!(model.parameters()[tied.pieces[0].parameter].name(), "transformer.wte.weight");
+    // The first layer needs it and the positions, the head needs it alone.
+    let needs: Vec<&[usize]> = layout.shape().layers.iter().map(|layer| layer.segments.as_slice()).collect();
+    assert_eq!(needs, [&[0, 1][..], &[2], &[3], &[4], &[1]]);
+}
+
+#[test]
+fn small_parameters_stay_gathered_at_stage_3() {
+    let model = gpt2(64);
+    let persistent = |zero_stage, persistence_threshold, model_persistence_threshold| {
+        let options = LayoutOptions { persistence_threshold, model_persistence_threshold, ..options(zero_stage, 2) };
+        let layout = Layout::new(&model, &options);
+        let parameters = layout.segments().iter().filter(|s| s.placements.parameters == Placement::Replicated);
+        let mut names: Vec<String> = parameters
+            .flat_map(|s| s.pieces.iter().map(|p| model.parameters()[p.parameter].name().to_string()))
+            .collect();
+        names.sort();
+        names
+    };
+    let small = |limit: usize| {
+        let small = model.parameters().iter().filter(|p| p.elements() <= limit);
+        let mut names: Vec<String> = small.map(|p| p.name().to_string()).collect();
+        names.sort();
+        names
+    };
+    assert!(persistent(ZeroStage::Three, 0, usize::MAX).is_empty());
+    assert!(persistent(ZeroStage::Three, 63, usize::MAX).is_empty());
+    let norms_and_biases = persistent(ZeroStage::Three, 64, usize::MAX);
+    assert_eq!(norms_and_biases, small(64), "the threshold itself is small");
+    assert_eq!(norms_and_biases.len(), 2 * 6 + 2);
+    assert_eq!(persistent(ZeroStage::Three, 256, usize::MAX), small(256));
+    assert_eq!(persistent(ZeroStage::Three, usize::MAX, usize::MAX).len(), model.parameters().len());
+    // In the order of construction, as long as the model's threshold holds.
+    assert_eq!(
+        persistent(ZeroStage::Three, 64, 3 * 64),
+        ["transformer.h.0.attn.c_proj.bias", "transformer.h.0.ln_1.bias", "transformer.h.0.ln_1.weight"]
+    );
+    assert!(persistent(ZeroStage::Three, 64, 63).is_empty());
+    // Below stage 3 there is nothing to gather: everything is replicated.
+    assert_eq!(persistent(ZeroStage::Two, 0, usize::MAX).len(), model.parameters().len());
+}
+
+#[test]
+fn a_zero_stage_places_every_segment() {
+    let model = gpt2(64);
+    for number in 0..=3 {
+        let zero_stage = ZeroStage::from_number(number).unwrap();
+        let layout = Layout::new(&model, &options(zero_stage, 3));
+        assert!(layout.segments().iter().all(|s| s.placements == zero_stage.placements()));
+        let shapes = layout.shape().segments.iter();
+        assert!(shapes.zip(layout.segments()).all(|(a, b)| (a.elements, a.placements) == (b.elements(), b.placements)));
+    }
+}
+
+/// A persistent parameter still shards its gradient and its optimizer state.
+#[test]
+fn persistence_is_of_parameters_alone() {
+    let options = LayoutOptions { persistence_threshold: 64, ..options(ZeroStage::Three, 2) };
+    let layout = Layout::new(&gpt2(64), &options);
+    for segment in layout.segments() {
+        assert_eq!(segment.placements.gradients, Placement::Sharded);
+        assert_eq!(segment.placements.optimizer, Placement::Sharded);
+        let kept = segment.name.ends_with("(persistent)");
+        assert_eq!(segment.placements.parameters == Placement::Replicated, kept, "{}", segment.name);
+    }
+}

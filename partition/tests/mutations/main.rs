@@ -1,0 +1,170 @@
+//! What the validator accepts computes the right thing.
+//!
+//! Valid programs of every ZeRO stage are damaged in every way there is: each instruction dropped, doubled, moved to
+//! each other place, and swapped with each other one. What the validator still accepts is carried out on symbols
+//! ([`meaning`]), and must come to the same sums, the same norm and the same parameters as the original.
+
+mod meaning;
+
+use std::collections::BTreeSet;
+
+use meaning::meaning;
+use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions, training_step};
+use zero_pipeline::{LayerShape, ModelShape, Placement, Program, SegmentShape, ZeroStage, validate};
+
+/// Three layers, the last one tied to the first; at stage 3 segment 2 stays gathered.
+fn shape(zero_stage: ZeroStage) -> ModelShape {
+    let layer = |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec() };
+    let segment = |elements| {
+        let mut placements = zero_stage.placements();
+        if elements == 10 {
+            placements.parameters = Placement::Replicated;
+        }
+        SegmentShape { elements, placements }
+    };
+    ModelShape {
+        layers: vec![layer("embed", &[0]), layer("block", &[1, 2]), layer("head", &[0])],
+        segments: vec![segment(40), segment(100), segment(10)],
+    }
+}
+
+/// Programs with communication under way as far and as long as the options allow, and with none.
+fn programs() -> Vec<(ModelShape, Program)> {
+    let mut programs = vec![];
+    for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
+        for (overlap, bucket) in [(false, None), (true, None), (true, Some(120))] {
+            let options = PassOptions {
+                gather: GatherOptions { prefetch: 100, max_live: 1000, max_reuse_distance: 0, overlap },
+                reduce: ReduceOptions { bucket, overlap },
+                refresh: RefreshOptions { bucket, overlap },
+            };
+            let shape = shape(zero_stage);
+            let program = training_step(&shape, 2, &options);
+            programs.push((shape, program));
+        }
+    }
+    programs
+}
+
+fn changed(program: &Program, change: impl FnOnce(&mut Vec<zero_pipeline::Instruction>)) -> Program {
+    let mut program = program.clone();
+    change(&mut program.instructions);
+    program
+}
+
+/// Every program that is one edit away.
+fn mutants(program: &Program) -> impl Iterator<Item = Program> + '_ {
+    let n = program.instructions.len();
+    let dropped = (0..n).map(|i| changed(program, |list| drop(list.remove(i))));
+    let swapped = (0..n).flat_map(move |i| (i + 1..n).map(move |j| changed(program, |list| list.swap(i, j))));
+    let moved = (0..n).flat_map(move |i| {
+        (0..n).map(move |j| {
+            changed(program, |list| {
+                let instruction = list.remove(i);
+                list.insert(j, instruction);
+            })
+        })
+    });
+    let doubled = (0..n).flat_map(move |i| {
+        (0..=n).map(move |j| changed(program, |list| list.insert(j, program.instructions[i].clone())))
+    });
+    dropped.chain(swapped).chain(moved).chain(doubled).filter(move |mutant| mutant != program)
+}
+
+#[test]
+fn what_is_accepted_means_the_same() {
+    for (shape, program) in programs() {
+        let original = meaning(&program, &shape).unwrap();
+        let (mut refused, mut accepted) = (0, 0);
+        for mutant in mutants(&program) {
+            match validate(&[mutant.clone(), mutant.clone()], &shape) {
+                Err(_) => refused += 1,
+                Ok(()) => {
+                    accepted += 1;
+                    let got = meaning(&mutant, &shape).unwrap_or_else(|e| panic!("{e} in\n{mutant}"));
+                    assert!(got == original, "another meaning:\n{got:?}\nand not\n{original:?}\nof\n{mutant}");
+                }
+            }
+        }
+        // Both happen: most edits are defects, and some change the order of things that do not depend on each other.
+        assert!(refused > accepted && accepted > 0, "{refused} refused, {accepted} accepted");
+    }
+}
+
+#[test]
+fn no_instruction_can_be_dropped() {
+    for (shape, program) in programs() {
+        for index in 0..program.instructions.len() {
+            let mutant = changed(&program, |list| drop(list.remove(index)));
+            let text = &program.instructions[index];
+            assert!(
+                validate(&[mutant.clone(), mutant.clone()], &shape).is_err(),
+                "`{text}` can be dropped by all ranks"
+            );
+            assert!(validate(&[program.clone(), mutant], &shape).is_err(), "`{text}` can be dropped by one rank");
+        }
+    }
+}
+
+/// One rank that starts two collectives in another order than the others would wait for ever.
+#[test]
+fn no_rank_alone_can_reorder_collectives() {
+    for (shape, program) in programs() {
+        for mutant in mutants(&program) {
+            let order = |program: &Program| -> Vec<String> {
+                program.instructions.iter().filter(|i| i.is_collective()).map(ToString::to_string).collect()
+            };
+            if order(&mutant) != order(&program) {
+                assert!(
+                    validate(&[program.clone(), mutant.clone()], &shape).is_err(),
+                    "accepted beside the original:\n{mutant}"
+                );
+            }
+        }
+    }
+}
+
+/// Neighbours of these kinds may be exchanged where they are about different things; all other pairs are fixed.
+#[test]
+fn which_neighbours_are_independent() {
+    let mut free = BTreeSet::new();
+    for (shape, program) in programs() {
+        for i in 1..program.instructions.len() {
+            let mutant = changed(&program, |list| list.swap(i - 1, i));
+            if validate(&[mutant.clone(), mutant], &shape).is_ok() {
+                let mut pair = [program.instructions[i - 1].kind(), program.instructions[i].kind()];
+                pair.sort_unstable();
+                free.insert(pair);
+            }
+        }
+    }
+    let free: Vec<String> = free.into_iter().map(|pair| pair.join(" ")).collect();
+    let expected = [
+        "accumulate accumulate",
+        "accumulate await_reduce",
+        "accumulate backward",
+        "accumulate load",
+        "accumulate reduce",
+        "await_gather gather",
+        "await_gather reduce",
+        "await_gather release",
+        "await_reduce backward",
+        "await_reduce gather",
+        "await_reduce load",
+        "await_reduce reduce",
+        "await_reduce release",
+        "await_refresh await_refresh",
+        "await_refresh refresh",
+        "await_refresh update",
+        "backward gather",
+        "backward reduce",
+        "forward gather",
+        "gather load",
+        "gather release",
+        "load reduce",
+        "reduce release",
+        "refresh update",
+        "update update",
+    ];
+    assert_eq!(free, expected);
+}

@@ -1,0 +1,336 @@
+//! The passes keep their limits: measured by walking the programs that they write.
+
+use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions, evaluation, training_step};
+use zero_pipeline::Instruction::{self, *};
+use zero_pipeline::{LayerShape, ModelShape, Placement, Program, SegmentShape, ZeroStage, validate};
+
+const WTE: usize = 640;
+const BLOCK: usize = 1200;
+const NORMS: usize = 24;
+const LN_F: usize = 20;
+const ALL: usize = usize::MAX;
+
+/// An embedding tied to the head, three blocks whose norms stay gathered at stage 3, a last norm.
+fn shape(zero_stage: ZeroStage) -> ModelShape {
+    let layer = |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec() };
+    let segment = |elements| {
+        let mut placements = zero_stage.placements();
+        if elements == NORMS {
+            placements.parameters = Placement::Replicated;
+        }
+        SegmentShape { elements, placements }
+    };
+    ModelShape {
+        layers: vec![
+            layer("embed", &[0]),
+            layer("block.0", &[1, 2]),
+            layer("block.1", &[3, 4]),
+            layer("block.2", &[5, 6]),
+            layer("ln_f", &[7]),
+            layer("head", &[0]),
+        ],
+        segments: [WTE, BLOCK, NORMS, BLOCK, NORMS, BLOCK, NORMS, LN_F].map(segment).to_vec(),
+    }
+}
+
+/// No prefetch, nothing kept, layer by layer, no overlap.
+fn plain() -> PassOptions {
+    PassOptions {
+        gather: GatherOptions { prefetch: 0, max_live: ALL, max_reuse_distance: 0, overlap: false },
+        reduce: ReduceOptions { bucket: None, overlap: false },
+        refresh: RefreshOptions { bucket: None, overlap: false },
+    }
+}
+
+fn step(zero_stage: ZeroStage, micro_batches: usize, options: &PassOptions) -> Program {
+    let shape = shape(zero_stage);
+    let program = training_step(&shape, micro_batches, options);
+    validate(&[program.clone(), program.clone()], &shape).unwrap_or_else(|e| panic!("{options:?}: {e}\n{program}"));
+    program
+}
+
+/// Stage 3 with the given gather options.
+fn gathering(micro_batches: usize, gather: GatherOptions) -> Program {
+    step(ZeroStage::Three, micro_batches, &PassOptions { gather, ..plain() })
+}
+
+/// What is gathered while a layer computes, in elements.
+struct Moment {
+    /// On its way.
+    ahead: usize,
+    /// There, or on its way.
+    live: usize,
+    /// What the layer reads.
+    needed: usize,
+}
+
+/// Walks a program and looks at every compute instruction.
+fn moments(program: &Program, shape: &ModelShape) -> Vec<Moment> {
+    let elements = |s: usize| shape.segments[s].elements;
+    let (mut ahead, mut there) = (0, 0);
+    let mut moments = vec![];
+    for instruction in &program.instructions {
+        match *instruction {
+            Gather { segment } => ahead += elements(segment),
+            AwaitGather { segment } => {
+                ahead -= elements(segment);
+                there += elements(segment);
+            }
+            Release { segment } => there -= elements(segment),
+            Forward { layer, .. } | Backward { layer, .. } => {
+                let needed = sharded_of(shape, layer).map(elements).sum();
+                moments.push(Moment { ahead, live: ahead + there, needed });
+            }
+            _ => {}
+        }
+    }
+    assert_eq!((ahead, there), (0, 0), "something stays gathered");
+    moments
+}
+
+fn sharded_of(shape: &ModelShape, layer: usize) -> impl Iterator<Item = usize> + '_ {
+    let sharded = |s: &usize| shape.segments[*s].placements.parameters == Placement::Sharded;
+    shape.layers[layer].segments.iter().copied().filter(sharded)
+}
+
+fn count(program: &Program, of: impl Fn(&Instruction) -> bool) -> usize {
+    program.instructions.iter().filter(|i| of(i)).count()
+}
+
+fn gathers(program: &Program) -> Vec<usize> {
+    let of = |i: &Instruction| if let Gather { segment } = i { Some(*segment) } else { None };
+    program.instructions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn every_stage_and_setting_makes_a_valid_program() {
+    for micro_batches in 1..=4 {
+        for overlap in [false, true] {
+            for bucket in [None, Some(1), Some(BLOCK + NORMS), Some(ALL)] {
+                let reduce = ReduceOptions { bucket, overlap };
+                let refresh = RefreshOptions { bucket, overlap };
+                for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two] {
+                    step(zero_stage, micro_batches, &PassOptions { reduce, refresh, ..plain() });
+                }
+                for prefetch in [0, 1, BLOCK, BLOCK + WTE, ALL] {
+                    for max_live in [0, BLOCK, 2 * BLOCK, ALL] {
+                        for max_reuse_distance in [0, BLOCK, ALL] {
+                            let gather = GatherOptions { prefetch, max_live, max_reuse_distance, overlap };
+                            step(ZeroStage::Three, micro_batches, &PassOptions { gather, reduce, refresh });
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn without_prefetch_each_gather_is_right_before_its_use() {
+    for overlap in [false, true] {
+        let program = gathering(2, GatherOptions { overlap, ..plain().gather });
+        let shape = shape(ZeroStage::Three);
+        for (index, instruction) in program.instructions.iter().enumerate() {
+            let Gather { segment } = instruction else { continue };
+            let mut rest = program.instructions[index..].iter();
+            let next = rest.find(|i| !matches!(i, Gather { .. } | AwaitGather { .. }));
+            let Some(Forward { layer, .. } | Backward { layer, .. }) = next else { panic!("gathered for {next:?}") };
+            assert!(sharded_of(&shape, *layer).any(|s| s == *segment), "segment {segment} for layer {layer}");
+        }
+        assert!(moments(&program, &shape).iter().all(|m| m.ahead == 0 && m.live == m.needed));
+    }
+}
+
+#[test]
+fn prefetching_starts_the_next_gather_before_the_layer_computes() {
+    let shape = shape(ZeroStage::Three);
+    let program = gathering(1, GatherOptions { prefetch: BLOCK, overlap: true, ..plain().gather });
+    let mut there = vec![false; shape.segments.len()];
+    let computes = program.instructions.iter().filter_map(|i| match i {
+        Forward { layer, .. } | Backward { layer, .. } => Some(*layer),
+        _ => None,
+    });
+    let mut following = computes.skip(1);
+    for instruction in &program.instructions {
+        match *instruction {
+            Gather { segment } => there[segment] = true,
+            Forward { .. } | Backward { .. } => {
+                if let Some(layer) = following.next() {
+                    assert!(sharded_of(&shape, layer).all(|s| there[s]), "layer {layer} is not under way\n{program}");
+                }
+            }
+            Release { segment } => there[segment] = false,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn prefetching_keeps_its_bucket() {
+    let shape = shape(ZeroStage::Three);
+    let mut most = vec![];
+    for prefetch in [0, LN_F, WTE, BLOCK, BLOCK + WTE, 3 * BLOCK, ALL] {
+        let program = gathering(2, GatherOptions { prefetch, overlap: true, ..plain().gather });
+        let ahead = moments(&program, &shape).iter().map(|m| m.ahead).max().unwrap();
+        assert!(ahead <= prefetch, "{ahead} elements ahead, {prefetch} allowed");
+        most.push(ahead);
+    }
+    // The limit is used. Without one the most is ahead in the last norm's backward: all blocks and the embedding.
+    assert_eq!(most, [0, LN_F, WTE, BLOCK, BLOCK + WTE, 3 * BLOCK, 3 * BLOCK + WTE]);
+}
+
+#[test]
+fn live_parameters_keep_their_limit() {
+    let shape = shape(ZeroStage::Three);
+    for max_live in [0, WTE, BLOCK, BLOCK + WTE, 2 * BLOCK, 3 * BLOCK, ALL] {
+        let options = GatherOptions { prefetch: ALL, max_live, max_reuse_distance: 0, overlap: true };
+        for moment in moments(&gathering(2, options), &shape) {
+            // One layer always fits.
+            assert!(moment.live <= max_live.max(moment.needed), "{} live, {max_live} allowed", moment.live);
+        }
+        // What is kept for later does not make room for a layer that was not foreseen.
+        let options = GatherOptions { max_reuse_distance: ALL, ..options };
+        for moment in moments(&gathering(2, options), &shape) {
+            assert!(moment.live <= max_live.saturating_add(moment.needed), "{} live, {max_live} allowed", moment.live);
+        }
+    }
+}
+
+#[test]
+fn each_layer_is_gathered_twice_a_micro_batch_but_at_the_turns() {
+    let shape = shape(ZeroStage::Three);
+    for micro_batches in 1..=4 {
+        for prefetch in [0, BLOCK, ALL] {
+            let program = gathering(micro_batches, GatherOptions { prefetch, overlap: true, ..plain().gather });
+            // The last layer's parameters stay from its forward to its backward, which comes next; and the first
+            // layer's from its backward to the forward of the next micro-batch.
+            let expected = 2 * shape.layers.len() * micro_batches - micro_batches - (micro_batches - 1);
+            assert_eq!(gathers(&program).len(), expected);
+            // The tied embedding: for the first layer forward and backward, for the last layer once.
+            let tied = gathers(&program).into_iter().filter(|&s| s == 0).count();
+            assert_eq!(tied, 3 * micro_batches - (micro_batches - 1));
+            // What stays gathered is never gathered.
+            assert!(gathers(&program).iter().all(|&s| shape.segments[s].elements != NORMS));
+        }
+    }
+    let program = evaluation(&shape, 3, &plain());
+    assert_eq!(validate(&[program.clone()], &shape), Ok(()));
+    assert_eq!(
+        gathers(&program),
+        [0, 1, 3, 5, 7, 0, 1, 3, 5, 7, 0, 1, 3, 5, 7, 0],
+        "kept from the head to the embedding"
+    );
+}
+
+#[test]
+fn what_is_used_again_soon_is_kept() {
+    let of = |max_reuse_distance| gathers(&gathering(1, GatherOptions { max_reuse_distance, ..plain().gather }));
+    // Between a layer's forward and its backward lie twice the layers behind it.
+    assert_eq!(of(0), [0, 1, 3, 5, 7, 0, 7, 5, 3, 1, 0]);
+    assert_eq!(of(2 * WTE - 1), of(0));
+    assert_eq!(of(2 * WTE), [0, 1, 3, 5, 7, 0, 5, 3, 1, 0], "the last norm is kept over the head");
+    assert_eq!(of(2 * WTE + 2 * LN_F), [0, 1, 3, 5, 7, 0, 3, 1, 0], "and the last block");
+    assert_eq!(of(ALL), [0, 1, 3, 5, 7], "and everything");
+    // But not more than may live: a block is given up once another is there.
+    let options = GatherOptions { max_reuse_distance: ALL, max_live: 2 * BLOCK, ..plain().gather };
+    let limited = gathers(&gathering(1, options));
+    assert!(limited.len() > of(ALL).len() && limited.len() < of(0).len(), "{limited:?}");
+}
+
+#[test]
+fn nothing_is_gathered_when_parameters_change() {
+    let shape = shape(ZeroStage::Three);
+    let options = GatherOptions { prefetch: ALL, max_live: ALL, max_reuse_distance: ALL, overlap: true };
+    let program = gathering(3, options);
+    let first_update = program.instructions.iter().position(|i| matches!(i, Update { .. })).unwrap();
+    let (before, after) = program.instructions.split_at(first_update);
+    let before = Program { instructions: before.to_vec(), micro_batches: 3 };
+    moments(&before, &shape); // asserts that all is released
+    assert!(after.iter().all(|i| !matches!(i, Gather { .. } | AwaitGather { .. } | Release { .. })));
+}
+
+#[test]
+fn reductions_keep_their_bucket() {
+    for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
+        let shape = shape(zero_stage);
+        for overlap in [false, true] {
+            for limit in [1, NORMS, BLOCK, BLOCK + NORMS, 2 * BLOCK + 2 * NORMS, ALL] {
+                let reduce = ReduceOptions { bucket: Some(limit), overlap };
+                let program = step(zero_stage, 2, &PassOptions { reduce, ..plain() });
+                let buckets = buckets(&program);
+                for bucket in &buckets {
+                    let elements: usize = bucket.iter().map(|&s| shape.segments[s].elements).sum();
+                    assert!(elements <= limit || bucket.len() == 1, "{bucket:?} has {elements}, {limit} allowed");
+                }
+                // Every segment once for each micro-batch whose gradients are reduced on their own, last layer first.
+                let rounds = if zero_stage >= ZeroStage::Two { 2 } else { 1 };
+                assert_eq!(buckets.concat(), [7, 5, 6, 3, 4, 1, 2, 0].repeat(rounds));
+            }
+            let reduce = ReduceOptions { bucket: Some(ALL), overlap };
+            let whole = buckets(&step(zero_stage, 1, &PassOptions { reduce, ..plain() }));
+            assert_eq!(whole, [vec![7, 5, 6, 3, 4, 1, 2, 0]], "one bucket of all");
+            let by_layer = buckets(&step(zero_stage, 1, &plain()));
+            assert_eq!(by_layer, [vec![7], vec![5, 6], vec![3, 4], vec![1, 2], vec![0]], "auto: by layer");
+        }
+    }
+}
+
+fn buckets(program: &Program) -> Vec<Vec<usize>> {
+    let of = |i: &Instruction| if let Reduce { segments, .. } = i { Some(segments.clone()) } else { None };
+    program.instructions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn refreshes_keep_their_bucket() {
+    for zero_stage in [ZeroStage::One, ZeroStage::Two] {
+        let shape = shape(zero_stage);
+        for overlap in [false, true] {
+            for bucket in [None, Some(1), Some(BLOCK + NORMS), Some(ALL)] {
+                let refresh = RefreshOptions { bucket, overlap };
+                let program = step(zero_stage, 1, &PassOptions { refresh, ..plain() });
+                let of = |i: &Instruction| if let Refresh { segments } = i { Some(segments.clone()) } else { None };
+                let refreshes: Vec<_> = program.instructions.iter().filter_map(of).collect();
+                for segments in &refreshes {
+                    let elements: usize = segments.iter().map(|&s| shape.segments[s].elements).sum();
+                    assert!(segments.len() == 1 || elements <= bucket.unwrap_or(0), "{segments:?} has {elements}");
+                }
+                assert_eq!(refreshes.concat(), [0, 1, 2, 3, 4, 5, 6, 7]);
+            }
+        }
+    }
+    // At stage 3 what stays gathered, and at stage 0 nothing, differs between ranks after the updates.
+    let of = |zero_stage| count(&step(zero_stage, 1, &plain()), |i| matches!(i, Refresh { .. }));
+    assert_eq!((of(ZeroStage::Zero), of(ZeroStage::Three)), (0, 3));
+}
+
+#[test]
+fn without_overlap_everything_is_awaited_where_it_starts() {
+    for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
+        let gather = GatherOptions { prefetch: ALL, ..plain().gather };
+        let program = step(zero_stage, 2, &PassOptions { gather, ..plain() });
+        for pair in program.instructions.windows(2) {
+            let awaited = match (&pair[0], &pair[1]) {
+                (Gather { segment: a }, next) => *next == AwaitGather { segment: *a },
+                (Reduce { segments, micro_batch }, next) => {
+                    *next == AwaitReduce { segments: segments.clone(), micro_batch: *micro_batch }
+                }
+                (Refresh { segments }, next) => *next == AwaitRefresh { segments: segments.clone() },
+                _ => true,
+            };
+            assert!(awaited, "`{}` is followed by `{}`", pair[0], pair[1]);
+        }
+    }
+}
+
+#[test]
+fn with_overlap_a_reduction_runs_beside_the_next_backward() {
+    let reduce = ReduceOptions { bucket: None, overlap: true };
+    let program = step(ZeroStage::Two, 1, &PassOptions { reduce, ..plain() });
+    let at = |wanted: Instruction| program.instructions.iter().position(|i| *i == wanted).unwrap();
+    for (segments, layer) in [(vec![7], 3), (vec![5, 6], 2), (vec![3, 4], 1), (vec![1, 2], 0)] {
+        let start = at(Reduce { segments: segments.clone(), micro_batch: 0 });
+        let end = at(AwaitReduce { segments, micro_batch: 0 });
+        let backward = at(Backward { layer, micro_batch: 0 });
+        assert!(start < backward && backward < end, "\n{program}");
+    }
+}
