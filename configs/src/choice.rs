@@ -10,7 +10,7 @@ macro_rules! choice {
         }
     ) => {
         $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum $name { $( $(#[$variant_meta])* $variant, )+ }
 
         impl $name {

@@ -135,6 +135,7 @@ impl Engine {
                 step,
                 loss_gradient: settings.loss_gradient,
                 lr,
+                skips_overflow: settings.skips_overflow,
             },
         )?;
         self.step = step;
@@ -145,7 +146,7 @@ impl Engine {
             loss,
             lr,
             grad_norm: norm,
-            skipped: !norm.is_finite(),
+            skipped: !norm.is_finite() && self.settings.skips_overflow,
             duration: started.elapsed(),
             sent_bytes: self.comm.stats().sent_bytes() - sent_before,
         })
@@ -209,6 +210,7 @@ impl Engine {
                 step: self.step,
                 loss_gradient: 0.0,
                 lr: 0.0,
+                skips_overflow: false,
             },
         )
     }

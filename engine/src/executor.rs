@@ -23,6 +23,8 @@ pub(crate) struct Context<'a> {
     /// Gradient of the global batch's loss with respect to a micro-batch's.
     pub(crate) loss_gradient: f32,
     pub(crate) lr: f64,
+    /// Whether a gradient that is not finite is thrown away, and not taken into the parameters.
+    pub(crate) skips_overflow: bool,
 }
 
 pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>, u64), Error> + 'a;
@@ -82,7 +84,9 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
             Instruction::GradientNorm => outcome.norm = Some(context.zero.gradient_norm()?),
             Instruction::Update { segment } => match outcome.norm {
-                Some(norm) if norm.is_finite() => context.zero.update(*segment, context.lr)?,
+                Some(norm) if norm.is_finite() || !context.skips_overflow => {
+                    context.zero.update(*segment, context.lr)?;
+                }
                 _ => context.zero.discard(*segment)?,
             },
             Instruction::Refresh { segments } => context.zero.refresh(segments)?,
@@ -90,7 +94,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
         }
         context.timing.record(instruction, started);
     }
-    if outcome.norm.is_some_and(|norm| norm.is_finite()) {
+    if outcome.norm.is_some_and(|norm| norm.is_finite() || !context.skips_overflow) {
         context.zero.finish_step();
     }
     Ok(outcome)

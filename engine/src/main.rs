@@ -14,7 +14,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use cli::{Bench, Cli, Command, ConfigArgs, TrainArgs};
 use zero_comm::place::Place;
-use zero_config::{Config, Source, Transport, Typed};
+use zero_config::{Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Output, Resume, RunOptions};
 
 fn main() -> ExitCode {
@@ -78,7 +78,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     let (typed, text) = load(&args.config, &args.overrides())?;
     let config = typed.resolve(args.config.num_processes.map(|n| n as usize))?;
     config.model_and_data()?;
-    if options.output != Output::Quiet {
+    if options.output != Output::Quiet && config.log_level >= LogLevel::Warning {
         warn(&config);
     }
     let ranks = config.world_size;

@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) micro_batch_size: usize,
     /// Gradient of the reported loss with respect to the loss of one micro-batch.
     pub(crate) loss_gradient: f32,
+    /// In f32 a gradient that is not finite always skips the step; in bf16 unless `check_grad_overflow` is off.
+    pub(crate) skips_overflow: bool,
 }
 
 impl Settings {
@@ -82,6 +84,7 @@ impl Settings {
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
             loss_gradient: 1.0 / averaged as f32,
+            skips_overflow: !config.bf16.enabled || config.bf16.check_grad_overflow,
         })
     }
 }

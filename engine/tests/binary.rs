@@ -366,6 +366,55 @@ fn check_prints_every_value_with_its_origin_or_every_error() {
     }
 }
 
+#[test]
+fn every_kind_of_data_model_and_optimizer_trains() {
+    let case = Case::new();
+    let lines: Vec<String> = (0..60).map(|i| format!("{{\"body\": \"document {i} of many\"}}")).collect();
+    fs::write(case.path("docs.jsonl"), lines.join("\n")).unwrap();
+    let tokens: Vec<u8> = (0..3000u16).flat_map(|i| (i % 97).to_le_bytes()).collect();
+    fs::write(case.path("tokens.bin"), tokens).unwrap();
+    let rows: Vec<String> = (0..90).map(|i| format!("{},{},{}", i % 7, (i * i) % 5, usize::from(i % 7 > 3))).collect();
+    fs::write(case.path("table.csv"), rows.join("\n")).unwrap();
+    let llama = "model={type: llama, vocab_size: auto, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
+                 num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16}";
+    let cases: [(&str, &[&str]); 8] = [
+        ("jsonl", &["data={train: docs.jsonl, text_key: body}"]),
+        ("tokens", &["data={train: tokens.bin}", "optimizer={type: Lion, params: {lr: 0.001}}"]),
+        ("mlp", &["data={train: table.csv}", "model={type: mlp, input_size: 2, hidden_sizes: [8], output_size: 2}"]),
+        ("llama", &[llama, "optimizer={type: SGD, params: {lr: 0.5, momentum: 0.9}}"]),
+        ("adagrad", &["optimizer={type: Adagrad, params: {lr: 0.05}}", "dataloader_drop_last=true"]),
+        ("bf16", &["bf16={enabled: true}", "train_batch_size=8"]),
+        ("epochs", &["training.max_steps=", "training.epochs=0.1"]),
+        ("schedule", &["scheduler={type: WarmupDecayLR, params: {total_num_steps: auto, warmup_num_steps: 3}}"]),
+    ];
+    for (name, sets) in cases {
+        let mut args = vec!["--quiet", "-n", "2", "--out", name];
+        sets.iter().for_each(|set| args.extend(["--set", set]));
+        case.train(&args);
+        let losses: Vec<f64> = case.metrics(name).iter().map(|line| line["loss"].as_f64().unwrap()).collect();
+        let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+        let (early, late) = (mean(&losses[..3]), mean(&losses[losses.len() - 3..]));
+        assert!(late < early, "{name}: {losses:?}");
+    }
+    assert_eq!(case.metrics("epochs").len(), 23); // a tenth of 892 samples, 4 a step
+}
+
+#[test]
+fn the_communication_log() {
+    let case = Case::new();
+    let out = case.train(&[
+        "--plain",
+        "-n",
+        "2",
+        "--max-steps",
+        "2",
+        "--set",
+        "comms_logger={enabled: true, verbose: true, prof_all: false, prof_ops: [all_gather]}",
+    ]);
+    assert_eq!(out.matches("all_gather ").count(), 3, "two steps and the end: {out}");
+    assert!(!out.contains("reduce_scatter "), "{out}");
+}
+
 /// (arguments, exit status, what standard error must say)
 #[test]
 fn bad_input_is_one_clear_error_and_nothing_is_written() {

@@ -20,14 +20,12 @@ pub struct Monitor {
 pub struct CommsLogger {
     /// Record at all.
     pub enabled: bool,
-    /// Print each operation as it ends.
+    /// Print what the operations of each step did.
     pub verbose: bool,
-    /// Record every operation.
+    /// Show every kind of operation.
     pub prof_all: bool,
-    /// With `prof_all` off: the operations to record.
+    /// With `prof_all` off: the kinds of operations to show, for example `all_gather`.
     pub prof_ops: Vec<String>,
-    /// Print the place in the program with each operation.
-    pub debug: bool,
 }
 
 impl Monitor {
@@ -45,7 +43,6 @@ impl CommsLogger {
             verbose: keys.bool("verbose"),
             prof_all: keys.bool("prof_all"),
             prof_ops: keys.texts("prof_ops").unwrap_or_default(),
-            debug: keys.bool("debug"),
         }
     }
 }

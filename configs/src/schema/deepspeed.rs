@@ -106,8 +106,8 @@ static MONITOR: Section = Section { switch: Switch::Keys, keys: &[
 #[rustfmt::skip]
 static COMMS_LOGGER: Section = Section { switch: Switch::Keys, keys: &[
     now("enabled", Kind::Bool, "false", "Record at all"),
-    now("verbose", Kind::Bool, "false", "Print each operation as it ends"),
-    now("prof_all", Kind::Bool, "true", "Record every operation"),
-    key("prof_ops", Kind::Texts, "[]", "With prof_all off: the operations to record"),
-    now("debug", Kind::Bool, "false", "Print the place in the program with each operation"),
+    now("verbose", Kind::Bool, "false", "Print what the operations of each step did"),
+    now("prof_all", Kind::Bool, "true", "Show every kind of operation"),
+    key("prof_ops", Kind::Texts, "[]", "With prof_all off: the kinds of operations to show"),
+    later_unless("debug", &["false"], "The place in the program of each operation; `training.trace` shows it"),
 ] };

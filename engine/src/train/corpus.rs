@@ -19,6 +19,8 @@ pub(super) struct Corpus {
     pub(super) vocabulary: Option<usize>,
     seed: u64,
     shuffle: bool,
+    /// Samples of an epoch that are used: all, or whole batches only.
+    per_epoch: u64,
 }
 
 impl Corpus {
@@ -67,13 +69,17 @@ impl Corpus {
             ));
         }
         let (seed, shuffle) = (config.training.seed, data.shuffle);
-        Ok(Self { train, eval, tokenizer, vocabulary, seed, shuffle })
+        let per_epoch = samples_per_epoch(train.samples(), config)?;
+        Ok(Self { train, eval, tokenizer, vocabulary, seed, shuffle, per_epoch })
     }
 
     /// Training samples at `position..position + rows` of the run.
     pub(super) fn training_batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = self.train.samples();
-        let at = |row: u64| sample_index(self.seed, position + row, n, self.shuffle);
+        let at = |row: u64| {
+            let (epoch, within) = ((position + row) / self.per_epoch, (position + row) % self.per_epoch);
+            sample_index(self.seed, epoch * n as u64 + within, n, self.shuffle)
+        };
         batch(&*self.train, (0..rows as u64).map(at))
     }
 
@@ -93,7 +99,21 @@ impl Corpus {
 
     /// Optimizer steps of so many epochs.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
-        (epochs * self.train.samples() as f64 / train_batch_size as f64).ceil() as u64
+        (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
+    }
+}
+
+/// With `dataloader_drop_last` an epoch ends with its last whole batch; without, a batch reaches into the next epoch.
+fn samples_per_epoch(samples: usize, config: &Config) -> Result<u64, Error> {
+    let whole = samples - samples % config.train_batch_size;
+    match (config.dataloader_drop_last, whole) {
+        (false, _) => Ok(samples as u64),
+        (true, 0) => Err(Error::setting(
+            "dataloader_drop_last",
+            format!("{samples} samples are less than one batch of {}", config.train_batch_size),
+            "switch it off, or make `train_batch_size` smaller",
+        )),
+        (true, whole) => Ok(whole as u64),
     }
 }
 

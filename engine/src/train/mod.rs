@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use zero_comm::{Buffer, Communicator, ReduceOp};
-use zero_config::Config;
+use zero_comm::{Buffer, Communicator, ReduceOp, Stats};
+use zero_config::{Config, LogLevel};
 
 use crate::configured_model;
 use crate::engine::{Engine, Step};
@@ -90,11 +90,19 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
         early.restore(state);
     }
     let main = comm.rank() == 0;
-    let output = if main { options.output } else { Output::Quiet };
+    let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
     let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
     let mut files = if main { Some(Files::open(&engine, &out, resumed.is_some(), &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
-    let mut run = Run { engine, corpus, early, progress, report: Report::new(started), skipped_in_a_row: 0 };
+    let mut run = Run {
+        engine,
+        corpus,
+        early,
+        progress,
+        report: Report::new(started),
+        skipped_in_a_row: 0,
+        seen: Stats::default(),
+    };
     let finished = run.train(steps, &stop, files.as_mut())?;
     run.progress.finish();
     let saved = run.save(&out)?;
@@ -180,7 +188,7 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         config.gradient_accumulation_steps,
         comm.size()
     ));
-    if config.dump_state {
+    if config.dump_state || config.log_level >= LogLevel::Debug {
         progress.say(&format!("step program:\n{}", engine.program()));
     }
     if let Some(from) = resumed {
@@ -208,6 +216,8 @@ struct Run {
     progress: Progress,
     report: Report,
     skipped_in_a_row: u64,
+    /// What communication had done at the last line of `comms_logger.verbose`.
+    seen: Stats,
 }
 
 /// Sums and maxima over the ranks after a step.
@@ -292,6 +302,11 @@ impl Run {
         if config.wall_clock_breakdown && self.progress.is_due(step.step) {
             self.progress.say(&report::time_line(self.engine.timing()));
         }
+        if config.comms_logger.enabled && config.comms_logger.verbose {
+            let stats = self.engine.stats();
+            self.progress.say(&report::communication_table(&(stats - self.seen), &config.comms_logger));
+            self.seen = stats;
+        }
         let Some(files) = files else { return Ok(()) };
         files.folder.metrics(&json!({
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm, "loss_scale": null,
@@ -311,7 +326,7 @@ impl Run {
     }
 
     fn check_divergence(&mut self, step: &Step) -> Result<(), Error> {
-        self.skipped_in_a_row = if step.skipped { self.skipped_in_a_row + 1 } else { 0 };
+        self.skipped_in_a_row = if !step.grad_norm.is_finite() { self.skipped_in_a_row + 1 } else { 0 };
         if self.skipped_in_a_row >= MAX_SKIPPED {
             return Err(Error::Diverged { step: step.step, steps: self.skipped_in_a_row });
         }
@@ -351,7 +366,7 @@ impl Run {
             files.folder.trace(self.engine.communicator().rank(), spans)?;
         }
         if self.engine.config().comms_logger.enabled {
-            self.progress.say(&report::communication_table(&self.engine.stats()));
+            self.progress.say(&report::communication_table(&self.engine.stats(), &self.engine.config().comms_logger));
         }
         if let Some(text) = text {
             self.progress.say(&format!("\n--- sample ---\n{text}\n--------------\n"));

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use zero_config::LogLevel;
 
 /// How much is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +15,14 @@ pub enum Output {
     Plain,
     /// Nothing but errors.
     Quiet,
+}
+
+impl Output {
+    /// What is left of it at a `log_level`: progress is information.
+    #[must_use]
+    pub fn at(self, level: LogLevel) -> Self {
+        if level < LogLevel::Info { Self::Quiet } else { self }
+    }
 }
 
 /// What a line of progress shows.

@@ -158,15 +158,16 @@ pub(super) fn time_line(timing: &Timing) -> String {
     format!("time of rank 0: {}", parts.join(", "))
 }
 
-/// For `comms_logger`.
-pub(super) fn communication_table(stats: &Stats) -> String {
+/// For `comms_logger`: calls, payload and rate of each kind of operation that it asks for.
+pub(super) fn communication_table(stats: &Stats, options: &zero_config::CommsLogger) -> String {
     let mut lines =
         vec![format!("{:<16} {:>8} {:>12} {:>10} {:>10}", "collective", "calls", "sent", "seconds", "GB/s")];
-    for (operation, counter) in stats.iter().filter(|(_, counter)| counter.calls > 0) {
+    let is_shown = |name: &str| options.prof_all || options.prof_ops.iter().any(|wanted| wanted == name);
+    for (operation, counter) in stats.iter().filter(|(op, counter)| counter.calls > 0 && is_shown(op.name())) {
         let rate = counter.sent_bytes as f64 / counter.seconds.max(1e-9) / 1e9;
         lines.push(format!(
             "{:<16} {:>8} {:>12} {:>10.3} {rate:>10.2}",
-            operation.to_string(),
+            operation.name(),
             counter.calls,
             bytes(counter.sent_bytes),
             counter.seconds
