@@ -68,7 +68,7 @@ fn a_resolved_configuration_runs_again_as_it_is() {
 fn a_resolved_configuration_keeps_the_number_of_ranks_that_were_started() {
     let source = Source::from_path(folder().join("quickstart.yaml")).expect("the preset");
     let config = load(source, &[]).and_then(|typed| typed.resolve(Some(4))).expect("four ranks");
-    assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (4, 4, 32));
+    assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (4, 4, 16));
     assert_eq!(config.origins.get("launcher.num_processes"), Origin::Launch);
     let again = Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again");
     assert_eq!(again, config);
@@ -92,7 +92,7 @@ fn a_configuration_of_hugging_face_is_read_as_it_is() {
 #[test]
 fn the_quickstart_is_what_its_comments_say() {
     let config = preset("quickstart.yaml");
-    assert_eq!(config.train_batch_size, 16);
+    assert_eq!(config.train_batch_size, 8);
     assert_eq!(config.zero.stage3_param_persistence_threshold, 0);
     let data = config.data.expect("data");
     assert_eq!(data.tokenizer, Tokenizer::Byte);
