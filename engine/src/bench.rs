@@ -46,7 +46,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         other => anyhow::bail!("there is no transport `{other}`; use auto, shared_memory or tcp"),
     };
     let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    if place.world_size == 1 && std::env::var_os(surroundings::LAUNCHED).is_none() {
+    if place == Place::alone() {
         return launch::launch(ranks, 1, None);
     }
     let options = Options { transport, token: std::env::var("ZERO_TRAIN_TOKEN").ok(), ..Options::default() };
@@ -74,7 +74,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
 /// What training itself would say.
 pub(crate) fn step(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    let is_rank = place.world_size > 1 || std::env::var_os(surroundings::LAUNCHED).is_some();
+    let is_rank = place != Place::alone();
     let (typed, text) = crate::load(args, &args.set)?;
     let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
     let config = typed.resolve(ranks)?;

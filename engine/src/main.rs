@@ -65,7 +65,7 @@ fn warn(config: &Config) {
 
 fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    let is_rank = place.world_size > 1 || std::env::var_os(surroundings::LAUNCHED).is_some();
+    let is_rank = place != Place::alone();
     let options = run_options(args);
     if is_rank {
         // Standard input is read once, by the process that stays.

@@ -6,7 +6,7 @@ use zero_comm::place::Place;
 use zero_comm::{Communicator, Options};
 use zero_config::Config;
 use zero_train::Error;
-use zero_train::train::{Finished, RunOptions, train};
+use zero_train::train::{Finished, Output, RunOptions, train};
 
 use crate::surroundings;
 
@@ -16,6 +16,9 @@ use crate::surroundings;
 /// What ends the run.
 pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyhow::Result<u8> {
     compute_threads(config, place.local_world_size);
+    if place.rank == 0 && options.output != Output::Quiet && !surroundings::launched_by_us() {
+        println!("place: rank 0 of {}, from {}", place.world_size, place.source);
+    }
     let comm = zero_comm::connect(place, &zero_train::comm_options(config)).map_err(Error::Comm)?;
     train_on(config, options, &comm)
 }

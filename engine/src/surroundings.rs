@@ -47,9 +47,14 @@ pub(crate) fn threads(configured: Option<usize>, local_ranks: usize) -> usize {
     configured.unwrap_or((cores / local_ranks.max(1)).max(1))
 }
 
+/// Whether our own launcher started this process.
+pub(crate) fn launched_by_us() -> bool {
+    std::env::var_os(LAUNCHED).is_some()
+}
+
 /// Ends this process with the launcher, if one of ours started it.
 pub(crate) fn follow_launcher() {
-    if std::env::var_os(LAUNCHED).is_some() {
+    if launched_by_us() {
         // Not to be had means that a killed launcher leaves this rank to its own deadline.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     }

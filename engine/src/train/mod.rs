@@ -106,7 +106,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let finished = run.train(steps, &stop, files.as_mut())?;
     run.progress.finish();
     let saved = run.save(&out)?;
-    let text = run.sample()?;
+    let text = if finished == Finished::Done { run.sample()? } else { None };
     run.finish(files.as_mut(), &saved, text.as_deref(), finished)?;
     comm.barrier().wait()?;
     Ok(finished)

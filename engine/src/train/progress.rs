@@ -82,7 +82,8 @@ impl Progress {
     /// A line that stands between steps.
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| println!("{line}")),
+            Some(bar) if !bar.is_finished() => bar.suspend(|| println!("{line}")),
+            Some(_) => println!("{line}"),
             None if self.lines => println!("{line}"),
             None => {}
         }
@@ -90,7 +91,7 @@ impl Progress {
 
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
-            bar.finish();
+            bar.finish_and_clear();
         }
     }
 
