@@ -49,16 +49,21 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     Ok(committed(root)?.pop().map(|(_, path)| path))
 }
 
-/// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksum is verified by one rank.
+/// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksum is verified by one rank, before
+/// any rank's state is touched.
 ///
 /// # Errors
-/// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model.
+/// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model. The state is
+/// still the old one then, unless reading a verified file failed.
 pub fn load(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
-    let result = read(folder, zero, comm);
-    together(comm, result)
+    let manifest = together(comm, verify(folder, zero, comm))?;
+    together(comm, read(folder, &manifest, zero))?;
+    zero.set_updates(manifest.updates);
+    Ok(manifest)
 }
 
-fn read(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
+/// The manifest, if it fits and this rank's share of the shards is as it was written.
+fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(folder)?;
     fits(folder, &manifest, zero)?;
     for shard in manifest.shards.iter().skip(comm.rank()).step_by(comm.size()) {
@@ -72,15 +77,18 @@ fn read(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manif
             return Err(CheckpointError::damaged(&path, "its checksum is not the one that was written"));
         }
     }
+    Ok(manifest)
+}
+
+fn read(folder: &Path, manifest: &Manifest, zero: &mut Zero) -> Result<(), CheckpointError> {
     let mut open: HashMap<usize, Shard> = HashMap::new();
     for kind in zero.kinds() {
         for range in zero.held_ranges(kind) {
-            let values = assemble(folder, &manifest, &mut open, zero, kind, &range)?;
+            let values = assemble(folder, manifest, &mut open, zero, kind, &range)?;
             zero.write(kind, &range, &values)?;
         }
     }
-    zero.set_updates(manifest.updates);
-    Ok(manifest)
+    Ok(())
 }
 
 fn fits(folder: &Path, manifest: &Manifest, zero: &Zero) -> Result<(), CheckpointError> {

@@ -214,7 +214,7 @@ fn each_layer_is_gathered_twice_a_micro_batch_but_at_the_turns() {
         }
     }
     let program = evaluation(&shape, 3, &plain());
-    assert_eq!(validate(&[program.clone()], &shape), Ok(()));
+    assert_eq!(validate(std::slice::from_ref(&program), &shape), Ok(()));
     assert_eq!(
         gathers(&program),
         [0, 1, 3, 5, 7, 0, 1, 3, 5, 7, 0, 1, 3, 5, 7, 0],
