@@ -1,0 +1,250 @@
+//! The steps of a run, and what is written about them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zero_comm::{Buffer, ReduceOp, Stats};
+
+use super::corpus::Corpus;
+use super::evaluation::{self, EarlyStop};
+use super::folder::Folder;
+use super::progress::{Progress, Shown};
+use super::report::{self, Report};
+use super::signals::StopRequest;
+use super::{Finished, sample};
+use crate::engine::{Engine, Step};
+use crate::error::Error;
+use crate::monitor::{Monitors, Scalar};
+
+/// After so many steps in a row whose gradient is not finite, a run ends.
+const MAX_SKIPPED: u64 = 20;
+
+/// What rank 0 writes to while training.
+pub(super) struct Files {
+    folder: Folder,
+    monitors: Monitors,
+}
+
+impl Files {
+    pub(super) fn open(engine: &Engine, out: &Path, resumed: bool, progress: &Progress) -> Result<Self, Error> {
+        let folder = if resumed {
+            Folder::resume(out, engine.steps())?
+        } else {
+            let (folder, moved) = Folder::new(out)?;
+            if let Some(moved) = moved {
+                progress.say(&format!("an earlier run was moved to {}", moved.display()));
+            }
+            folder
+        };
+        folder.resolved(engine.config())?;
+        let monitors = Monitors::open(engine.config(), out)?;
+        Ok(Self { folder, monitors })
+    }
+}
+
+/// A run on this rank.
+pub(super) struct Run {
+    engine: Engine,
+    corpus: Corpus,
+    early: EarlyStop,
+    progress: Progress,
+    report: Report,
+    skipped_in_a_row: u64,
+    /// What communication had done at the last line of `comms_logger.verbose`.
+    seen: Stats,
+}
+
+/// Sums and maxima over the ranks after a step.
+struct Together {
+    sent_bytes: u64,
+    peak_bytes: u64,
+    micros: u64,
+    signal: i64,
+}
+
+impl Run {
+    pub(super) fn new(engine: Engine, corpus: Corpus, early: EarlyStop, progress: Progress, report: Report) -> Self {
+        Self { engine, corpus, early, progress, report, skipped_in_a_row: 0, seen: Stats::default() }
+    }
+
+    pub(super) fn train(
+        &mut self,
+        steps: u64,
+        stop: &StopRequest,
+        mut files: Option<&mut Files>,
+    ) -> Result<Finished, Error> {
+        let rows = self.engine.config().train_micro_batch_size_per_gpu;
+        let training = self.engine.config().training.clone();
+        while self.engine.steps() < steps {
+            let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
+            let corpus = &self.corpus;
+            let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
+            let together = self.gather(&step, stop)?;
+            let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
+            let eval_loss = if evaluates { Some(self.evaluate()?) } else { None };
+            self.record(&step, &together, eval_loss, files.as_deref_mut())?;
+            self.check_divergence(&step)?;
+            if together.signal != 0 {
+                self.progress.say(&format!("stopping after step {}: signal {}", step.step, together.signal));
+                return Ok(Finished::Stopped(together.signal as i32));
+            }
+            if eval_loss.is_some_and(|loss| self.early.is_over(loss)) {
+                self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
+                break;
+            }
+            let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
+            if saves && step.step < steps {
+                let out = PathBuf::from(&training.output_dir);
+                let folder = self.save(&out)?;
+                self.progress.say(&format!("saved {}", folder.display()));
+            }
+        }
+        Ok(Finished::Done)
+    }
+
+    /// What the ranks must know of each other after a step.
+    fn gather(&self, step: &Step, stop: &StopRequest) -> Result<Together, Error> {
+        let comm = self.engine.communicator();
+        let peak = self.engine.zero().ledger().peak_total() as i64;
+        let maxima = vec![peak, step.duration.as_micros() as i64, stop.received()];
+        let maxima = comm.all_reduce(Buffer::I64(maxima), ReduceOp::Max);
+        let sums = comm.all_reduce(Buffer::I64(vec![step.sent_bytes as i64]), ReduceOp::Sum);
+        let (maxima, sums) = (maxima.wait()?.into_i64()?, sums.wait()?.into_i64()?);
+        Ok(Together {
+            sent_bytes: sums[0] as u64,
+            peak_bytes: maxima[0] as u64,
+            micros: maxima[1] as u64,
+            signal: maxima[2],
+        })
+    }
+
+    fn record(
+        &mut self,
+        step: &Step,
+        together: &Together,
+        eval_loss: Option<f32>,
+        files: Option<&mut Files>,
+    ) -> Result<(), Error> {
+        let config = self.engine.config();
+        let samples = config.train_batch_size as u64;
+        let length = self.corpus.tokens_per_sample() as u64;
+        let seconds = together.micros as f64 / 1e6;
+        let tokens_per_s = (samples * length) as f64 / seconds;
+        self.report.step(step, together.peak_bytes);
+        let (loss, lr, grad_norm) = (step.loss, step.lr, step.grad_norm);
+        self.progress.step(&Shown { step: step.step, loss, lr, grad_norm, tokens_per_s });
+        if step.skipped {
+            self.progress.say(&format!("step {} skipped: the gradient norm is {}", step.step, step.grad_norm));
+        }
+        if let Some(loss) = eval_loss {
+            self.progress.say(&format!("step {:>6}  evaluation loss {loss:.4}", step.step));
+        }
+        if config.memory_breakdown && self.progress.is_due(step.step) {
+            self.progress.say(&report::memory_line(self.engine.zero().ledger()));
+        }
+        if config.wall_clock_breakdown && self.progress.is_due(step.step) {
+            self.progress.say(&report::time_line(self.engine.timing()));
+        }
+        if config.comms_logger.enabled && config.comms_logger.verbose {
+            let stats = self.engine.stats();
+            self.progress.say(&report::communication_table(&(stats - self.seen), &config.comms_logger));
+            self.seen = stats;
+        }
+        let Some(files) = files else { return Ok(()) };
+        files.folder.metrics(&json!({
+            "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm, "loss_scale": null,
+            "skipped": step.skipped, "samples": samples, "tokens": samples * length,
+            "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
+            "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
+        }))?;
+        let seen = step.step * samples;
+        let scalar = |tag, value| Scalar { tag, samples: seen, value };
+        let mut scalars = vec![
+            scalar("Train/Samples/train_loss", f64::from(step.loss)),
+            scalar("Train/Samples/lr", step.lr),
+            scalar("Train/Samples/grad_norm", step.grad_norm),
+        ];
+        scalars.extend(eval_loss.map(|loss| scalar("Train/Samples/eval_loss", f64::from(loss))));
+        files.monitors.write(&scalars)
+    }
+
+    fn check_divergence(&mut self, step: &Step) -> Result<(), Error> {
+        self.skipped_in_a_row = if !step.grad_norm.is_finite() { self.skipped_in_a_row + 1 } else { 0 };
+        if self.skipped_in_a_row >= MAX_SKIPPED {
+            return Err(Error::Diverged { step: step.step, steps: self.skipped_in_a_row });
+        }
+        Ok(())
+    }
+
+    pub(super) fn save(&self, out: &Path) -> Result<PathBuf, Error> {
+        self.engine.save_checkpoint_with(out.join("checkpoints"), self.early.state())
+    }
+
+    fn evaluate(&mut self) -> Result<f32, Error> {
+        let Some(eval) = self.corpus.eval.clone() else { return Ok(f32::NAN) };
+        evaluation::evaluate(&mut self.engine, &self.corpus, &*eval)
+    }
+
+    pub(super) fn sample(&mut self) -> Result<Option<String>, Error> {
+        let Some(sample) = self.engine.config().training.sample.clone() else { return Ok(None) };
+        if self.corpus.vocabulary.is_none() {
+            return Ok(None);
+        }
+        let length = self.corpus.tokens_per_sample();
+        sample::generate(&mut self.engine, &self.corpus.tokenizer, &sample, length).map(Some)
+    }
+
+    pub(super) fn finish(
+        &self,
+        files: Option<&mut Files>,
+        saved: &Path,
+        text: Option<&str>,
+        finished: Finished,
+    ) -> Result<(), Error> {
+        self.progress.finish();
+        let report = self.report.value(&self.engine, finished)?;
+        let Some(files) = files else { return Ok(()) };
+        files.folder.report(&report)?;
+        let spans = self.engine.timing().spans();
+        if !spans.is_empty() {
+            files.folder.trace(self.engine.communicator().rank(), spans)?;
+        }
+        if self.engine.config().comms_logger.enabled {
+            self.progress.say(&report::communication_table(&self.engine.stats(), &self.engine.config().comms_logger));
+        }
+        if let Some(text) = text {
+            self.progress.say(&format!("\n--- sample ---\n{text}\n--------------\n"));
+        }
+        let out = files.folder.path();
+        self.progress.say(&format!("{}", self.report));
+        self.progress.say(&format!("checkpoint  {}", saved.display()));
+        self.progress.say(&format!("run         {}  (resolved.yaml, metrics.jsonl, report.json)", out.display()));
+        Ok(())
+    }
+}
+
+fn round(x: f64) -> f64 {
+    (x * 10.0).round() / 10.0
+}
+
+/// JSON has no NaN: what is not finite becomes null. A finite value is written with the fewest digits that read back to
+/// the same f32 bits.
+pub(super) fn finite(x: f32) -> Value {
+    x.to_string().parse::<f64>().ok().filter(|x| x.is_finite()).map_or(Value::Null, |x| json!(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_loss_reads_back_to_the_same_bits(bits: u32) {
+            let x = f32::from_bits(bits);
+            let written = finite(x).to_string();
+            let read = written.parse::<f64>().map(|x| x as f32).ok();
+            prop_assert_eq!(read.map(f32::to_bits), x.is_finite().then_some(bits));
+        }
+    }
+}
