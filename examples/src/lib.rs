@@ -1,1 +1,0 @@
-//! Small programs against the library
