@@ -5,7 +5,11 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 
 use zero_comm::store::StoreServer;
-use zero_comm::{Communicator, Operation, Options, Place, Transport, bench, connect, threads};
+use zero_comm::{Communicator, Operation, Options, Place, SharedAllocator, Transport, bench, connect, threads};
+
+/// Without it vectors between processes of one host go through rings.
+#[global_allocator]
+static ALLOCATOR: SharedAllocator = SharedAllocator;
 
 type AnyError = Box<dyn std::error::Error>;
 

@@ -16,7 +16,7 @@ use crate::group::Group;
 use crate::health::{Board, Health};
 use crate::place::Place;
 use crate::processes::{Control, Processes, World};
-use crate::shm::host_identity;
+use crate::shm::{PeerArenas, host_identity};
 use crate::step::Membership;
 use crate::store::{StoreClient, StoreError, StoreServer};
 use crate::tcp::{Hub, Identity, Purpose, bind_address};
@@ -51,7 +51,8 @@ pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>
     let control = Control::start(control, Arc::clone(&board)).map_err(|error| meeting.error(&error.to_string()))?;
     let health = Health::new(place.rank, board, Some(Box::new(control)));
     let (transport, timeout) = (options.transport, options.timeout);
-    let world = Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, timeout });
+    let world =
+        Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, arenas: PeerArenas::default(), timeout });
     let membership = Membership { group: WORLD, rank: place.rank, members };
     let fabric = Processes::connect(&world, membership.clone(), deadline)?;
     // Everybody is connected to everybody.

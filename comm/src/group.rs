@@ -15,8 +15,8 @@ use crate::health::{Cause, Failure, Health};
 use crate::lane::Lane;
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature};
-use crate::stats::Stats;
-use crate::step::{Collective, Fabric, Inbox, Membership, Outbox, Step, consecutive, even_counts};
+use crate::stats::{Sent, Stats};
+use crate::step::{Collective, Fabric, Inbox, Membership, Outbox, Step, Way, consecutive, even_counts};
 
 pub(crate) struct Group {
     // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's place in the job go.
@@ -78,13 +78,13 @@ impl Group {
         Pending::ready(Err(CommError::Invalid { rank: self.context.health.rank, operation, detail }))
     }
 
-    /// Puts a job on a lane. `signature` gets its sequence number here. The work gives its result and the payload bytes that
-    /// this rank has sent by it.
+    /// Puts a job on a lane. `signature` gets its sequence number here. The work gives its result and what this rank
+    /// has sent by it.
     fn submit<E: ?Sized + Send + 'static, T: Send + 'static>(
         &self,
         ordered: &Ordered<E>,
         mut signature: Signature,
-        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, u64), Failure> + Send + 'static,
+        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, Sent), Failure> + Send + 'static,
     ) -> Pending<T> {
         let context = Arc::clone(&self.context);
         let mut next = lock(&ordered.next);
@@ -131,13 +131,13 @@ impl Context {
         &self,
         endpoint: &mut E,
         signature: &Signature,
-        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, u64), Failure>,
+        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, Sent), Failure>,
     ) -> Result<T, CommError> {
         let started = Instant::now();
         let outcome = self.health.check().and_then(|()| work(endpoint, signature, started + self.timeout));
         match outcome {
-            Ok((result, sent_bytes)) => {
-                lock(&self.stats).add(signature.operation, sent_bytes, started.elapsed().as_secs_f64());
+            Ok((result, sent)) => {
+                lock(&self.stats).add(signature.operation, sent, started.elapsed().as_secs_f64());
                 Ok(result)
             }
             Err(failure) => {
@@ -166,8 +166,8 @@ impl Communicator for Group {
             // Others' ranges to their owners, then the own range to everybody.
             let sent = buffer.size_bytes() - own + own * (size - 1);
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
-            Ok((buffer, sent as u64))
+            let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            Ok((buffer, Sent { bytes: sent, way }))
         })
     }
 
@@ -181,9 +181,9 @@ impl Communicator for Group {
             let ranges = consecutive(counts, output.dtype().size());
             let (signature, bytes) = (*signature, output.as_bytes_mut());
             bytes[ranges[rank].clone()].copy_from_slice(shard.as_bytes());
-            endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
             let sent = shard.size_bytes() * (size - 1);
-            Ok((Gathered { shard, output }, sent as u64))
+            Ok((Gathered { shard, output }, Sent { bytes: sent, way }))
         })
     }
 
@@ -203,9 +203,9 @@ impl Communicator for Group {
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, input.dtype().size());
             let (signature, buffer, target) = (*signature, input.as_bytes_mut(), Some(shard.as_bytes_mut()));
-            endpoint.run(Step { signature, buffer, shard: target, ranges, gather: false, deadline })?;
+            let way = endpoint.run(Step { signature, buffer, shard: target, ranges, gather: false, deadline })?;
             let sent = input.size_bytes() - shard.size_bytes();
-            Ok((Scattered { input, shard }, sent as u64))
+            Ok((Scattered { input, shard }, Sent { bytes: sent, way }))
         })
     }
 
@@ -219,9 +219,9 @@ impl Communicator for Group {
             let all = buffer.size_bytes();
             let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
             let sent = if rank == root { all * (size - 1) } else { 0 };
-            Ok((buffer, sent as u64))
+            Ok((buffer, Sent { bytes: sent, way }))
         })
     }
 
@@ -234,7 +234,7 @@ impl Communicator for Group {
             Err(error) => Pending::ready(Err(error)),
             Ok(lane) => self.submit(lane, describe(Operation::Send, &buffer), move |outbox, signature, deadline| {
                 outbox.send(signature, buffer.as_bytes(), deadline)?;
-                let sent = buffer.size_bytes() as u64;
+                let sent = Sent { bytes: buffer.size_bytes(), way: Way::Streamed };
                 Ok((buffer, sent))
             }),
         }
@@ -249,7 +249,7 @@ impl Communicator for Group {
             Err(error) => Pending::ready(Err(error)),
             Ok(lane) => self.submit(lane, describe(Operation::Recv, &buffer), move |inbox, signature, deadline| {
                 inbox.recv(signature, buffer.as_bytes_mut(), deadline)?;
-                Ok((buffer, 0))
+                Ok((buffer, Sent { bytes: 0, way: Way::Streamed }))
             }),
         }
     }
@@ -260,8 +260,9 @@ impl Communicator for Group {
         let signature = Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0 };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let (signature, ranges) = (*signature, vec![0..0; size]);
-            endpoint.run(Step { signature, buffer: &mut [], shard: None, ranges, gather: false, deadline })?;
-            Ok(((), 0))
+            let way =
+                endpoint.run(Step { signature, buffer: &mut [], shard: None, ranges, gather: false, deadline })?;
+            Ok(((), Sent { bytes: 0, way }))
         })
     }
 

@@ -23,7 +23,8 @@
 //! How it is built: `Group` (arguments, order, counters, errors) hands each operation to a `Lane` (a worker thread), which
 //! carries it out on the endpoints of a `Fabric`. There are two fabrics. Threads read each other's buffers. Processes exchange
 //! streams of chunks, and one engine (`stream`) runs every collective over them, whether a chunk goes through a ring in shared
-//! memory or a socket.
+//! memory or a socket. In a program that declares the [`SharedAllocator`], processes of one host reach each other's buffers
+//! as well, and only headers go through the rings.
 
 mod auth;
 mod bell;
@@ -55,6 +56,7 @@ pub use connect::connect;
 pub use error::CommError;
 pub use pending::Pending;
 pub use place::{Place, PlaceError};
+pub use shm::SharedAllocator;
 pub use signature::Operation;
 pub use stats::{Counter, Stats};
 pub use threads::threads;

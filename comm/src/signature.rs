@@ -122,6 +122,8 @@ pub(crate) struct Header {
     /// Which communicator of the job.
     pub(crate) group: u64,
     pub(crate) signature: Signature,
+    /// Where in the sender's arena its buffer begins, if peers may reach for it there. No part of what must agree.
+    pub(crate) place: Option<u64>,
 }
 
 impl Header {
@@ -142,6 +144,10 @@ impl Header {
             Some(ReduceOp::Sum) => 1,
             Some(ReduceOp::Max) => 2,
         };
+        if let Some(place) = self.place {
+            bytes[51] = 1;
+            bytes[56..64].copy_from_slice(&place.to_le_bytes());
+        }
         bytes
     }
 
@@ -164,15 +170,16 @@ impl Header {
         };
         let operation = *Operation::ALL.get(usize::from(bytes[48]))?;
         let signature = Signature { operation, sequence: word(24), dtype, length: word(32), reduce, layout: word(40) };
-        Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature })
+        let place = (bytes[51] == 1).then(|| word(56));
+        Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature, place })
     }
 
     /// `None` when `other` belongs to the same operation, otherwise how to describe (this side, the other side).
     pub(crate) fn difference(&self, other: &Header) -> Option<(String, String)> {
-        let place = |header: &Header| (header.job, header.attempt, header.group);
-        if place(self) != place(other) {
+        let origin = |header: &Header| (header.job, header.attempt, header.group);
+        if origin(self) != origin(other) {
             let describe = |header: &Header| {
-                let Header { job, attempt, group, signature } = header;
+                let Header { job, attempt, group, signature, .. } = header;
                 format!("{signature} in group {group:x} of job {job:x}, attempt {attempt}")
             };
             return Some((describe(self), describe(other)));
@@ -189,7 +196,7 @@ mod tests {
     fn header(operation: Operation) -> Header {
         let dtype = Some(Dtype::Bf16);
         let signature = Signature { operation, sequence: 17, dtype, length: 4096, reduce: None, layout: 3 };
-        Header { job: 0x1234, attempt: 2, group: 9, signature }
+        Header { job: 0x1234, attempt: 2, group: 9, signature, place: None }
     }
 
     #[test]
@@ -198,7 +205,10 @@ mod tests {
             let mut sent = header(operation);
             for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
                 sent.signature.reduce = reduce;
-                assert_eq!(Header::decode(&sent.encode()), Some(sent));
+                for place in [None, Some(0), Some(u64::MAX)] {
+                    sent.place = place;
+                    assert_eq!(Header::decode(&sent.encode()), Some(sent));
+                }
             }
         }
         let mut damaged = header(Operation::Send).encode();

@@ -7,6 +7,7 @@
 use std::ops::{Index, Sub};
 
 use crate::signature::Operation;
+use crate::step::Way;
 
 /// Counters by kind of operation. Subtract an earlier snapshot to count an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -19,6 +20,9 @@ pub struct Stats {
 pub struct Counter {
     /// Operations that ended well.
     pub calls: u64,
+    /// Those of the calls in which ranks read and wrote each other's buffers: all collectives between threads, and between
+    /// processes of one host those on large vectors under the [`SharedAllocator`](crate::SharedAllocator).
+    pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
     /// Seconds that the worker spent on them, waiting for peers included.
@@ -36,12 +40,21 @@ impl Stats {
         self.counters.iter().map(|counter| counter.sent_bytes).sum()
     }
 
-    pub(crate) fn add(&mut self, operation: Operation, sent_bytes: u64, seconds: f64) {
+    pub(crate) fn add(&mut self, operation: Operation, sent: Sent, seconds: f64) {
         let counter = &mut self.counters[operation as usize];
         counter.calls += 1;
-        counter.sent_bytes += sent_bytes;
+        counter.in_place += u64::from(sent.way == Way::InPlace);
+        counter.sent_bytes += sent.bytes as u64;
         counter.seconds += seconds;
     }
+}
+
+/// What an operation sent from this rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sent {
+    /// Bytes of payload.
+    pub(crate) bytes: usize,
+    pub(crate) way: Way,
 }
 
 impl Index<Operation> for Stats {
@@ -58,6 +71,7 @@ impl Sub for Stats {
             let (now, then) = (self.counters[i], earlier.counters[i]);
             Counter {
                 calls: now.calls.saturating_sub(then.calls),
+                in_place: now.in_place.saturating_sub(then.in_place),
                 sent_bytes: now.sent_bytes.saturating_sub(then.sent_bytes),
                 seconds: now.seconds - then.seconds,
             }
@@ -73,12 +87,13 @@ mod tests {
     #[test]
     fn an_interval_is_a_difference() {
         let mut stats = Stats::default();
-        stats.add(Operation::AllReduce, 100, 0.5);
+        let sent = |bytes, way| Sent { bytes, way };
+        stats.add(Operation::AllReduce, sent(100, Way::InPlace), 0.5);
         let before = stats;
-        stats.add(Operation::AllReduce, 60, 0.25);
-        stats.add(Operation::Send, 4, 0.125);
+        stats.add(Operation::AllReduce, sent(60, Way::InPlace), 0.25);
+        stats.add(Operation::Send, sent(4, Way::Streamed), 0.125);
         let interval = stats - before;
-        assert_eq!(interval[Operation::AllReduce], Counter { calls: 1, sent_bytes: 60, seconds: 0.25 });
+        assert_eq!(interval[Operation::AllReduce], Counter { calls: 1, in_place: 1, sent_bytes: 60, seconds: 0.25 });
         assert_eq!((interval.sent_bytes(), stats.sent_bytes()), (64, 164));
         assert_eq!(interval.iter().map(|(_, counter)| counter.calls).sum::<u64>(), 2);
     }

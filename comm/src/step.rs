@@ -27,7 +27,16 @@ pub(crate) struct Step<'a> {
 
 /// Carries out collectives, one after another.
 pub(crate) trait Collective: Send {
-    fn run(&mut self, step: Step<'_>) -> Result<(), Failure>;
+    fn run(&mut self, step: Step<'_>) -> Result<Way, Failure>;
+}
+
+/// How the payload of a collective went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Ranks read, or wrote, each other's buffers.
+    InPlace,
+    /// Through rings or sockets, copied in and out.
+    Streamed,
 }
 
 /// Sends messages to one peer.

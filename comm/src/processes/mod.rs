@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::Transport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
-use crate::shm::{self, Segment, ShmWires};
+use crate::shm::{self, PeerArenas, Segment, Shared, ShmWires};
 use crate::signature::Signature;
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use crate::stream::{End, Exchange, StreamInbox, StreamOutbox, Wires, gather_all};
@@ -27,6 +27,7 @@ pub(crate) struct World {
     /// By rank of the world: equal where shared memory is possible.
     pub(crate) hosts: Vec<String>,
     pub(crate) transport: Transport,
+    pub(crate) arenas: PeerArenas,
     /// For connecting a group.
     pub(crate) timeout: Duration,
 }
@@ -40,7 +41,7 @@ pub(crate) struct Processes {
 
 enum Links {
     Tcp { collectives: Streams, messages: Streams },
-    Shm(Arc<Segment>),
+    Shm(Shared),
 }
 
 /// By rank in the group.
@@ -63,7 +64,7 @@ impl Processes {
         };
         let mut endpoint = group.exchange()?;
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
-            Ok(segment) => group.links = Links::Shm(segment),
+            Ok(shared) => group.links = Links::Shm(shared),
             Err(detail) if world.transport == Transport::SharedMemory => {
                 return Err(shm::unavailable(&world.health, detail));
             }
@@ -78,7 +79,7 @@ impl Processes {
         &self,
         endpoint: &mut Exchange,
         deadline: Instant,
-    ) -> Result<Result<Arc<Segment>, String>, (Failure, Signature)> {
+    ) -> Result<Result<Shared, String>, (Failure, Signature)> {
         let members = &self.membership.members;
         if self.world.transport == Transport::Tcp {
             return Ok(Err("TCP was asked for".into()));
@@ -87,7 +88,7 @@ impl Processes {
         if let Some(stranger) = members.iter().find(|member| self.world.hosts[**member] != *home) {
             return Ok(Err(format!("rank {stranger} is on another host than rank {}", members[0])));
         }
-        shm::share(endpoint, &self.membership, deadline)
+        shm::share(endpoint, &self.membership, &self.world.arenas, deadline)
     }
 
     fn job(&self) -> (u64, u32) {
@@ -101,22 +102,26 @@ impl Processes {
     fn exchange(&self) -> Result<Exchange, CommError> {
         let Membership { rank, .. } = self.membership;
         let wires: Box<dyn Wires> = match &self.links {
-            Links::Shm(segment) => Box::new(ShmWires::collectives(segment, rank, self.membership.size())),
+            Links::Shm(shared) => Box::new(ShmWires::collectives(&shared.segment, rank, self.membership.size())),
             Links::Tcp { collectives, .. } => {
                 let streams = collectives.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
                 let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
                 Box::new(streams.map_err(|error| self.io(error))?)
             }
         };
+        let neighbours = match &self.links {
+            Links::Shm(shared) => shared.neighbours.clone(),
+            Links::Tcp { .. } => None,
+        };
         let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
-        Ok(Exchange { wires, membership, health, job: self.job() })
+        Ok(Exchange { wires, neighbours, membership, health, job: self.job() })
     }
 
     /// One end of the messages between this rank and `peer`.
     fn end(&self, peer: usize, shared: fn(&Arc<Segment>, usize, usize, usize) -> ShmWires) -> Result<End, CommError> {
         let Membership { rank, .. } = self.membership;
         let wires: Box<dyn Wires> = match &self.links {
-            Links::Shm(segment) => Box::new(shared(segment, rank, peer, self.membership.size())),
+            Links::Shm(Shared { segment, .. }) => Box::new(shared(segment, rank, peer, self.membership.size())),
             Links::Tcp { messages, .. } => {
                 let only = |(index, stream): (usize, &Option<TcpStream>)| {
                     stream.as_ref().filter(|_| index == peer).map(TcpStream::try_clone).transpose()

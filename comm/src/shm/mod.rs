@@ -1,12 +1,15 @@
 //! Ranks as processes of one host: streams as rings in a segment of shared memory.
 //!
-//! The segment is an anonymous memory file of the group's first rank. The others open it through that process's entry in
-//! `/proc`, which the kernel allows to processes of the same user only; it never has a name in any file system, so nothing
-//! is left behind whatever happens.
+//! The segment is an anonymous memory file of the group's first rank, which the others open.
 #![allow(unsafe_code)]
 
+mod arena;
+mod in_place;
+mod memfd;
 mod ring;
 mod segment;
+#[cfg(test)]
+mod tests;
 mod wires;
 
 use std::sync::Arc;
@@ -18,15 +21,28 @@ use crate::signature::Signature;
 use crate::step::{Collective, Membership};
 use crate::stream::gather_all;
 
+use memfd::Ticket;
+
+pub use arena::SharedAllocator;
+pub(crate) use arena::{Lent, PeerArenas, lend};
+pub(crate) use in_place::Neighbours;
 pub(crate) use segment::Segment;
 pub(crate) use wires::ShmWires;
 
-/// Maps one segment into all members of a group, who talk over `endpoint` meanwhile. `Err` inside if one of them cannot.
+/// The memory that the members of a group share.
+pub(crate) struct Shared {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) neighbours: Option<Neighbours>,
+}
+
+/// Maps one segment into all members of a group, who talk over `endpoint` meanwhile, and their arenas into each other if they
+/// have such. `Err` inside if one of them cannot map the segment.
 pub(crate) fn share(
     endpoint: &mut dyn Collective,
     membership: &Membership,
+    arenas: &PeerArenas,
     deadline: Instant,
-) -> Result<Result<Arc<Segment>, String>, (Failure, Signature)> {
+) -> Result<Result<Shared, String>, (Failure, Signature)> {
     let created = match membership.rank {
         0 => Segment::create(membership.size(), membership.group).map(Some),
         _ => Ok(None),
@@ -35,9 +51,10 @@ pub(crate) fn share(
         Ok(Some((_, ticket))) => ticket.encode(),
         _ => Default::default(),
     };
-    let tickets = gather_all(endpoint, membership, &ticket, 0, deadline)?;
+    let arena = arena::ticket().map_or(Default::default(), |ticket| ticket.encode());
+    let tickets = gather_all(endpoint, membership, &[ticket, arena].concat(), 0, deadline)?;
     let opened = match created {
-        Ok(None) => segment::Ticket::decode(&tickets[0])
+        Ok(None) => Ticket::decode(&tickets[0])
             .ok_or_else(|| "the first rank has no segment".to_string())
             .and_then(|ticket| Segment::open(&ticket, membership.size(), membership.group)),
         Ok(Some((segment, _))) => Ok(segment),
@@ -48,7 +65,17 @@ pub(crate) fn share(
     Ok(match (opened, refused) {
         (Err(detail), _) => Err(detail),
         (Ok(_), Some(rank)) => Err(format!("rank {} cannot map it", membership.members[rank])),
-        (Ok(segment), None) => Ok(Arc::new(segment)),
+        (Ok(segment), None) => {
+            // Who lacks one of the arenas never offers its own buffers, and then all ranks use the rings.
+            let arenas = tickets.iter().enumerate().map(|(rank, tickets)| match rank {
+                rank if rank == membership.rank => Some(None),
+                _ => {
+                    let ticket = Ticket::decode(&tickets[Ticket::BYTES..])?;
+                    Some(Some(arenas.get(membership.members[rank], &ticket)?))
+                }
+            });
+            Ok(Shared { segment: Arc::new(segment), neighbours: arenas.collect::<Option<_>>().map(Neighbours) })
+        }
     })
 }
 

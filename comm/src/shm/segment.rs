@@ -1,14 +1,12 @@
 //! The memory that the ranks of a group share, and where in it what lies.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
+use super::memfd::{self, Ticket};
 use super::ring::{Control, SLOTS};
 use crate::bell::Bell;
 
@@ -27,35 +25,6 @@ pub(crate) struct Segment {
     _file: File,
 }
 
-/// What the others need to open a segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ticket {
-    process: u32,
-    descriptor: i32,
-    /// Random, also in the segment: that a number in `/proc` is the right file.
-    nonce: u64,
-}
-
-impl Ticket {
-    pub(super) fn encode(&self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..4].copy_from_slice(&self.process.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.descriptor.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.nonce.to_le_bytes());
-        bytes
-    }
-
-    /// `None` for the zeros of somebody who has no segment.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Ticket> {
-        let (process, rest) = bytes.split_first_chunk()?;
-        let (descriptor, rest) = rest.split_first_chunk()?;
-        let (nonce, _) = rest.split_first_chunk()?;
-        let process = u32::from_le_bytes(*process);
-        let (descriptor, nonce) = (i32::from_le_bytes(*descriptor), u64::from_le_bytes(*nonce));
-        (process != 0).then_some(Ticket { process, descriptor, nonce })
-    }
-}
-
 /// The first words of a segment.
 #[repr(C, align(64))]
 struct Head {
@@ -67,26 +36,20 @@ impl Segment {
     pub(super) fn create(size: usize, group: u64) -> Result<(Segment, Ticket), String> {
         let layout = Layout::new(size);
         let nonce = getrandom::u64().map_err(|error| format!("no random number: {error}"))?;
-        let create = || -> io::Result<Segment> {
-            let file = File::from(memfd_create("zero-comm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            file.set_len(layout.bytes() as u64)?;
-            // Memory that could be cut off would be a way to kill the others.
-            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-            Segment::map(file, layout)
-        };
+        let create =
+            || -> io::Result<Segment> { Segment::map(memfd::create("zero-comm", layout.bytes() as u64)?, layout) };
         let segment = create().map_err(|error| format!("cannot create {} bytes: {error}", layout.bytes()))?;
         segment.head().nonce.store(nonce, Ordering::Relaxed);
         segment.head().group.store(group, Ordering::Release);
-        let ticket = Ticket { process: std::process::id(), descriptor: segment._file.as_raw_fd(), nonce };
+        let ticket = Ticket::new(&segment._file, nonce);
         Ok((segment, ticket))
     }
 
     pub(super) fn open(ticket: &Ticket, size: usize, group: u64) -> Result<Segment, String> {
-        let path = format!("/proc/{}/fd/{}", ticket.process, ticket.descriptor);
+        let path = ticket.path();
         let layout = Layout::new(size);
         let open = || -> io::Result<Segment> {
-            let file = OpenOptions::new().read(true).write(true).open(&path)?;
+            let file = ticket.open()?;
             if file.metadata()?.len() != layout.bytes() as u64 {
                 return Err(io::Error::other("not the size of a segment for this group"));
             }

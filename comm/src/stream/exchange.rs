@@ -3,6 +3,8 @@
 //! Each pass offers every peer what may be sent and takes what has come; a chunk of the own range is reduced as soon as the
 //! contributions of all peers to it are here. The header goes ahead of the payload in every stream, and nothing of a peer's
 //! payload is touched before its header has been compared.
+//!
+//! Where all ranks can reach each other's buffers, only the headers go this way and the rest happens in place.
 
 use std::sync::Arc;
 
@@ -10,13 +12,16 @@ use super::order::{Item, Order, chunk_of};
 use super::{Wait, Watch, Wires};
 use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
+use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
-use crate::step::{Collective, Membership, Step, consecutive};
+use crate::step::{Collective, Membership, Step, Way, consecutive};
 use crate::tree;
 
 /// One rank's end of a group's collectives.
 pub(crate) struct Exchange {
     pub(crate) wires: Box<dyn Wires>,
+    /// The memory of the peers, if all can be reached.
+    pub(crate) neighbours: Option<Neighbours>,
     pub(crate) membership: Membership,
     pub(crate) health: Arc<Health>,
     /// Digest of the job's name, and its attempt.
@@ -48,16 +53,33 @@ struct Run<'a> {
     chunk: usize,
     /// Chunks of the own range that are reduced.
     reduced: usize,
+    /// Whether there is payload in the streams: not before it is known that not all buffers can be reached.
+    streaming: bool,
 }
 
 impl Collective for Exchange {
-    fn run(&mut self, step: Step<'_>) -> Result<(), Failure> {
+    fn run(&mut self, step: Step<'_>) -> Result<Way, Failure> {
         let mut watch = Watch::new(&self.health, &self.membership.members, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
-        let header = Header { job, attempt, group: self.membership.group, signature: step.signature };
+        // From here on until they say that they are done, peers may read and write the buffer.
+        let mut lent = self.neighbours.as_ref().and_then(|_| lend(step.buffer));
+        let place = lent.as_ref().map(Lent::offset);
+        let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
         let mut run = Run::new(step, header, &self.membership, wires.chunk());
         loop {
+            if let Some(offer) = lent.take_if(|_| run.headers_exchanged()) {
+                let (neighbours, theirs) = (self.neighbours.as_ref(), run.places());
+                if let Some((neighbours, theirs)) = neighbours.zip(theirs) {
+                    neighbours.carry_out(&mut run.step, &self.membership, &theirs, watch.health)?;
+                    farewell(wires, &self.membership, &mut watch)?;
+                    offer.returned();
+                    return Ok(Way::InPlace);
+                }
+                // Everybody has seen that somebody offers nothing.
+                offer.returned();
+                run.streaming = true;
+            }
             let mark = wires.mark();
             let mut moved = false;
             for index in 0..run.streams.len() {
@@ -72,7 +94,7 @@ impl Collective for Exchange {
             }
             let waits = run.waits();
             if waits.is_empty() {
-                return Ok(());
+                return Ok(Way::Streamed);
             }
             watch.idle(wires, mark, &waits)?;
         }
@@ -98,7 +120,19 @@ impl<'a> Run<'a> {
             received: 0,
             ready: false,
         });
-        Run { header, streams: streams.collect(), rank, chunk, reduced: 0, step }
+        let streaming = header.place.is_none();
+        Run { header, streams: streams.collect(), rank, chunk, reduced: 0, streaming, step }
+    }
+
+    fn headers_exchanged(&self) -> bool {
+        let exchanged = |s: &Streams| s.header_sent == HEADER_BYTES && s.header_received == HEADER_BYTES;
+        self.streams.iter().all(exchanged)
+    }
+
+    /// Where each peer's buffer is, if all have said so.
+    fn places(&self) -> Option<Vec<(usize, u64)>> {
+        let place = |streams: &Streams| Some((streams.peer, Header::decode(&streams.header)?.place?));
+        self.streams.iter().map(place).collect()
     }
 
     /// What could make a move possible; nothing at the end. Who has not even come is to blame before who is slow.
@@ -122,6 +156,7 @@ impl<'a> Run<'a> {
     /// A piece of the own range can go when it is reduced.
     fn may_send(&self, item: Item) -> bool {
         match item {
+            _ if !self.streaming => false,
             Item::Reduce(_) => true,
             Item::Gather(index) => self.step.signature.reduce.is_none() || index < self.reduced,
         }
@@ -166,7 +201,7 @@ impl<'a> Run<'a> {
             }
             return Ok(pulled > 0);
         }
-        let Some(Item::Gather(index)) = streams.receiving.item() else { return Ok(false) };
+        let Some(Item::Gather(index)) = streams.receiving.item().filter(|_| self.streaming) else { return Ok(false) };
         let range = chunk_of(&self.step.ranges[peer], index, self.chunk);
         let rest = range.start + streams.received..range.end;
         let pulled = wires.pull(peer, &mut self.step.buffer[rest.clone()]).map_err(watch.broken(peer))?;
@@ -180,7 +215,7 @@ impl<'a> Run<'a> {
 
     /// Reduces the next chunk of the own range if all contributions to it are here.
     fn reduce(&mut self, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
-        let Some(op) = self.step.signature.reduce else { return Ok(false) };
+        let Some(op) = self.step.signature.reduce.filter(|_| self.streaming) else { return Ok(false) };
         let own = &self.step.ranges[self.rank];
         let range = chunk_of(own, self.reduced, self.chunk);
         if range.start >= own.end {
@@ -215,6 +250,37 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 }
+
+/// Tells the peers that this rank is done with their buffers, and waits until they are done with this rank's.
+fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -> Result<(), Failure> {
+    let mut peers: Vec<(usize, bool, bool)> = membership.peers().into_iter().map(|peer| (peer, false, false)).collect();
+    loop {
+        let mark = wires.mark();
+        let mut moved = false;
+        for (peer, told, heard) in &mut peers {
+            if !*told {
+                *told = wires.push(*peer, &[DONE]).map_err(watch.broken(*peer))? == 1;
+                moved |= *told;
+            }
+            if !*heard {
+                *heard = wires.pull(*peer, &mut [0]).map_err(watch.broken(*peer))? == 1;
+                moved |= *heard;
+            }
+        }
+        let slow = peers.iter().filter(|(_, _, heard)| !heard).map(|(peer, ..)| Wait::Data(*peer));
+        let full = peers.iter().filter(|(_, told, _)| !told).map(|(peer, ..)| Wait::Room(*peer));
+        let waits: Vec<Wait> = slow.chain(full).collect();
+        if waits.is_empty() {
+            return Ok(());
+        }
+        if !moved {
+            watch.idle(wires, mark, &waits)?;
+        }
+    }
+}
+
+/// What a rank sends when it is done with the receiver's buffer.
+const DONE: u8 = 1;
 
 /// Compares a peer's header with one's own.
 pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, health: &Health) -> Result<(), Failure> {

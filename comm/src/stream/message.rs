@@ -23,7 +23,7 @@ pub(crate) struct End {
 impl End {
     fn header(&self, signature: &Signature) -> Header {
         let (job, attempt) = self.job;
-        Header { job, attempt, group: self.membership.group, signature: *signature }
+        Header { job, attempt, group: self.membership.group, signature: *signature, place: None }
     }
 
     fn push(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Failure> {

@@ -16,7 +16,7 @@ use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::signature::Signature;
-use crate::step::{Collective, Membership, Step};
+use crate::step::{Collective, Membership, Step, Way};
 use crate::tree;
 
 pub(super) struct Meeting {
@@ -240,7 +240,7 @@ struct Plan {
 const BLOCK: usize = 64 * 1024;
 
 impl Collective for Participant {
-    fn run(&mut self, step: Step<'_>) -> Result<(), Failure> {
+    fn run(&mut self, step: Step<'_>) -> Result<Way, Failure> {
         let Step { signature, buffer, shard, ranges, gather, deadline } = step;
         let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len() };
         let plan = Plan { dtype: signature.dtype.unwrap_or(Dtype::U8), ranges, gather, deadline };
@@ -251,6 +251,6 @@ impl Collective for Participant {
             self.health.end_because(failure, &signature, timeout);
         }
         self.withdraw();
-        outcome
+        outcome.map(|()| Way::InPlace)
     }
 }

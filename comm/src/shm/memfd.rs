@@ -1,0 +1,66 @@
+//! Anonymous memory files, and how another process of the same user opens one.
+//!
+//! The file never has a name in any file system, so nothing is left behind whatever happens: others open it through its owner's
+//! entry in `/proc`, which the kernel allows to processes of the same user only. It is sealed against shrinking: whoever has
+//! mapped it can read and write it as long as he likes, also when its owner is long dead.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+/// What others need to open a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    process: u32,
+    descriptor: i32,
+    /// Random, also in the first word of the file: that a number in `/proc` is the right file.
+    pub(crate) nonce: u64,
+}
+
+impl Ticket {
+    /// Bytes of an encoded ticket.
+    pub(crate) const BYTES: usize = 16;
+
+    pub(crate) fn new(file: &File, nonce: u64) -> Ticket {
+        Ticket { process: std::process::id(), descriptor: file.as_raw_fd(), nonce }
+    }
+
+    pub(crate) fn encode(&self) -> [u8; Ticket::BYTES] {
+        let mut bytes = [0; Ticket::BYTES];
+        bytes[..4].copy_from_slice(&self.process.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.descriptor.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for the zeros of somebody who has no file.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Ticket> {
+        let (process, rest) = bytes.split_first_chunk()?;
+        let (descriptor, rest) = rest.split_first_chunk()?;
+        let (nonce, _) = rest.split_first_chunk()?;
+        let process = u32::from_le_bytes(*process);
+        let (descriptor, nonce) = (i32::from_le_bytes(*descriptor), u64::from_le_bytes(*nonce));
+        (process != 0).then_some(Ticket { process, descriptor, nonce })
+    }
+
+    pub(crate) fn open(&self) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).open(self.path())
+    }
+
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", self.process, self.descriptor)
+    }
+}
+
+/// A file of `bytes` zeros, of which only those pages exist that somebody has touched. Children do not inherit it.
+pub(crate) fn create(name: &str, bytes: u64) -> io::Result<File> {
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.set_len(bytes)?;
+    // Memory that could be cut off would be a way to kill the others.
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}

@@ -1,0 +1,64 @@
+//! Ranks of which some have buffers that the others cannot reach. In a program they have all or none; here each thread chooses.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use super::SharedAllocator;
+use crate::communicator::{Options, ReduceOp, Transport};
+use crate::connect::connect;
+use crate::place::Place;
+use crate::signature::Operation;
+use crate::store::StoreServer;
+
+struct Choice;
+
+#[global_allocator]
+static ALLOCATOR: Choice = Choice;
+
+thread_local! {
+    static SHARED: Cell<bool> = const { Cell::new(false) };
+}
+
+// SAFETY: the shared allocator frees with `System` what is not its own.
+unsafe impl GlobalAlloc for Choice {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let shared = SHARED.try_with(Cell::get).unwrap_or(false);
+        // SAFETY: the caller's promises are those of either.
+        unsafe { if shared { SharedAllocator.alloc(layout) } else { System.alloc(layout) } }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        // SAFETY: knows from the address whose it is.
+        unsafe { SharedAllocator.dealloc(address, layout) }
+    }
+}
+
+#[test]
+fn one_buffer_out_of_reach_sends_all_through_the_rings() {
+    const LENGTH: usize = 150_001;
+    const SIZE: usize = 3;
+    let token = Some("token".to_string());
+    let store = StoreServer::bind(("127.0.0.1", 0), token.as_deref()).expect("a port");
+    let port = store.address().port();
+    let options = Options { transport: Transport::SharedMemory, token, ..Options::default() };
+    let place = |rank| Place { rank, world_size: SIZE, local_world_size: SIZE, master_port: port, ..Place::alone() };
+    let rank = |rank: usize| {
+        SHARED.set(true);
+        let comm = connect(&place(rank), &options).expect("the ranks meet");
+        // In turn each rank, and at last none, has its buffer elsewhere.
+        for outsider in (0..=SIZE).chain(0..=SIZE) {
+            let before = comm.stats();
+            SHARED.set(rank != outsider);
+            let buffer = vec![rank as i64; LENGTH];
+            let sum = comm.all_reduce(buffer.into(), ReduceOp::Sum).wait().expect("reduced");
+            assert!(sum.as_i64().is_some_and(|all| all.iter().all(|value| *value == 3)));
+            let done = (comm.stats() - before)[Operation::AllReduce];
+            assert_eq!((done.calls, done.in_place), (1, u64::from(outsider == SIZE)));
+        }
+    };
+    std::thread::scope(|scope| {
+        for number in 0..SIZE {
+            scope.spawn(move || rank(number));
+        }
+    });
+}

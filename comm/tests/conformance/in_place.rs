@@ -1,0 +1,61 @@
+//! Collectives that reach into the buffers of peers: when they do, when they do not, and what is left of one that failed.
+
+use zero_comm::{Buffer, CommError, Operation, ReduceOp};
+
+use crate::IN_PLACE;
+use crate::world::{Kind, impatient, run, run_with};
+
+/// Elements of a vector that is large enough, in more blocks than one, the last one short.
+const LENGTH: usize = 150_001;
+
+pub(crate) fn large_vectors_are_reached_where_they_lie(kind: Kind) {
+    for size in [1, 2, 3, 5] {
+        run(kind, size, |comm| {
+            let small = comm.all_reduce(vec![1f32; 100].into(), ReduceOp::Sum).wait().expect("reduced");
+            assert_eq!(small.as_f32(), Some(&[size as f32; 100][..]));
+            let mut counts = vec![0; size];
+            counts[0] = LENGTH - size + 1;
+            counts[1..].fill(1);
+            let whole = Buffer::from(vec![1f32; LENGTH]);
+            let whole = comm.all_reduce(whole, ReduceOp::Sum).wait().expect("reduced");
+            assert!(whole.as_f32().is_some_and(|all| all.iter().all(|value| *value == size as f32)));
+            let shard = Buffer::from(vec![0f32; counts[comm.rank()]]);
+            let scattered = comm.reduce_scatter(whole, shard, &counts, ReduceOp::Sum).wait().expect("scattered");
+            let square = (size * size) as f32;
+            assert!(scattered.input.as_f32().is_some_and(|all| all.iter().all(|value| *value == size as f32)));
+            assert!(scattered.shard.as_f32().is_some_and(|all| all.iter().all(|value| *value == square)));
+            let gathered = comm.all_gather(scattered.shard, scattered.input, &counts).wait().expect("gathered");
+            assert!(gathered.output.as_f32().is_some_and(|all| all.iter().all(|value| *value == square)));
+            let root = size - 1;
+            let letter = vec![if comm.rank() == root { 7f32 } else { 0.0 }; LENGTH];
+            let letter = comm.broadcast(letter.into(), root).wait().expect("sent");
+            assert!(letter.as_f32().is_some_and(|all| all.iter().all(|value| *value == 7.0)));
+
+            let stats = comm.stats();
+            let in_place = |operation| (stats[operation].calls, stats[operation].in_place);
+            let threads = kind == Kind::Threads || size == 1;
+            let reached = u64::from(threads || (IN_PLACE && kind == Kind::SharedMemory));
+            assert_eq!(in_place(Operation::AllReduce), (2, reached + u64::from(threads)));
+            for operation in [Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
+                assert_eq!(in_place(operation), (1, reached), "{operation}");
+            }
+        });
+    }
+}
+
+pub(crate) fn a_buffer_that_a_late_rank_may_still_write_to_is_not_reused(kind: Kind) {
+    run_with(kind, 2, &impatient(), |comm| {
+        if comm.rank() == 1 {
+            std::thread::sleep(2 * impatient().timeout);
+            return;
+        }
+        let buffer = vec![1f32; LENGTH];
+        let address = buffer.as_ptr() as usize;
+        let error = comm.all_reduce(buffer.into(), ReduceOp::Sum).wait().expect_err("nobody comes");
+        assert!(matches!(error, CommError::Deadline { .. }), "{error}");
+        if IN_PLACE && kind == Kind::SharedMemory {
+            let later: Vec<Vec<f32>> = (0..50).map(|_| vec![0f32; LENGTH]).collect();
+            assert!(later.iter().all(|vector| vector.as_ptr() as usize != address));
+        }
+    });
+}

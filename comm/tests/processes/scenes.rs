@@ -1,0 +1,226 @@
+//! Ranks that are real processes: what happens when the operating system takes one away.
+//!
+//! The program starts itself again, once per rank, with the name of a scene in its environment. It has no test harness, so that
+//! a child's output is its own.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use zero_comm::store::StoreServer;
+use zero_comm::{Buffer, CommError, Communicator, Operation, Options, Place, ReduceOp, Transport, connect};
+
+const SCENE: &str = "ZERO_COMM_TEST_SCENE";
+const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
+const TOKEN: &str = "ZERO_TRAIN_TOKEN";
+
+/// Runs this process as a rank if it was started as one; otherwise plays all scenes.
+pub(crate) fn play(transports: &[&str]) {
+    if let Ok(scene) = std::env::var(SCENE) {
+        return rank(&scene);
+    }
+    for transport in transports {
+        for (name, test) in [
+            ("a rank is killed while the others work", killed_at_work as fn(&str)),
+            ("a rank is killed while the others sleep", killed_asleep),
+            ("a rank is stopped", stopped),
+            ("a rank ends right after the last operation", leaves_early),
+            ("nothing is left behind", nothing_left),
+        ] {
+            test(transport);
+            println!("{transport}: {name} ... ok");
+        }
+    }
+    wrong_token();
+    println!("a rank with another token ... ok");
+    old_attempt();
+    println!("a rank of another attempt ... ok");
+}
+
+/// What a rank does. It prints `ready` before the part that matters and the error that ends it.
+fn rank(scene: &str) {
+    let place = Place::from_environment(|name| std::env::var(name).ok()).expect("a place");
+    let transport =
+        if std::env::var(TRANSPORT).as_deref() == Ok("tcp") { Transport::Tcp } else { Transport::SharedMemory };
+    let timeout = Duration::from_secs(if scene == "stopped" { 1 } else { 60 });
+    let meeting_timeout = Duration::from_secs(if scene == "meet" { 3 } else { 60 });
+    let token = std::env::var(TOKEN).ok();
+    let options = Options { transport, token, timeout, meeting_timeout, ..Options::default() };
+    let outcome = connect(&place, &options).and_then(|comm| {
+        comm.barrier().wait()?;
+        println!("ready");
+        match scene {
+            "work" => work(&*comm, 3000),
+            "sleep" if comm.rank() == 1 => {
+                std::thread::sleep(Duration::from_secs(60));
+                Ok(())
+            }
+            "sleep" => comm.barrier().wait(),
+            "stopped" => work(&*comm, 100_000),
+            "leave" => {
+                work(&*comm, 10)?;
+                comm.barrier().wait()?;
+                // Not a word to the others: the process just ends.
+                std::process::exit(0);
+            }
+            _ => work(&*comm, 20),
+        }
+    });
+    if let Err(error) = outcome {
+        println!("error: {error}");
+        std::process::exit(4);
+    }
+}
+
+fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
+    let mut buffer = Buffer::from(vec![1f32; 1 << 20]);
+    for _ in 0..rounds {
+        buffer = comm.all_reduce(buffer, ReduceOp::Max).wait()?;
+    }
+    let done = comm.stats()[Operation::AllReduce];
+    assert_eq!(done.in_place, if crate::IN_PLACE { done.calls } else { 0 });
+    Ok(())
+}
+
+/// Children that are killed when the test ends, whatever way.
+struct Ranks {
+    children: Vec<Child>,
+    _store: StoreServer,
+}
+
+impl Ranks {
+    fn start(scene: &str, transport: &str, size: usize, change: impl Fn(usize, &mut Command)) -> Ranks {
+        let store = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a port");
+        let start = |rank: usize| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.env(SCENE, scene).env(TRANSPORT, transport).env(TOKEN, "token").stdout(Stdio::piped());
+            for (name, value) in
+                [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", size)]
+            {
+                command.env(name, value.to_string());
+            }
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", store.address().port().to_string());
+            change(rank, &mut command);
+            command.spawn().expect("a rank starts")
+        };
+        Ranks { children: (0..size).map(start).collect(), _store: store }
+    }
+
+    fn signal(&self, rank: usize, signal: &str) {
+        let process = self.children[rank].id().to_string();
+        let done = Command::new("kill").args([signal, &process]).status().expect("kill runs");
+        assert!(done.success());
+    }
+
+    /// Waits until all ranks have printed `ready`; gives the rest of their output.
+    fn ready(&mut self) -> Vec<BufReader<std::process::ChildStdout>> {
+        let ready = |child: &mut Child| {
+            let mut output = BufReader::new(child.stdout.take().expect("piped"));
+            let mut line = String::new();
+            output.read_line(&mut line).expect("a line");
+            assert_eq!(line, "ready\n");
+            output
+        };
+        self.children.iter_mut().map(ready).collect()
+    }
+
+    fn wait(&mut self, rank: usize) -> ExitStatus {
+        self.children[rank].wait().expect("the rank ends")
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn rest(mut output: impl BufRead) -> String {
+    let mut text = String::new();
+    output.read_to_string(&mut text).expect("text");
+    text
+}
+
+/// Kills rank 1 of four and checks what the others say about it: that it is lost, not that a deadline has passed.
+fn kill_one(scene: &str, transport: &str) {
+    let mut ranks = Ranks::start(scene, transport, 4, |_, _| {});
+    let outputs = ranks.ready();
+    std::thread::sleep(Duration::from_millis(100));
+    ranks.signal(1, "-KILL");
+    let killed = Instant::now();
+    for (rank, output) in outputs.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        assert_eq!(ranks.wait(rank).code(), Some(4));
+        let text = rest(output);
+        assert!(text.starts_with(&format!("error: rank {rank} lost rank 1 in ")), "{text}");
+    }
+    println!("{transport}: all noticed after {:?}", killed.elapsed());
+}
+
+fn killed_at_work(transport: &str) {
+    kill_one("work", transport);
+}
+
+fn killed_asleep(transport: &str) {
+    kill_one("sleep", transport);
+}
+
+fn stopped(transport: &str) {
+    let mut ranks = Ranks::start("stopped", transport, 3, |_, _| {});
+    let outputs = ranks.ready();
+    ranks.signal(2, "-STOP");
+    for (rank, output) in outputs.into_iter().enumerate().take(2) {
+        assert_eq!(ranks.wait(rank).code(), Some(4));
+        let text = rest(output);
+        assert!(text.contains("waited 1s for rank 2 in all_reduce #"), "{text}");
+    }
+}
+
+fn leaves_early(transport: &str) {
+    for _ in 0..10 {
+        let mut ranks = Ranks::start("leave", transport, 3, |_, _| {});
+        let outputs = ranks.ready();
+        for (rank, output) in outputs.into_iter().enumerate() {
+            assert!(ranks.wait(rank).success(), "{}", rest(output));
+        }
+    }
+}
+
+fn nothing_left(transport: &str) {
+    let before = shared_memory_files();
+    let mut ranks = Ranks::start("work", transport, 2, |_, _| {});
+    drop(ranks.ready());
+    assert_eq!(shared_memory_files(), before, "not even while it runs");
+    drop(ranks);
+    assert_eq!(shared_memory_files(), before);
+}
+
+fn shared_memory_files() -> usize {
+    std::fs::read_dir("/dev/shm").map_or(0, |entries| {
+        entries.flatten().filter(|entry| entry.file_name().to_string_lossy().contains("zero")).count()
+    })
+}
+
+fn wrong_token() {
+    let mut ranks = Ranks::start("meet", "tcp", 2, |rank, command| {
+        if rank == 1 {
+            command.env(TOKEN, "guess");
+        }
+    });
+    let output = ranks.children[1].stdout.take().expect("piped");
+    assert_eq!(ranks.wait(1).code(), Some(4));
+    let text = rest(BufReader::new(output));
+    assert!(text.contains("does not have the same job token"), "{text}");
+}
+
+fn old_attempt() {
+    let mut ranks = Ranks::start("meet", "tcp", 2, |rank, command| {
+        command.env("TORCHELASTIC_RESTART_COUNT", rank.to_string());
+    });
+    let output = ranks.children[1].stdout.take().expect("piped");
+    assert_eq!(ranks.wait(1).code(), Some(4));
+    let text = rest(BufReader::new(output));
+    assert!(text.contains("/zero/local/1/0 did not appear"), "{text}");
+}
