@@ -1,7 +1,5 @@
 //! Gathers sharded parameters before they are needed and releases them after.
 
-use std::collections::VecDeque;
-
 use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
 
 /// DeepSpeed's `stage3_*` keys, in elements.
@@ -91,27 +89,17 @@ impl Pass<'_> {
         }
     }
 
-    /// Starts gathers of what the next uses need, in their order, as far as the options allow.
+    /// Starts gathers of what the next uses need, in their order, up to the first one that the options do not allow.
     fn prefetch(&mut self, position: usize) {
-        let mut queue: VecDeque<SegmentId> = VecDeque::new();
-        for next in &self.uses[position + 1..] {
-            let missing = next.segments.iter().copied().filter(|&s| self.state[s] == State::Released);
-            for segment in missing {
-                if !queue.contains(&segment) {
-                    queue.push_back(segment);
+        let uses = self.uses;
+        for &segment in uses[position + 1..].iter().flat_map(|next| &next.segments) {
+            if self.state[segment] == State::Released {
+                let ahead = self.sum(State::Gathering) + self.elements(segment);
+                if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
+                    return;
                 }
+                self.start(segment);
             }
-            // The bucket cannot hold more segments than elements; stop looking when it must be full.
-            if queue.iter().map(|&s| self.elements(s)).sum::<usize>() >= self.options.prefetch {
-                break;
-            }
-        }
-        while let Some(segment) = queue.pop_front() {
-            let ahead = self.sum(State::Gathering) + self.elements(segment);
-            if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
-                break;
-            }
-            self.start(segment);
         }
     }
 
