@@ -17,6 +17,10 @@ use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Output, Resume, RunOptions};
 
+/// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy.
+#[global_allocator]
+static ALLOCATOR: zero_comm::SharedAllocator = zero_comm::SharedAllocator;
+
 fn main() -> ExitCode {
     surroundings::follow_launcher();
     let cli = Cli::parse();
