@@ -40,6 +40,7 @@ struct Run {
     width: usize,
     tied: bool,
     bf16: bool,
+    reproducible: bool,
     /// More keys of `zero_optimization`.
     zero: &'static str,
 }
@@ -51,6 +52,7 @@ const PLAIN: Run = Run {
     width: 256,
     tied: true,
     bf16: false,
+    reproducible: false,
     zero: "stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0",
 };
 
@@ -62,8 +64,8 @@ impl Run {
     fn step(&self) -> Vec<Rank> {
         let text = format!(
             "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\nbf16: {{enabled: {}}}\n\
-             zero_optimization: {{stage: {}, {}}}",
-            self.micro_batches, self.bf16, self.zero_stage, self.zero
+             training: {{reproducible: {}}}\nzero_optimization: {{stage: {}, {}}}",
+            self.micro_batches, self.bf16, self.reproducible, self.zero_stage, self.zero
         );
         world(self.ranks, |comm| {
             let rank = comm.rank();
@@ -164,6 +166,17 @@ fn state_in_bf16_is_what_the_formula_says() {
                 };
                 assert_within(measured.held.total() as f64, formula, 0.01, &what);
             }
+        }
+    }
+}
+
+/// A sum over a binary tree of four micro-batches holds two partial sums where one in order of arrival holds one.
+#[test]
+fn a_reproducible_sum_holds_a_buffer_for_each_level() {
+    for zero_stage in 0..=3 {
+        let run = Run { zero_stage, micro_batches: 4, reproducible: true, width: 32, ..PLAIN };
+        for Rank { held, expected, .. } in run.step() {
+            assert_eq!(held, StateBytes { gradients: 2 * expected.gradients, ..expected }, "stage {zero_stage}");
         }
     }
 }

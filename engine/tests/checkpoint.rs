@@ -151,7 +151,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 
 /// Loads on two ranks, checks that both refuse and keep what they have, and then go on with the good checkpoint.
 fn refused(bad: &Path, good: &Path) -> Vec<String> {
-    let said = world(2, |comm| {
+    world(2, |comm| {
         let mut engine = engine(2, &settings(3, ""), comm);
         train(&mut engine, 1);
         let before = engine.full_parameter("transformer.h.1.mlp.c_fc.weight").unwrap();
@@ -166,8 +166,7 @@ fn refused(bad: &Path, good: &Path) -> Vec<String> {
         engine.load_checkpoint(good).unwrap();
         train(&mut engine, 1);
         error.to_string()
-    });
-    said
+    })
 }
 
 #[test]
