@@ -137,21 +137,19 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     ));
     let state = report::expected(engine).total();
     progress.say(&format!(
-        "world: {} {} over {}, ZeRO stage {}, {} of state on rank 0, {} {} each",
-        comm.size(),
-        if comm.size() == 1 { "rank" } else { "ranks" },
+        "world: {} over {}, ZeRO stage {}, {} of state on rank 0, {} each",
+        counted(comm.size(), "rank", "ranks"),
         comm.transport(),
         engine.settings.layout.zero_stage.number(),
         progress::bytes(state),
-        zero_model::ops::threads(),
-        if zero_model::ops::threads() == 1 { "thread" } else { "threads" },
+        counted(zero_model::ops::threads(), "thread", "threads"),
     ));
     progress.say(&format!(
-        "batch: {} samples = {} a micro-batch × {} micro-batches × {} ranks   steps: {steps}",
+        "batch: {} samples = {} a micro-batch × {} × {}   steps: {steps}",
         config.train_batch_size,
         config.train_micro_batch_size_per_gpu,
-        config.gradient_accumulation_steps,
-        comm.size()
+        counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
+        counted(comm.size(), "rank", "ranks"),
     ));
     if config.dump_state || config.log_level >= LogLevel::Debug {
         progress.say(&format!("step program:\n{}", engine.program()));
@@ -159,6 +157,11 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     if let Some(from) = resumed {
         progress.say(&format!("resumed from {} after step {}", from.display(), engine.steps()));
     }
+}
+
+/// `1 rank`, `2 ranks`.
+fn counted(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
 }
 
 /// `1,234,567`.
