@@ -23,8 +23,8 @@ const MICRO_BATCH: usize = 4;
 const LR: f64 = 3e-4;
 const WEIGHT_DECAY: f64 = 0.01;
 const STEPS: usize = 20;
-/// Of PyTorch's losses, relative.
-const TOLERANCE: f64 = 1e-4;
+/// Relative. Both round differently, by some 1e-6 after 20 steps.
+const TOLERANCE: f64 = 1e-5;
 
 /// What PyTorch is told, and what the fixture was made with.
 fn settings() -> Value {
