@@ -38,6 +38,10 @@ impl Zero {
         let pending = self.segments[id].gathering.take().ok_or_else(|| ZeroError::internal("no gather was started"))?;
         let Gathered { shard, output } = pending.wait()?;
         self.segments[id].shard = Some(storage(shard)?);
+        // While the leaves are filled, everything that was gathered is there twice.
+        let width = self.dtype.size_in_bytes();
+        self.ledger.add(Category::Staging, output.len(), width);
+        self.ledger.remove(Category::Staging, output.len(), width);
         let segment = &self.layout.segments()[id];
         for piece in &segment.pieces {
             let values = match &output {

@@ -45,6 +45,7 @@ impl Tokenizer {
             Tokenizer::Byte => 256,
             Tokenizer::HuggingFace(this) => {
                 // The largest number counts: a vocabulary may have gaps.
+                #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
                 let largest = this.tokenizer.get_vocab(true).into_values().max();
                 largest.map_or(0, |token| token as usize + 1)
             }
