@@ -48,8 +48,10 @@ pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>
     hub.addresses.get_or_init(|| addresses);
     let board = Board::new(place.world_size);
     let control = hub.mesh(WORLD, Purpose::Control, &members, deadline)?;
-    let control = Control::start(control, Arc::clone(&board)).map_err(|error| meeting.error(&error.to_string()))?;
-    let health = Health::new(place.rank, board, Some(Box::new(control)));
+    let desk = Arc::default();
+    let control = Control::start(control, Arc::clone(&board), Arc::clone(&desk));
+    let control = control.map_err(|error| meeting.error(&error.to_string()))?;
+    let health = Health::new(place.rank, board, desk, Some(Box::new(control)));
     let (transport, timeout) = (options.transport, options.timeout);
     let world =
         Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, arenas: PeerArenas::default(), timeout });

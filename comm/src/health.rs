@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::error::CommError;
+use crate::inquiry::Desk;
 use crate::signature::Signature;
 
 /// How long a wait sleeps before it looks whether the job is still whole. Half a second is promised; this leaves room.
@@ -36,10 +37,14 @@ impl From<Cause> for Failure {
     }
 }
 
-/// How a rank tells the others why the job is over.
+/// How a rank talks to the others about the job as a whole.
 pub(crate) trait Announce: Send + Sync {
+    /// Tells everybody why the job is over.
     /// Must not block for long and must not fail: whoever cannot be reached is gone or will find out.
     fn announce(&self, cause: &Cause);
+
+    /// Asks a rank whom it waits for in a group. The answer, if any, comes to the [`Desk`]. Must not block for long.
+    fn ask(&self, peer: usize, group: u64);
 }
 
 /// What is known about the job: the cause of its end, and who has left in good order.
@@ -76,12 +81,24 @@ pub(crate) struct Health {
     /// Rank in the world.
     pub(crate) rank: usize,
     pub(crate) board: Arc<Board>,
+    pub(crate) desk: Arc<Desk>,
     announcer: Option<Box<dyn Announce>>,
 }
 
 impl Health {
-    pub(crate) fn new(rank: usize, board: Arc<Board>, announcer: Option<Box<dyn Announce>>) -> Arc<Health> {
-        Arc::new(Health { rank, board, announcer })
+    pub(crate) fn new(
+        rank: usize,
+        board: Arc<Board>,
+        desk: Arc<Desk>,
+        announcer: Option<Box<dyn Announce>>,
+    ) -> Arc<Health> {
+        Arc::new(Health { rank, board, desk, announcer })
+    }
+
+    pub(crate) fn ask(&self, peer: usize, group: u64) {
+        if let Some(announcer) = &self.announcer {
+            announcer.ask(peer, group);
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), Failure> {
@@ -115,7 +132,8 @@ impl Health {
     /// A connection to `peer` broke while it was needed. If that happened because the peer knew of an earlier fault, its own
     /// message about it is on the way and says more than the broken connection does.
     pub(crate) fn broken(&self, peer: usize, detail: &str) -> Failure {
-        let until = Instant::now() + 3 * SLICE;
+        // When the peer's process has ended the watch says so sooner.
+        let until = Instant::now() + 20 * SLICE;
         while Instant::now() < until && !self.board.has_left(peer) {
             if let Err(failure) = self.check() {
                 return failure;

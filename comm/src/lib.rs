@@ -36,6 +36,7 @@ mod doorkeeper;
 mod error;
 mod group;
 mod health;
+mod inquiry;
 mod lane;
 mod pending;
 pub mod place;

@@ -120,12 +120,15 @@ fn a_world_of_one_waits_for_nobody() {
 
 #[test]
 fn a_rank_that_does_not_come_to_the_meeting_is_named() {
-    let options = Options { meeting_timeout: Duration::from_millis(300), ..Options::default() };
-    let port = free_port();
-    let error = connect(&place(0, 2, port), &options).map(|_| ()).expect_err("rank 1 does not come");
-    assert!(error.to_string().contains("/zero/local/0/1 did not appear"), "{error}");
-    let error = connect(&place(1, 2, port), &options).map(|_| ()).expect_err("nobody serves");
-    assert!(matches!(error, CommError::Rendezvous { rank: 1, .. }), "{error}");
+    let options = Options { meeting_timeout: Duration::from_secs(3), ..Options::default() };
+    std::thread::scope(|scope| {
+        let alone = |rank| connect(&place(rank, 2, free_port()), &options).map(|_| ());
+        let server = scope.spawn(move || alone(0).expect_err("rank 1 does not come"));
+        let error = alone(1).expect_err("nobody serves");
+        assert!(matches!(error, CommError::Rendezvous { rank: 1, .. }), "{error}");
+        let error = server.join().expect("no panic");
+        assert!(error.to_string().contains("/zero/local/0/1 did not appear"), "{error}");
+    });
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! One connection between every two processes of the world, on which nothing happens while all is well.
 //!
 //! When a process ends, however it ends, the kernel closes its connections and every other process sees it, also those whose
-//! lanes sleep on shared memory. A process that leaves in good order says so first. A process that has to stop says why.
+//! lanes sleep on shared memory. A process that leaves in good order says so first. A process that has to stop says why. One
+//! that has waited long asks the others whom they wait for.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::health::{Announce, Board, Cause};
+use crate::inquiry::{Desk, Whereabouts};
 
 /// This process's ends of the control connections.
 pub(crate) struct Control {
@@ -24,6 +26,7 @@ struct Shared {
     /// By rank of the world.
     streams: Vec<Option<TcpStream>>,
     board: Arc<Board>,
+    desk: Arc<Desk>,
     leaving: AtomicBool,
 }
 
@@ -35,15 +38,22 @@ const GOODBYE: u8 = 0;
 const LOST: u8 = 1;
 const ABORTED: u8 = 2;
 const MISMATCH: u8 = 3;
+const QUESTION: u8 = 4;
+const ANSWER_WAITING: u8 = 5;
+const ANSWER_ELSEWHERE: u8 = 6;
 
 impl Control {
-    pub(crate) fn start(streams: Vec<Option<TcpStream>>, board: Arc<Board>) -> std::io::Result<Control> {
+    pub(crate) fn start(
+        streams: Vec<Option<TcpStream>>,
+        board: Arc<Board>,
+        desk: Arc<Desk>,
+    ) -> std::io::Result<Control> {
         for stream in streams.iter().flatten() {
             stream.set_nonblocking(false)?;
             // The buffers are empty, so this is for a peer that has been stopped, and only then.
             stream.set_write_timeout(Some(GRACE))?;
         }
-        let shared = Arc::new(Shared { streams, board, leaving: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { streams, board, desk, leaving: AtomicBool::new(false) });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("zero-comm watch".into());
         let monitor = thread.spawn(move || watched.watch())?;
@@ -54,6 +64,10 @@ impl Control {
 impl Announce for Control {
     fn announce(&self, cause: &Cause) {
         self.shared.tell(&encode(cause));
+    }
+
+    fn ask(&self, peer: usize, group: u64) {
+        self.shared.tell_one(peer, &frame(QUESTION, &halves(group), &[]));
     }
 }
 
@@ -84,6 +98,12 @@ struct Peer {
 impl Shared {
     fn tell(&self, frame: &[u8]) {
         for mut stream in self.streams.iter().flatten() {
+            let _ = stream.write_all(frame);
+        }
+    }
+
+    fn tell_one(&self, rank: usize, frame: &[u8]) {
+        if let Some(mut stream) = self.streams.get(rank).and_then(Option::as_ref) {
             let _ = stream.write_all(frame);
         }
     }
@@ -139,6 +159,13 @@ impl Shared {
                 peer.gone = true;
             } else if let Some(cause) = decode(code, &payload) {
                 self.board.learn(cause);
+            } else if let Some((group, ranks)) = decode_ranks(&payload) {
+                match code {
+                    QUESTION => self.tell_one(peer.rank, &answer(group, &self.desk.whereabouts(group))),
+                    ANSWER_WAITING => self.desk.answered(group, peer.rank, Whereabouts::Waiting(ranks)),
+                    ANSWER_ELSEWHERE => self.desk.answered(group, peer.rank, Whereabouts::Elsewhere),
+                    _ => {}
+                }
             }
         }
     }
@@ -177,6 +204,30 @@ fn encode(cause: &Cause) -> Vec<u8> {
     }
 }
 
+/// A group as two numbers of a frame.
+fn halves(group: u64) -> [usize; 2] {
+    [(group >> 32) as usize, (group & 0xFFFF_FFFF) as usize]
+}
+
+fn answer(group: u64, whereabouts: &Whereabouts) -> Vec<u8> {
+    let group = halves(group);
+    match whereabouts {
+        // As many as fit into a frame.
+        Whereabouts::Waiting(ranks) => {
+            frame(ANSWER_WAITING, &[&group, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
+        }
+        Whereabouts::Elsewhere => frame(ANSWER_ELSEWHERE, &group, &[]),
+    }
+}
+
+/// The group and the ranks of a question or an answer.
+fn decode_ranks(payload: &[u8]) -> Option<(u64, Vec<usize>)> {
+    let (numbers, rest) = payload.as_chunks();
+    let mut numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    let group = u64::from(numbers.next()?) << 32 | u64::from(numbers.next()?);
+    rest.is_empty().then(|| (group, numbers.map(|rank| rank as usize).collect()))
+}
+
 fn decode(code: u8, mut payload: &[u8]) -> Option<Cause> {
     let rank = |payload: &mut &[u8]| -> Option<usize> {
         let (rank, rest) = payload.split_first_chunk()?;
@@ -204,6 +255,21 @@ fn decode(code: u8, mut payload: &[u8]) -> Option<Cause> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn questions_and_answers_survive_the_wire() {
+        let group = 0x0123_4567_89AB_CDEF;
+        for ranks in [vec![], vec![0, 70_000], (0..MAX_TEXT).collect()] {
+            let mut unread = answer(group, &Whereabouts::Waiting(ranks.clone()));
+            let (code, payload) = take_frame(&mut unread).expect("a whole frame");
+            assert_eq!(
+                (code, decode(code, &payload), decode_ranks(&payload)),
+                (ANSWER_WAITING, None, Some((group, ranks)))
+            );
+            assert_eq!(decode_ranks(&payload[..payload.len() - 1]), None);
+            assert_eq!(decode_ranks(&payload[..4]), None);
+        }
+    }
 
     #[test]
     fn causes_survive_the_wire_also_in_pieces() {

@@ -59,7 +59,7 @@ struct Run<'a> {
 
 impl Collective for Exchange {
     fn run(&mut self, step: Step<'_>) -> Result<Way, Failure> {
-        let mut watch = Watch::new(&self.health, &self.membership.members, step.deadline);
+        let mut watch = Watch::of_collective(&self.health, &self.membership, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
         // From here on until they say that they are done, peers may read and write the buffer.
@@ -135,22 +135,28 @@ impl<'a> Run<'a> {
         self.streams.iter().map(place).collect()
     }
 
-    /// What could make a move possible; nothing at the end. Who has not even come is to blame before who is slow.
+    /// What could make a move possible; nothing at the end. First who has not even come, then who owes its own contribution,
+    /// then who may itself wait for contributions.
     fn waits(&self) -> Vec<Wait> {
         let mut absent = Vec::new();
+        let mut owing = Vec::new();
         let mut slow = Vec::new();
         let mut full = Vec::new();
         for streams in &self.streams {
             if streams.header_received < HEADER_BYTES {
                 absent.push(Wait::Data(streams.peer));
-            } else if streams.receiving.item().is_some() && !streams.ready {
-                slow.push(Wait::Data(streams.peer));
+            } else if !streams.ready {
+                match streams.receiving.item() {
+                    Some(Item::Reduce(_)) => owing.push(Wait::Data(streams.peer)),
+                    Some(Item::Gather(_)) => slow.push(Wait::Data(streams.peer)),
+                    None => {}
+                }
             }
             if streams.header_sent < HEADER_BYTES || streams.sending.item().is_some_and(|item| self.may_send(item)) {
                 full.push(Wait::Room(streams.peer));
             }
         }
-        [absent, slow, full].concat()
+        [absent, owing, slow, full].concat()
     }
 
     /// A piece of the own range can go when it is reduced.

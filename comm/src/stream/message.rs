@@ -27,7 +27,7 @@ impl End {
     }
 
     fn push(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Failure> {
-        let mut watch = Watch::new(&self.health, &self.membership.members, deadline);
+        let mut watch = Watch::of_message(&self.health, &self.membership, deadline);
         for chunk in bytes.chunks(self.wires.chunk()) {
             let mut sent = 0;
             while sent < chunk.len() {
@@ -43,7 +43,7 @@ impl End {
     }
 
     fn pull(&mut self, into: &mut [u8], deadline: Instant) -> Result<(), Failure> {
-        let mut watch = Watch::new(&self.health, &self.membership.members, deadline);
+        let mut watch = Watch::of_message(&self.health, &self.membership, deadline);
         for chunk in into.chunks_mut(self.wires.chunk()) {
             let mut received = 0;
             while received < chunk.len() {

@@ -7,10 +7,14 @@
 mod exchange;
 mod message;
 mod order;
+#[cfg(test)]
+mod tests;
 
 use std::time::{Duration, Instant};
 
 use crate::health::{Cause, Failure, Health, SLICE};
+use crate::inquiry::Inquest;
+use crate::step::Membership;
 
 pub(crate) use exchange::{Exchange, gather_all};
 pub(crate) use message::{End, StreamInbox, StreamOutbox};
@@ -77,43 +81,57 @@ struct Watch<'a> {
     /// Ranks of the world by rank in the group.
     members: &'a [usize],
     deadline: Instant,
+    /// Finds out who is to blame, where that may be somebody else than who is waited for.
+    inquest: Option<Inquest<'a>>,
     /// Why the lane would have given up, had it not looked once more: what a rank sent before it left, or before it was lost,
     /// may have come after the last look at its stream.
     last_look: Option<Failure>,
 }
 
 impl<'a> Watch<'a> {
-    fn new(health: &'a Health, members: &'a [usize], deadline: Instant) -> Watch<'a> {
-        Watch { health, members, deadline, last_look: None }
+    /// For a message, which concerns two ranks only.
+    fn of_message(health: &'a Health, membership: &'a Membership, deadline: Instant) -> Watch<'a> {
+        Watch { health, members: &membership.members, deadline, inquest: None, last_look: None }
     }
 
-    /// Sleeps until something may have moved. The first of `waits` is who a passed deadline is blamed on.
+    fn of_collective(health: &'a Health, membership: &'a Membership, deadline: Instant) -> Watch<'a> {
+        let inquest = Some(Inquest::new(health, membership.group, deadline));
+        Watch { health, members: &membership.members, deadline, inquest, last_look: None }
+    }
+
+    /// Sleeps until something may have moved. `waits` begin with who is most likely to blame.
     fn idle(&mut self, wires: &mut dyn Wires, mark: u32, waits: &[Wait]) -> Result<(), Failure> {
         if let Some(failure) = self.last_look.take() {
             return Err(failure);
         }
-        self.last_look = self.hopeless(waits);
+        let peers: Vec<usize> = waits.iter().map(|wait| self.members[wait.peer()]).collect();
+        if let Some(inquest) = &mut self.inquest {
+            inquest.pursue(&peers);
+        }
+        self.last_look = self.hopeless(&peers);
         if self.last_look.is_none() {
             let left = self.deadline.saturating_duration_since(Instant::now());
-            wires.wait(mark, waits, left.min(SLICE));
+            wires.wait(mark, waits, left.clamp(Duration::from_millis(1), SLICE));
         }
         Ok(())
     }
 
-    /// Why nothing of this can still come true, if so.
-    fn hopeless(&self, waits: &[Wait]) -> Option<Failure> {
-        let world_rank = |wait: &Wait| self.members[wait.peer()];
+    /// Why nothing can still come from these ranks, if so.
+    fn hopeless(&self, peers: &[usize]) -> Option<Failure> {
         if let Err(failure) = self.health.check() {
             return Some(failure);
         }
-        if let Some(peer) = waits.iter().map(world_rank).find(|peer| self.health.board.has_left(*peer)) {
+        if let Some(peer) = peers.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
             return Some(Cause::Lost { peer, detail: "it dropped its communicator".into() }.into());
         }
-        if Instant::now() >= self.deadline {
-            let peer = waits.first().map_or(self.health.rank, world_rank);
-            return Some(Failure::Deadline { peer });
+        if Instant::now() < self.deadline {
+            return None;
         }
-        None
+        let peer = match &self.inquest {
+            None => peers.first().copied().or(Some(self.health.rank)),
+            Some(inquest) => inquest.verdict(peers),
+        };
+        peer.map(|peer| Failure::Deadline { peer })
     }
 
     fn broken(&self, peer: usize) -> impl Fn(Broken) -> Failure {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, Options, ReduceOp};
 
-use crate::world::{Kind, impatient, run, run_catching, run_with};
+use crate::world::{GivenUp, Kind, impatient, run, run_catching, run_with};
 
 fn reduce(comm: &Arc<dyn Communicator>, length: usize) -> Result<Buffer, CommError> {
     comm.all_reduce(vec![1f32; length].into(), ReduceOp::Sum).wait()
@@ -79,37 +79,53 @@ pub(crate) fn a_message_of_another_length_is_a_mismatch(kind: Kind) {
 }
 
 pub(crate) fn a_rank_that_does_not_come_is_named(kind: Kind) {
-    for size in [2, 4] {
-        let absent = size - 1;
-        let errors = run_with(kind, size, &impatient(), |comm| {
-            reduce(&comm, 100).expect("all come");
-            if comm.rank() == absent {
-                // Comes, but when the others have given up.
-                std::thread::sleep(3 * impatient().timeout);
-            }
-            reduce(&comm, 100_000).expect_err("one is late")
-        });
-        let mut deadlines = 0;
-        for (rank, error) in errors.iter().enumerate() {
-            match error {
-                CommError::Deadline { rank: own, peer, operation, sequence, timeout } => {
-                    let expected = (rank, absent, Operation::AllReduce, 1, impatient().timeout);
-                    assert_eq!((*own, *peer, *operation, *sequence, *timeout), expected);
-                    deadlines += 1;
-                }
-                CommError::Aborted { rank: own, reason, .. } => {
-                    assert_eq!(*own, rank);
-                    assert!(reason.contains(&format!("for rank {absent} in all_reduce #1")), "{reason}");
-                }
-                other => panic!("{other}"),
-            }
+    std::thread::scope(|scope| {
+        scope.spawn(|| late_for_a_collective(kind, 2));
+        scope.spawn(|| late_for_a_collective(kind, 4));
+        scope.spawn(|| late_with_a_message(kind));
+    });
+}
+
+fn late_for_a_collective(kind: Kind, size: usize) {
+    let absent = size - 1;
+    let given_up = GivenUp::default();
+    let errors = run_with(kind, size, &impatient(), |comm| {
+        reduce(&comm, 100).expect("all come");
+        if comm.rank() == absent {
+            given_up.wait_for(size - 1);
         }
-        assert!(deadlines >= 1, "{errors:?}");
+        let error = reduce(&comm, 100_000).expect_err("one is late");
+        given_up.add_one();
+        error
+    });
+    let mut deadlines = 0;
+    for (rank, error) in errors.iter().enumerate() {
+        match error {
+            CommError::Deadline { rank: own, peer, operation, sequence, timeout } => {
+                let expected = (rank, absent, Operation::AllReduce, 1, impatient().timeout);
+                assert_eq!((*own, *peer, *operation, *sequence, *timeout), expected);
+                deadlines += 1;
+            }
+            CommError::Aborted { rank: own, reason, .. } => {
+                assert_eq!(*own, rank);
+                assert!(reason.contains(&format!("for rank {absent} in all_reduce #1")), "{reason}");
+            }
+            other => panic!("{other}"),
+        }
     }
+    assert!(deadlines >= 1, "{errors:?}");
+}
+
+fn late_with_a_message(kind: Kind) {
+    let given_up = GivenUp::default();
     let errors = run_with(kind, 2, &impatient(), |comm| match comm.rank() {
-        0 => comm.recv(vec![0u8; 1].into(), 1).wait().expect_err("nobody sends"),
+        0 => {
+            let error = comm.recv(vec![0u8; 1].into(), 1).wait().expect_err("nobody sends");
+            given_up.add_one();
+            error
+        }
         _ => {
-            std::thread::sleep(2 * impatient().timeout);
+            given_up.wait_for(1);
             comm.send(vec![0u8; 1].into(), 0).wait().expect_err("nobody waits any more")
         }
     });

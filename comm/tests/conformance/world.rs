@@ -71,7 +71,25 @@ pub(crate) fn run_catching<T: Send>(
     })
 }
 
-/// Options with a deadline that a test can wait for.
+/// Options with a deadline that a test can wait for, but long enough for ranks that share their cores with others.
 pub(crate) fn impatient() -> Options {
-    Options { timeout: Duration::from_millis(400), ..Options::default() }
+    Options { timeout: Duration::from_secs(3), ..Options::default() }
+}
+
+/// Where a rank waits until a number of others have given up.
+#[derive(Default)]
+pub(crate) struct GivenUp(AtomicUsize);
+
+impl GivenUp {
+    pub(crate) fn add_one(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn wait_for(&self, others: usize) {
+        let patience = Instant::now() + Duration::from_secs(60);
+        while self.0.load(Ordering::SeqCst) < others {
+            assert!(Instant::now() < patience, "the others do not give up");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

@@ -14,6 +14,9 @@ const SCENE: &str = "ZERO_COMM_TEST_SCENE";
 const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
 const TOKEN: &str = "ZERO_TRAIN_TOKEN";
 
+/// How long ranks wait for one that has been stopped.
+const PATIENCE: Duration = Duration::from_secs(4);
+
 /// Runs this process as a rank if it was started as one; otherwise plays all scenes.
 pub(crate) fn play(transports: &[&str]) {
     if let Ok(scene) = std::env::var(SCENE) {
@@ -42,21 +45,22 @@ fn rank(scene: &str) {
     let place = Place::from_environment(|name| std::env::var(name).ok()).expect("a place");
     let transport =
         if std::env::var(TRANSPORT).as_deref() == Ok("tcp") { Transport::Tcp } else { Transport::SharedMemory };
-    let timeout = Duration::from_secs(if scene == "stopped" { 1 } else { 60 });
-    let meeting_timeout = Duration::from_secs(if scene == "meet" { 3 } else { 60 });
+    // Long enough for a machine on which a process may be kept waiting for a second.
+    let timeout = if scene == "stopped" { PATIENCE } else { Duration::from_secs(60) };
+    let meeting_timeout = Duration::from_secs(if scene == "meet" { 6 } else { 60 });
     let token = std::env::var(TOKEN).ok();
     let options = Options { transport, token, timeout, meeting_timeout, ..Options::default() };
     let outcome = connect(&place, &options).and_then(|comm| {
         comm.barrier().wait()?;
         println!("ready");
         match scene {
-            "work" => work(&*comm, 3000),
+            "work" => work(&*comm, FOREVER),
             "sleep" if comm.rank() == 1 => {
                 std::thread::sleep(Duration::from_secs(60));
                 Ok(())
             }
             "sleep" => comm.barrier().wait(),
-            "stopped" => work(&*comm, 100_000),
+            "stopped" => work(&*comm, FOREVER),
             "leave" => {
                 work(&*comm, 10)?;
                 comm.barrier().wait()?;
@@ -71,6 +75,9 @@ fn rank(scene: &str) {
         std::process::exit(4);
     }
 }
+
+/// More rounds than a test takes.
+const FOREVER: usize = 1_000_000;
 
 fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
     let mut buffer = Buffer::from(vec![1f32; 1 << 20]);
@@ -174,7 +181,7 @@ fn stopped(transport: &str) {
     for (rank, output) in outputs.into_iter().enumerate().take(2) {
         assert_eq!(ranks.wait(rank).code(), Some(4));
         let text = rest(output);
-        assert!(text.contains("waited 1s for rank 2 in all_reduce #"), "{text}");
+        assert!(text.contains(&format!("waited {PATIENCE:?} for rank 2 in all_reduce #")), "{text}");
     }
 }
 

@@ -1,0 +1,162 @@
+//! Who is named when a rank stops in the middle of a collective, wherever that is: always that rank.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Broken, Exchange, Wait, Wires};
+use crate::buffer::Dtype;
+use crate::communicator::ReduceOp;
+use crate::health::{Announce, Board, Cause, Failure, Health};
+use crate::inquiry::Desk;
+use crate::signature::{Operation, Signature};
+use crate::step::{Collective, Membership, Step, consecutive};
+
+const SIZE: usize = 3;
+const STOPPED: usize = 2;
+const CHUNK: usize = 16;
+const CHUNKS: usize = 2;
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Chunks from one rank to another.
+type Stream = VecDeque<Vec<u8>>;
+
+/// A world in memory, one of whose ranks stops after a number of chunks.
+struct Scene {
+    /// By sender and receiver.
+    streams: Mutex<HashMap<(usize, usize), Stream>>,
+    desks: [Arc<Desk>; SIZE],
+    /// Chunks that the rank still sends.
+    left: AtomicUsize,
+}
+
+impl Scene {
+    fn stands_still(&self, rank: usize) -> bool {
+        rank == STOPPED && self.left.load(Ordering::SeqCst) == 0
+    }
+
+    /// One reduction after another on one rank, until one fails.
+    fn reduce(self: &Arc<Scene>, rank: usize, times: u64) -> Result<(), Failure> {
+        let membership = Membership { group: 5, rank, members: (0..SIZE).collect() };
+        let end = || End { scene: Arc::clone(self), rank };
+        let desk = Arc::clone(&self.desks[rank]);
+        let health = Health::new(rank, Board::new(SIZE), desk, Some(Box::new(end())));
+        let mut exchange = Exchange { wires: Box::new(end()), neighbours: None, membership, health, job: (1, 0) };
+        for sequence in 0..times {
+            let mut buffer = vec![1; SIZE * CHUNKS * CHUNK];
+            let signature = Signature {
+                operation: Operation::AllReduce,
+                sequence,
+                dtype: Some(Dtype::U8),
+                length: buffer.len() as u64,
+                reduce: Some(ReduceOp::Sum),
+                layout: 0,
+            };
+            let ranges = consecutive([CHUNKS * CHUNK; SIZE], 1);
+            let deadline = Instant::now() + TIMEOUT;
+            exchange.run(Step { signature, buffer: &mut buffer, shard: None, ranges, gather: true, deadline })?;
+            assert!(buffer.iter().all(|sum| usize::from(*sum) == SIZE));
+        }
+        Ok(())
+    }
+}
+
+struct End {
+    scene: Arc<Scene>,
+    rank: usize,
+}
+
+impl End {
+    fn stream<T>(&self, from: usize, to: usize, use_it: impl FnOnce(&mut Stream) -> T) -> T {
+        let mut streams = self.scene.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        use_it(streams.entry((from, to)).or_default())
+    }
+}
+
+impl Wires for End {
+    fn chunk(&self) -> usize {
+        CHUNK
+    }
+
+    fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken> {
+        let full = self.stream(self.rank, peer, |stream| stream.len() == 4);
+        if full || self.scene.stands_still(self.rank) {
+            return Ok(0);
+        }
+        self.stream(self.rank, peer, |stream| stream.push_back(bytes.to_vec()));
+        if self.rank == STOPPED {
+            self.scene.left.fetch_sub(1, Ordering::SeqCst);
+        }
+        Ok(bytes.len())
+    }
+
+    fn pull(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Broken> {
+        if !self.arrived(peer, into.len())? {
+            return Ok(0);
+        }
+        into.copy_from_slice(&self.stream(peer, self.rank, |stream| stream.pop_front()).unwrap_or_default());
+        Ok(into.len())
+    }
+
+    fn arrived(&mut self, peer: usize, _length: usize) -> Result<bool, Broken> {
+        Ok(!self.scene.stands_still(self.rank) && self.stream(peer, self.rank, |stream| !stream.is_empty()))
+    }
+
+    fn view(&self, peer: usize, length: usize) -> &[u8] {
+        // Everybody contributes ones.
+        assert_eq!(self.stream(peer, self.rank, |stream| stream.front().cloned()), Some(vec![1; length]));
+        &[1; CHUNK][..length]
+    }
+
+    fn consume(&mut self, peer: usize) {
+        self.stream(peer, self.rank, |stream| stream.pop_front());
+    }
+
+    fn mark(&self) -> u32 {
+        0
+    }
+
+    fn wait(&mut self, _mark: u32, _waits: &[Wait], _limit: Duration) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Announce for End {
+    /// Every rank is to find out for itself.
+    fn announce(&self, _cause: &Cause) {}
+
+    fn ask(&self, peer: usize, group: u64) {
+        if !self.scene.stands_still(peer) {
+            self.scene.desks[self.rank].answered(group, peer, self.scene.desks[peer].whereabouts(group));
+        }
+    }
+}
+
+#[test]
+fn the_rank_that_stopped_is_named_wherever_it_stops() {
+    // Two headers, and to each of two peers its chunks to be reduced and the finished ones; in two collectives.
+    let whole = 2 * (2 + 2 * 2 * CHUNKS);
+    std::thread::scope(|scope| {
+        for left in 0..whole {
+            scope.spawn(move || {
+                let left = AtomicUsize::new(left);
+                let scene = Arc::new(Scene { streams: Mutex::default(), desks: Default::default(), left });
+                let ranks: Vec<_> = (0..SIZE)
+                    .map(|rank| {
+                        let scene = Arc::clone(&scene);
+                        std::thread::spawn(move || scene.reduce(rank, 2))
+                    })
+                    .collect();
+                let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+                let named = |outcome: &Result<(), Failure>| match outcome {
+                    Ok(()) => None,
+                    Err(Failure::Deadline { peer }) => Some(*peer),
+                    Err(Failure::Cause(cause)) => panic!("{cause:?}"),
+                };
+                let named: Vec<usize> = outcomes[..STOPPED].iter().filter_map(named).collect();
+                assert!(!named.is_empty() && named.iter().all(|rank| *rank == STOPPED), "{named:?}");
+            });
+        }
+    });
+}
