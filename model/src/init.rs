@@ -13,12 +13,12 @@ pub fn fill(init: &Init, shape: &Shape, name: &str, seed: u64, start: usize, out
     let stream = Stream::new(seed, "init", hash(name));
     match *init {
         Init::Const(value) => out.fill(value as f32),
-        Init::Randn { mean, stdev } => normal(&stream, mean, stdev, start, out),
+        Init::Randn { mean, stdev } => stream.fill_scaled_normal(start as u64, mean as f32, stdev as f32, out),
         Init::Uniform { lo, up } => uniform(&stream, lo, up, start, out),
         Init::Kaiming { dist, fan, non_linearity } => {
             let std = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
             match dist {
-                NormalOrUniform::Normal => normal(&stream, 0.0, std, start, out),
+                NormalOrUniform::Normal => stream.fill_scaled_normal(start as u64, 0.0, std as f32, out),
                 NormalOrUniform::Uniform => {
                     let bound = 3f64.sqrt() * std;
                     uniform(&stream, -bound, bound, start, out);
@@ -28,18 +28,6 @@ pub fn fill(init: &Init, shape: &Shape, name: &str, seed: u64, start: usize, out
     }
 }
 
-fn normal(stream: &Stream, mean: f64, stdev: f64, start: usize, out: &mut [f32]) {
-    stream.fill_normal(start as u64, out);
-    let (mean, stdev) = (mean as f32, stdev as f32);
-    for x in out {
-        *x = x.mul_add(stdev, mean);
-    }
-}
-
 fn uniform(stream: &Stream, lo: f64, up: f64, start: usize, out: &mut [f32]) {
-    stream.fill_uniform(start as u64, out);
-    let (lo, width) = (lo as f32, (up - lo) as f32);
-    for x in out {
-        *x = x.mul_add(width, lo);
-    }
+    stream.fill_scaled_uniform(start as u64, lo as f32, (up - lo) as f32, out);
 }

@@ -26,12 +26,12 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod gradient;
-mod kernel;
+pub(crate) mod kernel;
 mod linear;
 mod linear_gelu;
 mod norm;
 mod operand;
-mod parallel;
+pub(crate) mod parallel;
 mod product;
 mod rotary;
 

@@ -9,6 +9,7 @@ pub(crate) mod activation;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod norm;
+pub(crate) mod random;
 pub(crate) mod rotary;
 pub(crate) mod softmax;
 
@@ -91,6 +92,8 @@ mod tests {
                 let [scores, d_probs] = out else { panic!("two outputs") };
                 softmax::causal_backward(isa, scores, d_probs, n, first, 0.3, &w[..3], &b[..3]);
             });
+            same("random normal", &[3 * n], |isa, out| random::normal(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
+            same("random uniform", &[3 * n], |isa, out| random::uniform(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
             same("dot", &[1], |isa, out| out[0] = vec![softmax::dot(isa, &x, &dy)]);
             same("rotary", &[2 * n], |isa, out| rotary::rotate(isa, &x[..2 * n], &w, &b, &mut out[0]));
             same("rotary back", &[2 * n], |isa, out| rotary::rotate_back(isa, &x[..2 * n], &w, &b, &mut out[0]));
