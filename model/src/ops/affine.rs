@@ -2,9 +2,9 @@
 
 use super::gradient::deliver;
 use super::kernel::{Isa, norm::add_rows};
-use super::operand::{f32s, f32s_of, rows, tensor};
+use super::operand::{View, f32s, rows, tensor};
 use super::parallel::{Output, split};
-use super::product::{Matrix, product, rows_product};
+use super::product::{Elements, Matrix, Start, new_product, product, rows_product};
 use super::threads;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
@@ -21,25 +21,35 @@ pub(crate) enum Affine {
 const BLOCK: usize = 64;
 
 impl Affine {
-    /// x·W for x of `[.., inputs]`: the values, the number of outputs, and the shape `[.., outputs]`.
-    pub(crate) fn product(
+    /// b + x·W for x of `[.., inputs]`: the values and the shape `[.., outputs]`.
+    pub(crate) fn forward(
         self,
         op: &'static str,
         (xs, xl): (&CpuStorage, &Layout),
         (ws, wl): (&CpuStorage, &Layout),
-    ) -> Result<(Vec<f32>, usize, Shape)> {
+        bias: Option<(&CpuStorage, &Layout)>,
+    ) -> Result<(Vec<f32>, Shape)> {
         let (inputs, outputs) = self.sizes(op, wl.shape())?;
         let (count, last) = rows(op, xl.shape())?;
         if last != inputs {
             bail!("{op}: an input of {:?} does not fit a weight for {inputs} inputs", xl.shape());
         }
-        let (x, w) = (f32s(op, xs, xl)?, f32s(op, ws, wl)?);
-        let y = rows_product(&x, count, self.matrix(&w, inputs, outputs), threads());
+        let bias = match bias {
+            Some((_, layout)) if layout.dims() != [outputs] => {
+                bail!("{op}: a bias of {:?} does not fit {outputs} outputs", layout.shape())
+            }
+            Some((storage, layout)) => Some(f32s(op, storage, layout)?),
+            None => None,
+        };
+        let start = bias.as_deref().map_or(Start::Zero, Start::Row);
+        let (x, w) = (View::new(op, xs, xl)?, View::new(op, ws, wl)?);
+        let x = Matrix::new(x.elements(), count, inputs);
+        let y = new_product(start, x, self.matrix(w.elements(), inputs, outputs), threads());
         let mut dims = xl.dims().to_vec();
         if let Some(last) = dims.last_mut() {
             *last = outputs;
         }
-        Ok((y, outputs, Shape::from(dims)))
+        Ok((y, Shape::from(dims)))
     }
 
     /// (dx, dW): dx = dy·Wᵀ where the input is tracked, dW = xᵀ·dy where the weight is.
@@ -54,15 +64,15 @@ impl Affine {
         let held = (x.storage_and_layout(), weight.storage_and_layout());
         let count = dy.len() / outputs;
         let dx = if x.track_op() {
-            let w = f32s_of(op, &held.1)?;
-            let dx = rows_product(dy, count, self.matrix(&w, inputs, outputs).t(), threads());
+            let w = View::of(op, &held.1)?;
+            let dx = rows_product(dy, count, self.matrix(w.elements(), inputs, outputs).t(), threads());
             tensor(op, dx, x.shape().clone(), x.dtype())?
         } else {
             None
         };
         let d_weight = if weight.track_op() {
-            let x = f32s_of(op, &held.0)?;
-            let (x, dy) = (Matrix::new(&x, count, inputs), Matrix::new(dy, count, outputs));
+            let x = View::of(op, &held.0)?;
+            let (x, dy) = (Matrix::new(x.elements(), count, inputs), Matrix::new(dy, count, outputs));
             deliver(op, weight, |out| match self {
                 Self::OutputsInputs => product(out, dy.t(), x, threads()),
                 Self::InputsOutputs => product(out, x.t(), dy, threads()),
@@ -86,20 +96,12 @@ impl Affine {
     }
 
     /// The weight as a matrix of inputs × outputs.
-    fn matrix(self, weight: &[f32], inputs: usize, outputs: usize) -> Matrix<'_> {
+    fn matrix(self, weight: Elements<'_>, inputs: usize, outputs: usize) -> Matrix<'_> {
         match self {
             Self::OutputsInputs => Matrix::new(weight, outputs, inputs).t(),
             Self::InputsOutputs => Matrix::new(weight, inputs, outputs),
         }
     }
-}
-
-/// An error unless a bias is `[outputs]`.
-pub(crate) fn check_bias(op: &'static str, bias: &Layout, outputs: usize) -> Result<()> {
-    if bias.dims() != [outputs] {
-        bail!("{op}: a bias of {:?} does not fit {outputs} outputs", bias.shape());
-    }
-    Ok(())
 }
 
 /// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.

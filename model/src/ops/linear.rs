@@ -1,9 +1,8 @@
 //! Linear layers that send their weight gradient straight to the sink and pay nothing for a frozen weight.
 
-use super::affine::{Affine, bias_gradient, check_bias};
+use super::affine::{Affine, bias_gradient};
 use super::linear_gelu::linear_gelu;
-use super::operand::{f32s, f32s_of, stored};
-use super::parallel::{Output, split};
+use super::operand::{f32s_of, stored};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -88,7 +87,7 @@ impl CustomOp2 for LinearOp {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (y, _, shape) = self.0.product(OP, (xs, xl), (ws, wl))?;
+        let (y, shape) = self.0.forward(OP, (xs, xl), (ws, wl), None)?;
         Ok((stored(OP, y, xs.dtype())?, shape))
     }
 
@@ -112,16 +111,7 @@ impl CustomOp3 for LinearOp {
         bs: &CpuStorage,
         bl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (mut y, outputs, shape) = self.0.product(OP, (xs, xl), (ws, wl))?;
-        check_bias(OP, bl, outputs)?;
-        let bias = f32s(OP, bs, bl)?;
-        split(y.len() / outputs, outputs, [Output { data: &mut y, floats: outputs }], |_, [y]| {
-            for row in y.chunks_exact_mut(outputs) {
-                for (y, b) in row.iter_mut().zip(&*bias) {
-                    *y += b;
-                }
-            }
-        });
+        let (y, shape) = self.0.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
         Ok((stored(OP, y, xs.dtype())?, shape))
     }
 

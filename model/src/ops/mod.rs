@@ -34,6 +34,7 @@ mod operand;
 pub(crate) mod parallel;
 mod product;
 mod rotary;
+mod team;
 
 pub use activation::{gelu, gelu_erf, silu, swiglu};
 pub use attention::{causal_attention, causal_attention_packed};

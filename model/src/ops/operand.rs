@@ -1,5 +1,6 @@
 //! From candle storage to `f32` slices and back.
 
+use super::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use half::bf16;
@@ -47,6 +48,42 @@ pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
     match &**storage {
         Storage::Cpu(storage) => f32s(op, storage, layout),
         _ => bail!("{op}: no backward on this device"),
+    }
+}
+
+/// The elements of a view in row-major order, as they are stored: for what reads either dtype.
+pub(crate) enum View<'a> {
+    F32(Cow<'a, [f32]>),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> View<'a> {
+    /// Borrows when the view is contiguous; otherwise copies it, as [`f32s`] does.
+    pub(crate) fn new(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+        if let (CpuStorage::BF16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
+            && let Some(view) = data.get(start..end)
+        {
+            return Ok(Self::Bf16(view));
+        }
+        Ok(Self::F32(f32s(op, storage, layout)?))
+    }
+
+    /// [`View::new`] of a tensor whose storage is held, as for [`f32s_of`].
+    pub(crate) fn of<S: Deref<Target = Storage>>(
+        op: &'static str,
+        (storage, layout): &'a (S, &Layout),
+    ) -> Result<Self> {
+        match &**storage {
+            Storage::Cpu(storage) => Self::new(op, storage, layout),
+            _ => bail!("{op}: no backward on this device"),
+        }
+    }
+
+    pub(crate) fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(data) => Elements::F32(data),
+            Self::Bf16(data) => Elements::Bf16(data),
+        }
     }
 }
 

@@ -3,8 +3,10 @@
 //! Each thread gets one contiguous range of whole rows (or whole blocks of rows) and writes nothing else, so where the
 //! cuts fall cannot change a bit of the result.
 
+use super::team;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static THREADS: AtomicUsize = AtomicUsize::new(1);
@@ -71,17 +73,21 @@ pub(crate) fn split<T: Send, const N: usize>(
         return work(0..units, outputs.map(|o| o.data));
     }
     let mut rest = outputs;
-    let work = &work;
-    rayon::scope(|scope| {
-        for part in 0..parts {
-            let range = units * part / parts..units * (part + 1) / parts;
-            let mine = rest.each_mut().map(|output| {
-                let data = std::mem::take(&mut output.data);
-                let (mine, later) = data.split_at_mut(data.len().min(output.floats * range.len()));
-                output.data = later;
-                mine
-            });
-            scope.spawn(move |_| work(range, mine));
+    let cut = |part: usize| {
+        let range = units * part / parts..units * (part + 1) / parts;
+        let mine = rest.each_mut().map(|output| {
+            let data = std::mem::take(&mut output.data);
+            let (mine, later) = data.split_at_mut(data.len().min(output.floats * range.len()));
+            output.data = later;
+            mine
+        });
+        Mutex::new(Some((range, mine)))
+    };
+    let shares: Vec<_> = (0..parts).map(cut).collect();
+    team::run(parts, &|part| {
+        // Each part is run once, so its share is there and nobody else has the lock.
+        if let Some((range, mine)) = shares[part].lock().ok().and_then(|mut share| share.take()) {
+            work(range, mine);
         }
     });
 }

@@ -48,29 +48,6 @@ vectorised! {
 }
 
 vectorised! {
-    /// y = gelu(x + bias) on whole rows, tanh form
-    fn bias_gelu(x: &[f32], bias: &[f32], y: &mut [f32]) {
-        for (x, y) in x.chunks_exact(bias.len()).zip(y.chunks_exact_mut(bias.len())) {
-            for ((y, &x), &b) in y.iter_mut().zip(x).zip(bias) {
-                *y = gelu(x + b);
-            }
-        }
-    }
-}
-
-vectorised! {
-    /// dx = dy·gelu′(x + bias) on whole rows, tanh form
-    fn bias_gelu_backward(x: &[f32], bias: &[f32], dy: &[f32], dx: &mut [f32]) {
-        let n = bias.len();
-        for ((x, dy), dx) in x.chunks_exact(n).zip(dy.chunks_exact(n)).zip(dx.chunks_exact_mut(n)) {
-            for (((dx, &x), &dy), &b) in dx.iter_mut().zip(x).zip(dy).zip(bias) {
-                *dx = dy * gelu_slope(x + b);
-            }
-        }
-    }
-}
-
-vectorised! {
     /// y = x·Φ(x)
     fn gelu_erf(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {

@@ -57,10 +57,6 @@ mod tests {
                 same(name, &[3 * n], |isa, out| forward(isa, &x, &mut out[0]));
                 same(name, &[3 * n], |isa, out| backward(isa, &x, &dy, &mut out[0]));
             }
-            same("bias gelu", &[3 * n], |isa, out| activation::bias_gelu(isa, &x, &b, &mut out[0]));
-            same("bias gelu backward", &[3 * n], |isa, out| {
-                activation::bias_gelu_backward(isa, &x, &b, &dy, &mut out[0]);
-            });
             same("swiglu", &[3 * n], |isa, out| activation::swiglu(isa, &x, &dy, &mut out[0]));
             same("swiglu backward", &[3 * n, 3 * n], |isa, out| {
                 let [d_gate, d_up] = out else { panic!("two outputs") };

@@ -1,0 +1,100 @@
+use super::*;
+use crate::random::Stream;
+
+fn normal(name: &str, len: usize) -> Vec<f32> {
+    let mut values = vec![0.0; len];
+    Stream::new(1, name, 0).fill_normal(0, &mut values);
+    values
+}
+
+/// The promise, as it is written.
+fn chain(start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(usize) -> f32) -> f32 {
+    (0..depth).fold(start, |sum, k| left(k).mul_add(right(k), sum))
+}
+
+fn rounded(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|v| bf16::from_f32(*v)).collect()
+}
+
+fn same(got: &[f32], want: &[f32]) -> bool {
+    got.len() == want.len() && got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn every_element_is_its_chain_in_every_layout() {
+    let sizes =
+        [(1, 1, 1), (1, 50, 3), (2, 3, 600), (3, 100, 17), (8, 48, 16), (9, 49, 33), (23, 97, 40), (65, 64, 513)];
+    for (rows, columns, depth) in sizes {
+        let (a, b, bias) = (normal("a", rows * depth), normal("b", depth * columns), normal("c", columns));
+        let (a16, b16) = (rounded(&a), rounded(&b));
+        let element = |i: usize, j: usize, start: f32, l: (usize, usize), r: (usize, usize), half: bool| {
+            let (a, b) = (
+                |at: usize| if half { a16[at].to_f32() } else { a[at] },
+                |at: usize| {
+                    if half { b16[at].to_f32() } else { b[at] }
+                },
+            );
+            chain(start, depth, |k| a(i * l.0 + k * l.1), |k| b(k * r.0 + j * r.1))
+        };
+        for (left_t, right_t, half) in (0..8).map(|n| (n & 1 == 1, n & 2 == 2, n & 4 == 4)) {
+            let lefts: Elements<'_> = if half { a16[..].into() } else { (&a).into() };
+            let rights: Elements<'_> = if half { b16[..].into() } else { (&b).into() };
+            let left = if left_t { Matrix::new(lefts, depth, rows).t() } else { Matrix::new(lefts, rows, depth) };
+            let right =
+                if right_t { Matrix::new(rights, columns, depth).t() } else { Matrix::new(rights, depth, columns) };
+            let (l, r) = (if left_t { (1, rows) } else { (depth, 1) }, if right_t { (1, depth) } else { (columns, 1) });
+            let all = |start: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+                (0..rows * columns)
+                    .map(|at| (at / columns, at % columns))
+                    .map(|(i, j)| element(i, j, start(i, j), l, r, half))
+                    .collect()
+            };
+            let what = format!("{rows}x{columns}x{depth}, left transposed {left_t}, right {right_t}, bf16 {half}");
+            let want = all(&|_, _| 0.0);
+            assert!(same(&new_product(Start::Zero, left, right, 1), &want), "{what}");
+            let want = all(&|_, j| bias[j]);
+            assert!(same(&new_product(Start::Row(&bias), left, right, 2), &want), "{what} + row");
+            let before = normal("out", rows * columns);
+            let want = all(&|i, j| before[i * columns + j]);
+            let mut out = before.clone();
+            add_product(&mut out, left, right, 3);
+            assert!(same(&out, &want), "{what} + output");
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    for (rows, columns, depth) in [(1, 1, 5), (7, 31, 20), (13, 65, 9), (8, 48, 64), (6, 23, 0)] {
+        let (a, b) = (normal("a", rows * depth), normal("b", depth * columns));
+        let mut want: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            let mut out = normal("noise", rows * columns);
+            let view = Out { start: Start::Zero, data: out.as_mut_ptr(), stride: columns };
+            let (left, right) = (Matrix::new(&a, rows, depth), Matrix::new(&b, columns, depth).t());
+            // SAFETY: the whole of a buffer of this size.
+            unsafe { block(isa, view, left, right, 0..rows, 0..columns) };
+            let want = want.get_or_insert_with(|| out.clone());
+            assert!(same(&out, want), "{isa:?} {rows}x{columns}x{depth}");
+        }
+    }
+}
+
+#[test]
+fn threads_and_blocks_do_not_reach_into_the_bits() {
+    // More than one block of the inner dimension, of the columns and of the packed rows.
+    let (rows, columns, depth) = (300, 800, 1030);
+    let (a, b) = (normal("a", rows * depth), normal("b", depth * columns));
+    for left in [Matrix::new(&a, rows, depth), Matrix::new(&a, depth, rows).t()] {
+        let right = Matrix::new(&b, depth, columns);
+        let want = new_product(Start::Zero, left, right, 1);
+        for threads in [2, 3, 4, 7] {
+            assert!(same(&new_product(Start::Zero, left, right, threads), &want), "{threads} threads");
+        }
+        let at = |i: usize, k: usize| if left.column_stride == 1 { a[i * depth + k] } else { a[k * rows + i] };
+        for (i, j) in [(0, 0), (299, 799), (255, 767), (256, 768), (8, 48)] {
+            let want = chain(0.0, depth, |k| at(i, k), |k| b[k * columns + j]);
+            assert_eq!(new_product(Start::Zero, left, right, 2)[i * columns + j].to_bits(), want.to_bits());
+        }
+    }
+}
