@@ -42,15 +42,15 @@ fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), 
     for operation in
         Operation::ALL.into_iter().filter(|operation| !matches!(operation, Operation::Recv | Operation::Split))
     {
-        bench::run(comm, operation, bytes, 3)?;
-        let times = bench::run(comm, operation, bytes, repeats)?;
+        let times = bench::compare(comm, operation, bytes, repeats)?;
         if comm.rank() == 0 {
-            let (median, best) = (bench::median(&times), times.iter().min().copied().unwrap_or_default());
+            let (median, floor) = (bench::median(&times.subject), bench::median(&times.floor));
+            let best = times.subject.iter().min().copied().unwrap_or_default();
             println!(
-                "{:14} {:>10} B over {}: median {median:.1?}, best {best:.1?}",
+                "{:14} {bytes:>10} B over {}: median {median:.1?}, best {best:.1?}; floor {floor:.1?}, ratio {:.2}",
                 operation.name(),
-                bytes,
-                comm.transport()
+                comm.transport(),
+                times.ratios().get(repeats / 2).copied().unwrap_or_default(),
             );
         }
     }

@@ -1,48 +1,75 @@
-//! Timing collectives, for `zero-train bench comm` and the example of this crate.
+//! Timing collectives, each in turn with its floor, for `zero-train bench comm` and the example of this crate.
+//!
+//! The floor of an operation is what its memory traffic alone takes on this machine: loops over the rank's own memory that read
+//! and write as many bytes as its share of the operation, on all ranks at once, without a word between them. For N ranks
+//! and a vector of S bytes a rank
+//!
+//! | operation | reads | writes | loop |
+//! |---|---|---|---|
+//! | `all_reduce` | S | S | the sum of N arrays of S/N, written to all N |
+//! | `reduce_scatter` | S | S/N | the sum of N arrays of S/N, written to another |
+//! | `all_gather` | S | S | a copy: the output is as large as all shards, the own one included |
+//! | `broadcast`, `send` | (N−1)/N S | (N−1)/N S | a copy: what N−1 ranks must get, by all N |
 
 use std::time::{Duration, Instant};
 
 use crate::buffer::{Buffer, Dtype};
 use crate::communicator::{Communicator, ReduceOp};
+use crate::copy::copy;
 use crate::error::CommError;
 use crate::signature::Operation;
+use crate::tree;
 
-/// Times `repeats` operations of f32 over vectors of `bytes` bytes (the whole vector, also of an all_gather), each begun after
-/// a barrier. To be called by every rank of the group. A `Send` goes from rank 0 to the last rank; `Split` times nothing.
-pub fn run(
+/// Times of an operation and of its floor, taken in turn; each is that of the slowest rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Comparison {
+    /// Bytes that each rank must at least read and write.
+    pub traffic: usize,
+    /// The operation.
+    pub subject: Vec<Duration>,
+    /// Its memory traffic alone.
+    pub floor: Vec<Duration>,
+}
+
+impl Comparison {
+    /// How many times its floor each run took, from the smallest.
+    pub fn ratios(&self) -> Vec<f64> {
+        let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
+        let mut ratios: Vec<f64> = self.subject.iter().zip(&self.floor).map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios
+    }
+}
+
+/// Runs before the first that counts: buffers get their pages, ranks wake up.
+const WARM_UP: usize = 3;
+
+/// Times `repeats` operations on f32 vectors of `bytes` bytes (the whole vector, also of an all_gather), each begun after a
+/// barrier, and as many floors. To be called by every rank of the group. A `Send` goes from rank 0 to the last rank; a
+/// `Split` times nothing.
+///
+/// # Errors
+/// Those of the operation.
+pub fn compare(
     comm: &dyn Communicator,
     operation: Operation,
     bytes: usize,
     repeats: usize,
-) -> Result<Vec<Duration>, CommError> {
-    let (rank, size) = (comm.rank(), comm.size());
-    let length = bytes / Dtype::F32.size();
-    let counts: Vec<usize> = (0..size).map(|r| length / size + usize::from(r < length % size)).collect();
-    let mut whole = Buffer::from(vec![1.0f32; length]);
-    let mut shard = Buffer::from(vec![1.0f32; counts[rank]]);
-    let mut times = Vec::with_capacity(repeats);
-    for _ in 0..repeats {
-        comm.barrier().wait()?;
-        let start = Instant::now();
-        match operation {
-            Operation::AllReduce => whole = comm.all_reduce(whole, ReduceOp::Sum).wait()?,
-            Operation::AllGather => {
-                let gathered = comm.all_gather(shard, whole, &counts).wait()?;
-                (shard, whole) = (gathered.shard, gathered.output);
-            }
-            Operation::ReduceScatter => {
-                let scattered = comm.reduce_scatter(whole, shard, &counts, ReduceOp::Sum).wait()?;
-                (shard, whole) = (scattered.shard, scattered.input);
-            }
-            Operation::Broadcast => whole = comm.broadcast(whole, 0).wait()?,
-            Operation::Barrier => comm.barrier().wait()?,
-            Operation::Send | Operation::Recv if size > 1 && rank == 0 => whole = comm.send(whole, size - 1).wait()?,
-            Operation::Send | Operation::Recv if size > 1 && rank == size - 1 => whole = comm.recv(whole, 0).wait()?,
-            Operation::Send | Operation::Recv | Operation::Split => {}
-        }
-        times.push(start.elapsed());
+) -> Result<Comparison, CommError> {
+    let mut subject = Subject::new(comm, bytes);
+    let mut floor = Floor::new(operation, bytes, comm.size());
+    let mut times = vec![];
+    for _ in 0..WARM_UP + repeats {
+        times.push(timed(comm, || subject.run(comm, operation))?);
+        times.push(timed(comm, || {
+            floor.run();
+            Ok(())
+        })?);
     }
-    Ok(times)
+    let times = comm.all_reduce(times.split_off(2 * WARM_UP).into(), ReduceOp::Max).wait()?.into_i64()?;
+    let every_second = |offset: usize| times[offset..].iter().step_by(2).map(|time| Duration::from_nanos(*time as u64));
+    let (subject, floors) = (every_second(0).collect(), every_second(1.min(times.len())).collect());
+    Ok(Comparison { traffic: floor.traffic, subject, floor: floors })
 }
 
 /// The middle value; zero for none.
@@ -52,24 +79,172 @@ pub fn median(times: &[Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
+/// Nanoseconds of `work` after a barrier.
+fn timed(comm: &dyn Communicator, work: impl FnOnce() -> Result<(), CommError>) -> Result<i64, CommError> {
+    comm.barrier().wait()?;
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_nanos() as i64)
+}
+
+/// The buffers of an operation, which come back from each run.
+struct Subject {
+    whole: Buffer,
+    shard: Buffer,
+    counts: Vec<usize>,
+}
+
+impl Subject {
+    fn new(comm: &dyn Communicator, bytes: usize) -> Subject {
+        let (length, size) = (bytes / Dtype::F32.size(), comm.size());
+        let counts: Vec<usize> = (0..size).map(|r| length / size + usize::from(r < length % size)).collect();
+        // Zeros stay zeros, however often they are added up.
+        let shard = Buffer::from(vec![0f32; counts[comm.rank()]]);
+        Subject { whole: Buffer::from(vec![0f32; length]), shard, counts }
+    }
+
+    fn run(&mut self, comm: &dyn Communicator, operation: Operation) -> Result<(), CommError> {
+        let (rank, last) = (comm.rank(), comm.size() - 1);
+        let take = |buffer: &mut Buffer| std::mem::replace(buffer, Buffer::U8(Vec::new()));
+        match operation {
+            Operation::AllReduce => self.whole = comm.all_reduce(take(&mut self.whole), ReduceOp::Sum).wait()?,
+            Operation::AllGather => {
+                let (shard, whole) = (take(&mut self.shard), take(&mut self.whole));
+                let gathered = comm.all_gather(shard, whole, &self.counts).wait()?;
+                (self.shard, self.whole) = (gathered.shard, gathered.output);
+            }
+            Operation::ReduceScatter => {
+                let (whole, shard) = (take(&mut self.whole), take(&mut self.shard));
+                let scattered = comm.reduce_scatter(whole, shard, &self.counts, ReduceOp::Sum).wait()?;
+                (self.shard, self.whole) = (scattered.shard, scattered.input);
+            }
+            Operation::Broadcast => self.whole = comm.broadcast(take(&mut self.whole), 0).wait()?,
+            Operation::Barrier => comm.barrier().wait()?,
+            Operation::Send | Operation::Recv if last > 0 && rank == 0 => {
+                self.whole = comm.send(take(&mut self.whole), last).wait()?;
+            }
+            Operation::Send | Operation::Recv if last > 0 && rank == last => {
+                self.whole = comm.recv(take(&mut self.whole), 0).wait()?;
+            }
+            Operation::Send | Operation::Recv | Operation::Split => {}
+        }
+        Ok(())
+    }
+}
+
+/// The memory traffic of one rank.
+struct Floor {
+    traffic: usize,
+    work: Work,
+}
+
+enum Work {
+    /// The sum of arrays, written to all of them.
+    SumToAll(Vec<Vec<f32>>),
+    /// The sum of arrays, written to another.
+    SumTo(Vec<Vec<f32>>, Vec<f32>),
+    Copy(Vec<f32>, Vec<f32>),
+    Nothing,
+}
+
+impl Floor {
+    fn new(operation: Operation, bytes: usize, size: usize) -> Floor {
+        let length = bytes / Dtype::F32.size();
+        let part = length / size;
+        let parts = || (0..size).map(|_| vec![0f32; part]).collect::<Vec<_>>();
+        let copied = |length: usize| Work::Copy(vec![1f32; length], vec![0f32; length]);
+        let (work, elements) = match operation {
+            Operation::AllReduce => (Work::SumToAll(parts()), 2 * size * part),
+            Operation::ReduceScatter => (Work::SumTo(parts(), vec![0f32; part]), (size + 1) * part),
+            Operation::AllGather => (copied(length), 2 * length),
+            Operation::Broadcast | Operation::Send | Operation::Recv => {
+                (copied((size - 1) * part), 2 * (size - 1) * part)
+            }
+            Operation::Barrier | Operation::Split => (Work::Nothing, 0),
+        };
+        Floor { traffic: elements * Dtype::F32.size(), work }
+    }
+
+    fn run(&mut self) {
+        match &mut self.work {
+            Work::SumToAll(arrays) => sum_to_all(arrays),
+            Work::SumTo(arrays, target) => {
+                let whole = size_of_val(&target[..]);
+                let arrays: Vec<&[u8]> = arrays.iter().map(|array| bytemuck::cast_slice(array)).collect();
+                let target = bytemuck::cast_slice_mut(target);
+                tree::reduce_into(Dtype::F32, ReduceOp::Sum, 0, arrays[0], &arrays[1..], target, whole);
+            }
+            Work::Copy(from, to) => {
+                let whole = size_of_val(&from[..]);
+                copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to), whole);
+            }
+            Work::Nothing => {}
+        }
+        std::hint::black_box(&mut self.work);
+    }
+}
+
+fn sum_to_all(arrays: &mut [Vec<f32>]) {
+    /// Elements that are summed at a time, in the first-level cache.
+    const BLOCK: usize = 4096;
+    if let [left, right] = arrays {
+        for (left, right) in left.iter_mut().zip(right) {
+            *left += *right;
+            *right = *left;
+        }
+        return;
+    }
+    let Some((first, others)) = arrays.split_first_mut() else { return };
+    for start in (0..first.len()).step_by(BLOCK) {
+        let block = start..first.len().min(start + BLOCK);
+        let sum = &mut first[block.clone()];
+        for array in others.iter() {
+            for (sum, value) in sum.iter_mut().zip(&array[block.clone()]) {
+                *sum += value;
+            }
+        }
+        for array in others.iter_mut() {
+            array[block.clone()].copy_from_slice(sum);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Options, threads};
 
     #[test]
-    fn every_operation_can_be_timed() {
+    fn every_operation_can_be_timed_in_turn_with_its_floor() {
         let ranks = threads(2, &Options::default());
         std::thread::scope(|scope| {
             for comm in &ranks {
                 scope.spawn(move || {
                     for operation in Operation::ALL {
-                        let times = run(&**comm, operation, 1000, 3).expect("times");
-                        assert_eq!(times.len(), 3);
-                        assert!(median(&times) <= *times.iter().max().expect("three times"));
+                        for bytes in [0, 4, 20_000] {
+                            let Comparison { traffic, subject, floor } =
+                                compare(&**comm, operation, bytes, 3).expect("times");
+                            assert_eq!((subject.len(), floor.len()), (3, 3));
+                            assert!(median(&subject) <= *subject.iter().max().expect("three times"));
+                            let expected = match operation {
+                                Operation::AllReduce | Operation::AllGather => 2 * bytes,
+                                Operation::ReduceScatter => bytes * 3 / 2,
+                                Operation::Broadcast | Operation::Send | Operation::Recv => bytes,
+                                Operation::Barrier | Operation::Split => 0,
+                            };
+                            assert!(traffic.abs_diff(expected) <= 8, "{operation}: {traffic} bytes, not {expected}");
+                        }
                     }
                 });
             }
         });
+    }
+
+    #[test]
+    fn ratios_are_of_pairs() {
+        let ms = |times: [u64; 3]| times.map(Duration::from_millis).to_vec();
+        let comparison = Comparison { traffic: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
+        assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);
+        assert_eq!((median(&comparison.subject), median(&[])), (Duration::from_millis(10), Duration::ZERO));
     }
 }

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
+use crate::copy::copy;
 use crate::error::CommError;
 use crate::health::{Cause, Failure, Health};
 use crate::lane::Lane;
@@ -92,7 +93,7 @@ impl Group {
         *next += 1;
         let rank = context.health.rank;
         let detail = format!("the worker ended before {} #{}", signature.operation, signature.sequence);
-        let (completion, pending) = Pending::new(CommError::Io { rank, detail });
+        let (completion, pending) = Pending::new(CommError::Io { rank, detail }, ordered.lane.help());
         ordered.lane.submit(move |endpoint| completion.complete(context.carry_out(endpoint, &signature, work)));
         pending
     }
@@ -180,7 +181,8 @@ impl Communicator for Group {
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, output.dtype().size());
             let (signature, bytes) = (*signature, output.as_bytes_mut());
-            bytes[ranges[rank].clone()].copy_from_slice(shard.as_bytes());
+            let whole = bytes.len();
+            copy(shard.as_bytes(), &mut bytes[ranges[rank].clone()], whole);
             let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
             let sent = shard.size_bytes() * (size - 1);
             Ok((Gathered { shard, output }, Sent { bytes: sent, way }))

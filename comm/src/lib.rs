@@ -32,6 +32,7 @@ pub mod bench;
 mod buffer;
 mod communicator;
 mod connect;
+mod copy;
 mod doorkeeper;
 mod error;
 mod group;

@@ -1,21 +1,27 @@
 //! A result that is on its way.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::CommError;
+use crate::lane::Help;
 
 /// The result of an operation that runs on a worker. The operation's buffers live with the worker until it is done, so
 /// dropping a `Pending` loses the result but never frees memory in use.
 #[must_use = "an operation that nobody waits for loses its result and its errors"]
-#[derive(Debug)]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,
+    /// Where the operation is carried out, unless it is done.
+    lane: Option<Weak<dyn Help>>,
 }
 
 impl<T> Pending<T> {
     /// Blocks until the operation is done or has failed. Every operation has a deadline, so this returns.
     pub fn wait(self) -> Result<T, CommError> {
+        // Usually the worker has not even been woken yet, and this thread has nothing else to do.
+        if let Some(lane) = self.lane.as_ref().and_then(Weak::upgrade) {
+            while !self.is_done() && lane.help() {}
+        }
         // A short operation is often done before a sleeping thread would have been woken (tens of microseconds).
         let spin_until = Instant::now() + SPIN;
         while !self.is_done() && Instant::now() < spin_until {
@@ -36,13 +42,19 @@ impl<T> Pending<T> {
     }
 
     pub(crate) fn ready(result: Result<T, CommError>) -> Pending<T> {
-        Pending { slot: Arc::new(Slot { result: Mutex::new(Some(result)), done: Condvar::new() }) }
+        Pending { slot: Arc::new(Slot { result: Mutex::new(Some(result)), done: Condvar::new() }), lane: None }
     }
 
     /// A pending value and the handle that completes it; if the handle is dropped first, the result is `abandoned`.
-    pub(crate) fn new(abandoned: CommError) -> (Completion<T>, Pending<T>) {
+    pub(crate) fn new(abandoned: CommError, lane: Weak<dyn Help>) -> (Completion<T>, Pending<T>) {
         let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
-        (Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) }, Pending { slot })
+        (Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) }, Pending { slot, lane: Some(lane) })
+    }
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("done", &self.is_done()).finish_non_exhaustive()
     }
 }
 
@@ -91,13 +103,26 @@ impl<T> Drop for Completion<T> {
 mod tests {
     use super::*;
 
+    /// A lane on which there is nothing to do.
+    struct Idle;
+
+    impl Help for Idle {
+        fn help(&self) -> bool {
+            false
+        }
+    }
+
+    fn nowhere() -> Weak<dyn Help> {
+        Weak::<Idle>::new()
+    }
+
     fn gone() -> CommError {
         CommError::Io { rank: 0, detail: "the worker ended".into() }
     }
 
     #[test]
     fn a_result_arrives_from_another_thread() {
-        let (completion, pending) = Pending::new(gone());
+        let (completion, pending) = Pending::new(gone(), nowhere());
         assert!(!pending.is_done());
         let worker = std::thread::spawn(move || completion.complete(Ok(7)));
         assert_eq!(pending.wait(), Ok(7));
@@ -106,14 +131,14 @@ mod tests {
 
     #[test]
     fn a_worker_that_ends_early_is_an_error_and_not_a_hang() {
-        let (completion, pending) = Pending::<()>::new(gone());
+        let (completion, pending) = Pending::<()>::new(gone(), nowhere());
         drop(completion);
         assert_eq!(pending.wait(), Err(gone()));
     }
 
     #[test]
     fn nobody_needs_to_wait() {
-        let (completion, pending) = Pending::new(gone());
+        let (completion, pending) = Pending::new(gone(), nowhere());
         drop(pending);
         completion.complete(Ok(()));
     }

@@ -3,7 +3,7 @@
 //! The owner of a range reads it in all buffers, combines it, and writes the result back into all buffers while the cache still
 //! holds them. No other rank touches that range of any buffer meanwhile, so ranks need not wait for each other between the
 //! exchange of headers, before which nobody may begin, and the exchange of farewells, before which nobody may give its
-//! buffer back. A gather alone is read by those who want it, not written by the owner: a broadcast has one owner only.
+//! buffer back. A gather alone is read by those who want it, not written by the owner: who needs it pays for it.
 //!
 //! In numbers, for an all_reduce of S bytes by two ranks: each reads S and writes S. Through a ring it would read 2.5 S and
 //! write 2 S, much of that in lines that the other core has just written.
@@ -14,12 +14,13 @@ use std::sync::Arc;
 use super::arena::PeerArena;
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
+use crate::copy::copy;
 use crate::health::{Cause, Failure, Health};
 use crate::step::{Membership, Step};
 use crate::tree;
 
-/// Bytes that are combined at a time: those of all ranks should fit into the second-level cache.
-const BLOCK: usize = 64 * 1024;
+/// Bytes that are combined at a time: those of two ranks fit into the first-level cache, of many into the second.
+const BLOCK: usize = 16 * 1024;
 
 /// The arenas of a group's ranks, by rank in the group; `None` for this rank itself.
 #[derive(Clone)]
@@ -107,8 +108,8 @@ fn reduce(
             Some(shard) => {
                 let target = &mut shard[block.start - range.start..block.end - range.start];
                 // SAFETY: as above.
-                target.copy_from_slice(unsafe { own.read(&block) });
-                tree::reduce(dtype, op, own.rank, target, &contributions);
+                let own_part = unsafe { own.read(&block) };
+                tree::reduce_into(dtype, op, own.rank, own_part, &contributions, target, range.len());
             }
         }
         for peer in peers.iter().filter(|_| step.gather) {
@@ -119,14 +120,28 @@ fn reduce(
     Ok(())
 }
 
-/// Copies the others' ranges from their buffers into this rank's.
+/// Copies the others' ranges from their buffers into this rank's. Where one rank alone has something, as in a broadcast, it
+/// would have nothing to do; it writes the last part of everybody's buffer then, so that all copy the same amount.
 fn gather(step: &Step<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
+    let whole = step.buffer.len();
+    let alone = step.ranges.iter().filter(|range| !range.is_empty()).count() == 1;
+    let parts = |owner: usize| {
+        let Range { start, end } = step.ranges[owner];
+        let middle =
+            if alone { end - ((end - start) / step.ranges.len()).next_multiple_of(64).min(end - start) } else { end };
+        (start..middle, middle..end)
+    };
     for peer in peers {
-        for block in blocks(&step.ranges[peer.rank]) {
+        for block in blocks(&parts(peer.rank).0) {
             health.check()?;
-            // SAFETY: in this collective nobody writes to a rank's range of its own buffer, and this rank alone writes to
-            // its own buffer.
-            unsafe { own.write(&block).copy_from_slice(peer.read(&block)) };
+            // SAFETY: in this collective nobody writes to a rank's range of its own buffer. The first part of an owner's range
+            // is written in a rank's buffer by that rank alone.
+            unsafe { copy(peer.read(&block), own.write(&block), whole) };
+        }
+        for block in blocks(&parts(own.rank).1) {
+            health.check()?;
+            // SAFETY: as above, and the last part by its owner alone.
+            unsafe { copy(own.read(&block), peer.write(&block), whole) };
         }
     }
     Ok(())

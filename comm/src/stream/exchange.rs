@@ -64,7 +64,7 @@ impl Collective for Exchange {
         let (job, attempt) = self.job;
         // From here on until they say that they are done, peers may read and write the buffer.
         let mut lent = self.neighbours.as_ref().and_then(|_| lend(step.buffer));
-        let place = lent.as_ref().map(Lent::offset);
+        let place = lent.as_ref().map(Lent::place);
         let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
         let mut run = Run::new(step, header, &self.membership, wires.chunk());
         loop {

@@ -14,6 +14,7 @@ use super::Room;
 use crate::bell::{Bell, spin_time};
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
+use crate::copy::copy;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::signature::Signature;
 use crate::step::{Collective, Membership, Step, Way};
@@ -178,8 +179,8 @@ impl Participant {
                 Some(shard) => {
                     let target = &mut shard[block.start - range.start..block.end - range.start];
                     // SAFETY: as above.
-                    target.copy_from_slice(unsafe { posts[rank].post.read(&block) });
-                    tree::reduce(dtype, op, rank, target, &peers);
+                    let own = unsafe { posts[rank].post.read(&block) };
+                    tree::reduce_into(dtype, op, rank, own, &peers, target, range.len());
                 }
             }
         }
@@ -199,7 +200,7 @@ impl Participant {
             let (own, theirs) = if rank < other { (&low, &high) } else { (&high, &low) };
             // SAFETY: the posts are locked. In this phase every rank writes the ranges of others in its own buffer and reads,
             // in others' buffers, only the range of their owner.
-            unsafe { own.post.write(range).copy_from_slice(theirs.post.read(range)) };
+            unsafe { copy(theirs.post.read(range), own.post.write(range), own.post.length) };
         }
         Ok(())
     }

@@ -1,12 +1,15 @@
 //! `zero-train bench`: figures of this machine, the subject in turn with its floor.
 
+mod comm;
+
 use std::time::{Duration, Instant};
 
 use zero_comm::place::Place;
-use zero_comm::{Operation, Options, Transport};
 
 use crate::cli::ConfigArgs;
 use crate::{launch, surroundings};
+
+pub(crate) use comm::comm;
 
 /// Median and spread of times, in milliseconds.
 fn summary(times: &[Duration]) -> String {
@@ -31,40 +34,6 @@ pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
     let middle = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
     let (low, high) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
     println!("  of the floor's rate         {:>9.1} %   ({:.1} – {:.1})", middle * 100.0, low * 100.0, high * 100.0);
-    Ok(0)
-}
-
-/// Collectives between processes: starts them, and is them.
-///
-/// # Errors
-/// Ranks that do not meet.
-pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &str) -> anyhow::Result<u8> {
-    let transport = match transport {
-        "auto" => Transport::Auto,
-        "shared_memory" => Transport::SharedMemory,
-        "tcp" => Transport::Tcp,
-        other => anyhow::bail!("there is no transport `{other}`; use auto, shared_memory or tcp"),
-    };
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    if place == Place::alone() {
-        return launch::launch(ranks, 1, None);
-    }
-    let options = Options { transport, token: std::env::var("ZERO_TRAIN_TOKEN").ok(), ..Options::default() };
-    let comm = zero_comm::connect(&place, &options)?;
-    let main = comm.rank() == 0;
-    if main {
-        println!("{ranks} processes over {}, {megabytes} MB of f32, {repeats} runs", comm.transport());
-    }
-    for operation in [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
-        let times = zero_comm::bench::run(&*comm, operation, megabytes * 1_000_000, repeats)?;
-        if main {
-            println!("  {:<16}{}", operation.to_string(), summary(&times));
-        }
-    }
-    let times = zero_comm::bench::run(&*comm, Operation::AllReduce, 1024, repeats * 100)?;
-    if main {
-        println!("  {:<16}{}", "all_reduce 1 kB", summary(&times));
-    }
     Ok(0)
 }
 

@@ -16,9 +16,11 @@ use super::allocator::LARGE;
 use super::space::{Space, UNIT};
 use crate::shm::memfd::{self, Ticket};
 
-/// The mapped file. Its first unit holds the number that tells it from other files.
+/// The mapped file. Its first word is the number that tells it from other files.
 pub(super) struct Own {
     map: MmapRaw,
+    /// Bytes of the mapping before the first address that is a multiple of UNIT: the operating system aligns to pages only.
+    shift: usize,
     file: File,
     nonce: u64,
 }
@@ -58,12 +60,13 @@ pub(crate) fn ticket() -> Option<Ticket> {
 /// A buffer that peers have been told of and may read and write. Retires its memory unless it is `returned`.
 pub(crate) struct Lent {
     range: Range<usize>,
+    place: u64,
 }
 
 impl Lent {
-    /// Where in the arena the buffer begins.
-    pub(crate) fn offset(&self) -> u64 {
-        self.range.start as u64
+    /// Where in the arena's file the buffer begins.
+    pub(crate) fn place(&self) -> u64 {
+        self.place
     }
 
     /// No peer will touch the buffer any more.
@@ -86,25 +89,32 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<Lent> {
     let own = present()?;
     let start = own.offset(bytes.as_ptr())?;
     // A block begins at a multiple of UNIT, and so does a vector.
-    start.is_multiple_of(UNIT).then(|| Lent { range: start..start + bytes.len() })
+    let place = own.in_file(start);
+    start.is_multiple_of(UNIT).then(|| Lent { range: start..start + bytes.len(), place })
 }
 
 impl Own {
     fn create() -> io::Result<Own> {
         let length = physical_memory()?.next_multiple_of(UNIT);
-        let file = memfd::create("zero-comm-arena", length as u64)?;
-        let map = MmapOptions::new().len(length).map_raw(&file)?;
+        let mapped = length.checked_add(UNIT).ok_or(io::ErrorKind::OutOfMemory)?;
+        let file = memfd::create("zero-comm-arena", mapped as u64)?;
+        let map = MmapOptions::new().len(mapped).map_raw(&file)?;
+        let shift = map.as_ptr().align_offset(UNIT);
         let nonce = getrandom::u64().map_err(|_| io::ErrorKind::Other)?;
         // SAFETY: the mapping is longer than a word, page-aligned, and never goes away.
         unsafe { &*map.as_ptr().cast::<AtomicU64>() }.store(nonce, Ordering::Release);
         space().open(UNIT..length);
-        Ok(Own { map, file, nonce })
+        Ok(Own { map, shift, file, nonce })
     }
 
     pub(super) fn take(&self, bytes: usize) -> Option<Block> {
         let (start, used) = space().take(bytes)?;
         // SAFETY: the space lies inside the mapping.
-        Some(Block { address: unsafe { self.map.as_mut_ptr().add(start) }, used })
+        Some(Block { address: unsafe { self.map.as_mut_ptr().add(self.shift + start) }, used })
+    }
+
+    fn in_file(&self, start: usize) -> u64 {
+        (self.shift + start) as u64
     }
 
     pub(super) fn give(&self, address: *mut u8, bytes: usize) {
@@ -113,7 +123,7 @@ impl Own {
         if let Some(range) = space.give(start, bytes) {
             // Only memory is lost if this fails. Under the lock: nobody may have been given the range meanwhile.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = fallocate(&self.file, flags, range.start as u64, range.len() as u64);
+            let _ = fallocate(&self.file, flags, self.in_file(range.start), range.len() as u64);
         }
     }
 
@@ -126,8 +136,8 @@ impl Own {
     }
 
     fn offset(&self, address: *const u8) -> Option<usize> {
-        let offset = (address as usize).checked_sub(self.map.as_ptr() as usize)?;
-        (offset < self.map.len()).then_some(offset)
+        let offset = (address as usize).checked_sub(self.map.as_ptr() as usize + self.shift)?;
+        (offset < self.map.len() - self.shift).then_some(offset)
     }
 }
 

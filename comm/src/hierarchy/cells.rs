@@ -1,0 +1,87 @@
+//! Which ranks of a group add up among themselves before others see their sum.
+//!
+//! A sum has one order, the binary tree over the ranks. So ranks of one host may only form a partial sum if that is a node of
+//! the tree: a *cell* is a run of neighbouring ranks on one host that is one node. Four ranks a host on two hosts are two cells;
+//! three and three are the cells 0–1, 2, 3 and 4–5, because the tree wants 2 + 3 before anything else of either. The fewer cells,
+//! the less goes between hosts; launchers number the ranks host by host, and hosts with a power of two of ranks are one cell
+//! each.
+
+use std::ops::Range;
+
+/// The cells of a group, in rank order, given the host of each rank.
+pub(crate) fn cells(hosts: &[&str]) -> Vec<Range<usize>> {
+    let size = hosts.len();
+    let mut cells = Vec::new();
+    let mut start = 0;
+    while start < size {
+        let same = hosts[start..].iter().take_while(|host| **host == hosts[start]).count();
+        let length = node(start, same, size);
+        cells.push(start..start + length);
+        start += length;
+    }
+    cells
+}
+
+/// Ranks of the largest node of the tree over `size` ranks that begins at `start` and has at most `limit` ranks.
+fn node(start: usize, limit: usize, size: usize) -> usize {
+    // What is left at the end is one node if a whole one of the next power of two could begin here.
+    let rest = size - start;
+    if rest <= limit && start.is_multiple_of(rest.next_power_of_two()) {
+        return rest;
+    }
+    let mut length = 1;
+    while 2 * length <= limit && start.is_multiple_of(2 * length) {
+        length *= 2;
+    }
+    length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(ranks_of_hosts: &[usize]) -> Vec<usize> {
+        let names: Vec<String> = (0..ranks_of_hosts.len()).map(|host| host.to_string()).collect();
+        let hosts: Vec<&str> =
+            names.iter().zip(ranks_of_hosts).flat_map(|(name, ranks)| vec![name.as_str(); *ranks]).collect();
+        let cells = cells(&hosts);
+        assert_eq!((cells[0].start, cells[cells.len() - 1].end), (0, hosts.len()));
+        assert!(cells.windows(2).all(|pair| pair[0].end == pair[1].start));
+        cells.iter().map(|cell| cell.len()).collect()
+    }
+
+    #[test]
+    fn a_host_is_one_cell_where_the_tree_allows_it() {
+        assert_eq!(lengths(&[4, 4]), [4, 4]);
+        assert_eq!(lengths(&[8, 8, 8]), [8, 8, 8]);
+        assert_eq!(lengths(&[4, 3]), [4, 3]);
+        assert_eq!(lengths(&[7]), [7]);
+        assert_eq!(lengths(&[4, 4, 1]), [4, 4, 1]);
+        assert_eq!(lengths(&[3, 3]), [2, 1, 1, 2]);
+        assert_eq!(lengths(&[3, 2]), [2, 1, 1, 1]);
+        assert_eq!(lengths(&[1, 1, 1]), [1, 1, 1]);
+        assert_eq!(lengths(&[2, 6]), [2, 2, 4]);
+    }
+
+    /// The nodes of the tree, level by level.
+    fn nodes(size: usize) -> Vec<Range<usize>> {
+        let mut level: Vec<Range<usize>> = (0..size).map(|rank| rank..rank + 1).collect();
+        let mut all = level.clone();
+        while level.len() > 1 {
+            level = level.chunks(2).map(|pair| pair[0].start..pair[pair.len() - 1].end).collect();
+            all.extend(level.iter().cloned());
+        }
+        all
+    }
+
+    #[test]
+    fn every_cell_is_a_node_of_the_tree() {
+        for size in 1..40 {
+            let nodes = nodes(size);
+            for split in 0..=size {
+                let hosts: Vec<&str> = (0..size).map(|rank| if rank < split { "a" } else { "b" }).collect();
+                assert!(cells(&hosts).iter().all(|cell| nodes.contains(cell)), "{size} ranks, {split} on the first host");
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `zero-train bench comm`: collectives between processes of this machine, each in turn with its floor.
+
+use std::time::Duration;
+
+use zero_comm::bench::{compare, median};
+use zero_comm::place::Place;
+use zero_comm::{Operation, Options, Transport};
+
+use crate::launch;
+
+/// Starts the ranks, and is them.
+///
+/// # Errors
+/// Ranks that do not meet, or lose each other.
+pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &str) -> anyhow::Result<u8> {
+    let transport = match transport {
+        "auto" => Transport::Auto,
+        "shared_memory" => Transport::SharedMemory,
+        "tcp" => Transport::Tcp,
+        other => anyhow::bail!("there is no transport `{other}`; use auto, shared_memory or tcp"),
+    };
+    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    if place == Place::alone() {
+        return launch::launch(ranks, 1, None);
+    }
+    let options = Options { transport, token: std::env::var("ZERO_TRAIN_TOKEN").ok(), ..Options::default() };
+    let comm = zero_comm::connect(&place, &options)?;
+    let print = |line: String| {
+        if comm.rank() == 0 {
+            println!("{line}");
+        }
+    };
+    print(format!(
+        "{} processes over {}: vectors of f32, {repeats} runs in turn with the floor, the slowest rank of each",
+        comm.size(),
+        comm.transport()
+    ));
+    print(format!(
+        "  {:<15}{:>10}  {:<30}{:>7}  {:<30}{}",
+        "operation", "bytes", "ms (from – to)", "GB/s", "floor: its memory traffic alone", "times the floor"
+    ));
+    for operation in [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
+        let bytes = megabytes * 1_000_000;
+        let times = compare(&*comm, operation, bytes, repeats)?;
+        let rate = bytes as f64 / median(&times.subject).as_secs_f64() / 1e9;
+        let ratios = times.ratios();
+        let (low, high) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
+        let middle = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
+        print(format!(
+            "  {:<15}{bytes:>10}  {:<30}{rate:>7.1}  {:<31}{middle:.2} ({low:.2} – {high:.2})",
+            operation.name(),
+            spread(&times.subject, 1e3),
+            spread(&times.floor, 1e3),
+        ));
+    }
+    print(format!("  {:<15}{:>10}  µs (from – to), all ranks awake", "operation", "bytes"));
+    for (operation, bytes) in [(Operation::Barrier, 0), (Operation::AllReduce, 4), (Operation::AllReduce, 1024)] {
+        let times = compare(&*comm, operation, bytes, repeats * 100)?;
+        print(format!("  {:<15}{bytes:>10}  {}", operation.name(), spread(&times.subject, 1e6)));
+    }
+    comm.barrier().wait()?;
+    Ok(0)
+}
+
+/// Median, smallest and largest, in parts of a second.
+fn spread(times: &[Duration], parts: f64) -> String {
+    let scaled = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * parts;
+    let (low, high) = (scaled(times.iter().min().copied()), scaled(times.iter().max().copied()));
+    format!("{:.3} ({low:.3} – {high:.3})", scaled(Some(median(times))))
+}
