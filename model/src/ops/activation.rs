@@ -1,6 +1,7 @@
 //! Elementwise activations.
 
 use super::kernel::{Isa, activation as kernel};
+use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::parallel::{Output, build, split};
 use candle_core::backend::BackendStorage;
@@ -38,12 +39,14 @@ impl CustomOp1 for Elementwise {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(self.name);
         let x = f32s(self.name, xs, xl)?;
         let y = build(x.len(), 1, |range, y| (self.forward)(Isa::best(), &x[range], y));
         Ok((stored(self.name, y, xs.dtype())?, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(self.name);
         let held = (x.storage_and_layout(), dy.storage_and_layout());
         let (xs, dy) = (f32s_of(self.name, &held.0)?, f32s_of(self.name, &held.1)?);
         let dx = build(xs.len(), 1, |range, dx| (self.backward)(Isa::best(), &xs[range.clone()], &dy[range], dx));
@@ -61,6 +64,7 @@ impl CustomOp2 for SwiGlu {
     }
 
     fn cpu_fwd(&self, gs: &CpuStorage, gl: &Layout, us: &CpuStorage, ul: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(SWIGLU);
         if gl.shape() != ul.shape() {
             bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gl.shape(), ul.shape());
         }
@@ -70,6 +74,7 @@ impl CustomOp2 for SwiGlu {
     }
 
     fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(SWIGLU);
         let held = (gate.storage_and_layout(), up.storage_and_layout(), dy.storage_and_layout());
         let (gs, us, dy) = (f32s_of(SWIGLU, &held.0)?, f32s_of(SWIGLU, &held.1)?, f32s_of(SWIGLU, &held.2)?);
         let (mut d_gate, mut d_up) = (vec![0.0; gs.len()], vec![0.0; gs.len()]);

@@ -2,6 +2,7 @@
 
 use super::gradient::deliver;
 use super::kernel::{Isa, norm::add_rows};
+use super::measure;
 use super::operand::{View, f32s, rows, tensor};
 use super::parallel::{Output, split};
 use super::product::{Elements, Matrix, Start, new_product, product, rows_product};
@@ -106,6 +107,7 @@ impl Affine {
 
 /// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
 pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: &[f32]) -> Result<Option<Tensor>> {
+    let _timed = measure::backward("bias");
     deliver(op, bias, |out| {
         let (isa, outputs) = (Isa::best(), out.len());
         let blocks = (dy.len() / outputs).div_ceil(BLOCK);

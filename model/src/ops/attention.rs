@@ -4,6 +4,7 @@
 //! (Dao et al., "FlashAttention", 2022). The arithmetic is in [`super::attention_heads`]; here are shapes and dtypes.
 
 use super::attention_heads::{Geometry, Layouts, Shared, backward, forward};
+use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
@@ -58,6 +59,7 @@ impl CustomOp3 for Separate {
         vs: &CpuStorage,
         vl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
         let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
         let (q, k, v) = (f32s(OP, qs, ql)?, f32s(OP, ks, kl)?, f32s(OP, vs, vl)?);
         let (out, log_sums) = forward(geometry, Layouts::separate(geometry), [&q, &k, &v]);
@@ -73,6 +75,7 @@ impl CustomOp3 for Separate {
         out: &Tensor,
         d_out: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(OP);
         let geometry = Self::geometry(q.shape(), k.shape(), v.shape())?;
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
         let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
@@ -117,6 +120,7 @@ impl CustomOp1 for Packed {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
         let geometry = self.geometry(xl.shape())?;
         let x = f32s(OP, xs, xl)?;
         let (out, log_sums) = forward(geometry, Layouts::packed(geometry), [&*x; 3]);
@@ -126,6 +130,7 @@ impl CustomOp1 for Packed {
     }
 
     fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(OP);
         let geometry = self.geometry(x.shape())?;
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
         let held = [x, out, d_out].map(Tensor::storage_and_layout);

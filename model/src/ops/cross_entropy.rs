@@ -1,5 +1,6 @@
 //! Softmax and negative log-likelihood in one operation.
 
+use super::measure;
 use super::kernel::{Isa, softmax as kernel};
 use super::operand::{f32s, f32s_of, indices, indices_of, rows, stored, tensor};
 use super::parallel::{Output, build, split};
@@ -33,6 +34,7 @@ impl CustomOp2 for CrossEntropy {
             bail!("{OP}: logits {:?} and targets {:?} do not fit together", ll.shape(), tl.shape());
         }
         let targets = indices(OP, ts, tl, classes)?;
+        let _timed = measure::forward(OP);
         let logits = f32s(OP, ls, ll)?;
         let mut statistics = vec![0.0; 2 * count];
         split(count, classes, [Output { data: &mut statistics, floats: 2 }], |range, [statistics]| {
@@ -65,6 +67,7 @@ impl CustomOp2 for CrossEntropy {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (count, classes) = rows(OP, logits.shape())?;
         let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
+        let _timed = measure::backward(OP);
         let targets = indices_of(OP, targets, classes)?;
         let held = logits.storage_and_layout();
         let xs = f32s_of(OP, &held)?;

@@ -1,5 +1,6 @@
 //! Dropout whose mask does not depend on the layout of the run.
 
+use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::parallel::build;
 use crate::layers::Pass;
@@ -71,11 +72,13 @@ impl CustomOp1 for Masked {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
         let x = f32s(OP, xs, xl)?;
         Ok((stored(OP, self.apply(&x, xl.shape()), xs.dtype())?, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
         let dy = f32s_of(OP, &held)?;
         tensor(OP, self.apply(&dy, x.shape()), x.shape().clone(), x.dtype())

@@ -1,6 +1,7 @@
 //! Rows of a table by index.
 
 use super::gradient::deliver;
+use super::measure;
 use super::operand::{f32s, f32s_of, indices, indices_of, stored};
 use super::parallel::{Output, build, split};
 use candle_core::backend::BackendStorage;
@@ -44,6 +45,7 @@ impl CustomOp2 for Gather {
     }
 
     fn cpu_fwd(&self, ws: &CpuStorage, wl: &Layout, is: &CpuStorage, il: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
         let (entries, size) = wl.shape().dims2()?;
         let ids = indices(OP, is, il, entries)?;
         let weight = f32s(OP, ws, wl)?;
@@ -58,6 +60,7 @@ impl CustomOp2 for Gather {
     }
 
     fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(OP);
         let (entries, size) = weight.dims2()?;
         let ids = indices_of(OP, ids, entries)?;
         let held = dy.storage_and_layout();

@@ -5,6 +5,7 @@
 
 use super::affine::{Affine, bias_gradient};
 use super::kernel::{Isa, activation as kernel};
+use super::measure;
 use super::operand::{f32s_of, stored};
 use super::parallel::build;
 use candle_core::backend::BackendStorage;
@@ -40,6 +41,7 @@ impl CustomOp3 for LinearGelu {
     ) -> Result<(CpuStorage, Shape)> {
         let (sum, shape) = self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
         let outputs = bl.shape().elem_count();
+        let _timed = measure::forward("gelu");
         let y = build(sum.len() / outputs, outputs, |range, y| {
             kernel::gelu_tanh(Isa::best(), &sum[range.start * outputs..range.end * outputs], y);
         });
@@ -58,6 +60,7 @@ impl CustomOp3 for LinearGelu {
         let Some(sum) = self.sum.get() else { bail!("{OP}: backward before forward") };
         let outputs = bias.elem_count();
         let d_sum = {
+            let _timed = measure::backward("gelu");
             let held = dy.storage_and_layout();
             let dy = f32s_of(OP, &held)?;
             build(sum.len() / outputs, outputs, |range, d_sum| {

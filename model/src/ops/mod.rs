@@ -30,6 +30,7 @@ pub(crate) mod kernel;
 mod linear;
 mod linear_gelu;
 mod norm;
+pub mod measure;
 mod operand;
 pub(crate) mod parallel;
 mod product;

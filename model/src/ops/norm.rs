@@ -2,6 +2,7 @@
 
 use super::gradient::deliver;
 use super::kernel::{Isa, norm as kernel};
+use super::measure;
 use super::operand::{f32s, f32s_of, rows, stored, tensor};
 use super::parallel::{Output, build, split};
 use candle_core::backend::BackendStorage;
@@ -87,6 +88,7 @@ impl CustomOp3 for LayerNormOp {
         bs: &CpuStorage,
         bl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(LAYER_NORM);
         let (count, size) = rows(LAYER_NORM, xl.shape())?;
         for (name, layout) in [("weight", wl), ("bias", bl)] {
             if layout.dims() != [size] {
@@ -108,6 +110,7 @@ impl CustomOp3 for LayerNormOp {
         _: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(LAYER_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
         let (xs, w, dy) = (f32s_of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?, f32s_of(LAYER_NORM, &held.2)?);
         let (isa, size) = (Isa::best(), w.len());
@@ -149,6 +152,7 @@ impl CustomOp2 for RmsNormOp {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(RMS_NORM);
         let (count, size) = rows(RMS_NORM, xl.shape())?;
         if wl.dims() != [size] {
             bail!("{RMS_NORM}: a weight of {:?} does not fit an input of {:?}", wl.shape(), xl.shape());
@@ -161,6 +165,7 @@ impl CustomOp2 for RmsNormOp {
     }
 
     fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(RMS_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
         let (xs, w, dy) = (f32s_of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, f32s_of(RMS_NORM, &held.2)?);
         let (isa, size) = (Isa::best(), w.len());

@@ -1,6 +1,7 @@
 //! Rotary position embedding, in the half-split convention of Hugging Face's Llama.
 
 use super::kernel::{Isa, rotary as kernel};
+use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::parallel::build;
 use candle_core::backend::BackendStorage;
@@ -70,11 +71,13 @@ impl CustomOp1 for Rotary {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
         let y = self.run(&f32s(OP, xs, xl)?, xl.shape(), kernel::rotate)?;
         Ok((stored(OP, y, xs.dtype())?, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
         let dx = self.run(&f32s_of(OP, &held)?, x.shape(), kernel::rotate_back)?;
         tensor(OP, dx, x.shape().clone(), x.dtype())

@@ -1,4 +1,4 @@
-//! Random numbers, sixteen blocks of a counter-based generator at a time.
+//! Random numbers, thirty-two blocks of a counter-based generator at a time.
 //!
 //! The generator is Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 //! Normal numbers are Box–Muller's with the arithmetic of `libm`'s `logf` and `sincosf` (which is musl's) written without
@@ -74,10 +74,10 @@ fn sin_cos(x: f32) -> (f32, f32) {
     )
 }
 
-/// Blocks that are made at once: a loop over so many is one that the compiler turns into vectors.
-const BLOCKS: usize = 16;
+/// Blocks that are made at once: loops over so many are ones that the compiler turns into vectors.
+const BLOCKS: usize = 32;
 
-/// The words of sixteen consecutive blocks, first words first.
+/// The words of consecutive blocks, first words first.
 #[inline(always)]
 fn words(first: u64, high: [u32; 2], key: [u32; 2]) -> [[u32; BLOCKS]; 4] {
     let mut words = [[0; BLOCKS]; 4];
@@ -92,33 +92,49 @@ fn words(first: u64, high: [u32; 2], key: [u32; 2]) -> [[u32; BLOCKS]; 4] {
     words
 }
 
+/// Numbers of consecutive blocks, first numbers first, into the order in which they are counted.
 #[inline(always)]
-fn fill(first: u64, high: [u32; 2], key: [u32; 2], out: &mut [f32], numbers: impl Fn([u32; 4]) -> [f32; 4]) {
-    for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
-        let words = words(first.wrapping_add((index * BLOCKS) as u64), high, key);
-        let mut made = [[0.0; 4]; BLOCKS];
-        for lane in 0..BLOCKS {
-            made[lane] = numbers([words[0][lane], words[1][lane], words[2][lane], words[3][lane]]);
+fn store(numbers: &[[f32; BLOCKS]; 4], out: &mut [f32]) {
+    let mut counted = [0.0; 4 * BLOCKS];
+    for lane in 0..BLOCKS {
+        for number in 0..4 {
+            counted[4 * lane + number] = numbers[number][lane];
         }
-        part.copy_from_slice(&made.as_flattened()[..part.len()]);
     }
+    out.copy_from_slice(&counted[..out.len()]);
 }
 
 vectorised! {
     /// mean + stdev·x for standard normal x, from the first number of block `first` on
     fn normal(first: u64, high: [u32; 2], key: [u32; 2], mean: f32, stdev: f32, out: &mut [f32]) {
-        fill(first, high, key, out, |words| {
-            let (a, b) = normal_pair(words[0], words[1]);
-            let (c, d) = normal_pair(words[2], words[3]);
-            [a, b, c, d].map(|x| x.mul_add(stdev, mean))
-        });
+        let mut numbers = [[0.0; BLOCKS]; 4];
+        for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
+            let words = words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for pair in [0, 2] {
+                for lane in 0..BLOCKS {
+                    let (a, b) = normal_pair(words[pair][lane], words[pair + 1][lane]);
+                    numbers[pair][lane] = a.mul_add(stdev, mean);
+                    numbers[pair + 1][lane] = b.mul_add(stdev, mean);
+                }
+            }
+            store(&numbers, part);
+        }
     }
 }
 
 vectorised! {
     /// low + width·x for x uniform in [0, 1), from the first number of block `first` on
     fn uniform(first: u64, high: [u32; 2], key: [u32; 2], low: f32, width: f32, out: &mut [f32]) {
-        fill(first, high, key, out, |words| words.map(|word| unit(word).mul_add(width, low)));
+        let mut numbers = [[0.0; BLOCKS]; 4];
+        for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
+            let words = words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for word in 0..4 {
+                for lane in 0..BLOCKS {
+                    numbers[word][lane] = unit(words[word][lane]).mul_add(width, low);
+                }
+            }
+            store(&numbers, part);
+        }
     }
 }
 

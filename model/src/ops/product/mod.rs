@@ -14,7 +14,7 @@ mod pack;
 mod tile;
 
 use super::kernel::Isa;
-use super::team;
+use super::{measure, team};
 use half::bf16;
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -104,6 +104,10 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    fn is_transposed(&self) -> bool {
+        self.column_stride != 1
+    }
+
     /// Whether the innermost loop can read it where it is, as the left operand.
     fn rows_are_f32(&self) -> Option<&'a [f32]> {
         match self.data {
@@ -170,6 +174,7 @@ unsafe fn multiply(out: *mut f32, start: Start<'_>, left: Matrix<'_>, right: Mat
     if let Start::Row(row) = start {
         assert_eq!(row.len(), right.columns, "the start of a product with {} columns", right.columns);
     }
+    let _timed = measure::product([&left, &right].map(Matrix::is_transposed), left.rows, right.columns, left.columns);
     let grid = Grid::new(&left, right.columns, threads);
     let out = Out { start, data: out, stride: right.columns };
     team::run(grid.parts(), &|part| {
