@@ -6,14 +6,19 @@
 //!
 //! The folder is written under another name, synced, and renamed when every rank is done: a folder that is called
 //! `step-…` is complete. `latest` names the newest, for people; loading trusts the manifests.
+//!
+//! [`load_weights`] starts a model from plain safetensors files that somebody else wrote.
 
 mod error;
 mod load;
 mod manifest;
 mod save;
+mod tensors;
 mod together;
+mod weights;
 
 pub use error::CheckpointError;
 pub use load::{committed, load, newest};
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
 pub use save::{Save, save};
+pub use weights::load_weights;

@@ -1,21 +1,18 @@
 //! Reading a checkpoint, into any layout.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
 use zero_partition::{Kind, Range, Zero};
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, tensor_name};
 use crate::save::checksum;
+use crate::tensors::TensorFile;
 use crate::together::together;
-
-/// A safetensors header larger than this is refused before it is read.
-const MAX_HEADER: u64 = 16 << 20;
 
 /// Committed checkpoints under `root`, oldest step first.
 ///
@@ -81,7 +78,7 @@ fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifes
 }
 
 fn read(folder: &Path, manifest: &Manifest, zero: &mut Zero) -> Result<(), CheckpointError> {
-    let mut open: HashMap<usize, Shard> = HashMap::new();
+    let mut open: HashMap<usize, TensorFile> = HashMap::new();
     for kind in zero.kinds() {
         for range in zero.held_ranges(kind) {
             let values = assemble(folder, manifest, &mut open, zero, kind, &range)?;
@@ -120,7 +117,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &Zero) -> Result<(), Checkpoin
 fn assemble(
     folder: &Path,
     manifest: &Manifest,
-    open: &mut HashMap<usize, Shard>,
+    open: &mut HashMap<usize, TensorFile>,
     zero: &Zero,
     kind: Kind,
     range: &Range,
@@ -140,49 +137,17 @@ fn assemble(
         let shard = match open.entry(piece.shard) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(Shard::open(&folder.join(&manifest.shards[piece.shard].file))?)
+                entry.insert(TensorFile::open(&folder.join(&manifest.shards[piece.shard].file))?)
             }
         };
-        let tensor = tensor_name(name, piece.start, state);
-        let target = &mut values[start - range.elements.start..end - range.elements.start];
-        shard.read(&tensor, piece.end - piece.start, start - piece.start, target)?;
-    }
-    Ok(values)
-}
-
-/// An open safetensors file of which ranges are read.
-struct Shard {
-    path: PathBuf,
-    file: File,
-    metadata: Metadata,
-    data_start: u64,
-}
-
-impl Shard {
-    fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let file = File::open(path).map_err(CheckpointError::io(path))?;
-        let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0).map_err(CheckpointError::io(path))?;
-        let length = u64::from_le_bytes(length);
-        if length > MAX_HEADER {
-            return Err(CheckpointError::damaged(path, format!("its header claims {length} bytes")));
-        }
-        let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(CheckpointError::io(path))?;
-        let metadata: Metadata =
-            serde_json::from_slice(&header).map_err(|e| CheckpointError::damaged(path, e.to_string()))?;
-        Ok(Self { path: path.to_path_buf(), file, metadata, data_start: 8 + length })
-    }
-
-    fn read(&self, tensor: &str, elements: usize, skip: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let info = self.metadata.info(tensor);
-        let info = info.ok_or_else(|| CheckpointError::damaged(&self.path, format!("`{tensor}` is missing")))?;
+        let (tensor, elements) = (tensor_name(name, piece.start, state), piece.end - piece.start);
+        let info = shard.info(&tensor)?;
         if info.dtype != Dtype::F32 || info.shape != [elements] {
             let reason = format!("`{tensor}` is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
-            return Err(CheckpointError::damaged(&self.path, reason));
+            return Err(CheckpointError::damaged(&shard.path, reason));
         }
-        let offset = self.data_start + (info.data_offsets.0 + skip * 4) as u64;
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
-        self.file.read_exact_at(bytes, offset).map_err(CheckpointError::io(&self.path))
+        let target = &mut values[start - range.elements.start..end - range.elements.start];
+        shard.read(&tensor, start - piece.start, target)?;
     }
+    Ok(values)
 }

@@ -82,7 +82,10 @@ impl Engine {
         for program in [&program, &evaluation] {
             validate(&vec![program.clone(); comm.size()], layout.shape())?;
         }
-        let zero = Zero::new(model, layout, comm.clone(), settings.zero.clone(), config.training.seed)?;
+        let mut zero = Zero::new(model, layout, comm.clone(), settings.zero.clone(), config.training.seed)?;
+        if let Some(sources) = &config.training.initial_weights {
+            zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
+        }
         let timing = Timing::new(config.wall_clock_breakdown || config.training.trace);
         Ok(Self { config, settings, zero, comm, program, evaluation, timing, step: 0 })
     }

@@ -14,6 +14,8 @@ pub struct Training {
     pub epochs: Option<f64>,
     /// Seed of initialisation, shuffling and dropout.
     pub seed: u64,
+    /// Files and globs with the model's parameters, relative to the working directory; drawn from the seed when not given.
+    pub initial_weights: Option<Vec<String>>,
     /// Same bits at every number of ranks that is a power of two: gradients of all micro-batches of the global batch are added
     /// over one binary tree.
     pub reproducible: bool,
@@ -81,6 +83,7 @@ impl Training {
             max_steps: steps.or(epochs.is_none().then_some(DEFAULT_STEPS)),
             epochs,
             seed: keys.u64("seed"),
+            initial_weights: keys.texts("initial_weights"),
             reproducible: keys.bool("reproducible"),
             eval_every: keys.int("eval_every"),
             eval_batches: keys.int("eval_batches"),

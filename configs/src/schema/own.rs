@@ -83,6 +83,7 @@ pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
     key("max_steps", COUNT, "= 100, unless epochs is given", "Optimizer steps to train"),
     key("epochs", POSITIVE, "null", "Passes over the data to train, instead of max_steps"),
     key("seed", SIZE, "1234", "Seed of initialisation, shuffling and dropout"),
+    key("initial_weights", Kind::Paths, "null", "Safetensors files with the model's parameters by name: file, glob, or list of them; drawn from the seed when not given"),
     key("reproducible", Kind::Bool, "false", "Same bits at every number of ranks that is a power of two"),
     key("eval_every", COUNT_OR_0, "0", "Evaluate every so many steps; 0 never"),
     key("eval_batches", COUNT, "8", "Micro-batches per evaluation and rank"),

@@ -27,6 +27,7 @@ mod tokens;
 
 pub use error::{At, DataError};
 pub use order::sample_index;
+pub(crate) use sources::expand as files;
 pub use split::split;
 pub use tokenizer::Tokenizer;
 

@@ -17,7 +17,7 @@ const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
 /// The files of all sources: sources in their order, the files of a glob sorted by path, each file once.
-pub(super) fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
+pub(crate) fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     for source in sources {
