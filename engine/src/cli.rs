@@ -124,6 +124,9 @@ pub(crate) enum Bench {
         /// Measured steps, after two that are not
         #[arg(long, default_value_t = 10)]
         steps: usize,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
     },
 }
 

@@ -125,6 +125,6 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
         Bench::Comm { num_processes, megabytes, repeats, transport } => {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }
-        Bench::Step { config, steps } => bench::step(config, *steps),
+        Bench::Step { config, steps, json } => bench::step(config, *steps, *json),
     }
 }

@@ -1,0 +1,106 @@
+//! `zero-train bench step`: training steps of a configuration, without the run around them.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use zero_comm::Buffer;
+use zero_comm::place::Place;
+
+use super::summary;
+use crate::cli::ConfigArgs;
+use crate::{launch, surroundings};
+
+/// Steps whose time is not measured: the first one touches all memory.
+const WARM_UP: usize = 2;
+
+/// What the steps took, for people or as JSON for scripts.
+#[derive(Debug, Serialize)]
+struct Measured {
+    ranks: usize,
+    transport: String,
+    threads: usize,
+    zero_stage: u8,
+    parameters: usize,
+    opened_ms: f64,
+    step_ms: Vec<f64>,
+    tokens_per_step: usize,
+    /// Of all steps, from the first one on, those that are not measured included.
+    losses: Vec<f32>,
+    /// Largest resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched
+    /// it: added up, these are more than the machine held.
+    peak_resident_bytes: Vec<i64>,
+}
+
+/// Training steps of a configuration, without writing a run.
+///
+/// # Errors
+/// What training itself would say.
+pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Result<u8> {
+    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    let is_rank = place != Place::alone();
+    let (typed, text) = crate::load(args, &args.set)?;
+    let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
+    let config = typed.resolve(ranks)?;
+    if !is_rank {
+        let threads = surroundings::threads(config.launcher.threads_per_rank, config.world_size);
+        return launch::launch(config.world_size, threads, text.as_deref());
+    }
+    crate::rank::compute_threads(&config, place.local_world_size);
+    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config))?;
+    let started = Instant::now();
+    let mut subject = zero_train::train::Steps::open(&config, &comm)?;
+    let opened = started.elapsed();
+    let (mut times, mut losses) = (vec![], vec![]);
+    for index in 0..steps + WARM_UP {
+        let step = subject.step()?;
+        losses.push(step.loss);
+        if index >= WARM_UP {
+            times.push(step.duration);
+        }
+    }
+    let own = Buffer::I64(vec![peak_resident_bytes()?]);
+    let all = comm.all_gather(own, Buffer::I64(vec![0; comm.size()]), &vec![1; comm.size()]).wait()?;
+    let measured = Measured {
+        ranks: comm.size(),
+        transport: comm.transport().to_string(),
+        threads: zero_model::ops::threads(),
+        zero_stage: config.zero.stage.into(),
+        parameters: subject.parameters(),
+        opened_ms: opened.as_secs_f64() * 1e3,
+        step_ms: times.iter().map(|time| time.as_secs_f64() * 1e3).collect(),
+        tokens_per_step: subject.tokens_per_step(),
+        losses,
+        peak_resident_bytes: all.output.into_i64()?,
+    };
+    match (comm.rank(), json) {
+        (0, true) => println!("{}", serde_json::to_string(&measured)?),
+        (0, false) => print(&measured, &summary(&times), zero_comm::bench::median(&times).as_secs_f64()),
+        _ => {}
+    }
+    comm.barrier().wait()?;
+    Ok(0)
+}
+
+fn print(measured: &Measured, times: &str, seconds: f64) {
+    let Measured { ranks, transport, threads, zero_stage, parameters, tokens_per_step, losses, .. } = measured;
+    println!(
+        "{ranks} ranks over {transport}, {threads} threads each, ZeRO stage {zero_stage}, {parameters} parameters"
+    );
+    println!("  opened in     {:>9.3} ms", measured.opened_ms);
+    println!("  step          {times}");
+    println!("  throughput    {:>9.0} tokens/s", *tokens_per_step as f64 / seconds);
+    if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
+        println!("  loss          {first:>9.4} -> {last:.4} after {} steps", losses.len());
+    }
+    let resident: Vec<String> =
+        measured.peak_resident_bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / 1e6)).collect();
+    println!("  peak resident {:>9} MB on each rank, shared pages included", resident.join(" "));
+}
+
+/// The largest resident set of this process so far.
+fn peak_resident_bytes() -> anyhow::Result<i64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let kilobytes = kilobytes.and_then(|text| text.trim().parse::<i64>().ok());
+    Ok(kilobytes.ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))? * 1024)
+}
