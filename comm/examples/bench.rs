@@ -1,5 +1,5 @@
-//! Times the collectives between ranks: `bench N [threads|shm|tcp] [BYTES] [REPEATS]` starts N ranks on this host. Started by a
-//! launcher, on one host or several, it is one rank.
+//! Times the collectives between ranks: `bench N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host, which count as
+//! on two for `hosts`. Started by a launcher, on one host or several, it is one rank.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
@@ -21,8 +21,13 @@ fn main() -> Result<ExitCode, AnyError> {
     let variable = |name: &str| std::env::var(name).ok();
     let (token, interface) = (variable("ZERO_TRAIN_TOKEN"), variable("ZERO_TRAIN_INTERFACE"));
     let mut options = Options { token, interface, ..Options::default() };
-    options.transport = if transport == "tcp" { Transport::Tcp } else { Transport::SharedMemory };
     let place = Place::from_environment(variable)?;
+    options.transport = match transport.as_str() {
+        "tcp" => Transport::Tcp,
+        "hosts" => Transport::Auto,
+        _ => Transport::SharedMemory,
+    };
+    options.host = (transport == "hosts").then(|| (2 * place.rank / place.world_size).to_string());
     if place.world_size > 1 {
         measure(&*connect(&place, &options)?, bytes, repeats)?;
     } else if transport == "threads" {

@@ -18,6 +18,7 @@ use crate::communicator::{Communicator, ReduceOp};
 use crate::copy::copy;
 use crate::error::CommError;
 use crate::signature::Operation;
+use crate::step::Reduction;
 use crate::tree;
 
 /// Times of an operation and of its floor, taken in turn; each is that of the slowest rank.
@@ -172,7 +173,8 @@ impl Floor {
                 let whole = size_of_val(&target[..]);
                 let arrays: Vec<&[u8]> = arrays.iter().map(|array| bytemuck::cast_slice(array)).collect();
                 let target = bytemuck::cast_slice_mut(target);
-                tree::reduce_into(Dtype::F32, ReduceOp::Sum, 0, arrays[0], &arrays[1..], target, whole);
+                let sum = Reduction { op: ReduceOp::Sum, dtype: Dtype::F32 };
+                tree::reduce_into(sum, &vec![1; arrays.len()], 0, arrays[0], &arrays[1..], target, whole);
             }
             Work::Copy(from, to) => {
                 let whole = size_of_val(&from[..]);

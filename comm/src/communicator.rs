@@ -62,7 +62,7 @@ pub trait Communicator: Send + Sync {
     /// What this communicator did so far. Splits count on their own.
     fn stats(&self) -> Stats;
 
-    /// What carries the bytes: `threads`, `shared memory` or `tcp`.
+    /// What carries the bytes: `threads`, `shared memory`, `tcp`, or `shared memory and tcp` in a group on several hosts.
     fn transport(&self) -> &'static str;
 }
 
@@ -105,6 +105,9 @@ pub struct Options {
     pub transport: Transport,
     /// Name or address of the network interface that other hosts reach this rank by. `None`: loopback only.
     pub interface: Option<String>,
+    /// A name for what counts as this rank's host, if that is less than the machine: ranks of different names share no memory.
+    /// That is how several hosts are tried out on one.
+    pub host: Option<String>,
     /// The secret of the job; each connection proves that it knows it. Without one only loopback is served, and anybody
     /// on the host who reaches the port can join.
     pub token: Option<String>,
@@ -117,6 +120,7 @@ impl Default for Options {
             meeting_timeout: Duration::from_secs(120),
             transport: Transport::Auto,
             interface: None,
+            host: None,
             token: None,
         }
     }
@@ -125,7 +129,7 @@ impl Default for Options {
 /// What carries the bytes between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Shared memory when all ranks of the group are on one host and it can be had, else TCP.
+    /// Shared memory within a host, if it can be had, and TCP between hosts.
     #[default]
     Auto,
     /// Shared memory, or an error.

@@ -55,7 +55,7 @@ pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>
     let (transport, timeout) = (options.transport, options.timeout);
     let world =
         Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, arenas: PeerArenas::default(), timeout });
-    let membership = Membership { group: WORLD, rank: place.rank, members };
+    let membership = Membership::new(WORLD, place.rank, members);
     let fabric = Processes::connect(&world, membership.clone(), deadline)?;
     // Everybody is connected to everybody.
     drop(server);
@@ -161,7 +161,8 @@ impl Meeting<'_> {
         deadline: Instant,
     ) -> Result<Vec<(SocketAddr, String)>, CommError> {
         let key = |rank: usize| format!("{}/{rank}", self.keys);
-        let introduction = format!("{own} {}", host_identity());
+        let host = self.options.host.as_deref().unwrap_or_default();
+        let introduction = format!("{own} {}/{host}", host_identity());
         store.set(&key(self.place.rank), introduction.as_bytes()).map_err(|error| self.store_error(error))?;
         let read = |rank: usize| {
             let value = store.get(&key(rank), deadline).map_err(|error| self.store_error(error))?;

@@ -17,7 +17,7 @@ use crate::lane::Lane;
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature};
 use crate::stats::{Sent, Stats};
-use crate::step::{Collective, Fabric, Inbox, Membership, Outbox, Step, Way, consecutive, even_counts};
+use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts};
 
 pub(crate) struct Group {
     // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's place in the job go.
@@ -166,9 +166,11 @@ impl Communicator for Group {
             let own = ranges[rank].len();
             // Others' ranges to their owners, then the own range to everybody.
             let sent = buffer.size_bytes() - own + own * (size - 1);
+            let reduce = Some(Reduction { op, dtype: buffer.dtype() });
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
-            Ok((buffer, Sent { bytes: sent, way }))
+            let step = Step { signature, reduce, buffer: bytes, shard: None, ranges, gather: true, deadline };
+            let carried = endpoint.run(step)?;
+            Ok((buffer, Sent { bytes: sent, carried }))
         })
     }
 
@@ -183,9 +185,10 @@ impl Communicator for Group {
             let (signature, bytes) = (*signature, output.as_bytes_mut());
             let whole = bytes.len();
             copy(shard.as_bytes(), &mut bytes[ranges[rank].clone()], whole);
-            let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            let step = Step { signature, reduce: None, buffer: bytes, shard: None, ranges, gather: true, deadline };
+            let carried = endpoint.run(step)?;
             let sent = shard.size_bytes() * (size - 1);
-            Ok((Gathered { shard, output }, Sent { bytes: sent, way }))
+            Ok((Gathered { shard, output }, Sent { bytes: sent, carried }))
         })
     }
 
@@ -204,10 +207,12 @@ impl Communicator for Group {
         let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, input.dtype().size());
+            let reduce = Some(Reduction { op, dtype: input.dtype() });
             let (signature, buffer, target) = (*signature, input.as_bytes_mut(), Some(shard.as_bytes_mut()));
-            let way = endpoint.run(Step { signature, buffer, shard: target, ranges, gather: false, deadline })?;
+            let step = Step { signature, reduce, buffer, shard: target, ranges, gather: false, deadline };
+            let carried = endpoint.run(step)?;
             let sent = input.size_bytes() - shard.size_bytes();
-            Ok((Scattered { input, shard }, Sent { bytes: sent, way }))
+            Ok((Scattered { input, shard }, Sent { bytes: sent, carried }))
         })
     }
 
@@ -221,9 +226,10 @@ impl Communicator for Group {
             let all = buffer.size_bytes();
             let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            let way = endpoint.run(Step { signature, buffer: bytes, shard: None, ranges, gather: true, deadline })?;
+            let step = Step { signature, reduce: None, buffer: bytes, shard: None, ranges, gather: true, deadline };
+            let carried = endpoint.run(step)?;
             let sent = if rank == root { all * (size - 1) } else { 0 };
-            Ok((buffer, Sent { bytes: sent, way }))
+            Ok((buffer, Sent { bytes: sent, carried }))
         })
     }
 
@@ -235,8 +241,8 @@ impl Communicator for Group {
         match lane_to(&mut lock(&self.outboxes), to, start) {
             Err(error) => Pending::ready(Err(error)),
             Ok(lane) => self.submit(lane, describe(Operation::Send, &buffer), move |outbox, signature, deadline| {
-                outbox.send(signature, buffer.as_bytes(), deadline)?;
-                let sent = Sent { bytes: buffer.size_bytes(), way: Way::Streamed };
+                let carried = outbox.send(signature, buffer.as_bytes(), deadline)?;
+                let sent = Sent { bytes: buffer.size_bytes(), carried };
                 Ok((buffer, sent))
             }),
         }
@@ -251,7 +257,7 @@ impl Communicator for Group {
             Err(error) => Pending::ready(Err(error)),
             Ok(lane) => self.submit(lane, describe(Operation::Recv, &buffer), move |inbox, signature, deadline| {
                 inbox.recv(signature, buffer.as_bytes_mut(), deadline)?;
-                Ok((buffer, Sent { bytes: 0, way: Way::Streamed }))
+                Ok((buffer, Sent { bytes: 0, carried: Carried::streamed(0) }))
             }),
         }
     }
@@ -262,14 +268,14 @@ impl Communicator for Group {
         let signature = Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0 };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let (signature, ranges) = (*signature, vec![0..0; size]);
-            let way =
-                endpoint.run(Step { signature, buffer: &mut [], shard: None, ranges, gather: false, deadline })?;
-            Ok(((), Sent { bytes: 0, way }))
+            let step = Step { signature, reduce: None, buffer: &mut [], shard: None, ranges, gather: false, deadline };
+            let carried = endpoint.run(step)?;
+            Ok(((), Sent { bytes: 0, carried }))
         })
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
-        let Membership { group, rank, members } = self.membership();
+        let Membership { group, rank, members, .. } = self.membership();
         let nth = self.splits.fetch_add(1, Ordering::SeqCst);
         let wish = Buffer::I64(vec![color as i64, key as i64]);
         let wishes = Buffer::I64(vec![0; 2 * members.len()]);
@@ -280,11 +286,8 @@ impl Communicator for Group {
             .collect();
         chosen.sort_unstable();
         let place = chosen.iter().position(|(_, other)| other == rank).unwrap_or_default();
-        let child = Membership {
-            group: digest(&[*group as usize, nth as usize, color]),
-            rank: place,
-            members: chosen.iter().map(|(_, other)| members[*other]).collect(),
-        };
+        let child = digest(&[*group as usize, nth as usize, color]);
+        let child = Membership::new(child, place, chosen.iter().map(|(_, other)| members[*other]).collect());
         let fabric = self.fabric.connect(child.clone()).inspect_err(|error| self.abort(&error.to_string()))?;
         let group = Group::new(child, fabric, Arc::clone(&self.context.health), self.context.timeout)?;
         Ok(group)
@@ -331,7 +334,7 @@ fn lane_to<E: ?Sized>(
 }
 
 /// A digest that is the same on all ranks.
-fn digest(values: &[usize]) -> u64 {
+pub(crate) fn digest(values: &[usize]) -> u64 {
     let mut hash = Sha256::new();
     for value in values {
         hash.update((*value as u64).to_le_bytes());

@@ -37,6 +37,7 @@ mod doorkeeper;
 mod error;
 mod group;
 mod health;
+mod hierarchy;
 mod inquiry;
 mod lane;
 mod pending;

@@ -7,7 +7,7 @@
 use std::ops::{Index, Sub};
 
 use crate::signature::Operation;
-use crate::step::Way;
+use crate::step::Carried;
 
 /// Counters by kind of operation. Subtract an earlier snapshot to count an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -25,6 +25,9 @@ pub struct Counter {
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
+    /// Payload bytes that this rank put into sockets. In a group on several hosts most of `sent_bytes` stay in memory, and what
+    /// goes between hosts goes once a host.
+    pub network_bytes: u64,
     /// Seconds that the worker spent on them, waiting for peers included.
     pub seconds: f64,
 }
@@ -43,8 +46,9 @@ impl Stats {
     pub(crate) fn add(&mut self, operation: Operation, sent: Sent, seconds: f64) {
         let counter = &mut self.counters[operation as usize];
         counter.calls += 1;
-        counter.in_place += u64::from(sent.way == Way::InPlace);
+        counter.in_place += u64::from(sent.carried.in_place);
         counter.sent_bytes += sent.bytes as u64;
+        counter.network_bytes += sent.carried.network_bytes as u64;
         counter.seconds += seconds;
     }
 }
@@ -54,7 +58,7 @@ impl Stats {
 pub(crate) struct Sent {
     /// Bytes of payload.
     pub(crate) bytes: usize,
-    pub(crate) way: Way,
+    pub(crate) carried: Carried,
 }
 
 impl Index<Operation> for Stats {
@@ -73,6 +77,7 @@ impl Sub for Stats {
                 calls: now.calls.saturating_sub(then.calls),
                 in_place: now.in_place.saturating_sub(then.in_place),
                 sent_bytes: now.sent_bytes.saturating_sub(then.sent_bytes),
+                network_bytes: now.network_bytes.saturating_sub(then.network_bytes),
                 seconds: now.seconds - then.seconds,
             }
         };
@@ -87,13 +92,17 @@ mod tests {
     #[test]
     fn an_interval_is_a_difference() {
         let mut stats = Stats::default();
-        let sent = |bytes, way| Sent { bytes, way };
-        stats.add(Operation::AllReduce, sent(100, Way::InPlace), 0.5);
+        let sent = |bytes, carried| Sent { bytes, carried };
+        stats.add(Operation::AllReduce, sent(100, Carried::IN_PLACE), 0.5);
         let before = stats;
-        stats.add(Operation::AllReduce, sent(60, Way::InPlace), 0.25);
-        stats.add(Operation::Send, sent(4, Way::Streamed), 0.125);
+        stats.add(Operation::AllReduce, sent(60, Carried::IN_PLACE), 0.25);
+        stats.add(Operation::Send, sent(4, Carried::streamed(3)), 0.125);
         let interval = stats - before;
-        assert_eq!(interval[Operation::AllReduce], Counter { calls: 1, in_place: 1, sent_bytes: 60, seconds: 0.25 });
+        assert_eq!(
+            interval[Operation::AllReduce],
+            Counter { calls: 1, in_place: 1, sent_bytes: 60, network_bytes: 0, seconds: 0.25 }
+        );
+        assert_eq!(interval[Operation::Send].network_bytes, 3);
         assert_eq!((interval.sent_bytes(), stats.sent_bytes()), (64, 164));
         assert_eq!(interval.iter().map(|(_, counter)| counter.calls).sum::<u64>(), 2);
     }

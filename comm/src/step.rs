@@ -5,16 +5,20 @@
 //! both, a reduce_scatter the first, an all_gather the second, a broadcast a gather in which the root owns everything, a
 //! barrier neither.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 use std::time::Instant;
 
+use crate::buffer::Dtype;
+use crate::communicator::ReduceOp;
 use crate::error::CommError;
 use crate::health::Failure;
 use crate::signature::Signature;
 
-/// A collective to be carried out. It reduces if its signature says by what operation.
+/// A collective to be carried out, or a part of one.
 pub(crate) struct Step<'a> {
+    /// What the caller asked for.
     pub(crate) signature: Signature,
+    pub(crate) reduce: Option<Reduction>,
     /// The whole vector: the ranges of all ranks one after another.
     pub(crate) buffer: &'a mut [u8],
     /// Where the own range of the reduction goes, so that `buffer` stays as it is; `None`: in place.
@@ -25,24 +29,46 @@ pub(crate) struct Step<'a> {
     pub(crate) deadline: Instant,
 }
 
-/// Carries out collectives, one after another.
-pub(crate) trait Collective: Send {
-    fn run(&mut self, step: Step<'_>) -> Result<Way, Failure>;
+/// How contributions become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reduction {
+    pub(crate) op: ReduceOp,
+    pub(crate) dtype: Dtype,
 }
 
-/// How the payload of a collective went.
+/// Carries out collectives, one after another.
+pub(crate) trait Collective: Send {
+    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure>;
+}
+
+/// How the payload of an operation went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Ranks read, or wrote, each other's buffers.
-    InPlace,
-    /// Through rings or sockets, copied in and out.
-    Streamed,
+pub(crate) struct Carried {
+    /// Ranks read, or wrote, each other's buffers; otherwise it was copied into and out of rings or sockets.
+    pub(crate) in_place: bool,
+    /// Bytes that this rank put into sockets.
+    pub(crate) network_bytes: usize,
+}
+
+impl Carried {
+    pub(crate) const IN_PLACE: Carried = Carried { in_place: true, network_bytes: 0 };
+
+    pub(crate) fn streamed(network_bytes: usize) -> Carried {
+        Carried { in_place: false, network_bytes }
+    }
+}
+
+impl AddAssign for Carried {
+    fn add_assign(&mut self, part: Carried) {
+        self.in_place &= part.in_place;
+        self.network_bytes += part.network_bytes;
+    }
 }
 
 /// Sends messages to one peer.
 pub(crate) trait Outbox: Send {
     /// Returns when `bytes` may be reused.
-    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<(), Failure>;
+    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<Carried, Failure>;
 }
 
 /// Receives messages from one peer.
@@ -72,9 +98,16 @@ pub(crate) struct Membership {
     pub(crate) rank: usize,
     /// Ranks of the world, by rank in the group.
     pub(crate) members: Vec<usize>,
+    /// How many neighbouring ranks the contribution of each member is the sum of, a node of the tree.
+    pub(crate) weights: Vec<usize>,
 }
 
 impl Membership {
+    /// A group whose members contribute for themselves.
+    pub(crate) fn new(group: u64, rank: usize, members: Vec<usize>) -> Membership {
+        Membership { group, rank, weights: vec![1; members.len()], members }
+    }
+
     pub(crate) fn size(&self) -> usize {
         self.members.len()
     }

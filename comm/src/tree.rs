@@ -5,6 +5,9 @@
 //! adding ranks one after another like bits in a binary counter, which needs one partial sum per level: after rank i has
 //! been added, the partial sums are those subtrees that are complete, as the set bits of i+1.
 //!
+//! What is added up may be sums already, as of the ranks of one host: complete subtrees, which enter the counter at their
+//! level. Only the last one may be less than complete, being the end of the tree.
+//!
 //! 16-bit floats are widened to f32 on the way in and rounded once at the end.
 
 use bytemuck::Pod;
@@ -14,24 +17,48 @@ use half::{bf16, f16};
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 use crate::copy::LARGE;
+use crate::step::Reduction;
 
 /// Reduces one range in place. `own` holds this rank's contribution and receives the result; `peers` are the others', in
-/// rank order without this rank; `rank` is this rank's place among them. All have the same length in bytes.
-pub(crate) fn reduce(dtype: Dtype, op: ReduceOp, rank: usize, own: &mut [u8], peers: &[&[u8]]) {
+/// rank order without this rank; `rank` is this rank's place among them, and `weights` says of how many ranks each is the sum. All
+/// have the same length in bytes.
+pub(crate) fn reduce(reduction: Reduction, weights: &[usize], rank: usize, own: &mut [u8], peers: &[&[u8]]) {
     debug_assert!(peers.iter().all(|peer| peer.len() == own.len()) && rank <= peers.len());
+    assert_eq!(weights.len(), peers.len() + 1);
+    let Reduction { op, dtype } = reduction;
     match dtype {
-        Dtype::F32 => typed::<f32>(op, rank, own, peers),
-        Dtype::Bf16 => typed::<bf16>(op, rank, own, peers),
-        Dtype::F16 => typed::<f16>(op, rank, own, peers),
-        Dtype::I64 => typed::<i64>(op, rank, own, peers),
-        Dtype::U8 => typed::<u8>(op, rank, own, peers),
+        Dtype::F32 => typed::<f32>(op, weights, rank, own, peers),
+        Dtype::Bf16 => typed::<bf16>(op, weights, rank, own, peers),
+        Dtype::F16 => typed::<f16>(op, weights, rank, own, peers),
+        Dtype::I64 => typed::<i64>(op, weights, rank, own, peers),
+        Dtype::U8 => typed::<u8>(op, weights, rank, own, peers),
+    }
+}
+
+/// 16-bit floats as f32; other types are not for this.
+pub(crate) fn widened(dtype: Dtype, narrow: &[u8]) -> Vec<f32> {
+    let mut wide = vec![0.0; narrow.len() / dtype.size()];
+    match dtype {
+        Dtype::Bf16 => <bf16 as Element>::widen(bytemuck::cast_slice(narrow), &mut wide),
+        Dtype::F16 => <f16 as Element>::widen(bytemuck::cast_slice(narrow), &mut wide),
+        Dtype::F32 | Dtype::I64 | Dtype::U8 => unreachable!("{dtype} is no 16-bit float"),
+    }
+    wide
+}
+
+/// f32 rounded to 16-bit floats; other types are not for this.
+pub(crate) fn narrow(dtype: Dtype, wide: &[f32], narrow: &mut [u8]) {
+    match dtype {
+        Dtype::Bf16 => <bf16 as Element>::narrow(wide, bytemuck::cast_slice_mut(narrow)),
+        Dtype::F16 => <f16 as Element>::narrow(wide, bytemuck::cast_slice_mut(narrow)),
+        Dtype::F32 | Dtype::I64 | Dtype::U8 => unreachable!("{dtype} is no 16-bit float"),
     }
 }
 
 /// Reduces a range of `own` and `peers` into `target`, which is a part of a vector of `whole` bytes. `own` stays as it is.
 pub(crate) fn reduce_into(
-    dtype: Dtype,
-    op: ReduceOp,
+    reduction: Reduction,
+    weights: &[usize],
     rank: usize,
     own: &[u8],
     peers: &[&[u8]],
@@ -39,14 +66,14 @@ pub(crate) fn reduce_into(
     whole: usize,
 ) {
     #[cfg(target_arch = "x86_64")]
-    if let (Dtype::F32, [peer], true) = (dtype, peers, whole >= LARGE && is_x86_feature_detected!("avx2")) {
+    if let (Dtype::F32, [peer], true) = (reduction.dtype, peers, whole >= LARGE && is_x86_feature_detected!("avx2")) {
         let (left, right) = if rank == 0 { (own, *peer) } else { (*peer, own) };
         let (left, right): (&[f32], &[f32]) = (bytemuck::cast_slice(left), bytemuck::cast_slice(right));
         let target = bytemuck::cast_slice_mut(target);
         #[allow(unsafe_code)]
         // SAFETY: AVX2 was just found on this machine.
         unsafe {
-            match op {
+            match reduction.op {
                 ReduceOp::Sum => avx2::stream(left, right, target, <f32 as Element>::sum),
                 ReduceOp::Max => avx2::stream(left, right, target, <f32 as Element>::max),
             }
@@ -54,29 +81,35 @@ pub(crate) fn reduce_into(
         return;
     }
     target.copy_from_slice(own);
-    reduce(dtype, op, rank, target, peers);
+    reduce(reduction, weights, rank, target, peers);
 }
 
-fn typed<T: Element>(op: ReduceOp, rank: usize, own: &mut [u8], peers: &[&[u8]]) {
+fn typed<T: Element>(op: ReduceOp, weights: &[usize], rank: usize, own: &mut [u8], peers: &[&[u8]]) {
     let own: &mut [T] = bytemuck::cast_slice_mut(own);
     let peers: Vec<&[T]> = peers.iter().map(|peer| bytemuck::cast_slice(peer)).collect();
     match op {
-        ReduceOp::Sum => dispatch(rank, own, &peers, T::sum),
-        ReduceOp::Max => dispatch(rank, own, &peers, T::max),
+        ReduceOp::Sum => dispatch(weights, rank, own, &peers, T::sum),
+        ReduceOp::Max => dispatch(weights, rank, own, &peers, T::max),
     }
 }
 
-fn dispatch<T: Element>(rank: usize, own: &mut [T], peers: &[&[T]], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+fn dispatch<T: Element>(
+    weights: &[usize],
+    rank: usize,
+    own: &mut [T],
+    peers: &[&[T]],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         #[allow(unsafe_code)]
         // SAFETY: AVX2 was just found on this machine.
         unsafe {
-            avx2::fold(rank, own, peers, combine);
+            avx2::fold(weights, rank, own, peers, combine);
         }
         return;
     }
-    fold(rank, own, peers, combine);
+    fold(weights, rank, own, peers, combine);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -88,12 +121,13 @@ mod avx2 {
     /// The portable loop, compiled with 32-byte vectors. Additions stay in their order, so the bits are the same.
     #[target_feature(enable = "avx2")]
     pub(super) fn fold<T: Element>(
+        weights: &[usize],
         rank: usize,
         own: &mut [T],
         peers: &[&[T]],
         combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
     ) {
-        super::fold(rank, own, peers, combine);
+        super::fold(weights, rank, own, peers, combine);
     }
 
     /// Elements of a cache line.
@@ -135,30 +169,39 @@ mod avx2 {
 const BLOCK: usize = 512;
 
 #[inline(always)]
-fn fold<T: Element>(rank: usize, own: &mut [T], peers: &[&[T]], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+fn fold<T: Element>(
+    weights: &[usize],
+    rank: usize,
+    own: &mut [T],
+    peers: &[&[T]],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
     if let [peer] = peers {
         return T::pair(own, peer, rank == 0, combine);
     }
-    let size = peers.len() + 1;
-    let levels = (usize::BITS - size.leading_zeros()) as usize;
-    // partial[level] is a complete subtree of 2^level ranks when that bit of the number of ranks added so far is set.
+    let levels = (usize::BITS - weights.iter().sum::<usize>().leading_zeros()) as usize;
+    // partial[level] is a subtree of 2^level ranks when that bit of the number of ranks added so far is set.
     let mut partial = vec![[T::Wide::default(); BLOCK]; levels + 1];
     for start in (0..own.len()).step_by(BLOCK) {
         let end = own.len().min(start + BLOCK);
         let len = end - start;
-        for source in 0..size {
-            let (complete, rest) = partial.split_at_mut(source.trailing_ones() as usize);
+        let mut added = 0usize;
+        for (source, weight) in weights.iter().enumerate() {
+            let level = weight.ilog2() as usize;
+            let merged = (added >> level).trailing_ones() as usize;
+            let (complete, rest) = partial.split_at_mut(level + merged);
             let carry = &mut rest[0][..len];
             match source.cmp(&rank) {
                 std::cmp::Ordering::Less => T::widen(&peers[source][start..end], carry),
                 std::cmp::Ordering::Equal => T::widen(&own[start..end], carry),
                 std::cmp::Ordering::Greater => T::widen(&peers[source - 1][start..end], carry),
             }
-            for subtree in complete.iter() {
+            for subtree in &complete[level..] {
                 join::<T>(&subtree[..len], carry, &combine);
             }
+            added += 1 << level;
         }
-        let mut set = (0..=levels).filter(|level| size >> level & 1 == 1);
+        let mut set = (0..=levels).filter(|level| added >> level & 1 == 1);
         let lowest = set.next().unwrap_or(0);
         let mut top = lowest;
         for level in set {
@@ -295,111 +338,4 @@ fn float_max(left: f32, right: f32) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// The definition, read aloud: pair up neighbours until one value is left.
-    fn oracle<W: Copy>(mut level: Vec<W>, combine: fn(W, W) -> W) -> W {
-        while level.len() > 1 {
-            level = level.chunks(2).map(|pair| if let [l, r] = pair { combine(*l, *r) } else { pair[0] }).collect();
-        }
-        level[0]
-    }
-
-    fn check(op: ReduceOp, ranks: &[Vec<f32>], combine: fn(f32, f32) -> f32) {
-        let expected: Vec<u32> = (0..ranks[0].len())
-            .map(|i| oracle(ranks.iter().map(|rank| rank[i]).collect(), combine).to_bits())
-            .collect();
-        for own in 0..ranks.len() {
-            let mut result = ranks[own].clone();
-            let others = ranks.iter().enumerate().filter(|(rank, _)| *rank != own);
-            let peers: Vec<&[u8]> = others.map(|(_, values)| bytemuck::cast_slice(values)).collect();
-            reduce(Dtype::F32, op, own, bytemuck::cast_slice_mut(&mut result), &peers);
-            let bits: Vec<u32> = result.iter().map(|value| value.to_bits()).collect();
-            assert_eq!(bits, expected, "rank {own} of {}", ranks.len());
-            let mut portable = ranks[own].clone();
-            let peers: Vec<&[f32]> = peers.iter().map(|peer| bytemuck::cast_slice(peer)).collect();
-            fold::<f32>(own, &mut portable, &peers, combine);
-            assert_eq!(portable.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), expected, "portable loop");
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
-        #[test]
-        fn sums_follow_the_tree(size in 1usize..17, length in 0usize..1300, seed in any::<u32>()) {
-            let value = |rank: usize, i: usize| {
-                let hash = (seed ^ (rank * 65_537 + i) as u32).wrapping_mul(2_654_435_761);
-                (hash as f32 - 2e9) * 2f32.powi((hash >> 7) as i32 % 20 - 30)
-            };
-            let ranks: Vec<Vec<f32>> = (0..size).map(|rank| (0..length).map(|i| value(rank, i)).collect()).collect();
-            check(ReduceOp::Sum, &ranks, |left, right| left + right);
-            check(ReduceOp::Max, &ranks, float_max);
-        }
-    }
-
-    #[test]
-    fn a_reduction_into_other_memory_has_the_same_bits() {
-        let ranks: Vec<Vec<f32>> =
-            (0..3).map(|rank| (0..1000).map(|i| (i * 7 + rank) as f32 / 3.0).collect()).collect();
-        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        for (size, op) in [(2, ReduceOp::Sum), (2, ReduceOp::Max), (3, ReduceOp::Sum)] {
-            for (start, length) in [(0, 0), (0, 8), (6, 20), (2, 900), (16, 984)] {
-                for (own, whole) in (0..size).flat_map(|own| [(own, 0), (own, LARGE)]) {
-                    let place = start..start + length;
-                    let part = |rank: usize| -> &[u8] { bytemuck::cast_slice(&ranks[rank][place.clone()]) };
-                    let peers: Vec<&[u8]> = (0..size).filter(|rank| *rank != own).map(part).collect();
-                    let mut expected = ranks[own][place.clone()].to_vec();
-                    reduce(Dtype::F32, op, own, bytemuck::cast_slice_mut(&mut expected), &peers);
-                    let mut target = vec![-1f32; 1000];
-                    let bytes = bytemuck::cast_slice_mut(&mut target[place.clone()]);
-                    reduce_into(Dtype::F32, op, own, part(own), &peers, bytes, whole);
-                    assert_eq!(bits(&target[place.clone()]), bits(&expected));
-                    assert!(target[..start].iter().chain(&target[start + length..]).all(|value| *value == -1.0));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn half_precision_is_rounded_once() {
-        // In f16 steps, 2048 + 1 is 2048 again; in f32 the four ones arrive.
-        let ranks = [2048.0, 1.0, 1.0, 1.0, 1.0].map(|value| vec![f16::from_f32(value); 3]);
-        let mut own = ranks[0].clone();
-        let peers: Vec<&[u8]> = ranks[1..].iter().map(|rank| bytemuck::cast_slice(rank)).collect();
-        reduce(Dtype::F16, ReduceOp::Sum, 0, bytemuck::cast_slice_mut(&mut own), &peers);
-        assert_eq!(own, vec![f16::from_f32(2052.0); 3]);
-    }
-
-    #[test]
-    fn bf16_is_rounded_as_by_half() {
-        // Every bf16 and what lies around the middle to the next one: all classes of values, ties both ways.
-        for high in 0..=u16::MAX {
-            let wide: Vec<f32> =
-                [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| f32::from_bits(u32::from(high) << 16 | low)).to_vec();
-            let mut narrow = vec![bf16::ZERO; wide.len()];
-            narrow_bf16(&wide, &mut narrow);
-            for (wide, narrow) in wide.iter().zip(narrow) {
-                assert_eq!(narrow.to_bits(), bf16::from_f32(*wide).to_bits(), "{:08x}", wide.to_bits());
-            }
-        }
-    }
-
-    #[test]
-    fn integers_wrap_and_nan_wins() {
-        let mut own = [250u8];
-        reduce(Dtype::U8, ReduceOp::Sum, 0, &mut own, &[&[10]]);
-        assert_eq!(own, [4]);
-        let mut own = [i64::MAX];
-        reduce(Dtype::I64, ReduceOp::Sum, 0, bytemuck::cast_slice_mut(&mut own), &[bytemuck::cast_slice(&[1i64])]);
-        assert_eq!(own, [i64::MIN]);
-        for rank in 0..3 {
-            let mut own = [if rank == 1 { f32::NAN } else { 5.0 }];
-            let peers = [[3.0f32], [if rank == 1 { 7.0 } else { f32::NAN }]];
-            let peers: Vec<&[u8]> = peers.iter().map(|peer| bytemuck::cast_slice(peer)).collect();
-            reduce(Dtype::F32, ReduceOp::Max, rank, bytemuck::cast_slice_mut(&mut own), &peers);
-            assert!(own[0].is_nan());
-        }
-    }
-}
+mod tests;

@@ -11,6 +11,8 @@ mod collectives;
 mod faults;
 #[path = "conformance/groups.rs"]
 mod groups;
+#[path = "conformance/hosts.rs"]
+mod hosts;
 #[path = "conformance/in_place.rs"]
 mod in_place;
 #[path = "conformance/messages.rs"]
@@ -33,4 +35,14 @@ mod shared_memory {
 
 mod tcp {
     suite!(Tcp);
+}
+
+mod two_hosts {
+    suite!(Hosts);
+    cases! {
+        Hosts:
+        hosts:
+            what_goes_between_hosts_goes_once_a_host,
+            ranks_of_a_host_share_memory_for_messages;
+    }
 }

@@ -33,6 +33,16 @@ mod others {
     mod threads {
         cases! { Threads: in_place: large_vectors_are_reached_where_they_lie; }
     }
+    mod two_hosts {
+        cases! {
+            Hosts:
+            collectives:
+                every_operation_gives_what_its_definition_says,
+                vectors_of_many_chunks,
+                large_vectors;
+            in_place: large_vectors_are_reached_where_they_lie;
+        }
+    }
     mod tcp {
         cases! { Tcp: in_place: large_vectors_are_reached_where_they_lie; }
     }

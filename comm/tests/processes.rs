@@ -1,4 +1,4 @@
-//! Ranks that are real processes, over rings in shared memory and over TCP.
+//! Ranks that are real processes, over rings in shared memory, over TCP, and on what counts as two hosts.
 
 #[path = "processes/scenes.rs"]
 mod scenes;
@@ -7,5 +7,5 @@ mod scenes;
 const IN_PLACE: bool = false;
 
 fn main() {
-    scenes::play(&["shm", "tcp"]);
+    scenes::play(&["shm", "tcp", "hosts"]);
 }

@@ -80,7 +80,10 @@ mod tests {
             let nodes = nodes(size);
             for split in 0..=size {
                 let hosts: Vec<&str> = (0..size).map(|rank| if rank < split { "a" } else { "b" }).collect();
-                assert!(cells(&hosts).iter().all(|cell| nodes.contains(cell)), "{size} ranks, {split} on the first host");
+                assert!(
+                    cells(&hosts).iter().all(|cell| nodes.contains(cell)),
+                    "{size} ranks, {split} on the first host"
+                );
             }
         }
     }

@@ -9,10 +9,12 @@
 mod cells;
 
 use std::ops::Range;
+use std::time::Instant;
 
 use crate::buffer::Dtype;
 use crate::health::Failure;
-use crate::step::{Carried, Collective, Reduction, Step, even_counts};
+use crate::signature::Signature;
+use crate::step::{Carried, Collective, Reduction, Step, consecutive, even_counts};
 use crate::tree;
 
 pub(crate) use cells::cells;
@@ -35,17 +37,199 @@ pub(crate) fn rails(cells: &[Range<usize>]) -> usize {
 }
 
 impl Collective for Hierarchy {
-    fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
+    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         match step.reduce {
             Some(Reduction { dtype: Dtype::Bf16 | Dtype::F16, .. }) => self.widened(step),
             Some(_) if step.gather => self.all_reduce(step),
             Some(_) => self.reduce_scatter(step),
             None if step.gather => self.gather(step),
-            None => {
-                let mut carried = self.in_cell(&mut step.part(&mut []), vec![])?;
-                carried += self.on_rail(&mut step.part(&mut []), vec![])?;
-                Ok(carried + self.in_cell(&mut step.part(&mut []), vec![])?)
-            }
+            None => self.barrier(&Task::of(&step)),
         }
     }
+}
+
+/// What the steps of a collective have in common.
+struct Task {
+    signature: Signature,
+    reduce: Option<Reduction>,
+    deadline: Instant,
+}
+
+impl Task {
+    fn of(step: &Step<'_>) -> Task {
+        Task { signature: step.signature, reduce: step.reduce, deadline: step.deadline }
+    }
+
+    fn gather<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
+        let Task { signature, deadline, .. } = *self;
+        Step { signature, reduce: None, buffer, shard: None, ranges, gather: true, deadline }
+    }
+
+    fn reduce<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
+        Step { reduce: self.reduce, gather: false, ..self.gather(buffer, ranges) }
+    }
+
+    fn reduce_into<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>, shard: &'a mut [u8]) -> Step<'a> {
+        Step { shard: Some(shard), ..self.reduce(buffer, ranges) }
+    }
+
+    fn all_reduce<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
+        Step { reduce: self.reduce, ..self.gather(buffer, ranges) }
+    }
+
+    /// Bytes of an element.
+    fn unit(&self) -> usize {
+        self.reduce.map_or(1, |reduce| reduce.dtype.size())
+    }
+}
+
+impl Hierarchy {
+    fn barrier(&mut self, task: &Task) -> Result<Carried, Failure> {
+        let nothing = |ranks: usize| vec![0..0; ranks];
+        let (ranks, cells) = (self.cells[self.own()].len(), self.cells.len());
+        self.cell.run(task.gather(&mut [], nothing(ranks)))?;
+        if let Some(rail) = &mut self.rail {
+            rail.run(task.gather(&mut [], nothing(cells)))?;
+        }
+        self.cell.run(task.gather(&mut [], nothing(ranks)))?;
+        Ok(Carried::streamed(0))
+    }
+
+    fn all_reduce(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        let (task, buffer) = (Task::of(&step), step.buffer);
+        let slices = cut(&(0..buffer.len()), rails(&self.cells), task.unit());
+        let in_cell = self.one_each(&slices);
+        let mut carried = Carried::streamed(0);
+        carried += self.cell.run(task.reduce(buffer, in_cell.clone()))?;
+        let (place, cells) = (self.place(), self.cells.len());
+        if let Some(rail) = &mut self.rail {
+            let slice = &mut buffer[slices[place].clone()];
+            let parts = cut(&(0..slice.len()), cells, task.unit());
+            carried += rail.run(task.all_reduce(slice, parts))?;
+        }
+        carried += self.cell.run(task.gather(buffer, in_cell))?;
+        Ok(carried)
+    }
+
+    fn reduce_scatter(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        let task = Task::of(&step);
+        let Step { buffer, shard, ranges, .. } = step;
+        let shard = shard.unwrap_or_default();
+        let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
+        // In cells of one size a rank's slice of a cell's ranges is the range of the rank in its place.
+        let even = self.cells.iter().all(|cell| cell.len() == rails);
+        let slices = |cell: &Range<usize>| match even {
+            true => ranges[cell.clone()].to_vec(),
+            false => cut(&region(&ranges, cell), rails, task.unit()),
+        };
+        // What this rank's cell adds up for this rank's rail: one slice for each cell.
+        let mut end = 0;
+        let mut sums_at = Vec::new();
+        for cell in &self.cells {
+            let length = slices(cell).get(place).map_or(0, ExactSizeIterator::len);
+            let start = usize::next_multiple_of(end, size_of::<u64>());
+            end = start + length;
+            sums_at.push(start..end);
+        }
+        let mut sums = vec![0u64; end.div_ceil(size_of::<u64>())];
+        let sums: &mut [u8] = bytemuck::cast_slice_mut(&mut sums);
+        let mut carried = Carried::streamed(0);
+        for (cell, sum) in self.cells.iter().zip(&sums_at) {
+            let in_cell = one_each(&slices(cell), self.cells[own].len());
+            carried += self.cell.run(task.reduce_into(buffer, in_cell, &mut sums[sum.clone()]))?;
+        }
+        if even {
+            if let Some(rail) = &mut self.rail {
+                carried += rail.run(task.reduce_into(sums, sums_at, shard))?;
+            }
+            return Ok(carried);
+        }
+        let region = region(&ranges, &self.cells[own]);
+        let from_start = |range: &Range<usize>| range.start - region.start..range.end - region.start;
+        let slices: Vec<Range<usize>> = slices(&self.cells[own]).iter().map(from_start).collect();
+        let mut result = vec![0u64; region.len().div_ceil(size_of::<u64>())];
+        let result: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut result)[..region.len()];
+        if let Some(rail) = &mut self.rail {
+            carried += rail.run(task.reduce_into(sums, sums_at, &mut result[slices[place].clone()]))?;
+        }
+        carried += self.cell.run(task.gather(result, self.one_each(&slices)))?;
+        shard.copy_from_slice(&result[from_start(&ranges[self.rank])]);
+        Ok(carried)
+    }
+
+    /// Also a broadcast: then one rank has it all.
+    fn gather(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        let task = Task::of(&step);
+        let Step { buffer, ranges, .. } = step;
+        let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
+        let slices: Vec<Vec<Range<usize>>> =
+            self.cells.iter().map(|cell| cut(&region(&ranges, cell), rails, task.unit())).collect();
+        let mut carried = Carried::streamed(0);
+        if !region(&ranges, &self.cells[own]).is_empty() {
+            carried += self.cell.run(task.gather(buffer, ranges[self.cells[own].clone()].to_vec()))?;
+        }
+        if let Some(rail) = &mut self.rail {
+            let of_rail = slices.iter().map(|slices| slices[place].clone()).collect();
+            carried += rail.run(task.gather(buffer, of_rail))?;
+        }
+        for (cell, slices) in slices.iter().enumerate() {
+            if cell != own && !region(&ranges, &self.cells[cell]).is_empty() {
+                carried += self.cell.run(task.gather(buffer, self.one_each(slices)))?;
+            }
+        }
+        Ok(carried)
+    }
+
+    /// A reduction of 16-bit floats, as one of f32: partial sums must not be rounded.
+    fn widened(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        let Some(Reduction { op, dtype }) = step.reduce else { return self.run(step) };
+        let mut wide = tree::widened(dtype, step.buffer);
+        let mut wide_shard = step.shard.as_ref().map(|shard| vec![0f32; shard.len() / dtype.size()]);
+        let scale = |at: usize| at / dtype.size() * Dtype::F32.size();
+        let carried = self.run(Step {
+            signature: step.signature,
+            reduce: Some(Reduction { op, dtype: Dtype::F32 }),
+            buffer: bytemuck::cast_slice_mut(&mut wide),
+            shard: wide_shard.as_mut().map(|shard| bytemuck::cast_slice_mut(shard)),
+            ranges: step.ranges.iter().map(|range| scale(range.start)..scale(range.end)).collect(),
+            gather: step.gather,
+            deadline: step.deadline,
+        })?;
+        match (step.shard, wide_shard) {
+            (Some(shard), Some(wide)) => tree::narrow(dtype, &wide, shard),
+            _ => tree::narrow(dtype, &wide, step.buffer),
+        }
+        Ok(carried)
+    }
+
+    /// This rank's cell.
+    fn own(&self) -> usize {
+        self.cells.partition_point(|cell| cell.end <= self.rank)
+    }
+
+    /// This rank's place in its cell.
+    fn place(&self) -> usize {
+        self.rank - self.cells[self.own()].start
+    }
+
+    fn one_each(&self, slices: &[Range<usize>]) -> Vec<Range<usize>> {
+        one_each(slices, self.cells[self.own()].len())
+    }
+}
+
+/// Slices by rank of a cell: one for each rail, nothing for the others.
+fn one_each(slices: &[Range<usize>], ranks: usize) -> Vec<Range<usize>> {
+    let slice = |rank| slices.get(rank).cloned().unwrap_or(0..0);
+    (0..ranks).map(slice).collect()
+}
+
+/// What the ranks of a cell have, whose ranges follow one another.
+fn region(ranges: &[Range<usize>], cell: &Range<usize>) -> Range<usize> {
+    ranges[cell.start].start..ranges[cell.end - 1].end
+}
+
+/// A range in parts of whole elements that differ by at most one.
+fn cut(range: &Range<usize>, parts: usize, unit: usize) -> Vec<Range<usize>> {
+    let parts = consecutive(even_counts(range.len() / unit, parts), unit);
+    parts.into_iter().map(|part| part.start + range.start..part.end + range.start).collect()
 }

@@ -1,17 +1,20 @@
 //! Ranks as processes: how the groups of a world of processes are connected, by shared memory or TCP.
 //!
-//! A group is always connected by TCP first. If all its members are on one host they use that connection once, to agree on a
-//! segment of shared memory, and close it.
+//! A group on one host is connected by TCP first, which is used once, to agree on a segment of shared memory, and closed. A group
+//! on several hosts consists of smaller groups, cells and rails ([`Hierarchy`]), and connections for messages.
 
 mod control;
 
 use std::net::TcpStream;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::communicator::Transport;
 use crate::error::CommError;
+use crate::group::digest;
 use crate::health::{Failure, Health};
+use crate::hierarchy::{Hierarchy, cells, rails};
 use crate::shm::{self, PeerArenas, Segment, Shared, ShmWires};
 use crate::signature::Signature;
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
@@ -42,6 +45,19 @@ pub(crate) struct Processes {
 enum Links {
     Tcp { collectives: Streams, messages: Streams },
     Shm(Shared),
+    Hosts(Hosts),
+}
+
+/// The parts of a group on several hosts.
+struct Hosts {
+    /// In ranks of the group.
+    cells: Vec<Range<usize>>,
+    /// This rank's cell.
+    own: Range<usize>,
+    cell: Box<Processes>,
+    rail: Option<Box<Processes>>,
+    /// Messages to other cells.
+    messages: Streams,
 }
 
 /// By rank in the group.
@@ -54,6 +70,42 @@ impl Processes {
         membership: Membership,
         deadline: Instant,
     ) -> Result<Processes, CommError> {
+        let hosts: Vec<&str> = membership.members.iter().map(|member| world.hosts[*member].as_str()).collect();
+        let cells = cells(&hosts);
+        let useful = cells.len() > 1 && cells.iter().any(|cell| cell.len() > 1);
+        match world.transport {
+            Transport::Auto if useful => Processes::connect_hosts(world, membership, cells, deadline),
+            _ => Processes::connect_flat(world, membership, deadline),
+        }
+    }
+
+    fn connect_hosts(
+        world: &Arc<World>,
+        membership: Membership,
+        cells: Vec<Range<usize>>,
+        deadline: Instant,
+    ) -> Result<Processes, CommError> {
+        let Membership { group, rank, ref members, .. } = membership;
+        let index = cells.partition_point(|cell| cell.end <= rank);
+        let own = cells[index].clone();
+        let place = rank - own.start;
+        let messages = world.hub.mesh(group, Purpose::Messages, members, deadline)?;
+        let cell = digest(&[group as usize, 0, index]);
+        let cell = Membership::new(cell, place, members[own.clone()].to_vec());
+        let cell = Box::new(Processes::connect_flat(world, cell, deadline)?);
+        let rail = || {
+            let group = digest(&[group as usize, 1, place]);
+            let rail = cells.iter().map(|cell| members[cell.start + place]).collect();
+            let weights = cells.iter().map(ExactSizeIterator::len).collect();
+            let rail = Membership { weights, ..Membership::new(group, index, rail) };
+            Processes::connect_flat(world, rail, deadline).map(Box::new)
+        };
+        let rail = (place < rails(&cells)).then(rail).transpose()?;
+        let links = Links::Hosts(Hosts { cells, own, cell, rail, messages });
+        Ok(Processes { world: Arc::clone(world), membership, links })
+    }
+
+    fn connect_flat(world: &Arc<World>, membership: Membership, deadline: Instant) -> Result<Processes, CommError> {
         let Membership { group, ref members, .. } = membership;
         let collectives = world.hub.mesh(group, Purpose::Collectives, members, deadline)?;
         let messages = world.hub.mesh(group, Purpose::Messages, members, deadline)?;
@@ -101,17 +153,15 @@ impl Processes {
 
     fn exchange(&self) -> Result<Exchange, CommError> {
         let Membership { rank, .. } = self.membership;
-        let wires: Box<dyn Wires> = match &self.links {
-            Links::Shm(shared) => Box::new(ShmWires::collectives(&shared.segment, rank, self.membership.size())),
-            Links::Tcp { collectives, .. } => {
-                let streams = collectives.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
-                let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
-                Box::new(streams.map_err(|error| self.io(error))?)
+        let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
+            Links::Shm(Shared { segment, neighbours }) => {
+                (Box::new(ShmWires::collectives(segment, rank, self.membership.size())), neighbours.clone())
             }
-        };
-        let neighbours = match &self.links {
-            Links::Shm(shared) => shared.neighbours.clone(),
-            Links::Tcp { .. } => None,
+            Links::Tcp { collectives: streams, .. } | Links::Hosts(Hosts { messages: streams, .. }) => {
+                let streams = streams.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
+                let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
+                (Box::new(streams.map_err(|error| self.io(error))?), None)
+            }
         };
         let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
         Ok(Exchange { wires, neighbours, membership, health, job: self.job() })
@@ -122,7 +172,8 @@ impl Processes {
         let Membership { rank, .. } = self.membership;
         let wires: Box<dyn Wires> = match &self.links {
             Links::Shm(Shared { segment, .. }) => Box::new(shared(segment, rank, peer, self.membership.size())),
-            Links::Tcp { messages, .. } => {
+            Links::Hosts(Hosts { own, cell, .. }) if own.contains(&peer) => return cell.end(peer - own.start, shared),
+            Links::Tcp { messages, .. } | Links::Hosts(Hosts { messages, .. }) => {
                 let only = |(index, stream): (usize, &Option<TcpStream>)| {
                     stream.as_ref().filter(|_| index == peer).map(TcpStream::try_clone).transpose()
                 };
@@ -141,11 +192,15 @@ impl Fabric for Processes {
         match self.links {
             Links::Tcp { .. } => "tcp",
             Links::Shm(_) => "shared memory",
+            Links::Hosts(_) => "shared memory and tcp",
         }
     }
 
     fn collective(&self) -> Result<Box<dyn Collective>, CommError> {
-        Ok(Box::new(self.exchange()?))
+        let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else { return Ok(Box::new(self.exchange()?)) };
+        let rail = rail.as_ref().map(|rail| rail.collective()).transpose()?;
+        let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective()?);
+        Ok(Box::new(Hierarchy { cells, rank, cell, rail }))
     }
 
     fn outbox(&self, peer: usize) -> Result<Box<dyn Outbox>, CommError> {

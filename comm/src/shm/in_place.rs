@@ -12,11 +12,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::PeerArena;
-use crate::buffer::Dtype;
-use crate::communicator::ReduceOp;
 use crate::copy::copy;
 use crate::health::{Cause, Failure, Health};
-use crate::step::{Membership, Step};
+use crate::step::{Membership, Reduction, Step};
 use crate::tree;
 
 /// Bytes that are combined at a time: those of two ranks fit into the first-level cache, of many into the second.
@@ -76,8 +74,8 @@ impl Neighbours {
             })
         };
         let peers: Vec<Lease> = places.iter().map(peer).collect::<Result<_, _>>()?;
-        match step.signature.reduce {
-            Some(op) => reduce(step, op, &own, peers, health),
+        match step.reduce {
+            Some(reduction) => reduce(step, reduction, &membership.weights, &own, peers, health),
             None if step.gather => gather(step, &own, &peers, health),
             None => Ok(()),
         }
@@ -87,14 +85,14 @@ impl Neighbours {
 /// Combines the own range of all buffers and, for an all_reduce, leaves the result in all of them.
 fn reduce(
     step: &mut Step<'_>,
-    op: ReduceOp,
+    reduction: Reduction,
+    weights: &[usize],
     own: &Lease,
     mut peers: Vec<Lease>,
     health: &Health,
 ) -> Result<(), Failure> {
     // The tree wants them in this order.
     peers.sort_unstable_by_key(|peer| peer.rank);
-    let dtype = step.signature.dtype.unwrap_or(Dtype::U8);
     let range = step.ranges[own.rank].clone();
     for block in blocks(&range) {
         health.check()?;
@@ -103,13 +101,13 @@ fn reduce(
         match &mut step.shard {
             None => {
                 // SAFETY: as above; its own buffer is another one than those read.
-                tree::reduce(dtype, op, own.rank, unsafe { own.write(&block) }, &contributions);
+                tree::reduce(reduction, weights, own.rank, unsafe { own.write(&block) }, &contributions);
             }
             Some(shard) => {
                 let target = &mut shard[block.start - range.start..block.end - range.start];
                 // SAFETY: as above.
                 let own_part = unsafe { own.read(&block) };
-                tree::reduce_into(dtype, op, own.rank, own_part, &contributions, target, range.len());
+                tree::reduce_into(reduction, weights, own.rank, own_part, &contributions, target, range.len());
             }
         }
         for peer in peers.iter().filter(|_| step.gather) {

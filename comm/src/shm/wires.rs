@@ -117,6 +117,10 @@ impl Wires for ShmWires {
         self.bell_of(peer).ring();
     }
 
+    fn is_network(&self) -> bool {
+        false
+    }
+
     fn mark(&self) -> u32 {
         self.own_bell().mark()
     }

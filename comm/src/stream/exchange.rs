@@ -14,7 +14,7 @@ use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
 use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
-use crate::step::{Collective, Membership, Step, Way, consecutive};
+use crate::step::{Carried, Collective, Membership, Step, consecutive};
 use crate::tree;
 
 /// One rank's end of a group's collectives.
@@ -50,7 +50,10 @@ struct Run<'a> {
     header: Header,
     streams: Vec<Streams>,
     rank: usize,
+    weights: &'a [usize],
     chunk: usize,
+    /// Bytes sent, headers aside.
+    payload: usize,
     /// Chunks of the own range that are reduced.
     reduced: usize,
     /// Whether there is payload in the streams: not before it is known that not all buffers can be reached.
@@ -58,7 +61,7 @@ struct Run<'a> {
 }
 
 impl Collective for Exchange {
-    fn run(&mut self, step: Step<'_>) -> Result<Way, Failure> {
+    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let mut watch = Watch::of_collective(&self.health, &self.membership, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
@@ -74,7 +77,7 @@ impl Collective for Exchange {
                     neighbours.carry_out(&mut run.step, &self.membership, &theirs, watch.health)?;
                     farewell(wires, &self.membership, &mut watch)?;
                     offer.returned();
-                    return Ok(Way::InPlace);
+                    return Ok(Carried::IN_PLACE);
                 }
                 // Everybody has seen that somebody offers nothing.
                 offer.returned();
@@ -94,7 +97,7 @@ impl Collective for Exchange {
             }
             let waits = run.waits();
             if waits.is_empty() {
-                return Ok(Way::Streamed);
+                return Ok(Carried::streamed(if wires.is_network() { run.payload } else { 0 }));
             }
             watch.idle(wires, mark, &waits)?;
         }
@@ -102,10 +105,10 @@ impl Collective for Exchange {
 }
 
 impl<'a> Run<'a> {
-    fn new(step: Step<'a>, header: Header, membership: &Membership, chunk: usize) -> Run<'a> {
+    fn new(step: Step<'a>, header: Header, membership: &'a Membership, chunk: usize) -> Run<'a> {
         let rank = membership.rank;
         let chunks = |rank: usize| step.ranges[rank].len().div_ceil(chunk);
-        let (reduces, gathers) = (step.signature.reduce.is_some(), step.gather);
+        let (reduces, gathers) = (step.reduce.is_some(), step.gather);
         let order = |to: usize, from: usize| {
             Order::new(if reduces { chunks(to) } else { 0 }, if gathers { chunks(from) } else { 0 })
         };
@@ -121,7 +124,8 @@ impl<'a> Run<'a> {
             ready: false,
         });
         let streaming = header.place.is_none();
-        Run { header, streams: streams.collect(), rank, chunk, reduced: 0, streaming, step }
+        let (streams, weights) = (streams.collect(), &membership.weights[..]);
+        Run { header, streams, rank, weights, chunk, payload: 0, reduced: 0, streaming, step }
     }
 
     fn headers_exchanged(&self) -> bool {
@@ -164,7 +168,7 @@ impl<'a> Run<'a> {
         match item {
             _ if !self.streaming => false,
             Item::Reduce(_) => true,
-            Item::Gather(index) => self.step.signature.reduce.is_none() || index < self.reduced,
+            Item::Gather(index) => self.step.reduce.is_none() || index < self.reduced,
         }
     }
 
@@ -185,6 +189,7 @@ impl<'a> Run<'a> {
         };
         let rest = range.start + streams.sent..range.end;
         let pushed = wires.push(peer, &self.step.buffer[rest.clone()]).map_err(watch.broken(peer))?;
+        self.payload += pushed;
         let streams = &mut self.streams[index];
         streams.sent += pushed;
         if pushed == rest.len() {
@@ -221,7 +226,7 @@ impl<'a> Run<'a> {
 
     /// Reduces the next chunk of the own range if all contributions to it are here.
     fn reduce(&mut self, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
-        let Some(op) = self.step.signature.reduce.filter(|_| self.streaming) else { return Ok(false) };
+        let Some(reduction) = self.step.reduce.filter(|_| self.streaming) else { return Ok(false) };
         let own = &self.step.ranges[self.rank];
         let range = chunk_of(own, self.reduced, self.chunk);
         if range.start >= own.end {
@@ -238,13 +243,12 @@ impl<'a> Run<'a> {
         }
         let others = (0..watch.members.len()).filter(|peer| *peer != self.rank);
         let peers: Vec<&[u8]> = others.map(|peer| wires.view(peer, range.len())).collect();
-        let dtype = self.step.signature.dtype.unwrap_or(Dtype::U8);
         match &mut self.step.shard {
-            None => tree::reduce(dtype, op, self.rank, &mut self.step.buffer[range], &peers),
+            None => tree::reduce(reduction, self.weights, self.rank, &mut self.step.buffer[range], &peers),
             Some(shard) => {
                 let target = &mut shard[range.start - own.start..range.end - own.start];
                 target.copy_from_slice(&self.step.buffer[range]);
-                tree::reduce(dtype, op, self.rank, target, &peers);
+                tree::reduce(reduction, self.weights, self.rank, target, &peers);
             }
         }
         for streams in &mut self.streams {
@@ -320,7 +324,9 @@ pub(crate) fn gather_all(
         reduce: None,
         layout: 0,
     };
-    let step = Step { signature, buffer: &mut buffer, shard: None, ranges: ranges.clone(), gather: true, deadline };
+    let whole = &mut buffer[..];
+    let (reduce, shard, gather) = (None, None, true);
+    let step = Step { signature, reduce, buffer: whole, shard, ranges: ranges.clone(), gather, deadline };
     endpoint.run(step).map_err(|failure| (failure, signature))?;
     Ok(ranges.into_iter().map(|range| buffer[range].to_vec()).collect())
 }

@@ -7,7 +7,7 @@ use super::exchange::compare;
 use super::{Wait, Watch, Wires};
 use crate::health::{Failure, Health};
 use crate::signature::{HEADER_BYTES, Header, Signature};
-use crate::step::{Inbox, Membership, Outbox};
+use crate::step::{Carried, Inbox, Membership, Outbox};
 
 /// What both ends need to know.
 pub(crate) struct End {
@@ -63,10 +63,11 @@ impl End {
 pub(crate) struct StreamOutbox(pub(crate) End);
 
 impl Outbox for StreamOutbox {
-    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<(), Failure> {
+    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<Carried, Failure> {
         let header = self.0.header(signature).encode();
         self.0.push(&header, deadline)?;
-        self.0.push(bytes, deadline)
+        self.0.push(bytes, deadline)?;
+        Ok(Carried::streamed(if self.0.wires.is_network() { bytes.len() } else { 0 }))
     }
 }
 

@@ -39,6 +39,9 @@ pub(crate) trait Wires: Send {
     /// Makes room for the next chunk.
     fn consume(&mut self, peer: usize);
 
+    /// Whether what is pushed leaves the memory that the ranks share.
+    fn is_network(&self) -> bool;
+
     /// To be taken before trying to push and pull, so that `wait` misses nothing that happens after.
     fn mark(&self) -> u32;
 

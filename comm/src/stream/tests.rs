@@ -11,7 +11,7 @@ use crate::communicator::ReduceOp;
 use crate::health::{Announce, Board, Cause, Failure, Health};
 use crate::inquiry::Desk;
 use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Membership, Step, consecutive};
+use crate::step::{Collective, Membership, Reduction, Step, consecutive};
 
 const SIZE: usize = 3;
 const STOPPED: usize = 2;
@@ -38,13 +38,13 @@ impl Scene {
 
     /// One reduction after another on one rank, until one fails.
     fn reduce(self: &Arc<Scene>, rank: usize, times: u64) -> Result<(), Failure> {
-        let membership = Membership { group: 5, rank, members: (0..SIZE).collect() };
+        let membership = Membership::new(5, rank, (0..SIZE).collect());
         let end = || End { scene: Arc::clone(self), rank };
         let desk = Arc::clone(&self.desks[rank]);
         let health = Health::new(rank, Board::new(SIZE), desk, Some(Box::new(end())));
         let mut exchange = Exchange { wires: Box::new(end()), neighbours: None, membership, health, job: (1, 0) };
         for sequence in 0..times {
-            let mut buffer = vec![1; SIZE * CHUNKS * CHUNK];
+            let mut buffer = [1; SIZE * CHUNKS * CHUNK];
             let signature = Signature {
                 operation: Operation::AllReduce,
                 sequence,
@@ -55,7 +55,9 @@ impl Scene {
             };
             let ranges = consecutive([CHUNKS * CHUNK; SIZE], 1);
             let deadline = Instant::now() + TIMEOUT;
-            exchange.run(Step { signature, buffer: &mut buffer, shard: None, ranges, gather: true, deadline })?;
+            let reduce = Some(Reduction { op: ReduceOp::Sum, dtype: Dtype::U8 });
+            let buffer = &mut buffer[..];
+            exchange.run(Step { signature, reduce, buffer, shard: None, ranges, gather: true, deadline })?;
             assert!(buffer.iter().all(|sum| usize::from(*sum) == SIZE));
         }
         Ok(())
@@ -111,6 +113,10 @@ impl Wires for End {
 
     fn consume(&mut self, peer: usize) {
         self.stream(peer, self.rank, |stream| stream.pop_front());
+    }
+
+    fn is_network(&self) -> bool {
+        false
     }
 
     fn mark(&self) -> u32 {

@@ -87,6 +87,10 @@ impl Wires for TcpWires {
         }
     }
 
+    fn is_network(&self) -> bool {
+        true
+    }
+
     /// Sockets remember what has happened.
     fn mark(&self) -> u32 {
         0

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Room;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::signature::Signature;
-use crate::step::{Inbox, Outbox};
+use crate::step::{Carried, Inbox, Outbox};
 
 /// The way from one rank to another.
 #[derive(Default)]
@@ -76,12 +76,12 @@ pub(super) struct Sender {
 }
 
 impl Outbox for Sender {
-    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<(), Failure> {
+    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<Carried, Failure> {
         let mailbox = self.address.mailbox();
         *mailbox.lock() = Some(Offer { signature: *signature, bytes: bytes.as_ptr(), length: bytes.len() });
         mailbox.changed.notify_all();
         match mailbox.wait_until(false, &self.health, self.peer, deadline) {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(Carried::streamed(0)),
             Err(failure) => {
                 // Under the lock nobody is copying, and nobody finds the offer afterwards.
                 *mailbox.lock() = None;

@@ -12,12 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::Room;
 use crate::bell::{Bell, spin_time};
-use crate::buffer::Dtype;
-use crate::communicator::ReduceOp;
 use crate::copy::copy;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::signature::Signature;
-use crate::step::{Collective, Membership, Step, Way};
+use crate::step::{Carried, Collective, Membership, Reduction, Step};
 use crate::tree;
 
 pub(super) struct Meeting {
@@ -162,8 +160,8 @@ impl Participant {
     }
 
     /// Combines this rank's range of all buffers.
-    fn reduce(&self, plan: &Plan, op: ReduceOp, mut shard: Option<&mut [u8]>) -> Result<(), Failure> {
-        let (rank, dtype) = (self.membership.rank, plan.dtype);
+    fn reduce(&self, plan: &Plan, reduction: Reduction, mut shard: Option<&mut [u8]>) -> Result<(), Failure> {
+        let Membership { rank, ref weights, .. } = self.membership;
         let posts = self.posts()?;
         let range = &plan.ranges[rank];
         for start in range.clone().step_by(BLOCK) {
@@ -174,13 +172,13 @@ impl Participant {
             match &mut shard {
                 None => {
                     // SAFETY: as above; this rank's range of its own buffer belongs to this rank alone in this phase.
-                    tree::reduce(dtype, op, rank, unsafe { posts[rank].post.write(&block) }, &peers);
+                    tree::reduce(reduction, weights, rank, unsafe { posts[rank].post.write(&block) }, &peers);
                 }
                 Some(shard) => {
                     let target = &mut shard[block.start - range.start..block.end - range.start];
                     // SAFETY: as above.
                     let own = unsafe { posts[rank].post.read(&block) };
-                    tree::reduce_into(dtype, op, rank, own, &peers, target, range.len());
+                    tree::reduce_into(reduction, weights, rank, own, &peers, target, range.len());
                 }
             }
         }
@@ -210,8 +208,8 @@ impl Participant {
         *seat.post.write().unwrap_or_else(PoisonError::into_inner) = Some(post);
         self.barrier(plan.deadline)?;
         self.compare(&post.signature)?;
-        if let Some(op) = post.signature.reduce {
-            self.reduce(plan, op, shard)?;
+        if let Some(reduction) = plan.reduce {
+            self.reduce(plan, reduction, shard)?;
         }
         // Nobody leaves while its buffer is read or its post compared.
         self.barrier(plan.deadline)?;
@@ -231,7 +229,7 @@ struct Locked<'a> {
 
 /// What a step says besides its buffers.
 struct Plan {
-    dtype: Dtype,
+    reduce: Option<Reduction>,
     ranges: Vec<Range<usize>>,
     gather: bool,
     deadline: Instant,
@@ -241,10 +239,10 @@ struct Plan {
 const BLOCK: usize = 64 * 1024;
 
 impl Collective for Participant {
-    fn run(&mut self, step: Step<'_>) -> Result<Way, Failure> {
-        let Step { signature, buffer, shard, ranges, gather, deadline } = step;
+    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        let Step { signature, reduce, buffer, shard, ranges, gather, deadline } = step;
         let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len() };
-        let plan = Plan { dtype: signature.dtype.unwrap_or(Dtype::U8), ranges, gather, deadline };
+        let plan = Plan { reduce, ranges, gather, deadline };
         let outcome = self.attempt(&plan, post, shard);
         if let Err(failure) = &outcome {
             // First the board, so that nobody begins to read, then the post, which waits for those who do.
@@ -252,6 +250,6 @@ impl Collective for Participant {
             self.health.end_because(failure, &signature, timeout);
         }
         self.withdraw();
-        outcome.map(|()| Way::InPlace)
+        outcome.map(|()| Carried::IN_PLACE)
     }
 }

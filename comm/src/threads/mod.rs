@@ -31,7 +31,7 @@ pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     let rooms = Arc::new(Rooms::default());
     let rank = |rank| -> Result<Arc<dyn Communicator>, CommError> {
         let health = Health::new(rank, Arc::clone(&board), Arc::default(), None);
-        let membership = Membership { group: 0, rank, members: (0..size).collect() };
+        let membership = Membership::new(0, rank, (0..size).collect());
         let fabric = Threads::enter(&rooms, &health, membership.clone(), options.timeout);
         Ok(Group::new(membership, Box::new(fabric), health, options.timeout)?)
     };

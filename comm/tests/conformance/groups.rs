@@ -35,7 +35,8 @@ pub(crate) fn splits_are_groups_of_their_own(kind: Kind) {
             comm.barrier().wait().expect("the parent goes on");
             (comm.transport(), group.transport())
         });
-        assert!(names.iter().all(|(parent, child)| parent == child), "{names:?}");
+        // A group within a host has no need for sockets.
+        assert!(kind == Kind::Hosts || names.iter().all(|(parent, child)| parent == child), "{names:?}");
     }
 }
 

@@ -12,6 +12,13 @@ pub(crate) enum Kind {
     Threads,
     SharedMemory,
     Tcp,
+    /// Two hosts, the first with the larger half of the ranks.
+    Hosts,
+}
+
+/// Ranks of the first of two hosts.
+pub(crate) fn first_host(size: usize) -> usize {
+    size.div_ceil(2)
 }
 
 /// Runs `rank` on every rank of a world; results in rank order. Each rank drops its communicator when it returns.
@@ -36,7 +43,11 @@ pub(crate) fn run_catching<T: Send>(
     options: &Options,
     rank: impl Fn(Arc<dyn Communicator>) -> T + Sync,
 ) -> Vec<std::thread::Result<T>> {
-    let transport = if kind == Kind::Tcp { Transport::Tcp } else { Transport::SharedMemory };
+    let transport = match kind {
+        Kind::Tcp => Transport::Tcp,
+        Kind::Hosts => Transport::Auto,
+        Kind::Threads | Kind::SharedMemory => Transport::SharedMemory,
+    };
     let options = Options { transport, token: Some("conformance".into()), ..options.clone() };
     let store = StoreServer::bind(("127.0.0.1", 0), options.token.as_deref()).expect("a free port");
     let mut in_process = if kind == Kind::Threads { threads(size, &options) } else { Vec::new() };
@@ -56,7 +67,9 @@ pub(crate) fn run_catching<T: Send>(
         let start = |number: usize| {
             let ready = (kind == Kind::Threads).then(|| in_process.remove(0));
             scope.spawn(move || {
-                let comm = ready.unwrap_or_else(|| connect(&place(number), options).expect("the ranks meet"));
+                let host = (kind == Kind::Hosts).then(|| (number / first_host(size)).to_string());
+                let options = Options { host, ..options.clone() };
+                let comm = ready.unwrap_or_else(|| connect(&place(number), &options).expect("the ranks meet"));
                 assert_eq!((comm.rank(), comm.size()), (number, size));
                 met.fetch_add(1, Ordering::SeqCst);
                 let patience = Instant::now() + Duration::from_secs(60);

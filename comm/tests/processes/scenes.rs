@@ -43,13 +43,17 @@ pub(crate) fn play(transports: &[&str]) {
 /// What a rank does. It prints `ready` before the part that matters and the error that ends it.
 fn rank(scene: &str) {
     let place = Place::from_environment(|name| std::env::var(name).ok()).expect("a place");
-    let transport =
-        if std::env::var(TRANSPORT).as_deref() == Ok("tcp") { Transport::Tcp } else { Transport::SharedMemory };
+    let (transport, host) = match std::env::var(TRANSPORT).as_deref() {
+        Ok("tcp") => (Transport::Tcp, None),
+        // Two ranks each.
+        Ok("hosts") => (Transport::Auto, Some((place.rank / 2).to_string())),
+        _ => (Transport::SharedMemory, None),
+    };
     // Long enough for a machine on which a process may be kept waiting for a second.
     let timeout = if scene == "stopped" { PATIENCE } else { Duration::from_secs(60) };
     let meeting_timeout = Duration::from_secs(if scene == "meet" { 6 } else { 60 });
     let token = std::env::var(TOKEN).ok();
-    let options = Options { transport, token, timeout, meeting_timeout, ..Options::default() };
+    let options = Options { transport, host, token, timeout, meeting_timeout, ..Options::default() };
     let outcome = connect(&place, &options).and_then(|comm| {
         comm.barrier().wait()?;
         println!("ready");

@@ -1,0 +1,69 @@
+//! Groups on several hosts: what goes through sockets. That the bits are those of one host is what the other cases show.
+
+use zero_comm::{Buffer, Communicator, Counter, Dtype, Operation, ReduceOp};
+
+use crate::world::{Kind, first_host, run};
+
+/// Bytes that the ranks of each of two hosts put into sockets for an operation.
+fn between(kind: Kind, size: usize, operation: impl Fn(&dyn Communicator) -> Counter + Sync) -> [u64; 2] {
+    let counters = run(kind, size, |comm| operation(&*comm));
+    assert!(counters.iter().all(|counter| counter.calls == 1));
+    let bytes = |ranks: &[Counter]| ranks.iter().map(|counter| counter.network_bytes).sum();
+    let (first, second) = counters.split_at(first_host(size));
+    [bytes(first), bytes(second)]
+}
+
+pub(crate) fn what_goes_between_hosts_goes_once_a_host(kind: Kind) {
+    // Hosts of one size, and of different sizes; each is one node of the tree.
+    for size in [4, 7, 8] {
+        let length = 840 * size;
+        let counts = vec![840; size];
+        let first = (4 * 840 * first_host(size)) as u64;
+        let whole = 4 * length as u64;
+        let all_reduce = |dtype| {
+            between(kind, size, move |comm| {
+                comm.all_reduce(Buffer::zeros(dtype, length), ReduceOp::Sum).wait().expect("reduced");
+                comm.stats()[Operation::AllReduce]
+            })
+        };
+        // Each host sends half of a partial sum, gets half of the other's and sends the half that it has completed.
+        assert_eq!(all_reduce(Dtype::F32), [whole; 2], "{size} ranks");
+        // Partial sums of 16-bit floats are f32.
+        assert_eq!(all_reduce(Dtype::Bf16), [whole; 2], "{size} ranks");
+        let scattered = between(kind, size, |comm| {
+            let (input, shard) = (Buffer::zeros(Dtype::F32, length), Buffer::zeros(Dtype::F32, 840));
+            comm.reduce_scatter(input, shard, &counts, ReduceOp::Sum).wait().expect("scattered");
+            comm.stats()[Operation::ReduceScatter]
+        });
+        assert_eq!(scattered, [whole - first, first], "{size} ranks: each host sends what the other's ranks get");
+        let gathered = between(kind, size, |comm| {
+            let (shard, output) = (Buffer::zeros(Dtype::F32, 840), Buffer::zeros(Dtype::F32, length));
+            comm.all_gather(shard, output, &counts).wait().expect("gathered");
+            comm.stats()[Operation::AllGather]
+        });
+        assert_eq!(gathered, [first, whole - first], "{size} ranks: each host sends what its own ranks have");
+        let broadcast = between(kind, size, |comm| {
+            comm.broadcast(Buffer::zeros(Dtype::F32, length), size - 1).wait().expect("sent");
+            comm.stats()[Operation::Broadcast]
+        });
+        assert_eq!(broadcast, [0, whole], "{size} ranks: the root is on the second host");
+    }
+}
+
+pub(crate) fn ranks_of_a_host_share_memory_for_messages(kind: Kind) {
+    let bytes = run(kind, 4, |comm| {
+        assert_eq!(comm.transport(), "shared memory and tcp");
+        let rank = comm.rank();
+        let others = || (0..4).filter(|other| *other != rank);
+        let sends: Vec<_> = others().map(|to| comm.send(vec![rank as u8; 100].into(), to)).collect();
+        for from in others() {
+            let received = comm.recv(vec![0u8; 100].into(), from).wait().expect("received");
+            assert_eq!(received, Buffer::from(vec![from as u8; 100]));
+        }
+        for send in sends {
+            send.wait().expect("sent");
+        }
+        comm.stats()[Operation::Send].network_bytes
+    });
+    assert_eq!(bytes, [200; 4], "two of three peers are on the other host");
+}
