@@ -1,0 +1,191 @@
+"""Trains the same model with a peer and with zero-train in alternation, and prints the ratio of their tokens per second.
+
+    python compare.py --binary ../../target/release/zero-train --preset 10m --peer ddp --stages 0 1 2 3
+    python compare.py --binary ../../target/release/zero-train --preset 124m --peer deepspeed-3 --layout 2x1 --dtype bf16
+
+A round is one run of the peer and one of zero-train at each stage, each in fresh processes; every other round goes the
+other way. A run's figure is its median step; a ratio is taken within a round, so that a noisy neighbour slows both. It
+fails if the losses differ at any step.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import corpus
+import weights
+import world
+from gpt import PRESETS
+from trainer import ADAMW, CLIP
+
+HERE = Path(__file__).resolve().parent
+PEERS = {
+    "plain": ["torch_train.py", "--mode", "plain"],
+    "ddp": ["torch_train.py", "--mode", "ddp"],
+    "fsdp2": ["torch_train.py", "--mode", "fsdp2"],
+    **{f"deepspeed-{stage}": ["deepspeed_train.py", "--stage", str(stage)] for stage in range(4)},
+}
+SAME_STAGE = {"plain": 0, "ddp": 0, "fsdp2": 3, **{f"deepspeed-{stage}": stage for stage in range(4)}}
+# Largest relative difference of a loss. bf16 keeps 8 bits of each activation, and each trainer rounds elsewhere.
+AGREEMENT = {"f32": 1e-3, "bf16": 1e-2}
+MEASURED_STEPS = {"10m": 20, "124m": 8}
+
+
+@dataclass(frozen=True)
+class Setting:
+    preset: str
+    dtype: str
+    accumulation: int
+    ranks: int
+    threads: int
+    steps: int
+
+
+def files(preset):
+    """The token file and the first weights of a preset, made when they are not there."""
+    world.WORK.mkdir(exist_ok=True)
+    vocabulary = PRESETS[preset].vocabulary
+    tokens, start = world.WORK / f"tokens-{vocabulary}.u16.bin", world.WORK / f"{preset}.safetensors"
+    if not tokens.exists():
+        corpus.write(vocabulary, tokens)
+    if not start.exists():
+        weights.write(PRESETS[preset], start)
+    return tokens, start
+
+
+def run_peer(peer, setting, tokens, shim):
+    """One run of a peer: the RESULT that its rank 0 prints."""
+    script, *more = PEERS[peer]
+    arguments = [str(HERE / script), *more, "--preset", setting.preset, "--tokens", str(tokens)]
+    arguments += ["--dtype", setting.dtype, "--accumulation", str(setting.accumulation), "--steps", str(setting.steps)]
+    output = world.run(arguments, setting.ranks, setting.threads, shim)
+    return json.loads(output.rpartition("RESULT ")[2].splitlines()[0])
+
+
+def run_ours(binary, stage, setting, tokens, start):
+    """One run of zero-train."""
+    preset = PRESETS[setting.preset]
+    config = {
+        "train_micro_batch_size_per_gpu": preset.micro_batch,
+        "gradient_accumulation_steps": setting.accumulation,
+        "gradient_clipping": CLIP,
+        "bf16": {"enabled": setting.dtype == "bf16"},
+        "optimizer": {"type": "AdamW", "params": ADAMW},
+        "zero_optimization": {"stage": stage},
+        "model": {
+            "type": "gpt2",
+            "vocab_size": preset.vocabulary,
+            "n_positions": preset.length,
+            "n_embd": preset.width,
+            "n_layer": preset.layers,
+            "n_head": preset.heads,
+        },
+        "data": {"train": str(tokens), "format": "tokens", "shuffle": False},
+        "training": {"initial_weights": str(start), "weight_decay_on": "all"},
+        "launcher": {"num_processes": setting.ranks, "threads_per_rank": setting.threads},
+    }
+    command = [binary, "bench", "step", "--config", "-", "--steps", str(setting.steps), "--json"]
+    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
+    if done.returncode:
+        sys.exit(f"zero-train failed with {done.returncode}:\n{done.stderr[-4000:]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    result["ranks"] = [{"peak_mb": bytes / 2**20} for bytes in result["peak_resident_bytes"]]
+    return result
+
+
+def rate(result):
+    return result["tokens_per_step"] / statistics.median(result["step_ms"]) * 1e3
+
+
+def spread(values, digits=0):
+    values = sorted(values)
+    return f"{statistics.median(values):.{digits}f} ({values[0]:.{digits}f} – {values[-1]:.{digits}f})"
+
+
+def ratios(ours, theirs):
+    """Of tokens per second, by round."""
+    return [rate(own) / rate(peer) for own, peer in zip(ours, theirs, strict=True)]
+
+
+def apart(ours, theirs):
+    """Largest relative difference of two losses of the same step."""
+    pairs = [(own["losses"], peer["losses"]) for own, peer in zip(ours, theirs, strict=True)]
+    return max(abs(a - b) / abs(b) for own, peer in pairs for a, b in zip(own, peer, strict=True))
+
+
+def peaks(results, key):
+    """Per rank the median over runs, in MB."""
+    ranks = zip(*([rank[key] for rank in result["ranks"]] for result in results))
+    return "/".join(f"{statistics.median(rank):.0f}" for rank in ranks)
+
+
+def measure(chosen, setting, stages):
+    """Runs of the peer, and of zero-train by stage, each list in the order of the rounds."""
+    tokens, start = files(setting.preset)
+    theirs, ours = [], {stage: [] for stage in stages}
+    runs = [lambda: theirs.append(run_peer(chosen.peer, setting, tokens, chosen.shim))]
+    for stage in stages:
+        runs.append(lambda stage=stage: ours[stage].append(run_ours(chosen.binary, stage, setting, tokens, start)))
+    for index in range(chosen.rounds):
+        for run in runs if index % 2 == 0 else reversed(runs):
+            run()
+    return theirs, ours
+
+
+def show(setting, peer, theirs, ours):
+    print(
+        f"{setting.preset} {setting.dtype}, {setting.ranks} ranks x {setting.threads} threads,"
+        f" accumulation {setting.accumulation}, {len(theirs)} rounds of {setting.steps} steps"
+    )
+    losses = theirs[0]["losses"]
+    print(
+        f"  {peer:<28}{spread(map(rate, theirs)):>22} tokens/s   peak {peaks(theirs, 'peak_mb')} MB"
+        f" ({peaks(theirs, 'peak_of_steps_mb')} in steps, {peaks(theirs, 'imported_mb')} imported)"
+        f"   loss {losses[0]:.5f} -> {losses[-1]:.5f}"
+    )
+    for stage, runs in ours.items():
+        print(
+            f"  zero-train, stage {stage:<10}{spread(map(rate, runs)):>22} tokens/s   peak {peaks(runs, 'peak_mb')} MB"
+            f"   ratio {spread(ratios(runs, theirs), 2)}   losses differ by {apart(runs, theirs):.1e}"
+        )
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True, help="zero-train, a release build")
+    parser.add_argument("--preset", choices=PRESETS, required=True)
+    parser.add_argument("--peer", choices=PEERS, required=True)
+    parser.add_argument("--stages", type=int, nargs="+", help="ZeRO stages of zero-train [default: the peer's]")
+    parser.add_argument("--layout", default="2x1", help="ranks x threads [default: 2x1]")
+    parser.add_argument("--dtype", choices=AGREEMENT, default="f32")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a rank per step")
+    parser.add_argument("--steps", type=int, help="measured steps of a run [default: by the preset]")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shim", type=Path, help="library to preload into the peer, see mkl_avx512.c")
+    parser.add_argument("--results", type=Path, help="file to append a line of JSON to, for each stage")
+    return parser.parse_args()
+
+
+def main():
+    chosen = parse()
+    ranks, threads = map(int, chosen.layout.split("x"))
+    steps = chosen.steps or max(3, MEASURED_STEPS[chosen.preset] // chosen.accumulation)
+    setting = Setting(chosen.preset, chosen.dtype, chosen.accumulation, ranks, threads, steps)
+    theirs, ours = measure(chosen, setting, chosen.stages or [SAME_STAGE[chosen.peer]])
+    show(setting, chosen.peer + (", AVX-512 forced" if chosen.shim else ""), theirs, ours)
+    if chosen.results:
+        with chosen.results.open("a") as file:
+            for stage, runs in ours.items():
+                line = vars(setting) | {"peer": chosen.peer, "forced": bool(chosen.shim), "stage": stage}
+                file.write(json.dumps(line | {"theirs": theirs, "ours": runs}) + "\n")
+    worst = max(apart(runs, theirs) for runs in ours.values())
+    if not worst <= AGREEMENT[chosen.dtype]:
+        sys.exit(f"the losses differ by {worst:.1e}, more than {AGREEMENT[chosen.dtype]:.0e}: not the same training")
+
+
+if __name__ == "__main__":
+    main()

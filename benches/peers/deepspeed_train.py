@@ -1,0 +1,39 @@
+"""DeepSpeed at `--stage` 0, 1, 2 or 3, with its own defaults; without offload."""
+
+import deepspeed
+
+from gpt import PRESETS, build
+from trainer import ADAMW, CLIP, arguments, memory, rendezvous, run
+
+parser = arguments()
+parser.add_argument("--stage", type=int, choices=range(4), required=True)
+chosen = parser.parse_args()
+imported = memory()
+rendezvous()
+deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+preset = PRESETS[chosen.preset]
+model = build(preset)
+engine, *_ = deepspeed.initialize(
+    model=model,
+    model_parameters=model.parameters(),
+    config={
+        "train_micro_batch_size_per_gpu": preset.micro_batch,
+        "gradient_accumulation_steps": chosen.accumulation,
+        "optimizer": {"type": "AdamW", "params": ADAMW},
+        "gradient_clipping": CLIP,
+        "zero_optimization": {"stage": chosen.stage},
+        "bf16": {"enabled": chosen.dtype == "bf16"},
+        "steps_per_print": 1_000_000,
+    },
+)
+
+
+def micro_step(tokens, targets, _is_last):
+    loss = engine(tokens, targets)
+    engine.backward(loss)
+    # Updates after the last micro-batch, which it counts itself.
+    engine.step()
+    return loss
+
+
+run(chosen, imported, micro_step, lambda: None)

@@ -1,0 +1,58 @@
+"""Starts the ranks of a PyTorch program on this host, as torchrun does, without its supervisor."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# Tokens, weights and compiled operators lie in the virtual environment: one folder to delete.
+WORK = Path(sys.prefix) / "peers"
+LIMIT_SECONDS = 600
+
+
+def environment(threads):
+    """What PyTorch and DeepSpeed read when they are imported: CPU only, over loopback."""
+    return {
+        # DeepSpeed looks for ninja.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_EXTENSIONS_DIR": str(WORK / "torch_extensions"),
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def run(arguments, ranks, threads, preload=None):
+    """What rank 0 of `python arguments…` prints, run as so many ranks with so many threads each; ends if one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = os.environ | environment(threads)
+    world |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if preload:
+        world["LD_PRELOAD"] = str(preload.resolve())
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                env=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=output if rank == 0 else errors,
+                stderr=errors,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            failed = any([process.wait(LIMIT_SECONDS) for process in processes])
+        finally:
+            for process in processes:
+                process.kill()
+        output.seek(0)
+        errors.seek(0)
+        if failed:
+            sys.exit(f"{' '.join(arguments)} failed:\n{errors.read()[-4000:]}")
+        return output.read()
