@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use zero_model::{Activations, Model, Pass, backward_from};
 use zero_partition::{Norm, Zero};
@@ -34,7 +35,7 @@ pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tenso
 pub(crate) struct Outcome {
     /// The loss of each local micro-batch.
     pub(crate) losses: Vec<f32>,
-    /// The last layer's outputs of each local micro-batch; of an evaluation only.
+    /// The last layer's outputs of each local micro-batch that came without targets.
     pub(crate) outputs: Vec<Activations>,
     pub(crate) norm: Option<Norm>,
 }
@@ -50,11 +51,24 @@ struct Saved {
 struct MicroBatch {
     targets: Option<Tensor>,
     sample: u64,
-    /// Output of the last layer that ran, cut off from its graph.
+    /// Output of the last layer that ran, cut off from its graph; what the next one takes.
     flow: Option<Activations>,
     saved: HashMap<LayerId, Saved>,
     /// Gradients of the outputs of the layer whose backward is next.
     upstream: Vec<Option<Tensor>>,
+}
+
+impl MicroBatch {
+    fn incoming(&mut self) -> Result<Activations, Error> {
+        self.flow.take().ok_or_else(|| Error::Batch("a layer has no input".into()))
+    }
+}
+
+impl Context<'_> {
+    fn pass(&self, layer: LayerId, state: &MicroBatch) -> Pass {
+        let (training, seed, step, sample) = (self.training, self.seed, self.step, state.sample);
+        Pass { training, seed, step, sample, layer: layer as u32 }
+    }
 }
 
 /// Runs a whole program.
@@ -77,7 +91,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 forward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome)?;
             }
             Instruction::Backward { layer, micro_batch } => {
-                backward(&model, *layer, &mut micro_batches[*micro_batch], context)?;
+                backward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome)?;
             }
             Instruction::Accumulate { segment, .. } => context.zero.accumulate(*segment)?,
             Instruction::Reduce { segments, micro_batch } => context.zero.reduce(segments, *micro_batch)?,
@@ -107,57 +121,57 @@ fn forward(
     context: &Context<'_>,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
-    let pass = Pass {
-        training: context.training,
-        seed: context.seed,
-        step: context.step,
-        sample: state.sample,
-        layer: layer as u32,
-    };
-    let incoming = state.flow.take().ok_or_else(|| Error::Batch("a layer has no input".into()))?;
+    let last = layer + 1 == model.layers().len();
+    if context.training && last {
+        // Its forward is part of its backward: a head makes its gradients along with the loss, and there they have a
+        // place.
+        return Ok(());
+    }
+    let incoming = state.incoming()?;
+    let pass = context.pass(layer, state);
     let built = &model.layers()[layer];
     if !context.training {
-        let outputs = detached(&built.run(&incoming, &pass)?);
-        if layer + 1 == model.layers().len() {
-            if let Some(targets) = &state.targets {
-                outcome.losses.push(scalar(&model.loss(&outputs, targets)?)?);
-            }
-            outcome.outputs.push(outputs);
-        } else {
-            state.flow = Some(outputs);
+        match &state.targets {
+            Some(targets) if last => outcome.losses.push(scalar(&model.loss(&incoming, targets, &pass, 0.0)?)?),
+            None if last => outcome.outputs.push(detached(&built.run(&incoming, &pass)?)),
+            _ => state.flow = Some(detached(&built.run(&incoming, &pass)?)),
         }
         return Ok(());
     }
-    // The model's inputs need no gradient; between layers the graph is cut, so that each backward is the layer's own.
-    let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });
-    let leaves = leaves.collect::<candle_core::Result<Vec<_>>>()?;
-    let inputs = incoming.tensors().iter().zip(&leaves).map(|(x, leaf)| leaf.as_ref().unwrap_or(x).clone()).collect();
-    let outputs = built.run(&Activations::new(inputs), &pass)?;
-    let outputs = if layer + 1 == model.layers().len() {
-        let targets = state.targets.as_ref().ok_or_else(|| Error::Batch("a micro-batch has no targets".into()))?;
-        let loss = model.loss(&outputs, targets)?;
-        outcome.losses.push(scalar(&loss)?);
-        state.upstream = vec![Some(Tensor::new(context.loss_gradient, loss.device())?.to_dtype(loss.dtype())?)];
-        vec![loss]
-    } else {
-        state.flow = Some(detached(&outputs));
-        outputs.tensors().to_vec()
-    };
-    state.saved.insert(layer, Saved { inputs: leaves, outputs });
+    let (inputs, leaves) = cut(&incoming, layer)?;
+    let outputs = built.run(&inputs, &pass)?;
+    state.flow = Some(detached(&outputs));
+    state.saved.insert(layer, Saved { inputs: leaves, outputs: outputs.tensors().to_vec() });
     Ok(())
 }
 
-fn backward(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &mut Context<'_>) -> Result<(), Error> {
-    let saved = state.saved.remove(&layer).ok_or_else(|| Error::Batch("a layer's forward has not run".into()))?;
-    let upstream = std::mem::take(&mut state.upstream);
-    let seeds: Vec<(Tensor, Tensor)> =
-        saved.outputs.into_iter().zip(upstream).filter_map(|(y, dy)| dy.map(|dy| (y, dy))).collect();
-    let inputs = saved.inputs;
-    let gradients = context.zero.backward(layer, || {
-        let mut store = backward_from(&seeds)?;
-        let gradients: Vec<Option<Tensor>> = inputs.iter().map(|x| x.as_ref().and_then(|x| store.remove(x))).collect();
-        Ok((store, gradients))
-    })?;
+fn backward(
+    model: &Model,
+    layer: LayerId,
+    state: &mut MicroBatch,
+    context: &mut Context<'_>,
+    outcome: &mut Outcome,
+) -> Result<(), Error> {
+    let (inputs, gradients) = if layer + 1 == model.layers().len() {
+        let incoming = state.incoming()?;
+        let targets = state.targets.as_ref().ok_or_else(|| Error::Batch("a micro-batch has no targets".into()))?;
+        let (pass, gradient) = (context.pass(layer, state), context.loss_gradient);
+        let (inputs, leaves) = cut(&incoming, layer)?;
+        let gradients = context.zero.backward(layer, || {
+            let loss = model.loss(&inputs, targets, &pass, gradient)?;
+            outcome.losses.push(scalar(&loss)?);
+            let seed = Tensor::new(gradient, loss.device())?.to_dtype(loss.dtype())?;
+            Ok(backpropagate(&[(loss, seed)], &leaves)?)
+        })?;
+        (leaves, gradients)
+    } else {
+        let saved = state.saved.remove(&layer).ok_or_else(|| Error::Batch("a layer's forward has not run".into()))?;
+        let upstream = std::mem::take(&mut state.upstream);
+        let seeds: Vec<(Tensor, Tensor)> =
+            saved.outputs.into_iter().zip(upstream).filter_map(|(y, dy)| dy.map(|dy| (y, dy))).collect();
+        let gradients = context.zero.backward(layer, || Ok(backpropagate(&seeds, &saved.inputs)?))?;
+        (saved.inputs, gradients)
+    };
     let wants_some = inputs.iter().any(Option::is_some);
     if wants_some && gradients.iter().all(Option::is_none) {
         let name = model.layers()[layer].name();
@@ -166,6 +180,25 @@ fn backward(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &mut
     }
     state.upstream = gradients;
     Ok(())
+}
+
+/// candle's gradients, and apart those of a layer's inputs.
+fn backpropagate(
+    seeds: &[(Tensor, Tensor)],
+    inputs: &[Option<Tensor>],
+) -> candle_core::Result<(GradStore, Vec<Option<Tensor>>)> {
+    let mut store = backward_from(seeds)?;
+    let gradients = inputs.iter().map(|x| x.as_ref().and_then(|x| store.remove(x))).collect();
+    Ok((store, gradients))
+}
+
+/// A layer's inputs, and those of them that are leaves. The model's inputs need no gradient; between layers the graph is
+/// cut, so that each backward is the layer's own.
+fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activations, Vec<Option<Tensor>>)> {
+    let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });
+    let leaves = leaves.collect::<candle_core::Result<Vec<_>>>()?;
+    let inputs = incoming.tensors().iter().zip(&leaves).map(|(x, leaf)| leaf.as_ref().unwrap_or(x).clone()).collect();
+    Ok((Activations::new(inputs), leaves))
 }
 
 /// A new autograd leaf with the values of `x`, if it can have a gradient.

@@ -34,7 +34,7 @@ pub use engine::{Engine, Step, comm_options};
 pub use error::Error;
 pub use timing::{Lane, Span, Timing};
 pub use zero_config::Config;
-pub use zero_model::{Activations, Layer, Layers, Pass, ops, zoo};
+pub use zero_model::{Activations, Head, Layer, Layers, Pass, ops, zoo};
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;

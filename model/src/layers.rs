@@ -1,5 +1,7 @@
 //! A model as a list of named layers: the unit that is gathered, released and run backward on its own.
 
+use std::sync::Arc;
+
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
@@ -68,7 +70,20 @@ impl<M: Module + Send + Sync> Layer for M {
     }
 }
 
-type Build = Box<dyn Fn(VarBuilder) -> Result<Box<dyn Layer>> + Send + Sync>;
+/// A last layer that finds the loss of its outputs without making them all, such as a language model's head
+/// ([`linear_cross_entropy`](crate::ops::linear_cross_entropy)). As a layer it gives the outputs.
+pub trait Head: Layer {
+    /// The loss, the mean over the micro-batch. `gradient` is what the loss's gradient will be in the backward; where
+    /// `pass` is not training, none is wanted.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
+}
+
+/// A layer's module, and the same once more if it is a head.
+pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
+type Build = Box<dyn Fn(VarBuilder) -> Result<Built> + Send + Sync>;
 pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// A model that is not built yet.
@@ -107,7 +122,23 @@ impl Layers {
         name: impl Into<String>,
         build: impl Fn(VarBuilder) -> Result<L> + Send + Sync + 'static,
     ) -> Self {
-        self.layers.push((name.into(), Box::new(move |vb| build(vb).map(|layer| Box::new(layer) as Box<dyn Layer>))));
+        self.layers.push((name.into(), Box::new(move |vb| Ok((Arc::new(build(vb)?), None)))));
+        self
+    }
+
+    /// Appends the last layer of a model that takes its loss from there. A [`Layers::loss`] that is given all the same
+    /// replaces it.
+    #[must_use]
+    pub fn head<H: Head + 'static>(
+        mut self,
+        name: impl Into<String>,
+        build: impl Fn(VarBuilder) -> Result<H> + Send + Sync + 'static,
+    ) -> Self {
+        let build = move |vb: VarBuilder| {
+            let head = Arc::new(build(vb)?);
+            Ok((head.clone() as Arc<dyn Layer>, Some(head as Arc<dyn Head>)))
+        };
+        self.layers.push((name.into(), Box::new(build)));
         self
     }
 

@@ -16,7 +16,7 @@ mod seed;
 pub mod sink;
 pub mod zoo;
 
-pub use layers::{Activations, Layer, Layers, Pass};
+pub use layers::{Activations, Head, Layer, Layers, Pass};
 pub use model::{BuildError, BuiltLayer, Model};
 pub use parameter::{Parameter, ParameterId};
 pub use seed::backward_from;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::layers::{Activations, Layer, Layers, Loss, Pass};
+use crate::layers::{Activations, Built, Head, Layer, Layers, Loss, Pass};
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
 
@@ -24,7 +24,7 @@ pub enum BuildError {
     #[error("the model has no layers")]
     NoLayers,
     /// No loss was given.
-    #[error("the model has no loss; end it with `.loss(…)`")]
+    #[error("the model has no loss; end it with `.loss(…)` or a `.head(…)`")]
     NoLoss,
     /// Two layers have one name.
     #[error("two layers are named `{0}`")]
@@ -45,7 +45,7 @@ pub enum BuildError {
 /// One layer of a built model.
 pub struct BuiltLayer {
     name: String,
-    module: Box<dyn Layer>,
+    module: Arc<dyn Layer>,
     uses: Vec<ParameterId>,
 }
 
@@ -67,7 +67,11 @@ impl BuiltLayer {
     /// # Errors
     /// What the module says, with the layer's name.
     pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        self.module.run(x, pass).map_err(|e| e.context(format!("in layer `{}`", self.name)))
+        self.module.run(x, pass).map_err(|e| self.context(e))
+    }
+
+    fn context(&self, error: candle_core::Error) -> candle_core::Error {
+        error.context(format!("in layer `{}`", self.name))
     }
 }
 
@@ -77,11 +81,17 @@ impl std::fmt::Debug for BuiltLayer {
     }
 }
 
+/// Where the loss comes from.
+enum Ending {
+    Loss(Loss),
+    Head(Arc<dyn Head>),
+}
+
 /// A built model. Its parameters are released until somebody fills them.
 pub struct Model {
     layers: Vec<BuiltLayer>,
     parameters: Vec<Parameter>,
-    loss: Loss,
+    ending: Ending,
 }
 
 impl Model {
@@ -103,12 +113,19 @@ impl Model {
         self.parameters.iter().map(Parameter::elements).sum()
     }
 
-    /// The loss of the last layer's outputs, a scalar.
+    /// Runs the last layer, on its input `x`, and the loss: a scalar.
+    ///
+    /// `gradient` is what the loss's gradient will be in the backward: a [`Head`] makes the gradients along with the loss.
+    /// Inside of [`crate::sink::Gradients::capture`] they go to their places at once.
     ///
     /// # Errors
-    /// What the loss function says, or if its result is not a scalar.
-    pub fn loss(&self, outputs: &Activations, targets: &Tensor) -> Result<Tensor> {
-        let loss = (self.loss)(outputs, targets).map_err(|e| e.context("in the loss"))?;
+    /// What the layer or the loss function says, or if the result is not a scalar.
+    pub fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor> {
+        let last = &self.layers[self.layers.len() - 1]; // `build` refuses a model without layers
+        let loss = match &self.ending {
+            Ending::Loss(loss) => loss(&last.run(x, pass)?, targets).map_err(|e| e.context("in the loss"))?,
+            Ending::Head(head) => head.loss(x, targets, pass, gradient).map_err(|e| last.context(e))?,
+        };
         if loss.elem_count() != 1 {
             candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
         }
@@ -129,13 +146,12 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build(self, dtype: DType) -> std::result::Result<Model, BuildError> {
         let Self { layers, ties, loss } = self;
-        let loss = loss.ok_or(BuildError::NoLoss)?;
         if layers.is_empty() {
             return Err(BuildError::NoLayers);
         }
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, Device::Cpu);
-        let mut modules: Vec<(String, Box<dyn Layer>)> = vec![];
+        let mut modules: Vec<(String, Built)> = vec![];
         for (name, build) in layers {
             if modules.iter().any(|(other, _)| *other == name) {
                 return Err(BuildError::DuplicateLayer(name));
@@ -148,6 +164,12 @@ impl Layers {
                 Err(source) => return Err(BuildError::Layer { layer: name, source }),
             }
         }
+        let head = modules.last().and_then(|(_, (_, head))| head.clone());
+        let ending = match (loss, head) {
+            (Some(loss), _) => Ending::Loss(loss),
+            (None, Some(head)) => Ending::Head(head),
+            (None, None) => return Err(BuildError::NoLoss),
+        };
         let record = match recorder.0.lock() {
             Ok(mut record) => std::mem::take(&mut *record),
             Err(poisoned) => std::mem::take(&mut *poisoned.into_inner()),
@@ -161,8 +183,8 @@ impl Layers {
         let layers = modules
             .into_iter()
             .zip(record.uses)
-            .map(|((name, module), uses)| BuiltLayer { name, module, uses })
+            .map(|((name, (module, _)), uses)| BuiltLayer { name, module, uses })
             .collect();
-        Ok(Model { layers, parameters: record.parameters, loss })
+        Ok(Model { layers, parameters: record.parameters, ending })
     }
 }

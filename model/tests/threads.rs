@@ -71,6 +71,11 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         ("packed attention", vec![&[3, 99, 144]], Box::new(|t| ops::causal_attention_packed(&t[0], 3))),
         ("rotary", vec![&[3, 99, 6, 16]], Box::new(|t| rotary.apply(&t[0]))),
         ("cross-entropy", vec![&[350, 401]], Box::new(|t| ops::cross_entropy(&t[0], &targets))),
+        (
+            "head and cross-entropy",
+            vec![&[350, 193], &[9001, 193]],
+            Box::new(|t| ops::linear_cross_entropy(&t[0], &t[1], &targets, 1.0)),
+        ),
         ("dropout", vec![&[7, 50, 193]], Box::new(|t| ops::dropout(&t[0], 0.3, "d", &pass))),
     ];
     for (name, shapes, op) in &cases {

@@ -39,12 +39,24 @@ fn ids(batch: usize, time: usize) -> Tensor {
     Tensor::from_vec(ids, (batch, time), &Device::Cpu).unwrap()
 }
 
+fn pass(training: bool, layer: usize) -> Pass {
+    Pass { training, seed: 1, step: 1, sample: 0, layer: layer as u32 }
+}
+
+/// The outputs of the first layers.
+fn run_until(model: &Model, end: usize, input: &Tensor, training: bool) -> Result<Activations> {
+    let layers = model.layers()[..end].iter().enumerate();
+    layers.fold(Ok(input.clone().into()), |x, (layer, built)| built.run(&x?, &pass(training, layer)))
+}
+
 fn run(model: &Model, input: &Tensor, training: bool) -> Result<Tensor> {
-    let mut x = Activations::from(input.clone());
-    for (layer, built) in (0..).zip(model.layers()) {
-        x = built.run(&x, &Pass { training, seed: 1, step: 1, sample: 0, layer })?;
-    }
-    x.single().cloned()
+    run_until(model, model.layers().len(), input, training)?.single().cloned()
+}
+
+fn loss(model: &Model, input: &Tensor, targets: &Tensor, training: bool) -> Tensor {
+    let last = model.layers().len() - 1;
+    let x = run_until(model, last, input, training).unwrap();
+    model.loss(&x, targets, &pass(training, last), 1.0).unwrap()
 }
 
 fn floats(x: &Tensor) -> Vec<f32> {
@@ -57,9 +69,7 @@ fn parameters(model: &Model) -> BTreeMap<String, Vec<usize>> {
 }
 
 fn every_parameter_gets_a_gradient(model: &Model, input: &Tensor, targets: &Tensor) {
-    let logits = run(model, input, true).unwrap();
-    let loss = model.loss(&logits.into(), targets).unwrap();
-    let grads = loss.backward().unwrap();
+    let grads = loss(model, input, targets, true).backward().unwrap();
     for p in model.parameters() {
         let grad = grads.get(p.leaf()).unwrap_or_else(|| panic!("{} has no gradient", p.name()));
         assert_eq!(grad.shape(), p.shape(), "{}", p.name());
@@ -225,11 +235,29 @@ fn gpt2_agrees_with_candles_own_operations() {
         assert!(worst <= tolerance * size, "{name}: {worst} of {size}");
     };
     near("logits", &logits, &plain, 1e-5);
-    let grads = model.loss(&logits.into(), &targets).unwrap().backward().unwrap();
+    let grads = loss(&model, &tokens, &targets, true).backward().unwrap();
     let plain_loss = candle_nn::loss::cross_entropy(&plain.flatten_to(1).unwrap(), &targets.flatten_all().unwrap());
     let plain_grads = plain_loss.unwrap().backward().unwrap();
     for p in model.parameters() {
         near(p.name(), grads.get(p.leaf()).unwrap(), plain_grads.get(p.leaf()).unwrap(), 1e-4);
+    }
+}
+
+/// The head finds the loss without its logits; `.loss(…)` takes the way over them.
+#[test]
+fn the_loss_of_a_head_is_that_of_its_logits() {
+    let (tokens, targets) = (ids(2, 12), ids(12, 2).t().unwrap());
+    for layers in [|| gpt2(&small_gpt2()), || llama(&small_llama())] {
+        let (model, over_logits) = (built(layers()), built(layers().loss(zero_model::ops::cross_entropy)));
+        let (got, want) = (loss(&model, &tokens, &targets, true), loss(&over_logits, &tokens, &targets, true));
+        assert_eq!(floats(&got), floats(&want));
+        let (grads, grads_want) = (got.backward().unwrap(), want.backward().unwrap());
+        for (p, q) in model.parameters().iter().zip(over_logits.parameters()) {
+            assert_eq!(floats(grads.get(p.leaf()).unwrap()), floats(grads_want.get(q.leaf()).unwrap()), "{}", p.name());
+        }
+        let evaluation = loss(&model, &tokens, &targets, false);
+        assert_eq!(floats(&evaluation), floats(&want));
+        assert!(!evaluation.track_op(), "an evaluation makes no gradients");
     }
 }
 

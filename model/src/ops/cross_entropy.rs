@@ -23,18 +23,23 @@ struct CrossEntropy {
 
 const OP: &str = "cross-entropy";
 
+/// −ln softmax of one logit of a row, in f64: `largest` and `sum` as [`kernel::max_and_sum`] gives them.
+pub(super) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
+    libm::log(f64::from(sum)) + (f64::from(largest) - f64::from(logit))
+}
+
 impl CustomOp2 for CrossEntropy {
     fn name(&self) -> &'static str {
         OP
     }
 
     fn cpu_fwd(&self, ls: &CpuStorage, ll: &Layout, ts: &CpuStorage, tl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
         let (count, classes) = rows(OP, ll.shape())?;
         if count == 0 || tl.dims() != &ll.dims()[..ll.dims().len() - 1] {
             bail!("{OP}: logits {:?} and targets {:?} do not fit together", ll.shape(), tl.shape());
         }
         let targets = indices(OP, ts, tl, classes)?;
-        let _timed = measure::forward(OP);
         let logits = f32s(OP, ls, ll)?;
         let mut statistics = vec![0.0; 2 * count];
         split(count, classes, [Output { data: &mut statistics, floats: 2 }], |range, [statistics]| {
@@ -48,10 +53,7 @@ impl CustomOp2 for CrossEntropy {
             .iter()
             .zip(statistics.chunks_exact(2))
             .zip(logits.chunks_exact(classes))
-            .map(|((&target, row), logits)| {
-                let (largest, sum) = (f64::from(row[0]), f64::from(row[1]));
-                libm::log(sum) + (largest - f64::from(logits[target]))
-            })
+            .map(|((&target, row), logits)| row_loss(row[0], row[1], logits[target]))
             .sum();
         // A second forward of the same operation cannot happen: each call of `cross_entropy` makes its own.
         let _ = self.statistics.set(statistics);
@@ -65,9 +67,9 @@ impl CustomOp2 for CrossEntropy {
         _: &Tensor,
         d_loss: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
         let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
-        let _timed = measure::backward(OP);
         let targets = indices_of(OP, targets, classes)?;
         let held = logits.storage_and_layout();
         let xs = f32s_of(OP, &held)?;
@@ -76,7 +78,8 @@ impl CustomOp2 for CrossEntropy {
             let isa = Isa::best();
             for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
                 let (largest, sum) = (statistics[2 * row], statistics[2 * row + 1]);
-                kernel::scaled_softmax(isa, &xs[row * classes..(row + 1) * classes], largest, sum, factor, dx);
+                dx.copy_from_slice(&xs[row * classes..(row + 1) * classes]);
+                kernel::scaled_softmax(isa, dx, largest, sum, factor);
                 dx[targets[row]] -= factor;
             }
         });

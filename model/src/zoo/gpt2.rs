@@ -3,13 +3,14 @@
 //! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
 //! `GPT2LMHeadModel`.
 
-use super::{Activation, check_sizes};
+use super::{Activation, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
-use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, Linear, causal_attention_packed, cross_entropy};
+use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, causal_attention_packed};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 
-/// GPT-2 for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is [`cross_entropy`].
+/// GPT-2 for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is
+/// [`cross_entropy`](crate::ops::cross_entropy), which [`LanguageHead`] finds without all logits.
 ///
 /// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights start
 /// normal with `initializer_range`, those that end a residual branch with that over √(2·n_layer), biases at 0.
@@ -20,8 +21,7 @@ pub fn gpt2(config: &Gpt2Config) -> Layers {
         .layer("transformer", move |vb| Embeddings::new(&embed, vb))
         .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
         .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb))
-        .layer("lm_head", move |vb| Linear::no_bias(head.n_embd, head.vocab_size, head.initializer_range, vb))
-        .loss(cross_entropy);
+        .head("lm_head", move |vb| LanguageHead::new(head.n_embd, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
 }
 

@@ -3,14 +3,15 @@
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
 //! `LlamaForCausalLM`.
 
-use super::check_sizes;
+use super::{LanguageHead, check_sizes};
 use crate::layers::Layers;
-use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, cross_entropy, swiglu};
+use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, swiglu};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
 
-/// Llama for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is [`cross_entropy`].
+/// Llama for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is
+/// [`cross_entropy`](crate::ops::cross_entropy), which [`LanguageHead`] finds without all logits.
 ///
 /// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights start normal with
 /// `initializer_range`, norms at 1.
@@ -26,8 +27,7 @@ pub fn llama(config: &LlamaConfig) -> Layers {
         })
         .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, vb))
         .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb))
-        .layer("lm_head", move |vb| Linear::no_bias(head.hidden_size, head.vocab_size, head.initializer_range, vb))
-        .loss(cross_entropy);
+        .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 

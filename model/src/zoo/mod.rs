@@ -5,11 +5,13 @@
 
 mod activation;
 mod gpt2;
+mod language_head;
 mod llama;
 mod mlp;
 
 pub use activation::{Activation, UnknownActivation};
 pub use gpt2::{Gpt2Config, gpt2};
+pub use language_head::LanguageHead;
 pub use llama::{LlamaConfig, llama};
 pub use mlp::{MlpConfig, mlp};
 

@@ -28,6 +28,11 @@ fn errors_name_the_trouble() {
     refuses(ops::cross_entropy(&n(&[2, 3]), &at(3)), "index 3 at position 1 is not below 3");
     refuses(ops::cross_entropy(&n(&[3, 3]), &at(0)), "fit");
     refuses(ops::cross_entropy(&n(&[0, 3]), &ids("t", &[0], 3)), "fit");
+    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[3, 4]), &at(3), 1.0), "index 3 at position 1 is not below 3");
+    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[3, 5]), &at(0), 1.0), "fit a weight");
+    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[0, 4]), &at(0), 1.0), "fit a weight");
+    refuses(ops::linear_cross_entropy(&n(&[3, 4]), &n(&[3, 4]), &at(0), 1.0), "fit together");
+    refuses(ops::linear_cross_entropy(&n(&[0, 4]), &n(&[3, 4]), &ids("t", &[0], 3), 1.0), "fit together");
     refuses(ops::LayerNorm::from_tensors(n(&[3]), n(&[4]), 1e-5).forward(&n(&[2, 3])), "bias");
     refuses(ops::RmsNorm::from_tensor(n(&[4]), 1e-5).forward(&n(&[2, 3])), "weight");
     refuses(ops::swiglu(&n(&[2, 3]), &n(&[3, 2])), "shape");
@@ -51,6 +56,7 @@ fn a_released_parameter_is_an_error() {
         |shape: &[usize]| Tensor::from_storage(Storage::Cpu(CpuStorage::F4(vec![])), shape, BackpropOp::none(), true);
     let x = normal("x", &[2, 4]);
     refuses(ops::Linear::from_tensors(released(&[3, 4]), None).forward(&x), "linear");
+    refuses(ops::linear_cross_entropy(&x, &released(&[3, 4]), &ids("i", &[2], 3), 1.0), "linear-cross-entropy");
     refuses(ops::LayerNorm::from_tensors(released(&[4]), released(&[4]), 1e-5).forward(&x), "layer-norm");
     refuses(ops::RmsNorm::from_tensor(released(&[4]), 1e-5).forward(&x), "rms-norm");
     refuses(ops::Embedding::from_tensor(released(&[4, 2])).forward(&ids("i", &[2], 4)), "embedding");

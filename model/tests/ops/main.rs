@@ -3,5 +3,6 @@
 mod against_candle;
 mod check;
 mod edges;
+mod head;
 mod invariance;
 mod sink;

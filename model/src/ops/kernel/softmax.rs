@@ -13,11 +13,11 @@ vectorised! {
 }
 
 vectorised! {
-    /// out = factor·e^(x − m)/s: softmax times a factor, from what [`max_and_sum`] gave.
-    fn scaled_softmax(row: &[f32], largest: f32, sum: f32, factor: f32, out: &mut [f32]) {
+    /// x becomes factor·e^(x − m)/s: softmax times a factor, from what [`max_and_sum`] gave.
+    fn scaled_softmax(row: &mut [f32], largest: f32, sum: f32, factor: f32) {
         let factor = factor / sum;
-        for (out, &x) in out.iter_mut().zip(row) {
-            *out = factor * exp(x - largest);
+        for x in row {
+            *x = factor * exp(*x - largest);
         }
     }
 }

@@ -1,0 +1,173 @@
+//! The head of a language model and its loss, without the logits of all rows.
+//!
+//! Logits are a model's largest activation: rows × vocabulary, again for their gradient, and twice more where candle adds
+//! that to zeros. Here a chunk of rows is multiplied out and turned into its losses and, in place, into the gradient of
+//! its logits, which goes at once into dx and dW. So the gradients are made along with the loss. The backward hands them
+//! over and needs nothing of x or of the weight any more.
+
+use super::cross_entropy::row_loss;
+use super::gradient::deliver;
+use super::kernel::{Isa, softmax as kernel};
+use super::operand::{View, f32s_of, indices_of, rows, tensor};
+use super::parallel::{Output, split, threads};
+use super::measure;
+use super::product::{Matrix, add_product, product, rows_product};
+use crate::sink;
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+
+/// [`cross_entropy`](super::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
+///
+/// `x` is `[.., inputs]`, `weight` `[classes, inputs]`; `targets` has the leading dimensions of `x` and holds u32, i64 or
+/// u8 below `classes`. Logits are f32 also where `x` and `weight` are bf16.
+///
+/// `gradient` is what the gradient of this loss will be in the backward: 1 for `loss.backward()`, c for
+/// `(loss * c)?.backward()`. Inside of [`sink::Gradients::capture`] the gradient of the weight goes to its place here and
+/// now, with this factor, and another one in the backward is an error. Elsewhere the gradients are kept until the
+/// backward, which multiplies them where it has to. Who wants no gradient gives detached tensors.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit, no rows, a target that is not below `classes`.
+pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
+    let (count, inputs) = rows(OP, x.shape())?;
+    let (classes, weight_inputs) = weight.dims2()?;
+    if inputs != weight_inputs || classes == 0 {
+        bail!("{OP}: an input of {:?} does not fit a weight of {:?}", x.shape(), weight.shape());
+    }
+    if count == 0 || targets.dims() != &x.dims()[..x.rank() - 1] {
+        bail!("{OP}: an input of {:?} and targets of {:?} do not fit together", x.shape(), targets.shape());
+    }
+    let targets = indices_of(OP, targets, classes)?;
+    let (loss, dx, d_weight) = {
+        let held = (x.storage_and_layout(), weight.storage_and_layout());
+        let (xs, w) = (f32s_of(OP, &held.0)?, View::of(OP, &held.1)?);
+        let weight_matrix = Matrix::new(w.elements(), classes, inputs);
+        let head = Head { x: &xs, weight: weight_matrix, inputs, classes, targets: &targets };
+        let mut dx = x.track_op().then(|| vec![0.0; xs.len()]);
+        let factor = gradient / count as f32;
+        let (mut total, mut d_weight) = (0.0, None);
+        if !weight.track_op() {
+            total = head.run(factor, dx.as_deref_mut(), None);
+        } else if sink::has(weight) {
+            deliver(OP, weight, |out| total = head.run(factor, dx.as_deref_mut(), Some(out)))?;
+        } else {
+            let out = d_weight.insert(vec![0.0; classes * inputs]);
+            total = head.run(factor, dx.as_deref_mut(), Some(out));
+        }
+        let dx = dx.map_or(Ok(None), |dx| tensor(OP, dx, x.shape(), DType::F32))?;
+        ((total / count as f64) as f32, dx, d_weight)
+    };
+    x.apply_op2(weight, Computed { loss, gradient, dx, d_weight })
+}
+
+const OP: &str = "linear-cross-entropy";
+
+/// Rows that are multiplied out at once. Every chunk packs the weight twice and goes over dW once, so it has at least 128
+/// rows; and logits of 4 MB where that is more. No bit depends on it: the sums of dW go on from chunk to chunk.
+fn chunk_rows(classes: usize) -> usize {
+    const FLOATS: usize = 1 << 20;
+    (FLOATS / classes).clamp(128, 1024)
+}
+
+/// The operands, checked.
+struct Head<'a> {
+    x: &'a [f32],
+    weight: Matrix<'a>,
+    inputs: usize,
+    classes: usize,
+    targets: &'a [usize],
+}
+
+impl Head<'_> {
+    /// Σ of the rows' losses, and, where wanted, their gradients multiplied by `factor`.
+    fn run(&self, factor: f32, mut dx: Option<&mut [f32]>, mut d_weight: Option<&mut [f32]>) -> f64 {
+        let rows = chunk_rows(self.classes);
+        let mut total = 0.0;
+        for (chunk, targets) in self.targets.chunks(rows).enumerate() {
+            let range = chunk * rows * self.inputs..(chunk * rows + targets.len()) * self.inputs;
+            let x = &self.x[range.clone()];
+            let mut logits = rows_product(x, targets.len(), self.weight.t(), threads());
+            let wanted = dx.is_some() || d_weight.is_some();
+            total = self.losses(&mut logits, targets, wanted.then_some(factor), total);
+            if let Some(dx) = &mut dx {
+                dx[range].copy_from_slice(&rows_product(&logits, targets.len(), self.weight, threads()));
+            }
+            if let Some(d_weight) = &mut d_weight {
+                let d_logits = Matrix::new(&logits, targets.len(), self.classes).t();
+                let x = Matrix::new(x, targets.len(), self.inputs);
+                match chunk {
+                    0 => product(d_weight, d_logits, x, threads()),
+                    _ => add_product(d_weight, d_logits, x, threads()),
+                }
+            }
+        }
+        total
+    }
+
+    /// `total` plus the losses of a chunk's rows, in order. With a factor, the logits become their gradients times it.
+    fn losses(&self, logits: &mut [f32], targets: &[usize], factor: Option<f32>, total: f64) -> f64 {
+        let _timed = measure::forward("cross-entropy");
+        let mut parts = vec![0.0; 3 * targets.len()];
+        let outputs = [Output { data: logits, floats: self.classes }, Output { data: &mut parts, floats: 3 }];
+        split(targets.len(), self.classes, outputs, |range, [logits, parts]| {
+            let isa = Isa::best();
+            let rows = logits.chunks_exact_mut(self.classes).zip(parts.chunks_exact_mut(3));
+            for ((row, part), &target) in rows.zip(&targets[range]) {
+                let (largest, sum) = kernel::max_and_sum(isa, row);
+                part.copy_from_slice(&[largest, sum, row[target]]);
+                if let Some(factor) = factor {
+                    kernel::scaled_softmax(isa, row, largest, sum, factor);
+                    row[target] -= factor;
+                }
+            }
+        });
+        parts.chunks_exact(3).fold(total, |total, part| total + row_loss(part[0], part[1], part[2]))
+    }
+}
+
+/// The node of the graph: what was computed before it was made.
+struct Computed {
+    loss: f32,
+    /// What the gradients were multiplied by.
+    gradient: f32,
+    dx: Option<Tensor>,
+    /// None if nobody wants it, or it is in its place already.
+    d_weight: Option<Vec<f32>>,
+}
+
+impl CustomOp2 for Computed {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        d_loss: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let d_loss = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()?;
+        let scale = if d_loss == self.gradient { 1.0 } else { d_loss / self.gradient };
+        let d_weight = match &self.d_weight {
+            Some(d_weight) => deliver(OP, weight, |out| {
+                for (out, d) in out.iter_mut().zip(d_weight) {
+                    *out = d * scale;
+                }
+            })?,
+            None if scale != 1.0 && weight.track_op() => {
+                bail!("{OP}: a gradient of {d_loss} for a loss that was computed for one of {}", self.gradient)
+            }
+            None => None,
+        };
+        let dx = match &self.dx {
+            Some(dx) if scale == 1.0 => Some(dx.to_dtype(x.dtype())?),
+            Some(dx) => Some((dx * f64::from(scale))?.to_dtype(x.dtype())?),
+            None => None,
+        };
+        Ok((dx, d_weight))
+    }
+}
