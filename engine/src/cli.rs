@@ -116,6 +116,21 @@ pub(crate) enum Bench {
         #[arg(long, default_value = "auto")]
         transport: String,
     },
+    /// Every operation at the shapes of two GPT steps, against what the chip allows
+    Ops {
+        /// Runs of each, in turn with its limit
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+        repeats: u32,
+    },
+    /// Where the time of a training step goes, by operation
+    Profile {
+        /// Where the configuration comes from.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Measured steps, after two that are not
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+        steps: u32,
+    },
     /// Training steps of a configuration on synthetic tokens: time and tokens per second
     Step {
         /// Where the configuration comes from.

@@ -4,6 +4,7 @@
 
 mod bench;
 mod cli;
+mod cores;
 mod launch;
 mod rank;
 mod surroundings;
@@ -89,19 +90,19 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     if config.launcher.transport == Transport::Threads {
         return rank::run_as_threads(&config, &options);
     }
-    let threads = surroundings::threads(config.launcher.threads_per_rank, ranks);
+    let threads = surroundings::threads(Some(&config.launcher), ranks);
     launch::launch(ranks, threads, text.as_deref())
 }
 
 /// The thread count of a rank that another launcher started, without touching standard input.
 fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
-    let configured = if args.config.config.as_ref().is_some_and(|path| path.as_os_str() == "-") {
+    let launcher = if args.config.config.as_ref().is_some_and(|path| path.as_os_str() == "-") {
         None
     } else {
         let (typed, _) = load(&args.config, &args.overrides())?;
-        typed.resolve(None).ok().and_then(|config| config.launcher.threads_per_rank)
+        typed.resolve(None).ok().map(|config| config.launcher)
     };
-    Ok(surroundings::threads(configured, local_ranks))
+    Ok(surroundings::threads(launcher.as_ref(), local_ranks))
 }
 
 fn run_options(args: &TrainArgs) -> RunOptions {
@@ -125,6 +126,8 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
         Bench::Comm { num_processes, megabytes, repeats, transport } => {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }
+        Bench::Ops { repeats } => bench::ops(*repeats as usize),
+        Bench::Profile { config, steps } => bench::profile(config, *steps as usize),
         Bench::Step { config, steps, json } => bench::step(config, *steps, *json),
     }
 }

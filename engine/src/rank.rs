@@ -15,9 +15,12 @@ use crate::surroundings;
 /// # Errors
 /// What ends the run.
 pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyhow::Result<u8> {
-    compute_threads(config, place.local_world_size);
-    if place.rank == 0 && options.output != Output::Quiet && !surroundings::launched_by_us() {
-        println!("place: rank 0 of {}, from {}", place.world_size, place.source);
+    let cores = surroundings::settle(config, place)?;
+    if place.rank == 0 && says(config, options) {
+        if !surroundings::launched_by_us() {
+            println!("place: rank 0 of {}, from {}", place.world_size, place.source);
+        }
+        println!("{cores}");
     }
     let comm = zero_comm::connect(place, &zero_train::comm_options(config)).map_err(Error::Comm)?;
     train_on(config, options, &comm)
@@ -28,8 +31,11 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyho
 /// # Errors
 /// What ends the run: the error of the lowest rank that did not fail because another one did.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
-    surroundings::prepare(surroundings::threads(config.launcher.threads_per_rank, config.world_size))?;
-    compute_threads(config, config.world_size);
+    surroundings::prepare(surroundings::threads(Some(&config.launcher), config.world_size))?;
+    let cores = surroundings::settle_threads(config);
+    if says(config, options) {
+        println!("{cores}");
+    }
     let comm_options = Options { timeout: zero_train::comm_options(config).timeout, ..Options::default() };
     let results: Vec<anyhow::Result<u8>> = std::thread::scope(|scope| {
         let ranks = zero_comm::threads(config.world_size, &comm_options);
@@ -62,12 +68,9 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
     }
 }
 
-/// Sets the threads of our operations and of rayon's pool.
-pub(crate) fn compute_threads(config: &Config, local_ranks: usize) {
-    let threads = surroundings::threads(config.launcher.threads_per_rank, local_ranks);
-    zero_model::ops::set_threads(threads);
-    // Somebody may have made the pool already, in a test for example; then it stays as it is.
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+/// Whether what is not about training itself is printed.
+fn says(config: &Config, options: &RunOptions) -> bool {
+    options.output.at(config.log_level) != Output::Quiet
 }
 
 /// The exit status that an error stands for.

@@ -1,10 +1,15 @@
-//! What a rank's process needs before its first line runs: thread counts and the allocator's thresholds.
+//! What a rank's process needs before it computes: cores of its own, thread counts and the allocator's thresholds.
 //!
-//! Both are read from the environment by candle, rayon and the C library when they start, so a rank that was not started
-//! by our launcher starts itself anew with them set.
+//! The last two are read from the environment by candle, rayon and the C library when they start, so a rank that was not
+//! started by our launcher starts itself anew with them set.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+
+use zero_comm::place::Place;
+use zero_config::{Config, Launcher};
+
+use crate::cores::Cores;
 
 /// Set on ranks that our launcher started: they end with it.
 pub(crate) const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
@@ -40,11 +45,95 @@ pub(crate) fn prepare(threads: usize) -> anyhow::Result<()> {
     Err(error.into())
 }
 
-/// Compute threads of each of `local_ranks` ranks on this machine, unless the configuration says.
+/// Compute threads of each of `local_ranks` ranks on this machine, unless the configuration says. A core that has two hardware
+/// threads computes no faster with two of ours.
 #[must_use]
-pub(crate) fn threads(configured: Option<usize>, local_ranks: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    configured.unwrap_or((cores / local_ranks.max(1)).max(1))
+pub(crate) fn threads(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
+    let cores = launcher.map_or_else(Cores::allowed, allowed).len().min(quota());
+    launcher.and_then(|launcher| launcher.threads_per_rank).unwrap_or((cores / local_ranks.max(1)).max(1))
+}
+
+/// The cores that the ranks of this host may use: of those that this process may, the ones on the list.
+fn allowed(launcher: &Launcher) -> Cores {
+    let all = Cores::allowed();
+    match &launcher.bind_core_list {
+        Some(list) => Cores::listed(list).unwrap_or_default().and(&all),
+        None => all,
+    }
+}
+
+/// How many threads may run at a time: less than there are cores in a container with a share of the time.
+fn quota() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Sets the threads of our operations and of rayon's pool, and binds this rank to its cores, before other threads are
+/// started. Returns a line that says so.
+///
+/// # Errors
+/// A list of cores that this process may not use.
+pub(crate) fn settle(config: &Config, place: &Place) -> Result<String, zero_train::Error> {
+    let (launcher, ranks) = (&config.launcher, place.local_world_size);
+    let cores = allowed(launcher);
+    if let Some(list) = &launcher.bind_core_list
+        && cores.len() == 0
+    {
+        return Err(zero_train::Error::Setting {
+            key: "launcher.bind_core_list".into(),
+            message: format!("`{list}` names no core that this process may use, which are {}", Cores::allowed()),
+            help: "write it as `0-3,8`, or leave the key out".into(),
+        });
+    }
+    let threads = threads(Some(launcher), ranks);
+    compute_threads(threads);
+    let binding = bind(launcher, &cores, threads, place);
+    Ok(format!("cores {cores}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
+}
+
+/// As [`settle`] for ranks that are threads of this process: they start and end with it, and share its pool.
+pub(crate) fn settle_threads(config: &Config) -> String {
+    let threads = threads(Some(&config.launcher), config.world_size);
+    compute_threads(threads);
+    let cores = allowed(&config.launcher);
+    format!("cores {cores}: {}, not bound: they are threads of one process", counted(config.world_size, threads))
+}
+
+const ALLOCATOR: &str = "buffers from 256 kB in memory that ranks share, malloc keeps up to 8 GB";
+
+fn counted(ranks: usize, threads: usize) -> String {
+    let plural = |n: usize| if n == 1 { "" } else { "s" };
+    format!("{ranks} rank{} × {threads} thread{}", plural(ranks), plural(threads))
+}
+
+/// Binds this rank, if each rank of this host can have cores of its own and nobody else has bound it; says what was done.
+fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &Place) -> String {
+    let Some(share) = cores.share(place.local_rank, place.local_world_size) else {
+        return "not bound: more ranks than cores".into();
+    };
+    if !launcher.bind_cores_to_rank {
+        return "not bound: switched off".into();
+    }
+    if quota() < Cores::allowed().cpus().len() {
+        return "not bound: this container has a share of the time, and no cores".into();
+    }
+    if threads > share.cpus().len() {
+        return "not bound: more threads than cores".into();
+    }
+    if !launched_by_us() && launcher.bind_core_list.is_none() && Cores::of_machine().as_ref() != Some(&Cores::allowed())
+    {
+        return "bound by its launcher".into();
+    }
+    match share.bind() {
+        Ok(()) if place.local_world_size == 1 => format!("bound to {share}"),
+        Ok(()) => format!("each bound to its own (rank {}: {share})", place.rank),
+        Err(error) => format!("not bound: {error}"),
+    }
+}
+
+fn compute_threads(threads: usize) {
+    zero_model::ops::set_threads(threads);
+    // Somebody may have made the pool already, in a test for example; then it stays as it is.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
 }
 
 /// Whether our own launcher started this process.

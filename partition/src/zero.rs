@@ -109,22 +109,30 @@ impl Zero {
     fn initial(&mut self, id: SegmentId, seed: u64) -> Result<SegmentState, ZeroError> {
         let segment = self.layout.segments()[id].clone();
         let own = self.own_range(id);
-        let values = self.initial_values(&segment, own.clone(), seed);
         let states = self.options.optimizer.states().len();
         self.ledger.add(Category::OptimizerState, own.len() * states, 4);
-        let master = if self.dtype == DType::BF16 { values.clone() } else { vec![] };
+        let has_master = self.dtype == DType::BF16;
+        let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         self.ledger.add(Category::Parameters, master.len(), 4);
         let width = self.dtype.size_in_bytes();
         let shard = match segment.placements.parameters {
             Placement::Sharded => {
                 self.ledger.add(Category::Parameters, own.len(), width);
+                let values = self.initial_values(&segment, own.clone(), seed);
+                if has_master {
+                    master.copy_from_slice(&values);
+                }
                 Some(self.working(values)?)
             }
             Placement::Replicated => {
-                drop(values);
                 self.ledger.add(Category::Parameters, segment.elements(), width);
                 for piece in &segment.pieces {
                     let full = self.initial_values(&segment, piece.range.clone(), seed);
+                    let (start, end) = (own.start.max(piece.range.start), own.end.min(piece.range.end));
+                    if has_master && start < end {
+                        let kept = &full[start - piece.range.start..end - piece.range.start];
+                        master[start - own.start..end - own.start].copy_from_slice(kept);
+                    }
                     self.model.parameters()[piece.parameter].fill(self.working(full)?)?;
                 }
                 None
@@ -135,7 +143,8 @@ impl Zero {
             master,
             gradients: Accumulator::new(self.options.order),
             reduced: None,
-            optimizer: vec![vec![0.0; own.len()]; states],
+            // Each asked for as zeros: a clone of the first would touch all memory before the first step does.
+            optimizer: (0..states).map(|_| vec![0.0; own.len()]).collect(),
             open: None,
             gathering: None,
         })

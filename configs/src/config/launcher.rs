@@ -19,6 +19,10 @@ pub struct Launcher {
     /// Compute threads of each rank; `None` is `auto`: the cores divided by the ranks on this machine.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub threads_per_rank: Option<usize>,
+    /// Bind each rank to cores of its own where there are enough.
+    pub bind_cores_to_rank: bool,
+    /// The cores of this machine that ranks may use, as `0-27,32-59`; `None`: those that the process may.
+    pub bind_core_list: Option<String>,
 }
 
 choice! {
@@ -44,6 +48,8 @@ impl Launcher {
             interface: keys.optional_text("interface"),
             timeout_seconds: keys.float("timeout_seconds"),
             threads_per_rank: keys.optional_int("threads_per_rank"),
+            bind_cores_to_rank: keys.bool("bind_cores_to_rank"),
+            bind_core_list: keys.optional_text("bind_core_list"),
         }
     }
 }

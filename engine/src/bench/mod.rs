@@ -1,11 +1,15 @@
 //! `zero-train bench`: figures of this machine, the subject in turn with its floor.
 
 mod comm;
+mod ops;
+mod profile;
 mod step;
 
 use std::time::Duration;
 
 pub(crate) use comm::comm;
+pub(crate) use ops::ops;
+pub(crate) use profile::profile;
 pub(crate) use step::step;
 
 /// Median and spread of times, in milliseconds.

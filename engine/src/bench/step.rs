@@ -42,10 +42,10 @@ pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Resul
     let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
     let config = typed.resolve(ranks)?;
     if !is_rank {
-        let threads = surroundings::threads(config.launcher.threads_per_rank, config.world_size);
+        let threads = surroundings::threads(Some(&config.launcher), config.world_size);
         return launch::launch(config.world_size, threads, text.as_deref());
     }
-    crate::rank::compute_threads(&config, place.local_world_size);
+    let cores = surroundings::settle(&config, &place)?;
     let comm = zero_comm::connect(&place, &zero_train::comm_options(&config))?;
     let started = Instant::now();
     let mut subject = zero_train::train::Steps::open(&config, &comm)?;
@@ -74,7 +74,10 @@ pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Resul
     };
     match (comm.rank(), json) {
         (0, true) => println!("{}", serde_json::to_string(&measured)?),
-        (0, false) => print(&measured, &summary(&times), zero_comm::bench::median(&times).as_secs_f64()),
+        (0, false) => {
+            println!("{cores}");
+            print(&measured, &summary(&times), zero_comm::bench::median(&times).as_secs_f64());
+        }
         _ => {}
     }
     comm.barrier().wait()?;

@@ -81,13 +81,11 @@ const BLOCKS: usize = 32;
 #[inline(always)]
 fn words(first: u64, high: [u32; 2], key: [u32; 2]) -> [[u32; BLOCKS]; 4] {
     let mut words = [[0; BLOCKS]; 4];
-    for lane in 0..BLOCKS {
+    let [firsts, seconds, thirds, fourths] = &mut words;
+    let blocks = firsts.iter_mut().zip(seconds).zip(thirds).zip(fourths);
+    for (lane, (((a, b), c), d)) in blocks.enumerate() {
         let block = first.wrapping_add(lane as u64);
-        let [a, b, c, d] = philox([block as u32, (block >> 32) as u32, high[0], high[1]], key);
-        words[0][lane] = a;
-        words[1][lane] = b;
-        words[2][lane] = c;
-        words[3][lane] = d;
+        [*a, *b, *c, *d] = philox([block as u32, (block >> 32) as u32, high[0], high[1]], key);
     }
     words
 }
@@ -96,9 +94,9 @@ fn words(first: u64, high: [u32; 2], key: [u32; 2]) -> [[u32; BLOCKS]; 4] {
 #[inline(always)]
 fn store(numbers: &[[f32; BLOCKS]; 4], out: &mut [f32]) {
     let mut counted = [0.0; 4 * BLOCKS];
-    for lane in 0..BLOCKS {
-        for number in 0..4 {
-            counted[4 * lane + number] = numbers[number][lane];
+    for (number, lanes) in numbers.iter().enumerate() {
+        for (lane, &x) in lanes.iter().enumerate() {
+            counted[4 * lane + number] = x;
         }
     }
     out.copy_from_slice(&counted[..out.len()]);
@@ -128,9 +126,9 @@ vectorised! {
         let mut numbers = [[0.0; BLOCKS]; 4];
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
             let words = words(first.wrapping_add((index * BLOCKS) as u64), high, key);
-            for word in 0..4 {
-                for lane in 0..BLOCKS {
-                    numbers[word][lane] = unit(words[word][lane]).mul_add(width, low);
+            for (numbers, words) in numbers.iter_mut().zip(&words) {
+                for (x, &word) in numbers.iter_mut().zip(words) {
+                    *x = unit(word).mul_add(width, low);
                 }
             }
             store(&numbers, part);

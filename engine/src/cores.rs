@@ -1,0 +1,159 @@
+//! The cores of this host that this job may use, and each rank's share of them.
+//!
+//! A rank that wanders over the cores meets other ranks there and leaves its caches behind, and a collective waits for
+//! whoever was last. So each rank is bound to cores of its own, which its compute threads and its communication share. A rank
+//! gets whole cores: two hardware threads of one core do not compute faster than one.
+
+use std::fs;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Cores in order, each as the hardware threads that it has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cores(Vec<Vec<usize>>);
+
+impl Cores {
+    /// What this process may run on.
+    pub(crate) fn allowed() -> Self {
+        let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+        Self::grouped((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)), siblings)
+    }
+
+    /// Those of a list that is written as `0-27,32-59`; `None` if it is written otherwise.
+    pub(crate) fn listed(list: &str) -> Option<Self> {
+        let cpus = parse(list)?;
+        (!cpus.is_empty()).then(|| Self::grouped(cpus.into_iter(), siblings))
+    }
+
+    /// Those that are in `other` too.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        let both = other.cpus();
+        let kept = self.0.iter().map(|core| core.iter().copied().filter(|cpu| both.contains(cpu)).collect::<Vec<_>>());
+        Self(kept.filter(|core| !core.is_empty()).collect())
+    }
+
+    /// All that this machine has switched on; `None` if it does not say.
+    pub(crate) fn of_machine() -> Option<Self> {
+        Self::listed(fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim())
+    }
+
+    fn grouped(cpus: impl Iterator<Item = usize>, core_of: impl Fn(usize) -> usize) -> Self {
+        let mut named: Vec<(usize, usize)> = cpus.map(|cpu| (core_of(cpu), cpu)).collect();
+        named.sort_unstable();
+        named.dedup();
+        Self(named.chunk_by(|a, b| a.0 == b.0).map(|core| core.iter().map(|(_, cpu)| *cpu).collect()).collect())
+    }
+
+    /// Number of cores.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Hardware threads in order.
+    pub(crate) fn cpus(&self) -> Vec<usize> {
+        let mut all: Vec<usize> = self.0.iter().flatten().copied().collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The share of one of `ranks`: neighbouring cores, no fewer and at most one more than another rank's. `None` if there is
+    /// not one for each.
+    pub(crate) fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
+        let n = self.len();
+        (n >= ranks).then(|| Self(self.0[rank * n / ranks..(rank + 1) * n / ranks].to_vec()))
+    }
+
+    /// Binds this thread, and all that it starts from now on.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub(crate) fn bind(&self) -> std::io::Result<()> {
+        let mut set = CpuSet::new();
+        self.cpus().into_iter().filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
+        Ok(sched_setaffinity(None, &set)?)
+    }
+}
+
+/// `0-1,4`.
+impl std::fmt::Display for Cores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, run) in self.cpus().chunk_by(|a, b| a + 1 == *b).enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            match run {
+                [one] => write!(f, "{comma}{one}")?,
+                [first, .., last] => write!(f, "{comma}{first}-{last}")?,
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first hardware thread of the core that `cpu` belongs to.
+fn siblings(cpu: usize) -> usize {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let list = fs::read_to_string(path).ok().and_then(|list| parse(list.trim()));
+    list.and_then(|list| list.into_iter().min()).unwrap_or(cpu)
+}
+
+fn parse(list: &str) -> Option<Vec<usize>> {
+    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&cpu| cpu < CpuSet::MAX_CPU);
+    let mut all = vec![];
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return None;
+        }
+        all.extend(first..=last);
+    }
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_read_and_written() {
+        for list in ["0", "0-3", "0-1,4", "2,4,6-9"] {
+            let cores = Cores::grouped(parse(list).expect("a list").into_iter(), |cpu| cpu);
+            assert_eq!(cores.to_string(), list);
+            assert_eq!(cores.and(&cores), cores);
+        }
+        for wrong in ["", "a", "3-1", "0-", "-1", "0,,1", "0-99999999999", "1e3"] {
+            assert_eq!(Cores::listed(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn every_core_goes_to_one_rank_and_hardware_threads_stay_together() {
+        // Siblings are four apart, as on many machines.
+        let cores = Cores::grouped(0..8, |cpu| cpu % 4);
+        assert_eq!(cores.len(), 4);
+        for ranks in 1..=4 {
+            let shares: Vec<Cores> = (0..ranks).filter_map(|rank| cores.share(rank, ranks)).collect();
+            let mut all: Vec<usize> = shares.iter().flat_map(Cores::cpus).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..8).collect::<Vec<_>>());
+            let sizes: Vec<usize> = shares.iter().map(Cores::len).collect();
+            assert!(sizes.iter().max().expect("one") - sizes.iter().min().expect("one") <= 1);
+        }
+        assert_eq!(cores.share(1, 2).expect("enough").cpus(), [2, 3, 6, 7]);
+        assert_eq!(cores.share(0, 5), None);
+    }
+
+    #[test]
+    fn a_thread_is_bound_and_so_is_what_it_starts() {
+        std::thread::spawn(|| {
+            let all = Cores::allowed();
+            let one = all.share(all.len() - 1, all.len()).expect("a core");
+            one.bind().expect("a core of its own process");
+            assert_eq!(Cores::allowed(), one);
+            let child = std::thread::spawn(Cores::allowed).join().expect("a thread");
+            assert_eq!(child, one);
+        })
+        .join()
+        .expect("bound");
+    }
+}
