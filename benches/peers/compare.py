@@ -4,8 +4,8 @@
     python compare.py --binary ../../target/release/zero-train --preset 124m --peer deepspeed-3 --layout 2x1 --dtype bf16
 
 A round is one run of the peer and one of zero-train at each stage, each in fresh processes; every other round goes the
-other way. A run's figure is its median step; a ratio is taken within a round, so that a noisy neighbour slows both. It
-fails if the losses differ at any step.
+other way. A run's figure is its median step; a ratio is taken within a round, so that a noisy neighbour slows both.
+Rounds in which others used the machine are repeated. It fails if the losses differ at any step.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import weights
 import world
 from gpt import PRESETS
 from trainer import ADAMW, CLIP
+from undisturbed import undisturbed
 
 HERE = Path(__file__).resolve().parent
 PEERS = {
@@ -97,8 +98,9 @@ def run_ours(binary, stage, setting, tokens, start):
     return result
 
 
-def rate(result):
-    return result["tokens_per_step"] / statistics.median(result["step_ms"]) * 1e3
+def rate(result, of_steps=statistics.median):
+    """Tokens per second of the median step, or of the fastest one with `min`."""
+    return result["tokens_per_step"] / of_steps(result["step_ms"]) * 1e3
 
 
 def spread(values, digits=0):
@@ -109,6 +111,11 @@ def spread(values, digits=0):
 def ratios(ours, theirs):
     """Of tokens per second, by round."""
     return [rate(own) / rate(peer) for own, peer in zip(ours, theirs, strict=True)]
+
+
+def ratio_of_fastest(ours, theirs):
+    """The fastest step of all rounds against theirs: what is left of the ratio where nobody else used the machine."""
+    return max(rate(own, min) for own in ours) / max(rate(peer, min) for peer in theirs)
 
 
 def apart(ours, theirs):
@@ -126,14 +133,23 @@ def peaks(results, key):
 def measure(chosen, setting, stages):
     """Runs of the peer, and of zero-train by stage, each list in the order of the rounds."""
     tokens, start = files(setting.preset)
-    theirs, ours = [], {stage: [] for stage in stages}
-    runs = [lambda: theirs.append(run_peer(chosen.peer, setting, tokens, chosen.shim))]
+    runs = {None: lambda: run_peer(chosen.peer, setting, tokens, chosen.shim)}
     for stage in stages:
-        runs.append(lambda stage=stage: ours[stage].append(run_ours(chosen.binary, stage, setting, tokens, start)))
-    for index in range(chosen.rounds):
-        for run in runs if index % 2 == 0 else reversed(runs):
-            run()
-    return theirs, ours
+        runs[stage] = lambda stage=stage: run_ours(chosen.binary, stage, setting, tokens, start)
+    rounds = []
+    for index in range(2 * chosen.rounds):
+        results = {}
+        for stage in list(runs) if index % 2 == 0 else reversed(runs):
+            results[stage] = undisturbed(runs[stage])
+            if results[stage] is None:
+                break
+        else:
+            rounds.append(results)
+        if len(rounds) == chosen.rounds:
+            break
+    if not rounds:
+        sys.exit("the machine is too busy to measure on")
+    return [results[None] for results in rounds], {stage: [results[stage] for results in rounds] for stage in stages}
 
 
 def show(setting, peer, theirs, ours):
@@ -150,7 +166,8 @@ def show(setting, peer, theirs, ours):
     for stage, runs in ours.items():
         print(
             f"  zero-train, stage {stage:<10}{spread(map(rate, runs)):>22} tokens/s   peak {peaks(runs, 'peak_mb')} MB"
-            f"   ratio {spread(ratios(runs, theirs), 2)}   losses differ by {apart(runs, theirs):.1e}"
+            f"   ratio {spread(ratios(runs, theirs), 2)}, of the fastest steps {ratio_of_fastest(runs, theirs):.2f}"
+            f"   losses differ by {apart(runs, theirs):.1e}"
         )
 
 

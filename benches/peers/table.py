@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 
-from compare import apart, peaks, rate, ratios, spread
+from compare import apart, peaks, rate, ratio_of_fastest, ratios, spread
 
 NAMES = {"plain": "PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", **{f"deepspeed-{n}": f"DeepSpeed {n}" for n in range(4)}}
 
@@ -20,6 +20,7 @@ COLUMNS = [
     "our tokens/s",
     "our peak MB",
     "ratio",
+    "of the fastest steps",
     "losses differ by",
 ]
 
@@ -45,6 +46,7 @@ def row(lines):
         f"{statistics.median(map(rate, ours)):.0f}",
         peaks(ours, "peak_mb"),
         f"**{middle}** {rest}",
+        f"{ratio_of_fastest(ours, theirs):.2f}",
         f"{apart(ours, theirs):.0e}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -1,6 +1,7 @@
 """Starts the ranks of a PyTorch program on this host, as torchrun does, without its supervisor."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,8 @@ def run(arguments, ranks, threads, preload=None):
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if preload:
         world["LD_PRELOAD"] = str(preload.resolve())
+    # Whoever ends this program ends the ranks too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         processes = [
             subprocess.Popen(
