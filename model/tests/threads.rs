@@ -69,6 +69,11 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             Box::new(|t| ops::causal_attention(&t[0], &t[1], &t[2])),
         ),
         ("packed attention", vec![&[3, 99, 144]], Box::new(|t| ops::causal_attention_packed(&t[0], 3))),
+        (
+            "attention within a window",
+            vec![&[3, 99, 6, 16], &[3, 99, 3, 16], &[3, 99, 3, 16]],
+            Box::new(|t| ops::causal_attention_within(&t[0], &t[1], &t[2], &ops::Reach::default().window(40))),
+        ),
         ("rotary", vec![&[3, 99, 6, 16]], Box::new(|t| rotary.apply(&t[0]))),
         ("cross-entropy", vec![&[350, 401]], Box::new(|t| ops::cross_entropy(&t[0], &targets))),
         (

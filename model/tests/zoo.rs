@@ -45,8 +45,8 @@ fn pass(training: bool, layer: usize) -> Pass {
 
 /// The outputs of the first layers.
 fn run_until(model: &Model, end: usize, input: &Tensor, training: bool) -> Result<Activations> {
-    let layers = model.layers()[..end].iter().enumerate();
-    layers.fold(Ok(input.clone().into()), |x, (layer, built)| built.run(&x?, &pass(training, layer)))
+    let mut layers = model.layers()[..end].iter().enumerate();
+    layers.try_fold(input.clone().into(), |x, (layer, built)| built.run(&x, &pass(training, layer)))
 }
 
 fn run(model: &Model, input: &Tensor, training: bool) -> Result<Tensor> {

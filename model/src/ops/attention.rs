@@ -6,6 +6,7 @@
 use super::attention_heads::{Geometry, Layouts, Shared, backward, forward};
 use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
+use super::reach::Reach;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
@@ -15,19 +16,35 @@ use std::sync::OnceLock;
 /// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
 /// grouped-query attention. The result has the shape of q.
 pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    q.apply_op3(k, v, Separate::default())
+    causal_attention_within(q, k, v, &Reach::default())
+}
+
+/// [`causal_attention`] in which positions see no further back than `reach` says.
+///
+/// What is out of reach costs no time but at the edges of tiles, and changes no bit: a document that is packed with
+/// others gives what it gives alone.
+pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, reach: &Reach) -> Result<Tensor> {
+    let (batch, time, _, _) = q.dims4()?;
+    q.apply_op3(k, v, Separate { firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
 }
 
 /// The same on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
 /// `[batch, time, heads·size]`.
 pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
-    qkv.apply_op1(Packed { heads, log_sums: OnceLock::new() })
+    causal_attention_packed_within(qkv, heads, &Reach::default())
+}
+
+/// [`causal_attention_packed`] in which positions see no further back than `reach` says.
+pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, reach: &Reach) -> Result<Tensor> {
+    let (batch, time, _) = qkv.dims3()?;
+    qkv.apply_op1(Packed { heads, firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
 }
 
 const OP: &str = "causal-attention";
 
-#[derive(Default)]
 struct Separate {
+    /// The first position that each one sees.
+    firsts: Vec<usize>,
     log_sums: OnceLock<Vec<f32>>,
 }
 
@@ -62,7 +79,7 @@ impl CustomOp3 for Separate {
         let _timed = measure::forward(OP);
         let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
         let (q, k, v) = (f32s(OP, qs, ql)?, f32s(OP, ks, kl)?, f32s(OP, vs, vl)?);
-        let (out, log_sums) = forward(geometry, Layouts::separate(geometry), [&q, &k, &v]);
+        let (out, log_sums) = forward(geometry, Layouts::separate(geometry), &self.firsts, [&q, &k, &v]);
         let _ = self.log_sums.set(log_sums);
         Ok((stored(OP, out, qs.dtype())?, ql.shape().clone()))
     }
@@ -85,10 +102,10 @@ impl CustomOp3 for Separate {
         backward(
             geometry,
             Layouts::separate(geometry),
+            &self.firsts,
             [&*qs?, &*ks?, &*vs?],
             log_sums,
-            &os?,
-            &ds?,
+            [&*os?, &*ds?],
             [Shared::new(&mut dq), Shared::new(&mut dk), Shared::new(&mut dv)],
         );
         let gradient = |of: &Tensor, values| {
@@ -100,6 +117,7 @@ impl CustomOp3 for Separate {
 
 struct Packed {
     heads: usize,
+    firsts: Vec<usize>,
     log_sums: OnceLock<Vec<f32>>,
 }
 
@@ -123,7 +141,7 @@ impl CustomOp1 for Packed {
         let _timed = measure::forward(OP);
         let geometry = self.geometry(xl.shape())?;
         let x = f32s(OP, xs, xl)?;
-        let (out, log_sums) = forward(geometry, Layouts::packed(geometry), [&*x; 3]);
+        let (out, log_sums) = forward(geometry, Layouts::packed(geometry), &self.firsts, [&*x; 3]);
         let _ = self.log_sums.set(log_sums);
         let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
         Ok((stored(OP, out, xs.dtype())?, shape))
@@ -137,7 +155,8 @@ impl CustomOp1 for Packed {
         let [xs, os, ds] = held.each_ref().map(|held| f32s_of(OP, held));
         let xs = xs?;
         let mut dx = vec![0.0; x.elem_count()];
-        backward(geometry, Layouts::packed(geometry), [&*xs; 3], log_sums, &os?, &ds?, [Shared::new(&mut dx); 3]);
+        let (at, to) = (Layouts::packed(geometry), [Shared::new(&mut dx); 3]);
+        backward(geometry, at, &self.firsts, [&*xs; 3], log_sums, [&*os?, &*ds?], to);
         tensor(OP, dx, x.shape().clone(), x.dtype())
     }
 }

@@ -1,8 +1,9 @@
 //! The arithmetic of causal attention, head by head over slices.
 //!
-//! A tile is [`TILE`] query rows against all keys up to its last row: three products forward, five backward. Heads are
-//! independent, so threads share out (sample, key and value head) pairs; within a pair the order is fixed. Tiles start
-//! at multiples of [`TILE`], so a row's bits depend on its sequence alone.
+//! A tile is [`TILE`] query rows against the keys that they see, from the first of its first row up to its last row: two
+//! products forward, five backward. Heads are independent, so threads share out (sample, key and value head) pairs; within
+//! a pair the order is fixed. Tiles start at multiples of [`TILE`], and what a row does not see adds zeros to its sums, so
+//! a row's bits depend on what it sees alone.
 
 use super::kernel::{Isa, softmax as kernel};
 use super::parallel::{Output, split};
@@ -88,8 +89,9 @@ impl Layouts {
     }
 }
 
-/// (out of `[batch, time, heads, size]`, ln Σ e^score of `[batch, heads, time]`).
-pub(crate) fn forward(g: Geometry, at: Layouts, [q, k, v]: [&[f32]; 3]) -> (Vec<f32>, Vec<f32>) {
+/// (out of `[batch, time, heads, size]`, ln Σ e^score of `[batch, heads, time]`), where a position sees those from its
+/// entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
+pub(crate) fn forward(g: Geometry, at: Layouts, firsts: &[usize], [q, k, v]: [&[f32]; 3]) -> (Vec<f32>, Vec<f32>) {
     let isa = Isa::best();
     let mut out = vec![0.0; g.batch * g.time * g.heads * g.size];
     let mut log_sums = vec![0.0; g.batch * g.heads * g.time];
@@ -103,13 +105,16 @@ pub(crate) fn forward(g: Geometry, at: Layouts, [q, k, v]: [&[f32]; 3]) -> (Vec<
         for (sample, kv_head, head) in range.flat_map(|pair| heads_of(g, pair)) {
             let Some(log_sums) = log_sums.next() else { return };
             for tile in g.tiles() {
-                let (rows, width) = (tile.len(), tile.end);
+                let firsts = &firsts[sample * g.time..][tile.clone()];
+                let seen = firsts[0]..tile.end;
+                let (rows, width) = (tile.len(), seen.len());
                 let scores = &mut scores[..rows * width];
                 let tile_out = &mut tile_out[..rows * g.size];
                 let (keys, values) =
-                    (at.k.matrix(k, sample, 0..width, kv_head), at.v.matrix(v, sample, 0..width, kv_head));
+                    (at.k.matrix(k, sample, seen.clone(), kv_head), at.v.matrix(v, sample, seen, kv_head));
                 product(scores, at.q.matrix(q, sample, tile.clone(), head), keys.t(), 1);
-                kernel::causal_exp(isa, scores, width, tile.start, g.scale(), &mut sums, &mut log_sums[tile.clone()]);
+                let log_sums = &mut log_sums[tile.clone()];
+                kernel::causal_exp(isa, scores, width, tile.start, firsts, g.scale(), &mut sums, log_sums);
                 product(tile_out, Matrix::new(scores, rows, width), values, 1);
                 for ((position, from), sum) in tile.zip(tile_out.chunks_exact(g.size)).zip(sums) {
                     // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
@@ -128,10 +133,10 @@ pub(crate) fn forward(g: Geometry, at: Layouts, [q, k, v]: [&[f32]; 3]) -> (Vec<
 pub(crate) fn backward(
     g: Geometry,
     at: Layouts,
+    firsts: &[usize],
     [q, k, v]: [&[f32]; 3],
     log_sums: &[f32],
-    out: &[f32],
-    d_out: &[f32],
+    [out, d_out]: [&[f32]; 2],
     [dq, dk, dv]: [Shared<'_>; 3],
 ) {
     let isa = Isa::best();
@@ -147,13 +152,15 @@ pub(crate) fn backward(
             for (sample, kv_head, head) in heads_of(g, pair) {
                 let log_sums = &log_sums[(sample * g.heads + head) * g.time..][..g.time];
                 for tile in g.tiles() {
-                    let (rows, width) = (tile.len(), tile.end);
+                    let firsts = &firsts[sample * g.time..][tile.clone()];
+                    let seen = firsts[0]..tile.end;
+                    let (rows, width) = (tile.len(), seen.len());
                     let (scores, d_scores) = (&mut scores[..rows * width], &mut d_scores[..rows * width]);
                     let dq_tile = &mut dq_tile[..rows * g.size];
                     let queries = at.q.matrix(q, sample, tile.clone(), head);
                     let d_tile = at.out.matrix(d_out, sample, tile.clone(), head);
-                    let (keys, values) =
-                        (at.k.matrix(k, sample, 0..width, kv_head), at.v.matrix(v, sample, 0..width, kv_head));
+                    let keys = at.k.matrix(k, sample, seen.clone(), kv_head);
+                    let values = at.v.matrix(v, sample, seen.clone(), kv_head);
                     for (delta, position) in deltas.iter_mut().zip(tile.clone()) {
                         let row = at.out.at(sample, position, head);
                         *delta = kernel::dot(isa, &out[row..row + g.size], &d_out[row..row + g.size]);
@@ -161,11 +168,13 @@ pub(crate) fn backward(
                     product(scores, queries, keys.t(), 1);
                     product(d_scores, d_tile, values.t(), 1);
                     let log_sums = &log_sums[tile.clone()];
-                    kernel::causal_backward(isa, scores, d_scores, width, tile.start, g.scale(), log_sums, &deltas);
+                    let (position, scale) = (tile.start, g.scale());
+                    kernel::causal_backward(isa, scores, d_scores, width, position, firsts, scale, log_sums, &deltas);
                     let (probs, d_scores) = (Matrix::new(scores, rows, width), Matrix::new(d_scores, rows, width));
                     product(dq_tile, d_scores, keys, 1);
-                    add_product(&mut dk_head[..width * g.size], d_scores.t(), queries, 1);
-                    add_product(&mut dv_head[..width * g.size], probs.t(), d_tile, 1);
+                    let seen = seen.start * g.size..seen.end * g.size;
+                    add_product(&mut dk_head[seen.clone()], d_scores.t(), queries, 1);
+                    add_product(&mut dv_head[seen], probs.t(), d_tile, 1);
                     for (position, from) in tile.zip(dq_tile.chunks_exact(g.size)) {
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
                         unsafe { dq.part(at.q.at(sample, position, head), g.size) }.copy_from_slice(from);

@@ -35,11 +35,14 @@ pub mod measure;
 mod operand;
 pub(crate) mod parallel;
 mod product;
+mod reach;
 mod rotary;
 mod team;
 
 pub use activation::{gelu, gelu_erf, silu, swiglu};
-pub use attention::{causal_attention, causal_attention_packed};
+pub use attention::{
+    causal_attention, causal_attention_packed, causal_attention_packed_within, causal_attention_within,
+};
 pub use cross_entropy::cross_entropy;
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
@@ -48,4 +51,5 @@ pub use linear::{Conv1D, Linear};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{set_threads, threads};
+pub use reach::Reach;
 pub use rotary::Rotary;

@@ -1,7 +1,7 @@
 //! Values and gradients.
 
-use crate::check::{check, ids};
-use candle_core::{D, DType, Result, Tensor};
+use crate::check::{check, ids, normal, same_bits};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::Module;
 use zero_model::ops;
 
@@ -86,8 +86,13 @@ fn activations() {
     }
 }
 
-/// Attention with the whole matrix, on [batch, time, heads, size].
 fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    plain_attention_within(q, k, v, |_, _| 0)
+}
+
+/// Attention with the whole matrix, on [batch, time, heads, size]; a position of a sample sees those from
+/// `first(sample, position)` on.
+fn plain_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, first: impl Fn(usize, usize) -> usize) -> Result<Tensor> {
     let (batch, time, heads, size) = q.dims4()?;
     let kv_heads = k.dim(2)?;
     let spread = |x: &Tensor| -> Result<Tensor> {
@@ -99,9 +104,11 @@ fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     };
     let (q, k, v) = (q.transpose(1, 2)?.contiguous()?, spread(k)?, spread(v)?);
     let scores = (q.matmul(&k.t()?.contiguous()?)? / (size as f64).sqrt())?;
+    let seen = |sample, row, column| column <= row && column >= first(sample, row);
+    let masked = |at: usize| seen(at / (time * time), at / time % time, at % time);
     let masked: Vec<f64> =
-        (0..time * time).map(|at| if at % time > at / time { f64::NEG_INFINITY } else { 0.0 }).collect();
-    let mask = Tensor::from_vec(masked, (time, time), q.device())?;
+        (0..batch * time * time).map(|at| if masked(at) { 0.0 } else { f64::NEG_INFINITY }).collect();
+    let mask = Tensor::from_vec(masked, (batch, 1, time, time), q.device())?;
     let probabilities = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
     probabilities.matmul(&v)?.transpose(1, 2)?.contiguous()
 }
@@ -117,6 +124,69 @@ fn attention() {
             |t| ops::causal_attention(&t[0], &t[1], &t[2]),
             |t| plain_attention(&t[0], &t[1], &t[2]),
         );
+    }
+}
+
+/// Documents of 1, 63, 70, … positions, other ones in each row.
+fn documents(batch: usize, time: usize) -> Vec<u32> {
+    let number = |sample: usize, at: usize| [1, 64, 134].iter().filter(|&&end| at + 7 * sample >= end).count();
+    (0..batch * time).map(|at| number(at / time, at % time) as u32).collect()
+}
+
+#[test]
+fn attention_within_a_window_and_documents() {
+    for (batch, time, heads, kv_heads, size) in [(2, 5, 4, 2, 6), (2, 150, 2, 1, 5), (1, 200, 1, 1, 4)] {
+        let numbers = documents(batch, time);
+        let begin = |sample: usize, at: usize| {
+            let row = &numbers[sample * time..];
+            (0..=at).rev().take_while(|&before| row[before] == row[at]).last().unwrap_or(at)
+        };
+        let tensor = Tensor::from_slice(&numbers, (batch, time), &Device::Cpu).unwrap();
+        let (q, kv) = ([batch, time, heads, size], [batch, time, kv_heads, size]);
+        for (window, packed) in [(Some(2), false), (Some(3), true), (Some(70), false), (None, true), (Some(500), true)]
+        {
+            let mut reach = ops::Reach::default();
+            if let Some(window) = window {
+                reach = reach.window(window);
+            }
+            if packed {
+                reach = reach.documents(tensor.clone());
+            }
+            let first = |sample, at: usize| {
+                let document = if packed { begin(sample, at) } else { 0 };
+                document.max((at + 1).saturating_sub(window.unwrap_or(time)))
+            };
+            check(
+                &[&q, &kv, &kv],
+                |t| ops::causal_attention_within(&t[0], &t[1], &t[2], &reach),
+                |t| plain_attention_within(&t[0], &t[1], &t[2], first),
+            );
+        }
+    }
+}
+
+/// A document has the same bits, backward too, alone and packed with others.
+#[test]
+fn a_packed_document_is_what_it_is_alone() {
+    let (time, heads, size) = (200, 2, 5);
+    let numbers = documents(1, time);
+    let packed = normal("qkv", &[1, time, 3 * heads * size]);
+    let reach = ops::Reach::default().documents(Tensor::from_slice(&numbers, (1, time), &Device::Cpu).unwrap());
+    let upstream = normal("upstream", &[1, time, heads * size]);
+    let gradients = |x: &Tensor, dy: &Tensor, reach: &ops::Reach| {
+        let x = candle_core::Var::from_tensor(x).unwrap();
+        let y = ops::causal_attention_packed_within(x.as_tensor(), heads, reach).unwrap();
+        let grads = (&y * dy).unwrap().sum_all().unwrap().backward().unwrap();
+        (y, grads.get(x.as_tensor()).unwrap().clone())
+    };
+    let (y, dx) = gradients(&packed, &upstream, &reach);
+    for document in 0..=3 {
+        let begin = numbers.iter().position(|&n| n == document).unwrap();
+        let len = numbers.iter().filter(|&&n| n == document).count();
+        let part = |t: &Tensor| t.narrow(1, begin, len).unwrap();
+        let (y_alone, dx_alone) = gradients(&part(&packed), &part(&upstream), &ops::Reach::default());
+        same_bits("result", &part(&y), &y_alone);
+        same_bits("gradient", &part(&dx), &dx_alone);
     }
 }
 

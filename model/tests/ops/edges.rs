@@ -40,6 +40,10 @@ fn errors_name_the_trouble() {
     refuses(ops::causal_attention(&n(&[1, 2, 2, 4]), &n(&[1, 3, 2, 4]), &n(&[1, 3, 2, 4])), "do not fit");
     refuses(ops::causal_attention_packed(&n(&[1, 2, 8]), 2), "three times 2 heads");
     refuses(ops::causal_attention_packed(&n(&[1, 2, 6]), 0), "0 heads");
+    let within = |reach| ops::causal_attention_packed_within(&n(&[1, 2, 12]), 2, &reach);
+    refuses(within(ops::Reach::default().window(0)), "sees nothing");
+    refuses(within(ops::Reach::default().documents(at(0))), "do not fit 1 rows of 2 positions");
+    refuses(within(ops::Reach::default().documents(n(&[1, 2]))), "dtype");
     let rotary = ops::Rotary::new(4, 3, 1e4).unwrap();
     refuses(rotary.apply(&n(&[1, 4, 1, 4])), "longer than the 3 positions");
     refuses(rotary.apply(&n(&[1, 2, 1, 6])), "heads of 4");
@@ -73,6 +77,8 @@ fn empty_batches_pass_through() {
     assert_eq!(y.dims(), [0, 5, 2, 4]);
     let (y, _) = run(&[n(&[2, 0, 12])], |t| ops::causal_attention_packed(&t[0], 2));
     assert_eq!(y.dims(), [2, 0, 4]);
+    let none = ops::Reach::default().window(3).documents(ids("documents", &[2, 0], 3));
+    assert_eq!(ops::causal_attention_packed_within(&n(&[2, 0, 12]), 2, &none).unwrap().dims(), [2, 0, 4]);
     let (y, _) = run(&[n(&[0, 4]), n(&[4]), n(&[4])], |t| {
         ops::LayerNorm::from_tensors(t[1].clone(), t[2].clone(), 1e-5).forward(&t[0])
     });

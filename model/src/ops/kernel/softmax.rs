@@ -25,17 +25,28 @@ vectorised! {
 vectorised! {
     /// Turns scores into causal softmax numerators, in place.
     ///
-    /// `scores` has `width` columns; row `i` belongs to position `first + i` and sees the columns up to that position.
-    /// Each becomes e^(scale·(x − m)), the columns after it 0. Row `i`'s sum goes to `sums[i]` and
-    /// scale·m + ln(sum), with which the backward finds the probabilities again, to `log_sums[i]`.
-    fn causal_exp(scores: &mut [f32], width: usize, first: usize, scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
+    /// The columns of `scores`, `width` of them, are the positions from `firsts[0]` on. Row `i` belongs to `position + i`
+    /// and sees the positions from `firsts[i]` up to its own. Each becomes e^(scale·(x − m)), the other columns 0. Row
+    /// `i`'s sum goes to `sums[i]` and scale·m + ln(sum), with which the backward finds the probabilities again, to
+    /// `log_sums[i]`.
+    fn causal_exp(
+        scores: &mut [f32],
+        width: usize,
+        position: usize,
+        firsts: &[usize],
+        scale: f32,
+        sums: &mut [f32],
+        log_sums: &mut [f32],
+    ) {
         for (i, row) in scores.chunks_exact_mut(width).enumerate() {
-            let (seen, masked) = row.split_at_mut(first + i + 1);
+            let (row, after) = row.split_at_mut(position + i + 1 - firsts[0]);
+            let (before, seen) = row.split_at_mut(firsts[i] - firsts[0]);
             let largest = max(seen);
             for x in seen.iter_mut() {
                 *x = exp(scale * (*x - largest));
             }
-            masked.fill(0.0);
+            before.fill(0.0);
+            after.fill(0.0);
             sums[i] = sum1(seen, |p| p);
             log_sums[i] = scale * largest + libm::logf(sums[i]);
         }
@@ -43,29 +54,32 @@ vectorised! {
 }
 
 vectorised! {
-    /// The backward of a tile of causal softmax: `scores` becomes the probabilities p = e^(scale·x − log_sum) and
-    /// `d_probs` (dp) the gradient of the scores, scale·p·(dp − delta), both 0 after the row's own position.
+    /// The backward of a tile of causal softmax, whose rows see what they do in [`causal_exp`]: `scores` becomes the
+    /// probabilities p = e^(scale·x − log_sum) and `d_probs` (dp) the gradient of the scores, scale·p·(dp − delta), both
+    /// 0 in columns that the row does not see.
     fn causal_backward(
         scores: &mut [f32],
         d_probs: &mut [f32],
         width: usize,
-        first: usize,
+        position: usize,
+        firsts: &[usize],
         scale: f32,
         log_sums: &[f32],
         deltas: &[f32],
     ) {
         let rows = scores.chunks_exact_mut(width).zip(d_probs.chunks_exact_mut(width));
         for (i, (scores, d_probs)) in rows.enumerate() {
-            let (seen, masked) = scores.split_at_mut(first + i + 1);
-            let (d_seen, d_masked) = d_probs.split_at_mut(first + i + 1);
+            let (begin, end) = (firsts[i] - firsts[0], position + i + 1 - firsts[0]);
             let (log_sum, delta) = (log_sums[i], deltas[i]);
-            for (x, d) in seen.iter_mut().zip(d_seen) {
+            for (x, d) in scores[begin..end].iter_mut().zip(&mut d_probs[begin..end]) {
                 let p = exp(x.mul_add(scale, -log_sum));
                 *x = p;
                 *d = scale * p * (*d - delta);
             }
-            masked.fill(0.0);
-            d_masked.fill(0.0);
+            for row in [scores, d_probs] {
+                row[..begin].fill(0.0);
+                row[end..].fill(0.0);
+            }
         }
     }
 }
