@@ -173,8 +173,7 @@ impl Floor {
                 let whole = size_of_val(&target[..]);
                 let arrays: Vec<&[u8]> = arrays.iter().map(|array| bytemuck::cast_slice(array)).collect();
                 let target = bytemuck::cast_slice_mut(target);
-                let sum = Reduction { op: ReduceOp::Sum, dtype: Dtype::F32 };
-                tree::reduce_into(sum, &vec![1; arrays.len()], 0, arrays[0], &arrays[1..], target, whole);
+                tree::reduce_into(SUM, &vec![1; arrays.len()], 0, arrays[0], &arrays[1..], target, whole);
             }
             Work::Copy(from, to) => {
                 let whole = size_of_val(&from[..]);
@@ -189,27 +188,17 @@ impl Floor {
 fn sum_to_all(arrays: &mut [Vec<f32>]) {
     /// Elements that are summed at a time, in the first-level cache.
     const BLOCK: usize = 4096;
-    if let [left, right] = arrays {
-        for (left, right) in left.iter_mut().zip(right) {
-            *left += *right;
-            *right = *left;
-        }
-        return;
-    }
+    let weights = vec![1; arrays.len()];
     let Some((first, others)) = arrays.split_first_mut() else { return };
     for start in (0..first.len()).step_by(BLOCK) {
         let block = start..first.len().min(start + BLOCK);
-        let sum = &mut first[block.clone()];
-        for array in others.iter() {
-            for (sum, value) in sum.iter_mut().zip(&array[block.clone()]) {
-                *sum += value;
-            }
-        }
-        for array in others.iter_mut() {
-            array[block.clone()].copy_from_slice(sum);
-        }
+        let sum: &mut [u8] = bytemuck::cast_slice_mut(&mut first[block.clone()]);
+        let others = others.iter_mut().map(|array| bytemuck::cast_slice_mut(&mut array[block.clone()]));
+        tree::reduce_everywhere(SUM, &weights, 0, sum, &mut others.collect::<Vec<_>>());
     }
 }
+
+const SUM: Reduction = Reduction { op: ReduceOp::Sum, dtype: Dtype::F32 };
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,9 @@
 /// Vectors of at least so many bytes are written past the cache.
 pub(crate) const LARGE: usize = 2 << 20;
 
+/// How far ahead to ask for what is read, in bytes: a page, because the processor's own prefetching ends with each.
+pub(crate) const AHEAD: usize = 4096;
+
 /// Copies `from` to `to`, as a part of writing a vector of `whole` bytes.
 ///
 /// # Panics
@@ -25,11 +28,10 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8], whole: usize) {
 mod avx {
     use std::arch::x86_64::{__m256i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 
+    use super::AHEAD;
+
     /// A cache line, which is written as a whole or costs double.
     const LINE: usize = 64;
-    /// How far ahead to ask for what is read: the processor's own prefetching ends with each page.
-    const AHEAD: usize = 2048;
-
     #[target_feature(enable = "avx")]
     pub(super) fn copy(from: &[u8], to: &mut [u8]) {
         assert_eq!(from.len(), to.len());

@@ -84,6 +84,35 @@ pub(crate) fn reduce_into(
     reduce(reduction, weights, rank, target, peers);
 }
 
+/// Reduces a range of all ranks' vectors and leaves the result in each of them.
+pub(crate) fn reduce_everywhere(
+    reduction: Reduction,
+    weights: &[usize],
+    rank: usize,
+    own: &mut [u8],
+    peers: &mut [&mut [u8]],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if let (Dtype::F32, [peer], true) = (reduction.dtype, &mut *peers, is_x86_feature_detected!("avx2")) {
+        let (left, right) = if rank == 0 { (own, &mut **peer) } else { (&mut **peer, own) };
+        let (left, right) = (bytemuck::cast_slice_mut(left), bytemuck::cast_slice_mut(right));
+        #[allow(unsafe_code)]
+        // SAFETY: AVX2 was just found on this machine.
+        unsafe {
+            match reduction.op {
+                ReduceOp::Sum => avx2::both(left, right, <f32 as Element>::sum),
+                ReduceOp::Max => avx2::both(left, right, <f32 as Element>::max),
+            }
+        }
+        return;
+    }
+    let contributions: Vec<&[u8]> = peers.iter().map(|peer| &**peer).collect();
+    reduce(reduction, weights, rank, own, &contributions);
+    for peer in peers {
+        peer.copy_from_slice(own);
+    }
+}
+
 fn typed<T: Element>(op: ReduceOp, weights: &[usize], rank: usize, own: &mut [u8], peers: &[&[u8]]) {
     let own: &mut [T] = bytemuck::cast_slice_mut(own);
     let peers: Vec<&[T]> = peers.iter().map(|peer| bytemuck::cast_slice(peer)).collect();
@@ -114,9 +143,10 @@ fn dispatch<T: Element>(
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use std::arch::x86_64::{_mm_sfence, _mm256_loadu_ps, _mm256_stream_ps};
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_ps, _mm256_stream_ps};
 
     use super::Element;
+    use crate::copy::AHEAD;
 
     /// The portable loop, compiled with 32-byte vectors. Additions stay in their order, so the bits are the same.
     #[target_feature(enable = "avx2")]
@@ -132,6 +162,30 @@ mod avx2 {
 
     /// Elements of a cache line.
     const LINE: usize = 16;
+
+    /// Asks for the lines of both operands a page ahead, as what `both` and `stream` read comes from memory.
+    #[target_feature(enable = "avx2")]
+    fn prefetch(left: *const f32, right: *const f32) {
+        _mm_prefetch::<_MM_HINT_T0>(left.cast::<i8>().wrapping_add(AHEAD));
+        _mm_prefetch::<_MM_HINT_T0>(right.cast::<i8>().wrapping_add(AHEAD));
+    }
+
+    /// Two ranks' f32, both of which get the result, in one pass.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn both(left: &mut [f32], right: &mut [f32], combine: impl Fn(f32, f32) -> f32) {
+        assert_eq!(left.len(), right.len());
+        let (lines, last) = left.as_chunks_mut::<LINE>();
+        let (right_lines, right_last) = right.as_chunks_mut::<LINE>();
+        for (left, right) in lines.iter_mut().zip(right_lines) {
+            prefetch(left.as_ptr(), right.as_ptr());
+            let result: [f32; LINE] = std::array::from_fn(|i| combine(left[i], right[i]));
+            (*left, *right) = (result, result);
+        }
+        for (left, right) in last.iter_mut().zip(right_last) {
+            *left = combine(*left, *right);
+            *right = *left;
+        }
+    }
 
     /// Two ranks' f32 into memory that neither has read: past the cache, for the reasons that `copy` gives. Summing into the cache
     /// and copying from there would take half as long again, as nothing is read while it is written.
@@ -150,6 +204,7 @@ mod avx2 {
         let (right, last_right) = right[head..].as_chunks::<LINE>();
         let (target, last) = target.as_chunks_mut::<LINE>();
         for ((left, right), target) in left.iter().zip(right).zip(target) {
+            prefetch(left.as_ptr(), right.as_ptr());
             let result: [f32; LINE] = std::array::from_fn(|i| combine(left[i], right[i]));
             let (from, to) = (result.as_ptr(), target.as_mut_ptr());
             #[allow(unsafe_code)]

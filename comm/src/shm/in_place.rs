@@ -17,8 +17,8 @@ use crate::health::{Cause, Failure, Health};
 use crate::step::{Membership, Reduction, Step};
 use crate::tree;
 
-/// Bytes that are combined at a time: those of two ranks fit into the first-level cache, of many into the second.
-const BLOCK: usize = 16 * 1024;
+/// Bytes that are combined at a time: those of all ranks should fit into the second-level cache.
+const BLOCK: usize = 64 * 1024;
 
 /// The arenas of a group's ranks, by rank in the group; `None` for this rank itself.
 #[derive(Clone)]
@@ -96,23 +96,29 @@ fn reduce(
     let range = step.ranges[own.rank].clone();
     for block in blocks(&range) {
         health.check()?;
-        // SAFETY: in this collective only this rank writes to its range, of any buffer, and it does so below.
-        let contributions: Vec<&[u8]> = peers.iter().map(|peer| unsafe { peer.read(&block) }).collect();
+        // SAFETY, of all below: in this collective this rank alone reads or writes its range, of any buffer, and each of these is
+        // another buffer.
         match &mut step.shard {
-            None => {
-                // SAFETY: as above; its own buffer is another one than those read.
-                tree::reduce(reduction, weights, own.rank, unsafe { own.write(&block) }, &contributions);
-            }
-            Some(shard) => {
-                let target = &mut shard[block.start - range.start..block.end - range.start];
+            None if step.gather => {
                 // SAFETY: as above.
-                let own_part = unsafe { own.read(&block) };
-                tree::reduce_into(reduction, weights, own.rank, own_part, &contributions, target, range.len());
+                let mut peers: Vec<&mut [u8]> = peers.iter().map(|peer| unsafe { peer.write(&block) }).collect();
+                // SAFETY: as above.
+                tree::reduce_everywhere(reduction, weights, own.rank, unsafe { own.write(&block) }, &mut peers);
             }
-        }
-        for peer in peers.iter().filter(|_| step.gather) {
-            // SAFETY: as above; two buffers, and what was read of the peer's is no longer used.
-            unsafe { peer.write(&block).copy_from_slice(own.read(&block)) };
+            shard => {
+                // SAFETY: as above.
+                let peers: Vec<&[u8]> = peers.iter().map(|peer| unsafe { peer.read(&block) }).collect();
+                match shard {
+                    // SAFETY: as above.
+                    None => tree::reduce(reduction, weights, own.rank, unsafe { own.write(&block) }, &peers),
+                    Some(shard) => {
+                        let target = &mut shard[block.start - range.start..block.end - range.start];
+                        // SAFETY: as above.
+                        let own_part = unsafe { own.read(&block) };
+                        tree::reduce_into(reduction, weights, own.rank, own_part, &peers, target, range.len());
+                    }
+                }
+            }
         }
     }
     Ok(())

@@ -56,6 +56,13 @@ fn check(op: ReduceOp, ranks: &[Vec<f32>], combine: fn(f32, f32) -> f32) {
         let mut portable = ranks[own].clone();
         let peers: Vec<&[f32]> = peers.iter().map(|peer| bytemuck::cast_slice(peer)).collect();
         fold::<f32>(&ones, own, &mut portable, &peers, combine);
+        let mut everywhere = ranks.to_vec();
+        let mut first = everywhere.remove(own);
+        let mut others: Vec<&mut [u8]> = everywhere.iter_mut().map(|rank| bytemuck::cast_slice_mut(rank)).collect();
+        reduce_everywhere(reduction, &ones, own, bytemuck::cast_slice_mut(&mut first), &mut others);
+        for rank in everywhere.iter().chain([&first]) {
+            assert_eq!(rank.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), expected, "everywhere");
+        }
         assert_eq!(portable.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), expected, "portable loop");
     }
 }

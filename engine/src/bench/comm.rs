@@ -36,7 +36,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         comm.transport()
     ));
     print(format!(
-        "  {:<15}{:>10}  {:<30}{:>7}  {:<30}{}",
+        "  {:<15}{:>10}  {:<30}{:>7}  {:<33}{}",
         "operation", "bytes", "ms (from – to)", "GB/s", "floor: its memory traffic alone", "times the floor"
     ));
     for operation in [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
@@ -47,7 +47,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         let (low, high) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
         let middle = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
         print(format!(
-            "  {:<15}{bytes:>10}  {:<30}{rate:>7.1}  {:<31}{middle:.2} ({low:.2} – {high:.2})",
+            "  {:<15}{bytes:>10}  {:<30}{rate:>7.1}  {:<33}{middle:.2} ({low:.2} – {high:.2})",
             operation.name(),
             spread(&times.subject, 1e3),
             spread(&times.floor, 1e3),
