@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
-use zero_model::{Activations, Model, Pass, backward_from};
+use zero_model::{Activations, Model, Pass, backward_from, sink};
 use zero_partition::{Norm, Zero};
 use zero_pipeline::{Instruction, LayerId, Program};
 
@@ -139,7 +139,7 @@ fn forward(
         return Ok(());
     }
     let (inputs, leaves) = cut(&incoming, layer)?;
-    let outputs = built.run(&inputs, &pass)?;
+    let outputs = sink::promise(|| built.run(&inputs, &pass))?;
     state.flow = Some(detached(&outputs));
     state.saved.insert(layer, Saved { inputs: leaves, outputs: outputs.tensors().to_vec() });
     Ok(())

@@ -8,7 +8,7 @@
 //! The sink is found through the thread that runs the backward: candle gives an operation's `bwd`
 //! no other door.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -44,6 +44,21 @@ impl Slot<'_> {
 
 thread_local! {
     static CURRENT: RefCell<Option<Gradients>> = const { RefCell::new(None) };
+    static PROMISED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a forward whose backward will run inside of [`Gradients::capture`], with a place for every parameter that is
+/// trained: operations may then rely on it and leave out what only a plain candle backward needs.
+pub fn promise<T>(forward: impl FnOnce() -> T) -> T {
+    let before = PROMISED.replace(true);
+    let result = forward();
+    PROMISED.set(before);
+    result
+}
+
+/// Whether the gradients of what runs now go to a sink.
+pub(crate) fn promised() -> bool {
+    PROMISED.get() || CURRENT.with_borrow(Option::is_some)
 }
 
 /// Hands `write` the place of `parameter`'s gradient if the running backward has one, and tells whether it had.

@@ -4,27 +4,28 @@ use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::parallel::{Output, build, split};
+use super::region::{apply1, apply2};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
 /// GELU's tanh form, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    x.apply_op1(Elementwise { name: "gelu", forward: kernel::gelu_tanh, backward: kernel::gelu_tanh_backward })
+    apply1(x, Elementwise { name: "gelu", forward: kernel::gelu_tanh, backward: kernel::gelu_tanh_backward })
 }
 
 /// GELU by the normal distribution function: x·Φ(x).
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    x.apply_op1(Elementwise { name: "gelu-erf", forward: kernel::gelu_erf, backward: kernel::gelu_erf_backward })
+    apply1(x, Elementwise { name: "gelu-erf", forward: kernel::gelu_erf, backward: kernel::gelu_erf_backward })
 }
 
 /// x·σ(x), also known as swish.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
-    x.apply_op1(Elementwise { name: "silu", forward: kernel::silu, backward: kernel::silu_backward })
+    apply1(x, Elementwise { name: "silu", forward: kernel::silu, backward: kernel::silu_backward })
 }
 
 /// gate·σ(gate)·up: the gated activation of Llama's MLP. Both of the same shape.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    gate.apply_op2(up, SwiGlu)
+    apply2(gate, up, SwiGlu)
 }
 
 struct Elementwise {

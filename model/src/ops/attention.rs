@@ -7,6 +7,7 @@ use super::attention_heads::{Geometry, Layouts, Shared, backward, forward};
 use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::reach::Reach;
+use super::region::{apply1, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
@@ -25,7 +26,7 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// others gives what it gives alone.
 pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, reach: &Reach) -> Result<Tensor> {
     let (batch, time, _, _) = q.dims4()?;
-    q.apply_op3(k, v, Separate { firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
+    apply3(q, k, v, Separate { firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
 }
 
 /// The same on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
@@ -37,7 +38,7 @@ pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
 /// [`causal_attention_packed`] in which positions see no further back than `reach` says.
 pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, reach: &Reach) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
-    qkv.apply_op1(Packed { heads, firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
+    apply1(qkv, Packed { heads, firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
 }
 
 const OP: &str = "causal-attention";

@@ -1,7 +1,7 @@
 //! Softmax and negative log-likelihood in one operation.
 
-use super::measure;
 use super::kernel::{Isa, softmax as kernel};
+use super::measure;
 use super::operand::{f32s, f32s_of, indices, indices_of, rows, stored, tensor};
 use super::parallel::{Output, build, split};
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};

@@ -3,6 +3,7 @@
 use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::parallel::build;
+use super::region::apply1;
 use crate::layers::Pass;
 use crate::random::Stream;
 use candle_core::backend::BackendStorage;
@@ -37,7 +38,7 @@ pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) ->
         return Ok(x.clone());
     }
     let purpose = format!("dropout/{}/{name}", pass.layer);
-    x.apply_op1(Masked { probability, purpose, seed: pass.seed, first_sample: pass.sample })
+    apply1(x, Masked { probability, purpose, seed: pass.seed, first_sample: pass.sample })
 }
 
 struct Masked {

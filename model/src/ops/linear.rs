@@ -3,6 +3,7 @@
 use super::affine::{Affine, bias_gradient};
 use super::linear_gelu::linear_gelu;
 use super::operand::{f32s_of, stored};
+use super::region::{apply2, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -37,8 +38,8 @@ impl Module for Linear {
     /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
-            Some(bias) => x.apply_op3(&self.weight, bias, LinearOp(Affine::OutputsInputs)),
-            None => x.apply_op2(&self.weight, LinearOp(Affine::OutputsInputs)),
+            Some(bias) => apply3(x, &self.weight, bias, LinearOp(Affine::OutputsInputs)),
+            None => apply2(x, &self.weight, LinearOp(Affine::OutputsInputs)),
         }
     }
 }
@@ -72,7 +73,7 @@ impl Conv1D {
 impl Module for Conv1D {
     /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.apply_op3(&self.weight, &self.bias, LinearOp(Affine::InputsOutputs))
+        apply3(x, &self.weight, &self.bias, LinearOp(Affine::InputsOutputs))
     }
 }
 

@@ -8,13 +8,14 @@ use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::{f32s_of, stored};
 use super::parallel::build;
+use super::region::apply3;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
 /// GELU's tanh form of x·W + b. In f32 the bits are those of the two operations after each other.
 pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Affine) -> Result<Tensor> {
-    x.apply_op3(weight, bias, LinearGelu { affine, sum: OnceLock::new() })
+    apply3(x, weight, bias, LinearGelu { affine, sum: OnceLock::new() })
 }
 
 struct LinearGelu {

@@ -12,6 +12,9 @@
 //! - **A parameter's gradient goes straight to [`crate::sink`]** where one is installed, in f32; a frozen parameter
 //!   costs nothing.
 //!
+//! The blocks of the zoo are regions (`region.rs`): one node of candle's graph each, inside of which gradients are handed on
+//! and not added to zeros.
+//!
 //! Storage may be f32 or bf16. bf16 is widened to f32 on the way in and rounded once on the way out. Inputs may be
 //! views; only the view is copied, and only when it is not contiguous. There is no CUDA implementation yet: on another
 //! device every operation returns candle's error that names it.
@@ -30,12 +33,13 @@ pub(crate) mod kernel;
 mod linear;
 mod linear_cross_entropy;
 mod linear_gelu;
-mod norm;
 pub mod measure;
+mod norm;
 mod operand;
 pub(crate) mod parallel;
 mod product;
 mod reach;
+pub(crate) mod region;
 mod rotary;
 mod team;
 
@@ -50,6 +54,6 @@ pub use kernel::Isa;
 pub use linear::{Conv1D, Linear};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use norm::{LayerNorm, RmsNorm};
-pub use parallel::{set_threads, threads};
+pub use parallel::{in_parallel, set_threads, threads};
 pub use reach::Reach;
 pub use rotary::Rotary;

@@ -5,6 +5,7 @@ use super::kernel::{Isa, norm as kernel};
 use super::measure;
 use super::operand::{f32s, f32s_of, rows, stored, tensor};
 use super::parallel::{Output, build, split};
+use super::region::{apply2, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
@@ -34,7 +35,7 @@ impl LayerNorm {
 impl Module for LayerNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.apply_op3(&self.weight, &self.bias, LayerNormOp { eps: self.eps })
+        apply3(x, &self.weight, &self.bias, LayerNormOp { eps: self.eps })
     }
 }
 
@@ -60,7 +61,7 @@ impl RmsNorm {
 impl Module for RmsNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.apply_op2(&self.weight, RmsNormOp { eps: self.eps })
+        apply2(x, &self.weight, RmsNormOp { eps: self.eps })
     }
 }
 

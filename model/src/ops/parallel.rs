@@ -27,6 +27,14 @@ pub fn threads() -> usize {
     THREADS.load(Ordering::Relaxed)
 }
 
+/// Runs `work` for each of `0..parts` on the threads of operations; returns when all are done.
+///
+/// # Panics
+/// If `work` does.
+pub fn in_parallel(parts: usize, work: impl Fn(usize) + Sync) {
+    team::run(parts, &work);
+}
+
 /// A new buffer of `units` times `floats`, filled by `work`, which gets a range of units and their part of the buffer,
 /// zeroed.
 ///

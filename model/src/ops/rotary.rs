@@ -4,6 +4,7 @@ use super::kernel::{Isa, rotary as kernel};
 use super::measure;
 use super::operand::{f32s, f32s_of, stored, tensor};
 use super::parallel::build;
+use super::region::apply1;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl Rotary {
     /// Rotates `[batch, time, heads, size]`; the first of `time` is position 0. More positions than the table has are
     /// an error.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        x.apply_op1(self.clone())
+        apply1(x, self.clone())
     }
 
     fn run(&self, x: &[f32], shape: &Shape, rotate: Rotate) -> Result<Vec<f32>> {

@@ -5,6 +5,7 @@
 
 use super::{Activation, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
+use crate::ops::region::{region, sum};
 use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, causal_attention_packed};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -179,9 +180,10 @@ impl Block {
 
 impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let x = x.single()?;
-        let x = (x + self.attn_dropout.forward(&self.attend(x)?, pass)?)?;
-        let y = (&x + self.mlp_dropout.forward(&self.transform(&x)?, pass)?)?;
+        let y = region(x.single()?, |x| {
+            let x = sum(x, &self.attn_dropout.forward(&self.attend(x)?, pass)?)?;
+            sum(&x, &self.mlp_dropout.forward(&self.transform(&x)?, pass)?)
+        })?;
         Ok(y.into())
     }
 }

@@ -5,6 +5,7 @@
 
 use super::{LanguageHead, check_sizes};
 use crate::layers::Layers;
+use crate::ops::region::{region, reshape, sum};
 use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, swiglu};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -160,20 +161,22 @@ impl Block {
 
     fn attend(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, time, _) = x.dims3()?;
-        let split = |y: Tensor, heads| y.reshape((batch, time, heads, self.head_size));
+        let split = |y: Tensor, heads| reshape(&y, (batch, time, heads, self.head_size));
         let q = self.rotary.apply(&split(self.q_proj.forward(x)?, self.heads)?)?;
         let k = self.rotary.apply(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
         let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let attended = causal_attention(&q, &k, &v)?.reshape((batch, time, self.heads * self.head_size))?;
+        let attended = reshape(&causal_attention(&q, &k, &v)?, (batch, time, self.heads * self.head_size))?;
         self.o_proj.forward(&attended)
     }
 }
 
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = (x + self.attend(&self.input_layernorm.forward(x)?)?)?;
-        let normal = self.post_attention_layernorm.forward(&x)?;
-        let inner = swiglu(&self.gate_proj.forward(&normal)?, &self.up_proj.forward(&normal)?)?;
-        x + self.down_proj.forward(&inner)?
+        region(x, |x| {
+            let x = sum(x, &self.attend(&self.input_layernorm.forward(x)?)?)?;
+            let normal = self.post_attention_layernorm.forward(&x)?;
+            let inner = swiglu(&self.gate_proj.forward(&normal)?, &self.up_proj.forward(&normal)?)?;
+            sum(&x, &self.down_proj.forward(&inner)?)
+        })
     }
 }

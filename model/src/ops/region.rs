@@ -1,0 +1,320 @@
+//! Several operations as one node of candle's graph.
+//!
+//! candle's backward makes zeros for the gradient of every tensor and adds what arrives to them: three more passes over
+//! memory than the gradient is worth, and a twelfth of a training step. In a region our own operations are recorded
+//! here instead, and a gradient goes from one to the next as it is; it is added to another only where a tensor was used
+//! twice. What an operation holds is let go as soon as its backward is done.
+//!
+//! A region can hand the gradients of its parameters to nobody but the [`sink`], so there is one only where a sink has
+//! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
+
+use super::kernel::{Isa, vectorised};
+use super::operand::{f32s_of, stored};
+use super::parallel::build;
+use crate::sink;
+use candle_core::op::BackpropOp;
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
+};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+
+/// What ran in a region, in order.
+#[derive(Default)]
+struct Tape(Vec<Record>);
+
+struct Record {
+    operation: Operation,
+    output: Tensor,
+}
+
+enum Operation {
+    One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
+    Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
+    Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
+    Sum([Tensor; 2]),
+    /// The same elements in another shape.
+    View(Tensor),
+}
+
+thread_local! {
+    static TAPE: RefCell<Option<Tape>> = const { RefCell::new(None) };
+}
+
+/// Runs `run`, which applies none but our own operations, on `x`: as one node of candle's graph where that can be.
+pub(crate) fn region(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    if !x.track_op() || !sink::promised() || recording() {
+        return run(x);
+    }
+    TAPE.set(Some(Tape::default()));
+    let output = run(x);
+    let tape = TAPE.take().unwrap_or_default();
+    let output = output?;
+    x.apply_op1(Region { tape: Mutex::new(Some(tape)), output })
+}
+
+fn recording() -> bool {
+    TAPE.with_borrow(Option::is_some)
+}
+
+/// Writes an operation down and gives its output: a tensor that operations take for one whose gradient is wanted.
+fn record(operation: Operation, (storage, shape): (CpuStorage, Shape)) -> Tensor {
+    let output = Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), true);
+    keep(operation, &output);
+    output
+}
+
+fn keep(operation: Operation, output: &Tensor) {
+    TAPE.with_borrow_mut(|tape| {
+        if let Some(Tape(records)) = tape {
+            records.push(Record { operation, output: output.clone() });
+        }
+    });
+}
+
+/// `x.apply_op1(op)`.
+pub(crate) fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
+    if !recording() {
+        return x.apply_op1(op);
+    }
+    let result = {
+        let (xs, xl) = x.storage_and_layout();
+        let Storage::Cpu(xs) = &*xs else { bail!("{}: not implemented on this device", op.name()) };
+        op.cpu_fwd(xs, xl)?
+    };
+    Ok(record(Operation::One(Box::new(op), x.clone()), result))
+}
+
+/// `x.apply_op2(y, op)`.
+pub(crate) fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: C) -> Result<Tensor> {
+    if !recording() {
+        return x.apply_op2(y, op);
+    }
+    let result = {
+        let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
+        let (Storage::Cpu(xs), Storage::Cpu(ys)) = (&*xs, &*ys) else {
+            bail!("{}: not implemented on this device", op.name())
+        };
+        op.cpu_fwd(xs, xl, ys, yl)?
+    };
+    Ok(record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), result))
+}
+
+/// `x.apply_op3(y, z, op)`.
+pub(crate) fn apply3<C: CustomOp3 + Send + Sync + 'static>(
+    x: &Tensor,
+    y: &Tensor,
+    z: &Tensor,
+    op: C,
+) -> Result<Tensor> {
+    if !recording() {
+        return x.apply_op3(y, z, op);
+    }
+    let result = {
+        let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
+        let (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) = (&*xs, &*ys, &*zs) else {
+            bail!("{}: not implemented on this device", op.name())
+        };
+        op.cpu_fwd(xs, xl, ys, yl, zs, zl)?
+    };
+    Ok(record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), result))
+}
+
+/// x + y of one shape: a residual connection.
+pub(crate) fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    if !recording() {
+        return x + y;
+    }
+    let result = added(x, y)?;
+    Ok(record(Operation::Sum([x, y].map(Clone::clone)), result))
+}
+
+/// `x.reshape(shape)`.
+pub(crate) fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let output = x.reshape(shape.into())?;
+    keep(Operation::View(x.clone()), &output);
+    Ok(output)
+}
+
+const SUM: &str = "sum";
+
+fn added(x: &Tensor, y: &Tensor) -> Result<(CpuStorage, Shape)> {
+    if x.shape() != y.shape() || x.dtype() != y.dtype() {
+        bail!("{SUM}: {:?} {:?} and {:?} {:?} do not fit together", x.dtype(), x.shape(), y.dtype(), y.shape());
+    }
+    let held = (x.storage_and_layout(), y.storage_and_layout());
+    let (xs, ys) = (f32s_of(SUM, &held.0)?, f32s_of(SUM, &held.1)?);
+    let sums = build(xs.len(), 1, |range, sums| add(Isa::best(), &xs[range.clone()], &ys[range], sums));
+    Ok((stored(SUM, sums, x.dtype())?, x.shape().clone()))
+}
+
+vectorised! {
+    fn add(x: &[f32], y: &[f32], sums: &mut [f32]) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = x + y;
+        }
+    }
+}
+
+/// A region as candle sees it.
+struct Region {
+    /// Until the backward takes it.
+    tape: Mutex<Option<Tape>>,
+    output: Tensor,
+}
+
+const REGION: &str = "region";
+
+impl CustomOp1 for Region {
+    fn name(&self) -> &'static str {
+        REGION
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (storage, layout) = self.output.storage_and_layout();
+        let values = f32s_of(REGION, &(storage, layout))?.into_owned();
+        Ok((stored(REGION, values, self.output.dtype())?, self.output.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Tape(records)) = tape else { bail!("{REGION}: a second backward") };
+        let mut gradients = Gradients::new(x, &records);
+        gradients.add(&self.output, Some(dy.clone()))?;
+        for Record { operation, output } in records.into_iter().rev() {
+            let Some(dy) = gradients.of.remove(&output.id()) else { continue };
+            match operation {
+                Operation::One(op, x) => gradients.add(&x, op.bwd(&x, &output, &dy)?)?,
+                Operation::Two(op, [x, y]) => {
+                    let (dx, d_y) = op.bwd(&x, &y, &output, &dy)?;
+                    gradients.add(&x, dx)?;
+                    gradients.add(&y, d_y)?;
+                }
+                Operation::Three(op, [x, y, z]) => {
+                    let (dx, d_y, dz) = op.bwd(&x, &y, &z, &output, &dy)?;
+                    gradients.add(&x, dx)?;
+                    gradients.add(&y, d_y)?;
+                    gradients.add(&z, dz)?;
+                }
+                Operation::Sum([x, y]) => {
+                    gradients.add(&x, Some(dy.clone()))?;
+                    gradients.add(&y, Some(dy))?;
+                }
+                Operation::View(x) => {
+                    let dx = dy.reshape(x.shape())?;
+                    gradients.add(&x, Some(dx))?;
+                }
+            }
+        }
+        Ok(gradients.of.remove(&x.id()))
+    }
+}
+
+/// The gradients that wait for the operation that made their tensor.
+struct Gradients {
+    of: HashMap<TensorId, Tensor>,
+    inside: HashSet<TensorId>,
+}
+
+impl Gradients {
+    fn new(x: &Tensor, records: &[Record]) -> Self {
+        let inside = records.iter().map(|record| record.output.id()).chain([x.id()]).collect();
+        Self { of: HashMap::new(), inside }
+    }
+
+    fn add(&mut self, tensor: &Tensor, gradient: Option<Tensor>) -> Result<()> {
+        let Some(gradient) = gradient else { return Ok(()) };
+        if !self.inside.contains(&tensor.id()) {
+            bail!("{REGION}: no place for the gradient of a parameter of shape {:?}", tensor.shape());
+        }
+        let gradient = match self.of.remove(&tensor.id()) {
+            None => gradient,
+            Some(before) => {
+                let (storage, shape) = added(&before, &gradient)?;
+                Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
+            }
+        };
+        self.of.insert(tensor.id(), gradient);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Conv1D, LayerNorm, causal_attention_packed, gelu};
+    use crate::random::Stream;
+    use crate::sink::Gradients as Sink;
+    use candle_core::{Device, Var};
+    use candle_nn::Module;
+
+    fn normal(name: &str, shape: &[usize]) -> Result<Var> {
+        let mut values = vec![0.0; shape.iter().product()];
+        Stream::new(3, name, 0).fill_normal(0, &mut values);
+        Var::from_vec(values, shape, &Device::Cpu)
+    }
+
+    fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
+        Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+    }
+
+    #[test]
+    fn has_the_bits_of_its_operations_one_by_one() -> Result<()> {
+        let parameters = [
+            normal("norm weight", &[12])?,
+            normal("norm bias", &[12])?,
+            normal("attention weight", &[12, 36])?,
+            normal("attention bias", &[36])?,
+            normal("weight", &[12, 12])?,
+            normal("bias", &[12])?,
+        ];
+        let [nw, nb, aw, ab, w, b] = parameters.each_ref().map(|p| p.as_tensor().clone());
+        let norm = LayerNorm::from_tensors(nw, nb, 1e-5);
+        let (attention, last) = (Conv1D::from_tensors(aw, ab), Conv1D::from_tensors(w, b));
+        let (x, dy) = (normal("x", &[2, 5, 12])?, normal("dy", &[2, 5, 12])?);
+        // A tensor used three times, a parameter used twice, and an operation whose output nobody needs.
+        let run = |x: &Tensor| -> Result<Tensor> {
+            let attended = causal_attention_packed(&attention.forward(&norm.forward(x)?)?, 3)?;
+            let x = sum(&sum(x, &attended)?, &last.forward(x)?)?;
+            gelu(&x)?;
+            let flat = reshape(&norm.forward(&x)?, (10, 12))?;
+            sum(&x, &reshape(&last.forward(&flat)?, (2, 5, 12))?)
+        };
+        let backward = |promised: bool| -> Result<(Vec<u32>, Vec<Vec<u32>>)> {
+            let mut sink = Sink::default();
+            for parameter in &parameters {
+                sink.add_buffer(
+                    vec![f32::NAN; parameter.elem_count()],
+                    [(parameter.id(), 0..parameter.elem_count(), false)],
+                );
+            }
+            let y = if promised { crate::sink::promise(|| region(&x, run)) } else { region(&x, run) }?;
+            let (sink, store) = sink.capture(|| crate::backward_from(&[(y.clone(), dy.as_tensor().clone())]));
+            let store = store?;
+            let dx = store.get(&x).map(bits).transpose()?.unwrap_or_default();
+            let mut all: Vec<Vec<u32>> =
+                sink.into_buffers().iter().map(|buffer| buffer.iter().map(|v| v.to_bits()).collect()).collect();
+            all.push(bits(&y)?);
+            Ok((dx, all))
+        };
+        let want = backward(false)?;
+        assert!(!want.0.is_empty());
+        assert_eq!(backward(true)?, want);
+        Ok(())
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error() -> Result<()> {
+        let (x, w, b) = (normal("x", &[2, 4])?, normal("w", &[4, 4])?, normal("b", &[4])?);
+        let layer = Conv1D::from_tensors(w.as_tensor().clone(), b.as_tensor().clone());
+        let make = || crate::sink::promise(|| region(&x, |x| layer.forward(x)));
+        let error = make()?.sum_all()?.backward().err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("no place for the gradient of a parameter"), "{error}");
+        let error =
+            crate::sink::promise(|| region(&x, |x| sum(x, &b))).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("do not fit together"), "{error}");
+        assert!(!recording());
+        Ok(())
+    }
+}
