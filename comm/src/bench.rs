@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | `all_reduce` | S | S | the sum of N arrays of S/N, written to all N |
 //! | `reduce_scatter` | S | S/N | the sum of N arrays of S/N, written to another |
-//! | `all_gather` | S | S | a copy: the output is as large as all shards, the own one included |
+//! | `all_gather` | S/N | S | an array of S/N, copied to N others: everybody gets all shards, its own included |
 //! | `broadcast`, `send` | (N−1)/N S | (N−1)/N S | a copy: what N−1 ranks must get, by all N |
 
 use std::time::{Duration, Instant};
@@ -144,7 +144,8 @@ enum Work {
     SumToAll(Vec<Vec<f32>>),
     /// The sum of arrays, written to another.
     SumTo(Vec<Vec<f32>>, Vec<f32>),
-    Copy(Vec<f32>, Vec<f32>),
+    /// An array, copied to others.
+    CopyTo(Vec<f32>, Vec<Vec<f32>>),
     Nothing,
 }
 
@@ -153,13 +154,13 @@ impl Floor {
         let length = bytes / Dtype::F32.size();
         let part = length / size;
         let parts = || (0..size).map(|_| vec![0f32; part]).collect::<Vec<_>>();
-        let copied = |length: usize| Work::Copy(vec![1f32; length], vec![0f32; length]);
         let (work, elements) = match operation {
             Operation::AllReduce => (Work::SumToAll(parts()), 2 * size * part),
             Operation::ReduceScatter => (Work::SumTo(parts(), vec![0f32; part]), (size + 1) * part),
-            Operation::AllGather => (copied(length), 2 * length),
+            Operation::AllGather => (Work::CopyTo(vec![0f32; part], parts()), (size + 1) * part),
             Operation::Broadcast | Operation::Send | Operation::Recv => {
-                (copied((size - 1) * part), 2 * (size - 1) * part)
+                let others = (size - 1) * part;
+                (Work::CopyTo(vec![0f32; others], vec![vec![0f32; others]]), 2 * others)
             }
             Operation::Barrier | Operation::Split => (Work::Nothing, 0),
         };
@@ -175,10 +176,7 @@ impl Floor {
                 let target = bytemuck::cast_slice_mut(target);
                 tree::reduce_into(SUM, &vec![1; arrays.len()], 0, arrays[0], &arrays[1..], target, whole);
             }
-            Work::Copy(from, to) => {
-                let whole = size_of_val(&from[..]);
-                copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to), whole);
-            }
+            Work::CopyTo(source, targets) => copy_to(source, targets),
             Work::Nothing => {}
         }
         std::hint::black_box(&mut self.work);
@@ -195,6 +193,19 @@ fn sum_to_all(arrays: &mut [Vec<f32>]) {
         let sum: &mut [u8] = bytemuck::cast_slice_mut(&mut first[block.clone()]);
         let others = others.iter_mut().map(|array| bytemuck::cast_slice_mut(&mut array[block.clone()]));
         tree::reduce_everywhere(SUM, &weights, 0, sum, &mut others.collect::<Vec<_>>());
+    }
+}
+
+fn copy_to(source: &[f32], targets: &mut [Vec<f32>]) {
+    /// Elements that stay in the second-level cache from one copy to the next.
+    const BLOCK: usize = 16 * 1024;
+    let whole = size_of_val(source) * targets.len();
+    for start in (0..source.len()).step_by(BLOCK) {
+        let block = start..source.len().min(start + BLOCK);
+        for target in targets.iter_mut() {
+            let target = bytemuck::cast_slice_mut(&mut target[block.clone()]);
+            copy(bytemuck::cast_slice(&source[block.clone()]), target, whole);
+        }
     }
 }
 
@@ -218,8 +229,8 @@ mod tests {
                             assert_eq!((subject.len(), floor.len()), (3, 3));
                             assert!(median(&subject) <= *subject.iter().max().expect("three times"));
                             let expected = match operation {
-                                Operation::AllReduce | Operation::AllGather => 2 * bytes,
-                                Operation::ReduceScatter => bytes * 3 / 2,
+                                Operation::AllReduce => 2 * bytes,
+                                Operation::ReduceScatter | Operation::AllGather => bytes * 3 / 2,
                                 Operation::Broadcast | Operation::Send | Operation::Recv => bytes,
                                 Operation::Barrier | Operation::Split => 0,
                             };

@@ -10,7 +10,6 @@ use sha2::{Digest, Sha256};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
-use crate::copy::copy;
 use crate::error::CommError;
 use crate::health::{Cause, Failure, Health};
 use crate::lane::Lane;
@@ -168,7 +167,8 @@ impl Communicator for Group {
             let sent = buffer.size_bytes() - own + own * (size - 1);
             let reduce = Some(Reduction { op, dtype: buffer.dtype() });
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            let step = Step { signature, reduce, buffer: bytes, shard: None, ranges, gather: true, deadline };
+            let step =
+                Step { signature, reduce, buffer: bytes, source: None, shard: None, ranges, gather: true, deadline };
             let carried = endpoint.run(step)?;
             Ok((buffer, Sent { bytes: sent, carried }))
         })
@@ -178,14 +178,14 @@ impl Communicator for Group {
         if let Err(detail) = self.check_counts(&output, &shard, counts) {
             return self.invalid(Operation::AllGather, detail);
         }
-        let (rank, size, counts) = (self.rank(), self.size(), counts.to_vec());
+        let (size, counts) = (self.size(), counts.to_vec());
         let signature = Signature { layout: digest(&counts), ..describe(Operation::AllGather, &output) };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, output.dtype().size());
             let (signature, bytes) = (*signature, output.as_bytes_mut());
-            let whole = bytes.len();
-            copy(shard.as_bytes(), &mut bytes[ranges[rank].clone()], whole);
-            let step = Step { signature, reduce: None, buffer: bytes, shard: None, ranges, gather: true, deadline };
+            let source = Some(shard.as_bytes());
+            let (reduce, shard_to, gather) = (None, None, true);
+            let step = Step { signature, reduce, buffer: bytes, source, shard: shard_to, ranges, gather, deadline };
             let carried = endpoint.run(step)?;
             let sent = shard.size_bytes() * (size - 1);
             Ok((Gathered { shard, output }, Sent { bytes: sent, carried }))
@@ -209,7 +209,7 @@ impl Communicator for Group {
             let ranges = consecutive(counts, input.dtype().size());
             let reduce = Some(Reduction { op, dtype: input.dtype() });
             let (signature, buffer, target) = (*signature, input.as_bytes_mut(), Some(shard.as_bytes_mut()));
-            let step = Step { signature, reduce, buffer, shard: target, ranges, gather: false, deadline };
+            let step = Step { signature, reduce, buffer, source: None, shard: target, ranges, gather: false, deadline };
             let carried = endpoint.run(step)?;
             let sent = input.size_bytes() - shard.size_bytes();
             Ok((Scattered { input, shard }, Sent { bytes: sent, carried }))
@@ -226,7 +226,16 @@ impl Communicator for Group {
             let all = buffer.size_bytes();
             let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            let step = Step { signature, reduce: None, buffer: bytes, shard: None, ranges, gather: true, deadline };
+            let step = Step {
+                signature,
+                reduce: None,
+                buffer: bytes,
+                source: None,
+                shard: None,
+                ranges,
+                gather: true,
+                deadline,
+            };
             let carried = endpoint.run(step)?;
             let sent = if rank == root { all * (size - 1) } else { 0 };
             Ok((buffer, Sent { bytes: sent, carried }))
@@ -268,7 +277,16 @@ impl Communicator for Group {
         let signature = Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0 };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let (signature, ranges) = (*signature, vec![0..0; size]);
-            let step = Step { signature, reduce: None, buffer: &mut [], shard: None, ranges, gather: false, deadline };
+            let step = Step {
+                signature,
+                reduce: None,
+                buffer: &mut [],
+                source: None,
+                shard: None,
+                ranges,
+                gather: false,
+                deadline,
+            };
             let carried = endpoint.run(step)?;
             Ok(((), Sent { bytes: 0, carried }))
         })

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
+use crate::copy::copy;
 use crate::error::CommError;
 use crate::health::Failure;
 use crate::signature::Signature;
@@ -21,12 +22,24 @@ pub(crate) struct Step<'a> {
     pub(crate) reduce: Option<Reduction>,
     /// The whole vector: the ranges of all ranks one after another.
     pub(crate) buffer: &'a mut [u8],
+    /// The own range of a gather, where it is not yet in `buffer`.
+    pub(crate) source: Option<&'a [u8]>,
     /// Where the own range of the reduction goes, so that `buffer` stays as it is; `None`: in place.
     pub(crate) shard: Option<&'a mut [u8]>,
     /// Each rank's range of `buffer`, in bytes.
     pub(crate) ranges: Vec<Range<usize>>,
     pub(crate) gather: bool,
     pub(crate) deadline: Instant,
+}
+
+impl Step<'_> {
+    /// Copies the source to its place in the buffer, for those who look for it there.
+    pub(crate) fn place_source(&mut self, rank: usize) {
+        if let Some(source) = self.source.take() {
+            let whole = self.buffer.len();
+            copy(source, &mut self.buffer[self.ranges[rank].clone()], whole);
+        }
+    }
 }
 
 /// How contributions become one.

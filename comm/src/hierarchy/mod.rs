@@ -37,7 +37,8 @@ pub(crate) fn rails(cells: &[Range<usize>]) -> usize {
 }
 
 impl Collective for Hierarchy {
-    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+    fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
+        step.place_source(self.rank);
         match step.reduce {
             Some(Reduction { dtype: Dtype::Bf16 | Dtype::F16, .. }) => self.widened(step),
             Some(_) if step.gather => self.all_reduce(step),
@@ -62,7 +63,7 @@ impl Task {
 
     fn gather<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
         let Task { signature, deadline, .. } = *self;
-        Step { signature, reduce: None, buffer, shard: None, ranges, gather: true, deadline }
+        Step { signature, reduce: None, buffer, source: None, shard: None, ranges, gather: true, deadline }
     }
 
     fn reduce<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
@@ -190,6 +191,7 @@ impl Hierarchy {
             signature: step.signature,
             reduce: Some(Reduction { op, dtype: Dtype::F32 }),
             buffer: bytemuck::cast_slice_mut(&mut wide),
+            source: None,
             shard: wide_shard.as_mut().map(|shard| bytemuck::cast_slice_mut(shard)),
             ranges: step.ranges.iter().map(|range| scale(range.start)..scale(range.end)).collect(),
             gather: step.gather,

@@ -3,7 +3,7 @@
 //! The owner of a range reads it in all buffers, combines it, and writes the result back into all buffers while the cache still
 //! holds them. No other rank touches that range of any buffer meanwhile, so ranks need not wait for each other between the
 //! exchange of headers, before which nobody may begin, and the exchange of farewells, before which nobody may give its
-//! buffer back. A gather alone is read by those who want it, not written by the owner: who needs it pays for it.
+//! buffer back. A gather alone is the same without the combining.
 //!
 //! In numbers, for an all_reduce of S bytes by two ranks: each reads S and writes S. Through a ring it would read 2.5 S and
 //! write 2 S, much of that in lines that the other core has just written.
@@ -76,7 +76,10 @@ impl Neighbours {
         let peers: Vec<Lease> = places.iter().map(peer).collect::<Result<_, _>>()?;
         match step.reduce {
             Some(reduction) => reduce(step, reduction, &membership.weights, &own, peers, health),
-            None if step.gather => gather(step, &own, &peers, health),
+            None if step.gather => match step.source.take() {
+                Some(source) => hand_out(step, source, &own, &peers, health),
+                None => gather(step, &own, &peers, health),
+            },
             None => Ok(()),
         }
     }
@@ -146,6 +149,20 @@ fn gather(step: &Step<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Res
             health.check()?;
             // SAFETY: as above, and the last part by its owner alone.
             unsafe { copy(own.read(&block), peer.write(&block), whole) };
+        }
+    }
+    Ok(())
+}
+
+/// Writes a rank's range, which lies elsewhere, into all buffers, its own and the others': read from memory once.
+fn hand_out(step: &Step<'_>, source: &[u8], own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
+    let range = &step.ranges[own.rank];
+    for block in blocks(range) {
+        health.check()?;
+        let source = &source[block.start - range.start..block.end - range.start];
+        for lease in peers.iter().chain([own]) {
+            // SAFETY: in this collective this rank alone uses its range, of any buffer.
+            copy(source, unsafe { lease.write(&block) }, step.buffer.len());
         }
     }
     Ok(())

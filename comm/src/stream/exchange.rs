@@ -70,6 +70,9 @@ impl Collective for Exchange {
         let place = lent.as_ref().map(Lent::place);
         let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
         let mut run = Run::new(step, header, &self.membership, wires.chunk());
+        if lent.is_none() {
+            run.step.place_source(run.rank);
+        }
         loop {
             if let Some(offer) = lent.take_if(|_| run.headers_exchanged()) {
                 let (neighbours, theirs) = (self.neighbours.as_ref(), run.places());
@@ -81,6 +84,7 @@ impl Collective for Exchange {
                 }
                 // Everybody has seen that somebody offers nothing.
                 offer.returned();
+                run.step.place_source(run.rank);
                 run.streaming = true;
             }
             let mark = wires.mark();
@@ -326,7 +330,7 @@ pub(crate) fn gather_all(
     };
     let whole = &mut buffer[..];
     let (reduce, shard, gather) = (None, None, true);
-    let step = Step { signature, reduce, buffer: whole, shard, ranges: ranges.clone(), gather, deadline };
+    let step = Step { signature, reduce, buffer: whole, source: None, shard, ranges: ranges.clone(), gather, deadline };
     endpoint.run(step).map_err(|failure| (failure, signature))?;
     Ok(ranges.into_iter().map(|range| buffer[range].to_vec()).collect())
 }

@@ -57,7 +57,16 @@ impl Scene {
             let deadline = Instant::now() + TIMEOUT;
             let reduce = Some(Reduction { op: ReduceOp::Sum, dtype: Dtype::U8 });
             let buffer = &mut buffer[..];
-            exchange.run(Step { signature, reduce, buffer, shard: None, ranges, gather: true, deadline })?;
+            exchange.run(Step {
+                signature,
+                reduce,
+                buffer,
+                source: None,
+                shard: None,
+                ranges,
+                gather: true,
+                deadline,
+            })?;
             assert!(buffer.iter().all(|sum| usize::from(*sum) == SIZE));
         }
         Ok(())

@@ -239,8 +239,9 @@ struct Plan {
 const BLOCK: usize = 64 * 1024;
 
 impl Collective for Participant {
-    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let Step { signature, reduce, buffer, shard, ranges, gather, deadline } = step;
+    fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
+        step.place_source(self.membership.rank);
+        let Step { signature, reduce, buffer, shard, ranges, gather, deadline, .. } = step;
         let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len() };
         let plan = Plan { reduce, ranges, gather, deadline };
         let outcome = self.attempt(&plan, post, shard);
