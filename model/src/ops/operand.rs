@@ -1,5 +1,7 @@
 //! From candle storage to `f32` slices and back.
 
+use super::kernel::{Isa, bf16 as kernel};
+use super::parallel::{Output, build, split};
 use super::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
@@ -16,7 +18,7 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
             None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
         },
         (CpuStorage::BF16(data), Some((start, end))) => match data.get(start..end) {
-            Some(view) => Ok(Cow::Owned(view.iter().map(|v| v.to_f32()).collect())),
+            Some(view) => Ok(Cow::Owned(widened(view))),
             None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
         },
         (CpuStorage::F32(_), None) => {
@@ -31,7 +33,7 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
             let mut view = CpuStorage::BF16(vec![bf16::ZERO; layout.shape().elem_count()]);
             storage.copy_strided_src(&mut view, 0, layout)?;
             match view {
-                CpuStorage::BF16(view) => Ok(Cow::Owned(view.into_iter().map(bf16::to_f32).collect())),
+                CpuStorage::BF16(view) => Ok(Cow::Owned(widened(&view))),
                 _ => bail!("{op}: the copy of a view changed its dtype"),
             }
         }
@@ -129,11 +131,23 @@ pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Res
     }
 }
 
+fn widened(values: &[bf16]) -> Vec<f32> {
+    build(values.len(), 1, |range, out| kernel::widen(Isa::best(), &values[range], out))
+}
+
+fn rounded(values: &[f32]) -> Vec<bf16> {
+    let mut out = vec![bf16::ZERO; values.len()];
+    split(values.len(), 1, [Output { data: &mut out, floats: 1 }], |range, [out]| {
+        kernel::round(Isa::best(), &values[range], out);
+    });
+    out
+}
+
 /// Storage of `dtype` (f32 as it is, bf16 rounded to nearest even).
 pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
     match dtype {
         DType::F32 => Ok(CpuStorage::F32(values)),
-        DType::BF16 => Ok(CpuStorage::BF16(values.into_iter().map(bf16::from_f32).collect())),
+        DType::BF16 => Ok(CpuStorage::BF16(rounded(&values))),
         other => bail!("{op}: f32 or bf16 expected, got {other:?}"),
     }
 }

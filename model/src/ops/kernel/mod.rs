@@ -6,6 +6,7 @@
 //! sixteen interleaved lanes that are added in a fixed tree.
 
 pub(crate) mod activation;
+pub(crate) mod bf16;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod norm;
