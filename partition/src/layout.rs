@@ -1,9 +1,10 @@
 //! Segments and shards: which flat range of which parameters each rank holds.
 //!
 //! A *segment* is parameters of one layer, one behind the other in the order of construction, without padding.
-//! A layer has up to three kinds: its ordinary parameters; those small enough to stay gathered at stage 3
-//! (`stage3_param_persistence_threshold`); and each parameter that other layers use too (tied), alone, so that
-//! those layers gather no more than that.
+//! A layer has up to four kinds: its ordinary parameters; those small enough to stay gathered at stage 3
+//! (`stage3_param_persistence_threshold`); each parameter that other layers use too (tied), alone, so that
+//! those layers gather no more than that; and each large parameter, alone, so that it is gathered into the storage of its
+//! leaf, where several would be gathered into one buffer and copied out of it.
 //!
 //! A rank's shard is a contiguous range of the segment. Cuts fall on blocks of 1,024 elements counted from the
 //! start of each parameter, or on parameter ends: then a shard's share of the gradient norm is a sum of whole
@@ -14,6 +15,9 @@ use std::ops::Range;
 use zero_model::{Model, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, ZeroStage};
+
+/// From so many elements on a parameter is a segment of its own: copying it would cost more than a collective for it alone.
+const LARGE: usize = 1 << 18;
 
 /// What decides how parameters are grouped and placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +44,7 @@ pub struct Piece {
 /// Parameters that are placed, gathered and reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// `layer`, `layer (persistent)`, or the parameter's name where it is tied.
+    /// `layer`, `layer (persistent)`, or the parameter's name where it is alone.
     pub name: String,
     /// The layer that owns them.
     pub layer: usize,
@@ -53,6 +57,15 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// Its parameter, if it has one only: then the storage of the segment is the storage of the leaf.
+    #[must_use]
+    pub fn only_parameter(&self) -> Option<ParameterId> {
+        match self.pieces[..] {
+            [Piece { parameter, .. }] => Some(parameter),
+            _ => None,
+        }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
@@ -108,11 +121,14 @@ impl Layout {
         for (index, layer) in model.layers().iter().enumerate() {
             let owned = || layer.uses().iter().copied().filter(|&p| model.parameters()[p].layer() == index);
             let is_tied = |p: ParameterId| model.layers().iter().filter(|l| l.uses().contains(&p)).count() > 1;
-            let ordinary = owned().filter(|&p| !is_tied(p) && !persistent[p]).collect();
+            let is_large = |p: ParameterId| model.parameters()[p].elements() >= LARGE;
+            let is_alone = |p: ParameterId| is_tied(p) || (is_large(p) && !persistent[p]);
+            let ordinary = owned().filter(|&p| !is_alone(p) && !persistent[p]).collect();
             let kept = owned().filter(|&p| !is_tied(p) && persistent[p]).collect();
             let mut groups: Vec<(String, Vec<ParameterId>)> =
                 vec![(layer.name().to_string(), ordinary), (format!("{} (persistent)", layer.name()), kept)];
-            groups.extend(owned().filter(|&p| is_tied(p)).map(|p| (model.parameters()[p].name().to_string(), vec![p])));
+            groups
+                .extend(owned().filter(|&p| is_alone(p)).map(|p| (model.parameters()[p].name().to_string(), vec![p])));
             for (name, parameters) in groups.into_iter().filter(|(_, parameters)| !parameters.is_empty()) {
                 let mut placements = options.zero_stage.placements();
                 if persistent[parameters[0]] {

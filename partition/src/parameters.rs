@@ -38,6 +38,10 @@ impl Zero {
         let pending = self.segments[id].gathering.take().ok_or_else(|| ZeroError::internal("no gather was started"))?;
         let Gathered { shard, output } = pending.wait()?;
         self.segments[id].shard = Some(storage(shard)?);
+        if let Some(parameter) = self.layout.segments()[id].only_parameter() {
+            self.model.parameters()[parameter].fill(storage(output)?)?;
+            return Ok(());
+        }
         // While the leaves are filled, everything that was gathered is there twice.
         let width = self.dtype.size_in_bytes();
         self.ledger.add(Category::Staging, output.len(), width);
@@ -97,9 +101,16 @@ impl Zero {
         for (parameter, inside, at) in segment.overlaps(own) {
             self.model.parameters()[parameter].read(|full| copy(full, inside, &mut shard, at))?;
         }
-        let (elements, counts) = (segment.elements(), segment.counts());
-        self.ledger.add(Category::Staging, elements + len(&shard), self.dtype.size_in_bytes());
-        let output = self.blank(elements);
+        let counts = segment.counts();
+        self.ledger.add(Category::Staging, len(&shard), self.dtype.size_in_bytes());
+        let output = match segment.only_parameter() {
+            // Gathered where it is. Nobody reads the leaf meanwhile; who would is refused.
+            Some(parameter) => self.model.parameters()[parameter].release()?,
+            None => {
+                self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+                self.blank(segment.elements())
+            }
+        };
         Ok(self.comm.all_gather(buffer(shard)?, buffer(output)?, &counts))
     }
 
@@ -115,20 +126,34 @@ impl Zero {
         for (&id, pending) in ids.iter().zip(started) {
             let Gathered { shard, output } = pending.wait()?;
             let (shard, output) = (storage(shard)?, storage(output)?);
-            let segment = &self.layout.segments()[id];
-            for piece in &segment.pieces {
-                self.model.parameters()[piece.parameter]
-                    .update(|values| copy(&output, piece.range.clone(), values, 0..piece.range.len()))?;
-            }
-            let elements = segment.elements() + len(&shard);
-            self.ledger.remove(Category::Staging, elements, self.dtype.size_in_bytes());
-            for used in [shard, output] {
-                if let CpuStorage::F32(used) = used {
-                    self.pool.give(used);
-                }
-            }
+            self.ledger.remove(Category::Staging, len(&shard), self.dtype.size_in_bytes());
+            self.reuse(shard);
+            self.take_over(id, output)?;
         }
         Ok(())
+    }
+
+    /// Puts a refreshed segment into its leaves.
+    fn take_over(&mut self, id: SegmentId, output: CpuStorage) -> Result<(), ZeroError> {
+        let layout = self.layout.clone();
+        let segment = &layout.segments()[id];
+        if let Some(parameter) = segment.only_parameter() {
+            self.model.parameters()[parameter].fill(output)?;
+            return Ok(());
+        }
+        for piece in &segment.pieces {
+            self.model.parameters()[piece.parameter]
+                .update(|values| copy(&output, piece.range.clone(), values, 0..piece.range.len()))?;
+        }
+        self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+        self.reuse(output);
+        Ok(())
+    }
+
+    fn reuse(&mut self, used: CpuStorage) {
+        if let CpuStorage::F32(used) = used {
+            self.pool.give(used);
+        }
     }
 
     /// A buffer of the working dtype to be overwritten.

@@ -70,6 +70,21 @@ fn shards_cover_every_element_once() {
     }
 }
 
+#[test]
+fn a_large_parameter_is_a_segment_of_its_own() {
+    let model = mlp(&[600, 600]);
+    let layout = Layout::new(&model, &options(ZeroStage::Three, 2));
+    let large = model.parameters().iter().position(|p| p.elements() == 600 * 600).unwrap();
+    let alone: Vec<_> = layout.segments().iter().filter(|s| s.only_parameter() == Some(large)).collect();
+    assert_eq!(alone.len(), 1);
+    assert_eq!((alone[0].name.as_str(), alone[0].elements()), (model.parameters()[large].name(), 600 * 600));
+    // What is small shares a segment with the others of its layer.
+    assert_eq!(layout.segments().len(), model.layers().len() + 1);
+    // One that stays gathered anyway has nothing to gain.
+    let persistent = LayoutOptions { persistence_threshold: usize::MAX, ..options(ZeroStage::Three, 2) };
+    assert!(Layout::new(&model, &persistent).segments().iter().all(|s| s.only_parameter().is_none()));
+}
+
 /// Then each shard's share of the gradient norm is a sum of whole blocks, on any number of ranks.
 #[test]
 fn cuts_fall_on_blocks_of_parameters() {
