@@ -52,7 +52,8 @@ pub(crate) struct Inquest<'a> {
     health: &'a Health,
     group: u64,
     started: Instant,
-    deadline: Instant,
+    /// When it was first seen that the time is up. Not the deadline: the machine may have stood still since.
+    up: Option<Instant>,
     /// How long others may take to answer: a quarter of the time.
     patience: Duration,
     /// Whether others can know that this rank waits.
@@ -65,7 +66,7 @@ impl<'a> Inquest<'a> {
     pub(crate) fn new(health: &'a Health, group: u64, deadline: Instant) -> Inquest<'a> {
         let started = Instant::now();
         let patience = deadline.saturating_duration_since(started) / 4;
-        Inquest { health, group, started, deadline, patience, public: false, asked: BTreeMap::new() }
+        Inquest { health, group, started, up: None, patience, public: false, asked: BTreeMap::new() }
     }
 
     /// Leaves word that this rank waits, and asks when it has waited long. To be called every now and then.
@@ -86,12 +87,13 @@ impl<'a> Inquest<'a> {
     }
 
     /// Whom to blame, now that the time is up; `None` if somebody may still answer.
-    pub(crate) fn verdict(&self, waits: &[usize]) -> Option<usize> {
+    pub(crate) fn verdict(&mut self, waits: &[usize]) -> Option<usize> {
+        let up = *self.up.get_or_insert_with(Instant::now);
         let chain = self.chain(waits);
         let silent = chain.iter().find(|(_, answer)| answer.is_none());
-        // A machine that stood still passes deadlines in its sleep: then nobody has been asked yet. Not for ever, though.
+        // A machine that stood still passes deadlines in its sleep: then nobody has been asked yet.
         let asked = |rank: usize| self.asked.get(&rank).is_some_and(|asked| asked.elapsed() >= self.patience);
-        let over = self.deadline.elapsed() >= 2 * self.patience;
+        let over = up.elapsed() >= 2 * self.patience;
         if !over && chain.iter().any(|(rank, _)| !asked(*rank)) {
             return None;
         }

@@ -120,7 +120,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Why nothing can still come from these ranks, if so.
-    fn hopeless(&self, peers: &[usize]) -> Option<Failure> {
+    fn hopeless(&mut self, peers: &[usize]) -> Option<Failure> {
         if let Err(failure) = self.health.check() {
             return Some(failure);
         }
@@ -130,7 +130,7 @@ impl<'a> Watch<'a> {
         if Instant::now() < self.deadline {
             return None;
         }
-        let peer = match &self.inquest {
+        let peer = match &mut self.inquest {
             None => peers.first().copied().or(Some(self.health.rank)),
             Some(inquest) => inquest.verdict(peers),
         };
