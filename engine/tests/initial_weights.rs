@@ -2,7 +2,7 @@
 
 mod world;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,9 @@ use candle_core::{DType, Device, Tensor};
 use world::{config, gpt2, world};
 use zero_train::Engine;
 
-type Weights = HashMap<String, Tensor>;
+type Weights = BTreeMap<String, Tensor>;
+/// All parameters of a rank, or why it has none.
+type Started = Result<Vec<(String, Vec<f32>)>, String>;
 
 /// Values for each parameter of the small model, which no seed gives. All are exact in bf16 and f16.
 fn weights() -> Weights {
@@ -29,12 +31,13 @@ fn weights() -> Weights {
 
 fn write(folder: &Path, name: &str, weights: &Weights) -> PathBuf {
     let path = folder.join(name);
-    candle_core::safetensors::save(weights, &path).unwrap();
+    let weights: HashMap<&str, Tensor> = weights.iter().map(|(name, w)| (name.as_str(), w.clone())).collect();
+    candle_core::safetensors::save(&weights, &path).unwrap();
     path
 }
 
 /// What each rank of a new engine says of its parameters, or why there is no engine.
-fn started(ranks: usize, sources: &str, more: &str) -> Vec<Result<Vec<(String, Vec<f32>)>, String>> {
+fn started(ranks: usize, sources: &str, more: &str) -> Vec<Started> {
     let text = format!("train_micro_batch_size_per_gpu: 1\ntraining: {{initial_weights: {sources}}}\n{more}");
     world(ranks, |comm| {
         let mut engine =
