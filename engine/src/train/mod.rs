@@ -137,10 +137,11 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     ));
     let state = report::expected(engine).total();
     progress.say(&format!(
-        "world: {} over {}, ZeRO stage {}, {} of state on rank 0, {} each",
+        "world: {} over {}, ZeRO stage {}, communication {} computing, {} of state on rank 0, {} each",
         counted(comm.size(), "rank", "ranks"),
         comm.transport(),
         engine.settings.layout.zero_stage.number(),
+        if engine.settings.passes.gather.overlap { "during" } else { "between" },
         progress::bytes(state),
         counted(zero_model::ops::threads(), "thread", "threads"),
     ));
