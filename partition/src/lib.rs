@@ -14,6 +14,7 @@ mod parameters;
 pub mod passes;
 mod pool;
 mod shards;
+mod threads;
 mod update;
 mod zero;
 

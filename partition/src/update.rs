@@ -3,11 +3,12 @@
 use candle_core::{CpuStorage, DType};
 use zero_comm::{Buffer, ReduceOp};
 use zero_optim::norm::clip_coefficient;
-use zero_optim::{ExactSum, Step, update, write_bf16};
+use zero_optim::{ExactSum, Step, write_bf16};
 use zero_pipeline::{Placement, SegmentId};
 
 use crate::error::ZeroError;
 use crate::ledger::Category;
+use crate::threads::{add_parameter_range, update};
 use crate::zero::Zero;
 
 /// The global gradient norm of a step.
@@ -47,7 +48,7 @@ impl Zero {
             let gradients = self.segments[id].reduced.as_deref().unwrap_or_default();
             for (_, _, at) in segment.overlaps(shard.clone()) {
                 let offset = shard.start - held.start;
-                sum.add_parameter_range(&gradients[at.start + offset..at.end + offset]);
+                add_parameter_range(&mut sum, &gradients[at.start + offset..at.end + offset]);
             }
         }
         let limbs = Buffer::I64(sum.limbs().to_vec());

@@ -1,3 +1,5 @@
+//! The promise of the products, held against a chain written as it is defined.
+
 use super::*;
 use crate::random::Stream;
 

@@ -1,0 +1,91 @@
+//! The optimizer's passes over memory, on as many threads as operations have. One core alone does not reach the rate of
+//! the memory. Every element, and every block of the norm, is on its own, so the cuts cannot change a bit.
+
+use std::sync::Mutex;
+
+use zero_model::ops::{in_parallel, threads};
+use zero_optim::norm::BLOCK;
+use zero_optim::{ExactSum, LengthError, Optimizer, Step};
+
+/// Fewer elements than this are done before another thread has begun.
+const SMALL: usize = 64 * BLOCK;
+
+/// Elements for each thread: whole blocks.
+fn share(elements: usize) -> usize {
+    let parts = if elements < SMALL { 1 } else { threads() };
+    elements.div_ceil(parts).next_multiple_of(BLOCK).max(1)
+}
+
+/// [`zero_optim::update`].
+pub(crate) fn update(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [f32],
+    grads: &[f32],
+    states: &mut [&mut [f32]],
+) -> Result<(), LengthError> {
+    let (elements, size) = (params.len(), share(params.len()));
+    if elements <= size || grads.len() != elements || states.iter().any(|state| state.len() != elements) {
+        return zero_optim::update(optimizer, step, params, grads, states);
+    }
+    let mut rest: Vec<_> = states.iter_mut().map(|state| state.chunks_mut(size)).collect();
+    let parts = params.chunks_mut(size).zip(grads.chunks(size)).map(|(params, grads)| {
+        let states: Vec<&mut [f32]> = rest.iter_mut().filter_map(Iterator::next).collect();
+        Mutex::new((params, grads, states, Ok(())))
+    });
+    let parts: Vec<_> = parts.collect();
+    in_parallel(parts.len(), |part| {
+        // Each part has a thread to itself.
+        if let Ok(mut part) = parts[part].lock() {
+            let (params, grads, states, result) = &mut *part;
+            *result = zero_optim::update(optimizer, step, params, grads, states);
+        }
+    });
+    parts.into_iter().filter_map(|part| part.into_inner().ok()).try_for_each(|(.., result)| result)
+}
+
+/// [`ExactSum::add_parameter_range`].
+pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
+    let parts: Vec<_> = grads.chunks(share(grads.len())).map(|grads| Mutex::new((grads, ExactSum::new()))).collect();
+    in_parallel(parts.len(), |part| {
+        if let Ok(mut part) = parts[part].lock() {
+            let (grads, sum) = &mut *part;
+            sum.add_parameter_range(grads);
+        }
+    });
+    for part in parts.into_iter().filter_map(|part| part.into_inner().ok()) {
+        sum.merge(&part.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zero_optim::AdamW;
+
+    #[test]
+    fn threads_do_not_reach_into_the_bits() {
+        let n = 3 * SMALL + 1234;
+        let values = |seed: u32| -> Vec<f32> {
+            (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / 1e7 - 0.8).collect()
+        };
+        let (optimizer, step) =
+            (Optimizer::AdamW(AdamW::default()), Step { step: 3, lr: 1e-3, grad_scale: 0.7, decay: true });
+        let run = |threads: usize| {
+            zero_model::ops::set_threads(threads);
+            let (mut params, grads, mut m) = (values(1), values(2), values(3));
+            let mut v: Vec<f32> = values(4).into_iter().map(f32::abs).collect();
+            update(&optimizer, &step, &mut params, &grads, &mut [&mut m, &mut v]).expect("lengths fit");
+            let mut sum = ExactSum::new();
+            add_parameter_range(&mut sum, &grads);
+            let bits: Vec<u32> = [params, m, v].concat().into_iter().map(f32::to_bits).collect();
+            (bits, sum.to_f64().to_bits())
+        };
+        let one = run(1);
+        let three = run(3);
+        let short = update(&optimizer, &step, &mut values(1), &values(2)[1..], &mut [&mut values(3), &mut values(4)]);
+        zero_model::ops::set_threads(1);
+        assert!(one == three);
+        assert!(short.is_err());
+    }
+}
