@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-# What they may take of all cores.
-LIMIT = 0.1
+# What they may take of all cores. While a program starts it leaves cores idle, which they may have.
+LIMIT = 0.2
 
 
 def undisturbed(run):
