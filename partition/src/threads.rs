@@ -1,8 +1,6 @@
 //! The optimizer's passes over memory, on as many threads as operations have. One core alone does not reach the rate of
 //! the memory. Every element, and every block of the norm, is on its own, so the cuts cannot change a bit.
 
-use std::sync::Mutex;
-
 use zero_model::ops::{in_parallel, threads};
 use zero_optim::norm::BLOCK;
 use zero_optim::{ExactSum, LengthError, Optimizer, Step};
@@ -31,30 +29,21 @@ pub(crate) fn update(
     let mut rest: Vec<_> = states.iter_mut().map(|state| state.chunks_mut(size)).collect();
     let parts = params.chunks_mut(size).zip(grads.chunks(size)).map(|(params, grads)| {
         let states: Vec<&mut [f32]> = rest.iter_mut().filter_map(Iterator::next).collect();
-        Mutex::new((params, grads, states, Ok(())))
+        (params, grads, states, Ok(()))
     });
-    let parts: Vec<_> = parts.collect();
-    in_parallel(parts.len(), |part| {
-        // Each part has a thread to itself.
-        if let Ok(mut part) = parts[part].lock() {
-            let (params, grads, states, result) = &mut *part;
-            *result = zero_optim::update(optimizer, step, params, grads, states);
-        }
+    let mut parts: Vec<_> = parts.collect();
+    in_parallel(&mut parts, |(params, grads, states, result)| {
+        *result = zero_optim::update(optimizer, step, params, grads, states);
     });
-    parts.into_iter().filter_map(|part| part.into_inner().ok()).try_for_each(|(.., result)| result)
+    parts.into_iter().try_for_each(|(.., result)| result)
 }
 
 /// [`ExactSum::add_parameter_range`].
 pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
-    let parts: Vec<_> = grads.chunks(share(grads.len())).map(|grads| Mutex::new((grads, ExactSum::new()))).collect();
-    in_parallel(parts.len(), |part| {
-        if let Ok(mut part) = parts[part].lock() {
-            let (grads, sum) = &mut *part;
-            sum.add_parameter_range(grads);
-        }
-    });
-    for part in parts.into_iter().filter_map(|part| part.into_inner().ok()) {
-        sum.merge(&part.1);
+    let mut parts: Vec<_> = grads.chunks(share(grads.len())).map(|grads| (grads, ExactSum::new())).collect();
+    in_parallel(&mut parts, |(grads, sum)| sum.add_parameter_range(grads));
+    for (_, part) in &parts {
+        sum.merge(part);
     }
 }
 

@@ -27,12 +27,18 @@ pub fn threads() -> usize {
     THREADS.load(Ordering::Relaxed)
 }
 
-/// Runs `work` for each of `0..parts` on the threads of operations; returns when all are done.
+/// Runs `work` for each part on the threads of operations; returns when all are done.
 ///
 /// # Panics
 /// If `work` does.
-pub fn in_parallel(parts: usize, work: impl Fn(usize) + Sync) {
-    team::run(parts, &work);
+pub fn in_parallel<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) {
+    let parts: Vec<Mutex<&mut P>> = parts.iter_mut().map(Mutex::new).collect();
+    team::run(parts.len(), &|part| {
+        // Each part is run once, so nobody else has the lock.
+        if let Ok(mut part) = parts[part].lock() {
+            work(&mut part);
+        }
+    });
 }
 
 /// A new buffer of `units` times `floats`, filled by `work`, which gets a range of units and their part of the buffer,
@@ -89,12 +95,11 @@ pub(crate) fn split<T: Send, const N: usize>(
             output.data = later;
             mine
         });
-        Mutex::new(Some((range, mine)))
+        Some((range, mine))
     };
-    let shares: Vec<_> = (0..parts).map(cut).collect();
-    team::run(parts, &|part| {
-        // Each part is run once, so its share is there and nobody else has the lock.
-        if let Some((range, mine)) = shares[part].lock().ok().and_then(|mut share| share.take()) {
+    let mut shares: Vec<_> = (0..parts).map(cut).collect();
+    in_parallel(&mut shares, |share| {
+        if let Some((range, mine)) = share.take() {
             work(range, mine);
         }
     });
