@@ -90,7 +90,8 @@ impl Head<'_> {
             let wanted = dx.is_some() || d_weight.is_some();
             total = self.losses(&mut logits, targets, wanted.then_some(factor), total);
             if let Some(dx) = &mut dx {
-                dx[range].copy_from_slice(&rows_product(&logits, targets.len(), self.weight, threads()));
+                let d_logits = Matrix::new(&logits, targets.len(), self.classes);
+                product(&mut dx[range], d_logits, self.weight, threads());
             }
             if let Some(d_weight) = &mut d_weight {
                 let d_logits = Matrix::new(&logits, targets.len(), self.classes).t();

@@ -1,7 +1,7 @@
 //! Laying out blocks of the operands as the innermost loop reads them: in order, as f32, whatever they are stored as.
 
 use super::super::kernel::lanes::Level;
-use super::super::kernel::{Isa, vectorised};
+use super::super::kernel::{Isa, bf16 as kernel, vectorised};
 use super::tile::{COLUMNS, ROWS};
 use super::{Elements, Matrix};
 use half::bf16;
@@ -68,7 +68,7 @@ pub(crate) fn widen_left(
     out: &mut [f32],
 ) {
     for (row, out) in rows.zip(out.chunks_exact_mut(depth.len())) {
-        widen(isa, &left[row * stride..][depth.clone()], out);
+        kernel::widen(isa, &left[row * stride..][depth.clone()], out);
     }
 }
 
@@ -76,14 +76,6 @@ pub(crate) fn widen_left(
 #[inline(always)]
 fn wide(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
-}
-
-vectorised! {
-    fn widen(data: &[bf16], out: &mut [f32]) {
-        for (out, value) in out.iter_mut().zip(data) {
-            *out = wide(*value);
-        }
-    }
 }
 
 /// The same part of some contiguous lines of a matrix.
