@@ -5,12 +5,47 @@ mod ops;
 mod profile;
 mod step;
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use zero_comm::Communicator;
+use zero_comm::place::Place;
+use zero_config::Config;
+
+use crate::cli::ConfigArgs;
+use crate::{launch, surroundings};
 
 pub(crate) use comm::comm;
 pub(crate) use ops::ops;
 pub(crate) use profile::profile;
 pub(crate) use step::step;
+
+/// Steps before those that are measured: the first one touches all memory.
+const WARM_UP: usize = 2;
+
+/// What a process of a benchmark of training steps is.
+enum Role {
+    /// Its ranks have come and gone, with this status.
+    Launcher(u8),
+    /// One of them, with the line that says on which cores.
+    Rank { config: Box<Config>, cores: String, comm: Arc<dyn Communicator> },
+}
+
+/// Starts the ranks, or joins them as one.
+fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
+    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    let is_rank = place != Place::alone();
+    let (typed, text) = crate::load(args, &args.set)?;
+    let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
+    let config = typed.resolve(ranks)?;
+    if !is_rank {
+        let threads = surroundings::threads(Some(&config.launcher), config.world_size);
+        return launch::launch(config.world_size, threads, text.as_deref()).map(Role::Launcher);
+    }
+    let cores = surroundings::settle(&config, &place)?;
+    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config))?;
+    Ok(Role::Rank { config: Box::new(config), cores, comm })
+}
 
 /// Median and spread of times, in milliseconds.
 fn summary(times: &[Duration]) -> String {

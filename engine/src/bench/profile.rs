@@ -3,32 +3,21 @@
 use std::time::{Duration, Instant};
 
 use zero_comm::bench::median;
-use zero_comm::place::Place;
 use zero_model::ops::measure::{self, Measured};
 use zero_train::Lane;
 
+use super::{Role, WARM_UP, take_part};
 use crate::cli::ConfigArgs;
-use crate::{launch, surroundings};
-
-/// Steps before those that are measured: the first one touches all memory.
-const WARM_UP: usize = 2;
 
 /// Prints each operation's share of a step on rank 0, and the rate of the products as a share of the peak.
 ///
 /// # Errors
 /// What training itself would say.
 pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    let is_rank = place != Place::alone();
-    let (typed, text) = crate::load(args, &args.set)?;
-    let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
-    let config = typed.resolve(ranks)?;
-    if !is_rank {
-        let threads = surroundings::threads(Some(&config.launcher), config.world_size);
-        return launch::launch(config.world_size, threads, text.as_deref());
-    }
-    let cores = surroundings::settle(&config, &place)?;
-    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config))?;
+    let (config, cores, comm) = match take_part(args)? {
+        Role::Launcher(status) => return Ok(status),
+        Role::Rank { config, cores, comm } => (config, cores, comm),
+    };
     let mut subject = zero_train::train::Steps::open(&config, &comm)?;
     for _ in 0..WARM_UP {
         subject.step()?;

@@ -4,14 +4,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 use zero_comm::Buffer;
-use zero_comm::place::Place;
 
-use super::summary;
+use super::{Role, WARM_UP, summary, take_part};
 use crate::cli::ConfigArgs;
-use crate::{launch, surroundings};
-
-/// Steps whose time is not measured: the first one touches all memory.
-const WARM_UP: usize = 2;
 
 /// What the steps took, for people or as JSON for scripts.
 #[derive(Debug, Serialize)]
@@ -36,17 +31,10 @@ struct Measured {
 /// # Errors
 /// What training itself would say.
 pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Result<u8> {
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    let is_rank = place != Place::alone();
-    let (typed, text) = crate::load(args, &args.set)?;
-    let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
-    let config = typed.resolve(ranks)?;
-    if !is_rank {
-        let threads = surroundings::threads(Some(&config.launcher), config.world_size);
-        return launch::launch(config.world_size, threads, text.as_deref());
-    }
-    let cores = surroundings::settle(&config, &place)?;
-    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config))?;
+    let (config, cores, comm) = match take_part(args)? {
+        Role::Launcher(status) => return Ok(status),
+        Role::Rank { config, cores, comm } => (config, cores, comm),
+    };
     let started = Instant::now();
     let mut subject = zero_train::train::Steps::open(&config, &comm)?;
     let opened = started.elapsed();
