@@ -1,5 +1,5 @@
 //! The equation of the batch sizes:
-//! `train_batch_size` = `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × ranks.
+//! `train_batch_size` = `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × data-parallel ranks.
 //!
 //! Any two of the three determine the third; one of the batch sizes alone means an accumulation of 1, as in DeepSpeed.
 
@@ -7,6 +7,7 @@ use crate::errors::ErrorKind;
 use crate::node::At;
 use crate::origin::Origin;
 use crate::reader::Resolver;
+use crate::world::World;
 
 /// The three sizes, resolved.
 #[derive(Debug, Clone, Copy)]
@@ -19,10 +20,10 @@ pub(crate) struct Batch {
 const TRAIN: &str = "train_batch_size";
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
-const RANKS: &str = "launcher.num_processes";
 
-/// Solves the equation for `ranks`, which are at `at`.
-pub(crate) fn resolve(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Batch {
+/// Solves the equation for the data-parallel ranks of `world`.
+pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
+    let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let mut keys = resolver.top();
     let typed = [TRAIN, MICRO, ACCUMULATION].map(|name| keys.optional_int(name));
     for (path, value) in [TRAIN, MICRO, ACCUMULATION].into_iter().zip(typed) {
@@ -36,30 +37,30 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Batc
             let product = product(micro, accumulation, ranks);
             if product != train as u128 {
                 let message = format!(
-                    "{TRAIN} {train} is not {MICRO} × {ACCUMULATION} × ranks = {micro} × {accumulation} × {ranks} = {product}"
+                    "{TRAIN} {train} is not {MICRO} × {ACCUMULATION} × {name} = {micro} × {accumulation} × {ranks} = {product}"
                 );
                 let help = "leave one of them out: it follows from the others".to_string();
-                contradiction(resolver, &[TRAIN, MICRO, ACCUMULATION], at, message, help);
+                contradiction(resolver, &[TRAIN, MICRO, ACCUMULATION], world, message, help);
             }
             Batch { train, micro, accumulation }
         }
         (Some(train), Some(micro), None) => {
-            let accumulation = quotient(resolver, train, (MICRO, micro), ranks, at);
+            let accumulation = quotient(resolver, train, (MICRO, micro), world);
             Batch { train, micro, accumulation }
         }
         (Some(train), None, Some(accumulation)) => {
-            let micro = quotient(resolver, train, (ACCUMULATION, accumulation), ranks, at);
+            let micro = quotient(resolver, train, (ACCUMULATION, accumulation), world);
             Batch { train, micro, accumulation }
         }
         (Some(train), None, None) => {
-            let micro = quotient(resolver, train, (ACCUMULATION, 1), ranks, at);
+            let micro = quotient(resolver, train, (ACCUMULATION, 1), world);
             Batch { train, micro, accumulation: 1 }
         }
         (None, Some(micro), accumulation) => {
             let accumulation = accumulation.unwrap_or(1);
             let train = usize::try_from(product(micro, accumulation, ranks)).unwrap_or_else(|_| {
                 let message = format!("{micro} × {accumulation} × {ranks} samples are more than can be counted");
-                contradiction(resolver, &[MICRO, ACCUMULATION], at, message, "write smaller numbers".to_string());
+                contradiction(resolver, &[MICRO, ACCUMULATION], world, message, "write smaller numbers".to_string());
                 usize::MAX
             });
             Batch { train, micro, accumulation }
@@ -76,25 +77,26 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Batc
     }
 }
 
-/// `train` over `known` × `ranks`, which must come out even.
-fn quotient(resolver: &mut Resolver<'_>, train: usize, known: (&str, usize), ranks: usize, at: At) -> usize {
+/// `train` over `known` × data-parallel ranks, which must come out even.
+fn quotient(resolver: &mut Resolver<'_>, train: usize, known: (&str, usize), world: World) -> usize {
+    let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let divisor = product(known.1, 1, ranks);
     if !(train as u128).is_multiple_of(divisor) {
         let written = resolver.at(known.0) != At::Default;
         let (of, paths) = match written {
-            true => (format!("{} × ranks = {} × {ranks} = {divisor}", known.0, known.1), vec![TRAIN, known.0]),
-            false => (format!("the number of ranks {ranks}"), vec![TRAIN]),
+            true => (format!("{} × {name} = {} × {ranks} = {divisor}", known.0, known.1), vec![TRAIN, known.0]),
+            false => (format!("the number of {name} {ranks}"), vec![TRAIN]),
         };
         let message = format!("{TRAIN} {train} is not a multiple of {of}");
         let next = (train as u128).div_ceil(divisor) * divisor;
-        contradiction(resolver, &paths, at, message, format!("the next multiple is {next}"));
+        contradiction(resolver, &paths, world, message, format!("the next multiple is {next}"));
     }
     usize::try_from(train as u128 / divisor).unwrap_or(1).max(1)
 }
 
-fn contradiction(resolver: &mut Resolver<'_>, paths: &[&str], ranks: At, message: String, help: String) {
+fn contradiction(resolver: &mut Resolver<'_>, paths: &[&str], world: World, message: String, help: String) {
     let mut places: Vec<(&str, At)> = paths.iter().map(|path| (*path, resolver.at(path))).collect();
-    places.push((RANKS, ranks));
+    places.extend(world.places(resolver));
     resolver.report.contradiction(&places, message, Some(help));
 }
 

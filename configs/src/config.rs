@@ -9,6 +9,7 @@ mod launcher;
 mod model;
 mod monitor;
 mod optimizer;
+mod pipeline;
 mod precision;
 mod scheduler;
 mod training;
@@ -29,6 +30,7 @@ pub use launcher::{Launcher, Transport};
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
 pub use monitor::{CommsLogger, Monitor};
 pub use optimizer::Optimizer;
+pub use pipeline::{LayerPattern, PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype};
 pub use scheduler::{Scheduler, WarmupType};
 pub use training::{EarlyStopping, Sample, Training, WeightDecayOn};
@@ -37,13 +39,14 @@ pub use zero::{Zero, ZeroStage};
 /// One run, resolved. Made by [`Typed::resolve`](crate::Typed::resolve) or one of the shortcuts here.
 #[derive(Debug, Clone, Serialize)]
 pub struct Config {
-    /// Samples per optimizer step over all ranks: micro-batch × accumulation × world size.
+    /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
+    /// [`data_parallel_size`](Self::data_parallel_size).
     pub train_batch_size: usize,
     /// Samples of one forward and backward on one rank.
     pub train_micro_batch_size_per_gpu: usize,
-    /// Micro-batches of one rank per optimizer step.
+    /// Micro-batches of one rank, or of one pipeline, per optimizer step.
     pub gradient_accumulation_steps: usize,
-    /// Number of data-parallel ranks this configuration was resolved for. Written out as `launcher.num_processes`.
+    /// Number of ranks this configuration was resolved for: stages × data-parallel ranks. Written out as `launcher.num_processes`.
     #[serde(skip)]
     pub world_size: usize,
     /// A line of progress every so many steps; 0 prints none.
@@ -75,6 +78,8 @@ pub struct Config {
     /// ZeRO: what is sharded, and how it is fetched.
     #[serde(rename = "zero_optimization")]
     pub zero: Zero,
+    /// Layers in stages on different ranks.
+    pub pipeline: Pipeline,
     /// One CSV file per metric.
     pub csv_monitor: Monitor,
     /// TensorBoard event files.
@@ -101,6 +106,14 @@ pub struct Config {
     /// What was written, to be resolved for another number of ranks.
     #[serde(skip)]
     pub(crate) typed: Option<Arc<Typed>>,
+}
+
+impl Config {
+    /// Ranks that train on different data: the world size divided by the stages of a pipeline.
+    pub fn data_parallel_size(&self) -> usize {
+        // The program may have written a 0 there.
+        self.world_size / self.pipeline.stages.max(1)
+    }
 }
 
 choice! {

@@ -39,6 +39,7 @@ mod schema;
 mod source;
 mod typed;
 mod value;
+mod world;
 mod yaml_out;
 
 pub use config::*;

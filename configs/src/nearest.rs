@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use crate::config::PartitionMethod;
 use crate::node::Value;
 use crate::schema::{self, Key, Kind, Status};
 
@@ -97,6 +98,7 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
         (Kind::Choice { names, .. }, Value::Text(text)) => {
             nearest(text, names.iter().copied()).map(|near| format!("did you mean `{near}`?"))
         }
+        (Kind::Partition, Value::Text(text)) => PartitionMethod::parse(text).err().flatten(),
         (Kind::Bool, Value::Text(text)) => match text.to_ascii_lowercase().as_str() {
             "yes" | "on" | "y" => Some("write `true`".to_string()),
             "no" | "off" | "n" => Some("write `false`".to_string()),

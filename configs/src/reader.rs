@@ -208,7 +208,7 @@ pub(crate) fn default(key: &Key) -> Leaf {
     }
     match key.kind {
         // These need no quotes in the schema.
-        Kind::Text | Kind::Choice { .. } => Leaf::Text(text.to_string()),
+        Kind::Text | Kind::Choice { .. } | Kind::Partition => Leaf::Text(text.to_string()),
         kind => parse::constant(text).and_then(|node| leaf(&kind, &node.value)).unwrap_or(Leaf::Null),
     }
 }

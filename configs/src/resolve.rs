@@ -7,26 +7,24 @@ use crate::batch::{self, Batch};
 use crate::config::*;
 use crate::errors::{ErrorKind, Errors};
 use crate::node::At;
-use crate::origin::{Origin, Origins};
+use crate::origin::Origins;
 use crate::reader::Resolver;
 use crate::report::Report;
 use crate::source::Source;
 use crate::typed::{Typed, load};
+use crate::world::World;
 use crate::yaml_out;
 
-/// Most ranks that are believed.
-const MAX_RANKS: usize = 1 << 20;
-
 impl Typed {
-    /// Resolves for a world of `world_size` ranks, or `launcher.num_processes`, or 1.
+    /// Resolves for a world of `world_size` ranks, or `launcher.num_processes`, or one rank a stage of the pipeline.
     ///
     /// # Errors
     /// Everything that is wrong with the configuration, single values included.
     pub fn resolve(&self, world_size: Option<usize>) -> Result<Config, Errors> {
         let mut resolver = Resolver { fields: &self.fields, report: self.report.clone(), origins: Origins::default() };
-        let (ranks, at) = ranks(&mut resolver, world_size);
-        let config = config(&mut resolver, ranks, at);
-        check(&config, &mut resolver);
+        let world = World::read(&mut resolver, world_size);
+        let config = config(&mut resolver, world);
+        check(&config, world, &mut resolver);
         if resolver.report.has_errors() {
             return Err(resolver.report.into_errors());
         }
@@ -117,24 +115,8 @@ impl Config {
     }
 }
 
-/// The number of ranks, and where it comes from.
-fn ranks(resolver: &mut Resolver<'_>, world_size: Option<usize>) -> (usize, At) {
-    const PATH: &str = "launcher.num_processes";
-    let written = resolver.section("launcher").int("num_processes");
-    let Some(ranks) = world_size else { return (written, resolver.at(PATH)) };
-    let at = At::Launch(ranks);
-    if ranks == 0 || ranks > MAX_RANKS {
-        let message = format!("{ranks} ranks: there are at least 1 and at most {MAX_RANKS}");
-        resolver.report.error(ErrorKind::Value, PATH, at, message, None);
-    }
-    if ranks != written || resolver.at(PATH) == At::Default {
-        resolver.origins.record(PATH.to_string(), Origin::Launch);
-    }
-    (ranks.clamp(1, MAX_RANKS), at)
-}
-
-fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
-    let Batch { train, micro, accumulation } = batch::resolve(resolver, ranks, at);
+fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
+    let Batch { train, micro, accumulation } = batch::resolve(resolver, world);
     let training = Training::read(resolver);
     let optimizer = Optimizer::read(resolver);
     let scheduler = Scheduler::read(resolver, optimizer.lr(), training.max_steps);
@@ -145,7 +127,7 @@ fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
         train_batch_size: train,
         train_micro_batch_size_per_gpu: micro,
         gradient_accumulation_steps: accumulation,
-        world_size: ranks,
+        world_size: world.ranks,
         steps_per_print: keys.int("steps_per_print"),
         gradient_clipping: keys.float("gradient_clipping"),
         gradient_allreduce_op: keys.choice("gradient_allreduce_op", ReduceOp::Mean),
@@ -160,13 +142,14 @@ fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
         optimizer,
         scheduler,
         zero: Zero::read(resolver),
+        pipeline: Pipeline::read(resolver),
         csv_monitor: Monitor::read(resolver, "csv_monitor"),
         tensorboard: Monitor::read(resolver, "tensorboard"),
         comms_logger: CommsLogger::read(resolver),
         model,
         data,
         training,
-        launcher: Launcher::read(resolver, ranks),
+        launcher: Launcher::read(resolver, world.ranks),
         name: resolver.report.source().name.clone(),
         warnings: Vec::new(),
         typed: None,
@@ -175,7 +158,7 @@ fn config(resolver: &mut Resolver<'_>, ranks: usize, at: At) -> Config {
 }
 
 /// What concerns more than one section.
-fn check(config: &Config, resolver: &mut Resolver<'_>) {
+fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     if config.training.eval_every > 0 && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
         let message = "there is nothing to evaluate on".to_string();
         let help = "write `data.eval` or `data.eval_fraction`".to_string();
@@ -186,13 +169,13 @@ fn check(config: &Config, resolver: &mut Resolver<'_>) {
         resolver.contradiction(&["training.sample", "model.type"], message, Some("leave `sample` out".to_string()));
     }
     if config.training.reproducible {
-        reproducible(config, resolver);
+        reproducible(config, world, resolver);
     }
 }
 
-/// One binary tree over all micro-batches of the global batch, cut at ranks: both must be powers of two, and nothing may be rounded
-/// on the way.
-fn reproducible(config: &Config, resolver: &mut Resolver<'_>) {
+/// One binary tree over all micro-batches of the global batch, cut at data-parallel ranks: both must be powers of two, and
+/// nothing may be rounded on the way.
+fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = "training.reproducible";
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {
         let message = format!("gradients that travel as {dtype} are rounded differently at every number of ranks");
@@ -205,13 +188,16 @@ fn reproducible(config: &Config, resolver: &mut Resolver<'_>) {
         let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, "data_types.grad_accum_dtype"], message, Some(help));
     }
-    let micro_batches = config.gradient_accumulation_steps.saturating_mul(config.world_size);
-    if !config.world_size.is_power_of_two() || !micro_batches.is_power_of_two() {
+    let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
+    let micro_batches = config.gradient_accumulation_steps.saturating_mul(ranks);
+    if !ranks.is_power_of_two() || !micro_batches.is_power_of_two() {
         let message = format!(
-            "reproducible gradients need a power of two of ranks and of micro-batches in the global batch, \
-             not {} ranks × {} = {micro_batches}",
-            config.world_size, config.gradient_accumulation_steps
+            "reproducible gradients need a power of two of {name} and of micro-batches in the global batch, \
+             not {ranks} {name} × {} = {micro_batches}",
+            config.gradient_accumulation_steps
         );
-        resolver.contradiction(&[KEY, "gradient_accumulation_steps", "launcher.num_processes"], message, None);
+        let own = [KEY, "gradient_accumulation_steps"].map(|path| (path, resolver.at(path)));
+        let places: Vec<_> = own.into_iter().chain(world.places(resolver)).collect();
+        resolver.report.contradiction(&places, message, None);
     }
 }

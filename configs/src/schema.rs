@@ -7,6 +7,7 @@ mod deepspeed;
 mod inactive;
 mod optimizer;
 mod own;
+mod pipeline;
 mod zero;
 
 #[cfg(test)]
@@ -71,6 +72,8 @@ pub(crate) enum Kind {
         names: &'static [&'static str],
         later: &'static [&'static str],
     },
+    /// A way to deal layers out to pipeline stages.
+    Partition,
     /// A text or a list of texts, one at least.
     Paths,
     Texts,
@@ -135,6 +138,8 @@ pub(crate) struct Variant {
 /// Keys at the top of the file.
 pub(crate) static TOP: Section = Section { keys: deepspeed::TOP, switch: Switch::Keys };
 
+/// A number of processes, or of what processes are dealt out to.
+const RANKS: Kind = Kind::Int { min: 1, max: 65_536 };
 const COUNT: Kind = Kind::Int { min: 1, max: u32::MAX as u64 };
 const COUNT_OR_0: Kind = Kind::Int { min: 0, max: u32::MAX as u64 };
 const SIZE: Kind = Kind::Int { min: 0, max: u64::MAX };

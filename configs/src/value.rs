@@ -1,5 +1,6 @@
 //! From what YAML says to what a key expects.
 
+use crate::config::PartitionMethod;
 use crate::node::{Node, Value};
 use crate::schema::{Kind, Range};
 
@@ -33,6 +34,7 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
         (Kind::Choice { names, .. }, Value::Text(text)) => {
             names.contains(&text.as_str()).then(|| Leaf::Text(text.clone()))
         }
+        (Kind::Partition, Value::Text(text)) => PartitionMethod::parse(text).is_ok().then(|| Leaf::Text(text.clone())),
         (Kind::Paths, Value::Text(text)) if !text.is_empty() => Some(Leaf::Texts(vec![text.clone()])),
         (Kind::Paths, Value::List(items)) if !items.is_empty() => {
             texts(items).filter(|texts| texts.iter().all(|text| !text.is_empty())).map(Leaf::Texts)
@@ -61,6 +63,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
                 [] => "nothing".to_string(),
             }
         }
+        Kind::Partition => "`parameters`, `uniform`, `time` or `type:REGEX`".to_string(),
         Kind::Paths => "a path, a glob, or a list of them".to_string(),
         Kind::Texts => "a list of texts".to_string(),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),

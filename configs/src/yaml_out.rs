@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use serde::Serializer;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::Config;
@@ -32,9 +32,9 @@ impl Config {
 }
 
 /// Serialises `None` as `auto`.
-pub(crate) fn auto<S: Serializer>(value: &Option<usize>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn auto<T: Serialize, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
     match value {
-        Some(number) => serializer.serialize_u64(*number as u64),
+        Some(value) => value.serialize(serializer),
         None => serializer.serialize_str("auto"),
     }
 }

@@ -229,7 +229,7 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
         "autotuning: {enabled: true, fast: false}",
         "flops_profiler: {enabled: true}",
         "data_efficiency: {enabled: true}",
-        "pipeline: {stages: 2}",
+        "pipeline: {activation_checkpoint_interval: 1}",
         "activation_checkpointing: {partition_activations: true}",
         "optimizer: {type: Muon}",
         "optimizer: {type: lamb}",

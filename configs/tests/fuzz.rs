@@ -11,7 +11,7 @@ const PRESETS: [&str; 4] = [
 ];
 
 /// Pieces that mean something to YAML or to the schema.
-const PIECES: [&str; 40] = [
+const PIECES: [&str; 43] = [
     "{",
     "}",
     "[",
@@ -52,6 +52,9 @@ const PIECES: [&str; 40] = [
     "é",
     "<<: ",
     "train_batch_size: 4294967295\n",
+    "pipeline: {stages: 2}\n",
+    "partition: ",
+    "type:(",
 ];
 
 fn try_all(source: Source, overrides: &[String], ranks: usize) {

@@ -8,7 +8,7 @@ use crate::reader::Resolver;
 /// `launcher`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Launcher {
-    /// Ranks to start on this machine. In a resolved configuration this is the world size.
+    /// Ranks to start on this machine; one a stage of the pipeline when not given. In a resolved configuration this is the world size.
     pub num_processes: usize,
     /// What carries messages between ranks.
     pub transport: Transport,

@@ -3,6 +3,7 @@
 use super::inactive::*;
 use super::optimizer::{OPTIMIZER, SCHEDULER};
 use super::own::{DATA, LAUNCHER, MODEL, TRAINING};
+use super::pipeline::PIPELINE;
 use super::zero::ZERO;
 use super::*;
 use crate::choice::Choice as _;
@@ -12,9 +13,9 @@ const DTYPE: Kind = Kind::Choice { names: Dtype::NAMES, later: &[] };
 
 #[rustfmt::skip]
 pub(super) static TOP: &[Key] = &[
-    engine("train_batch_size", COUNT, "= micro-batch × accumulation × ranks", "Samples per optimizer step over all ranks"),
+    engine("train_batch_size", COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks"),
     engine("train_micro_batch_size_per_gpu", COUNT, "= from the other two", "Samples of one forward and backward on one rank"),
-    engine("gradient_accumulation_steps", COUNT, "= from the other two, else 1", "Micro-batches of one rank per optimizer step"),
+    engine("gradient_accumulation_steps", COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step"),
     now("steps_per_print", COUNT_OR_0, "10", "A line of progress every so many steps; 0 none"),
     now("gradient_clipping", NON_NEGATIVE, "1.0", "Largest global L2 norm of the gradient; 0 disables"),
     now("gradient_allreduce_op", Kind::Choice { names: ReduceOp::NAMES, later: &[] }, "mean", "How gradients of the ranks become one"),
@@ -25,6 +26,7 @@ pub(super) static TOP: &[Key] = &[
     key("optimizer", Kind::Variants(&OPTIMIZER), "null", "Optimizer; AdamW with its defaults when not given"),
     key("scheduler", Kind::Variants(&SCHEDULER), "null", "Learning rate over time; constant when not given"),
     section("zero_optimization", &ZERO, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1"),
+    section("pipeline", &PIPELINE, "Pipeline parallelism: layers in stages on different ranks"),
     now("wall_clock_breakdown", Kind::Bool, "false", "Measure each phase of a step and write the timeline"),
     now("memory_breakdown", Kind::Bool, "false", "Print memory at the boundaries of phases"),
     now("dump_state", Kind::Bool, "false", "Print the state of engine and optimizer at the start"),
@@ -38,7 +40,6 @@ pub(super) static TOP: &[Key] = &[
     section("training", &TRAINING, "How long to train, when to evaluate and save"),
     section("launcher", &LAUNCHER, "How ranks are started and how they talk"),
     later_section("fp16", &FP16, "f16 parameters with loss scaling"),
-    section("pipeline", &PIPELINE, "Pipeline parallelism"),
     section("activation_checkpointing", &ACTIVATION_CHECKPOINTING, "Recompute activations in the backward"),
     section("aio", &AIO, "I/O of offload to NVMe"),
     section("checkpoint", &CHECKPOINT, "How checkpoints are written"),

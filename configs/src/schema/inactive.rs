@@ -17,17 +17,6 @@ pub(super) static FP16: Section = Section { switch: Switch::Key("enabled", &["fa
 ] };
 
 #[rustfmt::skip]
-pub(super) static PIPELINE: Section = Section { switch: Switch::Keys, keys: &[
-    later_unless("stages", &["1", "auto"], "Number of stages"),
-    ignored("partition", Kind::Text, "best", "there is one stage"),
-    ignored("partition_method", Kind::Text, "best", "there is one stage"),
-    ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout"),
-    later("activation_checkpoint_interval", "0", "Recompute every so many layers"),
-    ignored("pipe_partitioned", Kind::Bool, "true", "there is one stage"),
-    ignored("grad_partitioned", Kind::Bool, "true", "there is one stage"),
-] };
-
-#[rustfmt::skip]
 pub(super) static ACTIVATION_CHECKPOINTING: Section = Section { switch: Switch::Keys, keys: &[
     later("partition_activations", "false", "Shard saved activations"),
     later("cpu_checkpointing", "false", "Saved activations in host memory"),

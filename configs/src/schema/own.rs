@@ -112,7 +112,7 @@ static SAMPLE: Section = Section { switch: Switch::Keys, keys: &[
 
 #[rustfmt::skip]
 pub(super) static LAUNCHER: Section = Section { switch: Switch::Keys, keys: &[
-    key("num_processes", Kind::Int { min: 1, max: 65_536 }, "1", "Ranks to start on this machine"),
+    engine("num_processes", RANKS, "= pipeline.stages", "Ranks to start on this machine"),
     key("transport", Kind::Choice { names: Transport::NAMES, later: &[] }, "auto", "What carries messages between ranks"),
     key("interface", Kind::Text, "null", "Network interface or address to bind; loopback when not given"),
     key("timeout_seconds", Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of a peer before it counts as lost"),

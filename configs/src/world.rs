@@ -1,0 +1,71 @@
+//! How many ranks there are and what they are: ranks = pipeline stages × data-parallel ranks.
+
+use crate::errors::ErrorKind;
+use crate::node::At;
+use crate::origin::Origin;
+use crate::reader::Resolver;
+
+/// Most ranks that are believed.
+const MAX_RANKS: usize = 1 << 20;
+
+const RANKS: &str = "launcher.num_processes";
+const STAGES: &str = "pipeline.stages";
+
+/// The ranks, a multiple of the stages unless the report says that they are not.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct World {
+    pub(crate) ranks: usize,
+    stages: usize,
+    /// Where the number of ranks comes from.
+    at: At,
+}
+
+impl World {
+    /// The world of `started` ranks, or of `launcher.num_processes`, or of one rank a stage.
+    pub(crate) fn read(resolver: &mut Resolver<'_>, started: Option<usize>) -> Self {
+        let stages = resolver.section("pipeline").int("stages");
+        let written = resolver.section("launcher").optional_int("num_processes");
+        let at = started.map_or(resolver.at(RANKS), At::Launch);
+        let ranks = started.or(written).unwrap_or(stages);
+        if ranks == 0 || ranks > MAX_RANKS {
+            let message = format!("{ranks} ranks: there are at least 1 and at most {MAX_RANKS}");
+            resolver.report.error(ErrorKind::Value, RANKS, at, message, None);
+        }
+        if started.is_some() && started != written {
+            resolver.origins.record(RANKS.to_string(), Origin::Launch);
+        }
+        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, at };
+        world.divide(resolver);
+        world
+    }
+
+    fn divide(self, resolver: &mut Resolver<'_>) {
+        let Self { ranks, stages, at } = self;
+        if !ranks.is_multiple_of(stages) {
+            let message = format!("{ranks} ranks are not a multiple of {STAGES} {stages}");
+            let next = ranks.next_multiple_of(stages);
+            let help = format!("each pipeline takes {stages} ranks; the next multiple is {next}");
+            resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
+        } else if !resolver.report.is_poisoned(STAGES) {
+            return;
+        }
+        // What else would be said of the ranks, batch sizes that do not divide by them, follows from this.
+        resolver.report.poison(RANKS.to_string());
+    }
+
+    /// Ranks that train on different data.
+    pub(crate) fn data_parallel(self) -> usize {
+        (self.ranks / self.stages).max(1)
+    }
+
+    /// What [`data_parallel`](Self::data_parallel) counts: without a pipeline, all ranks.
+    pub(crate) fn data_parallel_name(self) -> &'static str {
+        if self.stages == 1 { "ranks" } else { "data-parallel ranks" }
+    }
+
+    /// The keys that [`data_parallel`](Self::data_parallel) follows from, with their places.
+    pub(crate) fn places(self, resolver: &Resolver<'_>) -> Vec<(&'static str, At)> {
+        let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
+        std::iter::once((RANKS, self.at)).chain(stages).collect()
+    }
+}
