@@ -137,7 +137,7 @@ impl Context {
         let outcome = self.health.check().and_then(|()| work(endpoint, signature, started + self.timeout));
         match outcome {
             Ok((result, sent)) => {
-                lock(&self.stats).add(signature.operation, sent, started.elapsed().as_secs_f64());
+                lock(&self.stats).count(signature.operation, sent, started.elapsed().as_secs_f64());
                 Ok(result)
             }
             Err(failure) => {

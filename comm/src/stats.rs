@@ -4,12 +4,12 @@
 //! contributes, whether a peer reads them from memory or a socket carries them. Headers are not payload. So the closed
 //! forms (2(N−1)/N of the bytes for an all_reduce, …) hold exactly in every transport.
 
-use std::ops::{Index, Sub};
+use std::ops::{Add, Index, Sub};
 
 use crate::signature::Operation;
 use crate::step::Carried;
 
-/// Counters by kind of operation. Subtract an earlier snapshot to count an interval.
+/// Counters by kind of operation. Subtract an earlier snapshot to count an interval; add those of several groups.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stats {
     counters: [Counter; Operation::ALL.len()],
@@ -43,7 +43,7 @@ impl Stats {
         self.counters.iter().map(|counter| counter.sent_bytes).sum()
     }
 
-    pub(crate) fn add(&mut self, operation: Operation, sent: Sent, seconds: f64) {
+    pub(crate) fn count(&mut self, operation: Operation, sent: Sent, seconds: f64) {
         let counter = &mut self.counters[operation as usize];
         counter.calls += 1;
         counter.in_place += u64::from(sent.carried.in_place);
@@ -65,6 +65,23 @@ impl Index<Operation> for Stats {
     type Output = Counter;
     fn index(&self, operation: Operation) -> &Counter {
         &self.counters[operation as usize]
+    }
+}
+
+impl Add for Stats {
+    type Output = Stats;
+    fn add(self, other: Stats) -> Stats {
+        let sum = |i: usize| {
+            let (a, b) = (self.counters[i], other.counters[i]);
+            Counter {
+                calls: a.calls + b.calls,
+                in_place: a.in_place + b.in_place,
+                sent_bytes: a.sent_bytes + b.sent_bytes,
+                network_bytes: a.network_bytes + b.network_bytes,
+                seconds: a.seconds + b.seconds,
+            }
+        };
+        Stats { counters: std::array::from_fn(sum) }
     }
 }
 
@@ -93,10 +110,10 @@ mod tests {
     fn an_interval_is_a_difference() {
         let mut stats = Stats::default();
         let sent = |bytes, carried| Sent { bytes, carried };
-        stats.add(Operation::AllReduce, sent(100, Carried::IN_PLACE), 0.5);
+        stats.count(Operation::AllReduce, sent(100, Carried::IN_PLACE), 0.5);
         let before = stats;
-        stats.add(Operation::AllReduce, sent(60, Carried::IN_PLACE), 0.25);
-        stats.add(Operation::Send, sent(4, Carried::streamed(3)), 0.125);
+        stats.count(Operation::AllReduce, sent(60, Carried::IN_PLACE), 0.25);
+        stats.count(Operation::Send, sent(4, Carried::streamed(3)), 0.125);
         let interval = stats - before;
         assert_eq!(
             interval[Operation::AllReduce],
@@ -104,6 +121,7 @@ mod tests {
         );
         assert_eq!(interval[Operation::Send].network_bytes, 3);
         assert_eq!((interval.sent_bytes(), stats.sent_bytes()), (64, 164));
+        assert_eq!(interval + before, stats);
         assert_eq!(interval.iter().map(|(_, counter)| counter.calls).sum::<u64>(), 2);
     }
 }
