@@ -62,6 +62,12 @@ pub trait Layer: Send + Sync {
     /// # Errors
     /// Shapes or dtypes that do not fit.
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
+
+    /// Whether most of the work for the gradients of its weights can be put off, as the operations of this crate can: then a
+    /// zero-bubble pipeline splits its backward. A plain candle module's runs as a whole.
+    fn splits(&self) -> bool {
+        false
+    }
 }
 
 impl<M: Module + Send + Sync> Layer for M {

@@ -62,6 +62,12 @@ impl BuiltLayer {
         &self.uses
     }
 
+    /// Whether the gradients of its weights can be put off.
+    #[must_use]
+    pub fn splits(&self) -> bool {
+        self.module.splits()
+    }
+
     /// Runs it.
     ///
     /// # Errors

@@ -5,11 +5,15 @@
 //! gradient straight into the flat buffer of its segment instead. Gradients of other candle
 //! operations are moved there afterwards ([`Gradients::absorb`]), so a plain candle module works too.
 //!
+//! A backward can also be run for the gradient of its input alone ([`PutOff::capture`]): what it takes to make the gradients of
+//! the parameters is kept, and done later ([`PutOff::make_up`]). A matrix product is put off as such; what an operation has
+//! made on the way is kept as it is.
+//!
 //! The sink is found through the thread that runs the backward: candle gives an operation's `bwd`
 //! no other door.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use candle_core::backprop::GradStore;
@@ -44,6 +48,7 @@ impl Slot<'_> {
 
 thread_local! {
     static CURRENT: RefCell<Option<Gradients>> = const { RefCell::new(None) };
+    static LATER: RefCell<Option<PutOff>> = const { RefCell::new(None) };
     static PROMISED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -58,7 +63,7 @@ pub fn promise<T>(forward: impl FnOnce() -> T) -> T {
 
 /// Whether the gradients of what runs now go to a sink.
 pub(crate) fn promised() -> bool {
-    PROMISED.get() || CURRENT.with_borrow(Option::is_some)
+    PROMISED.get() || CURRENT.with_borrow(Option::is_some) || LATER.with_borrow(Option::is_some)
 }
 
 /// Hands `write` the place of `parameter`'s gradient if the running backward has one, and tells whether it had.
@@ -66,6 +71,12 @@ pub(crate) fn promised() -> bool {
 /// After `true` an operation returns no gradient for that argument; after `false` (a plain candle
 /// backward) it returns an ordinary tensor.
 pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
+    if puts_off(parameter) {
+        let mut gradient = vec![0.0; parameter.elem_count()];
+        write(Slot::First(&mut gradient));
+        keep(parameter, Part::Made(gradient));
+        return true;
+    }
     CURRENT.with_borrow_mut(|current| {
         let Some(slot) = current.as_mut().and_then(|gradients| gradients.slot(parameter.id())) else { return false };
         write(slot);
@@ -76,7 +87,109 @@ pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
 /// Whether the running backward has a place for this parameter's gradient.
 #[must_use]
 pub fn has(parameter: &Tensor) -> bool {
-    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|g| g.places.contains_key(&parameter.id())))
+    puts_off(parameter)
+        || CURRENT.with_borrow(|current| current.as_ref().is_some_and(|g| g.places.contains_key(&parameter.id())))
+}
+
+/// Whether the running backward wants this parameter's gradient later: then it is given to [`put_off`], not made.
+#[must_use]
+pub fn puts_off(parameter: &Tensor) -> bool {
+    LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
+}
+
+/// Keeps what will make a contribution to `parameter`'s gradient. `make` overwrites a buffer of the parameter's size.
+pub fn put_off(parameter: &Tensor, make: impl FnOnce(&mut [f32]) -> Result<()> + Send + 'static) {
+    keep(parameter, Part::Unmade(Box::new(make)));
+}
+
+fn keep(parameter: &Tensor, part: Part) {
+    LATER.with_borrow_mut(|later| {
+        if let Some(later) = later {
+            later.parts.push((parameter.id(), part));
+        }
+    });
+}
+
+type Make = Box<dyn FnOnce(&mut [f32]) -> Result<()> + Send>;
+
+/// A contribution to a parameter's gradient.
+enum Part {
+    Made(Vec<f32>),
+    Unmade(Make),
+}
+
+/// Contributions to the gradients of one layer's parameters that are made later.
+#[derive(Default)]
+pub struct PutOff {
+    wanted: HashSet<TensorId>,
+    /// In the order in which the backward came to them.
+    parts: Vec<(TensorId, Part)>,
+}
+
+impl PutOff {
+    /// For the parameters with these leaves.
+    pub fn new(leaves: impl IntoIterator<Item = TensorId>) -> Self {
+        Self { wanted: leaves.into_iter().collect(), parts: vec![] }
+    }
+
+    /// Runs a backward whose parameter gradients are put off.
+    pub fn capture<T>(self, backward: impl FnOnce() -> T) -> (Self, T) {
+        let outer = LATER.replace(Some(self));
+        let result = backward();
+        let this = LATER.replace(outer).unwrap_or_default();
+        (this, result)
+    }
+
+    /// Keeps the gradient that candle itself computed for `leaf`, if any.
+    ///
+    /// # Errors
+    /// If the gradient is not a float tensor on the CPU.
+    pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
+        if let Some(gradient) = store.remove(leaf) {
+            let mut values = vec![0.0; leaf.elem_count()];
+            copied(&gradient, |gradient| values.copy_from_slice(gradient))?;
+            self.parts.push((leaf.id(), Part::Made(values)));
+        }
+        Ok(())
+    }
+
+    /// Whether there is a contribution for `leaf`.
+    #[must_use]
+    pub fn has(&self, leaf: TensorId) -> bool {
+        self.parts.iter().any(|(id, _)| *id == leaf)
+    }
+
+    /// Makes all contributions, in their order, into their places.
+    ///
+    /// # Errors
+    /// What an operation says.
+    pub fn make_up(self, gradients: &mut Gradients) -> Result<()> {
+        for (leaf, part) in self.parts {
+            let Some(slot) = gradients.slot(leaf) else { continue };
+            match (part, slot) {
+                (Part::Made(values), slot) => slot.put(&values),
+                (Part::Unmade(make), Slot::First(to)) => make(to)?,
+                (Part::Unmade(make), Slot::Another(to)) => {
+                    let mut gradient = vec![0.0; to.len()];
+                    make(&mut gradient)?;
+                    Slot::Another(to).put(&gradient);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A gradient's values in f32 and row-major order.
+fn copied(gradient: &Tensor, take: impl FnOnce(&[f32])) -> Result<()> {
+    let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
+    let (storage, layout) = gradient.storage_and_layout();
+    let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
+        candle_core::bail!("the gradient of a parameter is not on the CPU")
+    };
+    let start = layout.start_offset();
+    take(&values[start..start + gradient.elem_count()]);
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -118,16 +231,8 @@ impl Gradients {
     /// If the gradient is not a float tensor on the CPU.
     pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
         let Some(gradient) = store.remove(leaf) else { return Ok(()) };
-        let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
-        let (storage, layout) = gradient.storage_and_layout();
-        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
-            candle_core::bail!("the gradient of a parameter is not on the CPU")
-        };
-        let start = layout.start_offset();
-        if let Some(slot) = self.slot(leaf.id()) {
-            slot.put(&values[start..start + gradient.elem_count()]);
-        }
-        Ok(())
+        let Some(slot) = self.slot(leaf.id()) else { return Ok(()) };
+        copied(&gradient, |values| slot.put(values))
     }
 
     /// Whether a contribution for `leaf` has arrived.

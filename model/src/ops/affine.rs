@@ -7,6 +7,7 @@ use super::operand::{View, f32s, rows, tensor};
 use super::parallel::{Output, split};
 use super::product::{Elements, Matrix, Start, new_product, product, rows_product};
 use super::threads;
+use crate::sink;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 /// The order of a weight's two dimensions.
@@ -72,16 +73,34 @@ impl Affine {
             None
         };
         let d_weight = if weight.track_op() {
+            if sink::puts_off(weight) {
+                let (x, dy) = (x.clone(), dy.to_vec());
+                sink::put_off(weight, move |out| {
+                    let held = x.storage_and_layout();
+                    let x = View::of(op, &held)?;
+                    self.weight_gradient(
+                        out,
+                        Matrix::new(x.elements(), count, inputs),
+                        Matrix::new(&dy, count, outputs),
+                    );
+                    Ok(())
+                });
+                return Ok((dx, None));
+            }
             let x = View::of(op, &held.0)?;
             let (x, dy) = (Matrix::new(x.elements(), count, inputs), Matrix::new(dy, count, outputs));
-            deliver(op, weight, |out| match self {
-                Self::OutputsInputs => product(out, dy.t(), x, threads()),
-                Self::InputsOutputs => product(out, x.t(), dy, threads()),
-            })?
+            deliver(op, weight, |out| self.weight_gradient(out, x, dy))?
         } else {
             None
         };
         Ok((dx, d_weight))
+    }
+
+    fn weight_gradient(self, out: &mut [f32], x: Matrix<'_>, dy: Matrix<'_>) {
+        match self {
+            Self::OutputsInputs => product(out, dy.t(), x, threads()),
+            Self::InputsOutputs => product(out, x.t(), dy, threads()),
+        }
     }
 
     /// (inputs, outputs) of a weight of this shape.

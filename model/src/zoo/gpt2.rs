@@ -186,4 +186,8 @@ impl Layer for Block {
         })?;
         Ok(y.into())
     }
+
+    fn splits(&self) -> bool {
+        true
+    }
 }

@@ -4,7 +4,7 @@
 //! `LlamaForCausalLM`.
 
 use super::{LanguageHead, check_sizes};
-use crate::layers::Layers;
+use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::region::{region, reshape, sum};
 use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, swiglu};
 use candle_core::{Result, Tensor, bail};
@@ -170,13 +170,18 @@ impl Block {
     }
 }
 
-impl Module for Block {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        region(x, |x| {
+impl Layer for Block {
+    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+        let y = region(x.single()?, |x| {
             let x = sum(x, &self.attend(&self.input_layernorm.forward(x)?)?)?;
             let normal = self.post_attention_layernorm.forward(&x)?;
             let inner = swiglu(&self.gate_proj.forward(&normal)?, &self.up_proj.forward(&normal)?)?;
             sum(&x, &self.down_proj.forward(&inner)?)
-        })
+        })?;
+        Ok(y.into())
+    }
+
+    fn splits(&self) -> bool {
+        true
     }
 }
