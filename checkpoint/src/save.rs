@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use zero_comm::{Buffer, Communicator};
 use zero_partition::{Kind, Zero};
+use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
 use crate::load::committed;
@@ -180,9 +181,11 @@ fn parameters(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
         .iter()
         .map(|p| (p.name().to_string(), ParameterEntry { shape: p.shape().dims().to_vec(), pieces: vec![] }))
         .collect();
-    for segment in zero.layout().segments() {
-        for shard in 0..zero.layout().ranks() {
-            for (parameter, elements, _) in segment.overlaps(segment.shard(shard)) {
+    let mesh = zero.groups().mesh();
+    for (id, segment) in zero.layout().segments().iter().enumerate() {
+        for replica in 0..zero.layout().ranks() {
+            let shard = mesh.rank(Coordinates { stage: zero.stages().owner(id), replica });
+            for (parameter, elements, _) in segment.overlaps(segment.shard(replica)) {
                 if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
                     entry.pieces.push(PieceEntry { shard, start: elements.start, end: elements.end });
                 }

@@ -1,5 +1,6 @@
 //! The engine: a model, a communicator and a configuration, made into steps.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,13 +9,15 @@ use zero_comm::place::Place;
 use zero_comm::{Buffer, Communicator, Options, ReduceOp, Stats, Transport};
 use zero_config::Config;
 use zero_model::{Activations, Layers, Model};
-use zero_partition::passes::{evaluation, training_step};
-use zero_partition::{Kind, Layout, Order, Zero};
-use zero_pipeline::{Program, ZeroStage, validate};
+use zero_partition::{Groups, Kind, Layout, Order, Zero};
+use zero_pipeline::split::LayerCost;
+use zero_pipeline::{Content, LayerId, Mesh, Program, ZeroStage};
 
+use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::executor::{Context, Outcome, run};
+use crate::executor::{Context, Load, Outcome, run};
+use crate::messages::{Boundary, share};
 use crate::settings::Settings;
 use crate::timing::Timing;
 
@@ -43,8 +46,12 @@ pub struct Engine {
     pub(crate) settings: Settings,
     pub(crate) zero: Zero,
     comm: Arc<dyn Communicator>,
+    pub(crate) arrangement: Arrangement,
     program: Program,
-    evaluation: Program,
+    /// By number of micro-batches.
+    evaluations: BTreeMap<usize, Program>,
+    /// What crossed the boundaries of pipeline stages in the last training step.
+    pub(crate) boundaries: HashMap<LayerId, Boundary>,
     timing: Timing,
     step: u64,
 }
@@ -69,25 +76,36 @@ impl Engine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
-        Self::resolved(config.for_world_size(comm.size())?, model, comm)
+        Self::resolved(config.for_world_size(comm.size())?, model, comm, None)
     }
 
     /// An engine of a configuration that is as it should be for this communicator.
-    pub(crate) fn resolved(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
-        let settings = Settings::new(&config, comm.size())?;
+    pub(crate) fn resolved(
+        config: Config,
+        model: Layers,
+        comm: Arc<dyn Communicator>,
+        costs: Option<&[LayerCost]>,
+    ) -> Result<Self, Error> {
+        let settings = Settings::new(&config)?;
         let model = Arc::new(model.build(settings.dtype)?);
         let layout = Layout::new(&model, &settings.layout);
-        let program = training_step(layout.shape(), settings.micro_batches, &settings.passes);
-        let evaluation = evaluation(layout.shape(), 1, &settings.passes);
-        for program in [&program, &evaluation] {
-            validate(&vec![program.clone(); comm.size()], layout.shape())?;
-        }
-        let mut zero = Zero::new(model, layout, comm.clone(), settings.zero.clone(), config.training.seed)?;
+        let mesh = Mesh::new(comm.size(), config.pipeline.stages)
+            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
+        let (options, count, passes) = (&config.pipeline, settings.micro_batches, &settings.passes);
+        let arrangement = Arrangement::new(options, mesh, &model, &layout, count, passes, costs)?;
+        let stage = mesh.coordinates(comm.rank()).stage;
+        let mut programs = arrangement.training(layout.shape());
+        arrangement.validate(&programs, layout.shape())?;
+        let program = programs.swap_remove(stage);
+        let groups = Groups::new(comm.clone(), mesh)?;
+        let stages = arrangement.stages.clone();
+        let mut zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed)?;
         if let Some(sources) = &config.training.initial_weights {
             zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
         }
         let timing = Timing::new(config.wall_clock_breakdown || config.training.trace);
-        Ok(Self { config, settings, zero, comm, program, evaluation, timing, step: 0 })
+        let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
+        Ok(Self { config, settings, zero, comm, arrangement, program, evaluations, boundaries, timing, step: 0 })
     }
 
     /// One optimizer step on a global batch of `train_batch_size` samples, of which this rank computes its part.
@@ -112,27 +130,28 @@ impl Engine {
     /// As [`Engine::train_batch`], and what `load` says.
     pub fn train_with(&mut self, mut load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
         let started = Instant::now();
-        let sent_before = self.comm.stats().sent_bytes();
+        let sent_before = self.stats().sent_bytes();
         let step = self.step + 1;
-        let (ranks, rank, settings) = (self.comm.size(), self.comm.rank(), &self.settings);
+        let (ranks, rank, settings) = (self.replicas(), self.replica(), &self.settings);
         let lr = settings.schedule.lr(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches, size) = (settings.deal, settings.micro_batches, settings.micro_batch_size);
+        let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
+        let sample = |local: usize| ((step - 1) * (micro_batches * ranks) as u64 + global(local) as u64) * size as u64;
         let mut load_local = |local: usize| {
-            let global = deal.global(rank, ranks, local, micro_batches);
-            let batch = load(global)?;
+            let batch = load(global(local))?;
             let rows = batch.rows()?;
             if rows != size {
                 return Err(Error::Batch(format!("a micro-batch of {rows} samples; it should have {size}")));
             }
-            let sample = ((step - 1) * (micro_batches * ranks) as u64 + global as u64) * size as u64;
-            Ok((batch.inputs, Some(batch.targets), sample))
+            Ok((batch.inputs, Some(batch.targets)))
         };
-        let outcome = run(
+        let mut outcome = run(
             &self.program,
             &mut Context {
                 zero: &mut self.zero,
                 timing: &mut self.timing,
                 load: &mut load_local,
+                sample: &sample,
                 training: true,
                 seed: self.config.training.seed,
                 step,
@@ -142,6 +161,7 @@ impl Engine {
             },
         )?;
         self.step = step;
+        self.boundaries = std::mem::take(&mut outcome.boundaries);
         let loss = self.mean_loss(&outcome)?;
         let norm = outcome.norm.map_or(f64::NAN, |norm| norm.norm);
         Ok(Step {
@@ -151,63 +171,105 @@ impl Engine {
             grad_norm: norm,
             skipped: !norm.is_finite() && self.settings.skips_overflow,
             duration: started.elapsed(),
-            sent_bytes: self.comm.stats().sent_bytes() - sent_before,
+            sent_bytes: self.stats().sent_bytes() - sent_before,
         })
     }
 
-    /// The mean over the global batch, added up over the same trees as the gradients.
+    /// The mean over the global batch, added up over the same trees as the gradients, where the last layer is; then it is told
+    /// to all.
     fn mean_loss(&self, outcome: &Outcome) -> Result<f32, Error> {
         let add_up = |losses: &[f32]| match self.settings.zero.order {
             Order::Arrival => losses.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
             Order::Tree => tree(losses),
         };
-        let total = if self.settings.layout.zero_stage >= ZeroStage::Two {
-            add_up(&self.sum_over_ranks(outcome.losses.clone())?)
-        } else {
-            self.sum_over_ranks(vec![add_up(&outcome.losses)])?[0]
+        let is_last = self.has_last_layer();
+        let total = match self.settings.layout.zero_stage >= ZeroStage::Two {
+            _ if !is_last => 0.0,
+            true => add_up(&self.sum_over_replicas(outcome.losses.clone())?),
+            false => self.sum_over_replicas(vec![add_up(&outcome.losses)])?[0],
         };
-        Ok(total / (self.settings.micro_batches * self.comm.size()) as f32)
+        let total = self.told_by_the_last(vec![total])?[0];
+        Ok(total / (self.settings.micro_batches * self.replicas()) as f32)
     }
 
-    fn sum_over_ranks(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
-        Ok(self.comm.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
+    fn sum_over_replicas(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
+        let data = self.zero.groups().data();
+        Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// The mean loss over all ranks of one micro-batch each, without dropout and without an update; a collective.
+    /// What the stage of the last layer knows, on all ranks; the others give as many values.
+    fn told_by_the_last(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
+        if self.arrangement.mesh.pipe() == 1 {
+            return Ok(values);
+        }
+        let root = self.arrangement.last_rank();
+        Ok(self.comm.broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
+    }
+
+    fn has_last_layer(&self) -> bool {
+        let stages = &self.arrangement.stages;
+        stages.stage_of(stages.layers() - 1) == self.zero.groups().at().stage
+    }
+
+    /// The mean loss over all replicas of one micro-batch each, without dropout and without an update; a collective. Ranks of
+    /// one pipeline give the same batch.
     ///
     /// # Errors
     /// As [`Engine::train_batch`].
     pub fn eval_batch(&mut self, batch: &Batch) -> Result<f32, Error> {
-        let outcome = self.evaluate(batch.clone())?;
-        let loss = self.sum_over_ranks(outcome.losses)?[0];
-        Ok(loss / self.comm.size() as f32)
+        Ok(self.eval_with(1, |_| Ok(batch.clone()))?[0])
     }
 
-    /// The last layer's outputs, without dropout; a collective: every rank calls it, with its own inputs.
+    /// The mean losses over all replicas of `count` micro-batches each, which go through a pipeline one behind the other. `load`
+    /// gives this replica's micro-batch of an index below `count`.
+    ///
+    /// # Errors
+    /// As [`Engine::train_with`].
+    pub fn eval_with(
+        &mut self,
+        count: usize,
+        mut load: impl FnMut(usize) -> Result<Batch, Error>,
+    ) -> Result<Vec<f32>, Error> {
+        let mut load = |micro_batch: usize| load(micro_batch).map(|batch| (batch.inputs, Some(batch.targets)));
+        let outcome = self.evaluate(count, &mut load)?;
+        let losses = match self.has_last_layer() {
+            true => self.sum_over_replicas(outcome.losses)?,
+            false => vec![0.0; count],
+        };
+        let replicas = self.replicas() as f32;
+        Ok(self.told_by_the_last(losses)?.into_iter().map(|loss| loss / replicas).collect())
+    }
+
+    /// The last layer's outputs, without dropout; a collective: every rank calls it, each replica with its own inputs, which all
+    /// ranks of one pipeline give.
     ///
     /// # Errors
     /// A layer that fails, a lost rank.
     pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
         let inputs = inputs.into();
-        let mut outcome = self.evaluate_with(inputs, None)?;
-        outcome.outputs.pop().ok_or_else(|| Error::Batch("nothing was computed".into()))
+        let mut outcome = self.evaluate(1, &mut |_| Ok((inputs.clone(), None)))?;
+        let stages = &self.arrangement.stages;
+        share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
     }
 
-    fn evaluate(&mut self, batch: Batch) -> Result<Outcome, Error> {
-        self.evaluate_with(batch.inputs, Some(batch.targets))
-    }
-
-    fn evaluate_with(&mut self, inputs: Activations, targets: Option<candle_core::Tensor>) -> Result<Outcome, Error> {
-        let mut once = Some((inputs, targets));
-        run(
-            &self.evaluation,
+    fn evaluate(&mut self, count: usize, load: &mut Load<'_>) -> Result<Outcome, Error> {
+        let stage = self.zero.groups().at().stage;
+        let program = match self.evaluations.remove(&count) {
+            Some(program) => program,
+            None => {
+                let shape = self.zero.layout().shape();
+                let mut programs = self.arrangement.evaluation(shape, count);
+                self.arrangement.validate(&programs, shape)?;
+                programs.swap_remove(stage)
+            }
+        };
+        let outcome = run(
+            &program,
             &mut Context {
                 zero: &mut self.zero,
                 timing: &mut self.timing,
-                load: &mut |_| {
-                    let (inputs, targets) = once.take().ok_or_else(|| Error::Batch("loaded twice".into()))?;
-                    Ok((inputs, targets, 0))
-                },
+                load,
+                sample: &|_| 0,
                 training: false,
                 seed: self.config.training.seed,
                 step: self.step,
@@ -215,7 +277,9 @@ impl Engine {
                 lr: 0.0,
                 skips_overflow: false,
             },
-        )
+        );
+        self.evaluations.insert(count, program);
+        outcome
     }
 
     /// Writes `root/step-…`; a collective. `state` is kept with it, for [`Engine::load_checkpoint`] to give back.
@@ -318,7 +382,19 @@ impl Engine {
     /// Micro-batches of the global batch, over all ranks.
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
-        self.settings.micro_batches * self.comm.size()
+        self.settings.micro_batches * self.replicas()
+    }
+
+    /// Data-parallel degree.
+    #[must_use]
+    pub fn replicas(&self) -> usize {
+        self.arrangement.mesh.data()
+    }
+
+    /// This rank's place on the data axis.
+    #[must_use]
+    pub fn replica(&self) -> usize {
+        self.zero.groups().at().replica
     }
 
     /// The configuration, resolved for this world.
@@ -339,10 +415,27 @@ impl Engine {
         &self.comm
     }
 
-    /// What communication did since the engine was made.
+    /// What communication did since the engine was made, in all groups of this rank.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.comm.stats()
+        self.zero.groups().stats()
+    }
+
+    /// Payload bytes of a message of the last training step that carries activations or their gradients, announcements
+    /// included.
+    pub(crate) fn message_bytes(&self, content: &Content) -> usize {
+        let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();
+        match content {
+            Content::Activations { layer, micro_batch: 0 } => {
+                boundary(layer).bytes() + boundary(layer).announcement_bytes()
+            }
+            Content::Activations { layer, .. } => boundary(layer).bytes(),
+            Content::Gradients { layer, micro_batch: 0 } => {
+                boundary(layer).gradient_bytes() + boundary(layer).gradient_announcement_bytes()
+            }
+            Content::Gradients { layer, .. } => boundary(layer).gradient_bytes(),
+            Content::TiedGradient { .. } | Content::TiedParameters { .. } => 0,
+        }
     }
 
     /// Where the time went.

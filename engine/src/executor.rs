@@ -6,18 +6,21 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use zero_model::{Activations, Model, Pass, backward_from, sink};
-use zero_partition::{Norm, Zero};
-use zero_pipeline::{Instruction, LayerId, Program};
+use zero_partition::{Norm, Zero, ZeroError};
+use zero_pipeline::{Content, Instruction, LayerId, Message, Program};
 
 use crate::error::Error;
+use crate::messages::{Boundary, Messages};
 use crate::timing::Timing;
 
 /// What the instructions of one step are told.
 pub(crate) struct Context<'a> {
     pub(crate) zero: &'a mut Zero,
     pub(crate) timing: &'a mut Timing,
-    /// Inputs and targets of a local micro-batch, and the index of its first sample in the run.
+    /// Inputs and targets of a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
+    /// Index of a local micro-batch's first sample in the run.
+    pub(crate) sample: &'a dyn Fn(usize) -> u64,
     pub(crate) training: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
@@ -28,16 +31,18 @@ pub(crate) struct Context<'a> {
     pub(crate) skips_overflow: bool,
 }
 
-pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>, u64), Error> + 'a;
+pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>), Error> + 'a;
 
 /// What a step leaves behind.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// The loss of each local micro-batch.
+    /// The loss of each local micro-batch, where the last layer is.
     pub(crate) losses: Vec<f32>,
     /// The last layer's outputs of each local micro-batch that came without targets.
     pub(crate) outputs: Vec<Activations>,
     pub(crate) norm: Option<Norm>,
+    /// What crossed the boundaries of pipeline stages, by the layer behind each.
+    pub(crate) boundaries: HashMap<LayerId, Boundary>,
 }
 
 /// A layer's forward, kept until its backward.
@@ -75,14 +80,20 @@ impl Context<'_> {
 pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Error> {
     let model = context.zero.model().clone();
     let mut outcome = Outcome::default();
-    let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches).map(|_| MicroBatch::default()).collect();
+    let mut messages = Messages::new(context.zero.groups(), context.training);
+    let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches)
+        .map(|micro_batch| MicroBatch { sample: (context.sample)(micro_batch), ..MicroBatch::default() })
+        .collect();
     for instruction in &program.instructions {
         let started = Instant::now();
         match instruction {
             Instruction::Load { micro_batch } => {
-                let (inputs, targets, sample) = (context.load)(*micro_batch)?;
+                let (inputs, targets) = (context.load)(*micro_batch)?;
                 let state = &mut micro_batches[*micro_batch];
-                (state.flow, state.targets, state.sample) = (Some(inputs), targets, sample);
+                state.targets = targets;
+                if context.zero.stages().stage_of(0) == context.zero.groups().at().stage {
+                    state.flow = Some(inputs);
+                }
             }
             Instruction::Gather { segment } => context.zero.gather(*segment)?,
             Instruction::AwaitGather { segment } => context.zero.await_gather(*segment)?,
@@ -91,7 +102,15 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 forward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome)?;
             }
             Instruction::Backward { layer, micro_batch } => {
-                backward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome)?;
+                let whole: Capture = &|zero, backward| zero.backward(*layer, backward);
+                backward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome, whole)?;
+            }
+            Instruction::BackwardInput { layer, micro_batch } => {
+                let first_half: Capture = &|zero, backward| zero.backward_input(*layer, *micro_batch, backward);
+                backward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome, first_half)?;
+            }
+            Instruction::BackwardWeight { layer, micro_batch } => {
+                context.zero.backward_weight(*layer, *micro_batch)?;
             }
             Instruction::Accumulate { segment, .. } => context.zero.accumulate(*segment)?,
             Instruction::Reduce { segments, micro_batch } => context.zero.reduce(segments, *micro_batch)?,
@@ -105,13 +124,76 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             },
             Instruction::Refresh { segments } => context.zero.refresh(segments)?,
             Instruction::AwaitRefresh { segments } => context.zero.await_refresh(segments)?,
+            Instruction::Send { message } => send(*message, &mut messages, &mut micro_batches, context.zero)?,
+            Instruction::AwaitSend { message } => {
+                for buffer in messages.await_send(*message)? {
+                    give_back(message, buffer, context.zero);
+                }
+            }
+            Instruction::Receive { message } => messages.receive(*message, context.zero)?,
+            Instruction::AwaitReceive { message } => {
+                take(*message, &mut messages, &mut micro_batches, context.zero)?;
+            }
         }
         context.timing.record(instruction, started);
     }
     if outcome.norm.is_some_and(|norm| norm.is_finite() || !context.skips_overflow) {
         context.zero.finish_step();
     }
+    outcome.boundaries = messages.boundaries();
     Ok(outcome)
+}
+
+fn send(
+    message: Message,
+    messages: &mut Messages,
+    micro_batches: &mut [MicroBatch],
+    zero: &mut Zero,
+) -> Result<(), Error> {
+    for buffer in messages.gone()? {
+        zero.give_gradient_back(buffer);
+    }
+    match message.content {
+        Content::Activations { micro_batch, .. } => {
+            messages.send_activations(message, &micro_batches[micro_batch].incoming()?)
+        }
+        Content::Gradients { micro_batch, .. } => {
+            messages.send_gradients(message, &std::mem::take(&mut micro_batches[micro_batch].upstream))
+        }
+        Content::TiedGradient { segment, .. } => messages.send_tied(message, zero.take_tied_gradient(segment)?),
+        Content::TiedParameters { segment } => messages.send_tied(message, zero.tied_parameters(segment)?),
+    }
+}
+
+fn give_back(message: &Message, buffer: zero_comm::Buffer, zero: &mut Zero) {
+    if matches!(message.content, Content::TiedGradient { .. }) {
+        zero.give_gradient_back(buffer);
+    }
+}
+
+fn take(
+    message: Message,
+    messages: &mut Messages,
+    micro_batches: &mut [MicroBatch],
+    zero: &mut Zero,
+) -> Result<(), Error> {
+    match message.content {
+        Content::Activations { micro_batch, .. } => {
+            micro_batches[micro_batch].flow = Some(messages.await_activations(message, zero)?);
+        }
+        Content::Gradients { micro_batch, .. } => {
+            micro_batches[micro_batch].upstream = messages.await_gradients(message, zero)?;
+        }
+        Content::TiedGradient { .. } => {
+            let (segment, sum) = messages.await_tied(message, zero)?;
+            zero.open_tied_gradient(segment, sum)?;
+        }
+        Content::TiedParameters { .. } => {
+            let (segment, values) = messages.await_tied(message, zero)?;
+            zero.set_tied_parameters(segment, values)?;
+        }
+    }
+    Ok(())
 }
 
 fn forward(
@@ -145,19 +227,25 @@ fn forward(
     Ok(())
 }
 
+/// candle's gradients, and apart those of a layer's inputs.
+type Backpropagated = Result<(GradStore, Vec<Option<Tensor>>), ZeroError>;
+/// Runs a backward so that the gradients of parameters land where they belong, and gives those of the inputs.
+type Capture<'a> = &'a dyn Fn(&mut Zero, &mut dyn FnMut() -> Backpropagated) -> Result<Vec<Option<Tensor>>, ZeroError>;
+
 fn backward(
     model: &Model,
     layer: LayerId,
     state: &mut MicroBatch,
     context: &mut Context<'_>,
     outcome: &mut Outcome,
+    capture: Capture<'_>,
 ) -> Result<(), Error> {
     let (inputs, gradients) = if layer + 1 == model.layers().len() {
         let incoming = state.incoming()?;
         let targets = state.targets.as_ref().ok_or_else(|| Error::Batch("a micro-batch has no targets".into()))?;
         let (pass, gradient) = (context.pass(layer, state), context.loss_gradient);
         let (inputs, leaves) = cut(&incoming, layer)?;
-        let gradients = context.zero.backward(layer, || {
+        let gradients = capture(context.zero, &mut || {
             let loss = model.loss(&inputs, targets, &pass, gradient)?;
             outcome.losses.push(scalar(&loss)?);
             let seed = Tensor::new(gradient, loss.device())?.to_dtype(loss.dtype())?;
@@ -169,7 +257,7 @@ fn backward(
         let upstream = std::mem::take(&mut state.upstream);
         let seeds: Vec<(Tensor, Tensor)> =
             saved.outputs.into_iter().zip(upstream).filter_map(|(y, dy)| dy.map(|dy| (y, dy))).collect();
-        let gradients = context.zero.backward(layer, || Ok(backpropagate(&seeds, &saved.inputs)?))?;
+        let gradients = capture(context.zero, &mut || Ok(backpropagate(&seeds, &saved.inputs)?))?;
         (saved.inputs, gradients)
     };
     let wants_some = inputs.iter().any(Option::is_some);
@@ -182,7 +270,6 @@ fn backward(
     Ok(())
 }
 
-/// candle's gradients, and apart those of a layer's inputs.
 fn backpropagate(
     seeds: &[(Tensor, Tensor)],
     inputs: &[Option<Tensor>],
@@ -201,10 +288,13 @@ fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activatio
     Ok((Activations::new(inputs), leaves))
 }
 
-/// A new autograd leaf with the values of `x`, if it can have a gradient.
+/// An autograd leaf with the values of `x`, if it can have a gradient. What was received from another stage is one already.
 fn leaf(x: &Tensor) -> candle_core::Result<Option<Tensor>> {
     if !x.dtype().is_float() {
         return Ok(None);
+    }
+    if x.is_variable() {
+        return Ok(Some(x.clone()));
     }
     Ok(Some(Var::from_tensor(x)?.into_inner()))
 }

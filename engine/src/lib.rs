@@ -18,14 +18,17 @@
 
 #![forbid(unsafe_code)]
 
+mod arrangement;
 mod batch;
 mod configured_model;
 pub mod data;
 mod engine;
 mod error;
 mod executor;
+mod messages;
 pub mod monitor;
 mod settings;
+mod tensor_bytes;
 mod timing;
 pub mod train;
 

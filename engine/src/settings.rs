@@ -29,9 +29,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// For a configuration that is resolved for its number of ranks.
+    ///
     /// # Errors
     /// A combination that is not there.
-    pub(crate) fn new(config: &Config, ranks: usize) -> Result<Self, Error> {
+    pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+        let ranks = config.data_parallel_size();
         let dtype = if config.bf16.enabled { DType::BF16 } else { DType::F32 };
         let zero_stage = zero_stage(config.zero.stage);
         let micro_batches = config.gradient_accumulation_steps;

@@ -13,7 +13,8 @@ pub enum Lane {
     Forward,
     /// Backward passes.
     Backward,
-    /// Starting and awaiting collectives: what communication did not hide behind compute.
+    /// Starting and awaiting collectives and messages: what communication did not hide behind compute, and what a pipeline
+    /// stage waited for others.
     Communication,
     /// Norm and optimizer.
     Update,
@@ -39,14 +40,20 @@ impl Lane {
         match instruction {
             Instruction::Load { .. } => Self::Data,
             Instruction::Forward { .. } => Self::Forward,
-            Instruction::Backward { .. } => Self::Backward,
+            Instruction::Backward { .. } | Instruction::BackwardInput { .. } | Instruction::BackwardWeight { .. } => {
+                Self::Backward
+            }
             Instruction::Gather { .. }
             | Instruction::AwaitGather { .. }
             | Instruction::Release { .. }
             | Instruction::Reduce { .. }
             | Instruction::AwaitReduce { .. }
             | Instruction::Refresh { .. }
-            | Instruction::AwaitRefresh { .. } => Self::Communication,
+            | Instruction::AwaitRefresh { .. }
+            | Instruction::Send { .. }
+            | Instruction::AwaitSend { .. }
+            | Instruction::Receive { .. }
+            | Instruction::AwaitReceive { .. } => Self::Communication,
             Instruction::Accumulate { .. } | Instruction::GradientNorm | Instruction::Update { .. } => Self::Update,
         }
     }

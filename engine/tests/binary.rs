@@ -439,7 +439,8 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--resume", "nowhere"], 3, "nowhere"),
         (&["--set", "training.reproducible=true", "-n", "3"], 2, "reproducible"),
         (&["--set", "zero_optimization.offload_optimizer={device: nvme}"], 2, "not implemented"),
-        (&["--set", "pipeline={stages: 2}"], 2, "not implemented"),
+        (&["--set", "pipeline={schedule: 2f2b}"], 2, "pipeline.schedule"),
+        (&["--set", "pipeline={stages: 5}", "-n", "4"], 2, "pipeline.stages"),
         (&["--no-such-option"], 2, "no-such-option"),
         (&["-n", "0"], 2, "0"),
     ];

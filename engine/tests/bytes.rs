@@ -85,7 +85,7 @@ impl Run {
                     gradients: peak(Category::Gradients),
                     optimizer: peak(Category::OptimizerState),
                 },
-                expected: expected_state(&layout, rank, self.bytes_per_element(), 2),
+                expected: expected_state(&layout, zero.stages(), zero.groups().at(), self.bytes_per_element(), 2),
                 sent: step.sent_bytes,
                 expected_sent: expected_payload(
                     engine.program(),
@@ -93,6 +93,7 @@ impl Run {
                     rank,
                     self.bytes_per_element(),
                     &self.options(&engine),
+                    |_| 0,
                 ),
                 gathered: engine.program().instructions.iter().map(elements).sum(),
                 layout,

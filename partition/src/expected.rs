@@ -1,6 +1,6 @@
 //! What a program and a layout must cost, exactly: bytes of state, bytes sent.
 
-use zero_pipeline::{Instruction, Placement, Program, SegmentId, ZeroStage};
+use zero_pipeline::{Content, Coordinates, Instruction, Placement, Program, SegmentId, Stages, ZeroStage};
 
 use crate::layout::Layout;
 use crate::zero::ZeroOptions;
@@ -24,16 +24,20 @@ impl StateBytes {
     }
 }
 
-/// The state of `rank` by its layout. `width` is that of the working dtype in bytes: 4 keeps no master, 2 keeps one in f32.
+/// The state of the rank at `at` by its layout: of the segments that its pipeline stage uses. `width` is that of the working dtype in bytes: 4 keeps no master, 2 keeps one in f32.
 /// `states` is the number of optimizer states.
 #[must_use]
-pub fn expected_state(layout: &Layout, rank: usize, width: usize, states: usize) -> StateBytes {
+pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> StateBytes {
     let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
-    for segment in layout.segments() {
+    for (id, segment) in layout.segments().iter().enumerate().filter(|&(id, _)| stages.holds(at.stage, id)) {
         let held = |placement| match placement {
             Placement::Replicated => segment.elements(),
-            Placement::Sharded => segment.shard(rank).len(),
+            Placement::Sharded => segment.shard(at.replica).len(),
         };
+        if stages.owner(id) != at.stage {
+            bytes.parameters += (held(segment.placements.parameters) * width) as u64;
+            continue;
+        }
         let own = held(segment.placements.optimizer);
         let master = if width == 4 { 0 } else { own * 4 };
         bytes.parameters += (held(segment.placements.parameters) * width + master) as u64;
@@ -58,10 +62,19 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
     }
 }
 
-/// Payload bytes that `rank` sends in a program's gathers, reductions and refreshes. `width` is that of the working
-/// dtype. The all-reduces of the gradient norm and of the loss are left out: about a kilobyte, whatever the model.
+/// Payload bytes that the rank at place `rank` of the data axis sends in a program's gathers, reductions, refreshes and messages.
+/// `width` is that of the working dtype. `activations` are the bytes of a message with activations or their gradients,
+/// which the layout does not know. The all-reduces of the gradient norm and of the loss are left out: about a
+/// kilobyte, whatever the model.
 #[must_use]
-pub fn expected_payload(program: &Program, layout: &Layout, rank: usize, width: usize, options: &ZeroOptions) -> u64 {
+pub fn expected_payload(
+    program: &Program,
+    layout: &Layout,
+    rank: usize,
+    width: usize,
+    options: &ZeroOptions,
+    activations: impl Fn(&Content) -> usize,
+) -> u64 {
     let gradient_width = options.communication.size_in_bytes();
     let others = layout.ranks() - 1;
     let shard = |id: SegmentId| layout.segments()[id].shard(rank).len();
@@ -80,6 +93,14 @@ pub fn expected_payload(program: &Program, layout: &Layout, rank: usize, width: 
             Instruction::Gather { segment } => gathered(*segment),
             Instruction::Reduce { segments, .. } => segments.iter().map(|&id| reduced(id)).sum(),
             Instruction::Refresh { segments } => segments.iter().map(|&id| gathered(id)).sum(),
+            Instruction::Send { message } => match message.content {
+                content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
+                Content::TiedGradient { segment, .. } => elements(segment) * 4,
+                Content::TiedParameters { segment } => match layout.segments()[segment].placements.parameters {
+                    Placement::Replicated => elements(segment) * width,
+                    Placement::Sharded => shard(segment) * width,
+                },
+            },
             _ => 0,
         })
         .sum();

@@ -4,7 +4,8 @@ use candle_core::DType;
 use candle_core::backprop::GradStore;
 use half::bf16;
 use zero_comm::{Buffer, Pending, ReduceOp, Scattered};
-use zero_model::sink::Gradients;
+use zero_model::sink::{Gradients, PutOff};
+use zero_model::{BuiltLayer, Parameter};
 use zero_optim::{read_bf16, write_bf16};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
@@ -17,6 +18,13 @@ pub(crate) struct Open {
     buffer: Vec<f32>,
     /// For each piece, whether a contribution arrived.
     written: Vec<bool>,
+}
+
+impl Open {
+    /// Begins with a sum of which every piece has a part.
+    pub(crate) fn with(buffer: Vec<f32>, pieces: usize) -> Self {
+        Self { buffer, written: vec![true; pieces] }
+    }
 }
 
 enum Reduction {
@@ -43,6 +51,28 @@ impl Zero {
         layer: LayerId,
         backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
     ) -> Result<T, ZeroError> {
+        let (ids, sink) = self.sink(layer);
+        let (mut sink, result) = sink.capture(backward);
+        let (mut store, value) = result?;
+        let model = self.model.clone();
+        let built = &model.layers()[layer];
+        for &parameter in built.uses() {
+            let parameter = &model.parameters()[parameter];
+            let leaf = parameter.leaf();
+            sink.absorb(&mut store, leaf)?;
+            if !sink.is_written(leaf.id()) {
+                if !self.options.ignore_unused {
+                    return Err(no_gradient(parameter, built));
+                }
+                sink.zero(leaf.id());
+            }
+        }
+        self.keep_open(ids, sink);
+        Ok(value)
+    }
+
+    /// Places for the gradients of a layer's parameters: in the segments' open gradients, as far as they are added up.
+    fn sink(&mut self, layer: LayerId) -> (Vec<SegmentId>, Gradients) {
         let ids = self.layout.shape().layers[layer].segments.clone();
         let mut sink = Gradients::default();
         for &id in &ids {
@@ -55,35 +85,66 @@ impl Zero {
             let places = pieces.iter().zip(&open.written).map(|(p, &w)| (leaf(p.parameter), p.range.clone(), w));
             sink.add_buffer(open.buffer, places.collect::<Vec<_>>());
         }
-        let (mut sink, result) = sink.capture(backward);
-        let (mut store, value) = result?;
-        let model = self.model.clone();
-        let built = &model.layers()[layer];
-        for &parameter in built.uses() {
-            let parameter = &model.parameters()[parameter];
-            let leaf = parameter.leaf();
-            sink.absorb(&mut store, leaf)?;
-            if !sink.is_written(leaf.id()) {
-                if !self.options.ignore_unused {
-                    return Err(ZeroError::NoGradient {
-                        parameter: parameter.name().to_string(),
-                        layer: built.name().to_string(),
-                    });
-                }
-                sink.zero(leaf.id());
-            }
-        }
+        (ids, sink)
+    }
+
+    fn keep_open(&mut self, ids: Vec<SegmentId>, sink: Gradients) {
         let written: Vec<Vec<bool>> = ids
             .iter()
             .map(|&id| {
                 let pieces = self.layout.segments()[id].pieces.iter();
-                pieces.map(|p| sink.is_written(model.parameters()[p.parameter].leaf().id())).collect()
+                pieces.map(|p| sink.is_written(self.model.parameters()[p.parameter].leaf().id())).collect()
             })
             .collect();
         for ((id, buffer), written) in ids.into_iter().zip(sink.into_buffers()).zip(written) {
             self.segments[id].open = Some(Open { buffer, written });
         }
+    }
+
+    /// Runs the backward of a layer for the gradient of its input; what it takes for those of its parameters is kept until
+    /// [`Zero::backward_weight`].
+    ///
+    /// # Errors
+    /// As [`Zero::backward`].
+    pub fn backward_input<T>(
+        &mut self,
+        layer: LayerId,
+        micro_batch: usize,
+        backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
+    ) -> Result<T, ZeroError> {
+        let model = self.model.clone();
+        let built = &model.layers()[layer];
+        let leaves = || built.uses().iter().map(|&p| &model.parameters()[p]);
+        let (mut later, result) = PutOff::new(leaves().map(|p| p.leaf().id())).capture(backward);
+        let (mut store, value) = result?;
+        for parameter in leaves() {
+            later.absorb(&mut store, parameter.leaf())?;
+            if !later.has(parameter.leaf().id()) && !self.options.ignore_unused {
+                return Err(no_gradient(parameter, built));
+            }
+        }
+        self.put_off.insert((layer, micro_batch), later);
         Ok(value)
+    }
+
+    /// Makes the gradients of a layer's parameters that were put off.
+    ///
+    /// # Errors
+    /// If none were, or an operation says so.
+    pub fn backward_weight(&mut self, layer: LayerId, micro_batch: usize) -> Result<(), ZeroError> {
+        let later = self.put_off.remove(&(layer, micro_batch));
+        let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
+        let (ids, mut sink) = self.sink(layer);
+        later.make_up(&mut sink)?;
+        let model = self.model.clone();
+        for &parameter in model.layers()[layer].uses() {
+            let leaf = model.parameters()[parameter].leaf().id();
+            if !sink.is_written(leaf) {
+                sink.zero(leaf);
+            }
+        }
+        self.keep_open(ids, sink);
+        Ok(())
     }
 
     fn open(&mut self, id: SegmentId) -> Open {
@@ -92,7 +153,7 @@ impl Zero {
         Open { buffer: self.pool.take(segment.elements()), written: vec![false; segment.pieces.len()] }
     }
 
-    fn complete(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
+    pub(crate) fn complete(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
         let open = self.segments[id].open.take().ok_or_else(|| ZeroError::internal("no gradient to take"))?;
         Ok(open.buffer)
     }
@@ -260,4 +321,8 @@ impl Zero {
             _ => Err(ZeroError::internal("a collective gave back another dtype")),
         }
     }
+}
+
+fn no_gradient(parameter: &Parameter, layer: &BuiltLayer) -> ZeroError {
+    ZeroError::NoGradient { parameter: parameter.name().to_string(), layer: layer.name().to_string() }
 }

@@ -220,7 +220,7 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
             let mut needed: Vec<usize> = layer.uses().iter().filter_map(|&p| of_parameter(p)).collect();
             needed.sort_unstable();
             needed.dedup();
-            LayerShape { name: layer.name().to_string(), segments: needed }
+            LayerShape { name: layer.name().to_string(), segments: needed, splits: layer.splits() }
         })
         .collect();
     let segments = segments.iter().map(|s| SegmentShape { elements: s.elements(), placements: s.placements }).collect();

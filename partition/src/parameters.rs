@@ -157,7 +157,7 @@ impl Zero {
     }
 
     /// A buffer of the working dtype to be overwritten.
-    fn blank(&mut self, len: usize) -> CpuStorage {
+    pub(crate) fn blank(&mut self, len: usize) -> CpuStorage {
         if self.dtype == candle_core::DType::BF16 {
             CpuStorage::BF16(vec![bf16::ZERO; len])
         } else {

@@ -4,7 +4,7 @@ use candle_core::CpuStorage;
 use zero_comm::Buffer;
 use zero_model::ParameterId;
 use zero_optim::read_bf16;
-use zero_pipeline::Placement;
+use zero_pipeline::{Coordinates, Placement, SegmentId};
 
 use crate::error::ZeroError;
 use crate::layout::Segment;
@@ -35,19 +35,23 @@ impl Zero {
         std::iter::once(Kind::Parameter).chain((0..self.options.optimizer.states().len()).map(Kind::State)).collect()
     }
 
-    /// The ranges that this rank writes into a checkpoint: its shards, at every ZeRO stage. All ranks' together are
-    /// all parameters, each element once.
+    /// The ranges that this rank writes into a checkpoint: its shards, at every ZeRO stage, of the segments that its pipeline
+    /// stage owns. All ranks' together are all parameters, each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let rank = self.comm.rank();
-        self.ranges(|segment| segment.shard(rank))
+        self.ranges(|id| self.owns(id), |segment| segment.shard(rank))
     }
 
     /// The ranges that this rank holds, and reads from a checkpoint.
     #[must_use]
     pub fn held_ranges(&self, kind: Kind) -> Vec<Range> {
         let rank = self.comm.rank();
-        self.ranges(|segment| {
+        let is_held = |id| match kind {
+            Kind::Parameter => self.holds(id),
+            Kind::State(_) => self.owns(id),
+        };
+        self.ranges(is_held, |segment| {
             let placement = match kind {
                 Kind::Parameter => segment.placements.parameters,
                 Kind::State(_) => segment.placements.optimizer,
@@ -59,8 +63,12 @@ impl Zero {
         })
     }
 
-    fn ranges(&self, of: impl Fn(&Segment) -> std::ops::Range<usize>) -> Vec<Range> {
-        let segments = self.layout.segments().iter();
+    fn ranges(
+        &self,
+        is_wanted: impl Fn(SegmentId) -> bool,
+        of: impl Fn(&Segment) -> std::ops::Range<usize>,
+    ) -> Vec<Range> {
+        let segments = self.layout.segments().iter().enumerate().filter(|&(id, _)| is_wanted(id)).map(|(_, s)| s);
         segments.flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements })).collect()
     }
 
@@ -135,6 +143,23 @@ impl Zero {
     pub fn full(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
         let elements = self.model.parameters()[parameter].elements();
         let (id, at) = self.locate(&Range { parameter, elements: 0..elements })?;
+        let values = if self.owns(id) { self.full_of_owned(kind, parameter, id, at)? } else { vec![0.0; elements] };
+        let mesh = self.groups.mesh();
+        if mesh.pipe() == 1 {
+            return Ok(values);
+        }
+        let root = mesh.rank(Coordinates { stage: self.stages.owner(id), replica: 0 });
+        Ok(self.groups.world().broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
+    }
+
+    /// All values of a parameter that this rank's stage owns; a collective of the stage.
+    fn full_of_owned(
+        &self,
+        kind: Kind,
+        parameter: ParameterId,
+        id: SegmentId,
+        at: std::ops::Range<usize>,
+    ) -> Result<Vec<f32>, ZeroError> {
         let segment = &self.layout.segments()[id];
         let part = |rank: usize| {
             let shard = segment.shard(rank);
@@ -147,7 +172,7 @@ impl Zero {
         } else {
             self.read(kind, &Range { parameter, elements: own.start - at.start..own.end - at.start })?
         };
-        let output = Buffer::F32(vec![0.0; elements]);
+        let output = Buffer::F32(vec![0.0; at.len()]);
         match self.comm.all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
             Buffer::F32(values) => Ok(values),
             _ => Err(ZeroError::internal("a collective gave back another dtype")),

@@ -36,7 +36,8 @@ impl Zero {
     pub fn gradient_norm(&mut self) -> Result<Norm, ZeroError> {
         let mut sum = ExactSum::new();
         let rank = self.comm.rank();
-        for id in 0..self.segments.len() {
+        let owned: Vec<SegmentId> = (0..self.segments.len()).filter(|&id| self.owns(id)).collect();
+        for id in owned {
             self.settle(id)?;
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(rank);
@@ -52,7 +53,7 @@ impl Zero {
             }
         }
         let limbs = Buffer::I64(sum.limbs().to_vec());
-        let Buffer::I64(limbs) = self.comm.all_reduce(limbs, ReduceOp::Sum).wait()? else {
+        let Buffer::I64(limbs) = self.groups.world().all_reduce(limbs, ReduceOp::Sum).wait()? else {
             return Err(ZeroError::internal("a collective gave back another dtype"));
         };
         let norm = ExactSum::from_limbs(&limbs)?.to_f64().sqrt();

@@ -1,18 +1,20 @@
 //! The state of one rank: its parameters, gradients, optimizer state and what is under way.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType};
 use half::bf16;
 use zero_comm::{Communicator, Gathered, Pending};
+use zero_model::sink::PutOff;
 use zero_model::{Model, init};
 use zero_optim::{Optimizer, write_bf16};
-use zero_pipeline::{Placement, SegmentId};
+use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
 
 use crate::accumulator::{Accumulator, Order};
 use crate::error::ZeroError;
 use crate::gradients::{Open, PendingReduce};
+use crate::groups::Groups;
 use crate::layout::{Layout, Segment};
 use crate::ledger::{Category, Ledger};
 use crate::pool::Pool;
@@ -52,13 +54,33 @@ pub(crate) struct SegmentState {
     pub(crate) gathering: Option<Pending<Gathered>>,
 }
 
+impl SegmentState {
+    /// Of a segment that another pipeline stage has.
+    fn of(order: Order) -> Self {
+        Self {
+            shard: None,
+            master: vec![],
+            gradients: Accumulator::new(order),
+            reduced: None,
+            optimizer: vec![],
+            open: None,
+            gathering: None,
+        }
+    }
+}
+
 /// One rank's share of a model, and the instructions on it.
 pub struct Zero {
     pub(crate) model: Arc<Model>,
     pub(crate) layout: Arc<Layout>,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) groups: Groups,
+    /// The ranks over which this rank's segments are sharded: its pipeline stage.
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) options: ZeroOptions,
     pub(crate) segments: Vec<SegmentState>,
+    /// By layer and micro-batch, what it takes to make the gradients of the layer's parameters.
+    pub(crate) put_off: HashMap<(LayerId, usize), PutOff>,
     pub(crate) reducing: VecDeque<PendingReduce>,
     pub(crate) refreshing: VecDeque<(Vec<SegmentId>, Vec<Pending<Gathered>>)>,
     pub(crate) pool: Pool,
@@ -69,28 +91,34 @@ pub struct Zero {
 }
 
 impl Zero {
-    /// Initialises this rank's share; what belongs to other ranks is never in memory.
+    /// Initialises this rank's share; what belongs to other ranks, and to other pipeline stages, is never in memory.
     ///
     /// # Errors
     /// If a parameter refuses its values.
     ///
     /// # Panics
-    /// If the communicator has another size than the layout: the caller's defect.
+    /// If the groups, the layout and the stages are of different sizes: the caller's defect.
     pub fn new(
         model: Arc<Model>,
         layout: Layout,
-        comm: Arc<dyn Communicator>,
+        stages: Stages,
+        groups: Groups,
         options: ZeroOptions,
         seed: u64,
     ) -> Result<Self, ZeroError> {
+        let comm = groups.data().clone();
         assert_eq!(comm.size(), layout.ranks(), "the layout is for another number of ranks");
+        assert_eq!(stages.count(), groups.mesh().pipe(), "the model is cut for another number of stages");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let mut zero = Self {
             model,
             layout: Arc::new(layout),
+            stages: Arc::new(stages),
+            groups,
             comm,
             options,
             segments: vec![],
+            put_off: HashMap::new(),
             reducing: VecDeque::new(),
             refreshing: VecDeque::new(),
             pool: Pool::default(),
@@ -108,7 +136,10 @@ impl Zero {
 
     fn initial(&mut self, id: SegmentId, seed: u64) -> Result<SegmentState, ZeroError> {
         let segment = self.layout.segments()[id].clone();
-        let own = self.own_range(id);
+        if !self.holds(id) {
+            return Ok(SegmentState::of(self.options.order));
+        }
+        let own = if self.owns(id) { self.own_range(id) } else { 0..0 };
         let states = self.options.optimizer.states().len();
         self.ledger.add(Category::OptimizerState, own.len() * states, 4);
         let has_master = self.dtype == DType::BF16;
@@ -117,9 +148,10 @@ impl Zero {
         let width = self.dtype.size_in_bytes();
         let shard = match segment.placements.parameters {
             Placement::Sharded => {
-                self.ledger.add(Category::Parameters, own.len(), width);
-                let values = self.initial_values(&segment, own.clone(), seed);
-                if has_master {
+                let held = self.own_range(id);
+                self.ledger.add(Category::Parameters, held.len(), width);
+                let values = self.initial_values(&segment, held, seed);
+                if has_master && !master.is_empty() {
                     master.copy_from_slice(&values);
                 }
                 Some(self.working(values)?)
@@ -138,16 +170,21 @@ impl Zero {
                 None
             }
         };
-        Ok(SegmentState {
-            shard,
-            master,
-            gradients: Accumulator::new(self.options.order),
-            reduced: None,
-            // Each asked for as zeros: a clone of the first would touch all memory before the first step does.
-            optimizer: (0..states).map(|_| vec![0.0; own.len()]).collect(),
-            open: None,
-            gathering: None,
-        })
+        // Each asked for as zeros: a clone of the first would touch all memory before the first step does.
+        let optimizer = (0..states).map(|_| vec![0.0; own.len()]).collect();
+        Ok(SegmentState { shard, master, optimizer, ..SegmentState::of(self.options.order) })
+    }
+
+    /// Whether this rank's stage uses the segment.
+    #[must_use]
+    pub fn holds(&self, id: SegmentId) -> bool {
+        self.stages.holds(self.groups.at().stage, id)
+    }
+
+    /// Whether this rank's stage reduces its gradient, updates it and saves it.
+    #[must_use]
+    pub fn owns(&self, id: SegmentId) -> bool {
+        self.stages.owner(id) == self.groups.at().stage
     }
 
     fn initial_values(&self, segment: &Segment, range: std::ops::Range<usize>, seed: u64) -> Vec<f32> {
@@ -176,6 +213,18 @@ impl Zero {
             Placement::Replicated => 0..segment.elements(),
             Placement::Sharded => segment.shard(self.comm.rank()),
         }
+    }
+
+    /// Which pipeline stage has which layers.
+    #[must_use]
+    pub fn stages(&self) -> &Arc<Stages> {
+        &self.stages
+    }
+
+    /// The ranks that this rank acts with.
+    #[must_use]
+    pub fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// The model.

@@ -1,8 +1,18 @@
 //! The passes keep their limits: measured by walking the programs that they write.
 
-use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions, evaluation, training_step};
+use zero_partition::passes::{
+    GatherOptions, PassOptions, ReduceOptions, RefreshOptions, Share, evaluation, training_step,
+};
 use zero_pipeline::Instruction::{self, *};
-use zero_pipeline::{LayerShape, ModelShape, Placement, Program, SegmentShape, ZeroStage, validate};
+use zero_pipeline::{
+    LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
+};
+
+/// On one pipeline stage.
+fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
+    let stages = Stages::single(shape);
+    zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
+}
 
 const WTE: usize = 640;
 const BLOCK: usize = 1200;
@@ -12,7 +22,8 @@ const ALL: usize = usize::MAX;
 
 /// An embedding tied to the head, three blocks whose norms stay gathered at stage 3, a last norm.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer = |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec() };
+    let layer =
+        |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec(), splits: false };
     let segment = |elements| {
         let mut placements = zero_stage.placements();
         if elements == NORMS {
@@ -44,7 +55,9 @@ fn plain() -> PassOptions {
 
 fn step(zero_stage: ZeroStage, micro_batches: usize, options: &PassOptions) -> Program {
     let shape = shape(zero_stage);
-    let program = training_step(&shape, micro_batches, options);
+    let stages = Stages::single(&shape);
+    let share = Share { shape: &shape, stages: &stages, stage: 0 };
+    let program = training_step(&share, Schedule::OneFOneB, micro_batches, options);
     validate(&[program.clone(), program.clone()], &shape).unwrap_or_else(|e| panic!("{options:?}: {e}\n{program}"));
     program
 }
@@ -213,7 +226,8 @@ fn each_layer_is_gathered_twice_a_micro_batch_but_at_the_turns() {
             assert!(gathers(&program).iter().all(|&s| shape.segments[s].elements != NORMS));
         }
     }
-    let program = evaluation(&shape, 3, &plain());
+    let stages = Stages::single(&shape);
+    let program = evaluation(&Share { shape: &shape, stages: &stages, stage: 0 }, 3, &plain());
     assert_eq!(validate(std::slice::from_ref(&program), &shape), Ok(()));
     assert_eq!(
         gathers(&program),

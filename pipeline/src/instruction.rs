@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::message::Message;
+
 /// Index of a layer in the model.
 pub type LayerId = usize;
 /// Index of a segment: parameters of one layer that are placed, gathered and reduced together.
@@ -46,6 +48,40 @@ pub enum Instruction {
         layer: LayerId,
         /// On which micro-batch.
         micro_batch: usize,
+    },
+    /// The first half of a backward: the gradient of the layer's input. That of its parameters is put off.
+    BackwardInput {
+        /// Which layer.
+        layer: LayerId,
+        /// On which micro-batch.
+        micro_batch: usize,
+    },
+    /// The second half: what was put off. It reads no parameters.
+    BackwardWeight {
+        /// Which layer.
+        layer: LayerId,
+        /// On which micro-batch.
+        micro_batch: usize,
+    },
+    /// Starts sending to another pipeline stage.
+    Send {
+        /// What, and where to.
+        message: Message,
+    },
+    /// Waits until what was sent need not be kept any longer.
+    AwaitSend {
+        /// It was sent.
+        message: Message,
+    },
+    /// Makes room for what another pipeline stage sends, so that it arrives while this one computes.
+    Receive {
+        /// What, and where from.
+        message: Message,
+    },
+    /// Waits until it is there, and takes it.
+    AwaitReceive {
+        /// A receive of it was started.
+        message: Message,
     },
     /// Adds a segment's complete local gradient of one micro-batch to this rank's accumulator.
     Accumulate {
@@ -98,6 +134,12 @@ impl Instruction {
             Self::Release { .. } => "release",
             Self::Forward { .. } => "forward",
             Self::Backward { .. } => "backward",
+            Self::BackwardInput { .. } => "backward_input",
+            Self::BackwardWeight { .. } => "backward_weight",
+            Self::Send { .. } => "send",
+            Self::AwaitSend { .. } => "await_send",
+            Self::Receive { .. } => "receive",
+            Self::AwaitReceive { .. } => "await_receive",
             Self::Accumulate { .. } => "accumulate",
             Self::Reduce { .. } => "reduce",
             Self::AwaitReduce { .. } => "await_reduce",
@@ -108,7 +150,8 @@ impl Instruction {
         }
     }
 
-    /// Whether it starts a collective: these must come in the same order on all ranks.
+    /// Whether it starts a collective of the data-parallel group, or of all ranks: these must come in the same order on
+    /// all of them.
     #[must_use]
     pub fn is_collective(&self) -> bool {
         matches!(self, Self::Gather { .. } | Self::Reduce { .. } | Self::GradientNorm | Self::Refresh { .. })
@@ -127,8 +170,17 @@ impl fmt::Display for Instruction {
             Self::Accumulate { segment, micro_batch } => {
                 write!(f, "{kind} segment {segment} of micro-batch {micro_batch}")
             }
-            Self::Forward { layer, micro_batch } | Self::Backward { layer, micro_batch } => {
+            Self::Forward { layer, micro_batch }
+            | Self::Backward { layer, micro_batch }
+            | Self::BackwardInput { layer, micro_batch }
+            | Self::BackwardWeight { layer, micro_batch } => {
                 write!(f, "{kind} layer {layer} of micro-batch {micro_batch}")
+            }
+            Self::Send { message } | Self::AwaitSend { message } => {
+                write!(f, "{kind} {} to stage {}", message.content, message.to)
+            }
+            Self::Receive { message } | Self::AwaitReceive { message } => {
+                write!(f, "{kind} {} from stage {}", message.content, message.from)
             }
             Self::Reduce { segments, micro_batch } | Self::AwaitReduce { segments, micro_batch } => {
                 write!(f, "{kind} segments {segments:?} of micro-batch {micro_batch}")

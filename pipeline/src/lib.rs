@@ -1,14 +1,31 @@
 //! A training step as a program. Pure data: no tensor, no I/O, no candle.
 //!
-//! One global batch is, for each rank, a list of [`Instruction`]s. A [`schedule`] writes the compute, passes
-//! rewrite it (they live with the ZeRO layout that they serve), and [`validate`] checks the programs of all
-//! ranks together before anything runs. The executor is one exhaustive `match` over the same instructions.
+//! One global batch is, for each rank, a list of [`Instruction`]s. A [`schedule`] writes the compute and what pipeline stages
+//! send each other, passes rewrite it (they live with the ZeRO layout that they serve), and [`validate()`] checks the programs
+//! of all ranks together before anything runs. The executor is one exhaustive `match` over the same instructions.
+//!
+//! [`split`] says where to cut a model into stages, and [`simulate()`] what happens when, and in how much memory; [`grid`] and
+//! [`trace`] show a [`Timeline`], simulated or measured.
 
+pub mod grid;
 mod instruction;
+mod mesh;
+mod message;
 pub mod schedule;
 mod shape;
+pub mod simulate;
+pub mod split;
+mod stages;
+mod timeline;
+pub mod trace;
 mod validate;
 
 pub use instruction::{Instruction, LayerId, Program, SegmentId};
+pub use mesh::{Coordinates, Mesh, MeshError};
+pub use message::{Channel, Content, Kind, Message, StageId};
+pub use schedule::Schedule;
 pub use shape::{LayerShape, ModelShape, Placement, Placements, SegmentShape, ZeroStage};
-pub use validate::{Violation, validate};
+pub use simulate::{Costs, Simulation, simulate};
+pub use stages::{Stages, StagesError};
+pub use timeline::{Event, Lane, Timeline};
+pub use validate::{Violation, World, validate};

@@ -63,6 +63,8 @@ pub struct LayerShape {
     pub name: String,
     /// Segments whose parameters it needs, its own and tied ones.
     pub segments: Vec<SegmentId>,
+    /// Whether its backward can put off the gradients of its weights.
+    pub splits: bool,
 }
 
 /// A segment, as a program sees it.

@@ -2,12 +2,19 @@
 
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Program, SegmentShape, Violation, ZeroStage, schedule, validate,
+    LayerShape, ModelShape, Placement, Program, SegmentShape, Stages, Violation, World, ZeroStage, schedule,
 };
+
+/// On one pipeline stage.
+fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
+    let stages = Stages::single(shape);
+    zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
+}
 
 /// Three layers; the last one uses the first one's segment too.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer = |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec() };
+    let layer =
+        |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec(), splits: false };
     let segment = |elements| SegmentShape { elements, placements: zero_stage.placements() };
     ModelShape {
         layers: vec![layer("embed", &[0]), layer("block", &[1]), layer("head", &[0, 2])],
@@ -93,8 +100,7 @@ fn plain_steps_are_valid() {
         }
     }
     let shape = shape(ZeroStage::Zero);
-    assert_eq!(validate(&[schedule::forward_only(&shape, 3)], &shape), Ok(()));
-    assert_eq!(validate(&[], &shape), Ok(()));
+    assert_eq!(validate(&[schedule::forward_only(&shape, &Stages::single(&shape), 0, 3)], &shape), Ok(()));
 }
 
 #[test]
@@ -178,7 +184,7 @@ fn layers_run_in_order_and_once() {
     let no_layer = changed(s, |program| program.instructions.insert(1, Forward { layer: 3, micro_batch: 0 }));
     assert_reason(&no_layer, "forward layer 3 of micro-batch 0", "no such layer");
     let shape = shape(s);
-    let mut evaluation = schedule::forward_only(&shape, 2);
+    let mut evaluation = schedule::forward_only(&shape, &Stages::single(&shape), 0, 2);
     evaluation.instructions.pop();
     let unfinished = validate(&[evaluation], &shape).unwrap_err();
     assert_reason(&unfinished, "end", "not every layer ran on every micro-batch");

@@ -10,16 +10,14 @@ use crate::data::Dataset;
 use crate::engine::Engine;
 use crate::error::Error;
 
-/// The mean loss over `training.eval_batches` micro-batches of every rank; a collective.
+/// The mean loss over `training.eval_batches` micro-batches of every replica; a collective.
 pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, eval: &dyn Dataset) -> Result<f32, Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
     let batches = engine.config().training.eval_batches.max(1);
-    let (rank, ranks) = (engine.communicator().rank(), engine.communicator().size());
-    let mut total = 0.0f64;
-    for batch in 0..batches {
-        let position = ((batch * ranks + rank) * rows) as u64;
-        total += f64::from(engine.eval_batch(&corpus.evaluation_batch(eval, position, rows)?)?);
-    }
+    let (replica, replicas) = (engine.replica(), engine.replicas());
+    let position = |batch: usize| ((batch * replicas + replica) * rows) as u64;
+    let losses = engine.eval_with(batches, |batch| corpus.evaluation_batch(eval, position(batch), rows))?;
+    let total: f64 = losses.into_iter().map(f64::from).sum();
     Ok((total / batches as f64) as f32)
 }
 

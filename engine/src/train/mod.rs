@@ -145,12 +145,16 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         progress::bytes(state),
         counted(zero_model::ops::threads(), "thread", "threads"),
     ));
+    if config.pipeline.stages > 1 {
+        progress.say(&engine.arrangement.describe(engine.zero().layout().shape()));
+    }
+    let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
     progress.say(&format!(
         "batch: {} samples = {} a micro-batch × {} × {}   steps: {steps}",
         config.train_batch_size,
         config.train_micro_batch_size_per_gpu,
         counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
-        counted(comm.size(), "rank", "ranks"),
+        counted(engine.replicas(), replica, replicas),
     ));
     if config.dump_state || config.log_level >= LogLevel::Debug {
         progress.say(&format!("step program:\n{}", engine.program()));

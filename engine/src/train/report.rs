@@ -135,13 +135,14 @@ fn memory(rank: usize, row: &[i64]) -> Value {
 pub(super) fn expected(engine: &Engine) -> StateBytes {
     let zero = engine.zero();
     let width = engine.settings.dtype.size_in_bytes();
-    expected_state(zero.layout(), engine.communicator().rank(), width, zero.state_names().len())
+    expected_state(zero.layout(), zero.stages(), zero.groups().at(), width, zero.state_names().len())
 }
 
 fn expected_step_payload(engine: &Engine) -> u64 {
-    let (zero, rank) = (engine.zero(), engine.communicator().rank());
+    let (zero, replica) = (engine.zero(), engine.replica());
     let width = engine.settings.dtype.size_in_bytes();
-    expected_payload(engine.program(), zero.layout(), rank, width, &engine.settings.zero)
+    let options = &engine.settings.zero;
+    expected_payload(engine.program(), zero.layout(), replica, width, options, |content| engine.message_bytes(content))
 }
 
 /// For `memory_breakdown`.

@@ -26,7 +26,7 @@ impl Steps {
         let corpus = Corpus::open(&config)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = super::with_total_steps(config, 1000);
-        Ok(Self { engine: Engine::resolved(config, layers, comm.clone())?, corpus })
+        Ok(Self { engine: Engine::resolved(config, layers, comm.clone(), None)?, corpus })
     }
 
     /// One optimizer step on the next samples; a collective.

@@ -49,11 +49,12 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;
-    alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.world_size;
+    alone.pipeline.stages = 1;
+    alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);
-    let mut engine = Engine::resolved(alone, layers, comm)?;
+    let mut engine = Engine::resolved(alone, layers, comm, None)?;
     let reference = losses(&mut engine, corpus, ours.len() as u64)?;
     let tolerance = match (config.training.reproducible, config.bf16.enabled) {
         (true, false) => 0.0,

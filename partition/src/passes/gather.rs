@@ -50,7 +50,9 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
     instructions
         .iter()
         .filter_map(|instruction| match instruction {
-            Instruction::Forward { layer, .. } | Instruction::Backward { layer, .. } => {
+            Instruction::Forward { layer, .. }
+            | Instruction::Backward { layer, .. }
+            | Instruction::BackwardInput { layer, .. } => {
                 let segments: Vec<_> = shape.layers[*layer].segments.iter().copied().filter(sharded).collect();
                 let elements = segments.iter().map(|&s| shape.segments[s].elements).sum();
                 Some(Use { instruction: instruction.clone(), segments, elements })

@@ -3,12 +3,14 @@
 mod gather;
 mod reduce;
 mod refresh;
+mod tie;
 
 pub use gather::{GatherOptions, gather};
 pub use reduce::{ReduceOptions, reduce};
 pub use refresh::{RefreshOptions, refresh};
+pub use tie::tie;
 
-use zero_pipeline::{ModelShape, Program, schedule};
+use zero_pipeline::{ModelShape, Program, Schedule, StageId, Stages, schedule};
 
 /// Everything that the passes are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,17 +23,31 @@ pub struct PassOptions {
     pub refresh: RefreshOptions,
 }
 
-/// The program of one global batch: plain accumulation, then all passes.
+/// A stage of a pipeline, for which a program is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Share<'a> {
+    /// The model.
+    pub shape: &'a ModelShape,
+    /// How it is cut.
+    pub stages: &'a Stages,
+    /// Which of the stages.
+    pub stage: StageId,
+}
+
+/// The program of one global batch: the schedule, then all passes.
 #[must_use]
-pub fn training_step(shape: &ModelShape, micro_batches: usize, options: &PassOptions) -> Program {
-    let program = schedule::accumulation(shape, micro_batches);
+pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, options: &PassOptions) -> Program {
+    let Share { shape, stages, stage } = *share;
+    let program = schedule::training(schedule, shape, stages, stage, micro_batches);
     let program = reduce(program, shape, &options.reduce);
     let program = gather(program, shape, &options.gather);
-    refresh(program, shape, &options.refresh)
+    let program = refresh(program, shape, &options.refresh);
+    tie(program, shape, stages, stage)
 }
 
 /// The program of an evaluation of that many micro-batches.
 #[must_use]
-pub fn evaluation(shape: &ModelShape, micro_batches: usize, options: &PassOptions) -> Program {
-    gather(schedule::forward_only(shape, micro_batches), shape, &options.gather)
+pub fn evaluation(share: &Share, micro_batches: usize, options: &PassOptions) -> Program {
+    let Share { shape, stages, stage } = *share;
+    gather(schedule::forward_only(shape, stages, stage, micro_batches), shape, &options.gather)
 }

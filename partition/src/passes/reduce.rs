@@ -1,6 +1,6 @@
 //! Reduces gradients over the ranks during the backward, bucket by bucket.
 
-use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
+use zero_pipeline::{Instruction, LayerId, ModelShape, Placement, Program, SegmentId};
 
 /// DeepSpeed's keys for gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,58 +18,76 @@ pub struct ReduceOptions {
 #[must_use]
 pub fn reduce(program: Program, shape: &ModelShape, options: &ReduceOptions) -> Program {
     let Program { instructions, micro_batches } = program;
-    let mut pass = Pass { shape, options, bucket: vec![], pending: None, out: vec![] };
+    // The last layer of a micro-batch to run backward on this stage.
+    let lowest = instructions.iter().filter_map(contribution).map(|(layer, _)| layer).min();
+    let mut pass = Pass { shape, options, bucket: vec![], of: 0, pending: None, out: vec![] };
     for instruction in instructions {
-        match instruction {
-            Instruction::Backward { layer, micro_batch } => {
-                pass.out.push(instruction);
-                for segment in shape.completed_by(layer) {
-                    let sharded = shape.segments[segment].placements.gradients == Placement::Sharded;
-                    if !sharded {
-                        pass.out.push(Instruction::Accumulate { segment, micro_batch });
-                    }
-                    if sharded || micro_batch + 1 == micro_batches {
-                        pass.add(segment, micro_batch);
-                    }
+        if let Some((layer, micro_batch)) = contribution(&instruction) {
+            if micro_batch != pass.of {
+                // A bucket has gradients of one micro-batch.
+                pass.flush();
+                pass.of = micro_batch;
+            }
+            pass.out.push(instruction);
+            for segment in shape.completed_by(layer) {
+                let sharded = shape.segments[segment].placements.gradients == Placement::Sharded;
+                if !sharded {
+                    pass.out.push(Instruction::Accumulate { segment, micro_batch });
                 }
-                if options.bucket.is_none() || layer == 0 {
-                    pass.flush(micro_batch);
+                if sharded || micro_batch + 1 == micro_batches {
+                    pass.add(segment);
                 }
             }
-            Instruction::GradientNorm => {
-                pass.settle();
-                pass.out.push(instruction);
+            if options.bucket.is_none() || Some(layer) == lowest {
+                pass.flush();
             }
-            other => pass.out.push(other),
+        } else if instruction == Instruction::GradientNorm {
+            pass.flush();
+            pass.settle();
+            pass.out.push(instruction);
+        } else {
+            pass.out.push(instruction);
         }
     }
     Program { instructions: pass.out, micro_batches }
+}
+
+/// The layer and the micro-batch whose parameter gradients are there after an instruction.
+fn contribution(instruction: &Instruction) -> Option<(LayerId, usize)> {
+    match *instruction {
+        Instruction::Backward { layer, micro_batch } | Instruction::BackwardWeight { layer, micro_batch } => {
+            Some((layer, micro_batch))
+        }
+        _ => None,
+    }
 }
 
 struct Pass<'a> {
     shape: &'a ModelShape,
     options: &'a ReduceOptions,
     bucket: Vec<SegmentId>,
+    /// The micro-batch of the bucket.
+    of: usize,
     pending: Option<(Vec<SegmentId>, usize)>,
     out: Vec<Instruction>,
 }
 
 impl Pass<'_> {
-    fn add(&mut self, segment: SegmentId, micro_batch: usize) {
+    fn add(&mut self, segment: SegmentId) {
         let elements = |s: SegmentId| self.shape.segments[s].elements;
         let filled: usize = self.bucket.iter().map(|&s| elements(s)).sum();
         if self.options.bucket.is_some_and(|limit| filled + elements(segment) > limit) {
-            self.flush(micro_batch);
+            self.flush();
         }
         self.bucket.push(segment);
     }
 
-    fn flush(&mut self, micro_batch: usize) {
+    fn flush(&mut self) {
         if self.bucket.is_empty() {
             return;
         }
         self.settle();
-        let segments = std::mem::take(&mut self.bucket);
+        let (segments, micro_batch) = (std::mem::take(&mut self.bucket), self.of);
         self.out.push(Instruction::Reduce { segments: segments.clone(), micro_batch });
         self.pending = Some((segments, micro_batch));
         if !self.options.overlap {

@@ -9,12 +9,21 @@ mod meaning;
 use std::collections::BTreeSet;
 
 use meaning::meaning;
-use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions, training_step};
-use zero_pipeline::{LayerShape, ModelShape, Placement, Program, SegmentShape, ZeroStage, validate};
+use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions, Share, training_step};
+use zero_pipeline::{
+    LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
+};
+
+/// On one pipeline stage.
+fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
+    let stages = Stages::single(shape);
+    zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
+}
 
 /// Three layers, the last one tied to the first; at stage 3 segment 2 stays gathered.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer = |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec() };
+    let layer =
+        |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec(), splits: false };
     let segment = |elements| {
         let mut placements = zero_stage.placements();
         if elements == 10 {
@@ -39,7 +48,9 @@ fn programs() -> Vec<(ModelShape, Program)> {
                 refresh: RefreshOptions { bucket, overlap },
             };
             let shape = shape(zero_stage);
-            let program = training_step(&shape, 2, &options);
+            let (stages, schedule) = (Stages::single(&shape), Schedule::OneFOneB);
+            let share = Share { shape: &shape, stages: &stages, stage: 0 };
+            let program = training_step(&share, schedule, 2, &options);
             programs.push((shape, program));
         }
     }

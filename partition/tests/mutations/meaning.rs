@@ -90,6 +90,12 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 }
             }
             Release { segment } => segments[*segment].full = Values::Absent,
+            BackwardInput { .. }
+            | BackwardWeight { .. }
+            | Send { .. }
+            | AwaitSend { .. }
+            | Receive { .. }
+            | AwaitReceive { .. } => return fail("not of a program for one pipeline stage"),
             Forward { layer, micro_batch } => {
                 let read =
                     read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;

@@ -1,87 +1,12 @@
-//! Checks the programs of all ranks together, before anything runs.
-//!
-//! Every rank's program is walked with a model of what the instruction needs and leaves; then the collectives
-//! of all ranks are compared. A violation names rank, instruction and reason.
+//! Walks one rank's program with a model of what each instruction needs and leaves.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
+use super::{Violation, World, violation};
 use crate::instruction::{Instruction, LayerId, Program, SegmentId};
-use crate::shape::{ModelShape, Placement};
-
-/// Why a program must not run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Violation {
-    /// Rank whose program it is.
-    pub rank: usize,
-    /// Index of the instruction, or the program's length if it is what is missing at the end.
-    pub index: usize,
-    /// The instruction, as text.
-    pub instruction: String,
-    /// What is wrong.
-    pub reason: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}, instruction {} ({}): {}", self.rank, self.index, self.instruction, self.reason)
-    }
-}
-
-/// Checks the programs of all ranks, one for each.
-///
-/// # Errors
-/// The first violation.
-pub fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
-    for (rank, program) in programs.iter().enumerate() {
-        walk(rank, program, shape)?;
-    }
-    same_collectives(programs)
-}
-
-fn walk(rank: usize, program: &Program, shape: &ModelShape) -> Result<(), Violation> {
-    let mut state = State::new(shape, program);
-    for (index, instruction) in program.instructions.iter().enumerate() {
-        state.apply(instruction).map_err(|reason| Violation {
-            rank,
-            index,
-            instruction: instruction.to_string(),
-            reason,
-        })?;
-    }
-    state.finish().map_err(|reason| Violation {
-        rank,
-        index: program.instructions.len(),
-        instruction: "end".into(),
-        reason,
-    })
-}
-
-fn same_collectives(programs: &[Program]) -> Result<(), Violation> {
-    let collectives = |program: &Program| -> Vec<(usize, Instruction)> {
-        program.instructions.iter().cloned().enumerate().filter(|(_, i)| i.is_collective()).collect()
-    };
-    let Some((first, others)) = programs.split_first() else { return Ok(()) };
-    let expected = collectives(first);
-    for (other, program) in others.iter().enumerate() {
-        let found = collectives(program);
-        for k in 0..expected.len().max(found.len()) {
-            let (theirs, ours) = (expected.get(k), found.get(k));
-            if theirs.map(|(_, i)| i) != ours.map(|(_, i)| i) {
-                let text = |entry: Option<&(usize, Instruction)>| {
-                    entry.map_or("nothing".to_string(), |(_, instruction)| format!("`{instruction}`"))
-                };
-                return Err(Violation {
-                    rank: other + 1,
-                    index: ours.map_or(program.instructions.len(), |(index, _)| *index),
-                    instruction: ours.map_or("end".into(), |(_, i)| i.to_string()),
-                    reason: format!("collective {k} is {} here but {} on rank 0", text(ours), text(theirs)),
-                });
-            }
-        }
-    }
-    Ok(())
-}
+use crate::message::{Content, Message, StageId};
+use crate::shape::{ModelShape, Placement, SegmentShape};
+use crate::stages::Stages;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parameters {
@@ -90,8 +15,19 @@ enum Parameters {
     Gathered,
 }
 
+/// Checks one rank's program by itself.
+pub(super) fn walk(rank: usize, program: &Program, world: &World) -> Result<(), Violation> {
+    let mut state = State::new(world, world.mesh.coordinates(rank).stage, program);
+    for (index, instruction) in program.instructions.iter().enumerate() {
+        state.apply(instruction).map_err(|reason| violation(rank, program, index, reason))?;
+    }
+    state.finish().map_err(|reason| violation(rank, program, program.instructions.len(), reason))
+}
+
 struct State<'a> {
     shape: &'a ModelShape,
+    stages: &'a Stages,
+    stage: StageId,
     micro_batches: usize,
     /// Whether the program trains: has a backward.
     trains: bool,
@@ -99,6 +35,15 @@ struct State<'a> {
     loaded: BTreeSet<usize>,
     forwarded: BTreeSet<(usize, LayerId)>,
     backwarded: BTreeSet<(usize, LayerId)>,
+    /// Backwards of which the second half is still to come.
+    put_off: BTreeSet<(usize, LayerId)>,
+    /// Messages that are on their way, with whether they are awaited next.
+    receiving: BTreeSet<Message>,
+    received: BTreeSet<Message>,
+    sending: BTreeSet<Message>,
+    sent: BTreeSet<Message>,
+    /// Sums of tied gradients that are to be sent.
+    leaving: BTreeSet<Message>,
     /// The micro-batch whose local gradient a segment holds, from its first backward until it is accumulated or reduced.
     open: Vec<Option<usize>>,
     /// Open gradients to which all layers have contributed: (micro-batch, segment).
@@ -120,20 +65,29 @@ fn ensure(condition: bool, reason: impl FnOnce() -> String) -> Check {
 }
 
 impl<'a> State<'a> {
-    fn new(shape: &'a ModelShape, program: &Program) -> Self {
+    fn new(world: &World<'a>, stage: StageId, program: &Program) -> Self {
+        let World { shape, stages, .. } = *world;
         let count = shape.segments.len();
-        let initial = |s: &crate::SegmentShape| match s.placements.parameters {
+        let initial = |s: &SegmentShape| match s.placements.parameters {
             Placement::Replicated => Parameters::Gathered,
             Placement::Sharded => Parameters::Released,
         };
         Self {
             shape,
+            stages,
+            stage,
             micro_batches: program.micro_batches,
-            trains: program.instructions.iter().any(|i| matches!(i, Instruction::Backward { .. })),
+            trains: program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm)),
             parameters: shape.segments.iter().map(initial).collect(),
             loaded: BTreeSet::new(),
             forwarded: BTreeSet::new(),
             backwarded: BTreeSet::new(),
+            put_off: BTreeSet::new(),
+            receiving: BTreeSet::new(),
+            received: BTreeSet::new(),
+            sending: BTreeSet::new(),
+            sent: BTreeSet::new(),
+            leaving: BTreeSet::new(),
             open: vec![None; count],
             complete: BTreeSet::new(),
             gathered_up: vec![0; count],
@@ -170,7 +124,28 @@ impl<'a> State<'a> {
                 Ok(())
             }
             Instruction::Forward { layer, micro_batch } => self.forward(*layer, *micro_batch),
-            Instruction::Backward { layer, micro_batch } => self.backward(*layer, *micro_batch),
+            Instruction::Backward { layer, micro_batch } => {
+                self.backward(*layer, *micro_batch)?;
+                self.contribute(*layer, *micro_batch)
+            }
+            Instruction::BackwardInput { layer, micro_batch } => {
+                self.backward(*layer, *micro_batch)?;
+                self.put_off.insert((*micro_batch, *layer));
+                Ok(())
+            }
+            Instruction::BackwardWeight { layer, micro_batch } => {
+                self.layer(*layer)?;
+                ensure(self.put_off.remove(&(*micro_batch, *layer)), || "nothing was put off".into())?;
+                self.contribute(*layer, *micro_batch)
+            }
+            Instruction::Send { message } => self.send(*message),
+            Instruction::AwaitSend { message } => ensure(self.sending.remove(message), || "it was not sent".into()),
+            Instruction::Receive { message } => {
+                ensure(message.to == self.stage && message.from != self.stage, || "it is not for this stage".into())?;
+                ensure(!self.received.contains(message), || "received twice".into())?;
+                ensure(self.receiving.insert(*message), || "received twice".into())
+            }
+            Instruction::AwaitReceive { message } => self.arrive(*message),
             Instruction::Accumulate { segment, micro_batch } => {
                 self.segment(*segment)?;
                 let placement = self.shape.segments[*segment].placements.gradients;
@@ -199,6 +174,7 @@ impl<'a> State<'a> {
             }
             Instruction::Update { segment } => {
                 self.segment(*segment)?;
+                ensure(self.stages.owner(*segment) == self.stage, || "another stage owns it".into())?;
                 ensure(self.norm, || "before the gradient norm".into())?;
                 ensure(self.reduced[*segment], || "its gradients are not reduced".into())?;
                 let sharded = self.shape.segments[*segment].placements.parameters == Placement::Sharded;
@@ -227,10 +203,14 @@ impl<'a> State<'a> {
 
     fn forward(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         self.layer(layer)?;
-        ensure(self.loaded.contains(&micro_batch), || "its micro-batch is not loaded".into())?;
-        ensure(layer == 0 || self.forwarded.contains(&(micro_batch, layer - 1)), || {
-            "the layer before has not run".into()
-        })?;
+        let loads = layer == 0 || layer + 1 == self.shape.layers.len();
+        ensure(!loads || self.loaded.contains(&micro_batch), || "its micro-batch is not loaded".into())?;
+        let is_fed = match layer.checked_sub(1) {
+            None => true,
+            Some(before) if self.is_here(before) => self.forwarded.contains(&(micro_batch, before)),
+            Some(_) => self.has_received(&Content::Activations { layer, micro_batch }),
+        };
+        ensure(is_fed, || "the layer before has not run".into())?;
         self.readable(layer)?;
         ensure(self.forwarded.insert((micro_batch, layer)), || "run twice".into())
     }
@@ -238,20 +218,92 @@ impl<'a> State<'a> {
     fn backward(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         self.layer(layer)?;
         ensure(self.forwarded.contains(&(micro_batch, layer)), || "its forward has not run".into())?;
-        let last = layer + 1 == self.shape.layers.len();
-        ensure(last || self.backwarded.contains(&(micro_batch, layer + 1)), || {
-            "the backward of the layer behind has not run".into()
-        })?;
+        let behind = layer + 1;
+        let is_fed = match behind {
+            _ if behind == self.shape.layers.len() => true,
+            _ if self.is_here(behind) => self.backwarded.contains(&(micro_batch, behind)),
+            _ => self.has_received(&Content::Gradients { layer: behind, micro_batch }),
+        };
+        ensure(is_fed, || "the backward of the layer behind has not run".into())?;
         self.readable(layer)?;
-        ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())?;
+        for message in self.stages.tied_before(layer, micro_batch) {
+            ensure(self.received.contains(&message), || format!("the {} is not here", message.content))?;
+        }
+        ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())
+    }
+
+    /// The gradients of a layer's parameters are there.
+    fn contribute(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         for &segment in &self.shape.layers[layer].segments {
-            let holds = self.open[segment].replace(micro_batch);
-            ensure(holds.is_none_or(|other| other == micro_batch), || {
-                format!("segment {segment} still holds the gradient of another micro-batch")
-            })?;
+            self.hold(segment, micro_batch)?;
         }
         self.complete.extend(self.shape.completed_by(layer).into_iter().map(|s| (micro_batch, s)));
+        self.leaving.extend(self.stages.tied_after(layer, micro_batch));
         Ok(())
+    }
+
+    fn hold(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
+        let holds = self.open[segment].replace(micro_batch);
+        ensure(holds.is_none_or(|other| other == micro_batch), || {
+            format!("segment {segment} still holds the gradient of another micro-batch")
+        })
+    }
+
+    fn send(&mut self, message: Message) -> Check {
+        ensure(message.from == self.stage && message.to != self.stage, || "it is not this stage's to send".into())?;
+        match message.content {
+            Content::Activations { layer, micro_batch } => {
+                let made = layer.checked_sub(1).is_some_and(|before| self.forwarded.contains(&(micro_batch, before)));
+                ensure(made, || "the layer before has not run".into())?;
+            }
+            Content::Gradients { layer, micro_batch } => {
+                ensure(self.backwarded.contains(&(micro_batch, layer)), || "the layer's backward has not run".into())?;
+            }
+            Content::TiedGradient { segment, .. } => {
+                ensure(self.leaving.remove(&message), || "this stage has not added its part".into())?;
+                self.open[segment] = None;
+            }
+            Content::TiedParameters { segment } => {
+                self.segment(segment)?;
+                ensure(self.updated[segment], || "it is not updated".into())?;
+                ensure(self.refreshed[segment] || !self.needs_refresh(segment), || "it is not refreshed".into())?;
+            }
+        }
+        ensure(self.sent.insert(message), || "sent twice".into())?;
+        self.sending.insert(message);
+        Ok(())
+    }
+
+    fn arrive(&mut self, message: Message) -> Check {
+        ensure(self.receiving.remove(&message), || "no receive was started".into())?;
+        match message.content {
+            Content::TiedGradient { segment, micro_batch, .. } => {
+                self.segment(segment)?;
+                ensure(self.open[segment].is_none(), || {
+                    format!("segment {segment} has a gradient already: what is received comes before what is added")
+                })?;
+                self.hold(segment, micro_batch)?;
+            }
+            Content::TiedParameters { segment } => {
+                self.segment(segment)?;
+                ensure(self.norm, || "before all gradients are made".into())?;
+                let sharded = self.shape.segments[segment].placements.parameters == Placement::Sharded;
+                ensure(!sharded || self.parameters[segment] == Parameters::Released, || {
+                    "its gathered parameters would be stale".into()
+                })?;
+            }
+            Content::Activations { .. } | Content::Gradients { .. } => {}
+        }
+        self.received.insert(message);
+        Ok(())
+    }
+
+    fn has_received(&self, content: &Content) -> bool {
+        self.received.iter().any(|message| message.content == *content)
+    }
+
+    fn is_here(&self, layer: LayerId) -> bool {
+        self.stages.stage_of(layer) == self.stage
     }
 
     fn reduce(&mut self, segments: &[SegmentId], micro_batch: usize) -> Check {
@@ -292,20 +344,28 @@ impl<'a> State<'a> {
     fn finish(&self) -> Check {
         ensure(self.reducing.is_empty(), || "a reduction was not awaited".into())?;
         ensure(self.refreshing.is_empty(), || "a refresh was not awaited".into())?;
-        for (segment, shape) in self.shape.segments.iter().enumerate() {
+        ensure(self.sending.is_empty(), || "a send was not awaited".into())?;
+        ensure(self.receiving.is_empty(), || "a receive was not awaited".into())?;
+        ensure(self.leaving.is_empty(), || "the sum of a tied gradient was not sent on".into())?;
+        ensure(self.put_off.is_empty(), || "weight gradients were put off for good".into())?;
+        let is_held = |&(segment, _): &(usize, &SegmentShape)| self.stages.holds(self.stage, segment);
+        for (segment, shape) in self.shape.segments.iter().enumerate().filter(is_held) {
             if shape.placements.parameters == Placement::Sharded {
                 ensure(self.parameters[segment] == Parameters::Released, || {
                     format!("segment {segment} is still gathered")
                 })?;
             }
-            if self.trains {
+            if self.trains && self.stages.owner(segment) != self.stage {
+                let content = Content::TiedParameters { segment };
+                ensure(self.has_received(&content), || format!("the {content} were never received"))?;
+            } else if self.trains {
                 ensure(self.updated[segment], || format!("segment {segment} was never updated"))?;
                 ensure(self.refreshed[segment] || !self.needs_refresh(segment), || {
                     format!("segment {segment} differs between ranks: it was updated but not refreshed")
                 })?;
             }
         }
-        let all = self.micro_batches * self.shape.layers.len();
+        let all = self.micro_batches * self.stages.layers_of(self.stage).count();
         ensure(self.forwarded.len() == all, || "not every layer ran on every micro-batch".into())?;
         ensure(!self.trains || self.backwarded.len() == all, || "not every backward ran".into())
     }
@@ -316,7 +376,8 @@ impl<'a> State<'a> {
     }
 
     fn all_reduced(&self) -> Check {
-        match self.reduced.iter().position(|r| !r) {
+        let owned = |&segment: &usize| self.stages.owner(segment) == self.stage;
+        match (0..self.reduced.len()).filter(owned).find(|&segment| !self.reduced[segment]) {
             None => Ok(()),
             Some(segment) => Err(format!("the gradients of segment {segment} are not reduced")),
         }
@@ -332,7 +393,8 @@ impl<'a> State<'a> {
     }
 
     fn layer(&self, layer: LayerId) -> Check {
-        ensure(layer < self.shape.layers.len(), || "no such layer".into())
+        ensure(layer < self.shape.layers.len(), || "no such layer".into())?;
+        ensure(self.is_here(layer), || format!("the layer is on stage {}", self.stages.stage_of(layer)))
     }
 
     fn segment(&self, segment: SegmentId) -> Check {

@@ -1,0 +1,188 @@
+//! Who does what: the mesh of ranks, the cut of the model into pipeline stages, and the programs of all of them.
+
+use zero_config::{PartitionMethod, Pipeline, PipelineSchedule};
+use zero_model::Model;
+use zero_partition::Layout;
+use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
+use zero_pipeline::split::{self, LayerCost, SplitError};
+use zero_pipeline::{
+    Coordinates, Mesh, ModelShape, Placement, Program, Schedule, StageId, Stages, World, schedule::Size, validate,
+};
+
+use crate::error::Error;
+
+/// How the ranks train a model together.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrangement {
+    pub(crate) mesh: Mesh,
+    pub(crate) stages: Stages,
+    pub(crate) schedule: Schedule,
+    pub(crate) micro_batches: usize,
+    /// By stage, how it gathers and reduces.
+    pub(crate) passes: Vec<PassOptions>,
+}
+
+impl Arrangement {
+    /// # Errors
+    /// More stages than layers, or another cut that cannot be.
+    pub(crate) fn new(
+        options: &Pipeline,
+        mesh: Mesh,
+        model: &Model,
+        layout: &Layout,
+        micro_batches: usize,
+        passes: &PassOptions,
+        costs: Option<&[LayerCost]>,
+    ) -> Result<Self, Error> {
+        let shape = layout.shape();
+        let schedule = schedule(options.schedule);
+        let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
+        let cut = cut(options, size, schedule, model, shape, costs)?;
+        let stages = Stages::new(shape, options.stages, cut)
+            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "use fewer stages"))?;
+        let of_stage = |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..*passes };
+        let passes = (0..stages.count()).map(of_stage).collect();
+        Ok(Self { mesh, stages, schedule, micro_batches, passes })
+    }
+
+    /// The program of each stage for a training step.
+    pub(crate) fn training(&self, shape: &ModelShape) -> Vec<Program> {
+        let of_stage = |stage| {
+            let share = Share { shape, stages: &self.stages, stage };
+            training_step(&share, self.schedule, self.micro_batches, &self.passes[stage])
+        };
+        (0..self.stages.count()).map(of_stage).collect()
+    }
+
+    /// The program of each stage for an evaluation of so many micro-batches.
+    pub(crate) fn evaluation(&self, shape: &ModelShape, micro_batches: usize) -> Vec<Program> {
+        let of_stage =
+            |stage| evaluation(&Share { shape, stages: &self.stages, stage }, micro_batches, &self.passes[stage]);
+        (0..self.stages.count()).map(of_stage).collect()
+    }
+
+    /// Checks the programs of all stages on all ranks.
+    ///
+    /// # Errors
+    /// The first violation.
+    pub(crate) fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
+        let of_rank = |rank| programs[self.mesh.coordinates(rank).stage].clone();
+        let all: Vec<Program> = (0..self.mesh.world_size()).map(of_rank).collect();
+        let world = World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 };
+        Ok(validate(&all, &world)?)
+    }
+
+    /// The rank that others take from what only the last stage has: the first of its data-parallel group.
+    pub(crate) fn last_rank(&self) -> usize {
+        self.mesh.rank(Coordinates { stage: self.stages.stage_of(self.stages.layers() - 1), replica: 0 })
+    }
+
+    /// In a line, for the user: which layers each stage has, and when it gathers parameters that are sharded.
+    pub(crate) fn describe(&self, shape: &ModelShape) -> String {
+        let layers = |stage: StageId| {
+            let chunks = self.stages.chunks().iter().skip(stage).step_by(self.stages.count());
+            let names = chunks.map(|chunk| {
+                let (first, last) = (&shape.layers[chunk.start].name, &shape.layers[chunk.end - 1].name);
+                if first == last { first.clone() } else { format!("{first} … {last}") }
+            });
+            names.collect::<Vec<_>>().join(" + ")
+        };
+        let all = (0..self.stages.count()).map(layers).collect::<Vec<_>>().join(" | ");
+        let mut text = format!("pipeline: {} stages, {}: {all}", self.stages.count(), self.schedule);
+        if shape.segments.iter().any(|segment| segment.placements.parameters == Placement::Sharded) {
+            let keeps = |passes: &&PassOptions| passes.gather.max_reuse_distance == usize::MAX;
+            let kept = self.passes.iter().filter(keeps).count();
+            text += match kept {
+                0 => "; parameters are gathered for each micro-batch",
+                _ if kept == self.passes.len() => "; parameters stay gathered for a step",
+                _ => {
+                    "; parameters stay gathered for a step where they fit, elsewhere they are gathered for each micro-batch"
+                }
+            };
+        }
+        text
+    }
+}
+
+fn schedule(schedule: PipelineSchedule) -> Schedule {
+    match schedule {
+        PipelineSchedule::GPipe => Schedule::GPipe,
+        PipelineSchedule::OneF1B => Schedule::OneFOneB,
+        PipelineSchedule::Interleaved1F1B => Schedule::Interleaved,
+        PipelineSchedule::ZbH1 => Schedule::ZeroBubble,
+    }
+}
+
+/// Where the layers are cut.
+fn cut(
+    options: &Pipeline,
+    size: Size,
+    schedule: Schedule,
+    model: &Model,
+    shape: &ModelShape,
+    costs: Option<&[LayerCost]>,
+) -> Result<Vec<std::ops::Range<usize>>, Error> {
+    let parts = size.stages * size.chunks;
+    let parameters = |layer: usize| -> u64 {
+        // A tied parameter counts where it is used: each of those stages keeps it.
+        shape.layers[layer].segments.iter().map(|&s| shape.segments[s].elements as u64).sum()
+    };
+    let layers = shape.layers.len();
+    let cut = match &options.partition_method {
+        PartitionMethod::Uniform => split::uniform(layers, parts),
+        PartitionMethod::Parameters => split::balanced(&(0..layers).map(parameters).collect::<Vec<_>>(), parts),
+        PartitionMethod::Type(pattern) => {
+            let weights: Vec<u64> = model.layers().iter().map(|l| u64::from(pattern.matches(l.name()))).collect();
+            if weights.iter().all(|&weight| weight == 0) {
+                let names: Vec<&str> = model.layers().iter().map(|l| l.name()).collect();
+                return Err(Error::setting(
+                    "pipeline.partition_method",
+                    format!("no layer's name matches `{}`", pattern.as_str()),
+                    format!("the layers are {}", names.join(", ")),
+                ));
+            }
+            split::balanced(&weights, parts)
+        }
+        PartitionMethod::Time => match costs {
+            _ if parts == 1 => split::uniform(layers, parts),
+            Some(costs) => split::by_time(costs, &split::alive(schedule, size), u64::MAX),
+            None => {
+                return Err(Error::setting(
+                    "pipeline.partition_method",
+                    "`time` needs a batch to measure the layers with, and there is none yet",
+                    "make the engine with `Engine::measured`, or use `parameters`",
+                ));
+            }
+        },
+    };
+    cut.map_err(|error| {
+        let key = if size.chunks > 1 { "pipeline.virtual_stages" } else { "pipeline.stages" };
+        let help = match &error {
+            SplitError::TooFewLayers { layers, .. } => format!("{layers} is the most that this model can be cut into"),
+            _ => "use another `pipeline.partition_method`".into(),
+        };
+        Error::setting(key, error.to_string(), help)
+    })
+}
+
+/// How a stage gathers: for each use, or once a step where that was asked for, or where it was not and there is room.
+fn gathers(
+    options: &Pipeline,
+    passes: &PassOptions,
+    shape: &ModelShape,
+    stages: &Stages,
+    stage: StageId,
+) -> zero_partition::passes::GatherOptions {
+    let is_gathered =
+        |&s: &usize| stages.holds(stage, s) && shape.segments[s].placements.parameters == Placement::Sharded;
+    let all: usize = (0..shape.segments.len()).filter(is_gathered).map(|s| shape.segments[s].elements).sum();
+    let fits = stages.count() > 1 && all <= passes.gather.max_live;
+    let mut gather = passes.gather;
+    match options.keep_gathered {
+        Some(true) => (gather.max_reuse_distance, gather.max_live) = (usize::MAX, usize::MAX),
+        None if fits => gather.max_reuse_distance = usize::MAX,
+        Some(false) => gather.max_reuse_distance = 0,
+        None => {}
+    }
+    gather
+}

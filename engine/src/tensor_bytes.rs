@@ -1,0 +1,101 @@
+//! Tensors as buffers that travel, and back. A dtype that communicators do not know travels as bytes.
+
+use candle_core::{CpuStorage, DType, Storage, Tensor};
+use zero_comm::{Buffer, Dtype};
+
+use zero_partition::ZeroError;
+
+use crate::error::Error;
+
+/// Dtypes that may travel; the position is the code.
+const DTYPES: [DType; 7] = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64, DType::U32, DType::U8];
+
+/// A dtype's number in an announcement; -1 for one that cannot travel.
+pub(crate) fn dtype_code(dtype: DType) -> i64 {
+    DTYPES.iter().position(|&d| d == dtype).map_or(-1, |code| code as i64)
+}
+
+/// The dtype of a number.
+pub(crate) fn dtype_of(code: i64) -> Option<DType> {
+    DTYPES.get(usize::try_from(code).ok()?).copied()
+}
+
+/// Room for so many elements.
+pub(crate) fn room(dtype: DType, elements: usize) -> Buffer {
+    match dtype {
+        DType::F32 => Buffer::zeros(Dtype::F32, elements),
+        DType::BF16 => Buffer::zeros(Dtype::Bf16, elements),
+        DType::F16 => Buffer::zeros(Dtype::F16, elements),
+        DType::I64 => Buffer::zeros(Dtype::I64, elements),
+        other => Buffer::zeros(Dtype::U8, elements * other.size_in_bytes()),
+    }
+}
+
+/// A copy of a tensor's elements, in row-major order.
+pub(crate) fn buffer_of(tensor: &Tensor) -> Result<Buffer, Error> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let (start, end) = layout.contiguous_offsets().unwrap_or_default();
+    let range = start..end;
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => Ok(Buffer::F32(values[range].to_vec())),
+        Storage::Cpu(CpuStorage::BF16(values)) => Ok(Buffer::Bf16(values[range].to_vec())),
+        Storage::Cpu(CpuStorage::F16(values)) => Ok(Buffer::F16(values[range].to_vec())),
+        Storage::Cpu(CpuStorage::I64(values)) => Ok(Buffer::I64(values[range].to_vec())),
+        Storage::Cpu(CpuStorage::U8(values)) => Ok(Buffer::U8(values[range].to_vec())),
+        Storage::Cpu(CpuStorage::U32(values)) => {
+            Ok(Buffer::U8(values[range].iter().flat_map(|v| v.to_le_bytes()).collect()))
+        }
+        Storage::Cpu(CpuStorage::F64(values)) => {
+            Ok(Buffer::U8(values[range].iter().flat_map(|v| v.to_le_bytes()).collect()))
+        }
+        _ => Err(Error::Batch(format!("a tensor of {:?} cannot go to another pipeline stage", tensor.dtype()))),
+    }
+}
+
+/// What [`buffer_of`] made, as storage of `dtype`.
+pub(crate) fn storage_of(buffer: Buffer, dtype: DType) -> Result<CpuStorage, Error> {
+    Ok(match (buffer, dtype) {
+        (Buffer::F32(values), DType::F32) => CpuStorage::F32(values),
+        (Buffer::Bf16(values), DType::BF16) => CpuStorage::BF16(values),
+        (Buffer::F16(values), DType::F16) => CpuStorage::F16(values),
+        (Buffer::I64(values), DType::I64) => CpuStorage::I64(values),
+        (Buffer::U8(values), DType::U8) => CpuStorage::U8(values),
+        (Buffer::U8(bytes), DType::U32) => {
+            CpuStorage::U32(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
+        }
+        (Buffer::U8(bytes), DType::F64) => {
+            CpuStorage::F64(bytes.as_chunks().0.iter().map(|&word| f64::from_le_bytes(word)).collect())
+        }
+        (other, dtype) => {
+            return Err(Error::Zero(ZeroError::Internal(format!("{} came for {dtype:?}", other.dtype()))));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn every_dtype_comes_back_as_it_went() {
+        let values = Tensor::arange(0u32, 12, &Device::Cpu).and_then(|t| t.reshape((3, 4))).expect("a tensor");
+        for dtype in DTYPES {
+            // A view that is not contiguous, and starts behind the beginning.
+            let tensor = values.to_dtype(dtype).and_then(|t| t.narrow(0, 1, 2)).and_then(|t| t.t()).expect("a view");
+            let buffer = buffer_of(&tensor).expect("a buffer");
+            assert_eq!((buffer.len(), buffer.dtype()), {
+                let room = room(dtype, 8);
+                (room.len(), room.dtype())
+            });
+            let back = storage_of(buffer, dtype).expect("storage");
+            let back = Tensor::from_storage(Storage::Cpu(back), (4, 2), candle_core::op::BackpropOp::none(), false);
+            let numbers =
+                |t: &Tensor| t.to_dtype(DType::F64).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1::<f64>());
+            assert_eq!(numbers(&back).expect("numbers"), numbers(&tensor).expect("numbers"));
+            assert_eq!(dtype_of(dtype_code(dtype)), Some(dtype));
+        }
+        assert_eq!((dtype_of(-1), dtype_of(7)), (None, None));
+    }
+}

@@ -1,0 +1,98 @@
+//! What pipeline stages that share a segment give each other: the sum of its gradient so far, and the updated parameters.
+
+use candle_core::CpuStorage;
+use zero_comm::{Buffer, Dtype};
+use zero_pipeline::{Placement, SegmentId};
+
+use crate::error::ZeroError;
+use crate::gradients::Open;
+use crate::ledger::Category;
+use crate::parameters::{buffer, copy, storage};
+use crate::zero::Zero;
+
+impl Zero {
+    /// Takes the gradient of the running micro-batch, as far as it is added up, out of a tied segment. It counts as staging
+    /// until [`Zero::give_gradient_back`].
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn take_tied_gradient(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
+        Ok(Buffer::F32(self.complete(id)?))
+    }
+
+    /// A buffer that was sent.
+    pub fn give_gradient_back(&mut self, sent: Buffer) {
+        if let Buffer::F32(values) = sent {
+            self.ledger.remove(Category::Staging, values.len(), 4);
+            self.pool.give(values);
+        }
+    }
+
+    /// Room for the sum of a tied segment's gradient.
+    pub fn room_for_tied_gradient(&mut self, id: SegmentId) -> Buffer {
+        let elements = self.layout.segments()[id].elements();
+        self.ledger.add(Category::Staging, elements, 4);
+        Buffer::F32(self.pool.take(elements))
+    }
+
+    /// Opens a tied segment's gradient with the sum that another stage has come to; this one adds to it.
+    ///
+    /// # Errors
+    /// If the segment has a gradient already.
+    pub fn open_tied_gradient(&mut self, id: SegmentId, sum: Buffer) -> Result<(), ZeroError> {
+        let pieces = self.layout.segments()[id].pieces.len();
+        let buffer = sum.into_f32()?;
+        match self.segments[id].open.replace(Open::with(buffer, pieces)) {
+            None => Ok(()),
+            Some(_) => Err(ZeroError::internal("a tied gradient came when there was one")),
+        }
+    }
+
+    /// A copy of what this rank holds of a tied segment's updated parameters.
+    ///
+    /// # Errors
+    /// If candle refuses to read them.
+    pub fn tied_parameters(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
+        if let Some(shard) = &self.segments[id].shard {
+            return buffer(shard.clone());
+        }
+        let layout = self.layout.clone();
+        let segment = &layout.segments()[id];
+        let mut values = self.blank(segment.elements());
+        for piece in &segment.pieces {
+            self.model.parameters()[piece.parameter]
+                .read(|full| copy(full, 0..piece.range.len(), &mut values, piece.range.clone()))?;
+        }
+        buffer(values)
+    }
+
+    /// Room for them.
+    #[must_use]
+    pub fn room_for_tied_parameters(&self, id: SegmentId) -> Buffer {
+        let segment = &self.layout.segments()[id];
+        let elements = match segment.placements.parameters {
+            Placement::Replicated => segment.elements(),
+            Placement::Sharded => segment.shard(self.comm.rank()).len(),
+        };
+        let dtype = if self.dtype == candle_core::DType::BF16 { Dtype::Bf16 } else { Dtype::F32 };
+        Buffer::zeros(dtype, elements)
+    }
+
+    /// Takes over the parameters that the owner updated.
+    ///
+    /// # Errors
+    /// If candle refuses to write them.
+    pub fn set_tied_parameters(&mut self, id: SegmentId, values: Buffer) -> Result<(), ZeroError> {
+        let values: CpuStorage = storage(values)?;
+        if self.segments[id].shard.is_some() {
+            self.segments[id].shard = Some(values);
+            return Ok(());
+        }
+        let layout = self.layout.clone();
+        for piece in &layout.segments()[id].pieces {
+            self.model.parameters()[piece.parameter]
+                .update(|full| copy(&values, piece.range.clone(), full, 0..piece.range.len()))?;
+        }
+        Ok(())
+    }
+}

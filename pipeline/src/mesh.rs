@@ -1,0 +1,98 @@
+//! How ranks are arranged: a grid of pipeline stages by data-parallel replicas.
+//!
+//! Neighbouring ranks are neighbours on the data axis: rank = stage × data + replica, as in DeepSpeed. A launcher puts
+//! neighbouring ranks on one host, and the data axis is the one with the heavier traffic: each step it moves about twice a
+//! stage's parameters (three times at ZeRO stage 3, for each micro-batch), and every rank of the group waits for the slowest
+//! link. The pipe axis moves one activation a micro-batch between two stages, usually a few megabytes, and can do so while
+//! computing. So where the world is on several hosts, whole data-parallel groups share one and the stages are what is far
+//! apart.
+
+use crate::message::StageId;
+
+/// The degrees of the two axes. Their product is the world size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    pipe: usize,
+    data: usize,
+}
+
+/// The number of ranks cannot be cut into that many stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{world_size} ranks cannot be cut into {stages} pipeline stages of equally many")]
+pub struct MeshError {
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Number of pipeline stages.
+    pub stages: usize,
+}
+
+/// A rank's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Coordinates {
+    /// On the pipe axis.
+    pub stage: StageId,
+    /// On the data axis: its rank in its data-parallel group.
+    pub replica: usize,
+}
+
+impl Mesh {
+    /// A mesh of all ranks.
+    ///
+    /// # Errors
+    /// If the number of ranks is not a multiple of the number of stages, or one of them is zero.
+    pub fn new(world_size: usize, stages: usize) -> Result<Self, MeshError> {
+        if stages == 0 || world_size == 0 || !world_size.is_multiple_of(stages) {
+            return Err(MeshError { world_size, stages });
+        }
+        Ok(Self { pipe: stages, data: world_size / stages })
+    }
+
+    /// Number of pipeline stages.
+    #[must_use]
+    pub fn pipe(&self) -> usize {
+        self.pipe
+    }
+
+    /// Data-parallel degree: ranks that share a stage.
+    #[must_use]
+    pub fn data(&self) -> usize {
+        self.data
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.pipe * self.data
+    }
+
+    /// Where a rank is.
+    #[must_use]
+    pub fn coordinates(&self, rank: usize) -> Coordinates {
+        Coordinates { stage: rank / self.data, replica: rank % self.data }
+    }
+
+    /// Who is there.
+    #[must_use]
+    pub fn rank(&self, at: Coordinates) -> usize {
+        at.stage * self.data + at.replica
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_data_parallel_group_are_neighbours() {
+        let mesh = Mesh::new(12, 3).unwrap();
+        assert_eq!((mesh.pipe(), mesh.data(), mesh.world_size()), (3, 4, 12));
+        for rank in 0..12 {
+            let at = mesh.coordinates(rank);
+            assert_eq!((at.stage, at.replica), (rank / 4, rank % 4));
+            assert_eq!(mesh.rank(at), rank);
+        }
+        for (world_size, stages) in [(6, 4), (4, 0), (0, 1), (2, 3)] {
+            assert_eq!(Mesh::new(world_size, stages), Err(MeshError { world_size, stages }));
+        }
+    }
+}

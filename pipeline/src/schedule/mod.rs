@@ -1,0 +1,137 @@
+//! Schedules: who computes what when, and what stages send each other. Pure functions; they know nothing of ZeRO.
+//!
+//! A [`Schedule`] orders whole chunks of layers ([`Slot`]); [`training`] and [`forward_only`] make them layers and messages.
+//! One stage is a pipeline without messages: every schedule is plain gradient accumulation then.
+
+mod messages;
+mod slot;
+
+use crate::instruction::{Instruction, LayerId, Program};
+use crate::message::{Content, Message, StageId};
+use crate::shape::ModelShape;
+use crate::stages::Stages;
+
+pub use slot::{SCHEDULES, Schedule, Size, Slot, UnknownSchedule, Work};
+
+/// A training step of one stage: its micro-batches by the schedule, then one optimizer step on the segments that it owns.
+#[must_use]
+pub fn training(
+    schedule: Schedule,
+    shape: &ModelShape,
+    stages: &Stages,
+    stage: StageId,
+    micro_batches: usize,
+) -> Program {
+    let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
+    let mut writer = Writer { shape, stages, stage, instructions: vec![] };
+    schedule.slots(size, stage).into_iter().for_each(|slot| writer.slot(slot));
+    let mut instructions = messages::asynchronous(writer.instructions);
+    instructions.push(Instruction::GradientNorm);
+    let owned = (0..shape.segments.len()).filter(|&segment| stages.owner(segment) == stage);
+    instructions.extend(owned.map(|segment| Instruction::Update { segment }));
+    Program { instructions, micro_batches }
+}
+
+/// Evaluation: each micro-batch forward, through all chunks of the stage.
+#[must_use]
+pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_batches: usize) -> Program {
+    let mut writer = Writer { shape, stages, stage, instructions: vec![] };
+    let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
+    let slots = Schedule::Interleaved.slots(size, stage);
+    slots.into_iter().filter(|slot| slot.work == Work::Forward).for_each(|slot| writer.slot(slot));
+    Program { instructions: messages::asynchronous(writer.instructions), micro_batches }
+}
+
+/// Plain gradient accumulation on one stage: each micro-batch forward and backward, then one optimizer step.
+#[must_use]
+pub fn accumulation(shape: &ModelShape, micro_batches: usize) -> Program {
+    training(Schedule::OneFOneB, shape, &Stages::single(shape), 0, micro_batches)
+}
+
+/// Writes the instructions of slots. What is received is awaited where it is needed, and what is sent is sent as soon as it is
+/// there; the other halves come later.
+struct Writer<'a> {
+    shape: &'a ModelShape,
+    stages: &'a Stages,
+    stage: StageId,
+    instructions: Vec<Instruction>,
+}
+
+impl Writer<'_> {
+    fn slot(&mut self, slot: Slot) {
+        let Slot { work, chunk, micro_batch } = slot;
+        let index = chunk * self.stages.count() + self.stage;
+        let layers = self.stages.chunks()[index].clone();
+        match work {
+            Work::Forward => self.forward(layers, micro_batch),
+            Work::Backward => self.backward(layers, micro_batch, |_| false),
+            Work::BackwardInput => {
+                let (shape, stages) = (self.shape, self.stages);
+                self.backward(layers, micro_batch, |layer| splits(shape, stages, layer));
+            }
+            Work::BackwardWeight => {
+                let layers = layers.rev().filter(|&layer| splits(self.shape, self.stages, layer));
+                self.instructions.extend(layers.map(|layer| Instruction::BackwardWeight { layer, micro_batch }));
+            }
+        }
+    }
+
+    fn forward(&mut self, layers: std::ops::Range<LayerId>, micro_batch: usize) {
+        let (first, behind, all) = (layers.start, layers.end, self.stages.layers());
+        if first == 0 || (behind == all && self.stages.stage_of(0) != self.stage) {
+            self.instructions.push(Instruction::Load { micro_batch });
+        }
+        let content = |layer| Content::Activations { layer, micro_batch };
+        if first > 0 {
+            self.await_receive(content(first), first - 1);
+        }
+        self.instructions.extend(layers.map(|layer| Instruction::Forward { layer, micro_batch }));
+        if behind < all {
+            self.send(content(behind), behind);
+        }
+    }
+
+    fn backward(&mut self, layers: std::ops::Range<LayerId>, micro_batch: usize, splits: impl Fn(LayerId) -> bool) {
+        let (first, behind) = (layers.start, layers.end);
+        let content = |layer| Content::Gradients { layer, micro_batch };
+        if behind < self.stages.layers() {
+            self.await_receive(content(behind), behind);
+        }
+        for layer in layers.rev() {
+            let before = self.stages.tied_before(layer, micro_batch);
+            self.instructions.extend(before.into_iter().map(|message| Instruction::AwaitReceive { message }));
+            self.instructions.push(match splits(layer) {
+                true => Instruction::BackwardInput { layer, micro_batch },
+                false => Instruction::Backward { layer, micro_batch },
+            });
+            let after = self.stages.tied_after(layer, micro_batch);
+            self.instructions.extend(after.into_iter().map(|message| Instruction::Send { message }));
+        }
+        if first > 0 {
+            self.send(content(first), first - 1);
+        }
+    }
+
+    /// From the stage of layer `source`, unless it is this one.
+    fn await_receive(&mut self, content: Content, source: LayerId) {
+        let (from, to) = (self.stages.stage_of(source), self.stage);
+        if from != to {
+            self.instructions.push(Instruction::AwaitReceive { message: Message { content, from, to } });
+        }
+    }
+
+    /// To the stage of layer `target`, unless it is this one.
+    fn send(&mut self, content: Content, target: LayerId) {
+        let (from, to) = (self.stage, self.stages.stage_of(target));
+        if from != to {
+            self.instructions.push(Instruction::Send { message: Message { content, from, to } });
+        }
+    }
+}
+
+/// Whether a layer's weight gradients are put off. Contributions to a tied gradient are not: they are added up in the order of
+/// the backward pass, over stages.
+fn splits(shape: &ModelShape, stages: &Stages, layer: LayerId) -> bool {
+    let is_tied = |&segment: &usize| stages.is_tied(segment);
+    shape.layers[layer].splits && !shape.layers[layer].segments.iter().any(is_tied)
+}

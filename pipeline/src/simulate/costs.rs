@@ -1,0 +1,163 @@
+//! The cost table: how long things take and how large they are.
+
+use crate::instruction::{Instruction, SegmentId};
+use crate::message::{Content, Message};
+use crate::shape::Placement;
+use crate::simulate::SimulationError;
+use crate::validate::World;
+
+/// A way between ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// Seconds until the first byte is there.
+    pub latency: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+impl Link {
+    /// One that takes no time.
+    pub const FREE: Self = Self { latency: 0.0, bandwidth: f64::INFINITY };
+
+    /// How long so many bytes take.
+    #[must_use]
+    pub fn seconds(self, bytes: f64) -> f64 {
+        self.latency + bytes / self.bandwidth
+    }
+}
+
+/// What a layer costs, for a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LayerCosts {
+    /// Seconds of its forward.
+    pub forward: f64,
+    /// Seconds of its whole backward.
+    pub backward: f64,
+    /// Seconds of its backward without what is put off.
+    pub backward_input: f64,
+    /// Seconds of what is put off.
+    pub backward_weight: f64,
+    /// Bytes that its forward keeps for its backward.
+    pub activations: u64,
+    /// Bytes that are kept for what is put off, once the rest of the backward is done.
+    pub put_off: u64,
+    /// Bytes of its inputs: what is sent to its stage.
+    pub inputs: u64,
+    /// Bytes of the gradients of its inputs: what its stage sends back.
+    pub input_gradients: u64,
+}
+
+/// What a segment costs.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SegmentCosts {
+    /// Bytes of all its parameters, gathered.
+    pub parameters: u64,
+    /// Bytes of the gradients of all its parameters.
+    pub gradients: u64,
+    /// Seconds to add a micro-batch's gradient to the accumulator.
+    pub accumulate: f64,
+    /// Seconds of the optimizer step on a rank's part.
+    pub update: f64,
+}
+
+/// The table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Costs {
+    /// By layer of the model.
+    pub layers: Vec<LayerCosts>,
+    /// By segment of the model.
+    pub segments: Vec<SegmentCosts>,
+    /// Seconds to make a micro-batch ready.
+    pub load: f64,
+    /// Seconds of the gradient norm, from when all ranks are there.
+    pub gradient_norm: f64,
+    /// Between the stages of a pipeline.
+    pub pipe: Link,
+    /// Between the ranks of a data-parallel group.
+    pub data: Link,
+}
+
+impl Costs {
+    /// Whether the table is for the world's model, and holds times.
+    pub(super) fn check(&self, world: &World) -> Result<(), SimulationError> {
+        let fits = |what, found, expected| match found == expected {
+            true => Ok(()),
+            false => Err(SimulationError::Table { what, found, expected }),
+        };
+        fits("layers", self.layers.len(), world.shape.layers.len())?;
+        fits("segments", self.segments.len(), world.shape.segments.len())?;
+        let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
+        let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
+        let others = [self.load, self.gradient_norm, self.pipe.latency, self.data.latency];
+        let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
+        if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
+            return Err(SimulationError::NotATime(seconds));
+        }
+        match [self.pipe.bandwidth, self.data.bandwidth]
+            .into_iter()
+            .find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0)
+        {
+            Some(bandwidth) => Err(SimulationError::NotABandwidth(bandwidth)),
+            None => Ok(()),
+        }
+    }
+
+    /// Seconds that an instruction computes: nothing, where it only starts something or waits.
+    pub(super) fn compute(&self, instruction: &Instruction) -> f64 {
+        match instruction {
+            Instruction::Load { .. } => self.load,
+            Instruction::Forward { layer, .. } => self.layers[*layer].forward,
+            Instruction::Backward { layer, .. } => self.layers[*layer].backward,
+            Instruction::BackwardInput { layer, .. } => self.layers[*layer].backward_input,
+            Instruction::BackwardWeight { layer, .. } => self.layers[*layer].backward_weight,
+            Instruction::Accumulate { segment, .. } => self.segments[*segment].accumulate,
+            Instruction::Update { segment } => self.segments[*segment].update,
+            Instruction::Gather { .. }
+            | Instruction::AwaitGather { .. }
+            | Instruction::Release { .. }
+            | Instruction::Send { .. }
+            | Instruction::AwaitSend { .. }
+            | Instruction::Receive { .. }
+            | Instruction::AwaitReceive { .. }
+            | Instruction::Reduce { .. }
+            | Instruction::AwaitReduce { .. }
+            | Instruction::GradientNorm
+            | Instruction::Refresh { .. }
+            | Instruction::AwaitRefresh { .. } => 0.0,
+        }
+    }
+
+    /// Bytes of a message.
+    pub(super) fn message(&self, message: &Message) -> u64 {
+        match message.content {
+            Content::Activations { layer, .. } => self.layers[layer].inputs,
+            Content::Gradients { layer, .. } => self.layers[layer].input_gradients,
+            Content::TiedGradient { segment, .. } => self.segments[segment].gradients,
+            Content::TiedParameters { segment } => self.segments[segment].parameters,
+        }
+    }
+
+    /// Seconds that a collective of a data-parallel group takes once all members are there: the bytes that each of them must send
+    /// at least, (n−1)/n of a buffer to gather or to reduce it into shards, twice as much to reduce it everywhere.
+    pub(super) fn collective(&self, instruction: &Instruction, world: &World) -> f64 {
+        let members = world.mesh.data() as f64;
+        if world.mesh.data() == 1 {
+            return 0.0;
+        }
+        let parameters = |&segment: &SegmentId| self.segments[segment].parameters as f64;
+        let gradients = |&segment: &SegmentId| {
+            let rounds = match world.shape.segments[segment].placements.gradients {
+                Placement::Sharded => 1.0,
+                Placement::Replicated => 2.0,
+            };
+            rounds * self.segments[segment].gradients as f64
+        };
+        let bytes: f64 = match instruction {
+            Instruction::Gather { segment } => parameters(segment),
+            Instruction::Refresh { segments } => segments.iter().map(parameters).sum(),
+            Instruction::Reduce { segments, .. } => segments.iter().map(gradients).sum(),
+            _ => 0.0,
+        };
+        self.data.seconds(bytes * (members - 1.0) / members)
+    }
+}

@@ -1,0 +1,214 @@
+//! What a rank needs over a step, besides what is there all the time: parameters that stay, accumulated gradients, optimizer state.
+
+use std::collections::BTreeMap;
+
+use super::Costs;
+use crate::instruction::{Instruction, LayerId, Program, SegmentId};
+use crate::message::{Content, Message};
+use crate::shape::{ModelShape, Placement};
+use crate::validate::World;
+
+/// What bytes are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    /// Parameters of sharded segments, from the start of their gather to their release.
+    Gathered,
+    /// What forwards have kept for backwards that have not finished.
+    Activations,
+    /// Local gradients of segments, from the first layer that adds to one until it is accumulated, reduced or sent on.
+    Gradients,
+    /// Buffers of messages: posted receives until they are awaited, sends until they are through.
+    Messages,
+}
+
+/// All categories, in the order in which samples have them.
+pub const CATEGORIES: [Category; 4] =
+    [Category::Gathered, Category::Activations, Category::Gradients, Category::Messages];
+
+/// How much there is from a time on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Seconds from the beginning of the step.
+    pub time: f64,
+    /// Bytes of each of [`CATEGORIES`].
+    pub bytes: [u64; 4],
+}
+
+/// What a rank needs over a step.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Memory {
+    /// In order of time, one for each change.
+    pub samples: Vec<Sample>,
+    /// The most micro-batches that were alive at a time: whose forward had run here, through a chunk, and whose backward had not
+    /// finished. One that is alive in two chunks counts twice.
+    pub alive: usize,
+}
+
+impl Memory {
+    /// The most bytes at a time.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.bytes.iter().sum()).max().unwrap_or(0)
+    }
+
+    /// The most bytes of a category at a time.
+    #[must_use]
+    pub fn peak_of(&self, category: Category) -> u64 {
+        self.samples.iter().map(|sample| sample.bytes[category as usize]).max().unwrap_or(0)
+    }
+}
+
+/// Writes down a rank's changes as they are found, which for what leaves is not in order of time.
+pub(super) struct Ledger<'a> {
+    shape: &'a ModelShape,
+    costs: &'a Costs,
+    /// The chunk of each layer.
+    chunks: Vec<usize>,
+    /// Whether the program has backwards, for which forwards keep something.
+    trains: bool,
+    changes: Vec<(f64, Category, i128)>,
+    /// Segments that hold a local gradient.
+    open: Vec<bool>,
+    /// By chunk and micro-batch, layers that are alive.
+    alive: BTreeMap<(usize, usize), usize>,
+    most_alive: usize,
+}
+
+impl<'a> Ledger<'a> {
+    pub(super) fn new(world: &World<'a>, costs: &'a Costs, program: &Program) -> Self {
+        let chunks = world.stages.chunks().iter().enumerate();
+        Self {
+            shape: world.shape,
+            costs,
+            chunks: chunks.flat_map(|(index, chunk)| chunk.clone().map(move |_| index)).collect(),
+            trains: program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm)),
+            changes: vec![],
+            open: vec![false; world.shape.segments.len()],
+            alive: BTreeMap::new(),
+            most_alive: 0,
+        }
+    }
+
+    /// An instruction has run, from when to when. Room is there from its start, and free from its end on.
+    pub(super) fn pass(&mut self, instruction: &Instruction, start: f64, end: f64) {
+        match instruction {
+            Instruction::Gather { segment } => {
+                self.add(start, Category::Gathered, self.costs.segments[*segment].parameters)
+            }
+            Instruction::Release { segment } => {
+                self.free(end, Category::Gathered, self.costs.segments[*segment].parameters)
+            }
+            Instruction::Forward { layer, micro_batch } => {
+                let bytes = self.costs.layers[*layer].activations;
+                self.add(start, Category::Activations, bytes);
+                if self.trains {
+                    *self.alive.entry((self.chunks[*layer], *micro_batch)).or_default() += 1;
+                    self.most_alive = self.alive.len().max(self.most_alive);
+                } else {
+                    self.free(end, Category::Activations, bytes);
+                }
+            }
+            Instruction::Backward { layer, micro_batch } => {
+                self.contribute(*layer, start);
+                self.free(end, Category::Activations, self.costs.layers[*layer].activations);
+                self.finish_layer(*layer, *micro_batch);
+            }
+            Instruction::BackwardInput { layer, .. } => {
+                let layer = &self.costs.layers[*layer];
+                self.free(end, Category::Activations, layer.activations);
+                self.add(end, Category::Activations, layer.put_off);
+            }
+            Instruction::BackwardWeight { layer, micro_batch } => {
+                self.contribute(*layer, start);
+                self.free(end, Category::Activations, self.costs.layers[*layer].put_off);
+                self.finish_layer(*layer, *micro_batch);
+            }
+            Instruction::Receive { message } => self.add(start, Category::Messages, self.costs.message(message)),
+            Instruction::AwaitReceive { message } => {
+                if let Content::TiedGradient { segment, .. } = message.content {
+                    self.open(segment, end);
+                }
+                self.free(end, Category::Messages, self.costs.message(message));
+            }
+            Instruction::Send { message } => {
+                self.add(start, Category::Messages, self.costs.message(message));
+                if let Content::TiedGradient { segment, .. } = message.content {
+                    self.open[segment] = false;
+                    self.free(start, Category::Gradients, self.costs.segments[segment].gradients);
+                }
+            }
+            Instruction::Accumulate { segment, .. } => {
+                self.open[*segment] = false;
+                self.free(end, Category::Gradients, self.costs.segments[*segment].gradients);
+            }
+            Instruction::Reduce { segments, .. } => {
+                // What is on its way stays; the next micro-batch has a buffer of its own.
+                self.sharded(segments).into_iter().for_each(|segment| self.open[segment] = false);
+            }
+            Instruction::AwaitReduce { segments, .. } => {
+                for segment in self.sharded(segments) {
+                    self.free(end, Category::Gradients, self.costs.segments[segment].gradients);
+                }
+            }
+            Instruction::Load { .. }
+            | Instruction::AwaitGather { .. }
+            | Instruction::AwaitSend { .. }
+            | Instruction::GradientNorm
+            | Instruction::Update { .. }
+            | Instruction::Refresh { .. }
+            | Instruction::AwaitRefresh { .. } => {}
+        }
+    }
+
+    /// A message that this rank sent is through.
+    pub(super) fn gone(&mut self, message: &Message, end: f64) {
+        self.free(end, Category::Messages, self.costs.message(message));
+    }
+
+    fn contribute(&mut self, layer: LayerId, at: f64) {
+        let shape = self.shape;
+        shape.layers[layer].segments.iter().for_each(|&segment| self.open(segment, at));
+    }
+
+    fn open(&mut self, segment: SegmentId, at: f64) {
+        if !std::mem::replace(&mut self.open[segment], true) {
+            self.add(at, Category::Gradients, self.costs.segments[segment].gradients);
+        }
+    }
+
+    fn finish_layer(&mut self, layer: LayerId, micro_batch: usize) {
+        let key = (self.chunks[layer], micro_batch);
+        let left = self.alive.get(&key).map_or(0, |layers| layers.saturating_sub(1));
+        match left {
+            0 => drop(self.alive.remove(&key)),
+            _ => drop(self.alive.insert(key, left)),
+        }
+    }
+
+    fn sharded(&self, segments: &[SegmentId]) -> Vec<SegmentId> {
+        let is_sharded = |&segment: &SegmentId| self.shape.segments[segment].placements.gradients == Placement::Sharded;
+        segments.iter().copied().filter(is_sharded).collect()
+    }
+
+    fn add(&mut self, at: f64, category: Category, bytes: u64) {
+        self.changes.push((at, category, i128::from(bytes)));
+    }
+
+    fn free(&mut self, at: f64, category: Category, bytes: u64) {
+        self.changes.push((at, category, -i128::from(bytes)));
+    }
+
+    /// Sorts by time. What is at the same time stays in the order of the program.
+    pub(super) fn finish(mut self) -> Memory {
+        self.changes.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut bytes = [0i128; 4];
+        let sample = |(time, category, change): (f64, Category, i128)| {
+            bytes[category as usize] += change;
+            Sample { time, bytes: bytes.map(|bytes| u64::try_from(bytes).unwrap_or(0)) }
+        };
+        Memory {
+            samples: self.changes.into_iter().filter(|change| change.2 != 0).map(sample).collect(),
+            alive: self.most_alive,
+        }
+    }
+}

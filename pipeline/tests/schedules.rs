@@ -1,0 +1,259 @@
+//! Every schedule gives programs that run, for every number of stages and micro-batches; and defects of messages are found.
+
+use std::collections::BTreeMap;
+
+use zero_pipeline::Instruction::{self, *};
+use zero_pipeline::schedule::{self, SCHEDULES, Size, Work};
+use zero_pipeline::{
+    Content, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
+    validate,
+};
+
+/// A layer has a segment of its own; the last layer uses the first one's too if they are tied.
+fn shape(layers: usize, tied: bool) -> ModelShape {
+    let layer = |index: usize| {
+        let shares = tied && index + 1 == layers && index > 0;
+        let segments = if shares { vec![0, index] } else { vec![index] };
+        LayerShape { name: format!("layer.{index}"), segments, splits: true }
+    };
+    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements() };
+    ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
+}
+
+/// As many layers as chunks, and two more.
+fn stages(shape: &ModelShape, count: usize, chunks: usize) -> Stages {
+    let (parts, layers) = (count * chunks, shape.layers.len());
+    let cuts = (0..parts).map(|part| layers * part / parts..layers * (part + 1) / parts);
+    Stages::new(shape, count, cuts.collect()).unwrap()
+}
+
+/// What schedules leave to passes: adding up gradients, and tied parameters.
+fn completed(program: Program, shape: &ModelShape, stages: &Stages, stage: usize) -> Program {
+    let Program { instructions, micro_batches } = program;
+    let mut out = vec![];
+    let content = |segment| Content::TiedParameters { segment };
+    let tied: Vec<usize> = (0..shape.segments.len()).filter(|&s| stages.is_tied(s)).collect();
+    for instruction in instructions {
+        out.push(instruction.clone());
+        match instruction {
+            Backward { layer, micro_batch } | BackwardWeight { layer, micro_batch } => {
+                for segment in shape.completed_by(layer) {
+                    out.push(Accumulate { segment, micro_batch });
+                    if micro_batch + 1 == micro_batches {
+                        out.push(Reduce { segments: vec![segment], micro_batch });
+                        out.push(AwaitReduce { segments: vec![segment], micro_batch });
+                    }
+                }
+            }
+            Update { segment } => {
+                for to in stages.borrowers(segment) {
+                    let message = zero_pipeline::Message { content: content(segment), from: stage, to };
+                    out.extend([Send { message }, AwaitSend { message }]);
+                }
+            }
+            _ => {}
+        }
+    }
+    for segment in tied.into_iter().filter(|&segment| stages.borrowers(segment).contains(&stage)) {
+        let message = zero_pipeline::Message { content: content(segment), from: stages.owner(segment), to: stage };
+        out.extend([Receive { message }, AwaitReceive { message }]);
+    }
+    Program { instructions: out, micro_batches }
+}
+
+fn programs(schedule: Schedule, shape: &ModelShape, stages: &Stages, micro_batches: usize) -> Vec<Program> {
+    let program = |stage| {
+        let program = schedule::training(schedule, shape, stages, stage, micro_batches);
+        completed(program, shape, stages, stage)
+    };
+    (0..stages.count()).map(program).collect()
+}
+
+fn check(programs: &[Program], shape: &ModelShape, stages: &Stages) -> Result<(), Violation> {
+    let mesh = Mesh::new(programs.len(), stages.count()).unwrap();
+    validate(programs, &World { shape, stages, mesh, capacity: 0 })
+}
+
+#[test]
+fn every_schedule_runs_without_any_room_in_the_channels() {
+    for schedule in SCHEDULES {
+        for count in 1..=8 {
+            for chunks in if schedule == Schedule::Interleaved { 1..=3 } else { 1..=1 } {
+                for tied in [false, true] {
+                    let shape = shape(count * chunks + 2, tied);
+                    let stages = stages(&shape, count, chunks);
+                    for micro_batches in 1..=17 {
+                        let programs = programs(schedule, &shape, &stages, micro_batches);
+                        check(&programs, &shape, &stages).unwrap_or_else(|e| {
+                            panic!("{schedule}, {count} × {chunks}, {micro_batches}, tied {tied}: {e}")
+                        });
+                        let forwards: Vec<Program> = (0..count)
+                            .map(|stage| schedule::forward_only(&shape, &stages, stage, micro_batches))
+                            .collect();
+                        check(&forwards, &shape, &stages).unwrap();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The most micro-batches whose forward has run and whose backward has not finished.
+fn live(schedule: Schedule, size: Size, stage: usize) -> usize {
+    let (mut now, mut most) = (0usize, 0);
+    for slot in schedule.slots(size, stage) {
+        match (slot.work, schedule) {
+            (Work::Forward, _) => now += 1,
+            (Work::BackwardWeight, _) | (Work::Backward, _) => now -= 1,
+            (Work::BackwardInput, _) => {}
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+#[test]
+fn micro_batches_alive() {
+    for stages in 1..=16 {
+        for micro_batches in 1..=64 {
+            let size = Size { stages, chunks: 1, micro_batches };
+            for stage in 0..stages {
+                assert_eq!(live(Schedule::GPipe, size, stage), micro_batches);
+                assert_eq!(live(Schedule::OneFOneB, size, stage), micro_batches.min(stages - stage));
+                assert!(live(Schedule::ZeroBubble, size, stage) <= micro_batches.min(stages), "{size:?} {stage}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slot_is_done_once_and_micro_batches_keep_their_order() {
+    for schedule in SCHEDULES {
+        for stages in 1..=6 {
+            for chunks in if schedule == Schedule::Interleaved { 1..=3 } else { 1..=1 } {
+                for micro_batches in 1..=13 {
+                    for stage in 0..stages {
+                        let mut next: BTreeMap<(String, usize), usize> = BTreeMap::new();
+                        for slot in schedule.slots(Size { stages, chunks, micro_batches }, stage) {
+                            let expected = next.entry((format!("{:?}", slot.work), slot.chunk)).or_default();
+                            assert_eq!(slot.micro_batch, *expected, "{schedule} {stages} {chunks} {micro_batches}");
+                            *expected += 1;
+                        }
+                        assert!(next.values().all(|&count| count == micro_batches));
+                        assert_eq!(next.len(), chunks * if schedule == Schedule::ZeroBubble { 3 } else { 2 });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The same with every message waited for where it is sent, and received where it is needed.
+fn blocking(program: &Program) -> Program {
+    let instructions = program.instructions.iter().flat_map(|instruction| match instruction {
+        Send { message } => vec![Send { message: *message }, AwaitSend { message: *message }],
+        AwaitReceive { message } => vec![Receive { message: *message }, AwaitReceive { message: *message }],
+        AwaitSend { .. } | Receive { .. } => vec![],
+        other => vec![other.clone()],
+    });
+    Program { instructions: instructions.collect(), micro_batches: program.micro_batches }
+}
+
+#[test]
+fn blocking_messages_deadlock_1f1b_and_not_gpipe() {
+    let shape = shape(4, false);
+    let stages = stages(&shape, 4, 1);
+    let mesh = Mesh::new(4, 4).unwrap();
+    for micro_batches in [4, 8] {
+        for capacity in [0, 1] {
+            let world = World { shape: &shape, stages: &stages, mesh, capacity };
+            let blocked = |schedule| -> Vec<Program> {
+                programs(schedule, &shape, &stages, micro_batches).iter().map(blocking).collect()
+            };
+            assert_eq!(validate(&blocked(Schedule::GPipe), &world), Ok(()));
+            let outcome = validate(&blocked(Schedule::OneFOneB), &world);
+            if capacity > 0 {
+                assert_eq!(outcome, Ok(()));
+                continue;
+            }
+            let violation = outcome.expect_err("1F1B with rendezvous channels");
+            assert!(violation.reason.starts_with("deadlock: it waits here, rank "), "{violation}");
+            assert!(violation.instruction.starts_with("await_"), "{violation}");
+        }
+    }
+}
+
+/// Programs of three stages of 1F1B, one of them changed.
+fn changed(stage: usize, change: impl FnOnce(&mut Vec<Instruction>)) -> String {
+    let shape = shape(3, true);
+    let stages = stages(&shape, 3, 1);
+    let mut programs = programs(Schedule::OneFOneB, &shape, &stages, 4);
+    change(&mut programs[stage].instructions);
+    check(&programs, &shape, &stages).expect_err("the programs are accepted").to_string()
+}
+
+fn remove(instructions: &mut Vec<Instruction>, kind: &str, what: &str) {
+    let is_it = |i: &Instruction| i.kind() == kind && i.to_string().contains(what);
+    let position = instructions.iter().position(is_it).expect("there is one");
+    instructions.remove(position);
+}
+
+#[test]
+fn defects_of_messages_are_named() {
+    let found = changed(0, |i| remove(i, "send", "activations"));
+    assert!(found.contains("it was not sent"), "{found}");
+    let found = changed(0, |i| {
+        remove(i, "send", "activations");
+        remove(i, "await_send", "activations");
+    });
+    assert!(found.starts_with("rank 1") && found.contains("message 0 from rank 0"), "{found}");
+    let found = changed(1, |i| remove(i, "receive", "activations"));
+    assert!(found.starts_with("rank 1") && found.contains("no receive was started"), "{found}");
+    let found = changed(1, |i| remove(i, "await_receive", "activations"));
+    assert!(found.contains("the layer before has not run"), "{found}");
+    let found = changed(2, |i| remove(i, "send", "tied gradient"));
+    assert!(found.contains("segment 0 still holds the gradient of another micro-batch"), "{found}");
+    let found = changed(0, |i| {
+        remove(i, "receive", "tied gradient");
+        remove(i, "await_receive", "tied gradient");
+    });
+    assert!(found.contains("tied gradient of segment 0 for layer 0 of micro-batch 0 is not here"), "{found}");
+    let found = changed(2, |i| {
+        remove(i, "receive", "tied parameters");
+        remove(i, "await_receive", "tied parameters");
+    });
+    assert!(found.contains("were never received"), "{found}");
+    let found = changed(1, |i| {
+        let last = i.iter().rposition(|i| i.kind() == "forward").expect("there is one");
+        let Forward { micro_batch, .. } = i[last] else { unreachable!() };
+        i[last] = Forward { layer: 0, micro_batch };
+    });
+    assert!(found.contains("the layer is on stage 0"), "{found}");
+}
+
+#[test]
+fn who_waits_for_whom_is_named() {
+    // The last stage wants a gradient that nobody has asked for yet.
+    let found = changed(0, |i| {
+        let (from, to) = ("await_send activations for layer 1 of micro-batch 0", "load micro-batch 0");
+        let find = |i: &[Instruction], what: &str| i.iter().position(|i| i.to_string().starts_with(what)).unwrap();
+        let at = find(i, "await_receive gradients");
+        let waiting = i.remove(at);
+        let start = find(i, to);
+        i.insert(start, waiting);
+        assert!(find(i, from) > start);
+    });
+    assert!(found.starts_with("rank 0") && found.contains("deadlock") && found.contains("rank 1 at"), "{found}");
+}
+
+#[test]
+fn a_cut_is_checked() {
+    let shape = shape(4, false);
+    let cut = |count, chunks: &[std::ops::Range<usize>]| Stages::new(&shape, count, chunks.to_vec());
+    assert!(cut(2, &[0..2, 2..4]).is_ok());
+    for chunks in [vec![0..2, 2..3], vec![0..2, 3..4], vec![0..4, 4..4], vec![1..2, 2..4], vec![0..3, 2..4]] {
+        let error = cut(2, &chunks).expect_err("not the layers");
+        assert!(error.to_string().contains("one after another"), "{error}");
+    }
+    assert!(cut(3, &[0..2, 2..4]).unwrap_err().to_string().contains("dealt out evenly"));
+}

@@ -1,0 +1,269 @@
+//! The simulator against closed forms: bubbles, live micro-batches, bytes, and who waits for whom.
+
+use zero_pipeline::Instruction::*;
+use zero_pipeline::schedule::{self, SCHEDULES};
+use zero_pipeline::simulate::{Category, LayerCosts, Link, SegmentCosts, SimulationError};
+use zero_pipeline::{
+    Costs, Lane, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Simulation, Stages, World, ZeroStage,
+    simulate,
+};
+
+fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
+    let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: true };
+    let segment = |_| SegmentShape { elements: 10, placements: zero_stage.placements() };
+    ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
+}
+
+/// Nothing takes time but the layers.
+fn costs(layers: usize, layer: LayerCosts) -> Costs {
+    let segment = SegmentCosts { parameters: 40, gradients: 40, accumulate: 0.0, update: 0.0 };
+    Costs {
+        layers: vec![layer; layers],
+        segments: vec![segment; layers],
+        load: 0.0,
+        gradient_norm: 0.0,
+        pipe: Link::FREE,
+        data: Link::FREE,
+    }
+}
+
+/// Whole numbers, so that sums are exact: forward, backward for the input and backward for the weights.
+fn layer(forward: f64, input: f64, weight: f64) -> LayerCosts {
+    LayerCosts {
+        forward,
+        backward: input + weight,
+        backward_input: input,
+        backward_weight: weight,
+        activations: 1000,
+        put_off: 1000,
+        inputs: 100,
+        input_gradients: 100,
+    }
+}
+
+/// A schedule on `count` stages of `chunks` chunks of one layer each, all layers alike.
+fn run(schedule: Schedule, count: usize, chunks: usize, micro_batches: usize, layer: LayerCosts) -> Simulation {
+    let layers = count * chunks;
+    let shape = shape(layers, ZeroStage::Zero);
+    let stages = Stages::new(&shape, count, (0..layers).map(|l| l..l + 1).collect()).unwrap();
+    let program = |stage| schedule::training(schedule, &shape, &stages, stage, micro_batches);
+    let programs: Vec<Program> = (0..count).map(program).collect();
+    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(count, count).unwrap(), capacity: 0 };
+    simulate(&programs, &world, &costs(layers, layer)).unwrap()
+}
+
+/// Asserts that each rank is idle for `idle` seconds, and nothing is lost.
+fn idle(found: &Simulation, idle: f64, busy: f64, what: &str) {
+    let timeline = &found.timeline;
+    assert_eq!(timeline.makespan(), idle + busy, "{what}");
+    assert_eq!(timeline.busy(), vec![busy; timeline.ranks], "{what}");
+    assert_eq!(timeline.idle(), vec![idle; timeline.ranks], "{what}");
+}
+
+#[test]
+fn bubbles_of_gpipe_and_1f1b_are_the_closed_form() {
+    for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
+        for p in 1..=16 {
+            for m in 1..=64 {
+                let found = run(schedule, p, 1, m, layer(1.0, 1.0, 1.0));
+                idle(&found, (p - 1) as f64 * 3.0, m as f64 * 3.0, &format!("{schedule} {p} {m}"));
+                let closed_form = (p - 1) as f64 / (m + p - 1) as f64;
+                assert!((found.timeline.bubble() - closed_form).abs() < 1e-12);
+                for (rank, memory) in found.memory.iter().enumerate() {
+                    let alive = if schedule == Schedule::GPipe { m } else { m.min(p - rank) };
+                    assert_eq!(memory.alive, alive);
+                    assert_eq!(memory.peak_of(Category::Activations), 1000 * alive as u64);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bubbles_of_interleaved_chunks_are_the_closed_form() {
+    for p in 1..=16 {
+        for v in 2..=4 {
+            for m in (p..=64).step_by(p) {
+                for (forward, backward) in [(1.0, 1.0), (1.0, 2.0)] {
+                    let found = run(Schedule::Interleaved, p, v, m, layer(forward, backward, 0.0));
+                    let both = forward + backward;
+                    idle(&found, (p - 1) as f64 * both, (m * v) as f64 * both, &format!("{p} {v} {m} {both}"));
+                    let closed_form = (p - 1) as f64 / (v * m + p - 1) as f64;
+                    assert!((found.timeline.bubble() - closed_form).abs() < 1e-12);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_bubble_is_a_third_of_1f1b_at_its_memory() {
+    for p in 1..=16 {
+        for m in p..=64 {
+            for (forward, input, weight) in [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0)] {
+                let layer = layer(forward, input, weight);
+                let (plain, zero) =
+                    (run(Schedule::OneFOneB, p, 1, m, layer), run(Schedule::ZeroBubble, p, 1, m, layer));
+                let (work, gaps) = (forward + input + weight, (p - 1) as f64);
+                idle(&plain, gaps * work, m as f64 * work, &format!("1f1b {p} {m}"));
+                idle(&zero, gaps * (forward + input - weight), m as f64 * work, &format!("zb_h1 {p} {m} {layer:?}"));
+                let most = |found: &Simulation| found.memory.iter().map(|memory| memory.alive).max();
+                assert_eq!(most(&zero), most(&plain), "{p} {m}");
+            }
+        }
+    }
+}
+
+/// Two stages of two layers, two replicas; nothing takes time but what a test sets.
+fn world(shape: &ModelShape) -> (Stages, Mesh) {
+    (Stages::new(shape, 2, vec![0..2, 2..4]).unwrap(), Mesh::new(4, 2).unwrap())
+}
+
+#[test]
+fn messages_take_latency_and_bandwidth_and_come_in_order() {
+    let shape = shape(2, ZeroStage::Zero);
+    let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
+    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 2 };
+    let programs: Vec<Program> = (0..2).map(|stage| schedule::forward_only(&shape, &stages, stage, 2)).collect();
+    let costs = Costs { pipe: Link { latency: 2.0, bandwidth: 50.0 }, ..costs(2, layer(1.0, 1.0, 1.0)) };
+    // Messages of 100 bytes take 2 + 100/50 seconds. The second one is sent at 2 and goes when the first one has arrived.
+    let times = |world| {
+        let found = simulate(&programs, &world, &costs).unwrap();
+        let of = |rank, lane: fn(&Lane) -> bool| -> Vec<(f64, f64)> {
+            let events = found.timeline.events.iter();
+            events.filter(|e| e.rank == rank && lane(&e.lane)).map(|e| (e.start, e.end)).collect()
+        };
+        let computes = found.timeline.events.iter().filter(|e| e.is_compute() && e.rank == 1);
+        let computes: Vec<(f64, f64)> = computes.map(|e| (e.start, e.end)).collect();
+        (of(0, |lane| matches!(lane, Lane::Channel(_))), computes)
+    };
+    assert_eq!(times(world), (vec![(1.0, 5.0), (5.0, 9.0)], vec![(5.0, 6.0), (9.0, 10.0)]));
+    // Without room for it, the second one waits until its receive is posted, which is when the first one has been taken.
+    assert_eq!(times(World { capacity: 0, ..world }), times(world));
+    let slow: Vec<Program> = programs
+        .iter()
+        .map(|program| {
+            // A receive is posted only when it is needed.
+            let mut instructions = program.instructions.clone();
+            instructions.retain(|i| !matches!(i, Receive { .. }));
+            let posted = instructions.into_iter().flat_map(|i| match i {
+                AwaitReceive { message } => vec![Receive { message }, i],
+                other => vec![other],
+            });
+            Program { instructions: posted.collect(), ..program.clone() }
+        })
+        .collect();
+    let found = simulate(&slow, &World { capacity: 0, ..world }, &costs).unwrap();
+    let sends: Vec<f64> = found.timeline.events.iter().filter(|e| e.lane != Lane::Compute).map(|e| e.start).collect();
+    assert_eq!(sends, [1.0, 6.0]);
+    // The last send is awaited at the end.
+    assert_eq!(found.timeline.events.iter().filter(|e| e.rank == 0).map(|e| e.end).fold(0.0, f64::max), 10.0);
+}
+
+#[test]
+fn collectives_wait_for_all_members_and_overlap_with_compute() {
+    let shape = shape(4, ZeroStage::Three);
+    let (stages, mesh) = world(&shape);
+    let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
+    let mut costs = costs(4, layer(3.0, 1.0, 1.0));
+    // Half of 40 bytes at 10 bytes a second, after a second: 3 seconds.
+    costs.data = Link { latency: 1.0, bandwidth: 10.0 };
+    costs.gradient_norm = 0.5;
+    let program = |rank: usize| {
+        let first = 2 * (rank / 2);
+        let late = (rank == 1).then_some(Load { micro_batch: 0 });
+        let second = first + 1;
+        let forward = |layer| Forward { layer, micro_batch: 0 };
+        let mut instructions: Vec<_> = late.into_iter().collect();
+        instructions.extend([Gather { segment: first }, Gather { segment: second }]);
+        instructions.extend([AwaitGather { segment: first }, forward(first), Release { segment: first }]);
+        instructions.extend([AwaitGather { segment: second }, forward(second), Release { segment: second }]);
+        instructions.push(GradientNorm);
+        Program { instructions, micro_batches: 1 }
+    };
+    costs.load = 7.0;
+    let found = simulate(&(0..4).map(program).collect::<Vec<_>>(), &world, &costs).unwrap();
+    let of = |rank, lane| {
+        let events = found.timeline.events.iter().filter(move |e| e.rank == rank && e.lane == lane);
+        events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
+    };
+    // Both gathers start at once and go one after the other. Rank 1 comes late, which rank 0 waits for and ranks 2 and 3 do not, before the norm.
+    let collectives = [("gather", 7.0, 10.0), ("gather", 10.0, 13.0), ("gradient_norm", 16.0, 16.5)];
+    assert_eq!(of(0, Lane::Collectives), collectives);
+    assert_eq!(of(1, Lane::Collectives), collectives);
+    assert_eq!(of(2, Lane::Collectives)[..2], [("gather", 0.0, 3.0), ("gather", 3.0, 6.0)]);
+    let computes =
+        [("await_gather", 0.0, 10.0), ("forward", 10.0, 13.0), ("forward", 13.0, 16.0), ("gradient_norm", 16.0, 16.5)];
+    assert_eq!(of(0, Lane::Compute), computes);
+    assert_eq!(of(3, Lane::Compute).last(), Some(&("gradient_norm", 9.0, 16.5)));
+    assert_eq!(found.timeline.busy(), [6.0, 13.0, 6.0, 6.0]);
+    assert_eq!(found.timeline.communication(), [6.5; 4]);
+    // Both segments at once until the first layer has run.
+    assert_eq!(found.memory[0].peak_of(Category::Gathered), 80);
+    assert_eq!(found.memory[0].samples.last().unwrap().bytes[Category::Gathered as usize], 0);
+}
+
+#[test]
+fn bytes_come_and_go() {
+    for (schedule, micro_batches) in SCHEDULES.into_iter().flat_map(|s| (1..=9).map(move |m| (s, m))) {
+        let found = run(schedule, 4, 1, micro_batches, layer(1.0, 1.0, 1.0));
+        for (rank, memory) in found.memory.iter().enumerate() {
+            let what = format!("{schedule}, {micro_batches}, rank {rank}");
+            assert!(memory.samples.is_sorted_by(|a, b| a.time <= b.time), "{what}");
+            let last = memory.samples.last().expect("something was needed").bytes;
+            assert_eq!(last[Category::Activations as usize], 0, "{what}");
+            assert_eq!(last[Category::Messages as usize], 0, "{what}");
+            // What schedules leave to passes: nobody takes the gradient of the stage's segment, which is opened once.
+            assert_eq!(last[Category::Gradients as usize], 40, "{what}");
+            assert_eq!(memory.peak_of(Category::Activations), 1000 * memory.alive as u64, "{what}");
+            // Messages of stages between two others: a receive posted for each direction, and what is just being sent.
+            assert!(memory.peak_of(Category::Messages) >= if [0, 3].contains(&rank) { 100 } else { 200 }, "{what}");
+            let sums = memory.samples.iter().map(|sample| sample.bytes.iter().sum::<u64>());
+            assert_eq!(memory.peak(), sums.max().unwrap(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_put_off_weight_gradient_keeps_what_it_needs() {
+    let small = LayerCosts { put_off: 300, ..layer(1.0, 1.0, 1.0) };
+    let found = run(Schedule::ZeroBubble, 4, 1, 8, small);
+    // The last stage has one micro-batch between forward and backward, and three whose weight gradients are put off.
+    assert_eq!(found.memory[3].alive, 4);
+    assert_eq!(found.memory[3].peak_of(Category::Activations), 1000 + 3 * 300);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_an_error() {
+    let shape = shape(4, ZeroStage::Zero);
+    let (stages, mesh) = world(&shape);
+    let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
+    let program = |rank: usize| schedule::training(Schedule::OneFOneB, &shape, &stages, rank / 2, 3);
+    let programs: Vec<Program> = (0..4).map(program).collect();
+    let good = costs(4, layer(1.0, 1.0, 1.0));
+    let error = |programs: &[Program], costs: &Costs| simulate(programs, &world, costs).expect_err("there is a defect");
+    assert!(simulate(&programs, &world, &good).is_ok());
+
+    let found = error(&programs[..3], &good);
+    assert_eq!(found, SimulationError::Programs { programs: 3, ranks: 4 });
+    let found = error(&programs, &costs(3, layer(1.0, 1.0, 1.0)));
+    assert_eq!(found, SimulationError::Table { what: "layers", found: 3, expected: 4 });
+    assert_eq!(error(&programs, &costs(4, layer(-1.0, 1.0, 1.0))), SimulationError::NotATime(-1.0));
+    let found = error(&programs, &Costs { load: f64::NAN, ..good.clone() });
+    assert!(matches!(found, SimulationError::NotATime(seconds) if seconds.is_nan()));
+    let standing = Costs { pipe: Link { latency: 0.0, bandwidth: 0.0 }, ..good.clone() };
+    assert_eq!(error(&programs, &standing), SimulationError::NotABandwidth(0.0));
+
+    let mut other = programs.clone();
+    other[2].instructions.insert(1, Forward { layer: 9, micro_batch: 0 });
+    let found = error(&other, &good).to_string();
+    assert!(found.starts_with("rank 2, instruction 1 (forward layer 9") && found.contains("another model"), "{found}");
+    let mut other = programs.clone();
+    other[0].instructions.retain(|i| !matches!(i, Send { .. }));
+    let found = error(&other, &good).to_string();
+    assert!(found.starts_with("rank 0") && found.contains("never comes"), "{found}");
+    let mut other = programs;
+    other[3].instructions.retain(|i| !matches!(i, GradientNorm));
+    let found = error(&other, &good).to_string();
+    assert!(found.contains("(gradient_norm): it waits for something that never comes"), "{found}");
+}

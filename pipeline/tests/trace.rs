@@ -1,0 +1,82 @@
+//! Traces, read back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
+use zero_pipeline::{
+    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Timeline, World, ZeroStage, schedule,
+    simulate, trace,
+};
+
+/// 1F1B on two stages, with messages that take time.
+fn timeline(forward: f64) -> Timeline {
+    let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: false };
+    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements() };
+    let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };
+    let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
+    let layer = LayerCosts { forward, backward: 0.5, inputs: 10, input_gradients: 10, ..LayerCosts::default() };
+    let costs = Costs {
+        layers: vec![layer; 2],
+        segments: vec![SegmentCosts::default(); 2],
+        load: 0.0,
+        gradient_norm: 0.0,
+        pipe: Link { latency: 0.125, bandwidth: f64::INFINITY },
+        data: Link::FREE,
+    };
+    let programs: Vec<Program> =
+        (0..2).map(|stage| schedule::training(Schedule::OneFOneB, &shape, &stages, stage, 3)).collect();
+    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 0 };
+    simulate(&programs, &world, &costs).unwrap().timeline
+}
+
+/// A trace's events of one kind.
+fn events(trace: &Value, kind: &str) -> Vec<Value> {
+    let all = trace["traceEvents"].as_array().expect("a list of events");
+    all.iter().filter(|event| event["ph"] == kind).cloned().collect()
+}
+
+#[test]
+fn ranks_are_processes_and_lanes_are_threads() {
+    let (measured, simulated) = (timeline(0.25), timeline(0.5));
+    let text = trace::chrome(&[("measured", &measured), ("simulated", &simulated)]);
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let mut names: BTreeMap<(u64, u64), String> = BTreeMap::new();
+    let mut processes = vec![];
+    for event in events(&trace, "M") {
+        let (process, thread) = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        let name = event["args"]["name"].as_str().map(String::from);
+        match event["name"].as_str().unwrap() {
+            "process_name" => processes.push((process, name.unwrap())),
+            "thread_name" => assert_eq!(names.insert((process, thread), name.unwrap()), None),
+            _ => {}
+        }
+    }
+    let expected = ["rank 0, measured", "rank 1, measured", "rank 0, simulated", "rank 1, simulated"];
+    assert_eq!(processes, (0..).zip(expected.map(String::from)).collect::<Vec<_>>());
+    let lanes =
+        |process| names.range((process, 0)..(process + 1, 0)).map(|(_, name)| name.as_str()).collect::<Vec<_>>();
+    assert_eq!(lanes(0), ["compute", "activations to stage 1"]);
+    assert_eq!(lanes(3), ["compute", "gradients to stage 0"]);
+
+    let complete = events(&trace, "X");
+    assert_eq!(complete.len(), measured.events.len() + simulated.events.len());
+    let used: BTreeSet<(u64, u64)> =
+        complete.iter().map(|e| (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap())).collect();
+    assert_eq!(used, names.into_keys().collect());
+    for (event, of) in complete.iter().zip(measured.events.iter().chain(&simulated.events)) {
+        assert_eq!(event["ts"].as_f64().unwrap(), of.start * 1e6);
+        assert_eq!(event["dur"].as_f64().unwrap(), of.seconds() * 1e6);
+        assert_eq!(event["name"], of.instruction.to_string());
+        assert_eq!(event["cat"], of.instruction.kind());
+    }
+    let forward = complete.iter().find(|event| event["cat"] == "forward" && event["pid"] == 1).unwrap();
+    assert_eq!(forward["args"], serde_json::json!({ "layer": 1, "micro_batch": 0 }));
+    assert_eq!((forward["ts"].as_f64(), forward["dur"].as_f64()), (Some(375_000.0), Some(250_000.0)));
+}
+
+#[test]
+fn nothing_is_a_trace_too() {
+    let trace: Value = serde_json::from_str(&trace::chrome(&[])).unwrap();
+    assert_eq!(trace["traceEvents"], serde_json::json!([]));
+}
