@@ -6,7 +6,8 @@ use zero_partition::Layout;
 use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
 use zero_pipeline::split::{self, LayerCost, SplitError};
 use zero_pipeline::{
-    Coordinates, Mesh, ModelShape, Placement, Program, Schedule, StageId, Stages, World, schedule::Size, validate,
+    Coordinates, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, World, schedule::Size,
+    validate,
 };
 
 use crate::error::Error;
@@ -79,28 +80,42 @@ impl Arrangement {
 
     /// In a line, for the user: which layers each stage has, and when it gathers parameters that are sharded.
     pub(crate) fn describe(&self, shape: &ModelShape) -> String {
-        let layers = |stage: StageId| {
-            let chunks = self.stages.chunks().iter().skip(stage).step_by(self.stages.count());
-            let names = chunks.map(|chunk| {
-                let (first, last) = (&shape.layers[chunk.start].name, &shape.layers[chunk.end - 1].name);
-                if first == last { first.clone() } else { format!("{first} … {last}") }
-            });
-            names.collect::<Vec<_>>().join(" + ")
-        };
-        let all = (0..self.stages.count()).map(layers).collect::<Vec<_>>().join(" | ");
-        let mut text = format!("pipeline: {} stages, {}: {all}", self.stages.count(), self.schedule);
-        if shape.segments.iter().any(|segment| segment.placements.parameters == Placement::Sharded) {
-            let keeps = |passes: &&PassOptions| passes.gather.max_reuse_distance == usize::MAX;
-            let kept = self.passes.iter().filter(keeps).count();
-            text += match kept {
-                0 => "; parameters are gathered for each micro-batch",
-                _ if kept == self.passes.len() => "; parameters stay gathered for a step",
-                _ => {
-                    "; parameters stay gathered for a step where they fit, elsewhere they are gathered for each micro-batch"
-                }
-            };
+        let all: Vec<String> = (0..self.stages.count()).map(|stage| self.layers_of(stage, shape)).collect();
+        let text = format!("pipeline: {} stages, {}: {}", self.stages.count(), self.schedule, all.join(" | "));
+        match self.gathering(shape) {
+            Some(gathering) => format!("{text}; {gathering}"),
+            None => text,
         }
-        text
+    }
+
+    /// The names of a stage's layers, the first and the last of each chunk.
+    pub(crate) fn layers_of(&self, stage: StageId, shape: &ModelShape) -> String {
+        let chunks = self.stages.chunks().iter().skip(stage).step_by(self.stages.count());
+        let names = chunks.map(|chunk| {
+            let (first, last) = (&shape.layers[chunk.start].name, &shape.layers[chunk.end - 1].name);
+            if first == last { first.clone() } else { format!("{first} … {last}") }
+        });
+        names.collect::<Vec<_>>().join(" + ")
+    }
+
+    /// Whether a stage's sharded parameters stay gathered for the whole step.
+    pub(crate) fn keeps_gathered(&self, stage: StageId) -> bool {
+        self.passes[stage].gather.max_reuse_distance == usize::MAX
+    }
+
+    /// When sharded parameters are gathered, in words; `None` where there are none.
+    pub(crate) fn gathering(&self, shape: &ModelShape) -> Option<String> {
+        let is_sharded = |segment: &SegmentShape| segment.placements.parameters == Placement::Sharded;
+        if self.stages.count() == 1 || !shape.segments.iter().any(is_sharded) {
+            return None;
+        }
+        let (kept, other): (Vec<StageId>, Vec<StageId>) =
+            (0..self.stages.count()).partition(|&stage| self.keeps_gathered(stage));
+        Some(match (kept.is_empty(), other.is_empty()) {
+            (true, _) => "parameters are gathered for each micro-batch".into(),
+            (_, true) => "parameters stay gathered for a step".into(),
+            _ => format!("parameters stay gathered for a step on stages {kept:?}, and not on stages {other:?}"),
+        })
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Print the resolved configuration with the origin of each value, or every error at once
     Check(CheckArgs),
+    /// Print who has which layers, what each rank needs and sends, and with --grid when it computes what; starts nothing
+    Plan(PlanArgs),
     /// Measure this machine: kernels, collectives or whole steps
     Bench(BenchArgs),
 }
@@ -33,7 +35,7 @@ pub(crate) struct ConfigArgs {
     // Not required for clap, which would miss it next to a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Option<PathBuf>,
-    /// Ranks to start on this machine [default: launcher.num_processes, else 1]
+    /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
     #[arg(long, short, value_name = "N", alias = "num_processes", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,
     /// Override a value, for example zero_optimization.stage=2; may be given several times
@@ -81,6 +83,20 @@ pub(crate) struct CheckArgs {
     pub(crate) config: ConfigArgs,
 }
 
+/// Options of `plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// Where the configuration comes from.
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+    /// Draw the step: a row for each pipeline stage, a column for each slot of time
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) grid: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Options of `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -120,6 +136,18 @@ pub(crate) enum Bench {
     Ops {
         /// Runs of each, in turn with its limit
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+        repeats: u32,
+    },
+    /// Pipelines of layers that sleep, so that more stages can be run than there are cores: measured beside simulated steps
+    Pipeline {
+        /// Numbers of stages
+        #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(1..))]
+        stages: Vec<u32>,
+        /// Micro-batches of a step
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+        micro_batches: u32,
+        /// Measured steps, after one that is not
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
     },
     /// Where the time of a training step goes, by operation

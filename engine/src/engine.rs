@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zero_comm::place::Place;
 use zero_comm::{Buffer, Communicator, Options, ReduceOp, Stats, Transport};
-use zero_config::Config;
+use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_partition::{Groups, Kind, Layout, Order, Zero};
 use zero_pipeline::split::LayerCost;
@@ -17,6 +17,7 @@ use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, run};
+use crate::measure::measure;
 use crate::messages::{Boundary, share};
 use crate::settings::Settings;
 use crate::timing::Timing;
@@ -79,6 +80,51 @@ impl Engine {
         Self::resolved(config.for_world_size(comm.size())?, model, comm, None)
     }
 
+    /// An engine on a rank of a given communicator, whose layers are dealt out to pipeline stages by the time that they take where
+    /// `pipeline.partition_method` is `time`: rank 0 runs each of them on a micro-batch before the engine is made. All ranks call
+    /// it.
+    ///
+    /// # Errors
+    /// As [`Engine::new`], and what a layer says.
+    pub fn measured(
+        config: Config,
+        model: Layers,
+        comm: Arc<dyn Communicator>,
+        micro_batch: &Batch,
+    ) -> Result<Self, Error> {
+        let config = config.for_world_size(comm.size())?;
+        Self::measured_with(config, model, comm, || Ok(micro_batch.clone()))
+    }
+
+    /// The same with a configuration that is resolved, and a micro-batch that is loaded only if it is needed.
+    pub(crate) fn measured_with(
+        config: Config,
+        model: Layers,
+        comm: Arc<dyn Communicator>,
+        micro_batch: impl FnOnce() -> Result<Batch, Error>,
+    ) -> Result<Self, Error> {
+        let by_time = config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time;
+        if !by_time {
+            return Self::resolved(config, model, comm, None);
+        }
+        let built = model.build(Settings::new(&config)?.dtype)?;
+        let mut seconds = vec![0.0f64; 2 * built.layers().len()];
+        if comm.rank() == 0 {
+            let costs = measure(&built, &micro_batch()?, config.training.seed)?;
+            seconds = costs.iter().flat_map(|cost| [cost.forward, cost.backward]).collect();
+        }
+        // All ranks must cut the model at the same places: they are told the bits.
+        let bits = Buffer::I64(seconds.iter().map(|seconds| seconds.to_bits() as i64).collect());
+        let bits = comm.broadcast(bits, 0).wait()?.into_i64()?;
+        let cost = |pair: &[i64]| LayerCost {
+            forward: f64::from_bits(pair[0] as u64),
+            backward: f64::from_bits(pair[1] as u64),
+            ..LayerCost::default()
+        };
+        let costs: Vec<LayerCost> = bits.chunks_exact(2).map(cost).collect();
+        Self::of_model(config, built, comm, Some(&costs))
+    }
+
     /// An engine of a configuration that is as it should be for this communicator.
     pub(crate) fn resolved(
         config: Config,
@@ -86,8 +132,17 @@ impl Engine {
         comm: Arc<dyn Communicator>,
         costs: Option<&[LayerCost]>,
     ) -> Result<Self, Error> {
-        let settings = Settings::new(&config)?;
-        let model = Arc::new(model.build(settings.dtype)?);
+        let model = model.build(Settings::new(&config)?.dtype)?;
+        Self::of_model(config, model, comm, costs)
+    }
+
+    fn of_model(
+        config: Config,
+        model: Model,
+        comm: Arc<dyn Communicator>,
+        costs: Option<&[LayerCost]>,
+    ) -> Result<Self, Error> {
+        let (settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout);
         let mesh = Mesh::new(comm.size(), config.pipeline.stages)
             .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
@@ -103,7 +158,11 @@ impl Engine {
         if let Some(sources) = &config.training.initial_weights {
             zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
         }
-        let timing = Timing::new(config.wall_clock_breakdown || config.training.trace);
+        let traced = config.wall_clock_breakdown || config.training.trace;
+        if traced {
+            comm.barrier().wait()?;
+        }
+        let timing = Timing::new(traced);
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
         Ok(Self { config, settings, zero, comm, arrangement, program, evaluations, boundaries, timing, step: 0 })
     }

@@ -84,7 +84,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches)
         .map(|micro_batch| MicroBatch { sample: (context.sample)(micro_batch), ..MicroBatch::default() })
         .collect();
-    for instruction in &program.instructions {
+    for (index, instruction) in program.instructions.iter().enumerate() {
         let started = Instant::now();
         match instruction {
             Instruction::Load { micro_batch } => {
@@ -135,7 +135,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 take(*message, &mut messages, &mut micro_batches, context.zero)?;
             }
         }
-        context.timing.record(instruction, started);
+        context.timing.record(instruction, context.training.then_some(index), started);
     }
     if outcome.norm.is_some_and(|norm| norm.is_finite() || !context.skips_overflow) {
         context.zero.finish_step();

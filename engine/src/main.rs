@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use cli::{Bench, Cli, Command, ConfigArgs, TrainArgs};
+use cli::{Bench, Cli, Command, ConfigArgs, PlanArgs, TrainArgs};
 use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Output, Resume, RunOptions};
@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),
+        (Some(Command::Plan(args)), _) => plan(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
         (None, args) => train(&args),
     };
@@ -62,6 +63,24 @@ fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
+    let (typed, _) = load(&args.config, &args.config.set)?;
+    let config = typed.resolve(args.config.num_processes.map(|n| n as usize))?;
+    warn(&config);
+    let plan = zero_train::train::plan(&config)?;
+    if args.json {
+        println!("{:#}", plan.value());
+        return Ok(0);
+    }
+    println!("{plan}");
+    if args.grid {
+        let terminal = console::Term::stdout();
+        let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
+        print!("\n{}", plan.grid(columns));
+    }
+    Ok(0)
+}
+
 fn warn(config: &Config) {
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
@@ -86,6 +105,8 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     if options.output != Output::Quiet && config.log_level >= LogLevel::Warning {
         warn(&config);
     }
+    // What the ranks would all find out is said once, before any is started.
+    zero_train::train::check(&config)?;
     let ranks = config.world_size;
     if config.launcher.transport == Transport::Threads {
         return rank::run_as_threads(&config, &options);
@@ -127,6 +148,10 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }
         Bench::Ops { repeats } => bench::ops(*repeats as usize),
+        Bench::Pipeline { stages, micro_batches, repeats } => {
+            let stages: Vec<usize> = stages.iter().map(|&n| n as usize).collect();
+            bench::pipeline(&stages, *micro_batches as usize, *repeats as usize)
+        }
         Bench::Profile { config, steps } => bench::profile(config, *steps as usize),
         Bench::Step { config, steps, json } => bench::step(config, *steps, *json),
     }

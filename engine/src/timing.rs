@@ -59,17 +59,15 @@ impl Lane {
     }
 }
 
-/// One span of the measured timeline.
-#[derive(Debug, Clone, PartialEq)]
+/// An instruction of a training step that was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// What ran.
-    pub name: String,
-    /// Its lane.
-    pub lane: Lane,
-    /// Since the engine was made.
+    /// Its index in the step's program.
+    pub index: usize,
+    /// Since all ranks had been made.
     pub start: Duration,
-    /// How long it took.
-    pub duration: Duration,
+    /// Likewise.
+    pub end: Duration,
 }
 
 /// Seconds by lane, calls by instruction, and the timeline where it is wanted.
@@ -82,6 +80,7 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// `record_spans`: keep the timeline. All ranks make it at about the same time, behind a barrier.
     pub(crate) fn new(record_spans: bool) -> Self {
         Self {
             origin: Instant::now(),
@@ -91,13 +90,14 @@ impl Timing {
         }
     }
 
-    pub(crate) fn record(&mut self, instruction: &Instruction, started: Instant) {
+    /// An instruction that is done. `index` is its place in a training step's program; evaluation is not in the timeline.
+    pub(crate) fn record(&mut self, instruction: &Instruction, index: Option<usize>, started: Instant) {
         let (lane, duration) = (Lane::of(instruction), started.elapsed());
         self.seconds[lane as usize] += duration.as_secs_f64();
         *self.calls.entry(instruction.kind()).or_default() += 1;
-        if let Some(spans) = &mut self.spans {
+        if let (Some(spans), Some(index)) = (&mut self.spans, index) {
             let start = started.duration_since(self.origin);
-            spans.push(Span { name: instruction.to_string(), lane, start, duration });
+            spans.push(Span { index, start, end: start + duration });
         }
     }
 
@@ -110,6 +110,12 @@ impl Timing {
     /// Instructions carried out, by kind.
     pub fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.calls.iter().map(|(&kind, &calls)| (kind, calls))
+    }
+
+    /// Whether the timeline is recorded.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.spans.is_some()
     }
 
     /// The timeline; empty unless it is recorded.

@@ -2,6 +2,7 @@
 
 mod comm;
 mod ops;
+mod pipeline;
 mod profile;
 mod step;
 
@@ -17,6 +18,7 @@ use crate::{launch, surroundings};
 
 pub(crate) use comm::comm;
 pub(crate) use ops::ops;
+pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
 pub(crate) use step::step;
 

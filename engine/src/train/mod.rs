@@ -22,6 +22,8 @@ use zero_config::{Config, LogLevel};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::plan::Plan;
+use crate::words::{bytes, counted, grouped};
 use corpus::Corpus;
 use evaluation::EarlyStop;
 use progress::Progress;
@@ -79,7 +81,9 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     if let Some(steps) = options.verify {
         return verify::verify(&config, &corpus, layers, comm, steps, options.output);
     }
-    let mut engine = Engine::with_communicator(config, layers, comm.clone())?;
+    let rows = config.train_micro_batch_size_per_gpu;
+    let sample = || corpus.training_batch(0, rows);
+    let mut engine = Engine::measured_with(config, layers, comm.clone(), sample)?;
     let out = PathBuf::from(&engine.config().training.output_dir);
     let mut early = EarlyStop::new(engine.config().training.early_stopping.clone());
     let resumed = resume(&mut engine, options, &out)?;
@@ -98,6 +102,33 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     run.finish(files.as_mut(), &saved, text.as_deref(), finished)?;
     comm.barrier().wait()?;
     Ok(finished)
+}
+
+/// The plan of a configuration that is resolved for its number of ranks; starts nothing.
+///
+/// # Errors
+/// Whatever would keep the ranks from starting, and data that cannot be read where the vocabulary is taken from it.
+pub fn plan(config: &Config) -> Result<Plan, Error> {
+    config.model_and_data()?;
+    let corpus = Corpus::open(config)?;
+    let layers = configured_model::from_config(config, corpus.vocabulary)?;
+    Plan::new(with_total_steps(config.clone(), 1), layers)
+}
+
+/// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, and
+/// the programs of all ranks may run.
+///
+/// # Errors
+/// As [`plan`].
+pub fn check(config: &Config) -> Result<(), Error> {
+    // A vocabulary that is taken from the data does not change what fits together.
+    let vocabulary = match &config.model {
+        Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
+        Some(zero_config::Model::Llama(m)) => m.vocab_size,
+        _ => None,
+    };
+    let layers = configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))?;
+    Plan::new(with_total_steps(config.clone(), 1), layers).map(drop)
 }
 
 /// `total_num_steps: auto` of a run that is counted in epochs.
@@ -142,7 +173,7 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         comm.transport(),
         engine.settings.layout.zero_stage.number(),
         if engine.settings.passes.gather.overlap { "during" } else { "between" },
-        progress::bytes(state),
+        bytes(state),
         counted(zero_model::ops::threads(), "thread", "threads"),
     ));
     if config.pipeline.stages > 1 {
@@ -162,22 +193,4 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     if let Some(from) = resumed {
         progress.say(&format!("resumed from {} after step {}", from.display(), engine.steps()));
     }
-}
-
-/// `1 rank`, `2 ranks`.
-fn counted(n: usize, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
-}
-
-/// `1,234,567`.
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }

@@ -111,15 +111,3 @@ pub(super) fn seconds(duration: Duration) -> String {
         _ => format!("{}h {:02}m", s / 3600, s % 3600 / 60),
     }
 }
-
-/// `1.5 MB`, powers of ten.
-pub(super) fn bytes(bytes: u64) -> String {
-    let units = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < units.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
-}

@@ -1,18 +1,20 @@
 //! `report.json`: what really executed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use zero_comm::{Buffer, Stats};
 use zero_partition::{CATEGORIES, Ledger, StateBytes, expected_payload, expected_state};
+use zero_pipeline::Instruction;
 
 use super::Finished;
-use super::progress::{bytes, seconds};
+use super::progress::seconds;
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::timing::{Lane, Timing};
+use crate::words::bytes;
 
 /// What a run adds up for its report.
 pub(super) struct Report {
@@ -81,6 +83,7 @@ impl Report {
             "transport": comm.transport(),
             "zero_stage": engine.settings.layout.zero_stage.number(),
             "parameters": engine.model().elements(),
+            "pipeline": pipeline(engine),
             "steps": self.steps,
             "optimizer_steps": self.steps - self.skipped,
             "skipped_steps": self.skipped,
@@ -110,6 +113,34 @@ impl fmt::Display for Report {
             bytes(self.peak_bytes)
         )
     }
+}
+
+/// Which stage had what, and which layers put off the gradients of their weights; null on one stage.
+fn pipeline(engine: &Engine) -> Value {
+    let (arrangement, shape) = (&engine.arrangement, engine.zero().layout().shape());
+    if arrangement.mesh.pipe() == 1 {
+        return Value::Null;
+    }
+    let name = |layer: usize| shape.layers[layer].name.clone();
+    let layers = |stage: usize| arrangement.stages.layers_of(stage).map(name).collect::<Vec<_>>();
+    let programs = arrangement.training(shape);
+    let instructions = || programs.iter().flat_map(|program| &program.instructions);
+    let split: BTreeSet<usize> = instructions()
+        .filter_map(|instruction| match instruction {
+            Instruction::BackwardWeight { layer, .. } => Some(*layer),
+            _ => None,
+        })
+        .collect();
+    let (put_off, whole): (Vec<usize>, Vec<usize>) = (0..shape.layers.len()).partition(|layer| split.contains(layer));
+    json!({
+        "schedule": arrangement.schedule.to_string(),
+        "stages": (0..arrangement.mesh.pipe()).map(layers).collect::<Vec<_>>(),
+        "replicas": arrangement.mesh.data(),
+        "keeps_gathered": arrangement.gathering(shape)
+            .map(|_| (0..arrangement.mesh.pipe()).map(|stage| arrangement.keeps_gathered(stage)).collect::<Vec<_>>()),
+        "weight_gradients_put_off": put_off.into_iter().map(name).collect::<Vec<_>>(),
+        "backward_in_one": whole.into_iter().map(name).collect::<Vec<_>>(),
+    })
 }
 
 /// One row of numbers from every rank; a collective.

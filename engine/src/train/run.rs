@@ -15,6 +15,7 @@ use super::{Finished, sample};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::monitor::{Monitors, Scalar};
+use crate::trace;
 
 /// After so many steps in a row whose gradient is not finite, a run ends.
 const MAX_SKIPPED: u64 = 20;
@@ -203,11 +204,11 @@ impl Run {
     ) -> Result<(), Error> {
         self.progress.finish();
         let report = self.report.value(&self.engine, finished)?;
+        let trace = trace::of_all_ranks(&self.engine)?;
         let Some(files) = files else { return Ok(()) };
         files.folder.report(&report)?;
-        let spans = self.engine.timing().spans();
-        if !spans.is_empty() {
-            files.folder.trace(self.engine.communicator().rank(), spans)?;
+        if let Some(trace) = trace {
+            files.folder.trace(&trace)?;
         }
         if self.engine.config().comms_logger.enabled {
             self.progress.say(&report::communication_table(&self.engine.stats(), &self.engine.config().comms_logger));

@@ -1,0 +1,200 @@
+//! How long each layer takes on this machine, one layer in memory at a time: for `pipeline.partition_method: time`.
+
+use std::time::Instant;
+
+use candle_core::{CpuStorage, DType, Tensor, Var};
+use half::bf16;
+use zero_model::sink::{Gradients, PutOff, promise};
+use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
+use zero_optim::write_bf16;
+use zero_pipeline::simulate::LayerCosts;
+
+use crate::batch::Batch;
+use crate::error::Error;
+
+/// Runs of each layer, of which the shortest counts: what else the machine does only adds.
+const REPEATS: usize = 3;
+
+/// Seconds and bytes of each layer for a micro-batch, with parameters as they are initialised.
+///
+/// # Errors
+/// What a layer says.
+pub(crate) fn measure(model: &Model, batch: &Batch, seed: u64) -> Result<Vec<LayerCosts>, Error> {
+    let mut flow = batch.inputs.clone();
+    let mut costs = vec![];
+    for layer in 0..model.layers().len() {
+        let uses: Vec<ParameterId> = model.layers()[layer].uses().to_vec();
+        for &parameter in &uses {
+            let parameter = &model.parameters()[parameter];
+            parameter.fill(initial(parameter, seed)?)?;
+        }
+        let measured = of_layer(model, layer, &flow, batch, seed);
+        for &parameter in &uses {
+            model.parameters()[parameter].release()?;
+        }
+        let (cost, outputs) = measured?;
+        costs.push(cost);
+        flow = outputs;
+    }
+    Ok(costs)
+}
+
+fn initial(parameter: &Parameter, seed: u64) -> Result<CpuStorage, Error> {
+    let mut values = vec![0.0; parameter.elements()];
+    init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, 0, &mut values);
+    if parameter.dtype() != DType::BF16 {
+        return Ok(CpuStorage::F32(values));
+    }
+    let mut rounded = vec![bf16::ZERO; values.len()];
+    write_bf16(&values, &mut rounded).map_err(zero_partition::ZeroError::from)?;
+    Ok(CpuStorage::BF16(rounded))
+}
+
+/// The shortest of several runs, and the outputs for the layer behind.
+fn of_layer(
+    model: &Model,
+    layer: usize,
+    inputs: &Activations,
+    batch: &Batch,
+    seed: u64,
+) -> Result<(LayerCosts, Activations), Error> {
+    let is_last = layer + 1 == model.layers().len();
+    let mut best: Option<LayerCosts> = None;
+    let mut outputs = inputs.clone();
+    for _ in 0..REPEATS {
+        let pass = Pass { training: true, seed, step: 1, sample: 0, layer: layer as u32 };
+        let x = leaves(inputs, layer)?;
+        let (cost, y) = match is_last {
+            true => (last(model, layer, &x, batch, &pass)?, None),
+            false => inner(model, layer, &x, &pass)?,
+        };
+        let shorter = |a: f64, b: f64| a.min(b);
+        best = Some(best.map_or(cost, |best| LayerCosts {
+            forward: shorter(best.forward, cost.forward),
+            backward: shorter(best.backward, cost.backward),
+            backward_input: shorter(best.backward_input, cost.backward_input),
+            backward_weight: shorter(best.backward_weight, cost.backward_weight),
+            ..cost
+        }));
+        outputs = y.unwrap_or(outputs);
+    }
+    let mut cost = best.unwrap_or_default();
+    cost.inputs = size(inputs.tensors());
+    cost.input_gradients = size(&inputs.tensors().iter().filter(|x| x.dtype().is_float()).cloned().collect::<Vec<_>>());
+    // The least that a forward keeps: what goes in and what comes out.
+    cost.activations = cost.inputs + size(outputs.tensors());
+    Ok((cost, outputs))
+}
+
+fn inner(
+    model: &Model,
+    layer: usize,
+    x: &Activations,
+    pass: &Pass,
+) -> Result<(LayerCosts, Option<Activations>), Error> {
+    let built = &model.layers()[layer];
+    let (forward, y) = timed(|| promise(|| built.run(x, pass)))?;
+    let seeds: Vec<(Tensor, Tensor)> = y
+        .tensors()
+        .iter()
+        .filter(|y| y.dtype().is_float() && y.track_op())
+        .map(|y| Ok((y.clone(), y.ones_like()?)))
+        .collect::<candle_core::Result<_>>()?;
+    let (backward, _) = timed(|| captured(model, layer, || backward_from(&seeds)))?;
+    let detached = Activations::new(y.tensors().iter().map(Tensor::detach).collect());
+    let mut cost = LayerCosts { forward, backward, backward_input: backward, ..LayerCosts::default() };
+    if built.splits() {
+        let y = promise(|| built.run(x, pass))?;
+        let seeds: Vec<(Tensor, Tensor)> = y.tensors().iter().cloned().zip(seeds.into_iter().map(|s| s.1)).collect();
+        let leaves = built.uses().iter().map(|&p| model.parameters()[p].leaf().id());
+        let started = Instant::now();
+        let (later, result) = PutOff::new(leaves).capture(|| backward_from(&seeds));
+        cost.backward_input = started.elapsed().as_secs_f64();
+        result?;
+        let mut gradients = places(model, layer);
+        let (weight, ()) = timed(|| later.make_up(&mut gradients))?;
+        cost.backward_weight = weight;
+    }
+    Ok((cost, Some(detached)))
+}
+
+/// The last layer's forward is part of its backward, as in a step.
+fn last(model: &Model, layer: usize, x: &Activations, batch: &Batch, pass: &Pass) -> Result<LayerCosts, Error> {
+    let (backward, _) = timed(|| {
+        captured(model, layer, || {
+            let loss = model.loss(x, &batch.targets, pass, 1.0)?;
+            let seed = Tensor::new(1f32, loss.device())?.to_dtype(loss.dtype())?;
+            backward_from(&[(loss, seed)])
+        })
+    })?;
+    Ok(LayerCosts { backward, backward_input: backward, ..LayerCosts::default() })
+}
+
+/// Runs a backward with places for the gradients of a layer's parameters.
+fn captured<T>(
+    model: &Model,
+    layer: usize,
+    backward: impl FnOnce() -> candle_core::Result<T>,
+) -> candle_core::Result<T> {
+    places(model, layer).capture(backward).1
+}
+
+fn places(model: &Model, layer: usize) -> Gradients {
+    let mut gradients = Gradients::default();
+    for &parameter in model.layers()[layer].uses() {
+        let parameter = &model.parameters()[parameter];
+        let elements = parameter.elements();
+        gradients.add_buffer(vec![0.0; elements], [(parameter.leaf().id(), 0..elements, false)]);
+    }
+    gradients
+}
+
+/// Inputs cut off from what made them, as leaves behind the first layer.
+fn leaves(inputs: &Activations, layer: usize) -> candle_core::Result<Activations> {
+    let leaf = |x: &Tensor| match layer > 0 && x.dtype().is_float() {
+        true => Ok(Var::from_tensor(x)?.into_inner()),
+        false => Ok(x.clone()),
+    };
+    Ok(Activations::new(inputs.tensors().iter().map(leaf).collect::<candle_core::Result<_>>()?))
+}
+
+fn timed<T>(run: impl FnOnce() -> candle_core::Result<T>) -> candle_core::Result<(f64, T)> {
+    let started = Instant::now();
+    let result = run()?;
+    Ok((started.elapsed().as_secs_f64(), result))
+}
+
+fn size(tensors: &[Tensor]) -> u64 {
+    tensors.iter().map(|x| (x.elem_count() * x.dtype().size_in_bytes()) as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use zero_model::zoo;
+
+    #[test]
+    fn every_layer_is_measured_and_nothing_stays_in_memory() {
+        let config =
+            zoo::Gpt2Config { vocab_size: 50, n_positions: 8, n_embd: 16, n_layer: 2, n_head: 2, ..Default::default() };
+        for dtype in [DType::F32, DType::BF16] {
+            let model = zoo::gpt2(&config).build(dtype).expect("a model");
+            let ids = Tensor::zeros((2, 8), DType::U32, &Device::Cpu).expect("ids");
+            let costs = measure(&model, &Batch::new(ids.clone(), ids), 1).expect("costs");
+            assert_eq!(costs.len(), model.layers().len());
+            assert!(costs.iter().all(|c| c.backward > 0.0 && c.inputs > 0));
+            // Ids go into the first layer, and have no gradient.
+            assert_eq!((costs[0].inputs, costs[0].input_gradients), (2 * 8 * 4, 0));
+            let width = dtype.size_in_bytes() as u64;
+            assert_eq!((costs[1].inputs, costs[1].input_gradients), (2 * 8 * 16 * width, 2 * 8 * 16 * width));
+            assert!(
+                costs[1].backward_weight > 0.0 && costs[0].backward_weight == 0.0,
+                "blocks split, embeddings do not"
+            );
+            let released =
+                |p: &Parameter| p.read(|values| Ok(!matches!(values, CpuStorage::F32(_) | CpuStorage::BF16(_))));
+            assert!(model.parameters().iter().all(|p| released(p).expect("readable")));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What a configuration comes to, before anything runs: who has which layers, what it needs, and the step as a grid.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+use zero_config::{Config, PartitionMethod};
+use zero_model::Layers;
+use zero_partition::{Layout, StateBytes, expected_payload, expected_state};
+use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
+use zero_pipeline::split::LayerCost;
+use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, World, grid, simulate};
+
+use crate::arrangement::Arrangement;
+use crate::error::Error;
+use crate::settings::Settings;
+use crate::words::{bytes, counted, grouped};
+
+/// The plan of a training step of all ranks.
+pub struct Plan {
+    config: Config,
+    settings: Settings,
+    layout: Layout,
+    arrangement: Arrangement,
+    /// By stage.
+    programs: Vec<Program>,
+    simulation: Simulation,
+}
+
+/// What one rank of a stage has.
+struct Share {
+    layers: String,
+    parameters: usize,
+    state: StateBytes,
+    /// Payload of a step, activations and their gradients aside: their size shows when they are made.
+    sent: u64,
+    alive: usize,
+}
+
+impl Plan {
+    /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    ///
+    /// # Errors
+    /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
+    pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
+        let settings = Settings::new(&config)?;
+        let model = model.build(settings.dtype)?;
+        let layout = Layout::new(&model, &settings.layout);
+        let mesh = Mesh::new(config.world_size, config.pipeline.stages)
+            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
+        // What is to be measured is taken for equal.
+        let equal = vec![LayerCost { forward: 1.0, backward: 2.0, ..LayerCost::default() }; model.layers().len()];
+        let costs = matches!(config.pipeline.partition_method, PartitionMethod::Time).then_some(&equal[..]);
+        let (options, count, passes) = (&config.pipeline, settings.micro_batches, &settings.passes);
+        let arrangement = Arrangement::new(options, mesh, &model, &layout, count, passes, costs)?;
+        let programs = arrangement.training(layout.shape());
+        arrangement.validate(&programs, layout.shape())?;
+        arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
+        let simulation = simulated(&arrangement, &layout, &programs)?;
+        Ok(Self { config, settings, layout, arrangement, programs, simulation })
+    }
+
+    /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
+    /// long, a backward twice as long as a forward, and communication no time.
+    #[must_use]
+    pub fn grid(&self, columns: usize) -> String {
+        grid::grid(&self.simulation.timeline, &self.arrangement.stages, self.arrangement.mesh, columns)
+    }
+
+    /// The share of a step in which even the busiest stage waits, under the same assumptions.
+    #[must_use]
+    pub fn bubble(&self) -> f64 {
+        self.simulation.timeline.bubble()
+    }
+
+    /// Runs the programs of all ranks on a table of costs.
+    ///
+    /// # Errors
+    /// If the table is for another model.
+    pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
+        on(costs, &self.arrangement, &self.layout, &self.programs)
+    }
+
+    /// The program of a stage.
+    #[must_use]
+    pub fn program(&self, stage: StageId) -> &Program {
+        &self.programs[stage]
+    }
+
+    fn share(&self, stage: StageId) -> Share {
+        let (stages, shape) = (&self.arrangement.stages, self.layout.shape());
+        let held = (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
+        let at = Coordinates { stage, replica: 0 };
+        let (width, states) = (self.settings.dtype.size_in_bytes(), self.settings.zero.optimizer.states().len());
+        let options = &self.settings.zero;
+        Share {
+            layers: self.arrangement.layers_of(stage, shape),
+            parameters: held.map(|segment| shape.segments[segment].elements).sum(),
+            state: expected_state(&self.layout, stages, at, width, states),
+            sent: expected_payload(&self.programs[stage], &self.layout, 0, width, options, |_| 0),
+            alive: self.simulation.memory[self.arrangement.mesh.rank(at)].alive,
+        }
+    }
+
+    /// The plan as JSON.
+    #[must_use]
+    pub fn value(&self) -> Value {
+        let mesh = self.arrangement.mesh;
+        let stages = (0..mesh.pipe()).map(|stage| {
+            let share = self.share(stage);
+            json!({
+                "stage": stage,
+                "ranks": ranks(mesh, stage).collect::<Vec<_>>(),
+                "layers": self.arrangement.stages.layers_of(stage)
+                    .map(|layer| self.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
+                "parameters": share.parameters,
+                "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
+                    "optimizer_state": share.state.optimizer },
+                "sent_bytes_per_step_besides_activations": share.sent,
+                "micro_batches_alive": share.alive,
+                "keeps_gathered": self.arrangement.keeps_gathered(stage),
+                "instructions": self.programs[stage].instructions.len(),
+            })
+        });
+        json!({
+            "world_size": mesh.world_size(),
+            "pipeline_stages": mesh.pipe(),
+            "data_parallel_size": mesh.data(),
+            "schedule": self.arrangement.schedule.to_string(),
+            "micro_batches": self.arrangement.micro_batches,
+            "zero_stage": self.settings.layout.zero_stage.number(),
+            "bubble": self.bubble(),
+            "stages": stages.collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
+    let first = mesh.rank(Coordinates { stage, replica: 0 });
+    first..first + mesh.data()
+}
+
+/// The step on a table in which every chunk takes equally long.
+fn simulated(arrangement: &Arrangement, layout: &Layout, programs: &[Program]) -> Result<Simulation, Error> {
+    let (stages, shape) = (&arrangement.stages, layout.shape());
+    let mut layers = vec![LayerCosts::default(); shape.layers.len()];
+    for chunk in stages.chunks() {
+        let share = 1.0 / chunk.len() as f64;
+        for layer in chunk.clone() {
+            let (forward, backward) = (share, 2.0 * share);
+            layers[layer] = match shape.layers[layer].splits {
+                true => LayerCosts {
+                    forward,
+                    backward,
+                    backward_input: share,
+                    backward_weight: share,
+                    ..LayerCosts::default()
+                },
+                false => LayerCosts { forward, backward, ..LayerCosts::default() },
+            };
+        }
+    }
+    let segments = vec![SegmentCosts::default(); shape.segments.len()];
+    let costs = Costs { layers, segments, load: 0.0, gradient_norm: 0.0, pipe: Link::FREE, data: Link::FREE };
+    on(&costs, arrangement, layout, programs)
+}
+
+fn on(costs: &Costs, arrangement: &Arrangement, layout: &Layout, programs: &[Program]) -> Result<Simulation, Error> {
+    let (stages, shape, mesh) = (&arrangement.stages, layout.shape(), arrangement.mesh);
+    let all: Vec<Program> = (0..mesh.world_size()).map(|rank| programs[mesh.coordinates(rank).stage].clone()).collect();
+    let world = World { shape, stages, mesh, capacity: 0 };
+    simulate(&all, &world, costs).map_err(|e| Error::Zero(zero_partition::ZeroError::Internal(e.to_string())))
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mesh = self.arrangement.mesh;
+        writeln!(
+            f,
+            "{} = {} × {}, ZeRO stage {}, {} samples a step = {} × {} × {}",
+            counted(mesh.world_size(), "rank", "ranks"),
+            counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
+            counted(mesh.data(), "replica", "replicas"),
+            self.settings.layout.zero_stage.number(),
+            self.config.train_batch_size,
+            self.settings.micro_batch_size,
+            counted(self.settings.micro_batches, "micro-batch", "micro-batches"),
+            counted(mesh.data(), "replica", "replicas"),
+        )?;
+        let header = ["stage", "ranks", "parameters", "state a rank", "sent a step", "alive", "layers"];
+        let mut rows = vec![header.map(String::from)];
+        for stage in 0..mesh.pipe() {
+            let (share, ranks) = (self.share(stage), ranks(mesh, stage));
+            rows.push([
+                stage.to_string(),
+                if ranks.len() == 1 { ranks.start.to_string() } else { format!("{}-{}", ranks.start, ranks.end - 1) },
+                grouped(share.parameters as u64),
+                bytes(share.state.total()),
+                bytes(share.sent),
+                share.alive.to_string(),
+                share.layers,
+            ]);
+        }
+        let widths: Vec<usize> =
+            (0..7).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+        for row in &rows {
+            let cells = row[..6].iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}"));
+            writeln!(f, "{}  {}", cells.collect::<Vec<_>>().join("  "), row[6])?;
+        }
+        writeln!(
+            f,
+            "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
+        )?;
+        if let Some(gathering) = self.arrangement.gathering(self.layout.shape()) {
+            writeln!(f, "{gathering}")?;
+        }
+        write!(
+            f,
+            "{}: {:.1} % of a step is bubble if every chunk of layers takes equally long",
+            self.arrangement.schedule,
+            self.bubble() * 100.0
+        )
+    }
+}
