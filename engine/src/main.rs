@@ -83,7 +83,7 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
 
 fn warn(config: &Config) {
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        eprintln!("{warning}");
     }
 }
 
