@@ -1,8 +1,10 @@
 //! Running one layer's backward from the gradient of its output.
 //!
 //! `Tensor::backward` seeds with ones and takes no upstream gradient. An operation whose forward is one
-//! element and whose backward is the stored gradient turns it into one that does, at no cost.
+//! element and whose backward is the stored gradient turns it into one that does. A region of our own operations
+//! ([`crate::ops`]) runs backward without candle.
 
+use crate::ops::region;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
@@ -11,13 +13,25 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 /// # Errors
 /// If a graph node refuses its backward, or an output has no gradient of its shape.
 pub fn backward_from(outputs: &[(Tensor, Tensor)]) -> Result<GradStore> {
-    let mut seeds = Vec::with_capacity(outputs.len());
     for (output, upstream) in outputs {
         if output.shape() != upstream.shape() {
             candle_core::bail!("gradient of shape {:?} for an output of {:?}", upstream.shape(), output.shape());
         }
-        seeds.push(output.apply_op1(Seed(upstream.clone()))?);
     }
+    if let [(output, upstream)] = outputs
+        && let Some((input, gradient)) = region::backward(output, upstream)?
+    {
+        return match gradient {
+            Some(gradient) if input.is_variable() => {
+                let mut store = GradStore::default();
+                store.insert_id(input.id(), gradient);
+                Ok(store)
+            }
+            Some(gradient) => backward_from(&[(input, gradient)]),
+            None => Ok(GradStore::default()),
+        };
+    }
+    let seeds: Vec<Tensor> = outputs.iter().map(|(y, dy)| y.apply_op1(Seed(dy.clone()))).collect::<Result<_>>()?;
     match seeds.as_slice() {
         [one] => one.backward(),
         many => Tensor::stack(many, 0)?.sum_all()?.backward(),

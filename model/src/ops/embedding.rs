@@ -4,6 +4,7 @@ use super::gradient::deliver;
 use super::measure;
 use super::operand::{f32s, f32s_of, indices, indices_of, stored};
 use super::parallel::{Output, build, split};
+use super::region::{apply2, region};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -25,12 +26,16 @@ impl Embedding {
         let weight = vb.get_with_hints((entries, size), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         Ok(Self { weight })
     }
+
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight
+    }
 }
 
 impl Module for Embedding {
     /// Indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index outside of the table is an error.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        self.weight.apply_op2(ids, Gather)
+        region(&self.weight, |weight| apply2(weight, ids, Gather))
     }
 }
 

@@ -12,6 +12,7 @@ use super::measure;
 use super::operand::{View, f32s_of, indices_of, rows, tensor};
 use super::parallel::{Output, split, threads};
 use super::product::{Matrix, add_product, product, rows_product};
+use super::region::apply2;
 use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 
@@ -56,7 +57,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
         let dx = dx.map_or(Ok(None), |dx| tensor(OP, dx, x.shape(), DType::F32))?;
         ((total / count as f64) as f32, dx, d_weight)
     };
-    x.apply_op2(weight, Computed { loss, gradient, dx, d_weight })
+    apply2(x, weight, Computed { loss, gradient, dx, d_weight })
 }
 
 const OP: &str = "linear-cross-entropy";

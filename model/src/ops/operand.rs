@@ -81,6 +81,14 @@ impl<'a> View<'a> {
         }
     }
 
+    /// A copy of what is viewed.
+    pub(crate) fn into_storage(self) -> CpuStorage {
+        match self {
+            Self::F32(data) => CpuStorage::F32(data.into_owned()),
+            Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
+        }
+    }
+
     pub(crate) fn elements(&self) -> Elements<'_> {
         match self {
             Self::F32(data) => Elements::F32(data),

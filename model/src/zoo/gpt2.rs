@@ -3,7 +3,7 @@
 //! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
 //! `GPT2LMHeadModel`.
 
-use super::{Activation, LanguageHead, check_sizes};
+use super::{Activation, Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::region::{region, sum};
 use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, causal_attention_packed};
@@ -21,7 +21,7 @@ pub fn gpt2(config: &Gpt2Config) -> Layers {
     let layers = Layers::new()
         .layer("transformer", move |vb| Embeddings::new(&embed, vb))
         .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
-        .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb))
+        .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.n_embd, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
 }
@@ -125,8 +125,10 @@ impl Layer for Embeddings {
             bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
         }
         let positions = Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?;
-        let x = (self.wte.forward(ids)? + self.wpe.forward(&positions)?)?;
-        Ok(self.dropout.forward(&x, pass)?.into())
+        let y = region(self.wte.weight(), |_| {
+            self.dropout.forward(&sum(&self.wte.forward(ids)?, &self.wpe.forward(&positions)?)?, pass)
+        })?;
+        Ok(y.into())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The head of a language model.
 
 use crate::layers::{Activations, Head, Layer, Pass};
+use crate::ops::region::region;
 use crate::ops::{Linear, linear_cross_entropy};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -32,7 +33,7 @@ impl Head for LanguageHead {
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor> {
         let x = x.single()?;
         match pass.training {
-            true => linear_cross_entropy(x, &self.weight, targets, gradient),
+            true => region(x, |x| linear_cross_entropy(x, &self.weight, targets, gradient)),
             false => linear_cross_entropy(&x.detach(), &self.weight.detach(), targets, gradient),
         }
     }

@@ -3,7 +3,7 @@
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
 //! `LlamaForCausalLM`.
 
-use super::{LanguageHead, check_sizes};
+use super::{Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::region::{region, reshape, sum};
 use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, swiglu};
@@ -27,7 +27,7 @@ pub fn llama(config: &LlamaConfig) -> Layers {
             Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)
         })
         .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, vb))
-        .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb))
+        .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }

@@ -15,8 +15,21 @@ pub use language_head::LanguageHead;
 pub use llama::{LlamaConfig, llama};
 pub use mlp::{MlpConfig, mlp};
 
+use crate::ops::region::region;
+use candle_core::{Result, Tensor};
+use candle_nn::Module;
+
+/// A layer that is a single operation of ours.
+struct Alone<M>(M);
+
+impl<M: Module> Module for Alone<M> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        region(x, |x| self.0.forward(x))
+    }
+}
+
 /// `bail!`s unless each of the named sizes is at least 1.
-fn check_sizes(model: &str, sizes: &[(&str, usize)]) -> candle_core::Result<()> {
+fn check_sizes(model: &str, sizes: &[(&str, usize)]) -> Result<()> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, _)) => candle_core::bail!("{model}: {name} must be at least 1"),
         None => Ok(()),
