@@ -3,9 +3,10 @@
 //! The forward saves one number a row, ln Σ e^score, from which the backward finds the probabilities again tile by tile
 //! (Dao et al., "FlashAttention", 2022). The arithmetic is in [`super::attention_heads`]; here are shapes and dtypes.
 
-use super::attention_heads::{Geometry, Layouts, Shared, backward, forward};
+use super::attention_heads::{Geometry, Layouts, Saved, backward, forward};
 use super::measure;
-use super::operand::{f32s, f32s_of, stored, tensor};
+use super::operand::View;
+use super::output::{Shared, tensor, zeros};
 use super::reach::Reach;
 use super::region::{apply1, apply3};
 use candle_core::backend::BackendStorage;
@@ -79,10 +80,13 @@ impl CustomOp3 for Separate {
     ) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
-        let (q, k, v) = (f32s(OP, qs, ql)?, f32s(OP, ks, kl)?, f32s(OP, vs, vl)?);
-        let (out, log_sums) = forward(geometry, Layouts::separate(geometry), &self.firsts, [&q, &k, &v]);
+        let (at, qkv) =
+            (Layouts::separate(geometry), [View::new(OP, qs, ql)?, View::new(OP, ks, kl)?, View::new(OP, vs, vl)?]);
+        let mut out = zeros(OP, qs.dtype(), ql.shape().elem_count())?;
+        let to = Shared::new(OP, &mut out)?;
+        let log_sums = forward(geometry, at, &self.firsts, qkv.each_ref().map(View::elements), to);
         let _ = self.log_sums.set(log_sums);
-        Ok((stored(OP, out, qs.dtype())?, ql.shape().clone()))
+        Ok((out, ql.shape().clone()))
     }
 
     fn bwd(
@@ -97,22 +101,21 @@ impl CustomOp3 for Separate {
         let geometry = Self::geometry(q.shape(), k.shape(), v.shape())?;
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
         let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
-        let [qs, ks, vs, os, ds] = held.each_ref().map(|held| f32s_of(OP, held));
-        let (mut dq, mut dk, mut dv) =
-            (vec![0.0; q.elem_count()], vec![0.0; k.elem_count()], vec![0.0; v.elem_count()]);
-        backward(
-            geometry,
-            Layouts::separate(geometry),
-            &self.firsts,
-            [&*qs?, &*ks?, &*vs?],
+        let [qs, ks, vs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
+        let (qs, ks, vs, os, ds) = (qs?, ks?, vs?, os?, ds?);
+        let saved = Saved {
+            qkv: [qs.elements(), ks.elements(), vs.elements()],
+            out: os.elements(),
+            d_out: ds.elements(),
             log_sums,
-            [&*os?, &*ds?],
-            [Shared::new(&mut dq), Shared::new(&mut dk), Shared::new(&mut dv)],
-        );
-        let gradient = |of: &Tensor, values| {
-            if of.track_op() { tensor(OP, values, of.shape().clone(), of.dtype()) } else { Ok(None) }
+            firsts: &self.firsts,
         };
-        Ok((gradient(q, dq)?, gradient(k, dk)?, gradient(v, dv)?))
+        let zeros = |of: &Tensor| zeros(OP, of.dtype(), of.elem_count());
+        let (mut dq, mut dk, mut dv) = (zeros(q)?, zeros(k)?, zeros(v)?);
+        let to = [Shared::new(OP, &mut dq)?, Shared::new(OP, &mut dk)?, Shared::new(OP, &mut dv)?];
+        backward(geometry, Layouts::separate(geometry), &saved, to);
+        let gradient = |of: &Tensor, gradient| of.track_op().then(|| tensor(gradient, of.shape()));
+        Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)))
     }
 }
 
@@ -141,11 +144,13 @@ impl CustomOp1 for Packed {
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let geometry = self.geometry(xl.shape())?;
-        let x = f32s(OP, xs, xl)?;
-        let (out, log_sums) = forward(geometry, Layouts::packed(geometry), &self.firsts, [&*x; 3]);
-        let _ = self.log_sums.set(log_sums);
+        let x = View::new(OP, xs, xl)?;
         let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
-        Ok((stored(OP, out, xs.dtype())?, shape))
+        let mut out = zeros(OP, xs.dtype(), shape.elem_count())?;
+        let to = Shared::new(OP, &mut out)?;
+        let log_sums = forward(geometry, Layouts::packed(geometry), &self.firsts, [x.elements(); 3], to);
+        let _ = self.log_sums.set(log_sums);
+        Ok((out, shape))
     }
 
     fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
@@ -153,11 +158,13 @@ impl CustomOp1 for Packed {
         let geometry = self.geometry(x.shape())?;
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
         let held = [x, out, d_out].map(Tensor::storage_and_layout);
-        let [xs, os, ds] = held.each_ref().map(|held| f32s_of(OP, held));
-        let xs = xs?;
-        let mut dx = vec![0.0; x.elem_count()];
-        let (at, to) = (Layouts::packed(geometry), [Shared::new(&mut dx); 3]);
-        backward(geometry, at, &self.firsts, [&*xs; 3], log_sums, [&*os?, &*ds?], to);
-        tensor(OP, dx, x.shape().clone(), x.dtype())
+        let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
+        let (xs, os, ds) = (xs?, os?, ds?);
+        let saved =
+            Saved { qkv: [xs.elements(); 3], out: os.elements(), d_out: ds.elements(), log_sums, firsts: &self.firsts };
+        let mut dx = zeros(OP, x.dtype(), x.elem_count())?;
+        let to = [Shared::new(OP, &mut dx)?; 3];
+        backward(geometry, Layouts::packed(geometry), &saved, to);
+        Ok(Some(tensor(dx, x.shape())))
     }
 }

@@ -1,17 +1,18 @@
 //! The arithmetic of causal attention, head by head over slices.
 //!
-//! A tile is [`TILE`] query rows against the keys that they see, from the first of its first row up to its last row: two
-//! products forward, five backward. Heads are independent, so threads share out (sample, key and value head) pairs; within
-//! a pair the order is fixed. Tiles start at multiples of [`TILE`], and what a row does not see adds zeros to its sums, so
-//! a row's bits depend on what it sees alone.
+//! The keys and values of a head are laid out once. A few query rows at a time then meet those that they see, from the
+//! first of their first row up to their last row: two products forward, three backward, on scores that stay in the
+//! first-level cache. The gradients of keys and values are sums over queries, and take a tile of them at a time. Heads are
+//! independent, so threads share out (sample, key and value head) pairs; within a pair the order is fixed. What a row does
+//! not see adds zeros to its sums, so its bits depend on what it sees alone.
 
 use super::kernel::{Isa, softmax as kernel};
+use super::output::Shared;
 use super::parallel::{Output, split};
-use super::product::{Matrix, add_product, product};
-use std::marker::PhantomData;
+use super::product::{COLUMNS, Elements, FewRows, Matrix, Panels, ROWS, Target};
 use std::ops::Range;
 
-/// Query rows of a tile.
+/// Query rows whose contributions to the gradients of keys and values are added up at a time.
 const TILE: usize = 64;
 
 /// Sizes of an attention. `heads` is a multiple of `kv_heads`, none is 0 but perhaps `batch` and `time`.
@@ -37,10 +38,11 @@ impl Geometry {
     fn cost(self) -> usize {
         self.group() * self.time * (self.time + 4 * self.size)
     }
+}
 
-    fn tiles(self) -> impl Iterator<Item = Range<usize>> {
-        (0..self.time).step_by(TILE).map(move |start| start..self.time.min(start + TILE))
-    }
+/// Positions, `size` of them at a time.
+fn pieces(positions: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    positions.clone().step_by(size).map(move |start| start..positions.end.min(start + size))
 }
 
 /// Where a head's row lies in a buffer: element 0 of (sample b, position t, head h) is at
@@ -59,9 +61,16 @@ impl Rows {
     }
 
     /// Some positions of one head as a matrix of positions × size.
-    fn matrix(self, data: &[f32], sample: usize, positions: Range<usize>, head: usize) -> Matrix<'_> {
+    fn matrix(self, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize) -> Matrix<'_> {
         let start = self.at(sample, positions.start, head);
-        Matrix::strided(&data[start..], positions.len(), self.size, self.row)
+        Matrix::strided(data.skip(start), positions.len(), self.size, self.row)
+    }
+
+    /// Some positions of one head, one after the other, as f32.
+    fn read(self, isa: Isa, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize, out: &mut [f32]) {
+        for (position, out) in positions.zip(out.chunks_exact_mut(self.size)) {
+            data.read(isa, self.at(sample, position, head), out);
+        }
     }
 }
 
@@ -89,144 +98,232 @@ impl Layouts {
     }
 }
 
-/// (out of `[batch, time, heads, size]`, ln Σ e^score of `[batch, heads, time]`), where a position sees those from its
-/// entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
-pub(crate) fn forward(g: Geometry, at: Layouts, firsts: &[usize], [q, k, v]: [&[f32]; 3]) -> (Vec<f32>, Vec<f32>) {
-    let isa = Isa::best();
-    let mut out = vec![0.0; g.batch * g.time * g.heads * g.size];
-    let mut log_sums = vec![0.0; g.batch * g.heads * g.time];
-    let shared = Shared::new(&mut out);
-    let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
-    split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
-        let mut scores = vec![0.0; TILE.min(g.time) * g.time];
-        let mut tile_out = vec![0.0; TILE.min(g.time) * g.size];
-        let mut sums = [0.0; TILE];
-        let mut log_sums = log_sums.chunks_exact_mut(g.time.max(1));
-        for (sample, kv_head, head) in range.flat_map(|pair| heads_of(g, pair)) {
-            let Some(log_sums) = log_sums.next() else { return };
-            for tile in g.tiles() {
-                let firsts = &firsts[sample * g.time..][tile.clone()];
-                let seen = firsts[0]..tile.end;
-                let (rows, width) = (tile.len(), seen.len());
-                let scores = &mut scores[..rows * width];
-                let tile_out = &mut tile_out[..rows * g.size];
-                let (keys, values) =
-                    (at.k.matrix(k, sample, seen.clone(), kv_head), at.v.matrix(v, sample, seen, kv_head));
-                product(scores, at.q.matrix(q, sample, tile.clone(), head), keys.t(), 1);
-                let log_sums = &mut log_sums[tile.clone()];
-                kernel::causal_exp(isa, scores, width, tile.start, firsts, g.scale(), &mut sums, log_sums);
-                product(tile_out, Matrix::new(scores, rows, width), values, 1);
-                for ((position, from), sum) in tile.zip(tile_out.chunks_exact(g.size)).zip(sums) {
-                    // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
-                    let to = unsafe { shared.part(at.out.at(sample, position, head), g.size) };
-                    for (to, from) in to.iter_mut().zip(from) {
-                        *to = from / sum;
-                    }
-                }
-            }
-        }
-    });
-    (out, log_sums)
+/// Scores of query rows against the positions from `origin` on, which is where a panel of keys begins.
+#[derive(Clone, Copy)]
+struct Scores {
+    origin: usize,
+    width: usize,
 }
 
-/// Writes the gradients of q, k and v. The three may be parts of one buffer, as `at` says.
-pub(crate) fn backward(
+impl Scores {
+    /// For rows that see positions of `seen`.
+    fn new(seen: Range<usize>) -> Self {
+        let origin = seen.start / COLUMNS * COLUMNS;
+        Self { origin, width: Self::room(seen.end - origin) }
+    }
+
+    /// Floats of a row of that many scores.
+    fn room(positions: usize) -> usize {
+        positions.next_multiple_of(16) + kernel::SPARE
+    }
+}
+
+/// Writes `out`, of `[batch, time, heads, size]`, and gives ln Σ e^score of `[batch, heads, time]`, where a position sees
+/// those from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
+pub(crate) fn forward(
     g: Geometry,
     at: Layouts,
     firsts: &[usize],
-    [q, k, v]: [&[f32]; 3],
-    log_sums: &[f32],
-    [out, d_out]: [&[f32]; 2],
-    [dq, dk, dv]: [Shared<'_>; 3],
-) {
+    [q, k, v]: [Elements<'_>; 3],
+    out: Shared<'_>,
+) -> Vec<f32> {
     let isa = Isa::best();
-    split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
-        let mut scores = vec![0.0; TILE.min(g.time) * g.time];
-        let mut d_scores = scores.clone();
-        let mut dq_tile = vec![0.0; TILE.min(g.time) * g.size];
-        let mut deltas = [0.0; TILE];
-        let (mut dk_head, mut dv_head) = (vec![0.0; g.time * g.size], vec![0.0; g.time * g.size]);
-        for pair in range {
-            dk_head.fill(0.0);
-            dv_head.fill(0.0);
-            for (sample, kv_head, head) in heads_of(g, pair) {
-                let log_sums = &log_sums[(sample * g.heads + head) * g.time..][..g.time];
-                for tile in g.tiles() {
-                    let firsts = &firsts[sample * g.time..][tile.clone()];
-                    let seen = firsts[0]..tile.end;
-                    let (rows, width) = (tile.len(), seen.len());
-                    let (scores, d_scores) = (&mut scores[..rows * width], &mut d_scores[..rows * width]);
-                    let dq_tile = &mut dq_tile[..rows * g.size];
-                    let queries = at.q.matrix(q, sample, tile.clone(), head);
-                    let d_tile = at.out.matrix(d_out, sample, tile.clone(), head);
-                    let keys = at.k.matrix(k, sample, seen.clone(), kv_head);
-                    let values = at.v.matrix(v, sample, seen.clone(), kv_head);
-                    for (delta, position) in deltas.iter_mut().zip(tile.clone()) {
-                        let row = at.out.at(sample, position, head);
-                        *delta = kernel::dot(isa, &out[row..row + g.size], &d_out[row..row + g.size]);
-                    }
-                    product(scores, queries, keys.t(), 1);
-                    product(d_scores, d_tile, values.t(), 1);
-                    let log_sums = &log_sums[tile.clone()];
-                    let (position, scale) = (tile.start, g.scale());
-                    kernel::causal_backward(isa, scores, d_scores, width, position, firsts, scale, log_sums, &deltas);
-                    let (probs, d_scores) = (Matrix::new(scores, rows, width), Matrix::new(d_scores, rows, width));
-                    product(dq_tile, d_scores, keys, 1);
-                    let seen = seen.start * g.size..seen.end * g.size;
-                    add_product(&mut dk_head[seen.clone()], d_scores.t(), queries, 1);
-                    add_product(&mut dv_head[seen], probs.t(), d_tile, 1);
-                    for (position, from) in tile.zip(dq_tile.chunks_exact(g.size)) {
+    let mut log_sums = vec![0.0; g.batch * g.heads * g.time];
+    if g.time == 0 {
+        return log_sums;
+    }
+    let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
+    split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
+        let (mut keys, mut values) = (Panels::default(), Panels::default());
+        let mut scores = vec![0.0; ROWS * Scores::room(g.time)];
+        let (mut queries, mut results) = (vec![0.0; ROWS * g.size], vec![0.0; ROWS * g.size]);
+        let mut sums = [0.0; ROWS];
+        let mut log_sums = log_sums.chunks_exact_mut(g.time);
+        for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
+            keys.pack(isa, at.k.matrix(k, sample, 0..g.time, kv_head).t());
+            values.pack(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
+            for (head, log_sums) in heads_of(g, kv_head).zip(&mut log_sums) {
+                for rows in pieces(0..g.time, ROWS) {
+                    let firsts = &firsts[sample * g.time..][rows.clone()];
+                    let seen = firsts[0]..rows.end;
+                    let (count, Scores { origin, width }) = (rows.len(), Scores::new(seen.clone()));
+                    at.q.read(isa, q, sample, rows.clone(), head, &mut queries);
+                    let row = FewRows { data: &queries, count, row: g.size, step: 1 };
+                    let to = Target { data: &mut scores, row: width, add: false };
+                    keys.product(isa, row, 0..g.size, origin..rows.end, to);
+                    let log_sums = &mut log_sums[rows.clone()];
+                    let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+                    kernel::causal_exp(isa, tile, &mut scores[..count * width], g.scale(), &mut sums, log_sums);
+                    let row = FewRows { data: &scores[seen.start - origin..], count, row: width, step: 1 };
+                    let to = Target { data: &mut results, row: g.size, add: false };
+                    values.product(isa, row, seen, 0..g.size, to);
+                    for ((position, result), sum) in rows.zip(results.chunks_exact_mut(g.size)).zip(sums) {
+                        result.iter_mut().for_each(|x| *x /= sum);
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
-                        unsafe { dq.part(at.q.at(sample, position, head), g.size) }.copy_from_slice(from);
+                        unsafe { out.store(isa, at.out.at(sample, position, head), result) };
                     }
                 }
             }
-            let (sample, kv_head) = (pair / g.kv_heads, pair % g.kv_heads);
-            for (position, (dk_row, dv_row)) in
-                dk_head.chunks_exact(g.size).zip(dv_head.chunks_exact(g.size)).enumerate()
-            {
+        }
+    });
+    log_sums
+}
+
+/// What [`backward`] reads.
+pub(crate) struct Saved<'a> {
+    pub(crate) qkv: [Elements<'a>; 3],
+    pub(crate) out: Elements<'a>,
+    pub(crate) d_out: Elements<'a>,
+    pub(crate) log_sums: &'a [f32],
+    /// As for [`forward`].
+    pub(crate) firsts: &'a [usize],
+}
+
+/// Writes the gradients of q, k and v. The three may be parts of one buffer, as `at` says.
+pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]: [Shared<'_>; 3]) {
+    if g.time == 0 {
+        return;
+    }
+    let isa = Isa::best();
+    split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
+        let mut work = Backward::new(g, at, isa);
+        for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
+            work.begin(saved, sample, kv_head);
+            for head in heads_of(g, kv_head) {
+                for tile in pieces(0..g.time, TILE) {
+                    work.queries(saved, sample, head, tile.clone(), dq);
+                    work.keys_and_values(saved, sample, tile);
+                }
+            }
+            let rows = work.dk.chunks_exact(g.size).zip(work.dv.chunks_exact(g.size));
+            for (position, (dk_row, dv_row)) in rows.enumerate() {
+                // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
+                unsafe { dk.store(isa, at.k.at(sample, position, kv_head), dk_row) };
                 // SAFETY: as above; k's and v's columns of a packed buffer are not q's.
-                unsafe { dk.part(at.k.at(sample, position, kv_head), g.size) }.copy_from_slice(dk_row);
-                // SAFETY: as above.
-                unsafe { dv.part(at.v.at(sample, position, kv_head), g.size) }.copy_from_slice(dv_row);
+                unsafe { dv.store(isa, at.v.at(sample, position, kv_head), dv_row) };
             }
         }
     });
 }
 
-/// The (sample, key and value head, query head) triples of a pair, in order.
-fn heads_of(g: Geometry, pair: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-    let (sample, kv_head) = (pair / g.kv_heads, pair % g.kv_heads);
-    (kv_head * g.group()..(kv_head + 1) * g.group()).map(move |head| (sample, kv_head, head))
+/// One thread's room for the backward.
+struct Backward {
+    g: Geometry,
+    at: Layouts,
+    isa: Isa,
+    keys: Panels,
+    keys_turned: Panels,
+    values_turned: Panels,
+    /// A tile's q and the gradient of its results; as rows and as the operands of products.
+    q: Vec<f32>,
+    d_out: Vec<f32>,
+    queries: Panels,
+    upstream: Panels,
+    out: Vec<f32>,
+    dq: Vec<f32>,
+    /// A tile's probabilities and the gradients of its scores.
+    probabilities: Vec<f32>,
+    d_scores: Vec<f32>,
+    /// The gradients of a pair's keys and values so far.
+    dk: Vec<f32>,
+    dv: Vec<f32>,
 }
 
-/// A buffer in which threads write disjoint parts that are not contiguous, such as the columns of a head.
-#[derive(Clone, Copy)]
-pub(crate) struct Shared<'a> {
-    start: *mut f32,
-    len: usize,
-    buffer: PhantomData<&'a mut [f32]>,
+impl Backward {
+    fn new(g: Geometry, at: Layouts, isa: Isa) -> Self {
+        let rows = TILE.min(g.time);
+        let zeros = |len| vec![0.0; len];
+        Self {
+            g,
+            at,
+            isa,
+            keys: Panels::default(),
+            keys_turned: Panels::default(),
+            values_turned: Panels::default(),
+            q: zeros(rows * g.size),
+            d_out: zeros(rows * g.size),
+            queries: Panels::default(),
+            upstream: Panels::default(),
+            out: zeros(ROWS * g.size),
+            dq: zeros(ROWS * g.size),
+            probabilities: zeros(rows * Scores::room(g.time)),
+            d_scores: zeros(rows * Scores::room(g.time)),
+            dk: zeros(g.time * g.size),
+            dv: zeros(g.time * g.size),
+        }
+    }
+
+    fn begin(&mut self, saved: &Saved<'_>, sample: usize, kv_head: usize) {
+        let ([_, k, v], all) = (saved.qkv, 0..self.g.time);
+        let (k, v) = (self.at.k.matrix(k, sample, all.clone(), kv_head), self.at.v.matrix(v, sample, all, kv_head));
+        self.keys.pack(self.isa, k);
+        self.keys_turned.pack(self.isa, k.t());
+        self.values_turned.pack(self.isa, v.t());
+        self.dk.fill(0.0);
+        self.dv.fill(0.0);
+    }
+
+    /// Finds the probabilities of a tile again and the gradients of its scores, and writes those of its queries.
+    fn queries(&mut self, saved: &Saved<'_>, sample: usize, head: usize, tile: Range<usize>, dq: Shared<'_>) {
+        let (g, at, isa) = (self.g, self.at, self.isa);
+        at.q.read(isa, saved.qkv[0], sample, tile.clone(), head, &mut self.q);
+        at.out.read(isa, saved.d_out, sample, tile.clone(), head, &mut self.d_out);
+        let firsts = &saved.firsts[sample * g.time..][..g.time];
+        let log_sums = &saved.log_sums[(sample * g.heads + head) * g.time..][..g.time];
+        let Scores { origin, width } = Scores::new(firsts[tile.start]..tile.end);
+        for rows in pieces(tile.clone(), ROWS) {
+            let (first, count) = (rows.start - tile.start, rows.len());
+            let d_out = &self.d_out[first * g.size..];
+            at.out.read(isa, saved.out, sample, rows.clone(), head, &mut self.out);
+            let mut deltas = [0.0; ROWS];
+            let pairs = self.out.chunks_exact(g.size).zip(d_out.chunks_exact(g.size)).take(count);
+            for (delta, (out, d_out)) in deltas.iter_mut().zip(pairs) {
+                *delta = kernel::dot(isa, out, d_out);
+            }
+            let scores = &mut self.probabilities[first * width..][..count * width];
+            let d_scores = &mut self.d_scores[first * width..][..count * width];
+            // The panel in which the first key that these rows see begins.
+            let begin = firsts[rows.start] / COLUMNS * COLUMNS;
+            let row = |data| FewRows { data, count, row: g.size, step: 1 };
+            let to = Target { data: &mut scores[begin - origin..], row: width, add: false };
+            self.keys_turned.product(isa, row(&self.q[first * g.size..]), 0..g.size, begin..rows.end, to);
+            let to = Target { data: &mut d_scores[begin - origin..], row: width, add: false };
+            self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
+            let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[rows.clone()]);
+            let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+            kernel::causal_backward(isa, tile, scores, d_scores, g.scale(), log_sums, &deltas);
+            let seen = firsts[0]..rows.end;
+            let row = FewRows { data: &d_scores[seen.start - origin..], count, row: width, step: 1 };
+            let to = Target { data: &mut self.dq, row: g.size, add: false };
+            self.keys.product(isa, row, seen, 0..g.size, to);
+            for (position, row) in rows.zip(self.dq.chunks_exact(g.size)) {
+                // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
+                unsafe { dq.store(isa, at.q.at(sample, position, head), row) };
+            }
+        }
+    }
+
+    /// Adds what a tile's queries give to the gradients of the keys and values that they see.
+    fn keys_and_values(&mut self, saved: &Saved<'_>, sample: usize, tile: Range<usize>) {
+        let (g, isa) = (self.g, self.isa);
+        let first = saved.firsts[sample * g.time + tile.start];
+        let Scores { origin, width } = Scores::new(first..tile.end);
+        self.queries.pack(isa, Matrix::new(&self.q[..tile.len() * g.size], tile.len(), g.size));
+        self.upstream.pack(isa, Matrix::new(&self.d_out[..tile.len() * g.size], tile.len(), g.size));
+        for keys in pieces(first / ROWS * ROWS..tile.end, ROWS) {
+            // Queries before a key do not see it.
+            let queries = keys.start.max(tile.start) - tile.start..tile.len();
+            let from = queries.start * width + keys.start - origin;
+            let turned = |data| FewRows { data, count: keys.len(), row: 1, step: width };
+            let to = Target { data: &mut self.dk[keys.start * g.size..], row: g.size, add: true };
+            self.queries.product(isa, turned(&self.d_scores[from..]), queries.clone(), 0..g.size, to);
+            let to = Target { data: &mut self.dv[keys.start * g.size..], row: g.size, add: true };
+            self.upstream.product(isa, turned(&self.probabilities[from..]), queries, 0..g.size, to);
+        }
+    }
 }
 
-// SAFETY: access is by `part` alone, whose caller promises that no two parts overlap.
-unsafe impl Send for Shared<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Shared<'_> {}
-
-impl<'a> Shared<'a> {
-    pub(crate) fn new(buffer: &'a mut [f32]) -> Self {
-        Self { start: buffer.as_mut_ptr(), len: buffer.len(), buffer: PhantomData }
-    }
-
-    /// Elements `at..at + len`.
-    ///
-    /// # Safety
-    /// No part that overlaps may be alive at the same time.
-    // The lifetime is the buffer's: that is what `Shared` is for.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn part(&self, at: usize, len: usize) -> &'a mut [f32] {
-        assert!(at + len <= self.len, "part {at}..{} of {}", at + len, self.len);
-        // SAFETY: inside of the buffer by the assertion, alone by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }
-    }
+/// The query heads that share a key and value head.
+fn heads_of(g: Geometry, kv_head: usize) -> Range<usize> {
+    kv_head * g.group()..(kv_head + 1) * g.group()
 }

@@ -36,6 +36,7 @@ mod linear_gelu;
 pub mod measure;
 mod norm;
 mod operand;
+mod output;
 pub(crate) mod parallel;
 mod product;
 mod reach;

@@ -95,7 +95,7 @@ macro_rules! vectorised {
 pub(crate) use vectorised;
 
 /// One AVX-512 register, two of AVX2.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// `Σ f(i)` over the elements of slices of one length: element `i` is added to lane `i mod 16`, and the lanes are
 /// added in a tree.
@@ -114,8 +114,12 @@ macro_rules! sum_over {
                 }
                 at += LANES;
             }
+            let mut rest = [0f32; LANES];
             for lane in 0..len - whole {
-                lanes[lane] += term($($slice[whole + lane]),+);
+                rest[lane] = term($($slice[whole + lane]),+);
+            }
+            for lane in 0..LANES {
+                lanes[lane] += rest[lane];
             }
             tree(lanes, |a, b| a + b)
         }
@@ -126,10 +130,15 @@ sum_over!(sum1, a);
 sum_over!(sum2, a, b);
 sum_over!(sum3, a, b, c);
 
+/// The larger of two; `a` if one is NaN.
+#[inline(always)]
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
 /// The largest element; NaN is passed over, and an empty slice gives -∞.
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (whole, tail) = values.as_chunks::<LANES>();
     for chunk in whole {
@@ -137,20 +146,25 @@ pub(crate) fn max(values: &[f32]) -> f32 {
             lanes[lane] = larger(lanes[lane], chunk[lane]);
         }
     }
-    for (lane, &value) in tail.iter().enumerate() {
-        lanes[lane] = larger(lanes[lane], value);
+    let mut rest = [f32::NEG_INFINITY; LANES];
+    rest[..tail.len()].copy_from_slice(tail);
+    for lane in 0..LANES {
+        lanes[lane] = larger(lanes[lane], rest[lane]);
     }
     tree(lanes, larger)
 }
 
+/// All lanes as one: the upper half onto the lower, until one is left. What is indexed by a variable the compiler keeps in
+/// memory, here as in the loops above, so each half is a loop of its own.
 #[inline(always)]
-fn tree(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] = combine(lanes[lane], lanes[lane + width]);
-        }
-        width /= 2;
+pub(crate) fn tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut eight = [0f32; 8];
+    for lane in 0..8 {
+        eight[lane] = combine(lanes[lane], lanes[lane + 8]);
     }
-    lanes[0]
+    let mut four = [0f32; 4];
+    for lane in 0..4 {
+        four[lane] = combine(eight[lane], eight[lane + 4]);
+    }
+    combine(combine(four[0], four[2]), combine(four[1], four[3]))
 }

@@ -81,14 +81,15 @@ mod tests {
             same("softmax", &[3 * n], |isa, out| softmax::scaled_softmax(isa, &mut out[0], 2.0, 5.0, 0.7));
             // Three rows of scores that end at the last column, of which the last two do not see the first column.
             let position = if n >= 3 { n - 3 } else { continue };
-            let firsts = [0, 1, 1];
-            same("causal exp", &[3 * n, 3, 3], |isa, out| {
+            let width = n + softmax::SPARE;
+            let tile = softmax::Tile { width, origin: 0, position, firsts: &[0, 1, 1] };
+            same("causal exp", &[3 * width, 3, 3], |isa, out| {
                 let [scores, sums, log_sums] = out else { panic!("three outputs") };
-                softmax::causal_exp(isa, scores, n, position, &firsts, 0.3, sums, log_sums);
+                softmax::causal_exp(isa, tile, scores, 0.3, sums, log_sums);
             });
-            same("causal backward", &[3 * n, 3 * n], |isa, out| {
+            same("causal backward", &[3 * width, 3 * width], |isa, out| {
                 let [scores, d_probs] = out else { panic!("two outputs") };
-                softmax::causal_backward(isa, scores, d_probs, n, position, &firsts, 0.3, &w[..3], &b[..3]);
+                softmax::causal_backward(isa, tile, scores, d_probs, 0.3, &w[..3], &b[..3]);
             });
             same("random normal", &[3 * n], |isa, out| random::normal(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
             same("random uniform", &[3 * n], |isa, out| random::uniform(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));

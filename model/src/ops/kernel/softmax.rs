@@ -1,6 +1,6 @@
 //! Rows of exponentials: cross-entropy, and the causal softmax of attention tiles.
 
-use super::lanes::{max, sum1, sum2};
+use super::lanes::{LANES, larger, max, sum1, sum2, tree};
 use super::math::exp;
 use super::vectorised;
 
@@ -24,63 +24,89 @@ vectorised! {
     }
 }
 
-vectorised! {
-    /// Turns scores into causal softmax numerators, in place.
-    ///
-    /// The columns of `scores`, `width` of them, are the positions from `firsts[0]` on. Row `i` belongs to `position + i`
-    /// and sees the positions from `firsts[i]` up to its own. Each becomes e^(scale·(x − m)), the other columns 0. Row
-    /// `i`'s sum goes to `sums[i]` and scale·m + ln(sum), with which the backward finds the probabilities again, to
-    /// `log_sums[i]`.
-    fn causal_exp(
-        scores: &mut [f32],
-        width: usize,
-        position: usize,
-        firsts: &[usize],
-        scale: f32,
-        sums: &mut [f32],
-        log_sums: &mut [f32],
-    ) {
-        for (i, row) in scores.chunks_exact_mut(width).enumerate() {
-            let (row, after) = row.split_at_mut(position + i + 1 - firsts[0]);
-            let (before, seen) = row.split_at_mut(firsts[i] - firsts[0]);
-            let largest = max(seen);
-            for x in seen.iter_mut() {
-                *x = exp(scale * (*x - largest));
+/// Where the scores of a few query rows lie: one row after the other, `width` floats from one to the next.
+///
+/// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to its
+/// own. The rows are whole vectors: behind the columns up to the last row's own there is room for [`SPARE`] more.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a> {
+    pub(crate) width: usize,
+    pub(crate) origin: usize,
+    pub(crate) position: usize,
+    pub(crate) firsts: &'a [usize],
+}
+
+/// Columns beyond the last that a row of scores has room for.
+pub(crate) const SPARE: usize = 2 * LANES;
+
+impl Tile<'_> {
+    /// The columns that row `i` sees, as vectors, of which the last one's elements beyond become `fill`, and how many there
+    /// are. Those before them, and as many behind as other rows may see, become 0.
+    #[inline(always)]
+    fn seen<'a>(&self, i: usize, row: &'a mut [f32], fill: f32) -> &'a mut [[f32; LANES]] {
+        let (begin, end) = (self.firsts[i] - self.origin, self.position + i + 1 - self.origin);
+        let (before, row) = row.split_at_mut(begin);
+        before.fill(0.0);
+        let vectors = row.as_chunks_mut::<LANES>().0;
+        let (seen, after) = vectors.split_at_mut((end - begin).div_ceil(LANES));
+        after[0] = [0.0; LANES];
+        if let Some(last) = seen.last_mut() {
+            let used = (end - begin - 1) % LANES;
+            for (lane, x) in last.iter_mut().enumerate() {
+                *x = if lane > used { fill } else { *x };
             }
-            before.fill(0.0);
-            after.fill(0.0);
-            sums[i] = sum1(seen, |p| p);
+        }
+        seen
+    }
+}
+
+vectorised! {
+    /// Turns scores into causal softmax numerators, in place: each that is seen becomes e^(scale·(x − m)), others 0. Row `i`'s
+    /// sum goes to `sums[i]` and scale·m + ln(sum), with which the backward finds the probabilities again, to `log_sums[i]`.
+    fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
+        for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {
+            // e^−∞ is the 0 that is wanted behind the last column.
+            let seen = tile.seen(i, row, f32::NEG_INFINITY);
+            let mut largest = [f32::NEG_INFINITY; LANES];
+            for vector in &*seen {
+                for lane in 0..LANES {
+                    largest[lane] = larger(largest[lane], vector[lane]);
+                }
+            }
+            let largest = tree(largest, larger);
+            let mut sum = [0.0; LANES];
+            for vector in seen {
+                for lane in 0..LANES {
+                    vector[lane] = exp(scale * (vector[lane] - largest));
+                    sum[lane] += vector[lane];
+                }
+            }
+            sums[i] = tree(sum, |a, b| a + b);
             log_sums[i] = scale * largest + libm::logf(sums[i]);
         }
     }
 }
 
 vectorised! {
-    /// The backward of a tile of causal softmax, whose rows see what they do in [`causal_exp`]: `scores` becomes the
-    /// probabilities p = e^(scale·x − log_sum) and `d_probs` (dp) the gradient of the scores, scale·p·(dp − delta), both
-    /// 0 in columns that the row does not see.
+    /// The backward of [`causal_exp`]: `scores` becomes the probabilities p = e^(scale·x − log_sum) and `d_probs` (dp) the
+    /// gradient of the scores, scale·p·(dp − delta), both 0 where a row does not see.
     fn causal_backward(
+        tile: Tile<'_>,
         scores: &mut [f32],
         d_probs: &mut [f32],
-        width: usize,
-        position: usize,
-        firsts: &[usize],
         scale: f32,
         log_sums: &[f32],
         deltas: &[f32],
     ) {
-        let rows = scores.chunks_exact_mut(width).zip(d_probs.chunks_exact_mut(width));
+        let rows = scores.chunks_exact_mut(tile.width).zip(d_probs.chunks_exact_mut(tile.width));
         for (i, (scores, d_probs)) in rows.enumerate() {
-            let (begin, end) = (firsts[i] - firsts[0], position + i + 1 - firsts[0]);
             let (log_sum, delta) = (log_sums[i], deltas[i]);
-            for (x, d) in scores[begin..end].iter_mut().zip(&mut d_probs[begin..end]) {
-                let p = exp(x.mul_add(scale, -log_sum));
-                *x = p;
-                *d = scale * p * (*d - delta);
-            }
-            for row in [scores, d_probs] {
-                row[..begin].fill(0.0);
-                row[end..].fill(0.0);
+            let (scores, d_probs) = (tile.seen(i, scores, f32::NEG_INFINITY), tile.seen(i, d_probs, 0.0));
+            for (x, d) in scores.iter_mut().zip(d_probs) {
+                for lane in 0..LANES {
+                    x[lane] = exp(x[lane].mul_add(scale, -log_sum));
+                    d[lane] = scale * x[lane] * (d[lane] - delta);
+                }
             }
         }
     }

@@ -11,15 +11,18 @@
 //! High-Performance Matrix Multiplication*, 2008).
 
 mod pack;
+mod panels;
 mod tile;
 
-use super::kernel::Isa;
+use super::kernel::{Isa, bf16 as kernel};
 use super::{measure, team};
 use half::bf16;
+pub(crate) use panels::{FewRows, Panels, Target};
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
-use tile::{COLUMNS, ROWS, Tile};
+use tile::Tile;
+pub(crate) use tile::{COLUMNS, ROWS};
 
 /// The elements of an operand.
 #[derive(Clone, Copy)]
@@ -34,6 +37,22 @@ impl<'a> Elements<'a> {
         match self {
             Self::F32(data) => data.len(),
             Self::Bf16(data) => data.len(),
+        }
+    }
+
+    /// All from element `start` on.
+    pub(crate) fn skip(self, start: usize) -> Self {
+        match self {
+            Self::F32(data) => Self::F32(&data[start..]),
+            Self::Bf16(data) => Self::Bf16(&data[start..]),
+        }
+    }
+
+    /// Those from element `start` on, as f32, to `out`.
+    pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),
+            Self::Bf16(data) => kernel::widen(isa, &data[start..start + out.len()], out),
         }
     }
 }

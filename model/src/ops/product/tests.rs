@@ -66,6 +66,40 @@ fn every_element_is_its_chain_in_every_layout() {
 }
 
 #[test]
+fn parts_of_what_is_packed_once_are_chains_too() {
+    let (depth, columns, stride) = (70, 130, 140);
+    let (a, b) = (normal("a", 8 * 100), normal("b", depth * columns));
+    let mut panels = Panels::default();
+    for (count, rows, part, turned) in [
+        (8, 0..70, 0..130, false),
+        (3, 5..6, 48..50, false),
+        (1, 69..70, 96..130, true),
+        (8, 8..8, 0..48, false),
+        (7, 13..64, 48..96, true),
+    ] {
+        let matrix = if turned { Matrix::new(&b, columns, depth).t() } else { Matrix::new(&b, depth, columns) };
+        panels.pack(Isa::best(), matrix);
+        let (row, step) = if turned { (1, 9) } else { (100, 1) };
+        let before = normal("out", count * stride);
+        for add in [false, true] {
+            let mut want = before.clone();
+            for at in (0..count).flat_map(|i| part.clone().map(move |j| (i, j))) {
+                let (i, j) = at;
+                let right = |k: usize| if turned { b[j * depth + k] } else { b[k * columns + j] };
+                let out = &mut want[i * stride + j - part.start];
+                let start = if add { *out } else { 0.0 };
+                *out = chain(start, rows.len(), |k| a[i * row + k * step], |k| right(rows.start + k));
+            }
+            let mut got = before.clone();
+            let left = FewRows { data: &a, count, row, step };
+            let to = Target { data: &mut got, row: stride, add };
+            panels.product(Isa::best(), left, rows.clone(), part.clone(), to);
+            assert!(same(&got, &want), "{count} rows, {rows:?}, {part:?}, turned {turned}, add {add}");
+        }
+    }
+}
+
+#[test]
 fn every_instruction_set_gives_the_same_bits() {
     for (rows, columns, depth) in [(1, 1, 5), (7, 31, 20), (13, 65, 9), (8, 48, 64), (6, 23, 0)] {
         let (a, b) = (normal("a", rows * depth), normal("b", depth * columns));
