@@ -2,8 +2,9 @@
 
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
-use super::operand::{f32s, f32s_of, stored, tensor};
-use super::parallel::{Output, build, split};
+use super::operand::View;
+use super::output::{CACHED, Fresh, build_as, tensor};
+use super::parallel::split;
 use super::region::{apply1, apply2};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
@@ -41,17 +42,21 @@ impl CustomOp1 for Elementwise {
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(self.name);
-        let x = f32s(self.name, xs, xl)?;
-        let y = build(x.len(), 1, |range, y| (self.forward)(Isa::best(), &x[range], y));
-        Ok((stored(self.name, y, xs.dtype())?, xl.shape().clone()))
+        let x = View::new(self.name, xs, xl)?;
+        let x = x.elements();
+        let y = |range, y: &mut [f32]| (self.forward)(Isa::best(), &x.floats(range), y);
+        Ok((build_as(self.name, xs.dtype(), x.len(), 1, y)?, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
         let _timed = measure::backward(self.name);
         let held = (x.storage_and_layout(), dy.storage_and_layout());
-        let (xs, dy) = (f32s_of(self.name, &held.0)?, f32s_of(self.name, &held.1)?);
-        let dx = build(xs.len(), 1, |range, dx| (self.backward)(Isa::best(), &xs[range.clone()], &dy[range], dx));
-        tensor(self.name, dx, x.shape().clone(), x.dtype())
+        let (xs, dy) = (View::of(self.name, &held.0)?, View::of(self.name, &held.1)?);
+        let (xs, dy) = (xs.elements(), dy.elements());
+        let dx = build_as(self.name, x.dtype(), xs.len(), 1, |range, dx| {
+            (self.backward)(Isa::best(), &xs.floats(range.clone()), &dy.floats(range), dx);
+        })?;
+        Ok(Some(tensor(dx, x.shape())))
     }
 }
 
@@ -69,23 +74,42 @@ impl CustomOp2 for SwiGlu {
         if gl.shape() != ul.shape() {
             bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gl.shape(), ul.shape());
         }
-        let (gate, up) = (f32s(SWIGLU, gs, gl)?, f32s(SWIGLU, us, ul)?);
-        let y = build(gate.len(), 1, |range, y| kernel::swiglu(Isa::best(), &gate[range.clone()], &up[range], y));
-        Ok((stored(SWIGLU, y, gs.dtype())?, gl.shape().clone()))
+        let (gate, up) = (View::new(SWIGLU, gs, gl)?, View::new(SWIGLU, us, ul)?);
+        let (gate, up) = (gate.elements(), up.elements());
+        let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, |range, y| {
+            kernel::swiglu(Isa::best(), &gate.floats(range.clone()), &up.floats(range), y);
+        })?;
+        Ok((y, gl.shape().clone()))
     }
 
     fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let _timed = measure::backward(SWIGLU);
         let held = (gate.storage_and_layout(), up.storage_and_layout(), dy.storage_and_layout());
-        let (gs, us, dy) = (f32s_of(SWIGLU, &held.0)?, f32s_of(SWIGLU, &held.1)?, f32s_of(SWIGLU, &held.2)?);
-        let (mut d_gate, mut d_up) = (vec![0.0; gs.len()], vec![0.0; gs.len()]);
-        let outputs = [Output { data: &mut d_gate, floats: 1 }, Output { data: &mut d_up, floats: 1 }];
-        split(gs.len(), 1, outputs, |r, [d_gate, d_up]| {
-            kernel::swiglu_backward(Isa::best(), &gs[r.clone()], &us[r.clone()], &dy[r], d_gate, d_up);
+        let (gs, us, dy) = (View::of(SWIGLU, &held.0)?, View::of(SWIGLU, &held.1)?, View::of(SWIGLU, &held.2)?);
+        let (gs, us, dy) = (gs.elements(), us.elements(), dy.elements());
+        let fresh = |of: &Tensor| Fresh::new(SWIGLU, of.dtype(), of.elem_count());
+        let (mut d_gate, mut d_up) = (fresh(gate)?, fresh(up)?);
+        let (to_gate, to_up) = (d_gate.shared(), d_up.shared());
+        split::<f32, 0>(gs.len(), 1, [], |range, []| {
+            let isa = Isa::best();
+            for start in range.clone().step_by(CACHED) {
+                let part = start..range.end.min(start + CACHED);
+                let len = part.len();
+                let [gate, up, dy] = [gs, us, dy].map(|from| from.floats(part.clone()));
+                // SAFETY: each part is one thread's.
+                unsafe {
+                    to_gate.write(isa, start, len, |d_gate| {
+                        to_up.write(isa, start, len, |d_up| {
+                            kernel::swiglu_backward(isa, &gate, &up, &dy, d_gate, d_up);
+                        });
+                    });
+                }
+            }
         });
-        Ok((
-            if gate.track_op() { tensor(SWIGLU, d_gate, gate.shape().clone(), gate.dtype())? } else { None },
-            if up.track_op() { tensor(SWIGLU, d_up, up.shape().clone(), up.dtype())? } else { None },
-        ))
+        let gradient = |of: &Tensor, gradient: Fresh| {
+            // SAFETY: the ranges of `split` cover it all.
+            of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
+        };
+        Ok((gradient(gate, d_gate), gradient(up, d_up)))
     }
 }

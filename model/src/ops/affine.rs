@@ -3,7 +3,8 @@
 use super::gradient::deliver;
 use super::kernel::{Isa, norm::add_rows};
 use super::measure;
-use super::operand::{View, f32s, rows, tensor};
+use super::operand::{View, f32s, rows};
+use super::output::{stored, tensor};
 use super::parallel::{Output, split};
 use super::product::{Elements, Matrix, Start, new_product, product, rows_product};
 use super::threads;
@@ -68,7 +69,7 @@ impl Affine {
         let dx = if x.track_op() {
             let w = View::of(op, &held.1)?;
             let dx = rows_product(dy, count, self.matrix(w.elements(), inputs, outputs).t(), threads());
-            tensor(op, dx, x.shape().clone(), x.dtype())?
+            Some(tensor(stored(op, dx, x.dtype())?, x.shape()))
         } else {
             None
         };

@@ -6,7 +6,7 @@
 use super::attention_heads::{Geometry, Layouts, Saved, backward, forward};
 use super::measure;
 use super::operand::View;
-use super::output::{Shared, tensor, zeros};
+use super::output::{Fresh, tensor};
 use super::reach::Reach;
 use super::region::{apply1, apply3};
 use candle_core::backend::BackendStorage;
@@ -82,11 +82,12 @@ impl CustomOp3 for Separate {
         let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
         let (at, qkv) =
             (Layouts::separate(geometry), [View::new(OP, qs, ql)?, View::new(OP, ks, kl)?, View::new(OP, vs, vl)?]);
-        let mut out = zeros(OP, qs.dtype(), ql.shape().elem_count())?;
-        let to = Shared::new(OP, &mut out)?;
-        let log_sums = forward(geometry, at, &self.firsts, qkv.each_ref().map(View::elements), to);
+        let len = ql.shape().elem_count();
+        let mut out = Fresh::new(OP, qs.dtype(), len)?;
+        let log_sums = forward(geometry, at, &self.firsts, qkv.each_ref().map(View::elements), out.shared());
         let _ = self.log_sums.set(log_sums);
-        Ok((out, ql.shape().clone()))
+        // SAFETY: `forward` writes it all.
+        Ok((unsafe { out.filled(len) }, ql.shape().clone()))
     }
 
     fn bwd(
@@ -110,11 +111,13 @@ impl CustomOp3 for Separate {
             log_sums,
             firsts: &self.firsts,
         };
-        let zeros = |of: &Tensor| zeros(OP, of.dtype(), of.elem_count());
-        let (mut dq, mut dk, mut dv) = (zeros(q)?, zeros(k)?, zeros(v)?);
-        let to = [Shared::new(OP, &mut dq)?, Shared::new(OP, &mut dk)?, Shared::new(OP, &mut dv)?];
-        backward(geometry, Layouts::separate(geometry), &saved, to);
-        let gradient = |of: &Tensor, gradient| of.track_op().then(|| tensor(gradient, of.shape()));
+        let fresh = |of: &Tensor| Fresh::new(OP, of.dtype(), of.elem_count());
+        let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
+        backward(geometry, Layouts::separate(geometry), &saved, [dq.shared(), dk.shared(), dv.shared()]);
+        let gradient = |of: &Tensor, gradient: Fresh| {
+            // SAFETY: `backward` writes them all.
+            of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
+        };
         Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)))
     }
 }
@@ -146,11 +149,11 @@ impl CustomOp1 for Packed {
         let geometry = self.geometry(xl.shape())?;
         let x = View::new(OP, xs, xl)?;
         let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
-        let mut out = zeros(OP, xs.dtype(), shape.elem_count())?;
-        let to = Shared::new(OP, &mut out)?;
-        let log_sums = forward(geometry, Layouts::packed(geometry), &self.firsts, [x.elements(); 3], to);
+        let mut out = Fresh::new(OP, xs.dtype(), shape.elem_count())?;
+        let log_sums = forward(geometry, Layouts::packed(geometry), &self.firsts, [x.elements(); 3], out.shared());
         let _ = self.log_sums.set(log_sums);
-        Ok((out, shape))
+        // SAFETY: `forward` writes it all.
+        Ok((unsafe { out.filled(shape.elem_count()) }, shape))
     }
 
     fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
@@ -162,9 +165,9 @@ impl CustomOp1 for Packed {
         let (xs, os, ds) = (xs?, os?, ds?);
         let saved =
             Saved { qkv: [xs.elements(); 3], out: os.elements(), d_out: ds.elements(), log_sums, firsts: &self.firsts };
-        let mut dx = zeros(OP, x.dtype(), x.elem_count())?;
-        let to = [Shared::new(OP, &mut dx)?; 3];
-        backward(geometry, Layouts::packed(geometry), &saved, to);
-        Ok(Some(tensor(dx, x.shape())))
+        let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
+        backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
+        // SAFETY: `backward` writes it all.
+        Ok(Some(tensor(unsafe { dx.filled(x.elem_count()) }, x.shape())))
     }
 }

@@ -2,8 +2,9 @@
 
 use super::kernel::{Isa, softmax as kernel};
 use super::measure;
-use super::operand::{f32s, f32s_of, indices, indices_of, rows, stored, tensor};
-use super::parallel::{Output, build, split};
+use super::operand::{View, indices, indices_of, rows};
+use super::output::{build_as, tensor};
+use super::parallel::{Output, split};
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
@@ -15,7 +16,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     logits.apply_op2(targets, CrossEntropy::default())
 }
 
-/// What the backward needs of each row: its largest logit and Σ e^(x − largest).
+/// Of each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two.
 #[derive(Default)]
 struct CrossEntropy {
     statistics: OnceLock<Vec<f32>>,
@@ -40,24 +41,21 @@ impl CustomOp2 for CrossEntropy {
             bail!("{OP}: logits {:?} and targets {:?} do not fit together", ll.shape(), tl.shape());
         }
         let targets = indices(OP, ts, tl, classes)?;
-        let logits = f32s(OP, ls, ll)?;
-        let mut statistics = vec![0.0; 2 * count];
-        split(count, classes, [Output { data: &mut statistics, floats: 2 }], |range, [statistics]| {
+        let logits = View::new(OP, ls, ll)?;
+        let row_of = |row| logits.elements().floats(row * classes..(row + 1) * classes);
+        let mut statistics = vec![0.0; 3 * count];
+        split(count, classes, [Output { data: &mut statistics, floats: 3 }], |range, [statistics]| {
             let isa = Isa::best();
-            for (row, out) in range.zip(statistics.chunks_exact_mut(2)) {
-                let (largest, sum) = kernel::max_and_sum(isa, &logits[row * classes..(row + 1) * classes]);
-                out.copy_from_slice(&[largest, sum]);
+            for (row, out) in range.zip(statistics.chunks_exact_mut(3)) {
+                let logits = row_of(row);
+                let (largest, sum) = kernel::max_and_sum(isa, &logits);
+                out.copy_from_slice(&[largest, sum, logits[targets[row]]]);
             }
         });
-        let total: f64 = targets
-            .iter()
-            .zip(statistics.chunks_exact(2))
-            .zip(logits.chunks_exact(classes))
-            .map(|((&target, row), logits)| row_loss(row[0], row[1], logits[target]))
-            .sum();
+        let total: f64 = statistics.chunks_exact(3).map(|row| row_loss(row[0], row[1], row[2])).sum();
         // A second forward of the same operation cannot happen: each call of `cross_entropy` makes its own.
         let _ = self.statistics.set(statistics);
-        Ok((stored(OP, vec![(total / count as f64) as f32], DType::F32)?, Shape::from(())))
+        Ok((CpuStorage::F32(vec![(total / count as f64) as f32]), Shape::from(())))
     }
 
     fn bwd(
@@ -72,17 +70,17 @@ impl CustomOp2 for CrossEntropy {
         let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
         let targets = indices_of(OP, targets, classes)?;
         let held = logits.storage_and_layout();
-        let xs = f32s_of(OP, &held)?;
+        let xs = View::of(OP, &held)?;
         let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
-        let dx = build(count, classes, |range, dx| {
+        let dx = build_as(OP, logits.dtype(), count, classes, |range, dx| {
             let isa = Isa::best();
             for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
-                let (largest, sum) = (statistics[2 * row], statistics[2 * row + 1]);
-                dx.copy_from_slice(&xs[row * classes..(row + 1) * classes]);
+                let (largest, sum) = (statistics[3 * row], statistics[3 * row + 1]);
+                xs.elements().read(isa, row * classes, dx);
                 kernel::scaled_softmax(isa, dx, largest, sum, factor);
                 dx[targets[row]] -= factor;
             }
-        });
-        Ok((tensor(OP, dx, logits.shape().clone(), logits.dtype())?, None))
+        })?;
+        Ok((Some(tensor(dx, logits.shape())), None))
     }
 }

@@ -1,13 +1,14 @@
 //! Dropout whose mask does not depend on the layout of the run.
 
 use super::measure;
-use super::operand::{f32s, f32s_of, stored, tensor};
-use super::parallel::build;
+use super::operand::View;
+use super::output::{build_as, tensor};
+use super::product::Elements;
 use super::region::apply1;
 use crate::layers::Pass;
 use crate::random::Stream;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 
 /// One dropout of a model: its probability, and a name that no other dropout of the same layer has.
 #[derive(Clone, Debug)]
@@ -51,15 +52,15 @@ struct Masked {
 const OP: &str = "dropout";
 
 impl Masked {
-    fn apply(&self, x: &[f32], shape: &Shape) -> Vec<f32> {
+    fn apply(&self, x: Elements<'_>, shape: &Shape, dtype: DType) -> Result<CpuStorage> {
         let samples = shape.dims().first().copied().unwrap_or(1).max(1);
         let size = x.len() / samples;
         let scale = 1.0 / (1.0 - self.probability);
-        build(samples, size, |range, y| {
+        build_as(OP, dtype, samples, size, |range, y| {
             for (sample, y) in range.zip(y.chunks_exact_mut(size.max(1))) {
                 let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
                 stream.fill_uniform(0, y);
-                for (y, x) in y.iter_mut().zip(&x[sample * size..]) {
+                for (y, x) in y.iter_mut().zip(&*x.floats(sample * size..(sample + 1) * size)) {
                     *y = if *y < self.probability { 0.0 } else { x * scale };
                 }
             }
@@ -74,14 +75,14 @@ impl CustomOp1 for Masked {
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        let x = f32s(OP, xs, xl)?;
-        Ok((stored(OP, self.apply(&x, xl.shape()), xs.dtype())?, xl.shape().clone()))
+        let y = self.apply(View::new(OP, xs, xl)?.elements(), xl.shape(), xs.dtype())?;
+        Ok((y, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
         let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
-        let dy = f32s_of(OP, &held)?;
-        tensor(OP, self.apply(&dy, x.shape()), x.shape().clone(), x.dtype())
+        let dx = self.apply(View::of(OP, &held)?.elements(), x.shape(), x.dtype())?;
+        Ok(Some(tensor(dx, x.shape())))
     }
 }

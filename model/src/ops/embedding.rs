@@ -1,9 +1,12 @@
 //! Rows of a table by index.
 
 use super::gradient::deliver;
+use super::kernel::Isa;
 use super::measure;
-use super::operand::{f32s, f32s_of, indices, indices_of, stored};
-use super::parallel::{Output, build, split};
+use super::operand::{View, indices, indices_of};
+use super::output::build_as;
+use super::parallel::{Output, split};
+use super::product::Elements;
 use super::region::{apply2, region};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
@@ -53,15 +56,16 @@ impl CustomOp2 for Gather {
         let _timed = measure::forward(OP);
         let (entries, size) = wl.shape().dims2()?;
         let ids = indices(OP, is, il, entries)?;
-        let weight = f32s(OP, ws, wl)?;
-        let y = build(ids.len(), size, |range, y| {
+        let weight = View::new(OP, ws, wl)?;
+        let weight = weight.elements();
+        let y = build_as(OP, ws.dtype(), ids.len(), size, |range, y| {
             for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
-                row.copy_from_slice(&weight[id * size..(id + 1) * size]);
+                weight.read(Isa::best(), id * size, row);
             }
-        });
+        })?;
         let mut dims = il.dims().to_vec();
         dims.push(size);
-        Ok((stored(OP, y, ws.dtype())?, Shape::from(dims)))
+        Ok((y, Shape::from(dims)))
     }
 
     fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
@@ -69,22 +73,23 @@ impl CustomOp2 for Gather {
         let (entries, size) = weight.dims2()?;
         let ids = indices_of(OP, ids, entries)?;
         let held = dy.storage_and_layout();
-        let dy = f32s_of(OP, &held)?;
-        Ok((deliver(OP, weight, |out| scatter(&ids, &dy, size, out))?, None))
+        let dy = View::of(OP, &held)?;
+        Ok((deliver(OP, weight, |out| scatter(&ids, dy.elements(), size, out))?, None))
     }
 }
 
 /// Row `id` of `out` becomes the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
-fn scatter(ids: &[usize], dy: &[f32], size: usize, out: &mut [f32]) {
+fn scatter(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;
     }
     split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
         out.fill(0.0);
-        for (&id, dy) in ids.iter().zip(dy.chunks_exact(size)) {
+        for (at, &id) in ids.iter().enumerate() {
             if range.contains(&id) {
                 let start = (id - range.start) * size;
-                for (total, dy) in out[start..start + size].iter_mut().zip(dy) {
+                let dy = dy.floats(at * size..(at + 1) * size);
+                for (total, dy) in out[start..start + size].iter_mut().zip(&*dy) {
                     *total += dy;
                 }
             }

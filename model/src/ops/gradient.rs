@@ -1,6 +1,6 @@
 //! Where a parameter's gradient goes.
 
-use super::operand;
+use super::output::{stored, tensor};
 use crate::sink::{self, Slot};
 use candle_core::{Result, Tensor};
 
@@ -35,5 +35,5 @@ pub(crate) fn deliver(op: &'static str, parameter: &Tensor, fill: impl FnOnce(&m
     }
     let mut gradient = vec![0.0; parameter.elem_count()];
     run(&mut gradient);
-    operand::tensor(op, gradient, parameter.shape().clone(), parameter.dtype())
+    Ok(Some(tensor(stored(op, gradient, parameter.dtype())?, parameter.shape())))
 }

@@ -2,7 +2,8 @@
 
 use super::affine::{Affine, bias_gradient};
 use super::linear_gelu::linear_gelu;
-use super::operand::{f32s_of, stored};
+use super::operand::f32s_of;
+use super::output::stored;
 use super::region::{apply2, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};

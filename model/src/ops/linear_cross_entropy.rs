@@ -9,7 +9,8 @@ use super::cross_entropy::row_loss;
 use super::gradient::deliver;
 use super::kernel::{Isa, softmax as kernel};
 use super::measure;
-use super::operand::{View, f32s_of, indices_of, rows, tensor};
+use super::operand::{View, f32s_of, indices_of, rows};
+use super::output::tensor;
 use super::parallel::{Output, split, threads};
 use super::product::{Matrix, add_product, product, rows_product};
 use super::region::apply2;
@@ -54,7 +55,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
             let out = d_weight.insert(vec![0.0; classes * inputs]);
             total = head.run(factor, dx.as_deref_mut(), Some(out));
         }
-        let dx = dx.map_or(Ok(None), |dx| tensor(OP, dx, x.shape(), DType::F32))?;
+        let dx = dx.map(|dx| tensor(CpuStorage::F32(dx), x.shape()));
         ((total / count as f64) as f32, dx, d_weight)
     };
     apply2(x, weight, Computed { loss, gradient, dx, d_weight })

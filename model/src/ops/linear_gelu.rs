@@ -6,7 +6,8 @@
 use super::affine::{Affine, bias_gradient};
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
-use super::operand::{f32s_of, stored};
+use super::operand::View;
+use super::output::build_as;
 use super::parallel::build;
 use super::region::apply3;
 use candle_core::backend::BackendStorage;
@@ -41,13 +42,10 @@ impl CustomOp3 for LinearGelu {
         bl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (sum, shape) = self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
-        let outputs = bl.shape().elem_count();
         let _timed = measure::forward("gelu");
-        let y = build(sum.len() / outputs, outputs, |range, y| {
-            kernel::gelu_tanh(Isa::best(), &sum[range.start * outputs..range.end * outputs], y);
-        });
+        let y = build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::best(), &sum[range], y))?;
         let _ = self.sum.set(sum);
-        Ok((stored(OP, y, xs.dtype())?, shape))
+        Ok((y, shape))
     }
 
     fn bwd(
@@ -59,14 +57,13 @@ impl CustomOp3 for LinearGelu {
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(sum) = self.sum.get() else { bail!("{OP}: backward before forward") };
-        let outputs = bias.elem_count();
         let d_sum = {
             let _timed = measure::backward("gelu");
             let held = dy.storage_and_layout();
-            let dy = f32s_of(OP, &held)?;
-            build(sum.len() / outputs, outputs, |range, d_sum| {
-                let range = range.start * outputs..range.end * outputs;
-                kernel::gelu_tanh_backward(Isa::best(), &sum[range.clone()], &dy[range], d_sum);
+            let dy = View::of(OP, &held)?;
+            let dy = dy.elements();
+            build(sum.len(), 1, |range, d_sum| {
+                kernel::gelu_tanh_backward(Isa::best(), &sum[range.clone()], &dy.floats(range), d_sum);
             })
         };
         let (dx, d_weight) = self.affine.backward(OP, x, w, &d_sum)?;

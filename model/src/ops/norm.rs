@@ -3,11 +3,13 @@
 use super::gradient::deliver;
 use super::kernel::{Isa, norm as kernel};
 use super::measure;
-use super::operand::{f32s, f32s_of, rows, stored, tensor};
-use super::parallel::{Output, build, split};
+use super::operand::{View, f32s, f32s_of, rows};
+use super::output::{CACHED, Fresh, build_as, tensor};
+use super::parallel::{Output, split};
+use super::product::Elements;
 use super::region::{apply2, apply3};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
 /// y = (x − mean)/√(variance + ε)·weight + bias over the last dimension.
@@ -68,6 +70,38 @@ impl Module for RmsNorm {
 /// Rows whose contributions to the parameters' gradients are one partial sum.
 const BLOCK: usize = 64;
 
+/// Runs `rows`, which gets some rows of `x` and `dy`, writes those of dx and adds to the block's partial sums, for all rows.
+/// Gives dx and the partial sums, `sums` for each block.
+fn backward(
+    op: &'static str,
+    [x, dy]: [Elements<'_>; 2],
+    size: usize,
+    sums: usize,
+    dtype: DType,
+    rows: impl Fn(&[f32], &[f32], &mut [f32], &mut [f32]) + Sync,
+) -> Result<(CpuStorage, Vec<f32>)> {
+    let isa = Isa::best();
+    let count = x.len() / size;
+    let at_once = (CACHED / size).clamp(1, BLOCK);
+    let mut partials = vec![0.0; count.div_ceil(BLOCK) * sums];
+    let mut fresh = Fresh::new(op, dtype, x.len())?;
+    let dx = fresh.shared();
+    let outputs = [Output { data: &mut partials, floats: sums }];
+    split(count.div_ceil(BLOCK), BLOCK * size, outputs, |blocks, [partials]| {
+        for (block, partial) in blocks.zip(partials.chunks_exact_mut(sums)) {
+            let block = block * BLOCK..count.min((block + 1) * BLOCK);
+            for start in block.clone().step_by(at_once) {
+                let part = start * size..block.end.min(start + at_once) * size;
+                let (x, dy) = (x.floats(part.clone()), dy.floats(part.clone()));
+                // SAFETY: each row is in one block, and each block is one thread's.
+                unsafe { dx.write(isa, part.start, part.len(), |dx| rows(&x, &dy, dx, partial)) };
+            }
+        }
+    });
+    // SAFETY: the blocks hold all rows.
+    Ok((unsafe { fresh.filled(x.len()) }, partials))
+}
+
 #[derive(Clone, Copy, Debug)]
 struct LayerNormOp {
     eps: f32,
@@ -96,11 +130,12 @@ impl CustomOp3 for LayerNormOp {
                 bail!("{LAYER_NORM}: a {name} of {:?} does not fit an input of {:?}", layout.shape(), xl.shape());
             }
         }
-        let (x, w, b) = (f32s(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
-        let y = build(count, size, |range, y| {
-            kernel::layer_norm(Isa::best(), &x[range.start * size..range.end * size], &w, &b, self.eps, y);
-        });
-        Ok((stored(LAYER_NORM, y, xs.dtype())?, xl.shape().clone()))
+        let (x, w, b) = (View::new(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
+        let x = x.elements();
+        let y = build_as(LAYER_NORM, xs.dtype(), count, size, |range, y| {
+            kernel::layer_norm(Isa::best(), &x.floats(range.start * size..range.end * size), &w, &b, self.eps, y);
+        })?;
+        Ok((y, xl.shape().clone()))
     }
 
     fn bwd(
@@ -113,27 +148,19 @@ impl CustomOp3 for LayerNormOp {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let _timed = measure::backward(LAYER_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
-        let (xs, w, dy) = (f32s_of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?, f32s_of(LAYER_NORM, &held.2)?);
+        let (xs, w, dy) =
+            (View::of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?, View::of(LAYER_NORM, &held.2)?);
         let (isa, size) = (Isa::best(), w.len());
-        let mut dx = vec![0.0; xs.len()];
         // Each block's Σ dy·x̂ and Σ dy, side by side.
-        let blocks = (xs.len() / size).div_ceil(BLOCK);
-        let mut partials = vec![0.0; blocks * 2 * size];
-        let outputs =
-            [Output { data: &mut dx, floats: BLOCK * size }, Output { data: &mut partials, floats: 2 * size }];
-        split(blocks, BLOCK * size, outputs, |range, [dx, partials]| {
-            let blocks = range.zip(dx.chunks_mut(BLOCK * size)).zip(partials.chunks_exact_mut(2 * size));
-            for ((block, dx), partial) in blocks {
-                let start = block * BLOCK * size;
-                let (xs, dy) = (&xs[start..start + dx.len()], &dy[start..start + dx.len()]);
+        let (dx, partials) =
+            backward(LAYER_NORM, [xs.elements(), dy.elements()], size, 2 * size, x.dtype(), |x, dy, dx, partial| {
                 let (d_weight, d_bias) = partial.split_at_mut(size);
-                kernel::layer_norm_backward(isa, xs, &w, self.eps, dy, dx, d_weight, d_bias);
-            }
-        });
+                kernel::layer_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight, d_bias);
+            })?;
         let mut sums = vec![0.0; 2 * size];
         kernel::add_rows(isa, &partials, &mut sums);
         Ok((
-            if x.track_op() { tensor(LAYER_NORM, dx, x.shape().clone(), x.dtype())? } else { None },
+            x.track_op().then(|| tensor(dx, x.shape())),
             deliver(LAYER_NORM, weight, |out| out.copy_from_slice(&sums[..size]))?,
             deliver(LAYER_NORM, bias, |out| out.copy_from_slice(&sums[size..]))?,
         ))
@@ -158,32 +185,25 @@ impl CustomOp2 for RmsNormOp {
         if wl.dims() != [size] {
             bail!("{RMS_NORM}: a weight of {:?} does not fit an input of {:?}", wl.shape(), xl.shape());
         }
-        let (x, w) = (f32s(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
-        let y = build(count, size, |range, y| {
-            kernel::rms_norm(Isa::best(), &x[range.start * size..range.end * size], &w, self.eps, y);
-        });
-        Ok((stored(RMS_NORM, y, xs.dtype())?, xl.shape().clone()))
+        let (x, w) = (View::new(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
+        let x = x.elements();
+        let y = build_as(RMS_NORM, xs.dtype(), count, size, |range, y| {
+            kernel::rms_norm(Isa::best(), &x.floats(range.start * size..range.end * size), &w, self.eps, y);
+        })?;
+        Ok((y, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let _timed = measure::backward(RMS_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
-        let (xs, w, dy) = (f32s_of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, f32s_of(RMS_NORM, &held.2)?);
+        let (xs, w, dy) = (View::of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, View::of(RMS_NORM, &held.2)?);
         let (isa, size) = (Isa::best(), w.len());
-        let mut dx = vec![0.0; xs.len()];
-        let blocks = (xs.len() / size).div_ceil(BLOCK);
-        let mut partials = vec![0.0; blocks * size];
-        let outputs = [Output { data: &mut dx, floats: BLOCK * size }, Output { data: &mut partials, floats: size }];
-        split(blocks, BLOCK * size, outputs, |range, [dx, partials]| {
-            let blocks = range.zip(dx.chunks_mut(BLOCK * size)).zip(partials.chunks_exact_mut(size));
-            for ((block, dx), d_weight) in blocks {
-                let start = block * BLOCK * size;
-                let (xs, dy) = (&xs[start..start + dx.len()], &dy[start..start + dx.len()]);
-                kernel::rms_norm_backward(isa, xs, &w, self.eps, dy, dx, d_weight);
-            }
-        });
+        let (dx, partials) =
+            backward(RMS_NORM, [xs.elements(), dy.elements()], size, size, x.dtype(), |x, dy, dx, d_weight| {
+                kernel::rms_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight);
+            })?;
         Ok((
-            if x.track_op() { tensor(RMS_NORM, dx, x.shape().clone(), x.dtype())? } else { None },
+            x.track_op().then(|| tensor(dx, x.shape())),
             deliver(RMS_NORM, weight, |out| {
                 out.fill(0.0);
                 kernel::add_rows(isa, &partials, out);

@@ -1,10 +1,10 @@
-//! From candle storage to `f32` slices and back.
+//! What operations read: candle storage as slices.
 
 use super::kernel::{Isa, bf16 as kernel};
-use super::parallel::{Output, build, split};
+use super::parallel::build;
 use super::product::Elements;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, bail};
 use half::bf16;
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -141,34 +141,6 @@ pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Res
 
 fn widened(values: &[bf16]) -> Vec<f32> {
     build(values.len(), 1, |range, out| kernel::widen(Isa::best(), &values[range], out))
-}
-
-fn rounded(values: &[f32]) -> Vec<bf16> {
-    let mut out = vec![bf16::ZERO; values.len()];
-    split(values.len(), 1, [Output { data: &mut out, floats: 1 }], |range, [out]| {
-        kernel::round(Isa::best(), &values[range], out);
-    });
-    out
-}
-
-/// Storage of `dtype` (f32 as it is, bf16 rounded to nearest even).
-pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
-    match dtype {
-        DType::F32 => Ok(CpuStorage::F32(values)),
-        DType::BF16 => Ok(CpuStorage::BF16(rounded(&values))),
-        other => bail!("{op}: f32 or bf16 expected, got {other:?}"),
-    }
-}
-
-/// A tensor of `dtype` outside any graph: what a backward returns.
-pub(crate) fn tensor(
-    op: &'static str,
-    values: Vec<f32>,
-    shape: impl Into<Shape>,
-    dtype: DType,
-) -> Result<Option<Tensor>> {
-    let storage = Storage::Cpu(stored(op, values, dtype)?);
-    Ok(Some(Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false)))
 }
 
 /// Splits a shape into (rows, length of the last dimension).

@@ -9,8 +9,9 @@
 //! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
 
 use super::kernel::{Isa, vectorised};
-use super::operand::{View, f32s_of, stored};
-use super::parallel::build;
+use super::measure;
+use super::operand::View;
+use super::output::build_as;
 use crate::sink;
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -156,13 +157,17 @@ pub(crate) fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
 const SUM: &str = "sum";
 
 fn added(x: &Tensor, y: &Tensor) -> Result<(CpuStorage, Shape)> {
+    let _timed = measure::forward(SUM);
     if x.shape() != y.shape() || x.dtype() != y.dtype() {
         bail!("{SUM}: {:?} {:?} and {:?} {:?} do not fit together", x.dtype(), x.shape(), y.dtype(), y.shape());
     }
     let held = (x.storage_and_layout(), y.storage_and_layout());
-    let (xs, ys) = (f32s_of(SUM, &held.0)?, f32s_of(SUM, &held.1)?);
-    let sums = build(xs.len(), 1, |range, sums| add(Isa::best(), &xs[range.clone()], &ys[range], sums));
-    Ok((stored(SUM, sums, x.dtype())?, x.shape().clone()))
+    let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);
+    let (xs, ys) = (xs.elements(), ys.elements());
+    let sums = build_as(SUM, x.dtype(), xs.len(), 1, |range, sums| {
+        add(Isa::best(), &xs.floats(range.clone()), &ys.floats(range), sums);
+    })?;
+    Ok((sums, x.shape().clone()))
 }
 
 vectorised! {

@@ -2,11 +2,12 @@
 
 use super::kernel::{Isa, rotary as kernel};
 use super::measure;
-use super::operand::{f32s, f32s_of, stored, tensor};
-use super::parallel::build;
+use super::operand::View;
+use super::output::{build_as, tensor};
+use super::product::Elements;
 use super::region::apply1;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::Arc;
 
 /// The angles of all positions. A clone shares them.
@@ -42,7 +43,7 @@ impl Rotary {
         apply1(x, self.clone())
     }
 
-    fn run(&self, x: &[f32], shape: &Shape, rotate: Rotate) -> Result<Vec<f32>> {
+    fn run(&self, x: Elements<'_>, shape: &Shape, dtype: DType, rotate: Rotate) -> Result<CpuStorage> {
         let (_, time, heads, size) = shape.dims4()?;
         if size != 2 * self.half {
             bail!("{OP}: heads of {} expected, got {shape:?}", 2 * self.half);
@@ -52,13 +53,14 @@ impl Rotary {
         }
         let (cos, sin) = self.table.split_at(self.positions * self.half);
         let row = heads * size;
-        Ok(build(x.len() / row.max(1), row, |range, y| {
+        build_as(OP, dtype, x.len() / row.max(1), row, |range, y| {
             let isa = Isa::best();
-            for (at, y) in range.zip(y.chunks_exact_mut(row.max(1))) {
+            let x = x.floats(range.start * row..range.end * row);
+            for ((at, x), y) in range.zip(x.chunks_exact(row.max(1))).zip(y.chunks_exact_mut(row.max(1))) {
                 let angles = at % time * self.half..(at % time + 1) * self.half;
-                rotate(isa, &x[at * row..(at + 1) * row], &cos[angles.clone()], &sin[angles], y);
+                rotate(isa, x, &cos[angles.clone()], &sin[angles], y);
             }
-        }))
+        })
     }
 }
 
@@ -73,14 +75,14 @@ impl CustomOp1 for Rotary {
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        let y = self.run(&f32s(OP, xs, xl)?, xl.shape(), kernel::rotate)?;
-        Ok((stored(OP, y, xs.dtype())?, xl.shape().clone()))
+        let y = self.run(View::new(OP, xs, xl)?.elements(), xl.shape(), xs.dtype(), kernel::rotate)?;
+        Ok((y, xl.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
         let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
-        let dx = self.run(&f32s_of(OP, &held)?, x.shape(), kernel::rotate_back)?;
-        tensor(OP, dx, x.shape().clone(), x.dtype())
+        let dx = self.run(View::of(OP, &held)?.elements(), x.shape(), x.dtype(), kernel::rotate_back)?;
+        Ok(Some(tensor(dx, x.shape())))
     }
 }

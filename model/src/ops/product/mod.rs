@@ -48,6 +48,18 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Those of a range as f32: a few rows at a time, so that what has to be widened stays in the first-level cache.
+    pub(crate) fn floats(self, range: Range<usize>) -> Cow<'a, [f32]> {
+        match self {
+            Self::F32(data) => Cow::Borrowed(&data[range]),
+            Self::Bf16(data) => {
+                let mut wide = vec![0.0; range.len()];
+                kernel::widen(Isa::best(), &data[range], &mut wide);
+                Cow::Owned(wide)
+            }
+        }
+    }
+
     /// Those from element `start` on, as f32, to `out`.
     pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {
