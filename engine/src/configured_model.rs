@@ -47,6 +47,7 @@ pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<
             head_dim: Some(m.head_dim),
             max_position_embeddings: m.max_position_embeddings,
             rope_theta: m.rope_theta,
+            sliding_window: m.sliding_window,
             rms_norm_eps: m.rms_norm_eps as f32,
             tie_word_embeddings: m.tie_word_embeddings,
             initializer_range: m.initializer_range,

@@ -283,6 +283,7 @@ fn errors_name_the_trouble() {
     refused(llama(&LlamaConfig { num_key_value_heads: 3, ..small_llama() }), "num_key_value_heads = 3");
     refused(llama(&LlamaConfig { num_attention_heads: 3, ..small_llama() }), "num_attention_heads = 3");
     refused(llama(&LlamaConfig { head_dim: Some(3), ..small_llama() }), "even head size");
+    refused(llama(&LlamaConfig { sliding_window: Some(0), ..small_llama() }), "sliding_window must be at least 1");
     let config = MlpConfig { input_size: 0, hidden_sizes: vec![], num_labels: 3, hidden_act: Activation::Relu };
     refused(mlp(&config), "must be at least 1");
     assert!("gelu_fast".parse::<Activation>().unwrap_err().to_string().contains("gelu_fast"));

@@ -72,6 +72,8 @@ pub struct Llama {
     pub max_position_embeddings: usize,
     /// Base of the rotary embedding's frequencies.
     pub rope_theta: f64,
+    /// How many positions one attends to, its own included; `None`: all before it.
+    pub sliding_window: Option<usize>,
     /// Added to the mean square in RMS norm.
     pub rms_norm_eps: f64,
     /// The head shares the embedding's weights.
@@ -185,6 +187,7 @@ impl Llama {
             head_dim: keys.optional_int("head_dim").unwrap_or(hidden_size / num_attention_heads),
             max_position_embeddings: keys.int("max_position_embeddings"),
             rope_theta: keys.float("rope_theta"),
+            sliding_window: keys.optional_int("sliding_window"),
             rms_norm_eps: keys.float("rms_norm_eps"),
             tie_word_embeddings: keys.bool("tie_word_embeddings"),
             initializer_range: keys.float("initializer_range"),

@@ -50,6 +50,7 @@ static LLAMA: &[Key] = &[
     key("head_dim", WIDTH, "= hidden_size / num_attention_heads", "Width of a head; even"),
     key("max_position_embeddings", POSITIONS, "2048", "Longest sequence"),
     key("rope_theta", POSITIVE, "10000.0", "Base of the rotary embedding's frequencies"),
+    key("sliding_window", POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it"),
     key("rms_norm_eps", POSITIVE, "1.0e-6", "Added to the mean square in RMS norm"),
     key("tie_word_embeddings", Kind::Bool, "false", "The head shares the embedding's weights"),
     key("initializer_range", NON_NEGATIVE, "0.02", "Standard deviation of the initial weights"),

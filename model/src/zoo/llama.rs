@@ -1,12 +1,12 @@
 //! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, no biases.
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
-//! `LlamaForCausalLM`.
+//! `LlamaForCausalLM`. With a sliding window it is Mistral (Jiang et al., "Mistral 7B", 2023).
 
 use super::{Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::region::{region, reshape, sum};
-use crate::ops::{Embedding, Linear, RmsNorm, Rotary, causal_attention, swiglu};
+use crate::ops::{Embedding, Linear, Reach, RmsNorm, Rotary, causal_attention_within, swiglu};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
@@ -53,6 +53,8 @@ pub struct LlamaConfig {
     pub max_position_embeddings: usize,
     /// Base of the rotary angles.
     pub rope_theta: f64,
+    /// How many positions one attends to, its own and those just before it: `MistralConfig`'s. All before it if not given.
+    pub sliding_window: Option<usize>,
     /// ε of the norms.
     pub rms_norm_eps: f32,
     /// Standard deviation of the initial weights.
@@ -74,6 +76,7 @@ impl Default for LlamaConfig {
             head_dim: None,
             max_position_embeddings: 2048,
             rope_theta: 10_000.0,
+            sliding_window: None,
             rms_norm_eps: 1e-6,
             initializer_range: 0.02,
             tie_word_embeddings: false,
@@ -92,6 +95,7 @@ impl LlamaConfig {
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim.unwrap_or(1)),
             ("max_position_embeddings", self.max_position_embeddings),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
         ];
         check_sizes("llama", &sizes)?;
         let (width, heads, kv_heads) = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads);
@@ -122,6 +126,7 @@ struct Block {
     kv_heads: usize,
     head_size: usize,
     rotary: Rotary,
+    reach: Reach,
     post_attention_layernorm: RmsNorm,
     gate_proj: Linear,
     up_proj: Linear,
@@ -152,6 +157,7 @@ impl Block {
             kv_heads,
             head_size,
             rotary,
+            reach: config.sliding_window.map_or_else(Reach::default, |window| Reach::default().window(window)),
             post_attention_layernorm: norm("post_attention_layernorm")?,
             gate_proj: Linear::no_bias(width, inner, std, mlp.pp("gate_proj"))?,
             up_proj: Linear::no_bias(width, inner, std, mlp.pp("up_proj"))?,
@@ -165,8 +171,8 @@ impl Block {
         let q = self.rotary.apply(&split(self.q_proj.forward(x)?, self.heads)?)?;
         let k = self.rotary.apply(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
         let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let attended = reshape(&causal_attention(&q, &k, &v)?, (batch, time, self.heads * self.head_size))?;
-        self.o_proj.forward(&attended)
+        let attended = causal_attention_within(&q, &k, &v, &self.reach)?;
+        self.o_proj.forward(&reshape(&attended, (batch, time, self.heads * self.head_size))?)
     }
 }
 
