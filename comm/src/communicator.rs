@@ -42,7 +42,8 @@ pub trait Communicator: Send + Sync {
     fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer>;
 
     /// Sends the buffer to rank `to`; done, with the buffer back, when it may be reused. That may be before the receiver has
-    /// it. Messages from one rank to another arrive in the order of their submission.
+    /// it, or not before it receives: two ranks that both wait for a send before they receive wait for each other. Messages
+    /// from one rank to another arrive in the order of their submission, which is that of the receives.
     fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer>;
 
     /// Fills the buffer with the next message from rank `from`, which must have the same element type and length.
@@ -96,8 +97,8 @@ pub struct Scattered {
 /// What may be chosen about a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// How long an operation may take from its start on the worker, waiting for peers included, before it fails with
-    /// [`CommError::Deadline`]. Default 30 s.
+    /// How long a thread may wait for an operation, from its start on the worker, before it fails with [`CommError::Deadline`].
+    /// An operation that nobody waits for yet, such as a receive that is posted ahead, has all the time. Default 30 s.
     pub timeout: Duration,
     /// How long the ranks may take to meet. Default 120 s: schedulers start processes when they like.
     pub meeting_timeout: Duration,

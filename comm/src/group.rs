@@ -4,19 +4,20 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-use sha2::{Digest, Sha256};
+use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
 use crate::error::CommError;
 use crate::health::{Cause, Failure, Health};
+use crate::inquiry::Audience;
 use crate::lane::Lane;
 use crate::pending::Pending;
-use crate::signature::{Operation, Signature};
+use crate::signature::{Operation, Signature, digest};
 use crate::stats::{Sent, Stats};
-use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts};
+use crate::step::{
+    Carried, Collective, Deadline, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts,
+};
 
 pub(crate) struct Group {
     // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's place in the job go.
@@ -43,8 +44,14 @@ struct Ordered<E: ?Sized> {
 }
 
 impl<E: ?Sized + Send + 'static> Ordered<E> {
-    fn start(rank: usize, purpose: &str, endpoint: Box<E>) -> Result<Ordered<E>, CommError> {
-        let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint)
+    fn start(
+        rank: usize,
+        purpose: &str,
+        endpoint: impl FnOnce(&Arc<Audience>) -> Result<Box<E>, CommError>,
+    ) -> Result<Ordered<E>, CommError> {
+        let audience = Arc::default();
+        let endpoint = endpoint(&audience)?;
+        let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint, audience)
             .map_err(|error| CommError::Io { rank, detail: format!("cannot start a worker thread: {error}") })?;
         Ok(Ordered { next: Mutex::new(0), lane })
     }
@@ -58,7 +65,7 @@ impl Group {
         timeout: Duration,
     ) -> Result<Arc<Group>, CommError> {
         let rank = membership.members[membership.rank];
-        let collectives = Ordered::start(rank, "all", fabric.collective()?)?;
+        let collectives = Ordered::start(rank, "all", |audience| fabric.collective(audience))?;
         let context = Context { membership, timeout, stats: Mutex::default(), health };
         Ok(Arc::new(Group {
             collectives,
@@ -84,7 +91,7 @@ impl Group {
         &self,
         ordered: &Ordered<E>,
         mut signature: Signature,
-        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, Sent), Failure> + Send + 'static,
+        work: impl FnOnce(&mut E, &Signature, Deadline) -> Result<(T, Sent), Failure> + Send + 'static,
     ) -> Pending<T> {
         let context = Arc::clone(&self.context);
         let mut next = lock(&ordered.next);
@@ -131,13 +138,13 @@ impl Context {
         &self,
         endpoint: &mut E,
         signature: &Signature,
-        work: impl FnOnce(&mut E, &Signature, Instant) -> Result<(T, Sent), Failure>,
+        work: impl FnOnce(&mut E, &Signature, Deadline) -> Result<(T, Sent), Failure>,
     ) -> Result<T, CommError> {
-        let started = Instant::now();
-        let outcome = self.health.check().and_then(|()| work(endpoint, signature, started + self.timeout));
+        let deadline = Deadline::after(self.timeout);
+        let outcome = self.health.check().and_then(|()| work(endpoint, signature, deadline));
         match outcome {
             Ok((result, sent)) => {
-                lock(&self.stats).count(signature.operation, sent, started.elapsed().as_secs_f64());
+                lock(&self.stats).count(signature.operation, sent, deadline.started.elapsed().as_secs_f64());
                 Ok(result)
             }
             Err(failure) => {
@@ -179,7 +186,7 @@ impl Communicator for Group {
             return self.invalid(Operation::AllGather, detail);
         }
         let (size, counts) = (self.size(), counts.to_vec());
-        let signature = Signature { layout: digest(&counts), ..describe(Operation::AllGather, &output) };
+        let signature = Signature { layout: digest("counts", &counts), ..describe(Operation::AllGather, &output) };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, output.dtype().size());
             let (signature, bytes) = (*signature, output.as_bytes_mut());
@@ -203,7 +210,7 @@ impl Communicator for Group {
             return self.invalid(Operation::ReduceScatter, detail);
         }
         let counts = counts.to_vec();
-        let layout = digest(&counts);
+        let layout = digest("counts", &counts);
         let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, input.dtype().size());
@@ -246,7 +253,8 @@ impl Communicator for Group {
         if let Err(detail) = self.check_peer(to) {
             return self.invalid(Operation::Send, detail);
         }
-        let start = || Ordered::start(self.context.health.rank, &format!("to {to}"), self.fabric.outbox(to)?);
+        let endpoint = |audience: &_| self.fabric.outbox(to, audience);
+        let start = || Ordered::start(self.context.health.rank, &format!("to {to}"), endpoint);
         match lane_to(&mut lock(&self.outboxes), to, start) {
             Err(error) => Pending::ready(Err(error)),
             Ok(lane) => self.submit(lane, describe(Operation::Send, &buffer), move |outbox, signature, deadline| {
@@ -261,7 +269,8 @@ impl Communicator for Group {
         if let Err(detail) = self.check_peer(from) {
             return self.invalid(Operation::Recv, detail);
         }
-        let start = || Ordered::start(self.context.health.rank, &format!("of {from}"), self.fabric.inbox(from)?);
+        let endpoint = |audience: &_| self.fabric.inbox(from, audience);
+        let start = || Ordered::start(self.context.health.rank, &format!("of {from}"), endpoint);
         match lane_to(&mut lock(&self.inboxes), from, start) {
             Err(error) => Pending::ready(Err(error)),
             Ok(lane) => self.submit(lane, describe(Operation::Recv, &buffer), move |inbox, signature, deadline| {
@@ -304,7 +313,7 @@ impl Communicator for Group {
             .collect();
         chosen.sort_unstable();
         let place = chosen.iter().position(|(_, other)| other == rank).unwrap_or_default();
-        let child = digest(&[*group as usize, nth as usize, color]);
+        let child = digest("split", &[*group as usize, nth as usize, color]);
         let child = Membership::new(child, place, chosen.iter().map(|(_, other)| members[*other]).collect());
         let fabric = self.fabric.connect(child.clone()).inspect_err(|error| self.abort(&error.to_string()))?;
         let group = Group::new(child, fabric, Arc::clone(&self.context.health), self.context.timeout)?;
@@ -349,16 +358,6 @@ fn lane_to<E: ?Sized>(
         Entry::Occupied(lane) => Ok(lane.into_mut()),
         Entry::Vacant(place) => Ok(place.insert(start()?)),
     }
-}
-
-/// A digest that is the same on all ranks.
-pub(crate) fn digest(values: &[usize]) -> u64 {
-    let mut hash = Sha256::new();
-    for value in values {
-        hash.update((*value as u64).to_le_bytes());
-    }
-    let bytes = hash.finalize();
-    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -43,8 +43,8 @@ pub(crate) trait Announce: Send + Sync {
     /// Must not block for long and must not fail: whoever cannot be reached is gone or will find out.
     fn announce(&self, cause: &Cause);
 
-    /// Asks a rank whom it waits for in a group. The answer, if any, comes to the [`Desk`]. Must not block for long.
-    fn ask(&self, peer: usize, group: u64);
+    /// Asks a rank whom it waits for, on a topic. The answer, if any, comes to the [`Desk`]. Must not block for long.
+    fn ask(&self, peer: usize, topic: u64);
 }
 
 /// What is known about the job: the cause of its end, and who has left in good order.
@@ -95,9 +95,9 @@ impl Health {
         Arc::new(Health { rank, board, desk, announcer })
     }
 
-    pub(crate) fn ask(&self, peer: usize, group: u64) {
+    pub(crate) fn ask(&self, peer: usize, topic: u64) {
         if let Some(announcer) = &self.announcer {
-            announcer.ask(peer, group);
+            announcer.ask(peer, topic);
         }
     }
 

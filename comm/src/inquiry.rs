@@ -1,57 +1,133 @@
-//! Who is to blame when the time for a collective is up.
+//! Who is to blame when the time for an operation is up.
 //!
 //! The peer that a rank waits for may itself be waiting, for a third one, who is the one that has stopped: from what is missing
 //! alone, a rank would often name the wrong one. So in the second half of its time it asks those whom it waits for whom they
 //! wait for, and then those in turn. Who does not answer, or waits for nobody, is to blame. Questions go over the control
 //! connections, where a thread of their own answers them, so only a process that has stopped as a whole stays silent.
+//!
+//! A rank is in several operations at a time, of several groups. The one that is asked about counts, if the rank is in it. If not,
+//! what keeps the rank from it is what its own threads wait for. A receive that was only posted ahead keeps nobody, and its time does
+//! not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::health::{Health, SLICE};
+use crate::signature::digest;
+use crate::step::Deadline;
 
-/// What a rank says when it is asked about a collective. Ranks are ranks of the world.
+/// The threads of a rank that wait for what a lane does.
+#[derive(Debug, Default)]
+pub(crate) struct Audience(Mutex<Present>);
+
+#[derive(Debug, Default)]
+struct Present {
+    threads: usize,
+    /// Since when there has been one.
+    since: Option<Instant>,
+}
+
+impl Audience {
+    /// Counts the calling thread in, until the seat is dropped.
+    pub(crate) fn sit_down(self: Arc<Audience>) -> Seat {
+        let mut present = lock(&self.0);
+        present.threads += 1;
+        present.since.get_or_insert_with(Instant::now);
+        drop(present);
+        Seat(self)
+    }
+
+    fn since(&self) -> Option<Instant> {
+        lock(&self.0).since
+    }
+}
+
+/// One waiting thread.
+pub(crate) struct Seat(Arc<Audience>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut present = lock(&self.0.0);
+        present.threads -= 1;
+        if present.threads == 0 {
+            present.since = None;
+        }
+    }
+}
+
+/// What a lane does, as far as other ranks ask about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Topic {
+    /// The same on all ranks that take part, and no other lane's.
+    id: u64,
+    audience: Arc<Audience>,
+}
+
+impl Topic {
+    /// The collectives of a group.
+    pub(crate) fn collectives(group: u64, audience: &Arc<Audience>) -> Topic {
+        Topic { id: group, audience: Arc::clone(audience) }
+    }
+
+    /// The messages of a group from one of its ranks to another.
+    pub(crate) fn messages(group: u64, from: usize, to: usize, audience: &Arc<Audience>) -> Topic {
+        Topic { id: digest("messages", &[group as usize, from, to]), audience: Arc::clone(audience) }
+    }
+}
+
+/// What a rank says when it is asked about an operation. Ranks are ranks of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Whereabouts {
     /// It waits for these.
     Waiting(Vec<usize>),
-    /// It is not in that collective, or has not waited long.
+    /// It is not in that operation, or has not waited long.
     Elsewhere,
 }
 
 /// Where a rank leaves whom it waits for, and finds what others have answered.
 #[derive(Default)]
 pub(crate) struct Desk {
-    /// By group.
-    waiting: Mutex<BTreeMap<u64, Vec<usize>>>,
-    /// By group and rank of the world.
+    /// By topic.
+    waiting: Mutex<BTreeMap<u64, Wait>>,
+    /// By topic and rank of the world.
     answers: Mutex<BTreeMap<(u64, usize), (Instant, Whereabouts)>>,
 }
 
+/// Whom a lane waits for, and who for the lane.
+struct Wait {
+    ranks: Vec<usize>,
+    audience: Arc<Audience>,
+}
+
 impl Desk {
-    /// What to answer to a question about a group.
-    pub(crate) fn whereabouts(&self, group: u64) -> Whereabouts {
+    /// What to answer to a question about a topic.
+    pub(crate) fn whereabouts(&self, topic: u64) -> Whereabouts {
         let waiting = lock(&self.waiting);
-        match waiting.get(&group) {
-            Some(ranks) => Whereabouts::Waiting(ranks.clone()),
-            // A rank that is kept in one group is late for all others.
-            None if waiting.is_empty() => Whereabouts::Elsewhere,
-            None => Whereabouts::Waiting(waiting.values().flatten().copied().collect()),
+        if let Some(wait) = waiting.get(&topic) {
+            return Whereabouts::Waiting(wait.ranks.clone());
+        }
+        // A rank that is kept in one operation is late for all others.
+        let keeping = waiting.values().filter(|wait| wait.audience.since().is_some());
+        let ranks: BTreeSet<usize> = keeping.flat_map(|wait| &wait.ranks).copied().collect();
+        match ranks.is_empty() {
+            true => Whereabouts::Elsewhere,
+            false => Whereabouts::Waiting(ranks.into_iter().collect()),
         }
     }
 
     /// Files the answer of a rank.
-    pub(crate) fn answered(&self, group: u64, rank: usize, whereabouts: Whereabouts) {
-        lock(&self.answers).insert((group, rank), (Instant::now(), whereabouts));
+    pub(crate) fn answered(&self, topic: u64, rank: usize, whereabouts: Whereabouts) {
+        lock(&self.answers).insert((topic, rank), (Instant::now(), whereabouts));
     }
 }
 
-/// One rank's search for the one who keeps it waiting, as long as one collective.
+/// One rank's search for the one who keeps it waiting, as long as one operation.
 pub(crate) struct Inquest<'a> {
     health: &'a Health,
-    group: u64,
-    started: Instant,
+    topic: &'a Topic,
+    begun: Instant,
+    deadline: Deadline,
     /// When it was first seen that the time is up. Not the deadline: the machine may have stood still since.
     up: Option<Instant>,
     /// How long others may take to answer: a quarter of the time.
@@ -63,27 +139,36 @@ pub(crate) struct Inquest<'a> {
 }
 
 impl<'a> Inquest<'a> {
-    pub(crate) fn new(health: &'a Health, group: u64, deadline: Instant) -> Inquest<'a> {
-        let started = Instant::now();
-        let patience = deadline.saturating_duration_since(started) / 4;
-        Inquest { health, group, started, up: None, patience, public: false, asked: BTreeMap::new() }
+    pub(crate) fn new(health: &'a Health, topic: &'a Topic, deadline: Deadline) -> Inquest<'a> {
+        let (begun, patience) = (Instant::now(), deadline.timeout / 4);
+        Inquest { health, topic, begun, deadline, up: None, patience, public: false, asked: BTreeMap::new() }
     }
 
     /// Leaves word that this rank waits, and asks when it has waited long. To be called every now and then.
     pub(crate) fn pursue(&mut self, waits: &[usize]) {
-        let waited = self.started.elapsed();
-        if waited < self.patience.min(SLICE) {
+        if self.begun.elapsed() < self.patience.min(SLICE) {
             return;
         }
-        lock(&self.health.desk.waiting).insert(self.group, waits.to_vec());
+        let wait = Wait { ranks: waits.to_vec(), audience: Arc::clone(&self.topic.audience) };
+        lock(&self.health.desk.waiting).insert(self.topic.id, wait);
         self.public = true;
-        if waited < 2 * self.patience {
+        if self.waited().is_none_or(|waited| waited < 2 * self.patience) {
             return;
         }
         for (rank, _) in self.chain(waits) {
             self.asked.entry(rank).or_insert_with(Instant::now);
-            self.health.ask(rank, self.group);
+            self.health.ask(rank, self.topic.id);
         }
+    }
+
+    /// How long a thread has waited for this operation; `None` if none does.
+    fn waited(&self) -> Option<Duration> {
+        Some(self.topic.audience.since()?.max(self.deadline.started).elapsed())
+    }
+
+    /// What is left of the time, if it runs.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        Some(self.deadline.timeout.saturating_sub(self.waited()?))
     }
 
     /// Whom to blame, now that the time is up; `None` if somebody may still answer.
@@ -111,7 +196,7 @@ impl<'a> Inquest<'a> {
             if !seen.insert(rank) {
                 continue;
             }
-            let answer = answers.get(&(self.group, rank)).filter(|(when, _)| when.elapsed() < self.patience);
+            let answer = answers.get(&(self.topic.id, rank)).filter(|(when, _)| when.elapsed() < self.patience);
             if let Some((_, Whereabouts::Waiting(next))) = answer {
                 queue.extend(next);
             }
@@ -124,8 +209,8 @@ impl<'a> Inquest<'a> {
 impl Drop for Inquest<'_> {
     fn drop(&mut self) {
         if self.public {
-            lock(&self.health.desk.waiting).remove(&self.group);
-            lock(&self.health.desk.answers).retain(|(group, _), _| *group != self.group);
+            lock(&self.health.desk.waiting).remove(&self.topic.id);
+            lock(&self.health.desk.answers).retain(|(topic, _), _| *topic != self.topic.id);
         }
     }
 }

@@ -11,6 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 
+use crate::inquiry::Audience;
+
 type Job<E> = Box<dyn FnOnce(&mut E) + Send>;
 
 /// A thread that does jobs on an endpoint of type `E`. Dropping it waits until the jobs are done.
@@ -23,6 +25,9 @@ pub(crate) struct Lane<E: ?Sized> {
 pub(crate) trait Help: Send + Sync {
     /// Does the next job on the calling thread, unless another one is being done or there is none. Whether it did.
     fn help(&self) -> bool;
+
+    /// Where those who wait for a job of the lane are counted.
+    fn audience(&self) -> Arc<Audience>;
 }
 
 struct Work<E: ?Sized> {
@@ -30,6 +35,7 @@ struct Work<E: ?Sized> {
     changed: Condvar,
     /// Jobs are taken from the queue by whoever holds this, so they are done in order.
     endpoint: Mutex<Box<E>>,
+    audience: Arc<Audience>,
 }
 
 struct Queue<E: ?Sized> {
@@ -39,9 +45,9 @@ struct Queue<E: ?Sized> {
 }
 
 impl<E: ?Sized + Send + 'static> Lane<E> {
-    pub(crate) fn start(name: String, endpoint: Box<E>) -> std::io::Result<Lane<E>> {
+    pub(crate) fn start(name: String, endpoint: Box<E>, audience: Arc<Audience>) -> std::io::Result<Lane<E>> {
         let queue = Mutex::new(Queue { jobs: VecDeque::new(), closed: false });
-        let work = Arc::new(Work { queue, changed: Condvar::new(), endpoint: Mutex::new(endpoint) });
+        let work = Arc::new(Work { queue, changed: Condvar::new(), endpoint: Mutex::new(endpoint), audience });
         let worker = Arc::clone(&work);
         let thread = std::thread::Builder::new().name(name).spawn(move || worker.see_through())?;
         Ok(Lane { work, thread: Some(thread) })
@@ -103,11 +109,16 @@ impl<E: ?Sized + Send> Help for Work<E> {
             Err(TryLockError::WouldBlock) => false,
         }
     }
+
+    fn audience(&self) -> Arc<Audience> {
+        Arc::clone(&self.audience)
+    }
 }
 
 impl<E: ?Sized> Drop for Lane<E> {
     fn drop(&mut self) {
         lock(&self.work.queue).closed = true;
+        let _seat = Arc::clone(&self.work.audience).sit_down();
         self.work.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -128,7 +139,7 @@ mod tests {
     fn jobs_are_done_in_order_whoever_does_them() {
         for round in 0..50 {
             let done = Arc::new(Mutex::new(Vec::new()));
-            let lane = Lane::start("test".into(), Box::new(0)).expect("a thread");
+            let lane = Lane::start("test".into(), Box::new(0), Arc::default()).expect("a thread");
             let help = lane.help();
             let helper =
                 std::thread::spawn(move || while help.upgrade().is_some_and(|work| work.help() || round % 2 == 0) {});
@@ -147,7 +158,7 @@ mod tests {
 
     #[test]
     fn after_a_job_that_panics_nothing_is_done_but_nobody_waits_for_ever() {
-        let lane = Lane::start("test".into(), Box::new(())).expect("a thread");
+        let lane = Lane::start("test".into(), Box::new(()), Arc::default()).expect("a thread");
         let (sender, receiver) = std::sync::mpsc::channel();
         let first = sender.clone();
         lane.submit(move |()| {

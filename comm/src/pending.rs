@@ -18,8 +18,10 @@ pub struct Pending<T> {
 impl<T> Pending<T> {
     /// Blocks until the operation is done or has failed. Every operation has a deadline, so this returns.
     pub fn wait(self) -> Result<T, CommError> {
+        let lane = self.lane.as_ref().and_then(Weak::upgrade);
+        let _seat = lane.as_ref().map(|lane| lane.audience().sit_down());
         // Usually the worker has not even been woken yet, and this thread has nothing else to do.
-        if let Some(lane) = self.lane.as_ref().and_then(Weak::upgrade) {
+        if let Some(lane) = lane {
             while !self.is_done() && lane.help() {}
         }
         // A short operation is often done before a sleeping thread would have been woken (tens of microseconds).
@@ -102,6 +104,7 @@ impl<T> Drop for Completion<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inquiry::Audience;
 
     /// A lane on which there is nothing to do.
     struct Idle;
@@ -109,6 +112,10 @@ mod tests {
     impl Help for Idle {
         fn help(&self) -> bool {
             false
+        }
+
+        fn audience(&self) -> Arc<Audience> {
+            Arc::default()
         }
     }
 

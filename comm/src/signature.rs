@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use sha2::{Digest, Sha256};
+
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 
@@ -187,6 +189,16 @@ impl Header {
         let agree = self.signature.agrees_with(&other.signature);
         (!agree).then(|| (self.signature.to_string(), other.signature.to_string()))
     }
+}
+
+/// A number for a few others that is the same on all ranks, and for each `kind` another.
+pub(crate) fn digest(kind: &str, values: &[usize]) -> u64 {
+    let mut hash = Sha256::new_with_prefix(kind);
+    for value in values {
+        hash.update((*value as u64).to_le_bytes());
+    }
+    let bytes = hash.finalize();
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
 #[cfg(test)]

@@ -20,8 +20,9 @@ pub struct Stats {
 pub struct Counter {
     /// Operations that ended well.
     pub calls: u64,
-    /// Those of the calls in which ranks read and wrote each other's buffers: all collectives between threads, and between
-    /// processes of one host those on large vectors under the [`SharedAllocator`](crate::SharedAllocator).
+    /// Those of the calls in which ranks read and wrote each other's buffers: all collectives and messages between threads, and
+    /// between processes of one host those of large vectors under the [`SharedAllocator`](crate::SharedAllocator). A message
+    /// counts with its sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,

@@ -6,13 +6,15 @@
 //! barrier neither.
 
 use std::ops::{AddAssign, Range};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 use crate::copy::copy;
 use crate::error::CommError;
 use crate::health::Failure;
+use crate::inquiry::Audience;
 use crate::signature::Signature;
 
 /// A collective to be carried out, or a part of one.
@@ -29,7 +31,7 @@ pub(crate) struct Step<'a> {
     /// Each rank's range of `buffer`, in bytes.
     pub(crate) ranges: Vec<Range<usize>>,
     pub(crate) gather: bool,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
 }
 
 impl Step<'_> {
@@ -39,6 +41,20 @@ impl Step<'_> {
             let whole = self.buffer.len();
             copy(source, &mut self.buffer[self.ranges[rank].clone()], whole);
         }
+    }
+}
+
+/// When an operation has failed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    pub(crate) started: Instant,
+    /// How long a thread may wait for the operation.
+    pub(crate) timeout: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(timeout: Duration) -> Deadline {
+        Deadline { started: Instant::now(), timeout }
     }
 }
 
@@ -81,23 +97,23 @@ impl AddAssign for Carried {
 /// Sends messages to one peer.
 pub(crate) trait Outbox: Send {
     /// Returns when `bytes` may be reused.
-    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<Carried, Failure>;
+    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Deadline) -> Result<Carried, Failure>;
 }
 
 /// Receives messages from one peer.
 pub(crate) trait Inbox: Send {
-    fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Instant) -> Result<(), Failure>;
+    fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Deadline) -> Result<(), Failure>;
 }
 
 /// How the ranks of a group are connected.
 pub(crate) trait Fabric: Send + Sync {
     fn transport(&self) -> &'static str;
     /// The one object that carries out the collectives of this rank; asked for once.
-    fn collective(&self) -> Result<Box<dyn Collective>, CommError>;
+    fn collective(&self, audience: &Arc<Audience>) -> Result<Box<dyn Collective>, CommError>;
     /// The sending end towards rank `peer` of the group; asked for at most once per peer.
-    fn outbox(&self, peer: usize) -> Result<Box<dyn Outbox>, CommError>;
+    fn outbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Outbox>, CommError>;
     /// The receiving end from rank `peer` of the group; asked for at most once per peer.
-    fn inbox(&self, peer: usize) -> Result<Box<dyn Inbox>, CommError>;
+    fn inbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Inbox>, CommError>;
     /// Connects a new group. Called by all its members at the same time.
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError>;
 }

@@ -15,6 +15,8 @@ mod groups;
 mod hosts;
 #[path = "conformance/in_place.rs"]
 mod in_place;
+#[path = "conformance/mesh.rs"]
+mod mesh;
 #[path = "conformance/messages.rs"]
 mod messages;
 #[path = "conformance/oracle.rs"]

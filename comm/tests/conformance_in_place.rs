@@ -12,6 +12,8 @@ mod faults;
 mod groups;
 #[path = "conformance/in_place.rs"]
 mod in_place;
+#[path = "conformance/mesh.rs"]
+mod mesh;
 #[path = "conformance/messages.rs"]
 mod messages;
 #[path = "conformance/oracle.rs"]

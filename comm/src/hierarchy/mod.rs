@@ -9,12 +9,11 @@
 mod cells;
 
 use std::ops::Range;
-use std::time::Instant;
 
 use crate::buffer::Dtype;
 use crate::health::Failure;
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Reduction, Step, consecutive, even_counts};
+use crate::step::{Carried, Collective, Deadline, Reduction, Step, consecutive, even_counts};
 use crate::tree;
 
 pub(crate) use cells::cells;
@@ -53,7 +52,7 @@ impl Collective for Hierarchy {
 struct Task {
     signature: Signature,
     reduce: Option<Reduction>,
-    deadline: Instant,
+    deadline: Deadline,
 }
 
 impl Task {

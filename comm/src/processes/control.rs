@@ -66,8 +66,8 @@ impl Announce for Control {
         self.shared.tell(&encode(cause));
     }
 
-    fn ask(&self, peer: usize, group: u64) {
-        self.shared.tell_one(peer, &frame(QUESTION, &halves(group), &[]));
+    fn ask(&self, peer: usize, topic: u64) {
+        self.shared.tell_one(peer, &frame(QUESTION, &halves(topic), &[]));
     }
 }
 
@@ -159,11 +159,11 @@ impl Shared {
                 peer.gone = true;
             } else if let Some(cause) = decode(code, &payload) {
                 self.board.learn(cause);
-            } else if let Some((group, ranks)) = decode_ranks(&payload) {
+            } else if let Some((topic, ranks)) = decode_ranks(&payload) {
                 match code {
-                    QUESTION => self.tell_one(peer.rank, &answer(group, &self.desk.whereabouts(group))),
-                    ANSWER_WAITING => self.desk.answered(group, peer.rank, Whereabouts::Waiting(ranks)),
-                    ANSWER_ELSEWHERE => self.desk.answered(group, peer.rank, Whereabouts::Elsewhere),
+                    QUESTION => self.tell_one(peer.rank, &answer(topic, &self.desk.whereabouts(topic))),
+                    ANSWER_WAITING => self.desk.answered(topic, peer.rank, Whereabouts::Waiting(ranks)),
+                    ANSWER_ELSEWHERE => self.desk.answered(topic, peer.rank, Whereabouts::Elsewhere),
                     _ => {}
                 }
             }
@@ -204,28 +204,28 @@ fn encode(cause: &Cause) -> Vec<u8> {
     }
 }
 
-/// A group as two numbers of a frame.
-fn halves(group: u64) -> [usize; 2] {
-    [(group >> 32) as usize, (group & 0xFFFF_FFFF) as usize]
+/// A topic as two numbers of a frame.
+fn halves(topic: u64) -> [usize; 2] {
+    [(topic >> 32) as usize, (topic & 0xFFFF_FFFF) as usize]
 }
 
-fn answer(group: u64, whereabouts: &Whereabouts) -> Vec<u8> {
-    let group = halves(group);
+fn answer(topic: u64, whereabouts: &Whereabouts) -> Vec<u8> {
+    let topic = halves(topic);
     match whereabouts {
         // As many as fit into a frame.
         Whereabouts::Waiting(ranks) => {
-            frame(ANSWER_WAITING, &[&group, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
+            frame(ANSWER_WAITING, &[&topic, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
         }
-        Whereabouts::Elsewhere => frame(ANSWER_ELSEWHERE, &group, &[]),
+        Whereabouts::Elsewhere => frame(ANSWER_ELSEWHERE, &topic, &[]),
     }
 }
 
-/// The group and the ranks of a question or an answer.
+/// The topic and the ranks of a question or an answer.
 fn decode_ranks(payload: &[u8]) -> Option<(u64, Vec<usize>)> {
     let (numbers, rest) = payload.as_chunks();
     let mut numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes));
-    let group = u64::from(numbers.next()?) << 32 | u64::from(numbers.next()?);
-    rest.is_empty().then(|| (group, numbers.map(|rank| rank as usize).collect()))
+    let topic = u64::from(numbers.next()?) << 32 | u64::from(numbers.next()?);
+    rest.is_empty().then(|| (topic, numbers.map(|rank| rank as usize).collect()))
 }
 
 fn decode(code: u8, mut payload: &[u8]) -> Option<Cause> {
@@ -258,13 +258,13 @@ mod tests {
 
     #[test]
     fn questions_and_answers_survive_the_wire() {
-        let group = 0x0123_4567_89AB_CDEF;
+        let topic = 0x0123_4567_89AB_CDEF;
         for ranks in [vec![], vec![0, 70_000], (0..MAX_TEXT).collect()] {
-            let mut unread = answer(group, &Whereabouts::Waiting(ranks.clone()));
+            let mut unread = answer(topic, &Whereabouts::Waiting(ranks.clone()));
             let (code, payload) = take_frame(&mut unread).expect("a whole frame");
             assert_eq!(
                 (code, decode(code, &payload), decode_ranks(&payload)),
-                (ANSWER_WAITING, None, Some((group, ranks)))
+                (ANSWER_WAITING, None, Some((topic, ranks)))
             );
             assert_eq!(decode_ranks(&payload[..payload.len() - 1]), None);
             assert_eq!(decode_ranks(&payload[..4]), None);

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::Transport;
 use crate::error::CommError;
-use crate::group::digest;
 use crate::health::{Failure, Health};
 use crate::hierarchy::{Hierarchy, cells, rails};
-use crate::shm::{self, PeerArenas, Segment, Shared, ShmWires};
-use crate::signature::Signature;
+use crate::inquiry::{Audience, Topic};
+use crate::shm::{self, PeerArenas, Shared, ShmWires};
+use crate::signature::{Signature, digest};
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use crate::stream::{End, Exchange, StreamInbox, StreamOutbox, Wires, gather_all};
 use crate::tcp::{Hub, Purpose, TcpWires};
@@ -90,11 +90,11 @@ impl Processes {
         let own = cells[index].clone();
         let place = rank - own.start;
         let messages = world.hub.mesh(group, Purpose::Messages, members, deadline)?;
-        let cell = digest(&[group as usize, 0, index]);
+        let cell = digest("cell", &[group as usize, index]);
         let cell = Membership::new(cell, place, members[own.clone()].to_vec());
         let cell = Box::new(Processes::connect_flat(world, cell, deadline)?);
         let rail = || {
-            let group = digest(&[group as usize, 1, place]);
+            let group = digest("rail", &[group as usize, place]);
             let rail = cells.iter().map(|cell| members[cell.start + place]).collect();
             let weights = cells.iter().map(ExactSizeIterator::len).collect();
             let rail = Membership { weights, ..Membership::new(group, index, rail) };
@@ -114,7 +114,10 @@ impl Processes {
             world.health.end_because(&failure, &signature, world.timeout);
             world.health.error(failure, &signature, world.timeout)
         };
-        let mut endpoint = group.exchange()?;
+        let audience = Arc::<Audience>::default();
+        let mut endpoint = group.exchange(&audience)?;
+        // The calling thread waits for what follows.
+        let _seat = audience.sit_down();
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
             Ok(shared) => group.links = Links::Shm(shared),
             Err(detail) if world.transport == Transport::SharedMemory => {
@@ -151,8 +154,8 @@ impl Processes {
         CommError::Io { rank: self.world.health.rank, detail: error.to_string() }
     }
 
-    fn exchange(&self) -> Result<Exchange, CommError> {
-        let Membership { rank, .. } = self.membership;
+    fn exchange(&self, audience: &Arc<Audience>) -> Result<Exchange, CommError> {
+        let Membership { group, rank, .. } = self.membership;
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
             Links::Shm(Shared { segment, neighbours }) => {
                 (Box::new(ShmWires::collectives(segment, rank, self.membership.size())), neighbours.clone())
@@ -164,27 +167,42 @@ impl Processes {
             }
         };
         let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
-        Ok(Exchange { wires, neighbours, membership, health, job: self.job() })
+        let topic = Topic::collectives(group, audience);
+        Ok(Exchange { wires, neighbours, membership, health, topic, job: self.job() })
     }
 
     /// One end of the messages between this rank and `peer`.
-    fn end(&self, peer: usize, shared: fn(&Arc<Segment>, usize, usize, usize) -> ShmWires) -> Result<End, CommError> {
-        let Membership { rank, .. } = self.membership;
-        let wires: Box<dyn Wires> = match &self.links {
-            Links::Shm(Shared { segment, .. }) => Box::new(shared(segment, rank, peer, self.membership.size())),
-            Links::Hosts(Hosts { own, cell, .. }) if own.contains(&peer) => return cell.end(peer - own.start, shared),
+    fn end(&self, peer: usize, direction: Direction, audience: &Arc<Audience>) -> Result<End, CommError> {
+        let Membership { group, rank, .. } = self.membership;
+        let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
+            Links::Shm(Shared { segment, neighbours }) => {
+                let wires = if direction == Direction::Out { ShmWires::outgoing } else { ShmWires::incoming };
+                (Box::new(wires(segment, rank, peer, self.membership.size())), neighbours.clone())
+            }
+            Links::Hosts(Hosts { own, cell, .. }) if own.contains(&peer) => {
+                return cell.end(peer - own.start, direction, audience);
+            }
             Links::Tcp { messages, .. } | Links::Hosts(Hosts { messages, .. }) => {
                 let only = |(index, stream): (usize, &Option<TcpStream>)| {
                     stream.as_ref().filter(|_| index == peer).map(TcpStream::try_clone).transpose()
                 };
                 let streams = messages.iter().enumerate().map(only);
                 let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
-                Box::new(streams.map_err(|error| self.io(error))?)
+                (Box::new(streams.map_err(|error| self.io(error))?), None)
             }
         };
         let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
-        Ok(End { wires, membership, health, job: self.job(), peer })
+        let (from, to) = if direction == Direction::Out { (rank, peer) } else { (peer, rank) };
+        let topic = Topic::messages(group, from, to, audience);
+        Ok(End { wires, neighbours, membership, health, topic, job: self.job(), peer })
     }
+}
+
+/// Which way messages go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Out,
+    In,
 }
 
 impl Fabric for Processes {
@@ -196,19 +214,21 @@ impl Fabric for Processes {
         }
     }
 
-    fn collective(&self) -> Result<Box<dyn Collective>, CommError> {
-        let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else { return Ok(Box::new(self.exchange()?)) };
-        let rail = rail.as_ref().map(|rail| rail.collective()).transpose()?;
-        let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective()?);
+    fn collective(&self, audience: &Arc<Audience>) -> Result<Box<dyn Collective>, CommError> {
+        let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else {
+            return Ok(Box::new(self.exchange(audience)?));
+        };
+        let rail = rail.as_ref().map(|rail| rail.collective(audience)).transpose()?;
+        let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective(audience)?);
         Ok(Box::new(Hierarchy { cells, rank, cell, rail }))
     }
 
-    fn outbox(&self, peer: usize) -> Result<Box<dyn Outbox>, CommError> {
-        Ok(Box::new(StreamOutbox(self.end(peer, ShmWires::outgoing)?)))
+    fn outbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Outbox>, CommError> {
+        Ok(Box::new(StreamOutbox(self.end(peer, Direction::Out, audience)?)))
     }
 
-    fn inbox(&self, peer: usize) -> Result<Box<dyn Inbox>, CommError> {
-        Ok(Box::new(StreamInbox(self.end(peer, ShmWires::incoming)?)))
+    fn inbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Inbox>, CommError> {
+        Ok(Box::new(StreamInbox(self.end(peer, Direction::In, audience)?)))
     }
 
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError> {

@@ -1,4 +1,5 @@
-//! Carries out a collective where the ranks' buffers lie, each rank on its own range, in one pass over memory.
+//! Carries out a collective where the ranks' buffers lie, each rank on its own range, in one pass over memory; and takes a
+//! message out of the buffer of its sender.
 //!
 //! The owner of a range reads it in all buffers, combines it, and writes the result back into all buffers while the cache still
 //! holds them. No other rank touches that range of any buffer meanwhile, so ranks need not wait for each other between the
@@ -66,14 +67,8 @@ impl Neighbours {
     ) -> Result<(), Failure> {
         let length = step.buffer.len();
         let own = Lease { rank: membership.rank, bytes: step.buffer.as_mut_ptr(), length };
-        let peer = |&(peer, place): &(usize, u64)| {
-            let bytes = self.0[peer].as_ref().and_then(|arena| arena.buffer(place, length));
-            bytes.map(|bytes| Lease { rank: peer, bytes, length }).ok_or_else(|| {
-                let detail = format!("it offers {length} bytes at {place:#x}, where its arena has none");
-                Failure::from(Cause::Lost { peer: membership.members[peer], detail })
-            })
-        };
-        let peers: Vec<Lease> = places.iter().map(peer).collect::<Result<_, _>>()?;
+        let lease = |&(peer, place): &(usize, u64)| self.lease(peer, place, length, membership);
+        let peers: Vec<Lease> = places.iter().map(lease).collect::<Result<_, _>>()?;
         match step.reduce {
             Some(reduction) => reduce(step, reduction, &membership.weights, &own, peers, health),
             None if step.gather => match step.source.take() {
@@ -82,6 +77,36 @@ impl Neighbours {
             },
             None => Ok(()),
         }
+    }
+}
+
+impl Neighbours {
+    /// Copies the message that a peer, of the group, says to have at `place`, while it waits for that.
+    pub(crate) fn fetch(
+        &self,
+        peer: usize,
+        place: u64,
+        into: &mut [u8],
+        membership: &Membership,
+        health: &Health,
+    ) -> Result<(), Failure> {
+        let theirs = self.lease(peer, place, into.len(), membership)?;
+        let whole = into.len();
+        for block in blocks(&(0..whole)) {
+            health.check()?;
+            // SAFETY: the sender leaves its buffer alone until it has the receipt, which comes after this.
+            copy(unsafe { theirs.read(&block) }, &mut into[block.clone()], whole);
+        }
+        Ok(())
+    }
+
+    /// The buffer that a peer says to have at `place`.
+    fn lease(&self, peer: usize, place: u64, length: usize, membership: &Membership) -> Result<Lease, Failure> {
+        let bytes = self.0[peer].as_ref().and_then(|arena| arena.buffer(place, length));
+        bytes.map(|bytes| Lease { rank: peer, bytes, length }).ok_or_else(|| {
+            let detail = format!("it offers {length} bytes at {place:#x}, where its arena has none");
+            Cause::Lost { peer: membership.members[peer], detail }.into()
+        })
     }
 }
 

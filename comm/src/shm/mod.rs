@@ -60,22 +60,23 @@ pub(crate) fn share(
         Ok(Some((segment, _))) => Ok(segment),
         Err(detail) => Err(detail),
     };
-    let votes = gather_all(endpoint, membership, &[u8::from(opened.is_ok())], 1, deadline)?;
-    let refused = votes.iter().position(|vote| vote != &[1]);
+    let arenas = tickets.iter().enumerate().map(|(rank, tickets)| match rank {
+        rank if rank == membership.rank => Some(None),
+        _ => {
+            let ticket = Ticket::decode(&tickets[Ticket::BYTES..])?;
+            Some(Some(arenas.get(membership.members[rank], &ticket)?))
+        }
+    });
+    let neighbours = arenas.collect::<Option<_>>().map(Neighbours);
+    let vote = [u8::from(opened.is_ok()), u8::from(neighbours.is_some())];
+    let votes = gather_all(endpoint, membership, &vote, 1, deadline)?;
+    let refused = votes.iter().position(|vote| vote[0] != 1);
+    // Who offers a buffer must know that the others can reach it.
+    let neighbours = neighbours.filter(|_| votes.iter().all(|vote| vote[1] == 1));
     Ok(match (opened, refused) {
         (Err(detail), _) => Err(detail),
         (Ok(_), Some(rank)) => Err(format!("rank {} cannot map it", membership.members[rank])),
-        (Ok(segment), None) => {
-            // Who lacks one of the arenas never offers its own buffers, and then all ranks use the rings.
-            let arenas = tickets.iter().enumerate().map(|(rank, tickets)| match rank {
-                rank if rank == membership.rank => Some(None),
-                _ => {
-                    let ticket = Ticket::decode(&tickets[Ticket::BYTES..])?;
-                    Some(Some(arenas.get(membership.members[rank], &ticket)?))
-                }
-            });
-            Ok(Shared { segment: Arc::new(segment), neighbours: arenas.collect::<Option<_>>().map(Neighbours) })
-        }
+        (Ok(segment), None) => Ok(Shared { segment: Arc::new(segment), neighbours }),
     })
 }
 

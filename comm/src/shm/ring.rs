@@ -39,6 +39,11 @@ impl Control {
         self.written.count.store(written.wrapping_add(1), Ordering::Release);
     }
 
+    /// For the writer: whether the reader has given back every slot.
+    pub(super) fn is_empty(&self) -> bool {
+        self.read.count.load(Ordering::Acquire) == self.written.count.load(Ordering::Relaxed)
+    }
+
     /// The oldest slot that may be read, and its length.
     pub(super) fn full_slot(&self) -> Option<(usize, usize)> {
         let read = self.read.count.load(Ordering::Relaxed);

@@ -117,6 +117,10 @@ impl Wires for ShmWires {
         self.bell_of(peer).ring();
     }
 
+    fn is_taken(&self, peer: usize) -> bool {
+        self.segment.control(self.lane(), self.rank, peer).is_empty()
+    }
+
     fn is_network(&self) -> bool {
         false
     }

@@ -7,14 +7,16 @@
 //! Where all ranks can reach each other's buffers, only the headers go this way and the rest happens in place.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::order::{Item, Order, chunk_of};
 use super::{Wait, Watch, Wires};
 use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
+use crate::inquiry::Topic;
 use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
-use crate::step::{Carried, Collective, Membership, Step, consecutive};
+use crate::step::{Carried, Collective, Deadline, Membership, Step, consecutive};
 use crate::tree;
 
 /// One rank's end of a group's collectives.
@@ -24,6 +26,7 @@ pub(crate) struct Exchange {
     pub(crate) neighbours: Option<Neighbours>,
     pub(crate) membership: Membership,
     pub(crate) health: Arc<Health>,
+    pub(crate) topic: Topic,
     /// Digest of the job's name, and its attempt.
     pub(crate) job: (u64, u32),
 }
@@ -62,7 +65,7 @@ struct Run<'a> {
 
 impl Collective for Exchange {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let mut watch = Watch::of_collective(&self.health, &self.membership, step.deadline);
+        let mut watch = Watch::new(&self.health, &self.membership, &self.topic, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
         // From here on until they say that they are done, peers may read and write the buffer.
@@ -314,7 +317,7 @@ pub(crate) fn gather_all(
     membership: &Membership,
     mine: &[u8],
     round: u64,
-    deadline: std::time::Instant,
+    deadline: Instant,
 ) -> Result<Vec<Vec<u8>>, (Failure, Signature)> {
     let size = membership.size();
     let mut buffer = vec![0; size * mine.len()];
@@ -329,6 +332,7 @@ pub(crate) fn gather_all(
         layout: 0,
     };
     let whole = &mut buffer[..];
+    let deadline = Deadline::after(deadline.saturating_duration_since(Instant::now()));
     let (reduce, shard, gather) = (None, None, true);
     let step = Step { signature, reduce, buffer: whole, source: None, shard, ranges: ranges.clone(), gather, deadline };
     endpoint.run(step).map_err(|failure| (failure, signature))?;

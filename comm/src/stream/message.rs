@@ -1,19 +1,26 @@
 //! Messages from one rank to another over a stream: a header, then the payload in chunks.
+//!
+//! Where the receiver can reach the sender's buffer, the header says where that is, and the receiver copies it from there. It takes
+//! the header out of the stream only then, which is the receipt that the sender waits for.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::exchange::compare;
 use super::{Wait, Watch, Wires};
 use crate::health::{Failure, Health};
+use crate::inquiry::Topic;
+use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Signature};
-use crate::step::{Carried, Inbox, Membership, Outbox};
+use crate::step::{Carried, Deadline, Inbox, Membership, Outbox};
 
 /// What both ends need to know.
 pub(crate) struct End {
     pub(crate) wires: Box<dyn Wires>,
+    /// The memory of the peers, if all can be reached.
+    pub(crate) neighbours: Option<Neighbours>,
     pub(crate) membership: Membership,
     pub(crate) health: Arc<Health>,
+    pub(crate) topic: Topic,
     /// Digest of the job's name, and its attempt.
     pub(crate) job: (u64, u32),
     /// Rank in the group of the other end.
@@ -21,13 +28,13 @@ pub(crate) struct End {
 }
 
 impl End {
-    fn header(&self, signature: &Signature) -> Header {
+    fn header(&self, signature: &Signature, place: Option<u64>) -> Header {
         let (job, attempt) = self.job;
-        Header { job, attempt, group: self.membership.group, signature: *signature, place: None }
+        Header { job, attempt, group: self.membership.group, signature: *signature, place }
     }
 
-    fn push(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Failure> {
-        let mut watch = Watch::of_message(&self.health, &self.membership, deadline);
+    fn push(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), Failure> {
+        let mut watch = Watch::new(&self.health, &self.membership, &self.topic, deadline);
         for chunk in bytes.chunks(self.wires.chunk()) {
             let mut sent = 0;
             while sent < chunk.len() {
@@ -42,8 +49,8 @@ impl End {
         Ok(())
     }
 
-    fn pull(&mut self, into: &mut [u8], deadline: Instant) -> Result<(), Failure> {
-        let mut watch = Watch::of_message(&self.health, &self.membership, deadline);
+    fn pull(&mut self, into: &mut [u8], deadline: Deadline) -> Result<(), Failure> {
+        let mut watch = Watch::new(&self.health, &self.membership, &self.topic, deadline);
         for chunk in into.chunks_mut(self.wires.chunk()) {
             let mut received = 0;
             while received < chunk.len() {
@@ -57,15 +64,47 @@ impl End {
         }
         Ok(())
     }
+
+    /// Waits until the peer has taken all that was pushed.
+    fn await_receipt(&mut self, deadline: Deadline) -> Result<(), Failure> {
+        let mut watch = Watch::new(&self.health, &self.membership, &self.topic, deadline);
+        loop {
+            let mark = self.wires.mark();
+            if self.wires.is_taken(self.peer) {
+                return Ok(());
+            }
+            watch.idle(&mut *self.wires, mark, &[Wait::Room(self.peer)])?;
+        }
+    }
+
+    /// Waits for the header of a message, which stays in the stream.
+    fn await_header(&mut self, deadline: Deadline) -> Result<[u8; HEADER_BYTES], Failure> {
+        let mut watch = Watch::new(&self.health, &self.membership, &self.topic, deadline);
+        loop {
+            let mark = self.wires.mark();
+            if self.wires.arrived(self.peer, HEADER_BYTES).map_err(watch.broken(self.peer))? {
+                let mut header = [0; HEADER_BYTES];
+                header.copy_from_slice(self.wires.view(self.peer, HEADER_BYTES));
+                return Ok(header);
+            }
+            watch.idle(&mut *self.wires, mark, &[Wait::Data(self.peer)])?;
+        }
+    }
 }
 
 /// The sending end.
 pub(crate) struct StreamOutbox(pub(crate) End);
 
 impl Outbox for StreamOutbox {
-    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<Carried, Failure> {
-        let header = self.0.header(signature).encode();
-        self.0.push(&header, deadline)?;
+    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Deadline) -> Result<Carried, Failure> {
+        let lent = self.0.neighbours.as_ref().and_then(|_| lend(bytes));
+        let header = self.0.header(signature, lent.as_ref().map(Lent::place));
+        self.0.push(&header.encode(), deadline)?;
+        if let Some(lent) = lent {
+            self.0.await_receipt(deadline)?;
+            lent.returned();
+            return Ok(Carried::IN_PLACE);
+        }
         self.0.push(bytes, deadline)?;
         Ok(Carried::streamed(if self.0.wires.is_network() { bytes.len() } else { 0 }))
     }
@@ -75,11 +114,17 @@ impl Outbox for StreamOutbox {
 pub(crate) struct StreamInbox(pub(crate) End);
 
 impl Inbox for StreamInbox {
-    fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Instant) -> Result<(), Failure> {
-        let mut theirs = [0; HEADER_BYTES];
-        self.0.pull(&mut theirs, deadline)?;
-        let End { membership, health, peer, .. } = &self.0;
-        compare(&self.0.header(signature), &theirs, membership.members[*peer], health)?;
+    fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Deadline) -> Result<(), Failure> {
+        let header = self.0.await_header(deadline)?;
+        let End { neighbours, membership, health, peer, .. } = &self.0;
+        compare(&self.0.header(signature, None), &header, membership.members[*peer], health)?;
+        let place = Header::decode(&header).and_then(|header| header.place);
+        if let Some((neighbours, place)) = neighbours.as_ref().zip(place) {
+            neighbours.fetch(*peer, place, bytes, membership, health)?;
+            self.0.wires.consume(self.0.peer);
+            return Ok(());
+        }
+        self.0.wires.consume(self.0.peer);
         self.0.pull(bytes, deadline)
     }
 }

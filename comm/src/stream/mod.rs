@@ -10,11 +10,11 @@ mod order;
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::health::{Cause, Failure, Health, SLICE};
-use crate::inquiry::Inquest;
-use crate::step::Membership;
+use crate::inquiry::{Inquest, Topic};
+use crate::step::{Deadline, Membership};
 
 pub(crate) use exchange::{Exchange, gather_all};
 pub(crate) use message::{End, StreamInbox, StreamOutbox};
@@ -38,6 +38,9 @@ pub(crate) trait Wires: Send {
 
     /// Makes room for the next chunk.
     fn consume(&mut self, peer: usize);
+
+    /// Whether `peer` has consumed all that was pushed. Of sockets that is never known.
+    fn is_taken(&self, peer: usize) -> bool;
 
     /// Whether what is pushed leaves the memory that the ranks share.
     fn is_network(&self) -> bool;
@@ -83,23 +86,17 @@ struct Watch<'a> {
     health: &'a Health,
     /// Ranks of the world by rank in the group.
     members: &'a [usize],
-    deadline: Instant,
-    /// Finds out who is to blame, where that may be somebody else than who is waited for.
-    inquest: Option<Inquest<'a>>,
+    /// Knows when the time is up, and finds out who is to blame, which may be somebody else than who is waited for.
+    inquest: Inquest<'a>,
     /// Why the lane would have given up, had it not looked once more: what a rank sent before it left, or before it was lost,
     /// may have come after the last look at its stream.
     last_look: Option<Failure>,
 }
 
 impl<'a> Watch<'a> {
-    /// For a message, which concerns two ranks only.
-    fn of_message(health: &'a Health, membership: &'a Membership, deadline: Instant) -> Watch<'a> {
-        Watch { health, members: &membership.members, deadline, inquest: None, last_look: None }
-    }
-
-    fn of_collective(health: &'a Health, membership: &'a Membership, deadline: Instant) -> Watch<'a> {
-        let inquest = Some(Inquest::new(health, membership.group, deadline));
-        Watch { health, members: &membership.members, deadline, inquest, last_look: None }
+    fn new(health: &'a Health, membership: &'a Membership, topic: &'a Topic, deadline: Deadline) -> Watch<'a> {
+        let inquest = Inquest::new(health, topic, deadline);
+        Watch { health, members: &membership.members, inquest, last_look: None }
     }
 
     /// Sleeps until something may have moved. `waits` begin with who is most likely to blame.
@@ -108,12 +105,10 @@ impl<'a> Watch<'a> {
             return Err(failure);
         }
         let peers: Vec<usize> = waits.iter().map(|wait| self.members[wait.peer()]).collect();
-        if let Some(inquest) = &mut self.inquest {
-            inquest.pursue(&peers);
-        }
+        self.inquest.pursue(&peers);
         self.last_look = self.hopeless(&peers);
         if self.last_look.is_none() {
-            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = self.inquest.left().unwrap_or(SLICE);
             wires.wait(mark, waits, left.clamp(Duration::from_millis(1), SLICE));
         }
         Ok(())
@@ -127,14 +122,10 @@ impl<'a> Watch<'a> {
         if let Some(peer) = peers.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
             return Some(Cause::Lost { peer, detail: "it dropped its communicator".into() }.into());
         }
-        if Instant::now() < self.deadline {
+        if self.inquest.left().is_none_or(|left| !left.is_zero()) {
             return None;
         }
-        let peer = match &mut self.inquest {
-            None => peers.first().copied().or(Some(self.health.rank)),
-            Some(inquest) => inquest.verdict(peers),
-        };
-        peer.map(|peer| Failure::Deadline { peer })
+        self.inquest.verdict(peers).map(|peer| Failure::Deadline { peer })
     }
 
     fn broken(&self, peer: usize) -> impl Fn(Broken) -> Failure {

@@ -3,15 +3,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Broken, Exchange, Wait, Wires};
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 use crate::health::{Announce, Board, Cause, Failure, Health};
-use crate::inquiry::Desk;
+use crate::inquiry::{Audience, Desk, Topic};
 use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Membership, Reduction, Step, consecutive};
+use crate::step::{Collective, Deadline, Membership, Reduction, Step, consecutive};
 
 const SIZE: usize = 3;
 const STOPPED: usize = 2;
@@ -42,7 +42,11 @@ impl Scene {
         let end = || End { scene: Arc::clone(self), rank };
         let desk = Arc::clone(&self.desks[rank]);
         let health = Health::new(rank, Board::new(SIZE), desk, Some(Box::new(end())));
-        let mut exchange = Exchange { wires: Box::new(end()), neighbours: None, membership, health, job: (1, 0) };
+        let audience = Arc::<Audience>::default();
+        let topic = Topic::collectives(5, &audience);
+        let _seat = audience.sit_down();
+        let wires = Box::new(end());
+        let mut exchange = Exchange { wires, neighbours: None, membership, health, topic, job: (1, 0) };
         for sequence in 0..times {
             let mut buffer = [1; SIZE * CHUNKS * CHUNK];
             let signature = Signature {
@@ -54,7 +58,7 @@ impl Scene {
                 layout: 0,
             };
             let ranges = consecutive([CHUNKS * CHUNK; SIZE], 1);
-            let deadline = Instant::now() + TIMEOUT;
+            let deadline = Deadline::after(TIMEOUT);
             let reduce = Some(Reduction { op: ReduceOp::Sum, dtype: Dtype::U8 });
             let buffer = &mut buffer[..];
             exchange.run(Step {
@@ -124,6 +128,10 @@ impl Wires for End {
         self.stream(peer, self.rank, |stream| stream.pop_front());
     }
 
+    fn is_taken(&self, peer: usize) -> bool {
+        self.stream(self.rank, peer, |stream| stream.is_empty())
+    }
+
     fn is_network(&self) -> bool {
         false
     }
@@ -141,9 +149,9 @@ impl Announce for End {
     /// Every rank is to find out for itself.
     fn announce(&self, _cause: &Cause) {}
 
-    fn ask(&self, peer: usize, group: u64) {
+    fn ask(&self, peer: usize, topic: u64) {
         if !self.scene.stands_still(peer) {
-            self.scene.desks[self.rank].answered(group, peer, self.scene.desks[peer].whereabouts(group));
+            self.scene.desks[self.rank].answered(topic, peer, self.scene.desks[peer].whereabouts(topic));
         }
     }
 }

@@ -87,6 +87,10 @@ impl Wires for TcpWires {
         }
     }
 
+    fn is_taken(&self, _peer: usize) -> bool {
+        false
+    }
+
     fn is_network(&self) -> bool {
         true
     }

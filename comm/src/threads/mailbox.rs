@@ -1,12 +1,13 @@
 //! A message from one thread to another: the sender offers its buffer, the receiver copies it out and says so.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Room;
 use crate::health::{Cause, Failure, Health, SLICE};
+use crate::inquiry::{Inquest, Topic};
 use crate::signature::Signature;
-use crate::step::{Carried, Inbox, Outbox};
+use crate::step::{Carried, Deadline, Inbox, Outbox};
 
 /// The way from one rank to another.
 #[derive(Default)]
@@ -28,60 +29,60 @@ impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Option<Offer>> {
         self.offer.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// One end of a mailbox.
+pub(super) struct End {
+    pub(super) room: Arc<Room>,
+    /// Which of the room's mailboxes.
+    pub(super) index: usize,
+    /// Rank of the world at the other end.
+    pub(super) peer: usize,
+    pub(super) health: Arc<Health>,
+    pub(super) topic: Topic,
+}
+
+impl End {
+    fn mailbox(&self) -> &Mailbox {
+        &self.room.mailboxes[self.index]
+    }
 
     /// Waits until there is an offer (`full`) or none.
-    fn wait_until(
-        &self,
-        full: bool,
-        health: &Health,
-        peer: usize,
-        deadline: Instant,
-    ) -> Result<MutexGuard<'_, Option<Offer>>, Failure> {
-        let mut offer = self.lock();
+    fn wait_until(&self, full: bool, deadline: Deadline) -> Result<MutexGuard<'_, Option<Offer>>, Failure> {
+        let (mailbox, peer) = (self.mailbox(), self.peer);
+        let mut inquest = Inquest::new(&self.health, &self.topic, deadline);
+        let mut offer = mailbox.lock();
         loop {
             if offer.is_some() == full {
                 return Ok(offer);
             }
-            health.check()?;
-            if health.board.has_left(peer) {
+            self.health.check()?;
+            if self.health.board.has_left(peer) {
                 let detail = "it dropped its communicator".to_string();
                 return Err(Cause::Lost { peer, detail }.into());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left == Duration::ZERO {
+            inquest.pursue(&[peer]);
+            let left = inquest.left().unwrap_or(SLICE);
+            if left.is_zero()
+                && let Some(peer) = inquest.verdict(&[peer])
+            {
                 return Err(Failure::Deadline { peer });
             }
-            offer = self.changed.wait_timeout(offer, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner).0;
+            let slice = left.clamp(Duration::from_millis(1), SLICE);
+            offer = mailbox.changed.wait_timeout(offer, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-/// One mailbox of a room.
-pub(super) struct Address {
-    pub(super) room: Arc<Room>,
-    pub(super) index: usize,
-}
-
-impl Address {
-    fn mailbox(&self) -> &Mailbox {
-        &self.room.mailboxes[self.index]
-    }
-}
-
-pub(super) struct Sender {
-    pub(super) address: Address,
-    /// Rank of the world.
-    pub(super) peer: usize,
-    pub(super) health: Arc<Health>,
-}
+pub(super) struct Sender(pub(super) End);
 
 impl Outbox for Sender {
-    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Instant) -> Result<Carried, Failure> {
-        let mailbox = self.address.mailbox();
+    fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Deadline) -> Result<Carried, Failure> {
+        let mailbox = self.0.mailbox();
         *mailbox.lock() = Some(Offer { signature: *signature, bytes: bytes.as_ptr(), length: bytes.len() });
         mailbox.changed.notify_all();
-        match mailbox.wait_until(false, &self.health, self.peer, deadline) {
-            Ok(_) => Ok(Carried::streamed(0)),
+        match self.0.wait_until(false, deadline) {
+            Ok(_) => Ok(Carried::IN_PLACE),
             Err(failure) => {
                 // Under the lock nobody is copying, and nobody finds the offer afterwards.
                 *mailbox.lock() = None;
@@ -91,21 +92,16 @@ impl Outbox for Sender {
     }
 }
 
-pub(super) struct Receiver {
-    pub(super) address: Address,
-    /// Rank of the world.
-    pub(super) peer: usize,
-    pub(super) health: Arc<Health>,
-}
+pub(super) struct Receiver(pub(super) End);
 
 impl Inbox for Receiver {
-    fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Instant) -> Result<(), Failure> {
-        let mailbox = self.address.mailbox();
-        let mut slot = mailbox.wait_until(true, &self.health, self.peer, deadline)?;
+    fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Deadline) -> Result<(), Failure> {
+        let End { health, peer, .. } = &self.0;
+        let mut slot = self.0.wait_until(true, deadline)?;
         if let Some(offer) = slot.as_ref() {
             if !signature.agrees_with(&offer.signature) || offer.length != bytes.len() {
                 let (here, there) = (signature.to_string(), offer.signature.to_string());
-                return Err(Cause::Mismatch { rank: self.health.rank, here, peer: self.peer, there }.into());
+                return Err(Cause::Mismatch { rank: health.rank, here, peer: *peer, there }.into());
             }
             // SAFETY: the sender keeps its buffer alive and unchanged until the offer is gone, which needs the lock held
             // here; the lengths were compared.
@@ -113,7 +109,7 @@ impl Inbox for Receiver {
         }
         *slot = None;
         drop(slot);
-        mailbox.changed.notify_all();
+        self.0.mailbox().changed.notify_all();
         Ok(())
     }
 }

@@ -8,14 +8,15 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Room;
 use crate::bell::{Bell, spin_time};
 use crate::copy::copy;
 use crate::health::{Cause, Failure, Health, SLICE};
+use crate::inquiry::{Inquest, Topic};
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Membership, Reduction, Step};
+use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step};
 use crate::tree;
 
 pub(super) struct Meeting {
@@ -80,6 +81,7 @@ pub(super) struct Participant {
     room: Arc<Room>,
     membership: Membership,
     health: Arc<Health>,
+    topic: Topic,
     spin: Duration,
     timeout: Duration,
     /// Barriers passed.
@@ -87,12 +89,18 @@ pub(super) struct Participant {
 }
 
 impl Participant {
-    pub(super) fn new(room: Arc<Room>, membership: Membership, health: Arc<Health>, timeout: Duration) -> Participant {
+    pub(super) fn new(
+        room: Arc<Room>,
+        membership: Membership,
+        health: Arc<Health>,
+        topic: Topic,
+        timeout: Duration,
+    ) -> Participant {
         let spin = spin_time(membership.size());
-        Participant { room, membership, health, spin, timeout, phase: 0 }
+        Participant { room, membership, health, topic, spin, timeout, phase: 0 }
     }
 
-    fn barrier(&mut self, deadline: Instant) -> Result<(), Failure> {
+    fn barrier(&mut self, inquest: &mut Inquest<'_>) -> Result<(), Failure> {
         let meeting = &self.room.meeting;
         let size = self.membership.size() as u64;
         self.phase += 1;
@@ -107,14 +115,18 @@ impl Participant {
                 return Ok(());
             }
             self.health.check()?;
-            if let Some(missing) = self.missing() {
-                let peer = self.membership.members[missing];
-                // Seen before the seat is looked at again: a rank leaves only after it has done its part.
-                if self.health.board.has_left(peer) && self.missing() == Some(missing) {
+            let missing = self.missing();
+            if let Some(peer) = missing.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
+                // Seen before its seat is looked at again: a rank leaves only after it has done its part.
+                if self.missing().contains(&peer) {
                     let detail = "it dropped its communicator".to_string();
                     return Err(Cause::Lost { peer, detail }.into());
                 }
-                if Instant::now() >= deadline {
+            } else if !missing.is_empty() {
+                inquest.pursue(&missing);
+                if inquest.left().is_some_and(|left| left.is_zero())
+                    && let Some(peer) = inquest.verdict(&missing)
+                {
                     return Err(Failure::Deadline { peer });
                 }
             }
@@ -122,9 +134,11 @@ impl Participant {
         }
     }
 
-    /// The first rank that has not come to the present barrier.
-    fn missing(&self) -> Option<usize> {
-        self.room.meeting.seats.iter().position(|seat| seat.phase.load(Ordering::SeqCst) < self.phase)
+    /// The ranks, of the world, that have not come to the present barrier.
+    fn missing(&self) -> Vec<usize> {
+        let seats = self.room.meeting.seats.iter().zip(&self.membership.members);
+        let late = seats.filter(|(seat, _)| seat.phase.load(Ordering::SeqCst) < self.phase);
+        late.map(|(_, member)| *member).collect()
     }
 
     /// The posts of all ranks, locked for reading. Everybody locks in rank order, so that readers and owners who withdraw
@@ -204,18 +218,20 @@ impl Participant {
     }
 
     fn attempt(&mut self, plan: &Plan, post: Post, shard: Option<&mut [u8]>) -> Result<(), Failure> {
+        let (health, topic) = (Arc::clone(&self.health), self.topic.clone());
+        let mut inquest = Inquest::new(&health, &topic, plan.deadline);
         let seat = &self.room.meeting.seats[self.membership.rank];
         *seat.post.write().unwrap_or_else(PoisonError::into_inner) = Some(post);
-        self.barrier(plan.deadline)?;
+        self.barrier(&mut inquest)?;
         self.compare(&post.signature)?;
         if let Some(reduction) = plan.reduce {
             self.reduce(plan, reduction, shard)?;
         }
         // Nobody leaves while its buffer is read or its post compared.
-        self.barrier(plan.deadline)?;
+        self.barrier(&mut inquest)?;
         if plan.gather {
             self.gather(plan)?;
-            self.barrier(plan.deadline)?;
+            self.barrier(&mut inquest)?;
         }
         Ok(())
     }
@@ -232,7 +248,7 @@ struct Plan {
     reduce: Option<Reduction>,
     ranges: Vec<Range<usize>>,
     gather: bool,
-    deadline: Instant,
+    deadline: Deadline,
 }
 
 /// Bytes reduced at a time: a multiple of every element, small enough to stay in the second-level cache.

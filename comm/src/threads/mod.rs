@@ -16,7 +16,8 @@ use std::time::Duration;
 use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
 use crate::group::Group;
-use crate::health::{Board, Health};
+use crate::health::{Announce, Board, Cause, Health};
+use crate::inquiry::{Audience, Desk, Topic};
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 
 use mailbox::{Mailbox, Receiver, Sender};
@@ -29,13 +30,31 @@ use meeting::{Meeting, Participant};
 pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     let board = Board::new(size);
     let rooms = Arc::new(Rooms::default());
+    let desks: Arc<[Arc<Desk>]> = (0..size).map(|_| Arc::default()).collect();
     let rank = |rank| -> Result<Arc<dyn Communicator>, CommError> {
-        let health = Health::new(rank, Arc::clone(&board), Arc::default(), None);
+        let announcer = Box::new(Colleagues { rank, desks: Arc::clone(&desks) });
+        let health = Health::new(rank, Arc::clone(&board), Arc::clone(&desks[rank]), Some(announcer));
         let membership = Membership::new(0, rank, (0..size).collect());
         let fabric = Threads::enter(&rooms, &health, membership.clone(), options.timeout);
         Ok(Group::new(membership, Box::new(fabric), health, options.timeout)?)
     };
     (0..size).map(rank).collect::<Result<_, _>>().expect("the operating system starts a thread for each rank")
+}
+
+/// How a rank asks the others: by looking at their desks.
+struct Colleagues {
+    rank: usize,
+    /// By rank.
+    desks: Arc<[Arc<Desk>]>,
+}
+
+impl Announce for Colleagues {
+    /// They share a board.
+    fn announce(&self, _cause: &Cause) {}
+
+    fn ask(&self, peer: usize, topic: u64) {
+        self.desks[self.rank].answered(topic, peer, self.desks[peer].whereabouts(topic));
+    }
 }
 
 /// The rooms that not all members have entered yet, by group.
@@ -75,12 +94,16 @@ impl Threads {
         Threads { rooms: Arc::clone(rooms), room, membership, health: Arc::clone(health), timeout }
     }
 
-    fn mailbox(&self, from: usize, to: usize) -> mailbox::Address {
-        mailbox::Address { room: Arc::clone(&self.room), index: from * self.membership.size() + to }
-    }
-
-    fn world_rank(&self, peer: usize) -> usize {
-        self.membership.members[peer]
+    /// One end of the way from one rank of the group to another.
+    fn end(&self, from: usize, to: usize, peer: usize, audience: &Arc<Audience>) -> mailbox::End {
+        let Membership { group, ref members, .. } = self.membership;
+        mailbox::End {
+            room: Arc::clone(&self.room),
+            index: from * members.len() + to,
+            peer: members[peer],
+            health: Arc::clone(&self.health),
+            topic: Topic::messages(group, from, to, audience),
+        }
     }
 }
 
@@ -89,19 +112,18 @@ impl Fabric for Threads {
         "threads"
     }
 
-    fn collective(&self) -> Result<Box<dyn Collective>, CommError> {
+    fn collective(&self, audience: &Arc<Audience>) -> Result<Box<dyn Collective>, CommError> {
         let (room, health) = (Arc::clone(&self.room), Arc::clone(&self.health));
-        Ok(Box::new(Participant::new(room, self.membership.clone(), health, self.timeout)))
+        let topic = Topic::collectives(self.membership.group, audience);
+        Ok(Box::new(Participant::new(room, self.membership.clone(), health, topic, self.timeout)))
     }
 
-    fn outbox(&self, peer: usize) -> Result<Box<dyn Outbox>, CommError> {
-        let address = self.mailbox(self.membership.rank, peer);
-        Ok(Box::new(Sender { address, peer: self.world_rank(peer), health: Arc::clone(&self.health) }))
+    fn outbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Outbox>, CommError> {
+        Ok(Box::new(Sender(self.end(self.membership.rank, peer, peer, audience))))
     }
 
-    fn inbox(&self, peer: usize) -> Result<Box<dyn Inbox>, CommError> {
-        let address = self.mailbox(peer, self.membership.rank);
-        Ok(Box::new(Receiver { address, peer: self.world_rank(peer), health: Arc::clone(&self.health) }))
+    fn inbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Inbox>, CommError> {
+        Ok(Box::new(Receiver(self.end(peer, self.membership.rank, peer, audience))))
     }
 
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError> {

@@ -1,9 +1,11 @@
 //! Messages between two ranks.
 
-use zero_comm::{Buffer, Dtype, ReduceOp};
+use std::time::Duration;
+
+use zero_comm::{Buffer, Dtype, Options, ReduceOp};
 
 use crate::oracle::{assert_same, vector};
-use crate::world::{Kind, run};
+use crate::world::{Kind, run, run_with};
 
 pub(crate) fn everybody_sends_to_everybody_before_receiving(kind: Kind) {
     for size in [2, 3, 8] {
@@ -38,6 +40,27 @@ pub(crate) fn receives_may_be_posted_ahead_of_collectives(kind: Kind) {
         assert_eq!(sum, Buffer::from(vec![3i64.pow(10)]));
         for (i, receive) in receives.into_iter().enumerate() {
             assert_same(&receive.wait().expect("received"), &vector(Dtype::I64, i as u64, previous, 100), "in order");
+        }
+    });
+}
+
+pub(crate) fn what_nobody_waits_for_yet_has_all_the_time(kind: Kind) {
+    let options = Options { timeout: Duration::from_secs(2), ..Options::default() };
+    run_with(kind, 2, &options, |comm| {
+        let length = 150_001;
+        let message = || vector(Dtype::F32, 1, 0, length);
+        if comm.rank() == 0 {
+            std::thread::sleep(options.timeout + Duration::from_millis(700));
+            let sum = comm.all_reduce(message(), ReduceOp::Max);
+            comm.send(message(), 1).wait().expect("sent");
+            sum.wait().expect("reduced");
+        } else {
+            let receive = comm.recv(Buffer::zeros(Dtype::F32, length), 0);
+            let sum = comm.all_reduce(message(), ReduceOp::Max);
+            // Busy with something else.
+            std::thread::sleep(options.timeout + Duration::from_millis(300));
+            assert_same(&receive.wait().expect("received"), &message(), "posted long ago");
+            assert_same(&sum.wait().expect("reduced"), &message(), "begun long ago");
         }
     });
 }

@@ -20,14 +20,19 @@ macro_rules! suite {
             messages:
                 everybody_sends_to_everybody_before_receiving,
                 receives_may_be_posted_ahead_of_collectives,
+                what_nobody_waits_for_yet_has_all_the_time,
                 messages_keep_their_order,
                 large_and_empty_messages;
             groups:
                 splits_are_groups_of_their_own,
                 splits_of_splits;
+            mesh:
+                pipe_and_data_groups_are_under_way_at_once,
+                a_rank_that_leaves_is_named_where_nobody_talks_to_it,
+                a_rank_that_stops_is_named_where_nobody_talks_to_it;
             in_place:
                 large_vectors_are_reached_where_they_lie,
-                a_buffer_that_a_late_rank_may_still_write_to_is_not_reused;
+                a_buffer_that_a_late_rank_may_still_use_is_not_reused;
             faults:
                 other_operations_are_shown_from_both_sides,
                 other_lengths_and_types_are_shown_from_both_sides,

@@ -26,7 +26,9 @@ pub(crate) fn play(transports: &[&str]) {
         for (name, test) in [
             ("a rank is killed while the others work", killed_at_work as fn(&str)),
             ("a rank is killed while the others sleep", killed_asleep),
+            ("a rank is killed in a mesh of groups", killed_in_a_mesh),
             ("a rank is stopped", stopped),
+            ("a rank is stopped in a mesh of groups", stopped_in_a_mesh),
             ("a rank ends right after the last operation", leaves_early),
             ("nothing is left behind", nothing_left),
         ] {
@@ -50,7 +52,7 @@ fn rank(scene: &str) {
         _ => (Transport::SharedMemory, None),
     };
     // Long enough for a machine on which a process may be kept waiting for a second.
-    let timeout = if scene == "stopped" { PATIENCE } else { Duration::from_secs(60) };
+    let timeout = if scene.starts_with("stopped") { PATIENCE } else { Duration::from_secs(60) };
     let meeting_timeout = Duration::from_secs(if scene == "meet" { 6 } else { 60 });
     let token = std::env::var(TOKEN).ok();
     let options = Options { transport, host, token, timeout, meeting_timeout, ..Options::default() };
@@ -65,6 +67,7 @@ fn rank(scene: &str) {
             }
             "sleep" => comm.barrier().wait(),
             "stopped" => work(&*comm, FOREVER),
+            "mesh" | "stopped mesh" => work_in_a_mesh(&*comm),
             "leave" => {
                 work(&*comm, 10)?;
                 comm.barrier().wait()?;
@@ -90,6 +93,25 @@ fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
     }
     let done = comm.stats()[Operation::AllReduce];
     assert_eq!(done.in_place, if crate::IN_PLACE { done.calls } else { 0 });
+    Ok(())
+}
+
+/// Two pipes of two stages. The stages add up in their data groups and rank 3 talks to rank 1 in its pipe only, so that ranks 0 and 2
+/// wait for ranks that wait for it.
+fn work_in_a_mesh(comm: &dyn Communicator) -> Result<(), CommError> {
+    let (stage, column) = (comm.rank() / 2, comm.rank() % 2);
+    let pipe = comm.split(column, stage)?;
+    let data = comm.split(stage, column)?;
+    let message = || Buffer::from(vec![1f32; 1 << 18]);
+    for _ in 0..FOREVER {
+        let received = pipe.recv(message(), 1 - stage);
+        let sent = pipe.send(message(), 1 - stage);
+        received.wait()?;
+        if comm.rank() < 2 {
+            data.all_reduce(message(), ReduceOp::Sum).wait()?;
+        }
+        sent.wait()?;
+    }
     Ok(())
 }
 
@@ -155,27 +177,43 @@ fn rest(mut output: impl BufRead) -> String {
     text
 }
 
-/// Kills rank 1 of four and checks what the others say about it: that it is lost, not that a deadline has passed.
-fn kill_one(scene: &str, transport: &str) {
+/// Kills one of four ranks and checks what the others say about it: that it is lost, not that a deadline has passed.
+fn kill_one(scene: &str, transport: &str, victim: usize) {
     let mut ranks = Ranks::start(scene, transport, 4, |_, _| {});
     let outputs = ranks.ready();
     std::thread::sleep(Duration::from_millis(100));
-    ranks.signal(1, "-KILL");
+    ranks.signal(victim, "-KILL");
     let killed = Instant::now();
-    for (rank, output) in outputs.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+    for (rank, output) in outputs.into_iter().enumerate().filter(|(rank, _)| *rank != victim) {
         assert_eq!(ranks.wait(rank).code(), Some(4));
         let text = rest(output);
-        assert!(text.starts_with(&format!("error: rank {rank} lost rank 1 in ")), "{text}");
+        assert!(text.starts_with(&format!("error: rank {rank} lost rank {victim} in ")), "{text}");
     }
     println!("{transport}: all noticed after {:?}", killed.elapsed());
 }
 
 fn killed_at_work(transport: &str) {
-    kill_one("work", transport);
+    kill_one("work", transport, 1);
 }
 
 fn killed_asleep(transport: &str) {
-    kill_one("sleep", transport);
+    kill_one("sleep", transport, 1);
+}
+
+fn killed_in_a_mesh(transport: &str) {
+    kill_one("mesh", transport, 3);
+}
+
+fn stopped_in_a_mesh(transport: &str) {
+    let mut ranks = Ranks::start("stopped mesh", transport, 4, |_, _| {});
+    let outputs = ranks.ready();
+    std::thread::sleep(Duration::from_millis(100));
+    ranks.signal(3, "-STOP");
+    for (rank, output) in outputs.into_iter().enumerate().take(3) {
+        assert_eq!(ranks.wait(rank).code(), Some(4));
+        let text = rest(output);
+        assert!(text.contains(&format!("waited {PATIENCE:?} for rank 3 in ")), "{text}");
+    }
 }
 
 fn stopped(transport: &str) {
