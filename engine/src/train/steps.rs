@@ -26,7 +26,9 @@ impl Steps {
         let corpus = Corpus::open(&config)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = super::with_total_steps(config, 1000);
-        Ok(Self { engine: Engine::resolved(config, layers, comm.clone(), None)?, corpus })
+        let rows = config.train_micro_batch_size_per_gpu;
+        let engine = Engine::measured_with(config, layers, comm.clone(), || corpus.training_batch(0, rows))?;
+        Ok(Self { engine, corpus })
     }
 
     /// One optimizer step on the next samples; a collective.

@@ -27,7 +27,8 @@ pub(super) fn verify(
     steps: u64,
     output: Output,
 ) -> Result<Finished, Error> {
-    let mut engine = Engine::with_communicator(config.clone(), layers, comm.clone())?;
+    let rows = config.train_micro_batch_size_per_gpu;
+    let mut engine = Engine::measured_with(config.clone(), layers, comm.clone(), || corpus.training_batch(0, rows))?;
     let ours = losses(&mut engine, corpus, steps)?;
     drop(engine);
     let failed = if comm.rank() == 0 { i64::from(!compare(config, corpus, &ours, output)?) } else { 0 };
