@@ -1,6 +1,7 @@
 //! Pipelines: the same bits as one stage, whatever the schedule, the ZeRO stage and the number of replicas.
 
 mod bits;
+mod checkpoints;
 mod parameters;
 mod tied;
 #[path = "../world/mod.rs"]
