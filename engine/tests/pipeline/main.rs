@@ -2,7 +2,9 @@
 
 mod bits;
 mod checkpoints;
+mod evaluation;
 mod parameters;
+mod tensors;
 mod tied;
 #[path = "../world/mod.rs"]
 mod world;
