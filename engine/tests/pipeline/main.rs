@@ -6,8 +6,10 @@ mod evaluation;
 mod parameters;
 mod tensors;
 mod tied;
+mod traffic;
 #[path = "../world/mod.rs"]
 mod world;
+mod zero_bubble;
 
 use world::{Trajectory, config, trajectory, world};
 use zero_train::{Engine, Layers, zoo};
