@@ -1,87 +1,15 @@
 //! The binary, as a user runs it: real processes, real files.
 
+mod case;
+
 use std::fs;
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-/// A folder with a corpus and a configuration of a tiny model.
-struct Case {
-    folder: TempDir,
-}
-
-const CONFIG: &str = "
-train_micro_batch_size_per_gpu: 2
-model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}
-data: {train: corpus.txt, eval_fraction: 0.1}
-optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1}}
-zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
-training: {max_steps: 20, output_dir: run}
-launcher: {timeout_seconds: 20}
-";
-
-impl Case {
-    fn new() -> Self {
-        let case = Self { folder: tempfile::tempdir().unwrap() };
-        let text: String = (0..400).map(|i| format!("line {i} of a corpus that repeats itself\n")).collect();
-        fs::write(case.path("corpus.txt"), text).unwrap();
-        fs::write(case.path("ds.yaml"), CONFIG).unwrap();
-        case
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_zero-train"));
-        command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
-        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
-            command.env_remove(name);
-        }
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(&[&["--config", "ds.yaml"], args].concat()).output().unwrap()
-    }
-
-    /// A run that must end well.
-    fn train(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    fn metrics(&self, out: &str) -> Vec<Value> {
-        let lines = fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap();
-        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    fn losses(&self, out: &str) -> Vec<String> {
-        self.metrics(out).iter().map(|line| line["loss"].to_string()).collect()
-    }
-
-    fn report(&self, out: &str) -> Value {
-        serde_json::from_str(&fs::read_to_string(self.path(out).join("report.json")).unwrap()).unwrap()
-    }
-
-    /// Checksums of the shards of a checkpoint: they hold every bit of parameters and optimizer state.
-    fn shards(&self, out: &str, step: u64) -> Value {
-        let manifest = self.path(out).join(format!("checkpoints/step-{step:08}/manifest.json"));
-        let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
-        manifest["shards"].clone()
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use case::{CONFIG, Case, rank_process, signal, text, wait_for};
 
 #[test]
 fn every_transport_and_stage_gives_the_same_bits() {
@@ -474,28 +402,4 @@ fn a_damaged_checkpoint_is_refused_and_the_run_stays_as_it_is() {
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("shard-00001-of-00002.safetensors is damaged"), "{}", text(&output.stderr));
     assert_eq!(fs::read(case.path("run/metrics.jsonl")).unwrap(), metrics);
-}
-
-fn wait_for(mut condition: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(60), "waited a minute in vain");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn signal(process: u32, name: &str) {
-    let status = Command::new("kill").arg(format!("-{name}")).arg(process.to_string()).status().unwrap();
-    assert!(status.success() && status.signal().is_none());
-}
-
-/// The child of `launcher` that is rank `rank`.
-fn rank_process(launcher: u32, rank: usize) -> u32 {
-    let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
-    let wanted = format!("LOCAL_RANK={rank}");
-    let is_rank = |process: &str| {
-        let environment = fs::read(Path::new("/proc").join(process).join("environ")).unwrap_or_default();
-        environment.split(|&byte| byte == 0).any(|entry| entry == wanted.as_bytes())
-    };
-    children.split_whitespace().find(|process| is_rank(process)).expect("the rank's process").parse().unwrap()
 }

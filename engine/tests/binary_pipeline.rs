@@ -1,0 +1,162 @@
+//! Pipelines as a user runs them: one process a rank, over shared memory and TCP.
+
+mod case;
+
+use std::net::TcpListener;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use case::{Case, signal, text, wait_for};
+
+const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
+const MICRO_BATCHES: usize = 4;
+
+/// Options of a pipeline of a model of seven layers.
+fn pipeline(stages: usize, schedule: &str, zero_stage: usize, more: &[&str]) -> Vec<String> {
+    let mut values = vec![
+        "model.n_layer=4".to_string(),
+        format!("gradient_accumulation_steps={MICRO_BATCHES}"),
+        format!("zero_optimization.stage={zero_stage}"),
+        format!("pipeline={{stages: {stages}, schedule: {schedule}}}"),
+    ];
+    values.extend(more.iter().map(ToString::to_string));
+    values.into_iter().flat_map(|value| ["--set".to_string(), value]).collect()
+}
+
+/// A run that must end well.
+fn train(case: &Case, args: &[&str], options: &[String]) -> String {
+    case.train(&[args, &options.iter().map(String::as_str).collect::<Vec<_>>()].concat())
+}
+
+#[test]
+fn processes_over_any_transport_give_the_bits_of_threads_and_of_one_stage() {
+    let case = Case::new();
+    for (zero_stage, schedule) in SCHEDULES.into_iter().enumerate() {
+        let of = |stages: usize, ranks: &str, transport: &str| {
+            let out = format!("{schedule}-{stages}-{transport}");
+            let options = pipeline(stages, schedule, zero_stage, &[&format!("launcher.transport={transport}")]);
+            train(&case, &["--quiet", "-n", ranks, "--max-steps", "8", "--out", &out], &options);
+            (case.losses(&out), case.shards(&out, 8))
+        };
+        let threads = of(2, "4", "threads");
+        assert_eq!((threads.0.len(), threads.1.as_array().map(Vec::len)), (8, Some(4)));
+        assert_eq!(threads.0, of(1, "2", "threads").0, "{schedule}, ZeRO {zero_stage}");
+        for transport in ["shared_memory", "tcp"] {
+            assert!(threads == of(2, "4", transport), "{schedule}, ZeRO {zero_stage}, {transport}");
+        }
+    }
+}
+
+/// What all ranks of an all-reduce send together.
+fn all_reduced(elements: usize, ranks: usize, width: usize) -> u64 {
+    (2 * (ranks - 1) * elements * width) as u64
+}
+
+#[test]
+fn the_report_predicts_what_a_step_sends_to_the_byte() {
+    const RANKS: usize = 4;
+    let case = Case::new();
+    for (zero_stage, schedule) in (0..4).flat_map(|zero| SCHEDULES.map(|schedule| (zero, schedule))) {
+        let out = format!("{schedule}-{zero_stage}");
+        // Ranks on fewer cores than there are of them; evaluation is not part of a step.
+        let options = pipeline(2, schedule, zero_stage, &["training.eval_every=2"]);
+        train(&case, &["--quiet", "-n", "4", "--max-steps", "3", "--out", &out], &options);
+        let report = case.report(&out);
+        assert_eq!((&report["world_size"], &report["zero_stage"]), (&Value::from(RANKS), &Value::from(zero_stage)));
+        let ranks = report["memory"]["ranks"].as_array().unwrap();
+        let program: u64 = ranks.iter().map(|rank| rank["expected_sent_bytes_per_step"].as_u64().unwrap()).sum();
+        // Besides its program, a step sends the norm over all ranks, the losses over the replicas of the last stage, and
+        // from there the mean to all.
+        let losses = if zero_stage >= 2 { MICRO_BATCHES } else { 1 };
+        let norm = all_reduced(zero_optim::exact_sum::LIMBS, RANKS, 8);
+        let loss = all_reduced(losses, 2, 4) + 4 * (RANKS as u64 - 1);
+        for step in case.metrics(&out) {
+            assert_eq!(step["sent_bytes"].as_u64(), Some(program + norm + loss), "{out}, step {}", step["step"]);
+        }
+        for rank in ranks {
+            for kind in ["parameters", "gradients", "optimizer_state"] {
+                assert_eq!(rank["measured_peak_bytes"][kind], rank["expected_state_bytes"][kind], "{out}: {kind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn verify_agrees_under_pipelines() {
+    let case = Case::new();
+    for (zero_stage, schedule) in [(3, "1f1b"), (2, "zb_h1"), (1, "interleaved_1f1b"), (0, "gpipe")] {
+        let args = ["--plain", "-n", "4", "--verify", "3"];
+        let options =
+            |reproducible: bool| pipeline(2, schedule, zero_stage, &[&format!("training.reproducible={reproducible}")]);
+        let out = train(&case, &args, &options(true));
+        assert_eq!(out.matches("same bits").count(), 3, "{out}");
+        let out = train(&case, &args, &options(false));
+        assert!(out.contains("verified: largest relative difference"), "{out}");
+    }
+    assert!(!case.path("run").exists(), "nothing is written");
+}
+
+/// Ranks that no launcher looks after: none is ended but by what it notices itself.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    fn start(case: &Case, count: usize, out: &str, options: &[String]) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let args = ["--config", "ds.yaml", "--plain", "--max-steps", "1000000", "--out", out];
+        let args: Vec<&str> = args.into_iter().chain(options.iter().map(String::as_str)).collect();
+        let start = |rank: usize| {
+            let (rank, count) = (rank.to_string(), count.to_string());
+            let mut command = case.command(&args);
+            command
+                .env("RANK", &rank)
+                .env("LOCAL_RANK", &rank)
+                .env("WORLD_SIZE", &count)
+                .env("LOCAL_WORLD_SIZE", &count);
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        Self((0..count).map(start).collect())
+    }
+}
+
+/// A test that fails leaves none behind.
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended, as it should.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Every other rank ends and says who: in its own stage, before and behind it.
+#[test]
+fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
+    let case = Case::new();
+    for (transport, schedule) in [("shared_memory", "1f1b"), ("tcp", "zb_h1")] {
+        // A deadline that is not reached here: what ends the ranks is that they notice.
+        let deadline = ["launcher.timeout_seconds=60".to_string(), format!("launcher.transport={transport}")];
+        let options = pipeline(3, schedule, 2, &[&deadline[0], &deadline[1]]);
+        for victim in [0, 3, 5] {
+            let out = format!("{transport}-{victim}");
+            let mut ranks = Ranks::start(&case, 6, &out, &options);
+            let metrics = case.path(&out).join("metrics.jsonl");
+            wait_for(|| std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+            signal(ranks.0[victim].id(), "KILL");
+            let killed = Instant::now();
+            wait_for(|| ranks.0.iter_mut().all(|child| child.try_wait().unwrap().is_some()));
+            // The promise is a second; a loaded machine may need longer to schedule us, so the limit only catches hangs.
+            assert!(killed.elapsed() < Duration::from_secs(20), "{out}: {:?}", killed.elapsed());
+            for (rank, child) in ranks.0.drain(..).enumerate().filter(|(rank, _)| *rank != victim) {
+                let output = child.wait_with_output().unwrap();
+                let errors = text(&output.stderr);
+                assert_eq!(output.status.code(), Some(4), "{out}, rank {rank}: {errors}");
+                assert!(errors.contains(&format!("rank {rank} ")), "{out}, rank {rank}: {errors}");
+                assert!(errors.contains(&format!("rank {victim}")), "{out}, rank {rank}: {errors}");
+            }
+        }
+    }
+}
