@@ -16,7 +16,7 @@ use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
 use crate::stats::{Sent, Stats};
 use crate::step::{
-    Carried, Collective, Deadline, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts,
+    Alone, Carried, Collective, Deadline, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts,
 };
 
 pub(crate) struct Group {
@@ -104,6 +104,25 @@ impl Group {
         pending
     }
 
+    /// A collective of the group.
+    fn collective<T: Send + 'static>(
+        &self,
+        mut signature: Signature,
+        work: impl FnOnce(&mut (dyn Collective + 'static), &Signature, Deadline) -> Result<(T, Sent), Failure>
+        + Send
+        + 'static,
+    ) -> Pending<T> {
+        if self.size() > 1 {
+            return self.submit(&self.collectives, signature, work);
+        }
+        // Nobody to wait for: done before another thread would have been woken.
+        let mut next = lock(&self.collectives.next);
+        signature.sequence = *next;
+        *next += 1;
+        drop(next);
+        Pending::ready(self.context.carry_out(&mut Alone as &mut (dyn Collective + 'static), &signature, work))
+    }
+
     fn check_counts(&self, whole: &Buffer, shard: &Buffer, counts: &[usize]) -> Result<(), String> {
         let Membership { rank, .. } = *self.membership();
         let size = self.size();
@@ -167,7 +186,7 @@ impl Communicator for Group {
     fn all_reduce(&self, mut buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
         let (rank, size) = (self.rank(), self.size());
         let signature = Signature { reduce: Some(op), ..describe(Operation::AllReduce, &buffer) };
-        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+        self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(even_counts(buffer.len(), size), buffer.dtype().size());
             let own = ranges[rank].len();
             // Others' ranges to their owners, then the own range to everybody.
@@ -187,7 +206,7 @@ impl Communicator for Group {
         }
         let (size, counts) = (self.size(), counts.to_vec());
         let signature = Signature { layout: digest("counts", &counts), ..describe(Operation::AllGather, &output) };
-        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+        self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, output.dtype().size());
             let (signature, bytes) = (*signature, output.as_bytes_mut());
             let source = Some(shard.as_bytes());
@@ -212,7 +231,7 @@ impl Communicator for Group {
         let counts = counts.to_vec();
         let layout = digest("counts", &counts);
         let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
-        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+        self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, input.dtype().size());
             let reduce = Some(Reduction { op, dtype: input.dtype() });
             let (signature, buffer, target) = (*signature, input.as_bytes_mut(), Some(shard.as_bytes_mut()));
@@ -229,7 +248,7 @@ impl Communicator for Group {
             return self.invalid(Operation::Broadcast, format!("root {root} of a group of {size}"));
         }
         let signature = Signature { layout: root as u64, ..describe(Operation::Broadcast, &buffer) };
-        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+        self.collective(signature, move |endpoint, signature, deadline| {
             let all = buffer.size_bytes();
             let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
@@ -284,7 +303,7 @@ impl Communicator for Group {
         let size = self.size();
         let operation = Operation::Barrier;
         let signature = Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0 };
-        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+        self.collective(signature, move |endpoint, signature, deadline| {
             let (signature, ranges) = (*signature, vec![0..0; size]);
             let step = Step {
                 signature,

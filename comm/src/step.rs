@@ -70,6 +70,19 @@ pub(crate) trait Collective: Send {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure>;
 }
 
+/// The collectives of a group of one: what it asks for is what it has.
+pub(crate) struct Alone;
+
+impl Collective for Alone {
+    fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
+        step.place_source(0);
+        if let Some(shard) = step.shard {
+            copy(step.buffer, shard, step.buffer.len());
+        }
+        Ok(Carried::IN_PLACE)
+    }
+}
+
 /// How the payload of an operation went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {

@@ -97,7 +97,7 @@ fn waits_for_rank_3(comm: &dyn Communicator, Mesh { pipe, data }: &Mesh) -> Resu
         }
         // Later than the others, who lose their patience first.
         1 => {
-            std::thread::sleep(Duration::from_millis(700));
+            std::thread::sleep(Duration::from_millis(200));
             pipe.recv(message(), 1).wait()?;
         }
         _ => {
