@@ -1,6 +1,6 @@
 //! Who does what: the mesh of ranks, the cut of the model into pipeline stages, and the programs of all of them.
 
-use zero_config::{PartitionMethod, Pipeline, PipelineSchedule};
+use zero_config::{Config, PartitionMethod, Pipeline, PipelineSchedule};
 use zero_model::Model;
 use zero_partition::Layout;
 use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
@@ -11,6 +11,7 @@ use zero_pipeline::{
 };
 
 use crate::error::Error;
+use crate::settings::Settings;
 
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
@@ -24,23 +25,26 @@ pub(crate) struct Arrangement {
 }
 
 impl Arrangement {
+    /// For a configuration that is resolved for its number of ranks. `costs` are needed where the model is cut by time.
+    ///
     /// # Errors
     /// More stages than layers, or another cut that cannot be.
     pub(crate) fn new(
-        options: &Pipeline,
-        mesh: Mesh,
+        config: &Config,
+        settings: &Settings,
         model: &Model,
         layout: &Layout,
-        micro_batches: usize,
-        passes: &PassOptions,
         costs: Option<&[LayerCost]>,
     ) -> Result<Self, Error> {
-        let shape = layout.shape();
+        let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
+        let mesh = Mesh::new(config.world_size, options.stages)
+            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
         let schedule = schedule(options.schedule);
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;
         let stages = Stages::new(shape, options.stages, cut)
             .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "use fewer stages"))?;
+        let passes = &settings.passes;
         let of_stage = |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..*passes };
         let passes = (0..stages.count()).map(of_stage).collect();
         Ok(Self { mesh, stages, schedule, micro_batches, passes })

@@ -11,7 +11,7 @@ use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_partition::{Groups, Kind, Layout, Order, Zero};
 use zero_pipeline::split::LayerCost;
-use zero_pipeline::{Content, LayerId, Mesh, Program, ZeroStage};
+use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
 use crate::arrangement::Arrangement;
 use crate::batch::Batch;
@@ -144,10 +144,8 @@ impl Engine {
     ) -> Result<Self, Error> {
         let (settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout);
-        let mesh = Mesh::new(comm.size(), config.pipeline.stages)
-            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
-        let (options, count, passes) = (&config.pipeline, settings.micro_batches, &settings.passes);
-        let arrangement = Arrangement::new(options, mesh, &model, &layout, count, passes, costs)?;
+        let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
+        let mesh = arrangement.mesh;
         let stage = mesh.coordinates(comm.rank()).stage;
         let mut programs = arrangement.training(layout.shape());
         arrangement.validate(&programs, layout.shape())?;

@@ -45,13 +45,10 @@ impl Plan {
         let settings = Settings::new(&config)?;
         let model = model.build(settings.dtype)?;
         let layout = Layout::new(&model, &settings.layout);
-        let mesh = Mesh::new(config.world_size, config.pipeline.stages)
-            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
         // What is to be measured is taken for equal.
         let equal = vec![LayerCost { forward: 1.0, backward: 2.0, ..LayerCost::default() }; model.layers().len()];
         let costs = matches!(config.pipeline.partition_method, PartitionMethod::Time).then_some(&equal[..]);
-        let (options, count, passes) = (&config.pipeline, settings.micro_batches, &settings.passes);
-        let arrangement = Arrangement::new(options, mesh, &model, &layout, count, passes, costs)?;
+        let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
         let programs = arrangement.training(layout.shape());
         arrangement.validate(&programs, layout.shape())?;
         arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
