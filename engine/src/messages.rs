@@ -115,6 +115,8 @@ impl Messages {
     pub(crate) fn send_activations(&mut self, message: Message, x: &Activations) -> Result<(), Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
         let shapes: Vec<_> = x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect();
+        // Before they are announced: what cannot travel is this rank's error, not one of who receives it.
+        let buffers = x.tensors().iter().map(buffer_of).collect::<Result<Vec<_>, _>>()?;
         let mut sending = vec![];
         match self.boundaries.get(&layer) {
             Some(known) if known.tensors == shapes => {}
@@ -130,9 +132,7 @@ impl Messages {
                 self.boundaries.insert(layer, Boundary { tensors: shapes, gradients: None });
             }
         }
-        for x in x.tensors() {
-            sending.push(comm.send(buffer_of(x)?, message.to));
-        }
+        sending.extend(buffers.into_iter().map(|buffer| comm.send(buffer, message.to)));
         self.keep(message, sending);
         Ok(())
     }

@@ -8,7 +8,8 @@ use zero_partition::ZeroError;
 use crate::error::Error;
 
 /// Dtypes that may travel; the position is the code.
-const DTYPES: [DType; 7] = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64, DType::U32, DType::U8];
+const DTYPES: [DType; 9] =
+    [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64, DType::I32, DType::I16, DType::U32, DType::U8];
 
 /// A dtype's number in an announcement; -1 for one that cannot travel.
 pub(crate) fn dtype_code(dtype: DType) -> i64 {
@@ -43,12 +44,10 @@ pub(crate) fn buffer_of(tensor: &Tensor) -> Result<Buffer, Error> {
         Storage::Cpu(CpuStorage::F16(values)) => Ok(Buffer::F16(values[range].to_vec())),
         Storage::Cpu(CpuStorage::I64(values)) => Ok(Buffer::I64(values[range].to_vec())),
         Storage::Cpu(CpuStorage::U8(values)) => Ok(Buffer::U8(values[range].to_vec())),
-        Storage::Cpu(CpuStorage::U32(values)) => {
-            Ok(Buffer::U8(values[range].iter().flat_map(|v| v.to_le_bytes()).collect()))
-        }
-        Storage::Cpu(CpuStorage::F64(values)) => {
-            Ok(Buffer::U8(values[range].iter().flat_map(|v| v.to_le_bytes()).collect()))
-        }
+        Storage::Cpu(CpuStorage::U32(values)) => Ok(bytes(&values[range], u32::to_le_bytes)),
+        Storage::Cpu(CpuStorage::I32(values)) => Ok(bytes(&values[range], i32::to_le_bytes)),
+        Storage::Cpu(CpuStorage::I16(values)) => Ok(bytes(&values[range], i16::to_le_bytes)),
+        Storage::Cpu(CpuStorage::F64(values)) => Ok(bytes(&values[range], f64::to_le_bytes)),
         _ => Err(Error::Batch(format!("a tensor of {:?} cannot go to another pipeline stage", tensor.dtype()))),
     }
 }
@@ -61,16 +60,22 @@ pub(crate) fn storage_of(buffer: Buffer, dtype: DType) -> Result<CpuStorage, Err
         (Buffer::F16(values), DType::F16) => CpuStorage::F16(values),
         (Buffer::I64(values), DType::I64) => CpuStorage::I64(values),
         (Buffer::U8(values), DType::U8) => CpuStorage::U8(values),
-        (Buffer::U8(bytes), DType::U32) => {
-            CpuStorage::U32(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
-        }
-        (Buffer::U8(bytes), DType::F64) => {
-            CpuStorage::F64(bytes.as_chunks().0.iter().map(|&word| f64::from_le_bytes(word)).collect())
-        }
+        (Buffer::U8(bytes), DType::U32) => CpuStorage::U32(values(&bytes, u32::from_le_bytes)),
+        (Buffer::U8(bytes), DType::I32) => CpuStorage::I32(values(&bytes, i32::from_le_bytes)),
+        (Buffer::U8(bytes), DType::I16) => CpuStorage::I16(values(&bytes, i16::from_le_bytes)),
+        (Buffer::U8(bytes), DType::F64) => CpuStorage::F64(values(&bytes, f64::from_le_bytes)),
         (other, dtype) => {
             return Err(Error::Zero(ZeroError::Internal(format!("{} came for {dtype:?}", other.dtype()))));
         }
     })
+}
+
+fn bytes<T: Copy, const N: usize>(values: &[T], to_bytes: impl Fn(T) -> [u8; N]) -> Buffer {
+    Buffer::U8(values.iter().flat_map(|&value| to_bytes(value)).collect())
+}
+
+fn values<T, const N: usize>(bytes: &[u8], from_bytes: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|&word| from_bytes(word)).collect()
 }
 
 #[cfg(test)]
@@ -96,6 +101,6 @@ mod tests {
             assert_eq!(numbers(&back).expect("numbers"), numbers(&tensor).expect("numbers"));
             assert_eq!(dtype_of(dtype_code(dtype)), Some(dtype));
         }
-        assert_eq!((dtype_of(-1), dtype_of(7)), (None, None));
+        assert_eq!((dtype_of(-1), dtype_of(DTYPES.len() as i64)), (None, None));
     }
 }

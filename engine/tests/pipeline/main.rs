@@ -3,6 +3,7 @@
 mod bits;
 mod checkpoints;
 mod evaluation;
+mod failures;
 mod parameters;
 mod tensors;
 mod tied;
