@@ -8,6 +8,7 @@ mod parameters;
 mod tensors;
 mod tied;
 mod traffic;
+mod variations;
 #[path = "../world/mod.rs"]
 mod world;
 mod zero_bubble;
