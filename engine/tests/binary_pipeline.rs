@@ -98,6 +98,52 @@ fn verify_agrees_under_pipelines() {
     assert!(!case.path("run").exists(), "nothing is written");
 }
 
+/// Evaluation, checkpoints on the way, a sample of text at the end: what is between steps is the same too.
+#[test]
+fn a_run_with_everything_is_that_of_one_stage() {
+    let case = Case::new();
+    let more = ["training.eval_every=2", "training.save_every=3", "training.sample={prompt: line, tokens: 12}"];
+    for (zero_stage, schedule) in SCHEDULES.into_iter().enumerate() {
+        let of = |stages: usize, ranks: &str| {
+            let out = format!("{schedule}-{stages}");
+            let args = ["--plain", "-n", ranks, "--max-steps", "6", "--out", &out];
+            let said = train(&case, &args, &pipeline(stages, schedule, zero_stage, &more));
+            let sample = said.split("--- sample ---").nth(1).unwrap_or_else(|| panic!("{said}"));
+            let sample = sample.split("--------------").next().unwrap_or_default().to_string();
+            assert!(sample.trim().len() > "line".len() && case.path(&out).join("checkpoints/step-00000003").exists());
+            let evaluated: Vec<_> = case.metrics(&out).iter().map(|step| step["eval_loss"].to_string()).collect();
+            assert!(evaluated[0] == "null" && evaluated[1] != "null", "{evaluated:?}");
+            (case.losses(&out), evaluated, sample)
+        };
+        assert_eq!(of(1, "2"), of(3, "6"), "{schedule}, ZeRO {zero_stage}");
+    }
+}
+
+#[test]
+fn a_stopped_pipeline_goes_on_under_another_one_bit_for_bit() {
+    let case = Case::new();
+    let of = |out, steps, more: &[&str], options: &[String]| {
+        train(&case, &[&["--quiet", "-n", "4", "--max-steps", steps, "--out", out], more].concat(), options)
+    };
+    of("whole", "12", &[], &pipeline(2, "1f1b", 3, &[]));
+    let options = pipeline(2, "1f1b", 3, &[]);
+    let mut child = case
+        .command(&["--config", "ds.yaml", "--plain", "-n", "4", "--max-steps", "12", "--out", "parts"])
+        .args(&options)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let metrics = case.path("parts/metrics.jsonl");
+    wait_for(|| std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    signal(child.id(), "TERM");
+    // On a machine so fast that training was over before, this is a clean end too.
+    assert!(matches!(child.wait().unwrap().code(), Some(143 | 0)));
+    // ZeRO 2 sums in the same order, on the same two replicas.
+    of("parts", "12", &["--resume", "auto"], &pipeline(2, "zb_h1", 2, &[]));
+    assert_eq!(case.losses("whole"), case.losses("parts"));
+    assert_eq!(case.shards("whole", 12), case.shards("parts", 12));
+}
+
 /// Ranks that no launcher looks after: none is ended but by what it notices itself.
 struct Ranks(Vec<Child>);
 
