@@ -369,6 +369,14 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--set", "zero_optimization.offload_optimizer={device: nvme}"], 2, "not implemented"),
         (&["--set", "pipeline={schedule: 2f2b}"], 2, "pipeline.schedule"),
         (&["--set", "pipeline={stages: 5}", "-n", "4"], 2, "pipeline.stages"),
+        (&["--set", "pipeline={stages: 6}", "-n", "6"], 2, "pipeline.stages"),
+        (
+            &["--set", "pipeline={stages: 2, schedule: interleaved_1f1b, virtual_stages: 3}", "-n", "2"],
+            2,
+            "pipeline.virtual_stages",
+        ),
+        (&["--set", "pipeline={stages: 2, partition_method: 'type:nothing'}", "-n", "2"], 2, "no layer's name matches"),
+        (&["--set", "pipeline={stages: 2}", "--set", "training.reproducible=true", "-n", "6"], 2, "reproducible"),
         (&["--no-such-option"], 2, "no-such-option"),
         (&["-n", "0"], 2, "0"),
     ];
