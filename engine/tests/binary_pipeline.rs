@@ -201,7 +201,7 @@ fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
                 let errors = text(&output.stderr);
                 assert_eq!(output.status.code(), Some(4), "{out}, rank {rank}: {errors}");
                 assert!(errors.contains(&format!("rank {rank} ")), "{out}, rank {rank}: {errors}");
-                assert!(errors.contains(&format!("rank {victim}")), "{out}, rank {rank}: {errors}");
+                assert!(errors.contains(&format!("lost rank {victim} in ")), "{out}, rank {rank}: {errors}");
             }
         }
     }
