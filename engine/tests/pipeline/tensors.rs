@@ -32,11 +32,13 @@ impl Layer for Middle {
     }
 }
 
+/// Logits, and the ids once more.
 struct End(Linear);
 
 impl Layer for End {
     fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
-        Ok(self.0.forward(&x.tensors()[0])?.into())
+        let [hidden, ids, _] = x.tensors() else { candle_core::bail!("{} tensors", x.tensors().len()) };
+        Ok(Activations::new(vec![self.0.forward(hidden)?, ids.clone()]))
     }
 }
 
@@ -47,16 +49,25 @@ fn three_tensors() -> Layers {
             Ok(Middle(linear(20, 20, vb.pp("mix"))?, embedding(61, 20, vb.pp("ids"))?))
         })
         .layer("end", |vb: VarBuilder| Ok(End(linear(20, 61, vb)?)))
-        .loss(ops::cross_entropy)
+        .loss_of_all(|outputs, targets| ops::cross_entropy(&outputs.tensors()[0], targets))
 }
 
-/// Training, and an evaluation of three micro-batches after it.
-fn with_evaluation(ranks: usize, steps: u64, text: &str) -> (Trajectory, Vec<u32>) {
+/// What all ranks found: by training, then the losses of three micro-batches, the logits of one.
+type Found = (Trajectory, Vec<u32>, Vec<u32>);
+
+fn found(ranks: usize, steps: u64, text: &str) -> Found {
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let all = world(ranks, |comm| {
         let mut engine = engine(three_tensors(), text, comm);
         let trained = trajectory(&mut engine, steps);
         let losses = engine.eval_with(3, |index| Ok(batch(index as u64, 2))).unwrap();
-        (trained, losses.into_iter().map(f32::to_bits).collect())
+        let samples = batch(7, 3).inputs;
+        let outputs = engine.forward(samples.clone()).unwrap();
+        let [logits, ids] = outputs.tensors() else { panic!("{} outputs", outputs.tensors().len()) };
+        let integers = |ids: &Tensor| ids.to_vec2::<u32>().unwrap();
+        assert_eq!(integers(ids), integers(samples.single().unwrap()));
+        let logits = logits.to_dtype(DType::F32).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1()).unwrap();
+        (trained, bits(losses), bits(logits))
     });
     agreed(all, text)
 }
@@ -73,16 +84,17 @@ fn three_tensors_of_three_kinds_cross_every_boundary() {
     ] {
         let of = |stages: usize, schedule: &str| {
             let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
-            with_evaluation(stages * data, 8, &text(zero_stage, 4, &pipeline, more))
+            found(stages * data, 8, &text(zero_stage, 4, &pipeline, more))
         };
-        let (expected, losses) = of(1, "1f1b");
+        let (expected, losses, logits) = of(1, "1f1b");
         assert!(expected.losses[0] != expected.losses[7]);
         for stages in [2, 3] {
             for schedule in SCHEDULES {
                 let what = format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, {more}");
-                let (got, evaluated) = of(stages, schedule);
+                let (got, evaluated, forward) = of(stages, schedule);
                 assert_same(&expected, &got, &what);
                 assert_eq!(evaluated, losses, "{what}: evaluation");
+                assert!(forward == logits, "{what}: outputs");
             }
         }
     }
