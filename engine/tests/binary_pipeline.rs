@@ -60,7 +60,7 @@ fn the_report_predicts_what_a_step_sends_to_the_byte() {
     let case = Case::new();
     for (zero_stage, schedule) in (0..4).flat_map(|zero| SCHEDULES.map(|schedule| (zero, schedule))) {
         let out = format!("{schedule}-{zero_stage}");
-        // Ranks on fewer cores than there are of them; evaluation is not part of a step.
+        // An evaluation is not part of a step.
         let options = pipeline(2, schedule, zero_stage, &["training.eval_every=2"]);
         train(&case, &["--quiet", "-n", "4", "--max-steps", "3", "--out", &out], &options);
         let report = case.report(&out);
