@@ -299,6 +299,15 @@ impl Zero {
         Ok(())
     }
 
+    /// Takes back gradients after the update. Where even the parameters are sharded, memory counts more than the time to clear it:
+    /// then gradients are not kept for the next step, so that the activations of its forward can have their memory.
+    pub(crate) fn done_with(&mut self, id: SegmentId, gradients: Vec<f32>) {
+        match self.layout.segments()[id].placements.parameters {
+            Placement::Replicated => self.pool.give(gradients),
+            Placement::Sharded => drop(gradients),
+        }
+    }
+
     /// The local gradient in the dtype in which gradients travel.
     fn packed(&mut self, values: Vec<f32>) -> Result<Buffer, ZeroError> {
         if self.options.communication != DType::BF16 {

@@ -107,7 +107,7 @@ impl Zero {
                 _ => return Err(ZeroError::internal("a shard of another dtype than f32 or bf16")),
             }
         }
-        self.pool.give(gradients);
+        self.done_with(id, gradients);
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl Zero {
     /// If they are not reduced.
     pub fn discard(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let gradients = self.take_reduced(id)?;
-        self.pool.give(gradients);
+        self.done_with(id, gradients);
         Ok(())
     }
 
