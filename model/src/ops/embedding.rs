@@ -1,13 +1,13 @@
 //! Rows of a table by index.
 
-use super::gradient::deliver;
 use super::kernel::Isa;
 use super::measure;
 use super::operand::{View, indices, indices_of};
-use super::output::build_as;
+use super::output::{build_as, stored, tensor};
 use super::parallel::{Output, split};
 use super::product::Elements;
 use super::region::{apply2, region};
+use crate::sink::{self, Slot};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -74,8 +74,46 @@ impl CustomOp2 for Gather {
         let ids = indices_of(OP, ids, entries)?;
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
-        Ok((deliver(OP, weight, |out| scatter(&ids, dy.elements(), size, out))?, None))
+        if !weight.track_op() {
+            return Ok((None, None));
+        }
+        let taken = sink::write(weight, |slot| match slot {
+            Slot::First(out) => scatter(&ids, dy.elements(), size, out),
+            Slot::Another(out) => add(&ids, dy.elements(), size, out),
+        });
+        if taken {
+            return Ok((None, None));
+        }
+        let mut gradient = vec![0.0; entries * size];
+        scatter(&ids, dy.elements(), size, &mut gradient);
+        Ok((Some(tensor(stored(OP, gradient, weight.dtype())?, weight.shape())), None))
     }
+}
+
+/// Adds to row `id` of `out` the sum of the rows of `dy` at the positions of `id`, in the order of the positions: what adding all
+/// that [`scatter`] makes would come to, without a table of mostly zeros.
+fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
+    if size == 0 {
+        return;
+    }
+    let mut order: Vec<(usize, usize)> = ids.iter().enumerate().map(|(at, &id)| (id, at)).collect();
+    order.sort_unstable();
+    split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
+        let up_to = |end: usize| order.partition_point(|&(id, _)| id < end);
+        let mut sum = vec![0.0; size];
+        for positions in order[up_to(range.start)..up_to(range.end)].chunk_by(|a, b| a.0 == b.0) {
+            sum.fill(0.0);
+            for &(_, at) in positions {
+                for (total, dy) in sum.iter_mut().zip(&*dy.floats(at * size..(at + 1) * size)) {
+                    *total += dy;
+                }
+            }
+            let start = (positions[0].0 - range.start) * size;
+            for (total, sum) in out[start..start + size].iter_mut().zip(&sum) {
+                *total += sum;
+            }
+        }
+    });
 }
 
 /// Row `id` of `out` becomes the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
@@ -95,4 +133,27 @@ fn scatter(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adding_is_scattering_and_adding() {
+        let (entries, size) = (300, 7);
+        let ids: Vec<usize> = (0..500).map(|i| (i * i * 7 + i) % 211).collect();
+        let dy: Vec<f32> = (0..ids.len() * size).map(|i| 1.0 / (i as f32 + 3.0)).collect();
+        let before: Vec<f32> = (0..entries * size).map(|i| (i as f32).sin()).collect();
+        for threads in [1, 3] {
+            super::super::set_threads(threads);
+            let mut scattered = vec![f32::NAN; entries * size];
+            scatter(&ids, Elements::F32(&dy), size, &mut scattered);
+            let want: Vec<u32> = before.iter().zip(&scattered).map(|(a, b)| (a + b).to_bits()).collect();
+            let mut found = before.clone();
+            add(&ids, Elements::F32(&dy), size, &mut found);
+            assert_eq!(found.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), want);
+        }
+        super::super::set_threads(1);
+    }
 }
