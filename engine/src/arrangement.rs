@@ -4,13 +4,14 @@ use zero_config::{Config, PartitionMethod, Pipeline, PipelineSchedule};
 use zero_model::Model;
 use zero_partition::Layout;
 use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
-use zero_pipeline::split::{self, LayerCost, SplitError};
+use zero_pipeline::split::{self, SplitError};
 use zero_pipeline::{
     Coordinates, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, World, schedule::Size,
     validate,
 };
 
 use crate::error::Error;
+use crate::measure::CutCosts;
 use crate::settings::Settings;
 
 /// How the ranks train a model together.
@@ -34,7 +35,7 @@ impl Arrangement {
         settings: &Settings,
         model: &Model,
         layout: &Layout,
-        costs: Option<&[LayerCost]>,
+        costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
         let mesh = Mesh::new(config.world_size, options.stages)
@@ -139,7 +140,7 @@ fn cut(
     schedule: Schedule,
     model: &Model,
     shape: &ModelShape,
-    costs: Option<&[LayerCost]>,
+    costs: Option<&CutCosts>,
 ) -> Result<Vec<std::ops::Range<usize>>, Error> {
     let parts = size.stages * size.chunks;
     let parameters = |layer: usize| -> u64 {
@@ -164,7 +165,10 @@ fn cut(
         }
         PartitionMethod::Time => match costs {
             _ if parts == 1 => split::uniform(layers, parts),
-            Some(costs) => split::by_time(costs, &split::alive(schedule, size), u64::MAX),
+            Some(costs) => {
+                let limit = costs.limit / size.chunks as u64;
+                split::by_time(&costs.layers, &split::alive(schedule, size), limit)
+            }
             None => {
                 return Err(Error::setting(
                     "pipeline.partition_method",

@@ -10,14 +10,13 @@ use zero_comm::{Buffer, Communicator, Options, ReduceOp, Stats, Transport};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_partition::{Groups, Kind, Layout, Order, Zero};
-use zero_pipeline::split::LayerCost;
 use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
 use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, run};
-use crate::measure::measure;
+use crate::measure::{CutCosts, measure};
 use crate::messages::{Boundary, share};
 use crate::settings::Settings;
 use crate::timing::Timing;
@@ -107,21 +106,16 @@ impl Engine {
         if !by_time {
             return Self::resolved(config, model, comm, None);
         }
-        let built = model.build(Settings::new(&config)?.dtype)?;
-        let mut seconds = vec![0.0f64; 2 * built.layers().len()];
+        let settings = Settings::new(&config)?;
+        let built = model.build(settings.dtype)?;
+        let mut costs = CutCosts::equal(built.layers().len());
         if comm.rank() == 0 {
-            let costs = measure(&built, &micro_batch()?, config.training.seed)?;
-            seconds = costs.iter().flat_map(|cost| [cost.forward, cost.backward]).collect();
+            let layout = Layout::new(&built, &settings.layout);
+            let states = settings.zero.optimizer.states().len();
+            let measured = measure(&built, &micro_batch()?, config.training.seed)?;
+            costs = CutCosts::new(&measured, &layout, settings.dtype, states, comm.size());
         }
-        // All ranks must cut the model at the same places: they are told the bits.
-        let bits = Buffer::I64(seconds.iter().map(|seconds| seconds.to_bits() as i64).collect());
-        let bits = comm.broadcast(bits, 0).wait()?.into_i64()?;
-        let cost = |pair: &[i64]| LayerCost {
-            forward: f64::from_bits(pair[0] as u64),
-            backward: f64::from_bits(pair[1] as u64),
-            ..LayerCost::default()
-        };
-        let costs: Vec<LayerCost> = bits.chunks_exact(2).map(cost).collect();
+        let costs = costs.told(&*comm)?;
         Self::of_model(config, built, comm, Some(&costs))
     }
 
@@ -130,7 +124,7 @@ impl Engine {
         config: Config,
         model: Layers,
         comm: Arc<dyn Communicator>,
-        costs: Option<&[LayerCost]>,
+        costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let model = model.build(Settings::new(&config)?.dtype)?;
         Self::of_model(config, model, comm, costs)
@@ -140,7 +134,7 @@ impl Engine {
         config: Config,
         model: Model,
         comm: Arc<dyn Communicator>,
-        costs: Option<&[LayerCost]>,
+        costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let (settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout);

@@ -4,10 +4,15 @@ use std::time::Instant;
 
 use candle_core::{CpuStorage, DType, Tensor, Var};
 use half::bf16;
+use zero_comm::place::Place;
+use zero_comm::{Buffer, Communicator};
 use zero_model::sink::{Gradients, PutOff, promise};
 use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
 use zero_optim::write_bf16;
+use zero_partition::Layout;
 use zero_pipeline::simulate::LayerCosts;
+use zero_pipeline::split::LayerCost;
+use zero_pipeline::{Placement, SegmentShape};
 
 use crate::batch::Batch;
 use crate::error::Error;
@@ -37,6 +42,86 @@ pub(crate) fn measure(model: &Model, batch: &Batch, seed: u64) -> Result<Vec<Lay
         flow = outputs;
     }
     Ok(costs)
+}
+
+/// What a cut of the model by time weighs.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CutCosts {
+    pub(crate) layers: Vec<LayerCost>,
+    /// Bytes that a stage may have on a rank.
+    pub(crate) limit: u64,
+}
+
+impl CutCosts {
+    /// From measured times, and the memory of each layer on a rank. What a layer keeps for its backward is counted as what goes in
+    /// and what comes out, the least that it can be. The limit is a rank's share of this machine's memory.
+    pub(crate) fn new(measured: &[LayerCosts], layout: &Layout, dtype: DType, states: usize, ranks: usize) -> Self {
+        let cost = |(layer, cost): (usize, &LayerCosts)| LayerCost {
+            forward: cost.forward,
+            backward: cost.backward,
+            state: state(layer, layout, dtype, states),
+            activations: cost.activations,
+        };
+        let layers = measured.iter().enumerate().map(cost).collect();
+        Self { layers, limit: memory_of_a_rank(ranks).unwrap_or(u64::MAX) }
+    }
+
+    /// Every layer takes equally long and no memory.
+    pub(crate) fn equal(layers: usize) -> Self {
+        Self {
+            layers: vec![LayerCost { forward: 1.0, backward: 2.0, ..LayerCost::default() }; layers],
+            limit: u64::MAX,
+        }
+    }
+
+    /// The same bits on all ranks, which must cut the model at the same places: those of rank 0. A collective.
+    ///
+    /// # Errors
+    /// A lost rank.
+    pub(crate) fn told(&self, comm: &dyn Communicator) -> Result<Self, Error> {
+        let bits = |c: &LayerCost| [c.forward.to_bits(), c.backward.to_bits(), c.state, c.activations];
+        let words: Vec<i64> = self.layers.iter().flat_map(bits).chain([self.limit]).map(|word| word as i64).collect();
+        let words = comm.broadcast(Buffer::I64(words), 0).wait()?.into_i64()?;
+        let words: Vec<u64> = words.into_iter().map(|word| word as u64).collect();
+        let layer = |four: &[u64]| LayerCost {
+            forward: f64::from_bits(four[0]),
+            backward: f64::from_bits(four[1]),
+            state: four[2],
+            activations: four[3],
+        };
+        let limit = words.last().copied().unwrap_or(u64::MAX);
+        Ok(Self { layers: words.chunks_exact(4).map(layer).collect(), limit })
+    }
+}
+
+/// Bytes of a layer's parameters, their gradients and their optimizer state on a rank.
+fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
+    let shape = layout.shape();
+    let of_segment = |&segment: &usize| {
+        let SegmentShape { elements, placements } = shape.segments[segment];
+        let held = |placement| match placement {
+            Placement::Replicated => elements as u64,
+            Placement::Sharded => elements.div_ceil(layout.ranks()) as u64,
+        };
+        let working = held(placements.parameters) * dtype.size_in_bytes() as u64;
+        if shape.first_user(segment) != Some(layer) {
+            return working;
+        }
+        let master = if dtype == DType::BF16 { 4 } else { 0 };
+        working + held(placements.gradients) * 4 + held(placements.optimizer) * (4 * states as u64 + master)
+    };
+    shape.layers[layer].segments.iter().map(of_segment).sum()
+}
+
+/// Bytes of this machine's memory for each of the ranks that run on it; `None` where the system does not say.
+fn memory_of_a_rank(ranks: usize) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let place = Place::from_environment(|name| std::env::var(name).ok()).ok();
+    // Threads of one process have no place of their own.
+    let local = place.filter(|place| *place != Place::alone()).map_or(ranks, |place| place.local_world_size);
+    Some(kilobytes * 1024 / local.max(1) as u64)
 }
 
 fn initial(parameter: &Parameter, seed: u64) -> Result<CpuStorage, Error> {

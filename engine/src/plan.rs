@@ -3,15 +3,15 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use zero_config::{Config, PartitionMethod};
+use zero_config::Config;
 use zero_model::Layers;
 use zero_partition::{Layout, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
-use zero_pipeline::split::LayerCost;
 use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, World, grid, simulate};
 
 use crate::arrangement::Arrangement;
 use crate::error::Error;
+use crate::measure::CutCosts;
 use crate::settings::Settings;
 use crate::words::{bytes, counted, grouped};
 
@@ -46,9 +46,8 @@ impl Plan {
         let model = model.build(settings.dtype)?;
         let layout = Layout::new(&model, &settings.layout);
         // What is to be measured is taken for equal.
-        let equal = vec![LayerCost { forward: 1.0, backward: 2.0, ..LayerCost::default() }; model.layers().len()];
-        let costs = matches!(config.pipeline.partition_method, PartitionMethod::Time).then_some(&equal[..]);
-        let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
+        let equal = CutCosts::equal(model.layers().len());
+        let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
         let programs = arrangement.training(layout.shape());
         arrangement.validate(&programs, layout.shape())?;
         arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;

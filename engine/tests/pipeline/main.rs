@@ -1,6 +1,7 @@
 //! Pipelines: the same bits as one stage, whatever the schedule, the ZeRO stage and the number of replicas.
 
 mod bits;
+mod by_time;
 mod checkpoints;
 mod evaluation;
 mod failures;
