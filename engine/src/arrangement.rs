@@ -45,6 +45,13 @@ impl Arrangement {
         let cut = cut(options, size, schedule, model, shape, costs)?;
         let stages = Stages::new(shape, options.stages, cut)
             .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "use fewer stages"))?;
+        if let Some(segment) = stages.tied_within_a_stage() {
+            return Err(Error::setting(
+                "pipeline.virtual_stages",
+                format!("`{}` is tied between two chunks of one stage", layout.segments()[segment].name),
+                "use `schedule: 1f1b`, or another number of virtual stages",
+            ));
+        }
         let passes = &settings.passes;
         let of_stage = |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..*passes };
         let passes = (0..stages.count()).map(of_stage).collect();
@@ -117,7 +124,7 @@ impl Arrangement {
         let (kept, other): (Vec<StageId>, Vec<StageId>) =
             (0..self.stages.count()).partition(|&stage| self.keeps_gathered(stage));
         Some(match (kept.is_empty(), other.is_empty()) {
-            (true, _) => "parameters are gathered for each micro-batch".into(),
+            (true, _) => "parameters are gathered for each use, as far as stage3_max_reuse_distance says".into(),
             (_, true) => "parameters stay gathered for a step".into(),
             _ => format!("parameters stay gathered for a step on stages {kept:?}, and not on stages {other:?}"),
         })
@@ -164,7 +171,7 @@ fn cut(
             split::balanced(&weights, parts)
         }
         PartitionMethod::Time => match costs {
-            _ if parts == 1 => split::uniform(layers, parts),
+            _ if size.stages == 1 => split::uniform(layers, parts),
             Some(costs) => {
                 let limit = costs.limit / size.chunks as u64;
                 split::by_time(&costs.layers, &split::alive(schedule, size), limit)

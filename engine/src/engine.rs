@@ -16,7 +16,7 @@ use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, run};
-use crate::measure::{CutCosts, measure};
+use crate::measure::CutCosts;
 use crate::messages::{Boundary, share};
 use crate::settings::Settings;
 use crate::timing::Timing;
@@ -108,14 +108,8 @@ impl Engine {
         }
         let settings = Settings::new(&config)?;
         let built = model.build(settings.dtype)?;
-        let mut costs = CutCosts::equal(built.layers().len());
-        if comm.rank() == 0 {
-            let layout = Layout::new(&built, &settings.layout);
-            let states = settings.zero.optimizer.states().len();
-            let measured = measure(&built, &micro_batch()?, config.training.seed)?;
-            costs = CutCosts::new(&measured, &layout, settings.dtype, states, comm.size());
-        }
-        let costs = costs.told(&*comm)?;
+        let measured = CutCosts::measured(&built, &settings, config.training.seed, &*comm, micro_batch);
+        let costs = measured.inspect_err(|error| comm.abort(&error.to_string()))?;
         Self::of_model(config, built, comm, Some(&costs))
     }
 
@@ -210,7 +204,8 @@ impl Engine {
                 lr,
                 skips_overflow: settings.skips_overflow,
             },
-        )?;
+        )
+        .inspect_err(|error| self.comm.abort(&error.to_string()))?;
         self.step = step;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
         let loss = self.mean_loss(&outcome)?;
@@ -281,6 +276,9 @@ impl Engine {
         count: usize,
         mut load: impl FnMut(usize) -> Result<Batch, Error>,
     ) -> Result<Vec<f32>, Error> {
+        if count == 0 {
+            return Ok(vec![]);
+        }
         let mut load = |micro_batch: usize| load(micro_batch).map(|batch| (batch.inputs, Some(batch.targets)));
         let outcome = self.evaluate(count, &mut load)?;
         let losses = match self.has_last_layer() {
@@ -330,7 +328,7 @@ impl Engine {
             },
         );
         self.evaluations.insert(count, program);
-        outcome
+        outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
     }
 
     /// Writes `root/step-…`; a collective. `state` is kept with it, for [`Engine::load_checkpoint`] to give back.

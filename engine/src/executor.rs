@@ -166,8 +166,10 @@ fn send(
 }
 
 fn give_back(message: &Message, buffer: zero_comm::Buffer, zero: &mut Zero) {
-    if matches!(message.content, Content::TiedGradient { .. }) {
-        zero.give_gradient_back(buffer);
+    match message.content {
+        Content::TiedGradient { .. } => zero.give_gradient_back(buffer),
+        Content::TiedParameters { .. } => zero.give_parameters_back(buffer),
+        Content::Activations { .. } | Content::Gradients { .. } => {}
     }
 }
 

@@ -76,7 +76,8 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        print!("\n{}", plan.grid(columns));
+        println!("\nas if a forward of a chunk took one second, a backward two, and a message no time:");
+        print!("{}", plan.grid(columns));
     }
     Ok(0)
 }

@@ -16,17 +16,22 @@ use zero_pipeline::{Placement, SegmentShape};
 
 use crate::batch::Batch;
 use crate::error::Error;
+use crate::settings::Settings;
 
 /// Runs of each layer, of which the shortest counts: what else the machine does only adds.
 const REPEATS: usize = 3;
 
-/// Seconds and bytes of each layer for a micro-batch, with parameters as they are initialised.
+/// Seconds and bytes of each layer for a micro-batch, with parameters as they are initialised. `found` is told of each in turn.
 ///
 /// # Errors
-/// What a layer says.
-pub(crate) fn measure(model: &Model, batch: &Batch, seed: u64) -> Result<Vec<LayerCosts>, Error> {
+/// What a layer says, or `found`.
+pub(crate) fn measure(
+    model: &Model,
+    batch: &Batch,
+    seed: u64,
+    mut found: impl FnMut(usize, &LayerCosts) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut flow = batch.inputs.clone();
-    let mut costs = vec![];
     for layer in 0..model.layers().len() {
         let uses: Vec<ParameterId> = model.layers()[layer].uses().to_vec();
         for &parameter in &uses {
@@ -38,10 +43,10 @@ pub(crate) fn measure(model: &Model, batch: &Batch, seed: u64) -> Result<Vec<Lay
             model.parameters()[parameter].release()?;
         }
         let (cost, outputs) = measured?;
-        costs.push(cost);
+        found(layer, &cost)?;
         flow = outputs;
     }
-    Ok(costs)
+    Ok(())
 }
 
 /// What a cut of the model by time weighs.
@@ -53,17 +58,51 @@ pub(crate) struct CutCosts {
 }
 
 impl CutCosts {
-    /// From measured times, and the memory of each layer on a rank. What a layer keeps for its backward is counted as what goes in
-    /// and what comes out, the least that it can be. The limit is a rank's share of this machine's memory.
-    pub(crate) fn new(measured: &[LayerCosts], layout: &Layout, dtype: DType, states: usize, ranks: usize) -> Self {
-        let cost = |(layer, cost): (usize, &LayerCosts)| LayerCost {
-            forward: cost.forward,
-            backward: cost.backward,
-            state: state(layer, layout, dtype, states),
-            activations: cost.activations,
+    /// Measures on rank 0, for all ranks: they must cut the model at the same places, so all have the same bits. A collective; the
+    /// others are told of each layer as soon as it is measured, so that none of them waits for long. What a layer keeps for its
+    /// backward is counted as what goes in and what comes out, the least that it can be. The limit is a rank's share of the memory of
+    /// rank 0's machine.
+    ///
+    /// # Errors
+    /// What a layer says, or a lost rank.
+    pub(crate) fn measured(
+        model: &Model,
+        settings: &Settings,
+        seed: u64,
+        comm: &dyn Communicator,
+        micro_batch: impl FnOnce() -> Result<Batch, Error>,
+    ) -> Result<Self, Error> {
+        let told = |words: Vec<u64>| -> Result<Vec<u64>, Error> {
+            let words = Buffer::I64(words.into_iter().map(|word| word as i64).collect());
+            Ok(comm.broadcast(words, 0).wait()?.into_i64()?.into_iter().map(|word| word as u64).collect())
         };
-        let layers = measured.iter().enumerate().map(cost).collect();
-        Self { layers, limit: memory_of_a_rank(ranks).unwrap_or(u64::MAX) }
+        let mut costs = Self::equal(model.layers().len());
+        if comm.rank() == 0 {
+            let layout = Layout::new(model, &settings.layout);
+            let states = settings.zero.optimizer.states().len();
+            measure(model, &micro_batch()?, seed, |layer, measured| {
+                costs.layers[layer] = LayerCost {
+                    forward: measured.forward,
+                    backward: measured.backward,
+                    state: state(layer, &layout, settings.dtype, states),
+                    activations: measured.activations,
+                };
+                let LayerCost { forward, backward, state, activations } = costs.layers[layer];
+                told(vec![forward.to_bits(), backward.to_bits(), state, activations]).map(drop)
+            })?;
+        } else {
+            for cost in &mut costs.layers {
+                let words = told(vec![0; 4])?;
+                *cost = LayerCost {
+                    forward: f64::from_bits(words[0]),
+                    backward: f64::from_bits(words[1]),
+                    state: words[2],
+                    activations: words[3],
+                };
+            }
+        }
+        costs.limit = told(vec![memory_of_a_rank(comm.size()).unwrap_or(u64::MAX)])?[0];
+        Ok(costs)
     }
 
     /// Every layer takes equally long and no memory.
@@ -72,25 +111,6 @@ impl CutCosts {
             layers: vec![LayerCost { forward: 1.0, backward: 2.0, ..LayerCost::default() }; layers],
             limit: u64::MAX,
         }
-    }
-
-    /// The same bits on all ranks, which must cut the model at the same places: those of rank 0. A collective.
-    ///
-    /// # Errors
-    /// A lost rank.
-    pub(crate) fn told(&self, comm: &dyn Communicator) -> Result<Self, Error> {
-        let bits = |c: &LayerCost| [c.forward.to_bits(), c.backward.to_bits(), c.state, c.activations];
-        let words: Vec<i64> = self.layers.iter().flat_map(bits).chain([self.limit]).map(|word| word as i64).collect();
-        let words = comm.broadcast(Buffer::I64(words), 0).wait()?.into_i64()?;
-        let words: Vec<u64> = words.into_iter().map(|word| word as u64).collect();
-        let layer = |four: &[u64]| LayerCost {
-            forward: f64::from_bits(four[0]),
-            backward: f64::from_bits(four[1]),
-            state: four[2],
-            activations: four[3],
-        };
-        let limit = words.last().copied().unwrap_or(u64::MAX);
-        Ok(Self { layers: words.chunks_exact(4).map(layer).collect(), limit })
     }
 }
 
@@ -167,7 +187,7 @@ fn of_layer(
     cost.inputs = size(inputs.tensors());
     cost.input_gradients = size(&inputs.tensors().iter().filter(|x| x.dtype().is_float()).cloned().collect::<Vec<_>>());
     // The least that a forward keeps: what goes in and what comes out.
-    cost.activations = cost.inputs + size(outputs.tensors());
+    cost.activations = cost.inputs + if is_last { 0 } else { size(outputs.tensors()) };
     Ok((cost, outputs))
 }
 
@@ -266,7 +286,12 @@ mod tests {
         for dtype in [DType::F32, DType::BF16] {
             let model = zoo::gpt2(&config).build(dtype).expect("a model");
             let ids = Tensor::zeros((2, 8), DType::U32, &Device::Cpu).expect("ids");
-            let costs = measure(&model, &Batch::new(ids.clone(), ids), 1).expect("costs");
+            let mut costs = vec![];
+            let keep = |_: usize, cost: &LayerCosts| {
+                costs.push(*cost);
+                Ok(())
+            };
+            measure(&model, &Batch::new(ids.clone(), ids), 1, keep).expect("costs");
             assert_eq!(costs.len(), model.layers().len());
             assert!(costs.iter().all(|c| c.backward > 0.0 && c.inputs > 0));
             // Ids go into the first layer, and have no gradient.

@@ -175,13 +175,18 @@ impl Messages {
         self.sending.insert(message, sending);
     }
 
-    /// Buffers of tied gradients that have gone and are not awaited yet: given back as soon as they can be used again.
+    /// Lets go of what has been sent and is not awaited yet, so that no more is kept than is on its way. Buffers of tied gradients
+    /// are given back.
     pub(crate) fn gone(&mut self) -> Result<Vec<Buffer>, Error> {
         let mut gone = vec![];
         for (message, sending) in &mut self.sending {
-            if matches!(message.content, Content::TiedGradient { .. }) && sending.iter().all(Pending::is_done) {
+            let is_kept = matches!(message.content, Content::TiedParameters { .. });
+            if !is_kept && sending.iter().all(Pending::is_done) {
                 for pending in sending.drain(..) {
-                    gone.push(pending.wait()?);
+                    let buffer = pending.wait()?;
+                    if matches!(message.content, Content::TiedGradient { .. }) {
+                        gone.push(buffer);
+                    }
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use zero_config::Config;
+use zero_config::{Config, PartitionMethod};
 use zero_model::Layers;
 use zero_partition::{Layout, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
@@ -113,7 +113,8 @@ impl Plan {
                     "optimizer_state": share.state.optimizer },
                 "sent_bytes_per_step_besides_activations": share.sent,
                 "micro_batches_alive": share.alive,
-                "keeps_gathered": self.arrangement.keeps_gathered(stage),
+                "keeps_gathered": self.arrangement.gathering(self.layout.shape())
+                    .map(|_| self.arrangement.keeps_gathered(stage)),
                 "instructions": self.programs[stage].instructions.len(),
             })
         });
@@ -206,6 +207,9 @@ impl fmt::Display for Plan {
             f,
             "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
         )?;
+        if self.config.pipeline.stages > 1 && self.config.pipeline.partition_method == PartitionMethod::Time {
+            writeln!(f, "cut as if every layer took equally long: a run measures them first, and cuts by that")?;
+        }
         if let Some(gathering) = self.arrangement.gathering(self.layout.shape()) {
             writeln!(f, "{gathering}")?;
         }

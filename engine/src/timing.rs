@@ -70,6 +70,9 @@ pub struct Span {
     pub end: Duration,
 }
 
+/// Steps of which the timeline is kept: what a picture can show, and little beside the run.
+const TRACED_STEPS: usize = 20;
+
 /// Seconds by lane, calls by instruction, and the timeline where it is wanted.
 #[derive(Debug)]
 pub struct Timing {
@@ -77,6 +80,7 @@ pub struct Timing {
     seconds: [f64; 5],
     calls: std::collections::BTreeMap<&'static str, u64>,
     spans: Option<Vec<Span>>,
+    steps: usize,
 }
 
 impl Timing {
@@ -87,6 +91,7 @@ impl Timing {
             seconds: [0.0; 5],
             calls: std::collections::BTreeMap::new(),
             spans: record_spans.then(Vec::new),
+            steps: 0,
         }
     }
 
@@ -95,7 +100,9 @@ impl Timing {
         let (lane, duration) = (Lane::of(instruction), started.elapsed());
         self.seconds[lane as usize] += duration.as_secs_f64();
         *self.calls.entry(instruction.kind()).or_default() += 1;
-        if let (Some(spans), Some(index)) = (&mut self.spans, index) {
+        // A step begins with the first instruction of its program.
+        self.steps += usize::from(index == Some(0));
+        if let (Some(spans), Some(index), true) = (&mut self.spans, index, self.steps <= TRACED_STEPS) {
             let start = started.duration_since(self.origin);
             spans.push(Span { index, start, end: start + duration });
         }

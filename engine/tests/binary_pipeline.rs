@@ -206,3 +206,20 @@ fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
         }
     }
 }
+
+/// The last stage has nothing but the head, whose weight is the embedding's: it reduces nothing and updates nothing.
+#[test]
+fn a_stage_may_own_no_parameter() {
+    let case = Case::new();
+    for zero_stage in 0..=3 {
+        let mut options = pipeline(4, "1f1b", zero_stage, &[]);
+        options.extend(["--set".into(), "pipeline.partition_method=uniform".into()]);
+        let out = format!("alone-{zero_stage}");
+        train(&case, &["--quiet", "-n", "4", "--max-steps", "2", "--out", &out], &options);
+        let report: Value =
+            serde_json::from_str(&std::fs::read_to_string(case.path(&format!("{out}/report.json"))).expect("a report"))
+                .expect("JSON");
+        assert_eq!(report["pipeline"]["stages"][3], serde_json::json!(["lm_head"]), "{}", report["pipeline"]);
+        assert_eq!(report["optimizer_steps"], 2);
+    }
+}

@@ -48,13 +48,16 @@ impl Zero {
         }
     }
 
-    /// A copy of what this rank holds of a tied segment's updated parameters.
+    /// A copy of what this rank holds of a tied segment's updated parameters. It counts as staging until
+    /// [`Zero::give_parameters_back`].
     ///
     /// # Errors
     /// If candle refuses to read them.
     pub fn tied_parameters(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
         if let Some(shard) = &self.segments[id].shard {
-            return buffer(shard.clone());
+            let copy = buffer(shard.clone())?;
+            self.ledger.add(Category::Staging, copy.len(), self.dtype.size_in_bytes());
+            return Ok(copy);
         }
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
@@ -63,19 +66,31 @@ impl Zero {
             self.model.parameters()[piece.parameter]
                 .read(|full| copy(full, 0..piece.range.len(), &mut values, piece.range.clone()))?;
         }
+        self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
         buffer(values)
     }
 
-    /// Room for them.
-    #[must_use]
-    pub fn room_for_tied_parameters(&self, id: SegmentId) -> Buffer {
+    /// A buffer of parameters that was sent, or taken over.
+    pub fn give_parameters_back(&mut self, sent: Buffer) {
+        self.ledger.remove(Category::Staging, sent.len(), self.dtype.size_in_bytes());
+        if let Buffer::F32(values) = sent {
+            self.pool.give(values);
+        }
+    }
+
+    /// Room for them; it counts as staging until they are taken over.
+    pub fn room_for_tied_parameters(&mut self, id: SegmentId) -> Buffer {
         let segment = &self.layout.segments()[id];
         let elements = match segment.placements.parameters {
             Placement::Replicated => segment.elements(),
             Placement::Sharded => segment.shard(self.comm.rank()).len(),
         };
         let dtype = if self.dtype == candle_core::DType::BF16 { Dtype::Bf16 } else { Dtype::F32 };
-        Buffer::zeros(dtype, elements)
+        self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
+        match dtype {
+            Dtype::F32 => Buffer::F32(self.pool.take(elements)),
+            other => Buffer::zeros(other, elements),
+        }
     }
 
     /// Takes over the parameters that the owner updated.
@@ -83,9 +98,11 @@ impl Zero {
     /// # Errors
     /// If candle refuses to write them.
     pub fn set_tied_parameters(&mut self, id: SegmentId, values: Buffer) -> Result<(), ZeroError> {
-        let values: CpuStorage = storage(values)?;
-        if self.segments[id].shard.is_some() {
-            self.segments[id].shard = Some(values);
+        let mut values: CpuStorage = storage(values)?;
+        if let Some(shard) = &mut self.segments[id].shard {
+            // The old shard goes where the new one came from.
+            std::mem::swap(shard, &mut values);
+            self.give_parameters_back(buffer(values)?);
             return Ok(());
         }
         let layout = self.layout.clone();
@@ -93,6 +110,7 @@ impl Zero {
             self.model.parameters()[piece.parameter]
                 .update(|full| copy(&values, piece.range.clone(), full, 0..piece.range.len()))?;
         }
+        self.give_parameters_back(buffer(values)?);
         Ok(())
     }
 }

@@ -26,14 +26,6 @@ pub struct Stages {
 /// A model that cannot be cut like that.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StagesError {
-    /// Some stage would have nothing to do.
-    #[error("a model of {layers} layers cannot be cut into {chunks} parts with at least one layer each")]
-    TooFewLayers {
-        /// Number of layers of the model.
-        layers: usize,
-        /// Number of parts.
-        chunks: usize,
-    },
     /// The parts leave layers out, overlap or are empty.
     #[error("the parts {0:?} are not the model's layers one after another, with at least one in each")]
     NotConsecutive(Vec<Range<LayerId>>),
@@ -136,6 +128,17 @@ impl Stages {
     #[must_use]
     pub fn is_tied(&self, segment: SegmentId) -> bool {
         self.users[segment].len() > 1
+    }
+
+    /// A segment that two chunks of one stage use one after the other, if there is one: while a schedule goes from chunk to chunk,
+    /// its gradient would belong to several micro-batches at a time.
+    #[must_use]
+    pub fn tied_within_a_stage(&self) -> Option<SegmentId> {
+        let chunk_of = |layer: LayerId| self.chunks.iter().position(|chunk| chunk.contains(&layer));
+        let is_within = |pair: &[LayerId]| {
+            self.stage_of[pair[0]] == self.stage_of[pair[1]] && chunk_of(pair[0]) != chunk_of(pair[1])
+        };
+        (0..self.users.len()).find(|&segment| self.count > 1 && self.users[segment].windows(2).any(is_within))
     }
 
     /// Stages that use a segment without owning it, in order.

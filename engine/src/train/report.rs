@@ -56,9 +56,13 @@ impl Report {
         let comm = engine.communicator();
         let stats = engine.stats();
         let mut collectives = BTreeMap::new();
-        for (operation, counter) in stats.iter().filter(|(_, counter)| counter.calls > 0) {
-            let all = over_ranks(engine, vec![counter.calls as i64, counter.sent_bytes as i64])?;
-            let sent: i64 = all.iter().map(|rank| rank[1]).sum();
+        // One row of all operations: ranks of different stages do not do the same ones.
+        let all = over_ranks(engine, stats.iter().map(|(_, counter)| counter.sent_bytes as i64).collect())?;
+        for (index, (operation, counter)) in stats.iter().enumerate() {
+            let sent: i64 = all.iter().map(|rank| rank[index]).sum();
+            if counter.calls == 0 && sent == 0 {
+                continue;
+            }
             let entry = json!({ "calls": counter.calls, "sent_bytes": sent, "seconds": round(counter.seconds) });
             collectives.insert(operation.to_string(), entry);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zero_comm::{Buffer, Communicator, Options, ReduceOp, threads};
-use zero_config::{Config, ZeroStage};
+use zero_config::{Config, PipelineSchedule, ZeroStage};
 use zero_model::Layers;
 
 use super::Finished;
@@ -50,7 +50,8 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;
-    alone.pipeline.stages = 1;
+    (alone.pipeline.stages, alone.pipeline.virtual_stages) = (1, 1);
+    alone.pipeline.schedule = PipelineSchedule::OneF1B;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
     let layers = configured_model::from_config(config, corpus.vocabulary)?;

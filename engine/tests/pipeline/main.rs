@@ -8,6 +8,7 @@ mod failures;
 mod parameters;
 mod tensors;
 mod tied;
+mod ties;
 mod traffic;
 mod variations;
 #[path = "../world/mod.rs"]

@@ -91,7 +91,7 @@ impl CustomOp2 for Gather {
 }
 
 /// Adds to row `id` of `out` the sum of the rows of `dy` at the positions of `id`, in the order of the positions: what adding all
-/// that [`scatter`] makes would come to, without a table of mostly zeros.
+/// that [`scatter`] makes would come to (but for the sign of zeros that nothing is added to), without a table of mostly zeros.
 fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;

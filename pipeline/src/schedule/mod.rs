@@ -6,12 +6,14 @@
 mod messages;
 mod slot;
 
+use std::collections::BTreeMap;
+
 use crate::instruction::{Instruction, LayerId, Program};
-use crate::message::{Content, Message, StageId};
+use crate::message::{Channel, Content, Message, StageId};
 use crate::shape::ModelShape;
 use crate::stages::Stages;
 
-pub use slot::{SCHEDULES, Schedule, Size, Slot, UnknownSchedule, Work};
+pub use slot::{SCHEDULES, Schedule, Size, Slot, Work};
 
 /// A training step of one stage: its micro-batches by the schedule, then one optimizer step on the segments that it owns.
 #[must_use]
@@ -23,9 +25,7 @@ pub fn training(
     micro_batches: usize,
 ) -> Program {
     let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
-    let mut writer = Writer { shape, stages, stage, instructions: vec![] };
-    schedule.slots(size, stage).into_iter().for_each(|slot| writer.slot(slot));
-    let mut instructions = messages::asynchronous(writer.instructions);
+    let mut instructions = connected(shape, stages, stage, |stage| schedule.slots(size, stage));
     instructions.push(Instruction::GradientNorm);
     let owned = (0..shape.segments.len()).filter(|&segment| stages.owner(segment) == stage);
     instructions.extend(owned.map(|segment| Instruction::Update { segment }));
@@ -35,11 +35,36 @@ pub fn training(
 /// Evaluation: each micro-batch forward, through all chunks of the stage.
 #[must_use]
 pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_batches: usize) -> Program {
-    let mut writer = Writer { shape, stages, stage, instructions: vec![] };
     let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
-    let slots = Schedule::Interleaved.slots(size, stage);
-    slots.into_iter().filter(|slot| slot.work == Work::Forward).for_each(|slot| writer.slot(slot));
-    Program { instructions: messages::asynchronous(writer.instructions), micro_batches }
+    let forwards = |stage| -> Vec<Slot> {
+        Schedule::Interleaved.slots(size, stage).into_iter().filter(|slot| slot.work == Work::Forward).collect()
+    };
+    Program { instructions: connected(shape, stages, stage, forwards), micro_batches }
+}
+
+/// The slots of a stage as instructions, with both halves of its messages. What the others send says in what order it arrives.
+fn connected(
+    shape: &ModelShape,
+    stages: &Stages,
+    stage: StageId,
+    slots: impl Fn(StageId) -> Vec<Slot>,
+) -> Vec<Instruction> {
+    let written = |stage| {
+        let mut writer = Writer { shape, stages, stage, instructions: vec![] };
+        slots(stage).into_iter().for_each(|slot| writer.slot(slot));
+        writer.instructions
+    };
+    let mut arriving: BTreeMap<Channel, Vec<Message>> = BTreeMap::new();
+    for other in (0..stages.count()).filter(|&other| other != stage) {
+        for instruction in written(other) {
+            if let Instruction::Send { message } = instruction
+                && message.to == stage
+            {
+                arriving.entry(message.channel()).or_default().push(message);
+            }
+        }
+    }
+    messages::asynchronous(written(stage), &arriving)
 }
 
 /// Plain gradient accumulation on one stage: each micro-batch forward and backward, then one optimizer step.

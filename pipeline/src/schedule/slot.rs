@@ -4,7 +4,6 @@
 //! are added up in one order, whatever the schedule.
 
 use std::fmt;
-use std::str::FromStr;
 
 use crate::message::StageId;
 
@@ -36,19 +35,6 @@ impl fmt::Display for Schedule {
             Self::Interleaved => "interleaved_1f1b",
             Self::ZeroBubble => "zb_h1",
         })
-    }
-}
-
-/// There is no such schedule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no schedule `{0}`")]
-pub struct UnknownSchedule(String);
-
-impl FromStr for Schedule {
-    type Err = UnknownSchedule;
-
-    fn from_str(name: &str) -> Result<Self, UnknownSchedule> {
-        SCHEDULES.into_iter().find(|s| s.to_string() == name).ok_or_else(|| UnknownSchedule(name.into()))
     }
 }
 

@@ -208,7 +208,7 @@ impl<'a> State<'a> {
         let is_fed = match layer.checked_sub(1) {
             None => true,
             Some(before) if self.is_here(before) => self.forwarded.contains(&(micro_batch, before)),
-            Some(_) => self.has_received(&Content::Activations { layer, micro_batch }),
+            Some(before) => self.has_received(Content::Activations { layer, micro_batch }, before),
         };
         ensure(is_fed, || "the layer before has not run".into())?;
         self.readable(layer)?;
@@ -222,7 +222,7 @@ impl<'a> State<'a> {
         let is_fed = match behind {
             _ if behind == self.shape.layers.len() => true,
             _ if self.is_here(behind) => self.backwarded.contains(&(micro_batch, behind)),
-            _ => self.has_received(&Content::Gradients { layer: behind, micro_batch }),
+            _ => self.has_received(Content::Gradients { layer: behind, micro_batch }, behind),
         };
         ensure(is_fed, || "the backward of the layer behind has not run".into())?;
         self.readable(layer)?;
@@ -298,8 +298,10 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    fn has_received(&self, content: &Content) -> bool {
-        self.received.iter().any(|message| message.content == *content)
+    /// Whether a message from the stage of layer `source` is here.
+    fn has_received(&self, content: Content, source: LayerId) -> bool {
+        let from = self.stages.stage_of(source);
+        self.received.contains(&Message { content, from, to: self.stage })
     }
 
     fn is_here(&self, layer: LayerId) -> bool {
@@ -357,7 +359,8 @@ impl<'a> State<'a> {
             }
             if self.trains && self.stages.owner(segment) != self.stage {
                 let content = Content::TiedParameters { segment };
-                ensure(self.has_received(&content), || format!("the {content} were never received"))?;
+                let message = Message { content, from: self.stages.owner(segment), to: self.stage };
+                ensure(self.received.contains(&message), || format!("the {content} were never received"))?;
             } else if self.trains {
                 ensure(self.updated[segment], || format!("segment {segment} was never updated"))?;
                 ensure(self.refreshed[segment] || !self.needs_refresh(segment), || {
