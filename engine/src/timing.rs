@@ -131,3 +131,23 @@ impl Timing {
         self.spans.as_deref().unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timeline_of_a_long_run_has_its_first_steps() {
+        let mut timing = Timing::new(true);
+        for _ in 0..TRACED_STEPS + 5 {
+            for index in 0..3 {
+                timing.record(&Instruction::GradientNorm, Some(index), Instant::now());
+            }
+            // An evaluation.
+            timing.record(&Instruction::Load { micro_batch: 0 }, None, Instant::now());
+        }
+        assert_eq!(timing.spans().len(), 3 * TRACED_STEPS);
+        assert_eq!(timing.calls().map(|(_, calls)| calls).sum::<u64>(), 4 * (TRACED_STEPS as u64 + 5));
+        assert!(Timing::new(false).spans().is_empty());
+    }
+}

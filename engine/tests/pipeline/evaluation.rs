@@ -86,3 +86,12 @@ fn a_batch_that_one_rank_does_not_get_ends_all() {
     assert!(errors[2].contains("no such sample"), "{}", errors[2]);
     assert!(errors[..2].iter().all(|error| error.contains("rank 2")), "{errors:?}");
 }
+
+#[test]
+fn no_micro_batches_have_no_losses() {
+    let losses = world(2, |comm| {
+        let mut engine = engine(gpt2(16, true), &text(0, 4, "stages: 2", ""), comm);
+        engine.eval_with(0, |_| unreachable!("there is nothing to load")).unwrap()
+    });
+    assert!(losses.iter().all(Vec::is_empty));
+}

@@ -147,3 +147,19 @@ fn a_checkpoint_has_each_element_once_on_a_rank_of_its_owner() {
         }
     }
 }
+
+#[test]
+fn what_is_counted_for_messages_is_given_back() {
+    for zero_stage in 0..=3 {
+        for schedule in SCHEDULES {
+            let text = text(zero_stage, 4, &format!("stages: 2, schedule: {schedule}"), "");
+            let left = world(4, |comm| {
+                let mut engine = engine(gpt2(40, true), &text, comm);
+                train(&mut engine, 3);
+                let ledger = engine.zero().ledger();
+                (ledger.now(zero_partition::Category::Staging), ledger.peak(zero_partition::Category::Staging) > 0)
+            });
+            assert_eq!(left, [(0, true); 4], "{schedule}, ZeRO {zero_stage}");
+        }
+    }
+}
