@@ -69,37 +69,34 @@ impl Index<Operation> for Stats {
     }
 }
 
+impl Stats {
+    /// Each counter of both, put together.
+    fn with(self, other: Stats, count: fn(u64, u64) -> u64, seconds: fn(f64, f64) -> f64) -> Stats {
+        let both = |i: usize| {
+            let (a, b) = (self.counters[i], other.counters[i]);
+            Counter {
+                calls: count(a.calls, b.calls),
+                in_place: count(a.in_place, b.in_place),
+                sent_bytes: count(a.sent_bytes, b.sent_bytes),
+                network_bytes: count(a.network_bytes, b.network_bytes),
+                seconds: seconds(a.seconds, b.seconds),
+            }
+        };
+        Stats { counters: std::array::from_fn(both) }
+    }
+}
+
 impl Add for Stats {
     type Output = Stats;
     fn add(self, other: Stats) -> Stats {
-        let sum = |i: usize| {
-            let (a, b) = (self.counters[i], other.counters[i]);
-            Counter {
-                calls: a.calls + b.calls,
-                in_place: a.in_place + b.in_place,
-                sent_bytes: a.sent_bytes + b.sent_bytes,
-                network_bytes: a.network_bytes + b.network_bytes,
-                seconds: a.seconds + b.seconds,
-            }
-        };
-        Stats { counters: std::array::from_fn(sum) }
+        self.with(other, u64::add, f64::add)
     }
 }
 
 impl Sub for Stats {
     type Output = Stats;
     fn sub(self, earlier: Stats) -> Stats {
-        let difference = |i: usize| {
-            let (now, then) = (self.counters[i], earlier.counters[i]);
-            Counter {
-                calls: now.calls.saturating_sub(then.calls),
-                in_place: now.in_place.saturating_sub(then.in_place),
-                sent_bytes: now.sent_bytes.saturating_sub(then.sent_bytes),
-                network_bytes: now.network_bytes.saturating_sub(then.network_bytes),
-                seconds: now.seconds - then.seconds,
-            }
-        };
-        Stats { counters: std::array::from_fn(difference) }
+        self.with(earlier, u64::saturating_sub, f64::sub)
     }
 }
 

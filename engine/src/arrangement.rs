@@ -2,12 +2,12 @@
 
 use zero_config::{Config, PartitionMethod, Pipeline, PipelineSchedule};
 use zero_model::Model;
-use zero_partition::Layout;
 use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
+use zero_partition::{Layout, ZeroError};
 use zero_pipeline::split::{self, SplitError};
 use zero_pipeline::{
-    Coordinates, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, World, schedule::Size,
-    validate,
+    Coordinates, Costs, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, Simulation, StageId, Stages,
+    World, schedule::Size, simulate, validate,
 };
 
 use crate::error::Error;
@@ -79,10 +79,31 @@ impl Arrangement {
     /// # Errors
     /// The first violation.
     pub(crate) fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
-        let of_rank = |rank| programs[self.mesh.coordinates(rank).stage].clone();
-        let all: Vec<Program> = (0..self.mesh.world_size()).map(of_rank).collect();
-        let world = World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 };
-        Ok(validate(&all, &world)?)
+        Ok(validate(&self.of_all_ranks(programs), &self.world(shape))?)
+    }
+
+    /// Runs the programs of all stages on all ranks on a table of costs.
+    ///
+    /// # Errors
+    /// If the table is for another model.
+    pub(crate) fn simulate(
+        &self,
+        programs: &[Program],
+        shape: &ModelShape,
+        costs: &Costs,
+    ) -> Result<Simulation, Error> {
+        let simulated = simulate(&self.of_all_ranks(programs), &self.world(shape), costs);
+        simulated.map_err(|e| Error::Zero(ZeroError::Internal(e.to_string())))
+    }
+
+    /// What the programs run on: with no room in the channels, so that any transport does.
+    pub(crate) fn world<'a>(&'a self, shape: &'a ModelShape) -> World<'a> {
+        World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 }
+    }
+
+    /// The programs of all ranks, of those of all stages.
+    pub(crate) fn of_all_ranks(&self, programs: &[Program]) -> Vec<Program> {
+        (0..self.mesh.world_size()).map(|rank| programs[self.mesh.coordinates(rank).stage].clone()).collect()
     }
 
     /// The rank that others take from what only the last stage has: the first of its data-parallel group.

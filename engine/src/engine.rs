@@ -76,7 +76,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
-        Self::resolved(config.for_world_size(comm.size())?, model, comm, None)
+        Self::resolved(config.for_world_size(comm.size())?, model, comm)
     }
 
     /// An engine on a rank of a given communicator, whose layers are dealt out to pipeline stages by the time that they take where
@@ -104,7 +104,7 @@ impl Engine {
     ) -> Result<Self, Error> {
         let by_time = config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time;
         if !by_time {
-            return Self::resolved(config, model, comm, None);
+            return Self::resolved(config, model, comm);
         }
         let settings = Settings::new(&config)?;
         let built = model.build(settings.dtype)?;
@@ -114,14 +114,9 @@ impl Engine {
     }
 
     /// An engine of a configuration that is as it should be for this communicator.
-    pub(crate) fn resolved(
-        config: Config,
-        model: Layers,
-        comm: Arc<dyn Communicator>,
-        costs: Option<&CutCosts>,
-    ) -> Result<Self, Error> {
+    pub(crate) fn resolved(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
         let model = model.build(Settings::new(&config)?.dtype)?;
-        Self::of_model(config, model, comm, costs)
+        Self::of_model(config, model, comm, None)
     }
 
     fn of_model(

@@ -3,13 +3,11 @@
 use std::time::Instant;
 
 use candle_core::{CpuStorage, DType, Tensor, Var};
-use half::bf16;
 use zero_comm::place::Place;
 use zero_comm::{Buffer, Communicator};
 use zero_model::sink::{Gradients, PutOff, promise};
 use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
-use zero_optim::write_bf16;
-use zero_partition::Layout;
+use zero_partition::{Layout, working};
 use zero_pipeline::simulate::LayerCosts;
 use zero_pipeline::split::LayerCost;
 use zero_pipeline::{Placement, SegmentShape};
@@ -147,12 +145,7 @@ fn memory_of_a_rank(ranks: usize) -> Option<u64> {
 fn initial(parameter: &Parameter, seed: u64) -> Result<CpuStorage, Error> {
     let mut values = vec![0.0; parameter.elements()];
     init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, 0, &mut values);
-    if parameter.dtype() != DType::BF16 {
-        return Ok(CpuStorage::F32(values));
-    }
-    let mut rounded = vec![bf16::ZERO; values.len()];
-    write_bf16(&values, &mut rounded).map_err(zero_partition::ZeroError::from)?;
-    Ok(CpuStorage::BF16(rounded))
+    Ok(working(values, parameter.dtype())?)
 }
 
 /// The shortest of several runs, and the outputs for the layer behind.

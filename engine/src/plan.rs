@@ -7,7 +7,7 @@ use zero_config::{Config, PartitionMethod};
 use zero_model::Layers;
 use zero_partition::{Layout, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
-use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, World, grid, simulate};
+use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, grid};
 
 use crate::arrangement::Arrangement;
 use crate::error::Error;
@@ -36,22 +36,40 @@ struct Share {
     alive: usize,
 }
 
+/// Everything that must fit together before ranks are started.
+pub(crate) struct Prepared {
+    settings: Settings,
+    layout: Layout,
+    arrangement: Arrangement,
+    programs: Vec<Program>,
+}
+
+impl Prepared {
+    /// # Errors
+    /// As [`Plan::new`].
+    pub(crate) fn new(config: &Config, model: Layers) -> Result<Self, Error> {
+        let settings = Settings::new(config)?;
+        let model = model.build(settings.dtype)?;
+        let layout = Layout::new(&model, &settings.layout);
+        // What is to be measured is taken for equal.
+        let equal = CutCosts::equal(model.layers().len());
+        let arrangement = Arrangement::new(config, &settings, &model, &layout, Some(&equal))?;
+        let programs = arrangement.training(layout.shape());
+        arrangement.validate(&programs, layout.shape())?;
+        arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
+        Ok(Self { settings, layout, arrangement, programs })
+    }
+}
+
 impl Plan {
     /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
     ///
     /// # Errors
     /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let settings = Settings::new(&config)?;
-        let model = model.build(settings.dtype)?;
-        let layout = Layout::new(&model, &settings.layout);
-        // What is to be measured is taken for equal.
-        let equal = CutCosts::equal(model.layers().len());
-        let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
-        let programs = arrangement.training(layout.shape());
-        arrangement.validate(&programs, layout.shape())?;
-        arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
-        let simulation = simulated(&arrangement, &layout, &programs)?;
+        let Prepared { settings, layout, arrangement, programs } = Prepared::new(&config, model)?;
+        let costs = equal_chunks(&arrangement, &layout);
+        let simulation = arrangement.simulate(&programs, layout.shape(), &costs)?;
         Ok(Self { config, settings, layout, arrangement, programs, simulation })
     }
 
@@ -73,7 +91,7 @@ impl Plan {
     /// # Errors
     /// If the table is for another model.
     pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
-        on(costs, &self.arrangement, &self.layout, &self.programs)
+        self.arrangement.simulate(&self.programs, self.layout.shape(), costs)
     }
 
     /// The program of a stage.
@@ -136,36 +154,22 @@ fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
     first..first + mesh.data()
 }
 
-/// The step on a table in which every chunk takes equally long.
-fn simulated(arrangement: &Arrangement, layout: &Layout, programs: &[Program]) -> Result<Simulation, Error> {
-    let (stages, shape) = (&arrangement.stages, layout.shape());
-    let mut layers = vec![LayerCosts::default(); shape.layers.len()];
-    for chunk in stages.chunks() {
+/// A table in which every chunk takes equally long, and a backward has two equal halves.
+fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
+    let of_chunk = |chunk: &std::ops::Range<usize>| {
         let share = 1.0 / chunk.len() as f64;
-        for layer in chunk.clone() {
-            let (forward, backward) = (share, 2.0 * share);
-            layers[layer] = match shape.layers[layer].splits {
-                true => LayerCosts {
-                    forward,
-                    backward,
-                    backward_input: share,
-                    backward_weight: share,
-                    ..LayerCosts::default()
-                },
-                false => LayerCosts { forward, backward, ..LayerCosts::default() },
-            };
-        }
-    }
-    let segments = vec![SegmentCosts::default(); shape.segments.len()];
-    let costs = Costs { layers, segments, load: 0.0, gradient_norm: 0.0, pipe: Link::FREE, data: Link::FREE };
-    on(&costs, arrangement, layout, programs)
-}
-
-fn on(costs: &Costs, arrangement: &Arrangement, layout: &Layout, programs: &[Program]) -> Result<Simulation, Error> {
-    let (stages, shape, mesh) = (&arrangement.stages, layout.shape(), arrangement.mesh);
-    let all: Vec<Program> = (0..mesh.world_size()).map(|rank| programs[mesh.coordinates(rank).stage].clone()).collect();
-    let world = World { shape, stages, mesh, capacity: 0 };
-    simulate(&all, &world, costs).map_err(|e| Error::Zero(zero_partition::ZeroError::Internal(e.to_string())))
+        let cost = LayerCosts {
+            forward: share,
+            backward: 2.0 * share,
+            backward_input: share,
+            backward_weight: share,
+            ..LayerCosts::default()
+        };
+        std::iter::repeat_n(cost, chunk.len())
+    };
+    let layers = arrangement.stages.chunks().iter().flat_map(of_chunk).collect();
+    let segments = vec![SegmentCosts::default(); layout.shape().segments.len()];
+    Costs { layers, segments, load: 0.0, gradient_norm: 0.0, pipe: Link::FREE, data: Link::FREE }
 }
 
 impl fmt::Display for Plan {

@@ -7,9 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use zero_comm::Buffer;
 use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
-use zero_pipeline::{
-    Coordinates, Event, Instruction, Lane, Message, Program, Simulation, Timeline, World, simulate, trace::chrome,
-};
+use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -32,13 +30,11 @@ pub(crate) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
         return Ok(None);
     }
     let arrangement = &engine.arrangement;
-    let (shape, mesh) = (engine.zero().layout().shape(), arrangement.mesh);
+    let shape = engine.zero().layout().shape();
     let stages = arrangement.training(shape);
-    let programs: Vec<Program> =
-        (0..mesh.world_size()).map(|rank| stages[mesh.coordinates(rank).stage].clone()).collect();
-    let world = World { shape, stages: &arrangement.stages, mesh, capacity: 0 };
+    let (programs, world) = (arrangement.of_all_ranks(&stages), arrangement.world(shape));
     let measured = timeline(&ranks, &programs, &world);
-    let simulated = simulated(&ranks, &programs, &world)?;
+    let simulated = arrangement.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
     Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated.timeline)])))
 }
 
@@ -89,7 +85,7 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
     for (rank, done) in ranks.iter().enumerate() {
         let mut free: BTreeMap<Lane, f64> = BTreeMap::new();
         for (step, done) in steps(done).enumerate() {
-            let mut started: Vec<(Instruction, f64)> = vec![];
+            let mut started: Vec<(Instruction, Instruction, f64)> = vec![];
             for one in done {
                 let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
                 let event = |lane, instruction: &Instruction, start, end| Event {
@@ -106,17 +102,18 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
                     free.insert(lane, end);
                     events.push(event(lane, instruction, start, end));
                 };
+                if let Some(awaited) = instruction.awaited_with() {
+                    started.push((instruction.clone(), awaited, one.start));
+                    continue;
+                }
                 match instruction {
-                    Instruction::Gather { .. } | Instruction::Reduce { .. } | Instruction::Refresh { .. } => {
-                        started.push((instruction.clone(), one.start));
-                    }
                     Instruction::Send { message } => {
                         let end = arrivals.get(&(rank, step, *message)).copied().unwrap_or(one.end);
                         beside(Lane::Channel(message.channel()), instruction, one.start, end);
                     }
                     other => {
-                        let position = started.iter().position(|(start, _)| awaits(other, start));
-                        if let Some((collective, start)) = position.map(|position| started.remove(position)) {
+                        let position = started.iter().position(|(_, awaited, _)| awaited == other);
+                        if let Some((collective, _, start)) = position.map(|position| started.remove(position)) {
                             beside(Lane::Collectives, &collective, start, one.end);
                         }
                     }
@@ -128,22 +125,9 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
     Timeline { ranks: ranks.len(), events }
 }
 
-/// Whether `this` waits for what `start` started.
-fn awaits(this: &Instruction, start: &Instruction) -> bool {
-    match (this, start) {
-        (Instruction::AwaitGather { segment: a }, Instruction::Gather { segment: b }) => a == b,
-        (
-            Instruction::AwaitReduce { segments: a, micro_batch: m },
-            Instruction::Reduce { segments: b, micro_batch: n },
-        ) => a == b && m == n,
-        (Instruction::AwaitRefresh { segments: a }, Instruction::Refresh { segments: b }) => a == b,
-        _ => false,
-    }
-}
-
-/// A step on the mean times that instructions took, without any time for communication: how it would be if all of that were
-/// hidden and nobody disturbed.
-fn simulated(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Result<Simulation, Error> {
+/// The mean times that instructions took, without any time for communication: how it would be if all of that were hidden and
+/// nobody disturbed.
+fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
     let mut means: HashMap<(&'static str, usize), (f64, f64)> = HashMap::new();
     for (rank, done) in ranks.iter().enumerate() {
         // The first step touches all memory for the first time.
@@ -177,13 +161,12 @@ fn simulated(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Result
         update: mean("update", segment),
         ..SegmentCosts::default()
     };
-    let costs = Costs {
+    Costs {
         layers: (0..world.shape.layers.len()).map(layer).collect(),
         segments: (0..world.shape.segments.len()).map(segment).collect(),
         load: mean("load", 0),
         gradient_norm: 0.0,
         pipe: Link::FREE,
         data: Link::FREE,
-    };
-    simulate(programs, world, &costs).map_err(|e| Error::Zero(zero_partition::ZeroError::Internal(e.to_string())))
+    }
 }

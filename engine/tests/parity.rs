@@ -2,19 +2,7 @@
 
 mod world;
 
-use world::{Trajectory, run};
-
-/// Names the first difference instead of printing megabytes.
-fn assert_same(a: &Trajectory, b: &Trajectory, what: &str) {
-    for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {
-        assert_eq!(f32::from_bits(*x), f32::from_bits(*y), "{what}: loss of step {}", step + 1);
-    }
-    assert_eq!(a.norms, b.norms, "{what}: gradient norms");
-    for ((name, x), (_, y)) in a.parameters.iter().zip(&b.parameters) {
-        assert!(x == y, "{what}: parameter {name}");
-    }
-    assert_eq!(a, b, "{what}");
-}
+use world::{assert_same, run};
 
 fn stage(stage: u8, accumulation: usize, more: &str, zero: &str) -> String {
     format!(

@@ -28,4 +28,4 @@ pub use layout::{Layout, LayoutOptions, Piece, Segment};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use shards::{Kind, Range, to_f32};
 pub use update::Norm;
-pub use zero::{Zero, ZeroOptions};
+pub use zero::{Zero, ZeroOptions, working};

@@ -198,12 +198,7 @@ impl Zero {
 
     /// f32 values in the working dtype.
     pub(crate) fn working(&self, values: Vec<f32>) -> Result<CpuStorage, ZeroError> {
-        if self.dtype != DType::BF16 {
-            return Ok(CpuStorage::F32(values));
-        }
-        let mut rounded = vec![bf16::ZERO; values.len()];
-        write_bf16(&values, &mut rounded)?;
-        Ok(CpuStorage::BF16(rounded))
+        working(values, self.dtype)
     }
 
     /// The part of a segment that this rank's optimizer updates.
@@ -261,4 +256,17 @@ impl Zero {
     pub fn state_names(&self) -> &'static [&'static str] {
         self.options.optimizer.states()
     }
+}
+
+/// f32 values as a parameter of `dtype`, f32 or bf16, holds them.
+///
+/// # Errors
+/// Never: the lengths are equal.
+pub fn working(values: Vec<f32>, dtype: DType) -> Result<CpuStorage, ZeroError> {
+    if dtype != DType::BF16 {
+        return Ok(CpuStorage::F32(values));
+    }
+    let mut rounded = vec![bf16::ZERO; values.len()];
+    write_bf16(&values, &mut rounded)?;
+    Ok(CpuStorage::BF16(rounded))
 }

@@ -158,6 +158,21 @@ impl Instruction {
     }
 }
 
+impl Instruction {
+    /// The instruction that waits for the collective of a data-parallel group which this one starts.
+    #[must_use]
+    pub fn awaited_with(&self) -> Option<Self> {
+        match self {
+            Self::Gather { segment } => Some(Self::AwaitGather { segment: *segment }),
+            Self::Reduce { segments, micro_batch } => {
+                Some(Self::AwaitReduce { segments: segments.clone(), micro_batch: *micro_batch })
+            }
+            Self::Refresh { segments } => Some(Self::AwaitRefresh { segments: segments.clone() }),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.kind();

@@ -22,7 +22,7 @@ use zero_config::{Config, LogLevel};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::{Plan, Prepared};
 use crate::words::{bytes, counted, grouped};
 use corpus::Corpus;
 use evaluation::EarlyStop;
@@ -128,7 +128,7 @@ pub fn check(config: &Config) -> Result<(), Error> {
         _ => None,
     };
     let layers = configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))?;
-    Plan::new(with_total_steps(config.clone(), 1), layers).map(drop)
+    Prepared::new(&with_total_steps(config.clone(), 1), layers).map(drop)
 }
 
 /// `total_num_steps: auto` of a run that is counted in epochs.

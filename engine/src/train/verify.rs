@@ -56,7 +56,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     alone.zero.stage = ZeroStage::Zero;
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);
-    let mut engine = Engine::resolved(alone, layers, comm, None)?;
+    let mut engine = Engine::resolved(alone, layers, comm)?;
     let reference = losses(&mut engine, corpus, ours.len() as u64)?;
     let tolerance = match (config.training.reproducible, config.bf16.enabled) {
         (true, false) => 0.0,

@@ -15,7 +15,7 @@ mod variations;
 mod world;
 mod zero_bubble;
 
-use world::{Trajectory, config, trajectory, world};
+use world::{Trajectory, assert_same, config, trajectory, world};
 use zero_train::{Engine, Layers, zoo};
 
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
@@ -67,16 +67,4 @@ fn agreed<T: PartialEq>(mut all: Vec<T>, what: &str) -> T {
     let first = all.swap_remove(0);
     assert!(all.iter().all(|other| *other == first), "ranks disagree: {what}");
     first
-}
-
-#[track_caller]
-fn assert_same(a: &Trajectory, b: &Trajectory, what: &str) {
-    for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {
-        assert_eq!(f32::from_bits(*x), f32::from_bits(*y), "{what}: loss of step {}", step + 1);
-    }
-    assert_eq!(a.norms, b.norms, "{what}: gradient norms");
-    for ((name, x), (_, y)) in a.parameters.iter().zip(&b.parameters) {
-        assert!(x == y, "{what}: parameter {name}");
-    }
-    assert_eq!(a, b, "{what}");
 }

@@ -87,3 +87,16 @@ pub fn run(ranks: usize, steps: u64, extra: &str) -> Trajectory {
     }
     first
 }
+
+/// Names the first difference instead of printing megabytes.
+#[track_caller]
+pub fn assert_same(a: &Trajectory, b: &Trajectory, what: &str) {
+    for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {
+        assert_eq!(f32::from_bits(*x), f32::from_bits(*y), "{what}: loss of step {}", step + 1);
+    }
+    assert_eq!(a.norms, b.norms, "{what}: gradient norms");
+    for ((name, x), (_, y)) in a.parameters.iter().zip(&b.parameters) {
+        assert!(x == y, "{what}: parameter {name}");
+    }
+    assert_eq!(a, b, "{what}");
+}

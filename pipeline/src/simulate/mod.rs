@@ -213,17 +213,11 @@ impl<'a> Run<'a> {
     /// What an instruction starts, or leaves behind.
     fn pass(&mut self, rank: usize, instruction: &Instruction, start: f64) {
         let replica = self.world.mesh.coordinates(rank).replica;
+        if let Some(awaited) = instruction.awaited_with() {
+            self.collective(rank, instruction, awaited);
+            return;
+        }
         match instruction {
-            Instruction::Gather { segment } => {
-                self.collective(rank, instruction, Instruction::AwaitGather { segment: *segment });
-            }
-            Instruction::Reduce { segments, micro_batch } => {
-                let awaited = Instruction::AwaitReduce { segments: segments.clone(), micro_batch: *micro_batch };
-                self.collective(rank, instruction, awaited);
-            }
-            Instruction::Refresh { segments } => {
-                self.collective(rank, instruction, Instruction::AwaitRefresh { segments: segments.clone() });
-            }
             Instruction::AwaitGather { .. } | Instruction::AwaitReduce { .. } | Instruction::AwaitRefresh { .. } => {
                 let awaited = &mut self.ranks[rank].awaited;
                 if let Some(position) = awaited.iter().position(|(awaits, _)| awaits == instruction) {

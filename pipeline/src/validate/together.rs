@@ -139,29 +139,16 @@ impl Progress {
     fn pass(&mut self, instruction: &Instruction) {
         self.next += 1;
         self.at_norm = false;
-        let awaited_with = match instruction.clone() {
-            Instruction::Gather { segment } => Some(Instruction::AwaitGather { segment }),
-            Instruction::Reduce { segments, micro_batch } => Some(Instruction::AwaitReduce { segments, micro_batch }),
-            Instruction::Refresh { segments } => Some(Instruction::AwaitRefresh { segments }),
-            Instruction::Send { message } => {
-                self.sent.entry(message.channel()).or_default().push(message);
-                None
-            }
-            Instruction::Receive { message } => {
-                self.posted.entry(message.channel()).or_default().push(message);
-                None
-            }
-            awaited @ (Instruction::AwaitGather { .. }
-            | Instruction::AwaitReduce { .. }
-            | Instruction::AwaitRefresh { .. }) => {
-                if let Some(position) = self.awaited.iter().position(|(awaits, _)| *awaits == awaited) {
+        match instruction {
+            Instruction::Send { message } => self.sent.entry(message.channel()).or_default().push(*message),
+            Instruction::Receive { message } => self.posted.entry(message.channel()).or_default().push(*message),
+            other => {
+                if let Some(position) = self.awaited.iter().position(|(awaits, _)| awaits == other) {
                     self.awaited.remove(position);
                 }
-                None
             }
-            _ => None,
-        };
-        if let Some(awaited) = awaited_with {
+        }
+        if let Some(awaited) = instruction.awaited_with() {
             self.awaited.push((awaited, self.started));
             self.started += 1;
         }
