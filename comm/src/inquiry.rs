@@ -136,16 +136,24 @@ pub(crate) struct Inquest<'a> {
     public: bool,
     /// Who was asked, and when first.
     asked: BTreeMap<usize, Instant>,
+    /// When this rank last looked after the operation.
+    looked: Instant,
 }
+
+/// A rank that waits looks every [`SLICE`]. One that did not look for this long was not running, and perhaps no other was: the
+/// machine stood still, or had too much to do.
+const STANDSTILL: Duration = SLICE.saturating_mul(4);
 
 impl<'a> Inquest<'a> {
     pub(crate) fn new(health: &'a Health, topic: &'a Topic, deadline: Deadline) -> Inquest<'a> {
         let (begun, patience) = (Instant::now(), deadline.timeout / 4);
-        Inquest { health, topic, begun, deadline, up: None, patience, public: false, asked: BTreeMap::new() }
+        let asked = BTreeMap::new();
+        Inquest { health, topic, begun, deadline, up: None, patience, public: false, asked, looked: begun }
     }
 
     /// Leaves word that this rank waits, and asks when it has waited long. To be called every now and then.
     pub(crate) fn pursue(&mut self, waits: &[usize]) {
+        self.notice_standstill();
         if self.begun.elapsed() < self.patience.min(SLICE) {
             return;
         }
@@ -173,10 +181,11 @@ impl<'a> Inquest<'a> {
 
     /// Whom to blame, now that the time is up; `None` if somebody may still answer.
     pub(crate) fn verdict(&mut self, waits: &[usize]) -> Option<usize> {
+        self.notice_standstill();
         let up = *self.up.get_or_insert_with(Instant::now);
         let chain = self.chain(waits);
         let silent = chain.iter().find(|(_, answer)| answer.is_none());
-        // A machine that stood still passes deadlines in its sleep: then nobody has been asked yet.
+        // After a standstill nobody has been asked yet.
         let asked = |rank: usize| self.asked.get(&rank).is_some_and(|asked| asked.elapsed() >= self.patience);
         let over = up.elapsed() >= 2 * self.patience;
         if !over && chain.iter().any(|(rank, _)| !asked(*rank)) {
@@ -184,6 +193,18 @@ impl<'a> Inquest<'a> {
         }
         let idle = chain.iter().find(|(_, answer)| *answer == Some(Whereabouts::Elsewhere));
         silent.or(idle).map(|(rank, _)| *rank).or(waits.first().copied()).or(Some(self.health.rank))
+    }
+
+    /// What others said, or did not say, before a standstill is worth nothing after it: they are asked anew, and have all the time
+    /// to answer.
+    fn notice_standstill(&mut self) {
+        let (before, now) = (self.looked, Instant::now());
+        self.looked = now;
+        if now - before < STANDSTILL {
+            return;
+        }
+        self.asked.clear();
+        self.up = self.up.map(|up| (up + (now - before)).min(now));
     }
 
     /// Those whom this rank waits for, whom they wait for, and so on, with what they last said.
@@ -218,4 +239,43 @@ impl Drop for Inquest<'_> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing in here panics with a lock held; a map is whole anyway.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::Board;
+
+    /// Rank 0 has asked rank 1, who said that it waits for rank 2, who is idle. Then the machine stands still, for so long that both
+    /// the time is up and all answers are old.
+    #[test]
+    fn nobody_is_blamed_for_a_standstill() {
+        let health = Health::new(0, Board::new(3), Arc::default(), None);
+        let audience = Arc::<Audience>::default();
+        let topic = Topic::collectives(7, &audience);
+        let _seat = Arc::clone(&audience).sit_down();
+        let deadline = Deadline { started: Instant::now(), timeout: Duration::from_millis(1200) };
+        let mut inquest = Inquest::new(&health, &topic, deadline);
+        let answer = || {
+            health.desk.answered(topic.id, 1, Whereabouts::Waiting(vec![2]));
+            health.desk.answered(topic.id, 2, Whereabouts::Elsewhere);
+        };
+        while inquest.asked.len() < 2 {
+            answer();
+            inquest.pursue(&[1]);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(2 * deadline.timeout);
+        assert_eq!(inquest.left(), Some(Duration::ZERO));
+        assert_eq!(inquest.verdict(&[1]), None, "all answers are from before");
+        let blamed = loop {
+            answer();
+            inquest.pursue(&[1]);
+            match inquest.verdict(&[1]) {
+                None => std::thread::sleep(Duration::from_millis(10)),
+                Some(rank) => break rank,
+            }
+        };
+        assert_eq!(blamed, 2);
+    }
 }
