@@ -53,7 +53,8 @@ impl Arrangement {
             ));
         }
         let passes = &settings.passes;
-        let of_stage = |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..*passes };
+        let of_stage =
+            |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..passes.clone() };
         let passes = (0..stages.count()).map(of_stage).collect();
         Ok(Self { mesh, stages, schedule, micro_batches, passes })
     }

@@ -59,6 +59,8 @@ struct MicroBatch {
     /// Output of the last layer that ran, cut off from its graph; what the next one takes.
     flow: Option<Activations>,
     saved: HashMap<LayerId, Saved>,
+    /// Inputs of layers that will be run again.
+    kept: HashMap<LayerId, Activations>,
     /// Gradients of the outputs of the layer whose backward is next.
     upstream: Vec<Option<Tensor>>,
 }
@@ -66,6 +68,13 @@ struct MicroBatch {
 impl MicroBatch {
     fn incoming(&mut self) -> Result<Activations, Error> {
         self.flow.take().ok_or_else(|| Error::Batch("a layer has no input".into()))
+    }
+
+    fn keep(&mut self, layer: LayerId) -> Result<(), Error> {
+        let incoming = self.incoming()?;
+        self.kept.insert(layer, incoming.clone());
+        self.flow = Some(incoming);
+        Ok(())
     }
 }
 
@@ -100,6 +109,11 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             Instruction::Release { segment } => context.zero.release(*segment)?,
             Instruction::Forward { layer, micro_batch } => {
                 forward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome)?;
+            }
+            Instruction::Keep { layer, micro_batch } => micro_batches[*micro_batch].keep(*layer)?,
+            Instruction::Discard { layer, micro_batch } => drop(micro_batches[*micro_batch].saved.remove(layer)),
+            Instruction::Recompute { layer, micro_batch } => {
+                recompute(&model, *layer, &mut micro_batches[*micro_batch], context)?;
             }
             Instruction::Backward { layer, micro_batch } => {
                 let whole: Capture = &|zero, backward| zero.backward(*layer, backward);
@@ -222,11 +236,33 @@ fn forward(
         }
         return Ok(());
     }
+    run_and_save(model, layer, incoming, state, &pass)
+}
+
+/// Runs a layer for its backward.
+fn run_and_save(
+    model: &Model,
+    layer: LayerId,
+    incoming: Activations,
+    state: &mut MicroBatch,
+    pass: &Pass,
+) -> Result<(), Error> {
     let (inputs, leaves) = cut(&incoming, layer)?;
-    let outputs = sink::promise(|| built.run(&inputs, &pass))?;
+    drop(incoming);
+    let outputs = sink::promise(|| model.layers()[layer].run(&inputs, pass))?;
     state.flow = Some(detached(&outputs));
     state.saved.insert(layer, Saved { inputs: leaves, outputs: outputs.tensors().to_vec() });
     Ok(())
+}
+
+/// A layer's forward once more, with the masks of the first time: they depend on nothing but the pass.
+fn recompute(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &Context<'_>) -> Result<(), Error> {
+    let incoming = match state.kept.remove(&layer) {
+        Some(kept) => kept,
+        None => state.incoming()?,
+    };
+    let pass = context.pass(layer, state);
+    run_and_save(model, layer, incoming, state, &pass)
 }
 
 /// candle's gradients, and apart those of a layer's inputs.
@@ -255,6 +291,8 @@ fn backward(
         })?;
         (leaves, gradients)
     } else {
+        // What was run again leaves an output that nobody takes.
+        state.flow = None;
         let saved = state.saved.remove(&layer).ok_or_else(|| Error::Batch("a layer's forward has not run".into()))?;
         let upstream = std::mem::take(&mut state.upstream);
         let seeds: Vec<(Tensor, Tensor)> =

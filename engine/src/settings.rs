@@ -3,7 +3,7 @@
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Schedule, Sgd, Warmup};
-use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions};
+use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
@@ -62,6 +62,7 @@ impl Settings {
                 model_persistence_threshold: config.zero.stage3_model_persistence_threshold,
             },
             passes: PassOptions {
+                recompute: RecomputeOptions::none(),
                 gather: GatherOptions {
                     prefetch: config.zero.stage3_prefetch_bucket_size,
                     max_live: config.zero.stage3_max_live_parameters,

@@ -11,6 +11,8 @@ pub enum Lane {
     Data,
     /// Forward passes.
     Forward,
+    /// Forward passes that were run again.
+    Recomputation,
     /// Backward passes.
     Backward,
     /// Starting and awaiting collectives and messages: what communication did not hide behind compute, and what a pipeline
@@ -22,7 +24,8 @@ pub enum Lane {
 
 impl Lane {
     /// All of them, in the order in which reports show them.
-    pub const ALL: [Self; 5] = [Self::Data, Self::Forward, Self::Backward, Self::Communication, Self::Update];
+    pub const ALL: [Self; 6] =
+        [Self::Data, Self::Forward, Self::Recomputation, Self::Backward, Self::Communication, Self::Update];
 
     /// Its name in reports.
     #[must_use]
@@ -30,6 +33,7 @@ impl Lane {
         match self {
             Self::Data => "data",
             Self::Forward => "forward",
+            Self::Recomputation => "recomputation",
             Self::Backward => "backward",
             Self::Communication => "communication",
             Self::Update => "update",
@@ -39,7 +43,8 @@ impl Lane {
     pub(crate) fn of(instruction: &Instruction) -> Self {
         match instruction {
             Instruction::Load { .. } => Self::Data,
-            Instruction::Forward { .. } => Self::Forward,
+            Instruction::Forward { .. } | Instruction::Keep { .. } | Instruction::Discard { .. } => Self::Forward,
+            Instruction::Recompute { .. } => Self::Recomputation,
             Instruction::Backward { .. } | Instruction::BackwardInput { .. } | Instruction::BackwardWeight { .. } => {
                 Self::Backward
             }
@@ -77,7 +82,7 @@ const TRACED_STEPS: usize = 20;
 #[derive(Debug)]
 pub struct Timing {
     origin: Instant,
-    seconds: [f64; 5],
+    seconds: [f64; Lane::ALL.len()],
     calls: std::collections::BTreeMap<&'static str, u64>,
     spans: Option<Vec<Span>>,
     steps: usize,
@@ -88,7 +93,7 @@ impl Timing {
     pub(crate) fn new(record_spans: bool) -> Self {
         Self {
             origin: Instant::now(),
-            seconds: [0.0; 5],
+            seconds: [0.0; Lane::ALL.len()],
             calls: std::collections::BTreeMap::new(),
             spans: record_spans.then(Vec::new),
             steps: 0,

@@ -136,6 +136,7 @@ fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
             let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
             let subject = match instruction {
                 Instruction::Forward { layer, .. }
+                | Instruction::Recompute { layer, .. }
                 | Instruction::Backward { layer, .. }
                 | Instruction::BackwardInput { layer, .. }
                 | Instruction::BackwardWeight { layer, .. } => *layer,

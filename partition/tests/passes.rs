@@ -1,7 +1,7 @@
 //! The passes keep their limits: measured by walking the programs that they write.
 
 use zero_partition::passes::{
-    GatherOptions, PassOptions, ReduceOptions, RefreshOptions, Share, evaluation, training_step,
+    GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, evaluation, training_step,
 };
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{
@@ -47,6 +47,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
 /// No prefetch, nothing kept, layer by layer, no overlap.
 fn plain() -> PassOptions {
     PassOptions {
+        recompute: RecomputeOptions::none(),
         gather: GatherOptions { prefetch: 0, max_live: ALL, max_reuse_distance: 0, overlap: false },
         reduce: ReduceOptions { bucket: None, overlap: false },
         refresh: RefreshOptions { bucket: None, overlap: false },
@@ -129,7 +130,7 @@ fn every_stage_and_setting_makes_a_valid_program() {
                     for max_live in [0, BLOCK, 2 * BLOCK, ALL] {
                         for max_reuse_distance in [0, BLOCK, ALL] {
                             let gather = GatherOptions { prefetch, max_live, max_reuse_distance, overlap };
-                            step(ZeroStage::Three, micro_batches, &PassOptions { gather, reduce, refresh });
+                            step(ZeroStage::Three, micro_batches, &PassOptions { gather, reduce, refresh, ..plain() });
                         }
                     }
                 }

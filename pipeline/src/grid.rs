@@ -91,6 +91,7 @@ fn row(timeline: &Timeline, stages: &Stages, mesh: Mesh, stage: usize) -> Row {
 fn label(instruction: &Instruction, stages: &Stages) -> Option<String> {
     let (work, layer, micro_batch) = match *instruction {
         Instruction::Forward { layer, micro_batch } => ('F', layer, micro_batch),
+        Instruction::Recompute { layer, micro_batch } => ('R', layer, micro_batch),
         Instruction::Backward { layer, micro_batch } | Instruction::BackwardInput { layer, micro_batch } => {
             ('B', layer, micro_batch)
         }

@@ -42,6 +42,27 @@ pub enum Instruction {
         /// On which micro-batch.
         micro_batch: usize,
     },
+    /// Keeps the inputs of a layer whose forward is next, for it to be run again.
+    Keep {
+        /// Which layer.
+        layer: LayerId,
+        /// Of which micro-batch.
+        micro_batch: usize,
+    },
+    /// Gives up what a layer's forward kept for its backward. The outputs go on to the next layer.
+    Discard {
+        /// Which layer.
+        layer: LayerId,
+        /// Of which micro-batch.
+        micro_batch: usize,
+    },
+    /// Runs the forward of a layer once more, on the inputs that were kept or that the layer before gave when it was run again.
+    Recompute {
+        /// Which layer.
+        layer: LayerId,
+        /// On which micro-batch.
+        micro_batch: usize,
+    },
     /// Runs a layer's backward and frees its activations. Its parameters' gradients are contributed to.
     Backward {
         /// Which layer.
@@ -133,6 +154,9 @@ impl Instruction {
             Self::AwaitGather { .. } => "await_gather",
             Self::Release { .. } => "release",
             Self::Forward { .. } => "forward",
+            Self::Keep { .. } => "keep",
+            Self::Discard { .. } => "discard",
+            Self::Recompute { .. } => "recompute",
             Self::Backward { .. } => "backward",
             Self::BackwardInput { .. } => "backward_input",
             Self::BackwardWeight { .. } => "backward_weight",
@@ -186,6 +210,9 @@ impl fmt::Display for Instruction {
                 write!(f, "{kind} segment {segment} of micro-batch {micro_batch}")
             }
             Self::Forward { layer, micro_batch }
+            | Self::Keep { layer, micro_batch }
+            | Self::Discard { layer, micro_batch }
+            | Self::Recompute { layer, micro_batch }
             | Self::Backward { layer, micro_batch }
             | Self::BackwardInput { layer, micro_batch }
             | Self::BackwardWeight { layer, micro_batch } => {

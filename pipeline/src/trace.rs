@@ -57,6 +57,9 @@ fn arguments(instruction: &Instruction) -> Value {
     match instruction {
         Instruction::Load { micro_batch } => json!({ "micro_batch": micro_batch }),
         Instruction::Forward { layer, micro_batch }
+        | Instruction::Keep { layer, micro_batch }
+        | Instruction::Discard { layer, micro_batch }
+        | Instruction::Recompute { layer, micro_batch }
         | Instruction::Backward { layer, micro_batch }
         | Instruction::BackwardInput { layer, micro_batch }
         | Instruction::BackwardWeight { layer, micro_batch } => json!({ "layer": layer, "micro_batch": micro_batch }),

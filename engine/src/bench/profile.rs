@@ -45,7 +45,7 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn print(operations: &[Measured], lanes: [(Lane, f64); 5], whole: f64, steps: f64, peak: f64) {
+fn print(operations: &[Measured], lanes: [(Lane, f64); Lane::ALL.len()], whole: f64, steps: f64, peak: f64) {
     println!(
         "a step of rank 0 takes {:.1} ms; multiply-adds in registers beside it {:.0} GFLOP/s",
         whole / steps * 1e3,

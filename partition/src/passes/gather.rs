@@ -51,6 +51,7 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
         .iter()
         .filter_map(|instruction| match instruction {
             Instruction::Forward { layer, .. }
+            | Instruction::Recompute { layer, .. }
             | Instruction::Backward { layer, .. }
             | Instruction::BackwardInput { layer, .. } => {
                 let segments: Vec<_> = shape.layers[*layer].segments.iter().copied().filter(sharded).collect();

@@ -1,11 +1,13 @@
 //! Passes: `Program -> Program`. They put ZeRO's communication into a step that a schedule wrote.
 
 mod gather;
+mod recompute;
 mod reduce;
 mod refresh;
 mod tie;
 
 pub use gather::{GatherOptions, gather};
+pub use recompute::{RecomputeOptions, recompute};
 pub use reduce::{ReduceOptions, reduce};
 pub use refresh::{RefreshOptions, refresh};
 pub use tie::tie;
@@ -13,8 +15,10 @@ pub use tie::tie;
 use zero_pipeline::{ModelShape, Program, Schedule, StageId, Stages, schedule};
 
 /// Everything that the passes are told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOptions {
+    /// For activations.
+    pub recompute: RecomputeOptions,
     /// For sharded parameters.
     pub gather: GatherOptions,
     /// For gradients.
@@ -39,6 +43,7 @@ pub struct Share<'a> {
 pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, options: &PassOptions) -> Program {
     let Share { shape, stages, stage } = *share;
     let program = schedule::training(schedule, shape, stages, stage, micro_batches);
+    let program = recompute(program, stages, stage, &options.recompute);
     let program = reduce(program, shape, &options.reduce);
     let program = gather(program, shape, &options.gather);
     let program = refresh(program, shape, &options.refresh);

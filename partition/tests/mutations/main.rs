@@ -9,7 +9,9 @@ mod meaning;
 use std::collections::BTreeSet;
 
 use meaning::meaning;
-use zero_partition::passes::{GatherOptions, PassOptions, ReduceOptions, RefreshOptions, Share, training_step};
+use zero_partition::passes::{
+    GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, training_step,
+};
 use zero_pipeline::{
     LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
 };
@@ -41,8 +43,13 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
 fn programs() -> Vec<(ModelShape, Program)> {
     let mut programs = vec![];
     for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
-        for (overlap, bucket) in [(false, None), (true, None), (true, Some(120))] {
+        let again = RecomputeOptions { layers: vec![true; 3], interval: 2 };
+        let none = RecomputeOptions::none();
+        for (overlap, bucket, recompute) in
+            [(false, None, &none), (true, None, &none), (true, Some(120), &none), (true, None, &again)]
+        {
             let options = PassOptions {
+                recompute: recompute.clone(),
                 gather: GatherOptions { prefetch: 100, max_live: 1000, max_reuse_distance: 0, overlap },
                 reduce: ReduceOptions { bucket, overlap },
                 refresh: RefreshOptions { bucket, overlap },
@@ -156,6 +163,7 @@ fn which_neighbours_are_independent() {
         "accumulate backward",
         "accumulate load",
         "accumulate reduce",
+        "await_gather discard",
         "await_gather gather",
         "await_gather reduce",
         "await_gather release",
@@ -169,8 +177,12 @@ fn which_neighbours_are_independent() {
         "await_refresh update",
         "backward gather",
         "backward reduce",
+        "discard forward",
+        "discard release",
         "forward gather",
+        "gather keep",
         "gather load",
+        "gather recompute",
         "gather release",
         "load reduce",
         "reduce release",

@@ -3,6 +3,8 @@
 //! One rank stands for all. A gradient is the list of backwards that contributed to it, with the version of the
 //! parameters that each of them read; sums keep the order of their summands, for it decides about bits.
 
+use std::collections::BTreeSet;
+
 use zero_pipeline::Instruction::*;
 use zero_pipeline::{ModelShape, Placement, Program};
 
@@ -49,6 +51,11 @@ struct MicroBatch {
     loaded: bool,
     /// Layers that have run, with what they read.
     forward: Vec<Vec<u32>>,
+    /// The layer whose inputs are there.
+    flow: Option<usize>,
+    /// Layers whose inputs are kept, and those whose forward has kept what the backward needs.
+    kept: BTreeSet<usize>,
+    saved: BTreeSet<usize>,
     /// Layers whose backward is still to come.
     waiting: usize,
 }
@@ -74,7 +81,10 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
     for (index, instruction) in program.instructions.iter().enumerate() {
         let fail = |what: &str| Err(format!("instruction {index} ({instruction}): {what}"));
         match instruction {
-            Load { micro_batch } => micro_batches[*micro_batch].loaded = true,
+            Load { micro_batch } => {
+                let state = &mut micro_batches[*micro_batch];
+                (state.loaded, state.flow) = (true, Some(0));
+            }
             Gather { segment } => {
                 let segment = &mut segments[*segment];
                 if segment.gathering.is_some() {
@@ -100,11 +110,34 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 let read =
                     read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;
                 let state = &mut micro_batches[*micro_batch];
-                if !state.loaded || state.forward.len() != *layer {
+                if !state.loaded || state.flow != Some(*layer) || state.forward.len() != *layer {
                     return fail("no input");
                 }
                 state.forward.push(read);
+                if *layer + 1 < shape.layers.len() {
+                    state.flow = Some(*layer + 1);
+                    state.saved.insert(*layer);
+                }
                 state.waiting = *layer + 1;
+            }
+            Keep { layer, micro_batch } => {
+                let state = &mut micro_batches[*micro_batch];
+                if state.flow != Some(*layer) {
+                    return fail("no input");
+                }
+                state.kept.insert(*layer);
+            }
+            Discard { layer, micro_batch } => drop(micro_batches[*micro_batch].saved.remove(layer)),
+            Recompute { layer, micro_batch } => {
+                let read =
+                    read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;
+                let state = &mut micro_batches[*micro_batch];
+                if !state.kept.remove(layer) && state.flow != Some(*layer) {
+                    return fail("no input");
+                }
+                state.forward[*layer] = read;
+                state.flow = Some(*layer + 1);
+                state.saved.insert(*layer);
             }
             Backward { layer, micro_batch } => {
                 let mut read =
@@ -113,6 +146,11 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 if state.forward.len() != shape.layers.len() || state.waiting != *layer + 1 {
                     return fail("no gradient of its output");
                 }
+                let is_last = *layer + 1 == shape.layers.len();
+                if if is_last { state.flow != Some(*layer) } else { !state.saved.remove(layer) } {
+                    return fail("nothing to go back through");
+                }
+                state.flow = None;
                 state.waiting = *layer;
                 read.extend(&state.forward[*layer]);
                 for &s in &shape.layers[*layer].segments {

@@ -106,13 +106,15 @@ impl Costs {
     pub(super) fn compute(&self, instruction: &Instruction) -> f64 {
         match instruction {
             Instruction::Load { .. } => self.load,
-            Instruction::Forward { layer, .. } => self.layers[*layer].forward,
+            Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => self.layers[*layer].forward,
             Instruction::Backward { layer, .. } => self.layers[*layer].backward,
             Instruction::BackwardInput { layer, .. } => self.layers[*layer].backward_input,
             Instruction::BackwardWeight { layer, .. } => self.layers[*layer].backward_weight,
             Instruction::Accumulate { segment, .. } => self.segments[*segment].accumulate,
             Instruction::Update { segment } => self.segments[*segment].update,
-            Instruction::Gather { .. }
+            Instruction::Keep { .. }
+            | Instruction::Discard { .. }
+            | Instruction::Gather { .. }
             | Instruction::AwaitGather { .. }
             | Instruction::Release { .. }
             | Instruction::Send { .. }

@@ -1,6 +1,6 @@
 //! What a rank needs over a step, besides what is there all the time: parameters that stay, accumulated gradients, optimizer state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Costs;
 use crate::instruction::{Instruction, LayerId, Program, SegmentId};
@@ -69,6 +69,8 @@ pub(super) struct Ledger<'a> {
     changes: Vec<(f64, Category, i128)>,
     /// Segments that hold a local gradient.
     open: Vec<bool>,
+    /// Layers and micro-batches whose inputs are kept to be run again.
+    kept: BTreeSet<(LayerId, usize)>,
     /// By chunk and micro-batch, layers that are alive.
     alive: BTreeMap<(usize, usize), usize>,
     most_alive: usize,
@@ -84,6 +86,7 @@ impl<'a> Ledger<'a> {
             trains: program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm)),
             changes: vec![],
             open: vec![false; world.shape.segments.len()],
+            kept: BTreeSet::new(),
             alive: BTreeMap::new(),
             most_alive: 0,
         }
@@ -106,6 +109,19 @@ impl<'a> Ledger<'a> {
                     self.most_alive = self.alive.len().max(self.most_alive);
                 } else {
                     self.free(end, Category::Activations, bytes);
+                }
+            }
+            Instruction::Keep { layer, micro_batch } => {
+                self.kept.insert((*layer, *micro_batch));
+                self.add(start, Category::Activations, self.costs.layers[*layer].inputs);
+            }
+            Instruction::Discard { layer, .. } => {
+                self.free(end, Category::Activations, self.costs.layers[*layer].activations);
+            }
+            Instruction::Recompute { layer, micro_batch } => {
+                self.add(start, Category::Activations, self.costs.layers[*layer].activations);
+                if self.kept.remove(&(*layer, *micro_batch)) {
+                    self.free(end, Category::Activations, self.costs.layers[*layer].inputs);
                 }
             }
             Instruction::Backward { layer, micro_batch } => {

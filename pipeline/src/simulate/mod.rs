@@ -116,6 +116,9 @@ fn is_of(instruction: &Instruction, world: &World) -> bool {
     };
     match instruction {
         Instruction::Forward { layer: l, .. }
+        | Instruction::Keep { layer: l, .. }
+        | Instruction::Discard { layer: l, .. }
+        | Instruction::Recompute { layer: l, .. }
         | Instruction::Backward { layer: l, .. }
         | Instruction::BackwardInput { layer: l, .. }
         | Instruction::BackwardWeight { layer: l, .. } => layer(l),

@@ -35,6 +35,14 @@ struct State<'a> {
     loaded: BTreeSet<usize>,
     forwarded: BTreeSet<(usize, LayerId)>,
     backwarded: BTreeSet<(usize, LayerId)>,
+    /// Forwards that have kept what their backward needs.
+    saved: BTreeSet<(usize, LayerId)>,
+    /// Inputs that are kept for a layer to be run again.
+    kept: BTreeSet<(usize, LayerId)>,
+    /// Micro-batches whose inputs of the next layer nobody has taken yet.
+    waiting: BTreeSet<usize>,
+    /// The layer that was last run again.
+    recomputed: Option<(usize, LayerId)>,
     /// Backwards of which the second half is still to come.
     put_off: BTreeSet<(usize, LayerId)>,
     /// Messages that are on their way, with whether they are awaited next.
@@ -82,6 +90,10 @@ impl<'a> State<'a> {
             loaded: BTreeSet::new(),
             forwarded: BTreeSet::new(),
             backwarded: BTreeSet::new(),
+            saved: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            recomputed: None,
             put_off: BTreeSet::new(),
             receiving: BTreeSet::new(),
             received: BTreeSet::new(),
@@ -124,6 +136,17 @@ impl<'a> State<'a> {
                 Ok(())
             }
             Instruction::Forward { layer, micro_batch } => self.forward(*layer, *micro_batch),
+            Instruction::Keep { layer, micro_batch } => {
+                self.can_be_recomputed(*layer)?;
+                ensure(self.is_fed(*layer, *micro_batch), || "the layer before has not run".into())?;
+                ensure(!self.forwarded.contains(&(*micro_batch, *layer)), || "its inputs have been used up".into())?;
+                ensure(self.kept.insert((*micro_batch, *layer)), || "kept twice".into())
+            }
+            Instruction::Discard { layer, micro_batch } => {
+                self.can_be_recomputed(*layer)?;
+                ensure(self.saved.remove(&(*micro_batch, *layer)), || "its forward has kept nothing".into())
+            }
+            Instruction::Recompute { layer, micro_batch } => self.recompute(*layer, *micro_batch),
             Instruction::Backward { layer, micro_batch } => {
                 self.backward(*layer, *micro_batch)?;
                 self.contribute(*layer, *micro_batch)
@@ -205,14 +228,36 @@ impl<'a> State<'a> {
         self.layer(layer)?;
         let loads = layer == 0 || layer + 1 == self.shape.layers.len();
         ensure(!loads || self.loaded.contains(&micro_batch), || "its micro-batch is not loaded".into())?;
-        let is_fed = match layer.checked_sub(1) {
-            None => true,
+        ensure(self.is_fed(layer, micro_batch), || "the layer before has not run".into())?;
+        self.readable(layer)?;
+        self.saved.insert((micro_batch, layer));
+        self.waiting.insert(micro_batch);
+        ensure(self.forwarded.insert((micro_batch, layer)), || "run twice".into())
+    }
+
+    /// Whether the inputs of a layer's forward are there.
+    fn is_fed(&self, layer: LayerId, micro_batch: usize) -> bool {
+        match layer.checked_sub(1) {
+            None => self.loaded.contains(&micro_batch),
             Some(before) if self.is_here(before) => self.forwarded.contains(&(micro_batch, before)),
             Some(before) => self.has_received(Content::Activations { layer, micro_batch }, before),
-        };
-        ensure(is_fed, || "the layer before has not run".into())?;
+        }
+    }
+
+    fn can_be_recomputed(&self, layer: LayerId) -> Check {
+        self.layer(layer)?;
+        ensure(layer + 1 < self.shape.layers.len(), || "the last layer's forward is part of its backward".into())
+    }
+
+    fn recompute(&mut self, layer: LayerId, micro_batch: usize) -> Check {
+        self.can_be_recomputed(layer)?;
+        ensure(self.forwarded.contains(&(micro_batch, layer)), || "its forward has not run".into())?;
+        let from_before = layer.checked_sub(1).is_some_and(|before| self.recomputed == Some((micro_batch, before)));
+        ensure(self.kept.remove(&(micro_batch, layer)) || from_before, || "its inputs are not there".into())?;
+        ensure(!self.waiting.contains(&micro_batch), || "another layer has not taken its inputs yet".into())?;
         self.readable(layer)?;
-        ensure(self.forwarded.insert((micro_batch, layer)), || "run twice".into())
+        self.recomputed = Some((micro_batch, layer));
+        ensure(self.saved.insert((micro_batch, layer)), || "what its forward kept is still there".into())
     }
 
     fn backward(&mut self, layer: LayerId, micro_batch: usize) -> Check {
@@ -229,7 +274,11 @@ impl<'a> State<'a> {
         for message in self.stages.tied_before(layer, micro_batch) {
             ensure(self.received.contains(&message), || format!("the {} is not here", message.content))?;
         }
-        ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())
+        ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())?;
+        if layer + 1 == self.shape.layers.len() {
+            self.waiting.remove(&micro_batch);
+        }
+        ensure(self.saved.remove(&(micro_batch, layer)), || "what its forward kept was given up".into())
     }
 
     /// The gradients of a layer's parameters are there.
@@ -255,6 +304,7 @@ impl<'a> State<'a> {
             Content::Activations { layer, micro_batch } => {
                 let made = layer.checked_sub(1).is_some_and(|before| self.forwarded.contains(&(micro_batch, before)));
                 ensure(made, || "the layer before has not run".into())?;
+                self.waiting.remove(&micro_batch);
             }
             Content::Gradients { layer, micro_batch } => {
                 ensure(self.backwarded.contains(&(micro_batch, layer)), || "the layer's backward has not run".into())?;
@@ -292,7 +342,8 @@ impl<'a> State<'a> {
                     "its gathered parameters would be stale".into()
                 })?;
             }
-            Content::Activations { .. } | Content::Gradients { .. } => {}
+            Content::Activations { micro_batch, .. } => drop(self.waiting.insert(micro_batch)),
+            Content::Gradients { .. } => {}
         }
         self.received.insert(message);
         Ok(())
@@ -349,6 +400,7 @@ impl<'a> State<'a> {
         ensure(self.sending.is_empty(), || "a send was not awaited".into())?;
         ensure(self.receiving.is_empty(), || "a receive was not awaited".into())?;
         ensure(self.leaving.is_empty(), || "the sum of a tied gradient was not sent on".into())?;
+        ensure(self.kept.is_empty(), || "inputs were kept for a layer that was not run again".into())?;
         ensure(self.put_off.is_empty(), || "weight gradients were put off for good".into())?;
         let is_held = |&(segment, _): &(usize, &SegmentShape)| self.stages.holds(self.stage, segment);
         for (segment, shape) in self.shape.segments.iter().enumerate().filter(is_held) {
