@@ -136,6 +136,13 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 }
                 _ => context.zero.discard(*segment)?,
             },
+            Instruction::UpdateTile { .. }
+            | Instruction::Fetch { .. }
+            | Instruction::AwaitFetch { .. }
+            | Instruction::Offload { .. }
+            | Instruction::AwaitOffload { .. } => {
+                return Err(Error::Zero(ZeroError::Internal("nothing lives on a disk".into())));
+            }
             Instruction::Refresh { segments } => context.zero.refresh(segments)?,
             Instruction::AwaitRefresh { segments } => context.zero.await_refresh(segments)?,
             Instruction::Send { message } => send(*message, &mut messages, &mut micro_batches, context.zero)?,

@@ -116,7 +116,7 @@ impl CutCosts {
 fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
     let shape = layout.shape();
     let of_segment = |&segment: &usize| {
-        let SegmentShape { elements, placements } = shape.segments[segment];
+        let SegmentShape { elements, placements, .. } = shape.segments[segment];
         let held = |placement| match placement {
             Placement::Replicated => elements as u64,
             Placement::Sharded => elements.div_ceil(layout.ranks()) as u64,

@@ -169,7 +169,16 @@ fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
     };
     let layers = arrangement.stages.chunks().iter().flat_map(of_chunk).collect();
     let segments = vec![SegmentCosts::default(); layout.shape().segments.len()];
-    Costs { layers, segments, load: 0.0, gradient_norm: 0.0, pipe: Link::FREE, data: Link::FREE }
+    Costs {
+        layers,
+        segments,
+        load: 0.0,
+        gradient_norm: 0.0,
+        pipe: Link::FREE,
+        data: Link::FREE,
+        read: Link::FREE,
+        write: Link::FREE,
+    }
 }
 
 impl fmt::Display for Plan {

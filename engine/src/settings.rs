@@ -3,7 +3,9 @@
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Schedule, Sgd, Warmup};
-use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
+use zero_partition::passes::{
+    GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions,
+};
 use zero_partition::{LayoutOptions, Order, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
@@ -62,6 +64,7 @@ impl Settings {
                 model_persistence_threshold: config.zero.stage3_model_persistence_threshold,
             },
             passes: PassOptions {
+                offload: OffloadOptions::PLAIN,
                 recompute: RecomputeOptions::none(),
                 gather: GatherOptions {
                     prefetch: config.zero.stage3_prefetch_bucket_size,

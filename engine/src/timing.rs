@@ -18,14 +18,16 @@ pub enum Lane {
     /// Starting and awaiting collectives and messages: what communication did not hide behind compute, and what a pipeline
     /// stage waited for others.
     Communication,
+    /// Starting and awaiting reads and writes of the disk: what did not hide behind the rest.
+    Disk,
     /// Norm and optimizer.
     Update,
 }
 
 impl Lane {
     /// All of them, in the order in which reports show them.
-    pub const ALL: [Self; 6] =
-        [Self::Data, Self::Forward, Self::Recomputation, Self::Backward, Self::Communication, Self::Update];
+    pub const ALL: [Self; 7] =
+        [Self::Data, Self::Forward, Self::Recomputation, Self::Backward, Self::Communication, Self::Disk, Self::Update];
 
     /// Its name in reports.
     #[must_use]
@@ -36,6 +38,7 @@ impl Lane {
             Self::Recomputation => "recomputation",
             Self::Backward => "backward",
             Self::Communication => "communication",
+            Self::Disk => "disk",
             Self::Update => "update",
         }
     }
@@ -59,7 +62,14 @@ impl Lane {
             | Instruction::AwaitSend { .. }
             | Instruction::Receive { .. }
             | Instruction::AwaitReceive { .. } => Self::Communication,
-            Instruction::Accumulate { .. } | Instruction::GradientNorm | Instruction::Update { .. } => Self::Update,
+            Instruction::Fetch { .. }
+            | Instruction::AwaitFetch { .. }
+            | Instruction::Offload { .. }
+            | Instruction::AwaitOffload { .. } => Self::Disk,
+            Instruction::UpdateTile { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::GradientNorm
+            | Instruction::Update { .. } => Self::Update,
         }
     }
 }

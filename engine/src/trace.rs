@@ -169,5 +169,7 @@ fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
         gradient_norm: 0.0,
         pipe: Link::FREE,
         data: Link::FREE,
+        read: Link::FREE,
+        write: Link::FREE,
     }
 }

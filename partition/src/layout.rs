@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use zero_model::{Model, ParameterId};
 use zero_optim::norm::BLOCK;
-use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, ZeroStage};
+use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tiers, ZeroStage};
 
 /// From so many elements on a parameter is a segment of its own: copying it would cost more than a collective for it alone.
 const LARGE: usize = 1 << 18;
@@ -52,8 +52,10 @@ pub struct Segment {
     pub pieces: Vec<Piece>,
     /// Shard of rank `r` is `bounds[r]..bounds[r + 1]`.
     pub bounds: Vec<usize>,
-    /// Where its parameters, gradients and optimizer state live.
+    /// Over which ranks its parameters, gradients and optimizer state are spread.
     pub placements: Placements,
+    /// Where each rank's parts of them live.
+    pub tiers: Tiers,
 }
 
 impl Segment {
@@ -197,7 +199,7 @@ fn segment(
         })
         .collect();
     let bounds = cut(&pieces, end, ranks);
-    Segment { name, layer, pieces, bounds, placements }
+    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default() }
 }
 
 /// The cuts nearest to equal shards that fall on blocks.
@@ -223,6 +225,9 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
             LayerShape { name: layer.name().to_string(), segments: needed, splits: layer.splits() }
         })
         .collect();
-    let segments = segments.iter().map(|s| SegmentShape { elements: s.elements(), placements: s.placements }).collect();
+    let segments = segments
+        .iter()
+        .map(|s| SegmentShape { elements: s.elements(), placements: s.placements, tiers: s.tiers })
+        .collect();
     ModelShape { layers, segments }
 }

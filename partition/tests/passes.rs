@@ -1,11 +1,12 @@
 //! The passes keep their limits: measured by walking the programs that they write.
 
 use zero_partition::passes::{
-    GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, evaluation, training_step,
+    GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, evaluation,
+    training_step,
 };
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
+    LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Tiers, Violation, World, ZeroStage,
 };
 
 /// On one pipeline stage.
@@ -29,7 +30,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         if elements == NORMS {
             placements.parameters = Placement::Replicated;
         }
-        SegmentShape { elements, placements }
+        SegmentShape { elements, placements, tiers: Tiers::default() }
     };
     ModelShape {
         layers: vec![
@@ -47,6 +48,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
 /// No prefetch, nothing kept, layer by layer, no overlap.
 fn plain() -> PassOptions {
     PassOptions {
+        offload: OffloadOptions::PLAIN,
         recompute: RecomputeOptions::none(),
         gather: GatherOptions { prefetch: 0, max_live: ALL, max_reuse_distance: 0, overlap: false },
         reduce: ReduceOptions { bucket: None, overlap: false },

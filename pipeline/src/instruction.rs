@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::message::Message;
+use crate::tier::Item;
 
 /// Index of a layer in the model.
 pub type LayerId = usize;
@@ -132,6 +133,33 @@ pub enum Instruction {
         /// Its gradients are reduced.
         segment: SegmentId,
     },
+    /// The optimizer step on a part of that part: of a segment whose optimizer state is not in memory.
+    UpdateTile {
+        /// Its gradients are reduced.
+        segment: SegmentId,
+        /// They are updated in order.
+        tile: usize,
+    },
+    /// Starts reading from the disk.
+    Fetch {
+        /// It is there.
+        item: Item,
+    },
+    /// Waits until it is in memory.
+    AwaitFetch {
+        /// A fetch of it was started.
+        item: Item,
+    },
+    /// Starts writing to the disk.
+    Offload {
+        /// It is in memory.
+        item: Item,
+    },
+    /// Waits until it is on the disk, and gives its memory up.
+    AwaitOffload {
+        /// An offload of it was started.
+        item: Item,
+    },
     /// Starts gathering updated parameters that every rank keeps but each updated a part of.
     Refresh {
         /// The bucket.
@@ -169,6 +197,11 @@ impl Instruction {
             Self::AwaitReduce { .. } => "await_reduce",
             Self::GradientNorm => "gradient_norm",
             Self::Update { .. } => "update",
+            Self::UpdateTile { .. } => "update_tile",
+            Self::Fetch { .. } => "fetch",
+            Self::AwaitFetch { .. } => "await_fetch",
+            Self::Offload { .. } => "offload",
+            Self::AwaitOffload { .. } => "await_offload",
             Self::Refresh { .. } => "refresh",
             Self::AwaitRefresh { .. } => "await_refresh",
         }
@@ -228,6 +261,10 @@ impl fmt::Display for Instruction {
                 write!(f, "{kind} segments {segments:?} of micro-batch {micro_batch}")
             }
             Self::Refresh { segments } | Self::AwaitRefresh { segments } => write!(f, "{kind} segments {segments:?}"),
+            Self::UpdateTile { segment, tile } => write!(f, "{kind} {tile} of segment {segment}"),
+            Self::Fetch { item } | Self::AwaitFetch { item } | Self::Offload { item } | Self::AwaitOffload { item } => {
+                write!(f, "{kind} {item}")
+            }
             Self::GradientNorm => f.write_str(kind),
         }
     }

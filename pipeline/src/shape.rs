@@ -1,6 +1,7 @@
 //! What a program needs to know about a model: which layer needs which segments, and where those live.
 
 use crate::instruction::{LayerId, SegmentId};
+use crate::tier::Tiers;
 
 /// DeepSpeed's `zero_optimization.stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,8 +73,10 @@ pub struct LayerShape {
 pub struct SegmentShape {
     /// Number of elements.
     pub elements: usize,
-    /// Where its parameters, gradients and optimizer state live.
+    /// Over which ranks its parameters, gradients and optimizer state are spread.
     pub placements: Placements,
+    /// Where this rank's parts of them live.
+    pub tiers: Tiers,
 }
 
 /// A model, as a program sees it.

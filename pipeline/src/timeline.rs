@@ -12,6 +12,8 @@ pub enum Lane {
     Compute,
     /// What is on its way with the data-parallel group, or with all ranks.
     Collectives,
+    /// What is on its way from or to the disk.
+    Disk,
     /// What is on its way to another stage, in the lane of the rank that sends.
     Channel(Channel),
 }
@@ -21,6 +23,7 @@ impl fmt::Display for Lane {
         match self {
             Self::Compute => f.write_str("compute"),
             Self::Collectives => f.write_str("collectives"),
+            Self::Disk => f.write_str("disk"),
             Self::Channel((kind, _, to)) => {
                 let kind = match kind {
                     Kind::Activations => "activations",
@@ -66,6 +69,8 @@ impl Event {
                     | Instruction::AwaitReceive { .. }
                     | Instruction::AwaitReduce { .. }
                     | Instruction::AwaitRefresh { .. }
+                    | Instruction::AwaitFetch { .. }
+                    | Instruction::AwaitOffload { .. }
                     | Instruction::GradientNorm
             )
     }
@@ -102,10 +107,16 @@ impl Timeline {
         self.busy().into_iter().map(|busy| makespan - busy).collect()
     }
 
+    /// Seconds that each rank's disk is busy.
+    #[must_use]
+    pub fn disk(&self) -> Vec<f64> {
+        self.seconds(|event| event.lane == Lane::Disk)
+    }
+
     /// Seconds that each rank communicates: all its lanes of communication together, overlapped or not.
     #[must_use]
     pub fn communication(&self) -> Vec<f64> {
-        self.seconds(|event| event.lane != Lane::Compute)
+        self.seconds(|event| matches!(event.lane, Lane::Collectives | Lane::Channel(_)))
     }
 
     /// Seconds of some events, by rank.

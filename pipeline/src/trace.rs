@@ -78,6 +78,11 @@ fn arguments(instruction: &Instruction) -> Value {
         | Instruction::AwaitReceive { message } => {
             json!({ "content": message.content.to_string(), "from_stage": message.from, "to_stage": message.to })
         }
+        Instruction::UpdateTile { segment, tile } => json!({ "segment": segment, "tile": tile }),
+        Instruction::Fetch { item }
+        | Instruction::AwaitFetch { item }
+        | Instruction::Offload { item }
+        | Instruction::AwaitOffload { item } => json!({ "item": item.to_string() }),
         Instruction::GradientNorm => json!({}),
     }
 }

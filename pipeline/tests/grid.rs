@@ -4,7 +4,7 @@ use zero_pipeline::grid::grid;
 use zero_pipeline::schedule;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
 use zero_pipeline::{
-    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, World, ZeroStage, simulate,
+    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, World, ZeroStage, simulate,
 };
 
 /// A schedule on stages of `chunks` chunks of two layers each, drawn. The times are those of a chunk.
@@ -19,7 +19,7 @@ fn drawn(
     let (count, chunks) = stages;
     let layers = 2 * count * chunks;
     let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: true };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements() };
+    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     let shape = ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() };
     let stages = Stages::new(&shape, count, (0..layers / 2).map(|part| 2 * part..2 * part + 2).collect()).unwrap();
     let [forward, input, weight] = times.map(|seconds| seconds / 2.0);
@@ -37,6 +37,8 @@ fn drawn(
         gradient_norm: 0.0,
         pipe: Link::FREE,
         data: Link::FREE,
+        read: Link::FREE,
+        write: Link::FREE,
     };
     let mesh = Mesh::new(count * data, count).unwrap();
     let program = |rank| schedule::training(schedule, &shape, &stages, mesh.coordinates(rank).stage, micro_batches);

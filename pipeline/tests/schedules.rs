@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::schedule::{self, SCHEDULES, Size, Work};
 use zero_pipeline::{
-    Content, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
+    Content, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Violation, World, ZeroStage,
     validate,
 };
 
@@ -16,7 +16,7 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
         let segments = if shares { vec![0, index] } else { vec![index] };
         LayerShape { name: format!("layer.{index}"), segments, splits: true }
     };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements() };
+    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 

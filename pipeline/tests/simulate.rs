@@ -4,19 +4,19 @@ use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule::{self, SCHEDULES};
 use zero_pipeline::simulate::{Category, LayerCosts, Link, SegmentCosts, SimulationError};
 use zero_pipeline::{
-    Costs, Lane, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Simulation, Stages, World, ZeroStage,
-    simulate,
+    Costs, Lane, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Simulation, Stages, Tiers, World,
+    ZeroStage, simulate,
 };
 
 fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
     let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: true };
-    let segment = |_| SegmentShape { elements: 10, placements: zero_stage.placements() };
+    let segment = |_| SegmentShape { elements: 10, placements: zero_stage.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 
 /// Nothing takes time but the layers.
 fn costs(layers: usize, layer: LayerCosts) -> Costs {
-    let segment = SegmentCosts { parameters: 40, gradients: 40, accumulate: 0.0, update: 0.0 };
+    let segment = SegmentCosts { parameters: 40, gradients: 40, ..SegmentCosts::default() };
     Costs {
         layers: vec![layer; layers],
         segments: vec![segment; layers],
@@ -24,6 +24,8 @@ fn costs(layers: usize, layer: LayerCosts) -> Costs {
         gradient_norm: 0.0,
         pipe: Link::FREE,
         data: Link::FREE,
+        read: Link::FREE,
+        write: Link::FREE,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use zero_pipeline::Instruction::{self, AwaitReceive, Receive, Send};
 use zero_pipeline::schedule::{self, SCHEDULES};
-use zero_pipeline::{Kind, LayerShape, Message, ModelShape, Schedule, SegmentShape, Stages, ZeroStage};
+use zero_pipeline::{Kind, LayerShape, Message, ModelShape, Schedule, SegmentShape, Stages, Tiers, ZeroStage};
 
 /// Six layers with a segment each, and segments that several of them share.
 fn shape(ties: &[&[usize]]) -> ModelShape {
@@ -13,7 +13,7 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
         segments: std::iter::once(index).chain(shared(index)).collect(),
         splits: true,
     };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements() };
+    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..6).map(layer).collect(), segments: (0..6 + ties.len()).map(segment).collect() }
 }
 

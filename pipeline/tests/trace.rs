@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
 use zero_pipeline::{
-    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Timeline, World, ZeroStage, schedule,
-    simulate, trace,
+    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Timeline, World, ZeroStage,
+    schedule, simulate, trace,
 };
 
 /// 1F1B on two stages, with messages that take time.
 fn timeline(forward: f64) -> Timeline {
     let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: false };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements() };
+    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };
     let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
     let layer = LayerCosts { forward, backward: 0.5, inputs: 10, input_gradients: 10, ..LayerCosts::default() };
@@ -23,6 +23,8 @@ fn timeline(forward: f64) -> Timeline {
         gradient_norm: 0.0,
         pipe: Link { latency: 0.125, bandwidth: f64::INFINITY },
         data: Link::FREE,
+        read: Link::FREE,
+        write: Link::FREE,
     };
     let programs: Vec<Program> =
         (0..2).map(|stage| schedule::training(Schedule::OneFOneB, &shape, &stages, stage, 3)).collect();

@@ -2,7 +2,7 @@
 
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Program, SegmentShape, Stages, Violation, World, ZeroStage, schedule,
+    LayerShape, ModelShape, Placement, Program, SegmentShape, Stages, Tiers, Violation, World, ZeroStage, schedule,
 };
 
 /// On one pipeline stage.
@@ -15,7 +15,7 @@ fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let layer =
         |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec(), splits: false };
-    let segment = |elements| SegmentShape { elements, placements: zero_stage.placements() };
+    let segment = |elements| SegmentShape { elements, placements: zero_stage.placements(), tiers: Tiers::default() };
     ModelShape {
         layers: vec![layer("embed", &[0]), layer("block", &[1]), layer("head", &[0, 2])],
         segments: vec![segment(40), segment(100), segment(10)],

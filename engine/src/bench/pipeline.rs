@@ -142,7 +142,16 @@ fn simulated(config: &Config, chunks: usize, pace: Duration) -> anyhow::Result<f
         .chain([LayerCosts::default()])
         .collect();
     let segments = vec![SegmentCosts::default(); chunks];
-    let costs = Costs { layers, segments, load: 0.0, gradient_norm: 0.0, pipe: Link::FREE, data: Link::FREE };
+    let costs = Costs {
+        layers,
+        segments,
+        load: 0.0,
+        gradient_norm: 0.0,
+        pipe: Link::FREE,
+        data: Link::FREE,
+        read: Link::FREE,
+        write: Link::FREE,
+    };
     Ok(Plan::new(config.clone(), model(chunks, Duration::ZERO))?.simulate(&costs)?.timeline.makespan())
 }
 

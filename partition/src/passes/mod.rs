@@ -1,12 +1,14 @@
 //! Passes: `Program -> Program`. They put ZeRO's communication into a step that a schedule wrote.
 
 mod gather;
+mod offload;
 mod recompute;
 mod reduce;
 mod refresh;
 mod tie;
 
 pub use gather::{GatherOptions, gather};
+pub use offload::{OffloadOptions, offload};
 pub use recompute::{RecomputeOptions, recompute};
 pub use reduce::{ReduceOptions, reduce};
 pub use refresh::{RefreshOptions, refresh};
@@ -25,6 +27,8 @@ pub struct PassOptions {
     pub reduce: ReduceOptions,
     /// For parameters that every rank keeps but each updates a part of.
     pub refresh: RefreshOptions,
+    /// For what lives on a disk.
+    pub offload: OffloadOptions,
 }
 
 /// A stage of a pipeline, for which a program is written.
@@ -47,12 +51,14 @@ pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, op
     let program = reduce(program, shape, &options.reduce);
     let program = gather(program, shape, &options.gather);
     let program = refresh(program, shape, &options.refresh);
-    tie(program, shape, stages, stage)
+    let program = tie(program, shape, stages, stage);
+    offload(program, shape, &options.offload)
 }
 
 /// The program of an evaluation of that many micro-batches.
 #[must_use]
 pub fn evaluation(share: &Share, micro_batches: usize, options: &PassOptions) -> Program {
     let Share { shape, stages, stage } = *share;
-    gather(schedule::forward_only(shape, stages, stage, micro_batches), shape, &options.gather)
+    let program = gather(schedule::forward_only(shape, stages, stage, micro_batches), shape, &options.gather);
+    offload(program, shape, &options.offload)
 }

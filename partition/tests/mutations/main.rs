@@ -10,10 +10,11 @@ use std::collections::BTreeSet;
 
 use meaning::meaning;
 use zero_partition::passes::{
-    GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, training_step,
+    GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, training_step,
 };
 use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Violation, World, ZeroStage,
+    LayerShape, ModelShape, Placement, Placements, Program, Schedule, SegmentShape, Stages, Tier, Tiers, Violation,
+    World, ZeroStage,
 };
 
 /// On one pipeline stage.
@@ -31,7 +32,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         if elements == 10 {
             placements.parameters = Placement::Replicated;
         }
-        SegmentShape { elements, placements }
+        SegmentShape { elements, placements, tiers: Tiers::default() }
     };
     ModelShape {
         layers: vec![layer("embed", &[0]), layer("block", &[1, 2]), layer("head", &[0])],
@@ -49,6 +50,7 @@ fn programs() -> Vec<(ModelShape, Program)> {
             [(false, None, &none), (true, None, &none), (true, Some(120), &none), (true, None, &again)]
         {
             let options = PassOptions {
+                offload: OffloadOptions::PLAIN,
                 recompute: recompute.clone(),
                 gather: GatherOptions { prefetch: 100, max_live: 1000, max_reuse_distance: 0, overlap },
                 reduce: ReduceOptions { bucket, overlap },
@@ -61,7 +63,37 @@ fn programs() -> Vec<(ModelShape, Program)> {
             programs.push((shape, program));
         }
     }
+    // Without recomputation or accumulation beside it: the mutants are as many as the square of the instructions.
+    for (zero_stage, gather, micro_batches) in
+        [(ZeroStage::One, 0, 1), (ZeroStage::Two, 0, 2), (ZeroStage::Three, 100, 1)]
+    {
+        for tiles in [1, 3] {
+            let options = PassOptions {
+                offload: OffloadOptions { shards: tiles, tiles, reads_ahead: tiles > 1, writes_behind: tiles > 1 },
+                recompute: RecomputeOptions::none(),
+                gather: GatherOptions { prefetch: gather, max_live: 1000, max_reuse_distance: 0, overlap: true },
+                reduce: ReduceOptions { bucket: None, overlap: true },
+                refresh: RefreshOptions { bucket: None, overlap: true },
+            };
+            let shape = on_disk(shape(zero_stage));
+            let (stages, schedule) = (Stages::single(&shape), Schedule::OneFOneB);
+            let share = Share { shape: &shape, stages: &stages, stage: 0 };
+            let program = training_step(&share, schedule, micro_batches, &options);
+            programs.push((shape, program));
+        }
+    }
     programs
+}
+
+/// All but the smallest segment as far on the disk as its placements allow, in two tiles.
+fn on_disk(mut shape: ModelShape) -> ModelShape {
+    let tier = |placement| if placement == Placement::Sharded { Tier::Nvme } else { Tier::Memory };
+    for segment in shape.segments.iter_mut().filter(|segment| segment.elements > 10) {
+        let Placements { parameters, gradients, .. } = segment.placements;
+        let (parameters, gradients) = (tier(parameters), tier(gradients));
+        segment.tiers = Tiers { parameters, gradients, optimizer: Tier::Nvme, tiles: 2 };
+    }
+    shape
 }
 
 fn changed(program: &Program, change: impl FnOnce(&mut Vec<zero_pipeline::Instruction>)) -> Program {
@@ -163,10 +195,23 @@ fn which_neighbours_are_independent() {
         "accumulate backward",
         "accumulate load",
         "accumulate reduce",
+        "await_fetch await_gather",
+        "await_fetch backward",
+        "await_fetch fetch",
+        "await_fetch load",
+        "await_fetch offload",
         "await_gather discard",
+        "await_gather fetch",
         "await_gather gather",
         "await_gather reduce",
         "await_gather release",
+        "await_offload await_offload",
+        "await_offload await_refresh",
+        "await_offload fetch",
+        "await_offload offload",
+        "await_offload reduce",
+        "await_offload refresh",
+        "await_offload update",
         "await_reduce backward",
         "await_reduce gather",
         "await_reduce load",
@@ -175,16 +220,25 @@ fn which_neighbours_are_independent() {
         "await_refresh await_refresh",
         "await_refresh refresh",
         "await_refresh update",
+        "backward fetch",
         "backward gather",
         "backward reduce",
         "discard forward",
         "discard release",
+        "fetch fetch",
+        "fetch gradient_norm",
+        "fetch load",
+        "fetch offload",
+        "fetch reduce",
+        "fetch refresh",
         "forward gather",
         "gather keep",
         "gather load",
         "gather recompute",
         "gather release",
         "load reduce",
+        "offload refresh",
+        "offload update",
         "reduce release",
         "refresh update",
         "update update",

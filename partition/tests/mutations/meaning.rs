@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use zero_pipeline::Instruction::*;
-use zero_pipeline::{ModelShape, Placement, Program};
+use zero_pipeline::{Item, ModelShape, Placement, Program, Tier};
 
 /// One backward's contribution: (micro-batch, layer, versions of the parameters that forward and backward read).
 type Contribution = (usize, usize, Vec<u32>);
@@ -44,6 +44,29 @@ struct Segment {
     accumulator: Sum,
     reduced: Sum,
     update: Option<Sum>,
+    /// Of what lives on the disk: the shard of the parameters that was read, the gradients, and the versions of the tiles.
+    fetched: Option<u32>,
+    gradients_on_disk: Option<Sum>,
+    reading_gradients: Option<Sum>,
+    tiles_on_disk: Vec<u32>,
+    tiles: Vec<Option<Tile>>,
+    /// The gradients that the update of each tile saw.
+    tile_updates: Vec<Sum>,
+}
+
+struct Tile {
+    /// On its way: not to be touched.
+    moving: bool,
+    version: u32,
+    gradients: Sum,
+}
+
+impl Segment {
+    /// The version that all tiles on the disk have.
+    fn stored(&self) -> Option<u32> {
+        let first = self.tiles_on_disk.first().copied()?;
+        self.tiles_on_disk.iter().all(|version| *version == first).then_some(first)
+    }
 }
 
 #[derive(Default)]
@@ -72,6 +95,12 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             accumulator: vec![],
             reduced: vec![],
             update: None,
+            fetched: None,
+            gradients_on_disk: None,
+            reading_gradients: None,
+            tiles_on_disk: vec![0; shape.segments[s].tiers.tiles],
+            tiles: (0..shape.segments[s].tiers.tiles).map(|_| None).collect(),
+            tile_updates: vec![],
         })
         .collect();
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches).map(|_| MicroBatch::default()).collect();
@@ -85,12 +114,18 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 let state = &mut micro_batches[*micro_batch];
                 (state.loaded, state.flow) = (true, Some(0));
             }
-            Gather { segment } => {
-                let segment = &mut segments[*segment];
+            Gather { segment: id } => {
+                let segment = &mut segments[*id];
                 if segment.gathering.is_some() {
                     return fail("the shard is in use");
                 }
-                segment.gathering = Some(segment.shard);
+                segment.gathering = match shape.segments[*id].tiers.parameters {
+                    Tier::Memory => Some(segment.shard),
+                    Tier::Nvme => segment.fetched.take(),
+                };
+                if segment.gathering.is_none() {
+                    return fail("the shard is not in memory");
+                }
             }
             AwaitGather { segment } => {
                 let segment = &mut segments[*segment];
@@ -106,6 +141,79 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             | AwaitSend { .. }
             | Receive { .. }
             | AwaitReceive { .. } => return fail("not of a program for one pipeline stage"),
+            Fetch { item: Item::Parameters { segment } } => {
+                let segment = &mut segments[*segment];
+                match (segment.fetched, segment.stored()) {
+                    (None, Some(version)) => segment.fetched = Some(version),
+                    _ => return fail("read twice, or while it is written"),
+                }
+            }
+            Fetch { item: Item::Gradients { segment } } => {
+                let segment = &mut segments[*segment];
+                segment.reading_gradients = segment.gradients_on_disk.take();
+            }
+            AwaitFetch { item: Item::Gradients { segment } } => {
+                let segment = &mut segments[*segment];
+                match segment.reading_gradients.take() {
+                    Some(gradients) => segment.reduced = gradients,
+                    None => return fail("there are no gradients on the disk"),
+                }
+            }
+            Offload { item: Item::Gradients { segment } } => {
+                let segment = &mut segments[*segment];
+                segment.gradients_on_disk = Some(std::mem::take(&mut segment.reduced));
+            }
+            Fetch { item: Item::Tile { segment, index } } => {
+                let segment = &mut segments[*segment];
+                let gradients = segment.gradients_on_disk.clone().unwrap_or_default();
+                segment.tiles[*index] = Some(Tile { moving: true, version: segment.tiles_on_disk[*index], gradients });
+            }
+            AwaitFetch { item: Item::Tile { segment, index } } => match &mut segments[*segment].tiles[*index] {
+                Some(tile) if tile.moving => tile.moving = false,
+                _ => return fail("it is not being read"),
+            },
+            UpdateTile { segment: id, tile } => {
+                let segment = &mut segments[*id];
+                let gradients = segment.reduced.clone();
+                match &mut segment.tiles[*tile] {
+                    Some(tile) if !tile.moving && norm.is_some() => {
+                        tile.version += 1;
+                        let seen = if tile.gradients.is_empty() { gradients } else { tile.gradients.clone() };
+                        segment.tile_updates.push(seen);
+                    }
+                    _ => return fail("it is not in memory, or there is no norm"),
+                }
+                if *tile + 1 < segment.tiles.len() {
+                    continue;
+                }
+                segment.update = segment.tile_updates.first().cloned();
+                if segment.tile_updates.iter().any(|seen| Some(seen) != segment.update.as_ref()) {
+                    return fail("tiles saw different gradients");
+                }
+                let placements = shape.segments[*id].placements;
+                match (placements.parameters, placements.optimizer) {
+                    (Placement::Sharded, _) => segment.shard += 1,
+                    (Placement::Replicated, Placement::Sharded) => segment.full = Values::Mixed,
+                    (Placement::Replicated, Placement::Replicated) => segment.full = Values::Version(1),
+                }
+            }
+            Offload { item: Item::Tile { segment, index } } => {
+                let segment = &mut segments[*segment];
+                match &mut segment.tiles[*index] {
+                    Some(tile) if !tile.moving => (tile.moving, segment.tiles_on_disk[*index]) = (true, tile.version),
+                    _ => return fail("it is not in memory"),
+                }
+            }
+            AwaitOffload { item: Item::Tile { segment, index } } => {
+                segments[*segment].tiles[*index] = None;
+            }
+            AwaitFetch { item: Item::Parameters { .. } } | AwaitOffload { item: Item::Gradients { .. } } => {}
+            Offload { item: Item::Parameters { .. } }
+            | AwaitOffload { item: Item::Parameters { .. } }
+            | Fetch { item: Item::Activations { .. } }
+            | AwaitFetch { item: Item::Activations { .. } }
+            | Offload { item: Item::Activations { .. } }
+            | AwaitOffload { item: Item::Activations { .. } } => return fail("not of these programs"),
             Forward { layer, micro_batch } => {
                 let read =
                     read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;
@@ -187,7 +295,10 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                     segments[s].reduced.extend(sum);
                 }
             }
-            GradientNorm => norm = Some(segments.iter().map(|s| s.reduced.clone()).collect()),
+            GradientNorm => {
+                let held = |s: &Segment| s.gradients_on_disk.clone().unwrap_or_else(|| s.reduced.clone());
+                norm = Some(segments.iter().map(held).collect());
+            }
             Update { segment } => {
                 let placements = shape.segments[*segment].placements;
                 let segment = &mut segments[*segment];
@@ -218,6 +329,12 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
     let gathering = segments.iter().any(|s| s.gathering.is_some());
     if gathering || !reducing.is_empty() || !refreshing.is_empty() {
         return Err("something is under way at the end".into());
+    }
+    if segments.iter().any(|s| s.tiles.iter().any(Option::is_some) || s.fetched.is_some()) {
+        return Err("something is in memory at the end".into());
+    }
+    if let Some(stale) = segments.iter().position(|s| !s.tiles.is_empty() && s.stored() != Some(1)) {
+        return Err(format!("what is on the disk of segment {stale} is old"));
     }
     let held = |s: &Segment| if s.full == Values::Absent { Values::Version(s.shard) } else { s.full };
     Ok(Meaning {

@@ -2,8 +2,9 @@
 
 use crate::instruction::{Instruction, SegmentId};
 use crate::message::{Content, Message};
-use crate::shape::Placement;
+use crate::shape::{ModelShape, Placement};
 use crate::simulate::SimulationError;
+use crate::tier::Item;
 use crate::validate::World;
 
 /// A way between ranks.
@@ -58,6 +59,14 @@ pub struct SegmentCosts {
     pub accumulate: f64,
     /// Seconds of the optimizer step on a rank's part.
     pub update: f64,
+    /// Bytes of a rank's shard of the parameters, where it is read from the disk.
+    pub stored_parameters: u64,
+    /// Bytes of a rank's accumulated gradients, where they are on the disk.
+    pub stored_gradients: u64,
+    /// Bytes that are read for one of its tiles.
+    pub tile_read: u64,
+    /// Bytes of a tile that are written.
+    pub tile_written: u64,
 }
 
 /// The table.
@@ -75,6 +84,10 @@ pub struct Costs {
     pub pipe: Link,
     /// Between the ranks of a data-parallel group.
     pub data: Link,
+    /// From the disk.
+    pub read: Link,
+    /// To the disk.
+    pub write: Link,
 }
 
 impl Costs {
@@ -88,12 +101,19 @@ impl Costs {
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
         let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
-        let others = [self.load, self.gradient_norm, self.pipe.latency, self.data.latency];
+        let others = [
+            self.load,
+            self.gradient_norm,
+            self.pipe.latency,
+            self.data.latency,
+            self.read.latency,
+            self.write.latency,
+        ];
         let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
         if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
             return Err(SimulationError::NotATime(seconds));
         }
-        match [self.pipe.bandwidth, self.data.bandwidth]
+        match [self.pipe.bandwidth, self.data.bandwidth, self.read.bandwidth, self.write.bandwidth]
             .into_iter()
             .find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0)
         {
@@ -103,7 +123,7 @@ impl Costs {
     }
 
     /// Seconds that an instruction computes: nothing, where it only starts something or waits.
-    pub(super) fn compute(&self, instruction: &Instruction) -> f64 {
+    pub(super) fn compute(&self, instruction: &Instruction, shape: &ModelShape) -> f64 {
         match instruction {
             Instruction::Load { .. } => self.load,
             Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => self.layers[*layer].forward,
@@ -112,7 +132,14 @@ impl Costs {
             Instruction::BackwardWeight { layer, .. } => self.layers[*layer].backward_weight,
             Instruction::Accumulate { segment, .. } => self.segments[*segment].accumulate,
             Instruction::Update { segment } => self.segments[*segment].update,
-            Instruction::Keep { .. }
+            Instruction::UpdateTile { segment, .. } => {
+                self.segments[*segment].update / shape.segments[*segment].tiers.tiles.max(1) as f64
+            }
+            Instruction::Fetch { .. }
+            | Instruction::AwaitFetch { .. }
+            | Instruction::Offload { .. }
+            | Instruction::AwaitOffload { .. }
+            | Instruction::Keep { .. }
             | Instruction::Discard { .. }
             | Instruction::Gather { .. }
             | Instruction::AwaitGather { .. }
@@ -126,6 +153,19 @@ impl Costs {
             | Instruction::GradientNorm
             | Instruction::Refresh { .. }
             | Instruction::AwaitRefresh { .. } => 0.0,
+        }
+    }
+
+    /// Bytes that an item has in memory, and those of them that an offload writes.
+    pub(super) fn item(&self, item: &Item) -> (u64, u64) {
+        match item {
+            Item::Parameters { segment } => (self.segments[*segment].stored_parameters, 0),
+            Item::Gradients { segment } => {
+                let bytes = self.segments[*segment].stored_gradients;
+                (bytes, bytes)
+            }
+            Item::Tile { segment, .. } => (self.segments[*segment].tile_read, self.segments[*segment].tile_written),
+            Item::Activations { layer, .. } => (self.layers[*layer].inputs, self.layers[*layer].inputs),
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Link;
 use crate::message::{Channel, Message};
+use crate::tier::Item;
 
 /// From when to when, in seconds.
 type Times = (f64, f64);
@@ -100,6 +101,27 @@ impl Groups {
     /// When a collective is done, if that is known yet.
     pub(super) fn end(&self, stage: usize, index: usize) -> Option<f64> {
         self.ended[stage].get(index).copied()
+    }
+}
+
+/// One rank's disk: requests are served one after the other.
+#[derive(Default)]
+pub(super) struct Disk {
+    free: f64,
+    /// When the last request of each item is done.
+    done: BTreeMap<Item, f64>,
+}
+
+impl Disk {
+    pub(super) fn request(&mut self, item: Item, at: f64, seconds: f64) -> Times {
+        let start = at.max(self.free);
+        self.free = start + seconds;
+        self.done.insert(item, self.free);
+        (start, self.free)
+    }
+
+    pub(super) fn end(&self, item: &Item) -> Option<f64> {
+        self.done.get(item).copied()
     }
 }
 

@@ -6,6 +6,7 @@ use super::Costs;
 use crate::instruction::{Instruction, LayerId, Program, SegmentId};
 use crate::message::{Content, Message};
 use crate::shape::{ModelShape, Placement};
+use crate::tier::{Item, Tier};
 use crate::validate::World;
 
 /// What bytes are for.
@@ -17,13 +18,15 @@ pub enum Category {
     Activations,
     /// Local gradients of segments, from the first layer that adds to one until it is accumulated, reduced or sent on.
     Gradients,
+    /// What has come from the disk or is on its way to it.
+    Moving,
     /// Buffers of messages: posted receives until they are awaited, sends until they are through.
     Messages,
 }
 
 /// All categories, in the order in which samples have them.
-pub const CATEGORIES: [Category; 4] =
-    [Category::Gathered, Category::Activations, Category::Gradients, Category::Messages];
+pub const CATEGORIES: [Category; 5] =
+    [Category::Gathered, Category::Activations, Category::Gradients, Category::Moving, Category::Messages];
 
 /// How much there is from a time on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +34,7 @@ pub struct Sample {
     /// Seconds from the beginning of the step.
     pub time: f64,
     /// Bytes of each of [`CATEGORIES`].
-    pub bytes: [u64; 4],
+    pub bytes: [u64; CATEGORIES.len()],
 }
 
 /// What a rank needs over a step.
@@ -95,6 +98,11 @@ impl<'a> Ledger<'a> {
     /// An instruction has run, from when to when. Room is there from its start, and free from its end on.
     pub(super) fn pass(&mut self, instruction: &Instruction, start: f64, end: f64) {
         match instruction {
+            Instruction::AwaitGather { segment } => {
+                if self.shape.segments[*segment].tiers.parameters == Tier::Nvme {
+                    self.free(end, Category::Moving, self.costs.segments[*segment].stored_parameters);
+                }
+            }
             Instruction::Gather { segment } => {
                 self.add(start, Category::Gathered, self.costs.segments[*segment].parameters)
             }
@@ -166,13 +174,29 @@ impl<'a> Ledger<'a> {
                     self.free(end, Category::Gradients, self.costs.segments[segment].gradients);
                 }
             }
+            Instruction::Fetch { item } => self.add(start, Category::Moving, self.costs.item(item).0),
+            Instruction::Offload { item: item @ Item::Gradients { .. } } => {
+                self.add(start, Category::Moving, self.costs.item(item).0);
+            }
+            Instruction::AwaitOffload { item } => self.offloaded(item, end),
             Instruction::Load { .. }
-            | Instruction::AwaitGather { .. }
+            | Instruction::AwaitFetch { .. }
+            | Instruction::Offload { .. }
+            | Instruction::UpdateTile { .. }
             | Instruction::AwaitSend { .. }
             | Instruction::GradientNorm
             | Instruction::Update { .. }
             | Instruction::Refresh { .. }
             | Instruction::AwaitRefresh { .. } => {}
+        }
+    }
+
+    fn offloaded(&mut self, item: &Item, end: f64) {
+        let bytes = self.costs.item(item).0;
+        match item {
+            // Inputs that are kept were counted when they were.
+            Item::Activations { .. } => self.free(end, Category::Activations, bytes),
+            _ => self.free(end, Category::Moving, bytes),
         }
     }
 
@@ -217,7 +241,7 @@ impl<'a> Ledger<'a> {
     /// Sorts by time. What is at the same time stays in the order of the program.
     pub(super) fn finish(mut self) -> Memory {
         self.changes.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut bytes = [0i128; 4];
+        let mut bytes = [0i128; CATEGORIES.len()];
         let sample = |(time, category, change): (f64, Category, i128)| {
             bytes[category as usize] += change;
             Sample { time, bytes: bytes.map(|bytes| u64::try_from(bytes).unwrap_or(0)) }

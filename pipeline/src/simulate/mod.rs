@@ -18,9 +18,10 @@ pub use memory::{CATEGORIES, Category, Memory, Sample};
 use crate::instruction::{Instruction, Program};
 use crate::mesh::Coordinates;
 use crate::message::{Content, Message};
+use crate::tier::Item;
 use crate::timeline::{Event, Lane, Timeline};
 use crate::validate::{Violation, World};
-use lanes::{Channels, Groups, Norms};
+use lanes::{Channels, Disk, Groups, Norms};
 use memory::Ledger;
 
 /// What a simulation finds.
@@ -126,7 +127,17 @@ fn is_of(instruction: &Instruction, world: &World) -> bool {
         | Instruction::AwaitGather { segment: s }
         | Instruction::Release { segment: s }
         | Instruction::Accumulate { segment: s, .. }
-        | Instruction::Update { segment: s } => segment(s),
+        | Instruction::Update { segment: s }
+        | Instruction::UpdateTile { segment: s, .. } => segment(s),
+        Instruction::Fetch { item: i }
+        | Instruction::AwaitFetch { item: i }
+        | Instruction::Offload { item: i }
+        | Instruction::AwaitOffload { item: i } => match i {
+            Item::Parameters { segment: s } | Item::Gradients { segment: s } | Item::Tile { segment: s, .. } => {
+                segment(s)
+            }
+            Item::Activations { layer: l, .. } => layer(l),
+        },
         Instruction::Reduce { segments, .. }
         | Instruction::AwaitReduce { segments, .. }
         | Instruction::Refresh { segments }
@@ -158,6 +169,8 @@ struct Run<'a> {
     channels: Channels,
     groups: Groups,
     norms: Norms,
+    /// By rank.
+    disks: Vec<Disk>,
     events: Vec<Event>,
     ledgers: Vec<Ledger<'a>>,
 }
@@ -171,6 +184,7 @@ impl<'a> Run<'a> {
             channels: Channels::new(world.capacity, costs.pipe),
             groups: Groups::new(world.mesh.pipe(), world.mesh.data()),
             norms: Norms::default(),
+            disks: programs.iter().map(|_| Disk::default()).collect(),
             events: vec![],
             ledgers: programs.iter().map(|program| Ledger::new(world, costs, program)).collect(),
         }
@@ -208,7 +222,8 @@ impl<'a> Run<'a> {
                 self.channels.arrival(replica, message)?
             }
             Instruction::GradientNorm => self.norms.begin(*norms)? + self.costs.gradient_norm,
-            other => clock + self.costs.compute(other),
+            Instruction::AwaitFetch { item } | Instruction::AwaitOffload { item } => self.disks[rank].end(item)?,
+            other => clock + self.costs.compute(other, self.world.shape),
         };
         Some(come.max(*clock))
     }
@@ -240,6 +255,16 @@ impl<'a> Run<'a> {
             Instruction::Receive { message } => {
                 self.channels.post(replica, message, start);
                 self.settle(replica, message);
+            }
+            Instruction::Fetch { item } => {
+                let seconds = self.costs.read.seconds(self.costs.item(item).0 as f64);
+                let times = self.disks[rank].request(*item, start, seconds);
+                self.record(rank, Lane::Disk, instruction.clone(), times);
+            }
+            Instruction::Offload { item } => {
+                let seconds = self.costs.write.seconds(self.costs.item(item).1 as f64);
+                let times = self.disks[rank].request(*item, start, seconds);
+                self.record(rank, Lane::Disk, instruction.clone(), times);
             }
             _ => {}
         }

@@ -4,6 +4,7 @@
 //! start the same collectives in the same order, every message that is sent is received, in the same order, and nobody waits
 //! for somebody who waits. A violation names rank, instruction and reason.
 
+mod tiers;
 mod together;
 mod walk;
 

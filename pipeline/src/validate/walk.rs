@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use super::tiers::Items;
 use super::{Violation, World, violation};
 use crate::instruction::{Instruction, LayerId, Program, SegmentId};
 use crate::message::{Content, Message, StageId};
 use crate::shape::{ModelShape, Placement, SegmentShape};
 use crate::stages::Stages;
+use crate::tier::{Item, Tier};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parameters {
@@ -32,6 +34,7 @@ struct State<'a> {
     /// Whether the program trains: has a backward.
     trains: bool,
     parameters: Vec<Parameters>,
+    items: Items<'a>,
     loaded: BTreeSet<usize>,
     forwarded: BTreeSet<(usize, LayerId)>,
     backwarded: BTreeSet<(usize, LayerId)>,
@@ -66,9 +69,9 @@ struct State<'a> {
     refreshed: Vec<bool>,
 }
 
-type Check = Result<(), String>;
+pub(super) type Check = Result<(), String>;
 
-fn ensure(condition: bool, reason: impl FnOnce() -> String) -> Check {
+pub(super) fn ensure(condition: bool, reason: impl FnOnce() -> String) -> Check {
     if condition { Ok(()) } else { Err(reason()) }
 }
 
@@ -80,10 +83,12 @@ impl<'a> State<'a> {
             Placement::Replicated => Parameters::Gathered,
             Placement::Sharded => Parameters::Released,
         };
+        let held = |segment| (stages.holds(stage, segment), stages.owner(segment) == stage);
         Self {
             shape,
             stages,
             stage,
+            items: Items::new(shape, held),
             micro_batches: program.micro_batches,
             trains: program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm)),
             parameters: shape.segments.iter().map(initial).collect(),
@@ -121,6 +126,7 @@ impl<'a> State<'a> {
             Instruction::Gather { segment } => {
                 self.sharded(*segment)?;
                 self.expect(*segment, Parameters::Released)?;
+                self.items.gather(*segment)?;
                 self.parameters[*segment] = Parameters::Gathering;
                 Ok(())
             }
@@ -185,6 +191,7 @@ impl<'a> State<'a> {
                 self.reducing.remove(position);
                 for &segment in segments {
                     if self.shape.segments[segment].placements.gradients == Placement::Sharded {
+                        self.items.reduced(segment, self.gathered_up[segment] == 0)?;
                         self.add_up(segment, *micro_batch)?;
                     }
                     self.reduced[segment] = self.gathered_up[segment] == self.micro_batches;
@@ -193,17 +200,33 @@ impl<'a> State<'a> {
             }
             Instruction::GradientNorm => {
                 self.all_reduced()?;
+                let owned = |&segment: &usize| self.stages.owner(segment) == self.stage;
+                (0..self.reduced.len()).filter(owned).try_for_each(|segment| self.items.norm(segment))?;
                 ensure(!std::mem::replace(&mut self.norm, true), || "computed twice".into())
             }
+            Instruction::UpdateTile { segment, tile } => {
+                self.can_be_updated(*segment)?;
+                self.updated[*segment] |= self.items.update(*segment, *tile)?;
+                Ok(())
+            }
+            Instruction::Fetch { item } => {
+                self.item(*item)?;
+                self.items.fetch(*item, |segment| self.reduced[segment])
+            }
+            Instruction::AwaitFetch { item } => self.items.await_fetch(*item),
+            Instruction::Offload { item } => {
+                self.item(*item)?;
+                if let Item::Activations { layer, micro_batch } = *item {
+                    ensure(self.kept.contains(&(micro_batch, layer)), || "they are not kept".into())?;
+                    self.items.keep(*item);
+                }
+                self.items.offload(*item)
+            }
+            Instruction::AwaitOffload { item } => self.items.await_offload(*item),
             Instruction::Update { segment } => {
-                self.segment(*segment)?;
-                ensure(self.stages.owner(*segment) == self.stage, || "another stage owns it".into())?;
-                ensure(self.norm, || "before the gradient norm".into())?;
-                ensure(self.reduced[*segment], || "its gradients are not reduced".into())?;
-                let sharded = self.shape.segments[*segment].placements.parameters == Placement::Sharded;
-                ensure(!sharded || self.parameters[*segment] == Parameters::Released, || {
-                    "its gathered parameters would be stale".into()
-                })?;
+                self.can_be_updated(*segment)?;
+                let tier = self.shape.segments[*segment].tiers.optimizer;
+                ensure(tier == Tier::Memory, || "its optimizer state is not in memory".into())?;
                 ensure(!std::mem::replace(&mut self.updated[*segment], true), || "updated twice".into())
             }
             Instruction::Refresh { segments } => {
@@ -253,6 +276,10 @@ impl<'a> State<'a> {
         self.can_be_recomputed(layer)?;
         ensure(self.forwarded.contains(&(micro_batch, layer)), || "its forward has not run".into())?;
         let from_before = layer.checked_sub(1).is_some_and(|before| self.recomputed == Some((micro_batch, before)));
+        let item = Item::Activations { layer, micro_batch };
+        if self.items.knows(item) {
+            self.items.use_up(item)?;
+        }
         ensure(self.kept.remove(&(micro_batch, layer)) || from_before, || "its inputs are not there".into())?;
         ensure(!self.waiting.contains(&micro_batch), || "another layer has not taken its inputs yet".into())?;
         self.readable(layer)?;
@@ -279,6 +306,26 @@ impl<'a> State<'a> {
             self.waiting.remove(&micro_batch);
         }
         ensure(self.saved.remove(&(micro_batch, layer)), || "what its forward kept was given up".into())
+    }
+
+    fn can_be_updated(&self, segment: SegmentId) -> Check {
+        self.segment(segment)?;
+        ensure(self.stages.owner(segment) == self.stage, || "another stage owns it".into())?;
+        ensure(self.norm, || "before the gradient norm".into())?;
+        ensure(self.reduced[segment], || "its gradients are not reduced".into())?;
+        let sharded = self.shape.segments[segment].placements.parameters == Placement::Sharded;
+        ensure(!sharded || self.parameters[segment] == Parameters::Released, || {
+            "its gathered parameters would be stale".into()
+        })
+    }
+
+    fn item(&self, item: Item) -> Check {
+        match item {
+            Item::Parameters { segment } | Item::Gradients { segment } | Item::Tile { segment, .. } => {
+                self.segment(segment)
+            }
+            Item::Activations { layer, .. } => self.layer(layer),
+        }
     }
 
     /// The gradients of a layer's parameters are there.
@@ -400,6 +447,7 @@ impl<'a> State<'a> {
         ensure(self.sending.is_empty(), || "a send was not awaited".into())?;
         ensure(self.receiving.is_empty(), || "a receive was not awaited".into())?;
         ensure(self.leaving.is_empty(), || "the sum of a tied gradient was not sent on".into())?;
+        self.items.finish()?;
         ensure(self.kept.is_empty(), || "inputs were kept for a layer that was not run again".into())?;
         ensure(self.put_off.is_empty(), || "weight gradients were put off for good".into())?;
         let is_held = |&(segment, _): &(usize, &SegmentShape)| self.stages.holds(self.stage, segment);

@@ -1,0 +1,197 @@
+//! Moves what lives on a disk into memory before it is needed, and out of it after.
+//!
+//! Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021: while one part is
+//! updated, the next is read and the last is written.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use zero_pipeline::{Instruction, Item, ModelShape, Program, SegmentId, Tier};
+
+/// DeepSpeed's keys of `offload_optimizer` and `offload_param`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OffloadOptions {
+    /// `offload_param.buffer_count`: shards of parameters in memory, or on their way there, at a time; at least 1.
+    pub shards: usize,
+    /// `offload_optimizer.buffer_count`: tiles of optimizer state in memory at a time, at least 1.
+    pub tiles: usize,
+    /// `pipeline_read`: the next tiles are read while one is updated.
+    pub reads_ahead: bool,
+    /// `pipeline_write`: the last one is written meanwhile.
+    pub writes_behind: bool,
+}
+
+impl OffloadOptions {
+    /// One at a time.
+    pub const PLAIN: Self = Self { shards: 1, tiles: 1, reads_ahead: false, writes_behind: false };
+
+    /// Tiles that are read ahead of the one that is updated.
+    fn ahead(&self) -> usize {
+        let written = usize::from(self.writes_behind && self.tiles > 2);
+        if self.reads_ahead { self.tiles.saturating_sub(1 + written) } else { 0 }
+    }
+}
+
+/// Puts [`Instruction::Fetch`], [`Instruction::Offload`] and what awaits them into a program, and makes tiles of updates.
+#[must_use]
+pub fn offload(program: Program, shape: &ModelShape, options: &OffloadOptions) -> Program {
+    let Program { instructions, micro_batches } = program;
+    let instructions = parameters(instructions, shape, options.shards);
+    let instructions = gradients(instructions, shape);
+    Program { instructions: tiles(instructions, shape, options), micro_batches }
+}
+
+/// Reads shards before they are gathered: as many gathers ahead as there are buffers besides the one that is used.
+fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize) -> Vec<Instruction> {
+    let gathered = |instruction: &Instruction| match instruction {
+        Instruction::Gather { segment } if shape.segments[*segment].tiers.parameters == Tier::Nvme => Some(*segment),
+        _ => None,
+    };
+    let gathers: Vec<(usize, SegmentId)> =
+        instructions.iter().enumerate().filter_map(|(at, i)| Some((at, gathered(i)?))).collect();
+    // Before which instruction each fetch starts.
+    let mut starts: BTreeMap<usize, Vec<SegmentId>> = BTreeMap::new();
+    let mut latest = 0;
+    for (index, &(at, segment)) in gathers.iter().enumerate() {
+        // The buffer of so many gathers before is free when that gather has been awaited.
+        let freed = |&(at, segment): &(usize, SegmentId)| {
+            let awaits = Instruction::AwaitGather { segment };
+            instructions[at..].iter().position(|i| *i == awaits).map_or(at, |after| at + after + 1)
+        };
+        let room = index.checked_sub(buffers).map_or(0, |before| freed(&gathers[before]));
+        let same = gathers[..index].iter().rfind(|(_, s)| *s == segment).map_or(0, freed);
+        // Read in the order of their use.
+        latest = room.max(same).max(latest).min(at);
+        starts.entry(latest).or_default().push(segment);
+    }
+    let mut out = Vec::with_capacity(instructions.len() + 2 * gathers.len());
+    for (at, instruction) in instructions.into_iter().enumerate() {
+        for &segment in starts.get(&at).into_iter().flatten() {
+            out.push(Instruction::Fetch { item: Item::Parameters { segment } });
+        }
+        if let Some(segment) = gathered(&instruction) {
+            out.push(Instruction::AwaitFetch { item: Item::Parameters { segment } });
+        }
+        out.push(instruction);
+    }
+    out
+}
+
+/// Writes accumulated gradients after each reduction, and reads them again before the next one adds to them.
+fn gradients(instructions: Vec<Instruction>, shape: &ModelShape) -> Vec<Instruction> {
+    let moved = |segments: &[SegmentId]| -> Vec<Item> {
+        let lives_there = |&segment: &SegmentId| shape.segments[segment].tiers.gradients == Tier::Nvme;
+        segments.iter().copied().filter(lives_there).map(|segment| Item::Gradients { segment }).collect()
+    };
+    let mut out = Vec::with_capacity(instructions.len());
+    let mut written: Vec<Item> = vec![];
+    let mut on_disk: Vec<Item> = vec![];
+    for instruction in instructions {
+        match &instruction {
+            Instruction::Reduce { segments, .. } => {
+                // What was written last had all the time of a backward.
+                settle(&mut written, &mut on_disk, &mut out);
+                out.push(instruction.clone());
+                for item in moved(segments).into_iter().filter(|item| on_disk.contains(item)) {
+                    out.push(Instruction::Fetch { item });
+                }
+            }
+            Instruction::AwaitReduce { segments, .. } => {
+                let items = moved(segments);
+                for &item in items.iter().filter(|item| on_disk.contains(item)) {
+                    out.push(Instruction::AwaitFetch { item });
+                }
+                out.push(instruction.clone());
+                for item in items {
+                    on_disk.retain(|other| *other != item);
+                    out.push(Instruction::Offload { item });
+                    written.push(item);
+                }
+            }
+            Instruction::GradientNorm => {
+                settle(&mut written, &mut on_disk, &mut out);
+                out.push(instruction);
+            }
+            _ => out.push(instruction),
+        }
+    }
+    out
+}
+
+fn settle(written: &mut Vec<Item>, on_disk: &mut Vec<Item>, out: &mut Vec<Instruction>) {
+    for item in written.drain(..) {
+        out.push(Instruction::AwaitOffload { item });
+        on_disk.push(item);
+    }
+}
+
+/// Makes tiles of the updates of segments whose state is on the disk.
+fn tiles(instructions: Vec<Instruction>, shape: &ModelShape, options: &OffloadOptions) -> Vec<Instruction> {
+    let tiles_of = |instruction: &Instruction| match *instruction {
+        Instruction::Update { segment } => Some((segment, shape.segments[segment].tiers.tiles)),
+        _ => None,
+    };
+    let all: Vec<Item> = instructions
+        .iter()
+        .filter_map(tiles_of)
+        .flat_map(|(segment, tiles)| (0..tiles).map(move |index| Item::Tile { segment, index }))
+        .collect();
+    let mut work = Tiles { all, fetched: 0, updated: 0, writing: VecDeque::new(), out: vec![], options };
+    for instruction in instructions {
+        match tiles_of(&instruction) {
+            Some((segment, tiles)) if tiles > 0 => (0..tiles).for_each(|tile| work.update(segment, tile)),
+            _ => work.out.push(instruction),
+        }
+    }
+    work.finish()
+}
+
+struct Tiles<'a> {
+    all: Vec<Item>,
+    fetched: usize,
+    updated: usize,
+    writing: VecDeque<Item>,
+    out: Vec<Instruction>,
+    options: &'a OffloadOptions,
+}
+
+impl Tiles<'_> {
+    fn update(&mut self, segment: SegmentId, tile: usize) {
+        let item = Item::Tile { segment, index: tile };
+        let wanted = (self.updated + 1 + self.options.ahead()).min(self.all.len());
+        while self.fetched < wanted {
+            // In memory: what is fetched and not updated, and what is being written.
+            while self.fetched - self.updated + self.writing.len() >= self.options.tiles
+                && (self.writing.len() > 1 || self.fetched == self.updated)
+            {
+                self.wait();
+            }
+            if self.fetched - self.updated + self.writing.len() >= self.options.tiles {
+                break;
+            }
+            self.out.push(Instruction::Fetch { item: self.all[self.fetched] });
+            self.fetched += 1;
+        }
+        self.out.push(Instruction::AwaitFetch { item });
+        self.out.push(Instruction::UpdateTile { segment, tile });
+        self.out.push(Instruction::Offload { item });
+        self.updated += 1;
+        self.writing.push_back(item);
+        if !self.options.writes_behind {
+            self.wait();
+        }
+    }
+
+    /// For the tile that has been written for longest.
+    fn wait(&mut self) {
+        if let Some(item) = self.writing.pop_front() {
+            self.out.push(Instruction::AwaitOffload { item });
+        }
+    }
+
+    fn finish(mut self) -> Vec<Instruction> {
+        while !self.writing.is_empty() {
+            self.wait();
+        }
+        self.out
+    }
+}

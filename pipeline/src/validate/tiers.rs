@@ -1,0 +1,163 @@
+//! What is on the disk, what is on its way, and what is in memory: each item goes round in this order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::walk::{Check, ensure};
+use crate::instruction::SegmentId;
+use crate::shape::ModelShape;
+use crate::tier::{Item, Tier};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Disk,
+    Fetching,
+    Memory,
+    Offloading,
+}
+
+/// The items of one rank. What is in no place has not been made yet.
+pub(super) struct Items<'a> {
+    shape: &'a ModelShape,
+    places: BTreeMap<Item, Place>,
+    /// Tiles that were updated in this step.
+    updated: BTreeSet<Item>,
+}
+
+impl<'a> Items<'a> {
+    /// Between steps, state and parameters are on the disk, and there are no gradients.
+    pub(super) fn new(shape: &'a ModelShape, holds: impl Fn(SegmentId) -> (bool, bool)) -> Self {
+        let mut places = BTreeMap::new();
+        for (segment, of) in shape.segments.iter().enumerate() {
+            let (held, owned) = holds(segment);
+            if held && of.tiers.parameters == Tier::Nvme {
+                places.insert(Item::Parameters { segment }, Place::Disk);
+            }
+            if owned {
+                places.extend((0..of.tiers.tiles).map(|index| (Item::Tile { segment, index }, Place::Disk)));
+            }
+        }
+        Self { shape, places, updated: BTreeSet::new() }
+    }
+
+    fn turn(&mut self, item: Item, from: Place, to: Place) -> Check {
+        match self.places.get_mut(&item) {
+            Some(place) if *place == from => {
+                *place = to;
+                Ok(())
+            }
+            Some(place) => Err(format!("the {item} are {}", words(*place))),
+            None => Err(format!("there are no {item} to move")),
+        }
+    }
+
+    /// `is_reduced`: of which segments the gradients are complete.
+    pub(super) fn fetch(&mut self, item: Item, is_reduced: impl Fn(SegmentId) -> bool) -> Check {
+        match item {
+            Item::Parameters { segment } => {
+                let is_new = |tile: &Item| matches!(tile, Item::Tile { segment: s, .. } if *s == segment);
+                let mut tiles = self.updated.iter().filter(|tile| is_new(tile));
+                ensure(tiles.all(|tile| self.places.get(tile) == Some(&Place::Disk)), || {
+                    "what is on the disk was updated in memory".into()
+                })?;
+            }
+            Item::Tile { segment, .. } if self.of(segment).gradients == Tier::Nvme => {
+                let there = self.places.get(&Item::Gradients { segment }) == Some(&Place::Disk);
+                ensure(there && is_reduced(segment), || "its gradients are not on the disk".into())?;
+            }
+            _ => {}
+        }
+        self.turn(item, Place::Disk, Place::Fetching)
+    }
+
+    pub(super) fn await_fetch(&mut self, item: Item) -> Check {
+        self.turn(item, Place::Fetching, Place::Memory)
+    }
+
+    pub(super) fn offload(&mut self, item: Item) -> Check {
+        let changes = !matches!(item, Item::Parameters { .. });
+        ensure(changes, || "they change where their tiles do, and are written with those".into())?;
+        let wanted = !matches!(item, Item::Tile { .. }) || self.updated.contains(&item);
+        ensure(wanted, || "it has not been updated".into())?;
+        self.turn(item, Place::Memory, Place::Offloading)
+    }
+
+    pub(super) fn await_offload(&mut self, item: Item) -> Check {
+        self.turn(item, Place::Offloading, Place::Disk)
+    }
+
+    /// A gather uses up the shard in memory.
+    pub(super) fn gather(&mut self, segment: SegmentId) -> Check {
+        match self.of(segment).parameters {
+            Tier::Memory => Ok(()),
+            Tier::Nvme => self.turn(Item::Parameters { segment }, Place::Memory, Place::Disk),
+        }
+    }
+
+    /// A reduction brings the gradients of a micro-batch, which are added to those of the earlier ones.
+    pub(super) fn reduced(&mut self, segment: SegmentId, is_first: bool) -> Check {
+        let item = Item::Gradients { segment };
+        match (self.of(segment).gradients, is_first) {
+            (Tier::Memory, _) => Ok(()),
+            (Tier::Nvme, true) => {
+                self.places.insert(item, Place::Memory);
+                Ok(())
+            }
+            (Tier::Nvme, false) => self.turn(item, Place::Memory, Place::Memory),
+        }
+    }
+
+    /// The norm takes gradients in memory, or what was written down of them when they left it.
+    pub(super) fn norm(&self, segment: SegmentId) -> Check {
+        let place = self.places.get(&Item::Gradients { segment });
+        ensure(self.of(segment).gradients == Tier::Memory || place == Some(&Place::Disk), || {
+            format!("the gradients of segment {segment} are not on the disk")
+        })
+    }
+
+    /// Whether it was the segment's last tile.
+    pub(super) fn update(&mut self, segment: SegmentId, index: usize) -> Result<bool, String> {
+        let item = Item::Tile { segment, index };
+        self.turn(item, Place::Memory, Place::Memory)?;
+        let before = self.updated.range(Item::Tile { segment, index: 0 }..item).count();
+        ensure(before == index, || "the tile before is not updated".into())?;
+        ensure(self.updated.insert(item), || "updated twice".into())?;
+        Ok(index + 1 == self.of(segment).tiles)
+    }
+
+    /// Whether it is moved at all.
+    pub(super) fn knows(&self, item: Item) -> bool {
+        self.places.contains_key(&item)
+    }
+
+    /// Inputs that are kept for a layer.
+    pub(super) fn keep(&mut self, item: Item) {
+        self.places.insert(item, Place::Memory);
+    }
+
+    /// Inputs that a layer is run on again.
+    pub(super) fn use_up(&mut self, item: Item) -> Check {
+        self.turn(item, Place::Memory, Place::Memory)?;
+        self.places.remove(&item);
+        Ok(())
+    }
+
+    pub(super) fn finish(&self) -> Check {
+        match self.places.iter().find(|(_, place)| **place != Place::Disk) {
+            None => Ok(()),
+            Some((item, place)) => Err(format!("the {item} are {} in the end", words(*place))),
+        }
+    }
+
+    fn of(&self, segment: SegmentId) -> crate::tier::Tiers {
+        self.shape.segments[segment].tiers
+    }
+}
+
+fn words(place: Place) -> &'static str {
+    match place {
+        Place::Disk => "on the disk",
+        Place::Fetching => "being read",
+        Place::Memory => "in memory",
+        Place::Offloading => "being written",
+    }
+}
