@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::config::LayerPattern;
 use crate::errors::ErrorKind;
 use crate::nearest;
 use crate::node::{At, Entry, Node, Value};
@@ -131,7 +132,11 @@ impl Check<'_> {
         match &entry.value.value {
             Value::Map(entries) => {
                 self.fields.sections.insert(path.to_string(), entry.key_at);
-                self.section(path, entry.key_at, entries, &[section.keys]);
+                let live: Vec<Entry> = match is_switched_off(section, entries) {
+                    true => entries.iter().filter(|entry| !is_inactive(section, entry)).cloned().collect(),
+                    false => entries.clone(),
+                };
+                self.section(path, entry.key_at, &live, &[section.keys]);
             }
             // DeepSpeed's first form: on or off.
             Value::Bool(on) if path == "zero_optimization" => {
@@ -314,6 +319,11 @@ impl Check<'_> {
     }
 
     fn wrong_leaf(&mut self, path: &str, key: &'static Key, node: &Node) {
+        if let (Kind::Patterns, Value::List(items)) = (&key.kind, &node.value)
+            && !items.is_empty()
+        {
+            return self.wrong_patterns(path, items);
+        }
         if let (Kind::Choice { later, names }, Value::Text(text)) = (&key.kind, &node.value)
             && later.contains(&text.as_str())
         {
@@ -326,9 +336,41 @@ impl Check<'_> {
         self.report.error(ErrorKind::Value, path, node.at, message, nearest::value(&key.kind, &node.value));
     }
 
+    /// Each regular expression that is wrong, at its own place.
+    fn wrong_patterns(&mut self, path: &str, items: &[Node]) {
+        for item in items {
+            let help = match &item.value {
+                Value::Text(text) => match LayerPattern::new(text) {
+                    Ok(_) => continue,
+                    Err(help) => help,
+                },
+                _ => "write it in quotes if it is a text".to_string(),
+            };
+            let message = format!("`{path}`: expected a regular expression, found {}", item.value.describe());
+            self.report.error(ErrorKind::Value, path, item.at, message, Some(help));
+        }
+    }
+
     fn wrong(&mut self, path: &str, node: &Node, message: String) {
         self.report.error(ErrorKind::Value, path, node.at, format!("`{path}`: {message}"), None);
     }
+}
+
+/// Whether a section that is there has its switch at off.
+fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {
+    let Switch::Key(name, off) = section.switch else { return false };
+    let value =
+        |entry: &&Entry| entry.key == name && entry.value.value != Value::Null && !entry.value.value.says("auto");
+    match entries.iter().find(value) {
+        Some(entry) => off.iter().any(|off| entry.value.value.says(off)),
+        None => schema::find(section.keys, name).is_some_and(|key| off.contains(&key.default)),
+    }
+}
+
+/// Whether an entry's key does nothing here: in a section that is off, whatever its value, it asks for nothing.
+fn is_inactive(section: &Section, entry: &Entry) -> bool {
+    let status = schema::find(section.keys, &entry.key).map(|key| key.status);
+    matches!(status, Some(Status::Later { .. } | Status::Rejected { .. }))
 }
 
 /// Whether a value asks for nothing that is not there.

@@ -4,10 +4,13 @@
 //! that needs the model or the data to be known, a feature that is off), never for a default not yet filled in.
 //! Serialised, a [`Config`] has the shape of `ds.yaml`: the same keys in the same sections.
 
+mod activations;
 mod data;
 mod launcher;
+mod layers;
 mod model;
 mod monitor;
+mod offload;
 mod optimizer;
 mod pipeline;
 mod precision;
@@ -25,12 +28,15 @@ use crate::origin::Origins;
 use crate::typed::Typed;
 use crate::yaml_out;
 
+pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{Launcher, Transport};
+pub use layers::LayerPattern;
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
 pub use monitor::{CommsLogger, Monitor};
+pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::Optimizer;
-pub use pipeline::{LayerPattern, PartitionMethod, Pipeline, PipelineSchedule};
+pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype};
 pub use scheduler::{Scheduler, WarmupType};
 pub use training::{EarlyStopping, Sample, Training, WeightDecayOn};
@@ -80,6 +86,10 @@ pub struct Config {
     pub zero: Zero,
     /// Layers in stages on different ranks.
     pub pipeline: Pipeline,
+    /// What is computed again in the backward instead of kept; `None` when everything is kept.
+    pub activation_checkpointing: Option<ActivationCheckpointing>,
+    /// Reads and writes of offload to NVMe.
+    pub aio: Aio,
     /// One CSV file per metric.
     pub csv_monitor: Monitor,
     /// TensorBoard event files.

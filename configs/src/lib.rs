@@ -21,6 +21,7 @@
 //! ```
 
 mod batch;
+mod bytes;
 mod check;
 mod choice;
 mod config;
@@ -42,6 +43,7 @@ mod value;
 mod world;
 mod yaml_out;
 
+pub use bytes::bytes;
 pub use config::*;
 pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};

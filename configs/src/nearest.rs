@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use crate::bytes::bytes;
 use crate::config::PartitionMethod;
 use crate::node::Value;
 use crate::schema::{self, Key, Kind, Status};
+use crate::value::leaf;
 
 /// Longer names are not compared: no key is longer, and comparing costs the product of the lengths.
 const LONGEST: usize = 64;
@@ -104,12 +106,21 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
             "no" | "off" | "n" => Some("write `false`".to_string()),
             _ => None,
         },
-        (Kind::Int { .. } | Kind::Float(_), Value::Text(text)) => {
+        (Kind::Int { .. } | Kind::Multiple { .. } | Kind::Float(_), Value::Text(text)) => {
             let digits = text.replace(['_', ','], "");
             let number = matches!(crate::scalar::plain(&digits), Value::Int(_) | Value::Float(_));
             number.then(|| format!("write {digits}"))
         }
-        (Kind::Text | Kind::Paths | Kind::Texts, Value::Bool(_) | Value::Int(_) | Value::Float(_)) => {
+        (Kind::Multiple { of, .. }, Value::Int(number)) if *number > 0 => {
+            let next = u64::try_from(*number).ok()?.checked_next_multiple_of(*of)?;
+            leaf(kind, &Value::Int(next.into())).map(|_| format!("the next multiple is {next}"))
+        }
+        // `6G` is a thousand to some programs and 1024 to others.
+        (Kind::Bytes { .. }, Value::Text(text)) => {
+            let text = text.to_ascii_uppercase();
+            bytes(&format!("{text}iB")).map(|_| format!("write `{text}iB` or `{text}B`"))
+        }
+        (Kind::Text | Kind::Path | Kind::Paths | Kind::Texts, Value::Bool(_) | Value::Int(_) | Value::Float(_)) => {
             Some("write it in quotes if it is a text".to_string())
         }
         _ => None,

@@ -2,6 +2,8 @@
 //!
 //! After an error the values are stand-ins: whoever reads a configuration with errors gets the errors, not the values.
 
+use std::path::PathBuf;
+
 use crate::check::{Field, Fields};
 use crate::choice::Choice;
 use crate::node::At;
@@ -88,15 +90,17 @@ impl<'t> Resolver<'t> {
 impl<'t> Reader<'_, 't> {
     /// A section inside this one, when it was written.
     pub(crate) fn inner(&mut self, name: &str) -> Option<Reader<'_, 't>> {
-        let path = join(&self.path, name);
-        if !self.resolver.has_section(&path) {
-            return None;
-        }
+        let is_written = self.resolver.has_section(&join(&self.path, name));
+        is_written.then(|| self.section(name))
+    }
+
+    /// A section inside this one, written or not.
+    pub(crate) fn section(&mut self, name: &str) -> Reader<'_, 't> {
         let keys = match schema::find(self.keys, name).map(|key| key.kind) {
             Some(Kind::Section(section)) => section.keys,
             _ => &[],
         };
-        Some(Reader { resolver: self.resolver, path, keys })
+        Reader { path: join(&self.path, name), resolver: self.resolver, keys }
     }
 
     pub(crate) fn bool(&mut self, name: &str) -> bool {
@@ -116,16 +120,17 @@ impl<'t> Reader<'_, 't> {
 
     /// `None` is `auto`, or a value that is computed.
     pub(crate) fn optional_int(&mut self, name: &str) -> Option<usize> {
-        match self.leaf(name) {
-            Leaf::Int(value) => Some(usize::try_from(value).unwrap_or(usize::MAX)),
-            _ => None,
-        }
+        self.optional_u64(name).map(|value| usize::try_from(value).unwrap_or(usize::MAX))
     }
 
     pub(crate) fn u64(&mut self, name: &str) -> u64 {
+        self.optional_u64(name).unwrap_or(0)
+    }
+
+    pub(crate) fn optional_u64(&mut self, name: &str) -> Option<u64> {
         match self.leaf(name) {
-            Leaf::Int(value) => value,
-            _ => 0,
+            Leaf::Int(value) => Some(value),
+            _ => None,
         }
     }
 
@@ -156,6 +161,10 @@ impl<'t> Reader<'_, 't> {
             Leaf::Text(value) => Some(value),
             _ => None,
         }
+    }
+
+    pub(crate) fn optional_path(&mut self, name: &str) -> Option<PathBuf> {
+        self.optional_text(name).map(PathBuf::from)
     }
 
     pub(crate) fn texts(&mut self, name: &str) -> Option<Vec<String>> {

@@ -143,6 +143,8 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         scheduler,
         zero: Zero::read(resolver),
         pipeline: Pipeline::read(resolver),
+        activation_checkpointing: ActivationCheckpointing::read(resolver),
+        aio: Aio::read(resolver),
         csv_monitor: Monitor::read(resolver, "csv_monitor"),
         tensorboard: Monitor::read(resolver, "tensorboard"),
         comms_logger: CommsLogger::read(resolver),

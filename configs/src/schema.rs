@@ -5,6 +5,7 @@
 
 mod deepspeed;
 mod inactive;
+mod offload;
 mod optimizer;
 mod own;
 mod pipeline;
@@ -67,7 +68,18 @@ pub(crate) enum Kind {
     Float(Range),
     /// Two numbers.
     Pair(Range),
+    /// A whole number that `of` divides, from `of` to `max`.
+    Multiple {
+        of: u64,
+        max: u64,
+    },
+    /// A number of bytes, or a text with a unit.
+    Bytes {
+        min: u64,
+    },
     Text,
+    /// A text that is not empty.
+    Path,
     Choice {
         names: &'static [&'static str],
         later: &'static [&'static str],
@@ -77,6 +89,8 @@ pub(crate) enum Kind {
     /// A text or a list of texts, one at least.
     Paths,
     Texts,
+    /// A list of regular expressions on names of layers, one at least.
+    Patterns,
     Ints {
         min: u64,
         max: u64,
@@ -105,7 +119,7 @@ pub(crate) struct Section {
     pub(crate) switch: Switch,
 }
 
-/// What switches on a section that is not implemented as a whole.
+/// What switches on a section as a whole.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Switch {
     /// Each key speaks for itself.

@@ -1,6 +1,7 @@
 //! From what YAML says to what a key expects.
 
-use crate::config::PartitionMethod;
+use crate::bytes::bytes;
+use crate::config::{LayerPattern, PartitionMethod};
 use crate::node::{Node, Value};
 use crate::schema::{Kind, Range};
 
@@ -25,12 +26,18 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
     match (kind, value) {
         (Kind::Bool, Value::Bool(value)) => Some(Leaf::Bool(*value)),
         (Kind::Int { min, max }, value) => whole(value, *min, *max).map(Leaf::Int),
+        (Kind::Multiple { of, max }, value) => {
+            whole(value, *of, *max).filter(|number| number.is_multiple_of(*of)).map(Leaf::Int)
+        }
+        (Kind::Bytes { min }, Value::Text(text)) => bytes(text).filter(|bytes| bytes >= min).map(Leaf::Int),
+        (Kind::Bytes { min }, value) => whole(value, *min, u64::MAX).map(Leaf::Int),
         (Kind::Float(range), value) => number(value, *range).map(Leaf::Float),
         (Kind::Pair(range), Value::List(items)) => match items.as_slice() {
             [first, second] => Some(Leaf::Pair([number(&first.value, *range)?, number(&second.value, *range)?])),
             _ => None,
         },
         (Kind::Text, Value::Text(text)) => Some(Leaf::Text(text.clone())),
+        (Kind::Path, Value::Text(text)) => (!text.is_empty()).then(|| Leaf::Text(text.clone())),
         (Kind::Choice { names, .. }, Value::Text(text)) => {
             names.contains(&text.as_str()).then(|| Leaf::Text(text.clone()))
         }
@@ -40,6 +47,9 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
             texts(items).filter(|texts| texts.iter().all(|text| !text.is_empty())).map(Leaf::Texts)
         }
         (Kind::Texts, Value::List(items)) => texts(items).map(Leaf::Texts),
+        (Kind::Patterns, Value::List(items)) if !items.is_empty() => texts(items)
+            .filter(|patterns| patterns.iter().all(|pattern| LayerPattern::new(pattern).is_ok()))
+            .map(Leaf::Texts),
         (Kind::Ints { min, max }, Value::List(items)) => {
             items.iter().map(|item| whole(&item.value, *min, *max)).collect::<Option<_>>().map(Leaf::Ints)
         }
@@ -52,9 +62,12 @@ pub(crate) fn expected(kind: &Kind) -> String {
     match kind {
         Kind::Bool => "true or false".to_string(),
         Kind::Int { min, max } => format!("a whole number{}", bounds(*min, *max)),
+        Kind::Multiple { of, max } => format!("a multiple of {of}, at most {max}"),
+        Kind::Bytes { min } => format!("a number of bytes of at least {min}, or a text like `6GiB`"),
         Kind::Float(range) => range.describe("a number"),
         Kind::Pair(range) => format!("a list of two numbers, each {}", range.describe("")),
         Kind::Text => "a text".to_string(),
+        Kind::Path => "a path".to_string(),
         Kind::Choice { names, .. } => {
             let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
             match names.as_slice() {
@@ -66,6 +79,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Partition => "`parameters`, `uniform`, `time` or `type:REGEX`".to_string(),
         Kind::Paths => "a path, a glob, or a list of them".to_string(),
         Kind::Texts => "a list of texts".to_string(),
+        Kind::Patterns => "a list of regular expressions, one at least".to_string(),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
         Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
         Kind::Any => "nothing".to_string(),

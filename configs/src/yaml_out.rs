@@ -1,6 +1,7 @@
 //! Writes a resolved configuration as YAML that runs again as it is, and that other YAML readers understand too.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -39,6 +40,11 @@ pub(crate) fn auto<T: Serialize, S: Serializer>(value: &Option<T>, serializer: S
     }
 }
 
+/// Serialises a path as text; of a program's own path that is none, what can be shown of it.
+pub(crate) fn path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
+
 /// The configuration in the shape of `ds.yaml`, keys in order.
 pub(crate) fn tree(config: &Config) -> Value {
     // Plain data with text keys: there is nothing in it that could fail to serialise.
@@ -57,11 +63,14 @@ pub(crate) fn leaves(config: &Config) -> Vec<(String, String)> {
 
 fn write(config: &Config, origins: bool) -> String {
     let mut out = String::new();
+    let mut was_inside = false;
     visit("", &tree(config), 0, &mut |depth, path, name, value| {
         let is_section = value.is_none();
-        if depth == 0 && is_section {
+        // Around each section of the file a line is free.
+        if depth == 0 && (is_section || was_inside) {
             out.push('\n');
         }
+        was_inside = depth > 0;
         let mut line = format!("{:indent$}{name}:", "", indent = 2 * depth);
         if let Some(value) = &value {
             let _ = write!(line, " {value}");

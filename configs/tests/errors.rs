@@ -230,13 +230,10 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
         "flops_profiler: {enabled: true}",
         "data_efficiency: {enabled: true}",
         "pipeline: {activation_checkpoint_interval: 1}",
-        "activation_checkpointing: {partition_activations: true}",
         "optimizer: {type: Muon}",
         "optimizer: {type: lamb}",
         "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1}}",
         "prescale_gradients: true",
-        "zero_optimization: {offload_optimizer: {device: cpu}}",
-        "zero_optimization: {offload_param: {device: nvme}}",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "zero_optimization: {zero_hpz_partition_size: 8}",
         "bf16: {enabled: true, bf16_optimizer_states: true}",
@@ -259,6 +256,8 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
         "disable_allgather: true",
         "checkpoint: {writer: {type: FAST}}",
         "aio: {use_gds: true}",
+        "activation_checkpointing: {partition_activations: true}",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
         "aio: {thread_count: 1}",
         "optimizer: {type: Adam, params: {amsgrad: true}}",
         "optimizer: {type: AdamW, legacy_fusion: true}",
@@ -275,7 +274,7 @@ autotuning: {enabled: false, fast: false, model_info: {profile: true}}
 flops_profiler: {enabled: false, detailed: false}
 data_efficiency: {enabled: false, data_sampling: {num_epochs: 3}}
 pipeline: {stages: auto, activation_checkpoint_interval: 0}
-activation_checkpointing: {partition_activations: false, cpu_checkpointing: false, number_checkpoints: null}
+activation_checkpointing: {enabled: false, partition_activations: true, cpu_checkpointing: false}
 prescale_gradients: false
 gradient_predivide_factor: 1
 zero_optimization:
@@ -305,7 +304,7 @@ train_micro_batch_size_per_gpu: 1
 zero_allow_untested_optimizer: true
 zero_force_ds_cpu_optimizer: true
 vocabulary_size: 50304
-aio: {block_size: 262144, queue_depth: 8}
+activation_checkpointing: {profile: true, contiguous_memory_optimization: false}
 zero_optimization: {contiguous_gradients: false, allgather_partitions: true}
 ";
     let config = Config::parse("ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"));
@@ -315,7 +314,7 @@ zero_optimization: {contiguous_gradients: false, allgather_partitions: true}
         [
             "zero_allow_untested_optimizer",
             "vocabulary_size",
-            "aio.block_size",
+            "activation_checkpointing.profile",
             "zero_optimization.contiguous_gradients"
         ]
     );

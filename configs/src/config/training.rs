@@ -33,6 +33,8 @@ pub struct Training {
     pub early_stopping: Option<EarlyStopping>,
     /// Which parameters are decayed.
     pub weight_decay_on: WeightDecayOn,
+    /// Bytes that a rank may hold; `None` is what the cgroup allows, or what the machine has.
+    pub memory_limit: Option<u64>,
     /// Text to generate when training is over.
     pub sample: Option<Sample>,
     /// Write the measured timeline of the run.
@@ -94,6 +96,7 @@ impl Training {
                 .inner("early_stopping")
                 .map(|mut keys| EarlyStopping { patience: keys.int("patience"), min_delta: keys.float("min_delta") }),
             weight_decay_on: keys.choice("weight_decay_on", WeightDecayOn::Matrices),
+            memory_limit: keys.optional_u64("memory_limit"),
             sample: keys.inner("sample").map(|mut keys| Sample {
                 prompt: keys.text("prompt"),
                 tokens: keys.int("tokens"),

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::config::offload::{self, OffloadOptimizer, OffloadParam};
 use crate::reader::Resolver;
 
 /// What is sharded over the data-parallel ranks.
@@ -52,6 +53,13 @@ pub struct Zero {
     /// Accept a parameter that gets no gradient. DeepSpeed's default is `true`; here it is `false`: such a parameter is an
     /// error that names it.
     pub ignore_unused_parameters: bool,
+    /// Elements of a tile: what the optimizer updates, and offload reads and writes, at a time. `None` is `auto`.
+    #[serde(serialize_with = "crate::yaml_out::auto")]
+    pub sub_group_size: Option<usize>,
+    /// Where a rank keeps its shards of the parameters.
+    pub offload_param: OffloadParam,
+    /// Where a rank keeps its optimizer state and master weights.
+    pub offload_optimizer: OffloadOptimizer,
 }
 
 impl Zero {
@@ -63,7 +71,7 @@ impl Zero {
             2 => ZeroStage::Two,
             _ => ZeroStage::Three,
         };
-        Self {
+        let zero = Self {
             stage,
             overlap_comm: keys.optional_bool("overlap_comm").unwrap_or(stage == ZeroStage::Three),
             reduce_scatter: keys.bool("reduce_scatter"),
@@ -75,6 +83,11 @@ impl Zero {
             stage3_max_live_parameters: keys.int("stage3_max_live_parameters"),
             stage3_max_reuse_distance: keys.int("stage3_max_reuse_distance"),
             ignore_unused_parameters: keys.bool("ignore_unused_parameters"),
-        }
+            sub_group_size: keys.optional_int("sub_group_size"),
+            offload_param: OffloadParam::read(&mut keys.section("offload_param")),
+            offload_optimizer: OffloadOptimizer::read(&mut keys.section("offload_optimizer")),
+        };
+        offload::check(&zero, resolver);
+        zero
     }
 }

@@ -1,6 +1,7 @@
 //! The top of the file, and DeepSpeed's sections that are implemented.
 
 use super::inactive::*;
+use super::offload::{ACTIVATION_CHECKPOINTING, AIO};
 use super::optimizer::{OPTIMIZER, SCHEDULER};
 use super::own::{DATA, LAUNCHER, MODEL, TRAINING};
 use super::pipeline::PIPELINE;
@@ -32,6 +33,8 @@ pub(super) static TOP: &[Key] = &[
     now("dump_state", Kind::Bool, "false", "Print the state of engine and optimizer at the start"),
     now("dataloader_drop_last", Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full"),
     now("log_level", Kind::Choice { names: LogLevel::NAMES, later: &[] }, "info", "What is logged"),
+    section("activation_checkpointing", &ACTIVATION_CHECKPOINTING, "Keep the inputs of some layers only, and compute the rest again in the backward: less memory, more time"),
+    section("aio", &AIO, "Reads and writes of offload to NVMe"),
     section("csv_monitor", &MONITOR, "One CSV file per metric"),
     section("tensorboard", &MONITOR, "TensorBoard event files"),
     section("comms_logger", &COMMS_LOGGER, "Count, bytes and seconds of each collective"),
@@ -40,8 +43,6 @@ pub(super) static TOP: &[Key] = &[
     section("training", &TRAINING, "How long to train, when to evaluate and save"),
     section("launcher", &LAUNCHER, "How ranks are started and how they talk"),
     later_section("fp16", &FP16, "f16 parameters with loss scaling"),
-    section("activation_checkpointing", &ACTIVATION_CHECKPOINTING, "Recompute activations in the backward"),
-    section("aio", &AIO, "I/O of offload to NVMe"),
     section("checkpoint", &CHECKPOINT, "How checkpoints are written"),
     section("timers", &TIMERS, "Timers"),
     later_section("autotuning", &AUTOTUNING, "Search for the fastest configuration"),

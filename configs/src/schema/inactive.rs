@@ -17,27 +17,6 @@ pub(super) static FP16: Section = Section { switch: Switch::Key("enabled", &["fa
 ] };
 
 #[rustfmt::skip]
-pub(super) static ACTIVATION_CHECKPOINTING: Section = Section { switch: Switch::Keys, keys: &[
-    later("partition_activations", "false", "Shard saved activations"),
-    later("cpu_checkpointing", "false", "Saved activations in host memory"),
-    later("number_checkpoints", "null", "Recompute in so many parts"),
-    later("profile", "false", "Time each recomputation"),
-    ignored("contiguous_memory_optimization", Kind::Bool, "false", "nothing is recomputed yet"),
-    ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "nothing is recomputed yet"),
-] };
-
-#[rustfmt::skip]
-pub(super) static AIO: Section = Section { switch: Switch::Keys, keys: &[
-    ignored("block_size", SIZE_1, "1048576", "only offload to NVMe reads it"),
-    ignored("queue_depth", SIZE_1, "8", "only offload to NVMe reads it"),
-    ignored("intra_op_parallelism", SIZE_1, "1", "only offload to NVMe reads it"),
-    ignored("single_submit", Kind::Bool, "false", "only offload to NVMe reads it"),
-    ignored("overlap_events", Kind::Bool, "true", "only offload to NVMe reads it"),
-    rejected("use_gds", "false", "GPUDirect Storage is not supported"),
-    removed("thread_count", "DeepSpeed ignores it too; write `intra_op_parallelism`"),
-] };
-
-#[rustfmt::skip]
 pub(super) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
     ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under one name"),
     ignored("load_universal", Kind::Bool, "false", "every checkpoint loads into any layout"),

@@ -1,5 +1,6 @@
 //! Keys of `zero_optimization`. Sizes are in elements.
 
+use super::offload::{OFFLOAD_OPTIMIZER, OFFLOAD_PARAM};
 use super::*;
 
 #[rustfmt::skip]
@@ -15,6 +16,9 @@ pub(super) static ZERO: Section = Section { switch: Switch::Keys, keys: &[
     now("stage3_max_live_parameters", SIZE, "1000000000", "Most elements gathered at a time"),
     now("stage3_max_reuse_distance", SIZE, "1000000000", "Do not release what is used again within so many elements"),
     now("ignore_unused_parameters", Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)"),
+    engine("sub_group_size", Kind::Int { min: 1024, max: u64::MAX }, "auto", "Elements that the optimizer updates at a time, which is also what offload reads and writes at a time; auto: derived from the sizes of the model (DeepSpeed's default is 1e9)"),
+    section("offload_param", &OFFLOAD_PARAM, "Parameters in host memory or on disk"),
+    section("offload_optimizer", &OFFLOAD_OPTIMIZER, "Optimizer state in host memory or on disk"),
     later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones"),
     later("stage3_allgather_sequential", "false", "Gather parameter by parameter"),
     later_unless("zero_hpz_partition_size", &["1"], "ZeRO++ hpZ: ranks of the secondary shard group"),
@@ -22,14 +26,11 @@ pub(super) static ZERO: Section = Section { switch: Switch::Keys, keys: &[
     later("zero_quantized_nontrainable_weights", "false", "Keep frozen weights quantized"),
     later("zero_quantized_gradients", "false", "ZeRO++ qgZ: reduce gradients as int8 and int4"),
     later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum out of the swap"),
-    later_section("offload_param", &OFFLOAD_PARAM, "Parameters in host memory or on disk"),
-    later_section("offload_optimizer", &OFFLOAD_OPTIMIZER, "Optimizer state in host memory or on disk"),
     later_section("zenflow", &ZENFLOW, "Update important gradients at once, the others now and then"),
     later_section("leaf_module", &LEAF_MODULE, "Modules gathered as a whole"),
     ignored("contiguous_gradients", Kind::Bool, "true", "gradients always go to one buffer as they are produced"),
     ignored("compute_grad_norm", Kind::Bool, "true", "the norm of the gradient is always computed and written to the metrics"),
-    ignored("sub_group_size", SIZE_1, "1000000000", "only offload reads it"),
-    ignored("round_robin_gradients", Kind::Bool, "false", "only offload reads it"),
+    ignored("round_robin_gradients", Kind::Bool, "false", "each rank offloads its own part only; there are no copies to take turns"),
     ignored("parameter_alignment", Kind::Bool, "false", "flat buffers are always aligned"),
     ignored("log_trace_cache_warnings", Kind::Bool, "false", "the order of fetches is planned, not traced"),
     ignored("enable_sanity_checks", Kind::Bool, "false", "a step is always validated before it runs"),
@@ -51,30 +52,6 @@ pub(super) static ZERO: Section = Section { switch: Switch::Keys, keys: &[
     removed("mics_shard_size", "MiCS is gone; delete the key"),
     removed("mics_hierarchical_params_gather", "MiCS is gone; delete the key"),
     removed("zeropp_loco_param", "LoCo is gone; delete the key"),
-] };
-
-#[rustfmt::skip]
-static OFFLOAD_PARAM: Section = Section { switch: Switch::Key("device", &["none"]), keys: &[
-    later_unless("device", &["none"], "none, cpu or nvme"),
-    later("nvme_path", "null", "Folder of the swap files"),
-    later("buffer_count", "5", "Buffers for nvme"),
-    later("buffer_size", "1e8", "Elements per buffer"),
-    later("max_in_cpu", "1e9", "Elements kept in host memory"),
-    later("pin_memory", "true", "Page-locked host memory"),
-] };
-
-#[rustfmt::skip]
-static OFFLOAD_OPTIMIZER: Section = Section { switch: Switch::Key("device", &["none"]), keys: &[
-    later_unless("device", &["none"], "none, cpu or nvme"),
-    later("nvme_path", "null", "Folder of the swap files"),
-    later("buffer_count", "4", "Buffers for nvme"),
-    later("pin_memory", "true", "Page-locked host memory"),
-    later("pipeline_read", "false", "Read the next tile while updating"),
-    later("pipeline_write", "false", "Write the last tile while updating"),
-    later("fast_init", "false", "Do not read back after the first write"),
-    later("ratio", "1.0", "Part of the state that is updated on the host"),
-    rejected("super_offload", "false", "it is for one kind of machine"),
-    rejected("cpuadam_cores_perc", "0.8", "it belongs to super_offload"),
 ] };
 
 #[rustfmt::skip]

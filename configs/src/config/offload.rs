@@ -1,0 +1,168 @@
+//! `offload_param`, `offload_optimizer` and `aio`: state that is kept out of memory, and how it is read and written.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::choice::choice;
+use crate::config::{Zero, ZeroStage};
+use crate::errors::ErrorKind;
+use crate::node::At;
+use crate::reader::{Reader, Resolver};
+
+choice! {
+    /// Where something is kept while it is not needed.
+    pub enum OffloadDevice {
+        /// Where it was made.
+        None = "none",
+        /// In the memory of the host. On a machine without accelerator that is where it was made.
+        Cpu = "cpu",
+        /// In files on a local disk.
+        Nvme = "nvme",
+    }
+}
+
+/// `zero_optimization.offload_optimizer`: where a rank keeps its optimizer state and master weights.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OffloadOptimizer {
+    /// Where.
+    pub device: OffloadDevice,
+    /// Folder of the files, relative to the working directory; given when the device is [`OffloadDevice::Nvme`].
+    #[serde(serialize_with = "crate::yaml_out::path")]
+    pub nvme_path: Option<PathBuf>,
+    /// Tiles of [`Zero::sub_group_size`] in memory at a time, those being read and written included: 2 or more when either
+    /// is pipelined.
+    pub buffer_count: usize,
+    /// Read the next tile while this one is updated.
+    pub pipeline_read: bool,
+    /// Write the last tile while this one is updated.
+    pub pipeline_write: bool,
+}
+
+/// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OffloadParam {
+    /// Where.
+    pub device: OffloadDevice,
+    /// Folder of the files, relative to the working directory; given when the device is [`OffloadDevice::Nvme`].
+    #[serde(serialize_with = "crate::yaml_out::path")]
+    pub nvme_path: Option<PathBuf>,
+    /// Shards in memory at a time, those being read and written included.
+    pub buffer_count: usize,
+    /// Elements that stay in memory although the device is [`OffloadDevice::Nvme`].
+    pub max_in_cpu: usize,
+}
+
+/// `aio`: reads and writes of files that offload keeps.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Aio {
+    /// Bytes of one read or write, a multiple of 4096.
+    pub block_size: usize,
+    /// Reads and writes under way at a time.
+    pub queue_depth: usize,
+    /// Hand each to the kernel by itself, not as many as there are at once.
+    pub single_submit: bool,
+    /// Hand over further ones before those under way have ended.
+    pub overlap_events: bool,
+    /// Threads that share the reads and writes of a rank.
+    pub intra_op_parallelism: usize,
+}
+
+impl OffloadOptimizer {
+    pub(super) fn read(keys: &mut Reader<'_, '_>) -> Self {
+        Self {
+            device: keys.choice("device", OffloadDevice::None),
+            nvme_path: keys.optional_path("nvme_path"),
+            buffer_count: keys.int("buffer_count"),
+            pipeline_read: keys.bool("pipeline_read"),
+            pipeline_write: keys.bool("pipeline_write"),
+        }
+    }
+}
+
+impl OffloadParam {
+    pub(super) fn read(keys: &mut Reader<'_, '_>) -> Self {
+        Self {
+            device: keys.choice("device", OffloadDevice::None),
+            nvme_path: keys.optional_path("nvme_path"),
+            buffer_count: keys.int("buffer_count"),
+            max_in_cpu: keys.int("max_in_cpu"),
+        }
+    }
+}
+
+impl Aio {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("aio");
+        Self {
+            block_size: keys.int("block_size"),
+            queue_depth: keys.int("queue_depth"),
+            single_submit: keys.bool("single_submit"),
+            overlap_events: keys.bool("overlap_events"),
+            intra_op_parallelism: keys.int("intra_op_parallelism"),
+        }
+    }
+}
+
+/// What offload asks of the stage, and the device of its section.
+pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
+    const PARAM: &str = "zero_optimization.offload_param";
+    const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
+    let (param, optimizer) = (&zero.offload_param, &zero.offload_optimizer);
+    sharded(OPTIMIZER, optimizer.device, zero.stage, (ZeroStage::One, "optimizer state"), resolver);
+    sharded(PARAM, param.device, zero.stage, (ZeroStage::Three, "parameters"), resolver);
+    for (section, device, path) in
+        [(PARAM, param.device, &param.nvme_path), (OPTIMIZER, optimizer.device, &optimizer.nvme_path)]
+    {
+        has_device(section, resolver);
+        has_path(section, device, path.is_some(), resolver);
+    }
+    let pipelined = [("pipeline_read", optimizer.pipeline_read), ("pipeline_write", optimizer.pipeline_write)];
+    if let Some((name, _)) = pipelined.into_iter().find(|(_, on)| *on)
+        && optimizer.device == OffloadDevice::Nvme
+        && optimizer.buffer_count < 2
+    {
+        let message = format!("`{name}` has one tile under way while another is updated, and `buffer_count` is 1");
+        let help = "write `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();
+        let paths = ["buffer_count", name].map(|name| format!("{OPTIMIZER}.{name}"));
+        resolver.contradiction(&paths.each_ref().map(String::as_str), message, Some(help));
+    }
+}
+
+/// What is offloaded is a rank's own part: there must be one.
+fn sharded(
+    section: &str,
+    device: OffloadDevice,
+    stage: ZeroStage,
+    (least, what): (ZeroStage, &str),
+    resolver: &mut Resolver<'_>,
+) {
+    if device != OffloadDevice::None && stage < least {
+        let (stage, least) = (u8::from(stage), u8::from(least));
+        let message =
+            format!("`{section}.device: {device}` keeps a rank's shard of the {what}, and stage {stage} has none");
+        let or_more = if least < 3 { " or more" } else { "" };
+        let help = format!("write `stage: {least}`{or_more}, or leave `device` out");
+        let path = format!("{section}.device");
+        resolver.contradiction(&[&path, "zero_optimization.stage"], message, Some(help));
+    }
+}
+
+/// Warns of a section without the key that would switch it on.
+fn has_device(section: &str, resolver: &mut Resolver<'_>) {
+    let path = format!("{section}.device");
+    if resolver.has_section(section) && resolver.at(&path) == At::Default {
+        resolver.warn(section, format!("`{section}` does nothing without `device`, which is none by default"));
+    }
+}
+
+/// Files need a folder. Each section has its own, as in DeepSpeed.
+pub(super) fn has_path(section: &str, device: OffloadDevice, is_given: bool, resolver: &mut Resolver<'_>) {
+    let path = format!("{section}.nvme_path");
+    if device == OffloadDevice::Nvme && !is_given && !resolver.report.is_poisoned(&path) {
+        let at = resolver.at(&format!("{section}.device"));
+        let message = format!("`{section}.device: nvme` needs `{path}`, and it is not written");
+        let help = "write the folder for its files, on a local disk; each section has its own".to_string();
+        resolver.report.error(ErrorKind::Missing, &path, at, message, Some(help));
+    }
+}
