@@ -8,7 +8,7 @@ use crate::nearest;
 use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, Variant, Variants, join};
-use crate::value::{Leaf, expected, leaf};
+use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
 /// A value as typed.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,6 +138,7 @@ impl Check<'_> {
                 };
                 self.section(path, entry.key_at, &live, &[section.keys]);
             }
+            Value::Bool(false) if !matches!(section.switch, Switch::Keys) => {}
             // DeepSpeed's first form: on or off.
             Value::Bool(on) if path == "zero_optimization" => {
                 let at = entry.value.at;
@@ -320,7 +321,7 @@ impl Check<'_> {
 
     fn wrong_leaf(&mut self, path: &str, key: &'static Key, node: &Node) {
         if let (Kind::Patterns, Value::List(items)) = (&key.kind, &node.value)
-            && !items.is_empty()
+            && (1..=MAX_PATTERNS).contains(&items.len())
         {
             return self.wrong_patterns(path, items);
         }

@@ -22,6 +22,23 @@ more, the table says so. The resolved value is printed by `zero-train check`.
 | ignored | accepted without effect, for the reason given; a warning when the value is not the default |
 | rejected | cannot have a meaning here: an error with the reason, unless it is off |
 | removed | gone from DeepSpeed: an error that says what to write instead |
+
+## A model larger than memory
+
+Parameters and optimizer state in files on a local disk, the inputs of layers kept and the rest computed again, and no more than
+6 GiB a rank:
+
+```yaml
+train_micro_batch_size_per_gpu: 1
+zero_optimization:
+  stage: 3
+  offload_param: {device: nvme, nvme_path: /mnt/nvme/parameters}
+  offload_optimizer: {device: nvme, nvme_path: /mnt/nvme/optimizer}
+activation_checkpointing: {interval: 1}
+training: {memory_limit: 6GiB}
+```
+
+## Top level
 ";
 
 /// Every key with its type, default, status and meaning, as Markdown.

@@ -89,7 +89,7 @@ pub(crate) enum Kind {
     /// A text or a list of texts, one at least.
     Paths,
     Texts,
-    /// A list of regular expressions on names of layers, one at least.
+    /// A list of regular expressions on names of layers.
     Patterns,
     Ints {
         min: u64,

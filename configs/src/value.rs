@@ -5,6 +5,9 @@ use crate::config::{LayerPattern, PartitionMethod};
 use crate::node::{Node, Value};
 use crate::schema::{Kind, Range};
 
+/// Most regular expressions in a list: each takes milliseconds to compile when it is meant to.
+pub(crate) const MAX_PATTERNS: usize = 100;
+
 /// A value of the type that its key expects.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Leaf {
@@ -47,7 +50,7 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
             texts(items).filter(|texts| texts.iter().all(|text| !text.is_empty())).map(Leaf::Texts)
         }
         (Kind::Texts, Value::List(items)) => texts(items).map(Leaf::Texts),
-        (Kind::Patterns, Value::List(items)) if !items.is_empty() => texts(items)
+        (Kind::Patterns, Value::List(items)) if (1..=MAX_PATTERNS).contains(&items.len()) => texts(items)
             .filter(|patterns| patterns.iter().all(|pattern| LayerPattern::new(pattern).is_ok()))
             .map(Leaf::Texts),
         (Kind::Ints { min, max }, Value::List(items)) => {
@@ -79,7 +82,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Partition => "`parameters`, `uniform`, `time` or `type:REGEX`".to_string(),
         Kind::Paths => "a path, a glob, or a list of them".to_string(),
         Kind::Texts => "a list of texts".to_string(),
-        Kind::Patterns => "a list of regular expressions, one at least".to_string(),
+        Kind::Patterns => format!("a list of 1 to {MAX_PATTERNS} regular expressions"),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
         Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
         Kind::Any => "nothing".to_string(),

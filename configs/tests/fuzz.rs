@@ -11,7 +11,7 @@ const PRESETS: [&str; 4] = [
 ];
 
 /// Pieces that mean something to YAML or to the schema.
-const PIECES: [&str; 43] = [
+const PIECES: [&str; 49] = [
     "{",
     "}",
     "[",
@@ -55,6 +55,12 @@ const PIECES: [&str; 43] = [
     "pipeline: {stages: 2}\n",
     "partition: ",
     "type:(",
+    "offload_optimizer: ",
+    "device: nvme",
+    "nvme_path: ",
+    "activation_checkpointing:\n  ",
+    "layers: [",
+    "training: {memory_limit: 6GiB}\n",
 ];
 
 fn try_all(source: Source, overrides: &[String], ranks: usize) {

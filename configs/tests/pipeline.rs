@@ -283,5 +283,9 @@ fn deepspeeds_other_keys_are_accepted_when_they_ask_for_nothing() {
     let warned: Vec<_> = config.warnings.iter().map(|warning| warning.place.path.as_str()).collect();
     assert_eq!(warned, ["pipeline.seed_layers", "pipeline.pipe_partitioned", "pipeline.grad_partitioned"]);
     let error = only(&format!("{HEAD}pipeline: {{activation_checkpoint_interval: 1}}"), None);
-    assert_eq!(error.kind, ErrorKind::NotImplemented);
+    assert_eq!(error.kind, ErrorKind::Rejected);
+    assert!(
+        error.message.ends_with("`activation_checkpointing.interval` says it, with a pipeline and without"),
+        "{error}"
+    );
 }

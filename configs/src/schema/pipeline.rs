@@ -13,7 +13,7 @@ pub(super) static PIPELINE: Section = Section { switch: Switch::Keys, keys: &[
     now("virtual_stages", Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers that each stage has; more than 1 for interleaved_1f1b and only there"),
     engine("keep_gathered", Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once a step; false: for each micro-batch; auto: once a step where `stage3_max_live_parameters` allows it"),
     ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout"),
-    later("activation_checkpoint_interval", "0", "Recompute every so many layers"),
+    rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` says it, with a pipeline and without"),
     ignored("pipe_partitioned", Kind::Bool, "true", "there are no tensor-parallel ranks to slice activations over"),
     ignored("grad_partitioned", Kind::Bool, "true", "there are no tensor-parallel ranks to slice gradients over"),
 ] };

@@ -1,0 +1,175 @@
+//! `activation_checkpointing`: the section alone switches it on; what is kept, of which layers, and where.
+
+use std::path::Path;
+
+use zero_config::{
+    ActivationCheckpointing, CheckpointSpacing, Config, Error, ErrorKind, Errors, LayerPattern, OffloadDevice, Origin,
+    Source, Spot, load,
+};
+
+const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
+
+fn with(text: &str) -> Config {
+    let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config, "{text}");
+    config
+}
+
+/// What becomes of a section with these keys.
+fn section(inside: &str) -> Option<ActivationCheckpointing> {
+    with(&format!("activation_checkpointing: {{{inside}}}")).activation_checkpointing
+}
+
+fn errors(inside: &str) -> Errors {
+    let text = format!("{HEAD}activation_checkpointing:\n  {{{inside}}}");
+    Config::parse("ds.yaml", text).err().unwrap_or_else(|| panic!("accepted: {inside}"))
+}
+
+fn only(inside: &str) -> Error {
+    let errors = errors(inside);
+    assert_eq!(errors.count(), 1, "{inside}\n{errors}");
+    errors.iter().next().expect("one error").clone()
+}
+
+/// The keys of an error, without their section.
+fn names(error: &Error) -> Vec<&str> {
+    error.places.iter().filter_map(|place| place.path.strip_prefix("activation_checkpointing.")).collect()
+}
+
+#[test]
+fn the_section_alone_switches_it_on() {
+    let expected = ActivationCheckpointing {
+        spacing: CheckpointSpacing::Interval(1),
+        layers: None,
+        device: OffloadDevice::None,
+        nvme_path: None,
+    };
+    for inside in [
+        "",
+        "enabled: true",
+        "enabled: auto",
+        "interval: 1",
+        "number_checkpoints: null, device: none, layers: auto",
+        // A section of DeepSpeed's as it is often found.
+        "partition_activations: false, cpu_checkpointing: false, contiguous_memory_optimization: false, \
+         number_checkpoints: null, synchronize_checkpoint_boundary: false, profile: false",
+    ] {
+        let config = with(&format!("activation_checkpointing: {{{inside}}}"));
+        assert_eq!((config.activation_checkpointing.as_ref(), config.warnings.len()), (Some(&expected), 0), "{inside}");
+    }
+}
+
+#[test]
+fn it_is_off_when_it_is_not_there_or_says_so() {
+    for text in ["", "activation_checkpointing: null", "activation_checkpointing: false"] {
+        assert_eq!(with(text).activation_checkpointing, None, "{text}");
+    }
+    // What does not go together, or is not there, does no harm where it is off; what is no value is still wrong.
+    for inside in ["interval: 2, number_checkpoints: 3", "partition_activations: true", "device: nvme"] {
+        assert_eq!(section(&format!("enabled: false, {inside}")), None);
+    }
+    assert_eq!(only("enabled: false, interval: 0").kind, ErrorKind::Value);
+    assert_eq!(only("enabled: false, intervall: 1").kind, ErrorKind::UnknownKey);
+    assert!(with("").to_yaml().contains("\nactivation_checkpointing: null\n"));
+}
+
+#[test]
+fn inputs_are_kept_at_an_interval_or_so_many_of_them() {
+    let spacing = |inside: &str| section(inside).map(|section| section.spacing);
+    assert_eq!(spacing("interval: 3"), Some(CheckpointSpacing::Interval(3)));
+    assert_eq!(spacing("number_checkpoints: 4"), Some(CheckpointSpacing::Number(4)));
+    assert_eq!(spacing("number_checkpoints: 4, interval: auto"), Some(CheckpointSpacing::Number(4)));
+    let error = only("number_checkpoints: 4, interval: 1");
+    assert_eq!((error.kind, names(&error)), (ErrorKind::Contradiction, vec!["interval", "number_checkpoints"]));
+    for inside in ["interval: 0", "number_checkpoints: 0", "interval: -1", "interval: 1.5", "number_checkpoints: all"] {
+        assert_eq!(only(inside).kind, ErrorKind::Value, "{inside}");
+    }
+}
+
+#[test]
+fn layers_are_chosen_by_name() {
+    let layers =
+        section("layers: ['^h[.]\\d+$', mlp, \"é \\\"#\"]").and_then(|section| section.layers).expect("layers");
+    assert_eq!(layers.iter().map(LayerPattern::as_str).collect::<Vec<_>>(), ["^h[.]\\d+$", "mlp", "é \"#"]);
+    let chosen = |name: &str| layers.iter().any(|layer| layer.matches(name));
+    assert_eq!(["h.0", "H.11", "wte", "h.x", "block.MLP"].map(chosen), [true, true, false, false, true]);
+}
+
+#[test]
+fn each_wrong_expression_is_shown_at_its_place() {
+    let errors = errors("layers: [h, 'a(', 5, '', \"b**\"]");
+    let found: Vec<_> = errors
+        .iter()
+        .map(|error| match error.places[0].spot {
+            Spot::File { line, column, .. } => (line, column, error.help.as_deref().unwrap_or_default()),
+            _ => (0, 0, ""),
+        })
+        .collect();
+    let expected = [
+        (3, 16, "the regular expression is wrong: unclosed group"),
+        (3, 22, "write it in quotes if it is a text"),
+        (3, 25, "the regular expression is empty and would be found in every name"),
+    ];
+    assert_eq!(found, expected, "{errors}");
+    let many = format!("layers: [{}]", "'\\pL{300}', ".repeat(101));
+    for inside in ["layers: []", "layers: h", "layers: {h: 1}", many.as_str()] {
+        let error = only(inside);
+        assert_eq!((error.kind, names(&error)), (ErrorKind::Value, vec!["layers"]));
+        assert!(error.message.contains("expected a list of 1 to 100 regular expressions"), "{error}");
+    }
+}
+
+#[test]
+fn inputs_wait_in_memory_on_the_host_or_in_files() {
+    let device = |inside: &str| section(inside).map(|section| section.device);
+    for inside in ["cpu_checkpointing: true", "device: cpu", "cpu_checkpointing: true, device: cpu"] {
+        assert_eq!(device(inside), Some(OffloadDevice::Cpu), "{inside}");
+    }
+    for inside in ["cpu_checkpointing: false", "cpu_checkpointing: false, device: none", "device: auto"] {
+        assert_eq!(device(inside), Some(OffloadDevice::None), "{inside}");
+    }
+    let files = section("device: nvme, nvme_path: /mnt/nvme, cpu_checkpointing: false").expect("it is on");
+    assert_eq!((files.device, files.nvme_path.as_deref()), (OffloadDevice::Nvme, Some(Path::new("/mnt/nvme"))));
+    for inside in [
+        "cpu_checkpointing: true, device: none",
+        "cpu_checkpointing: true, device: nvme, nvme_path: /x",
+        "cpu_checkpointing: false, device: cpu",
+    ] {
+        let error = only(inside);
+        assert_eq!((error.kind, names(&error)), (ErrorKind::Contradiction, vec!["cpu_checkpointing", "device"]));
+    }
+    let error = only("device: nvme");
+    assert_eq!((error.kind, names(&error)), (ErrorKind::Missing, vec!["nvme_path"]));
+    assert_eq!(only("device: nvme, nvme_pth: /x").kind, ErrorKind::UnknownKey);
+    assert_eq!(only("device: disk").kind, ErrorKind::Value);
+}
+
+#[test]
+fn what_has_no_meaning_here_says_why() {
+    let error = only("partition_activations: true");
+    assert_eq!(error.kind, ErrorKind::Rejected);
+    assert!(error.message.ends_with("there are no tensor-parallel ranks to shard activations over"), "{error}");
+    let config = with(
+        "activation_checkpointing: {contiguous_memory_optimization: true, synchronize_checkpoint_boundary: true, profile: true}",
+    );
+    assert_eq!(config.warnings.len(), 3);
+}
+
+#[test]
+fn overrides_switch_it_on_and_off() {
+    let resolve = |text: &str, set: &str| {
+        let source = Source { name: "ds.yaml".to_string(), text: format!("{HEAD}{text}") };
+        load(source, &[set.to_string()])
+            .and_then(|typed| typed.resolve(None))
+            .unwrap_or_else(|errors| panic!("{errors}"))
+    };
+    let config = resolve("", "activation_checkpointing.interval=2");
+    let spacing = config.activation_checkpointing.map(|section| section.spacing);
+    assert_eq!(spacing, Some(CheckpointSpacing::Interval(2)));
+    assert_eq!(config.origins.get("activation_checkpointing.interval"), Origin::Set);
+    assert!(resolve("", "activation_checkpointing={}").activation_checkpointing.is_some());
+    let on = "activation_checkpointing: {interval: 2}";
+    for set in ["activation_checkpointing=", "activation_checkpointing.enabled=false"] {
+        assert_eq!(resolve(on, set).activation_checkpointing, None, "{set}");
+    }
+}

@@ -1,0 +1,350 @@
+//! `offload_param`, `offload_optimizer`, `aio` and `training.memory_limit`: defaults, what goes together, what is said when it does
+//! not.
+
+use std::path::Path;
+
+use zero_config::{
+    Aio, Config, Error, ErrorKind, Errors, OffloadDevice, OffloadOptimizer, OffloadParam, Origin, Source, Spot, load,
+};
+
+const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
+
+fn with(text: &str) -> Config {
+    let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config, "{text}");
+    config
+}
+
+fn errors(text: &str) -> Errors {
+    Config::parse("ds.yaml", format!("{HEAD}{text}")).err().unwrap_or_else(|| panic!("accepted: {text}"))
+}
+
+fn only(text: &str) -> Error {
+    let errors = errors(text);
+    assert_eq!(errors.count(), 1, "{text}\n{errors}");
+    errors.iter().next().expect("one error").clone()
+}
+
+fn paths(error: &Error) -> Vec<&str> {
+    error.places.iter().map(|place| place.path.as_str()).collect()
+}
+
+/// Line and column of the first place of an error.
+fn spot(error: &Error) -> (usize, usize) {
+    match error.places[0].spot {
+        Spot::File { line, column, .. } => (line, column),
+        _ => (0, 0),
+    }
+}
+
+fn warned(config: &Config) -> Vec<&str> {
+    config.warnings.iter().map(|warning| warning.place.path.as_str()).collect()
+}
+
+#[test]
+fn nothing_is_offloaded_unless_it_is_asked_for() {
+    let optimizer = OffloadOptimizer {
+        device: OffloadDevice::None,
+        nvme_path: None,
+        buffer_count: 4,
+        pipeline_read: true,
+        pipeline_write: true,
+    };
+    let param = OffloadParam { device: OffloadDevice::None, nvme_path: None, buffer_count: 5, max_in_cpu: 0 };
+    let aio = Aio {
+        block_size: 1 << 20,
+        queue_depth: 8,
+        single_submit: false,
+        overlap_events: true,
+        intra_op_parallelism: 1,
+    };
+    for text in [
+        "",
+        "zero_optimization: {stage: 0, offload_param: {device: none}, offload_optimizer: {device: none}}",
+        "zero_optimization: {offload_param: null, offload_optimizer: false, sub_group_size: auto}\naio: {}",
+        "zero_optimization: {offload_optimizer: {device: auto, buffer_count: auto, pipeline_read: auto}}",
+        "aio: {block_size: auto, queue_depth: auto, single_submit: auto, use_gds: false}",
+    ] {
+        let config = with(text);
+        assert_eq!((&config.zero.offload_optimizer, &config.zero.offload_param), (&optimizer, &param), "{text}");
+        assert_eq!((&config.aio, config.zero.sub_group_size, config.training.memory_limit), (&aio, None, None));
+        assert_eq!(config.warnings, [], "{text}");
+    }
+}
+
+#[test]
+fn everything_that_is_written_is_resolved() {
+    let config = with(
+        "\
+zero_optimization:
+  stage: 3
+  sub_group_size: 1e9
+  offload_optimizer: {device: nvme, nvme_path: /a b/ü, buffer_count: 64, pipeline_read: false, pipeline_write: false}
+  offload_param: {device: nvme, nvme_path: local, buffer_count: 1, max_in_cpu: 1e9}
+aio: {block_size: 4096, queue_depth: 1024, single_submit: true, overlap_events: false, intra_op_parallelism: 2}
+training: {memory_limit: 1.5 GiB}
+",
+    );
+    let optimizer = OffloadOptimizer {
+        device: OffloadDevice::Nvme,
+        nvme_path: Some(Path::new("/a b/ü").to_path_buf()),
+        buffer_count: 64,
+        pipeline_read: false,
+        pipeline_write: false,
+    };
+    let param = OffloadParam {
+        device: OffloadDevice::Nvme,
+        nvme_path: Some(Path::new("local").to_path_buf()),
+        buffer_count: 1,
+        max_in_cpu: 1_000_000_000,
+    };
+    let aio = Aio {
+        block_size: 4096,
+        queue_depth: 1024,
+        single_submit: true,
+        overlap_events: false,
+        intra_op_parallelism: 2,
+    };
+    assert_eq!((config.zero.offload_optimizer, config.zero.offload_param, config.aio), (optimizer, param, aio));
+    assert_eq!((config.zero.sub_group_size, config.training.memory_limit), (Some(1_000_000_000), Some(3 << 29)));
+    assert_eq!(config.origins.get("zero_optimization.offload_param.max_in_cpu"), Origin::Line(6));
+    assert_eq!(config.origins.get("aio.block_size"), Origin::Line(7));
+}
+
+#[test]
+fn the_memory_of_the_host_is_accepted_where_there_is_something_to_offload() {
+    for (stage, section) in
+        [(1, "offload_optimizer"), (2, "offload_optimizer"), (3, "offload_optimizer"), (3, "offload_param")]
+    {
+        let config =
+            with(&format!("zero_optimization: {{stage: {stage}, {section}: {{device: cpu, pin_memory: true}}}}"));
+        let devices = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
+        assert_eq!(
+            devices.map(|device| device == OffloadDevice::Cpu),
+            [section == "offload_optimizer", section == "offload_param"]
+        );
+        assert_eq!(config.warnings, []);
+    }
+}
+
+#[test]
+fn a_stage_that_shards_too_little_is_an_error_that_names_both_keys() {
+    let cases = [
+        (0, "offload_optimizer", "cpu", "write `stage: 1` or more, or leave `device` out"),
+        (0, "offload_optimizer", "nvme, nvme_path: x", "write `stage: 1` or more, or leave `device` out"),
+        (0, "offload_param", "cpu", "write `stage: 3`, or leave `device` out"),
+        (2, "offload_param", "nvme, nvme_path: x", "write `stage: 3`, or leave `device` out"),
+    ];
+    for (stage, section, device, help) in cases {
+        let error = only(&format!("zero_optimization:\n  stage: {stage}\n  {section}: {{device: {device}}}"));
+        assert_eq!((error.kind, error.help.as_deref()), (ErrorKind::Contradiction, Some(help)));
+        assert_eq!(paths(&error), [format!("zero_optimization.{section}.device").as_str(), "zero_optimization.stage"]);
+        assert_eq!(spot(&error).0, 4, "{error}");
+    }
+    // A stage that is wrong is told alone.
+    let error = only("zero_optimization: {stage: 4, offload_param: {device: cpu}}");
+    assert_eq!((error.kind, paths(&error)), (ErrorKind::Value, vec!["zero_optimization.stage"]));
+}
+
+#[test]
+fn files_need_a_folder_in_each_section() {
+    for (section, other) in [("offload_param", "offload_optimizer"), ("offload_optimizer", "offload_param")] {
+        let error = only(&format!(
+            "zero_optimization:\n  stage: 3\n  {section}:\n    device: nvme\n  {other}: {{device: nvme, nvme_path: /x}}"
+        ));
+        assert_eq!((error.kind, spot(&error)), (ErrorKind::Missing, (5, 13)), "{error}");
+        assert_eq!(paths(&error), [format!("zero_optimization.{section}.nvme_path")]);
+        assert!(error.help.is_some_and(|help| help.contains("each section has its own")));
+        // A wrong one is not also missing.
+        for (written, kind) in [
+            ("nvme_pat: /x", ErrorKind::UnknownKey),
+            ("nvme_path: \"\"", ErrorKind::Value),
+            ("nvme_path: 5", ErrorKind::Value),
+            ("nvme_path: [/x]", ErrorKind::Value),
+        ] {
+            let error = only(&format!("zero_optimization: {{stage: 3, {section}: {{device: nvme, {written}}}}}"));
+            assert_eq!(error.kind, kind, "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_offload_is_told_in_one_go() {
+    let errors = errors(
+        "\
+zero_optimization:
+  stage: 2
+  sub_group_size: 512
+  offload_param: {device: nvme, buffer_count: 65}
+  offload_optimizer: {device: nvm, ratio: 0.5, super_offload: true, max_in_cpu: 1}
+aio: {block_size: 5000, queue_depth: 1025, thread_count: 2, use_gds: true}
+training: {memory_limit: 6G}
+",
+    );
+    let found: Vec<_> = errors.iter().map(|error| (error.kind, error.places[0].path.as_str())).collect();
+    use ErrorKind::{Contradiction, Missing, Rejected, UnknownKey, Value};
+    let expected = [
+        (Value, "zero_optimization.sub_group_size"),
+        (Contradiction, "zero_optimization.offload_param.device"),
+        (Missing, "zero_optimization.offload_param.nvme_path"),
+        (Value, "zero_optimization.offload_param.buffer_count"),
+        (Value, "zero_optimization.offload_optimizer.device"),
+        (Rejected, "zero_optimization.offload_optimizer.ratio"),
+        (Rejected, "zero_optimization.offload_optimizer.super_offload"),
+        (UnknownKey, "zero_optimization.offload_optimizer.max_in_cpu"),
+        (Value, "aio.block_size"),
+        (Value, "aio.queue_depth"),
+        (Rejected, "aio.thread_count"),
+        (Rejected, "aio.use_gds"),
+        (Value, "training.memory_limit"),
+    ];
+    assert_eq!(found, expected, "{errors}");
+    let text = errors.to_string();
+    for advice in [
+        "expected a whole number of at least 1024, or `auto`, found `512`",
+        "did you mean `nvme`?",
+        "expected a whole number from 1 to 64, found `65`",
+        "expected a multiple of 4096, at most 1073741824, found `5000`",
+        "the next multiple is 8192",
+        "write `intra_op_parallelism`",
+        "write `6GiB` or `6GB`",
+    ] {
+        assert!(text.contains(advice), "{advice}\n{text}");
+    }
+}
+
+#[test]
+fn blocks_are_multiples_of_what_disks_read_and_write() {
+    for size in ["0", "1", "4095", "4097", "-4096", "1048577", "1e6", "1.5", "2147483648", "big"] {
+        let error = only(&format!("aio: {{block_size: {size}}}"));
+        assert_eq!((error.kind, paths(&error)), (ErrorKind::Value, vec!["aio.block_size"]), "{error}");
+    }
+    for (size, bytes) in [("4096", 4096), ("1048576.0", 1 << 20), ("1073741824", 1 << 30)] {
+        assert_eq!(with(&format!("aio: {{block_size: {size}}}")).aio.block_size, bytes);
+    }
+}
+
+#[test]
+fn a_pipeline_needs_a_second_buffer() {
+    let text = |inside: &str| {
+        format!(
+            "zero_optimization: {{stage: 1, offload_optimizer: {{device: nvme, nvme_path: x, buffer_count: 1{inside}}}}}"
+        )
+    };
+    for (inside, key) in [
+        ("", "pipeline_read"),
+        (", pipeline_write: false", "pipeline_read"),
+        (", pipeline_read: false", "pipeline_write"),
+    ] {
+        let error = only(&text(inside));
+        assert_eq!(error.kind, ErrorKind::Contradiction);
+        let section = "zero_optimization.offload_optimizer";
+        assert_eq!(paths(&error), [format!("{section}.buffer_count"), format!("{section}.{key}")]);
+    }
+    let config = with(&text(", pipeline_read: false, pipeline_write: false"));
+    assert_eq!(config.zero.offload_optimizer.buffer_count, 1);
+    // In memory there are no tiles under way.
+    with("zero_optimization: {stage: 1, offload_optimizer: {device: cpu, buffer_count: 1}}");
+}
+
+#[test]
+fn what_has_no_effect_here_is_said_when_it_is_written() {
+    let config = with(
+        "\
+zero_optimization:
+  stage: 3
+  round_robin_gradients: true
+  offload_param: {device: cpu, buffer_size: 1e8, pin_memory: false}
+  offload_optimizer: {device: cpu, pin_memory: true, fast_init: true, ratio: 1, super_offload: false}
+",
+    );
+    let zero = [
+        "round_robin_gradients",
+        "offload_param.buffer_size",
+        "offload_param.pin_memory",
+        "offload_optimizer.fast_init",
+    ];
+    assert_eq!(warned(&config), zero.map(|key| format!("zero_optimization.{key}")));
+    // A section that would do something with a device does nothing without.
+    let config = with("zero_optimization: {stage: 3, offload_param: {nvme_path: /x}}");
+    assert_eq!(warned(&config), ["zero_optimization.offload_param"]);
+    assert!(config.warnings[0].message.contains("does nothing without `device`"));
+}
+
+#[test]
+fn a_section_that_is_off_may_say_anything_that_is_a_value() {
+    let config = with(
+        "zero_optimization: {offload_optimizer: {device: none, ratio: 0.3, super_offload: true, buffer_count: 9}}",
+    );
+    assert_eq!((config.zero.offload_optimizer.buffer_count, warned(&config).len()), (9, 0));
+    let off =
+        |inside: &str| only(&format!("zero_optimization: {{offload_optimizer: {{device: none, {inside}}}}}")).kind;
+    assert_eq!(off("buffer_count: x"), ErrorKind::Value);
+    assert_eq!(off("rato: 0.3"), ErrorKind::UnknownKey);
+    assert_eq!(only("zero_optimization: {offload_optimizer: true}").kind, ErrorKind::Value);
+    assert_eq!(
+        only("zero_optimization: {offload_optimizer: {ratio: 0.3, device: cpu}, stage: 1}").kind,
+        ErrorKind::Rejected
+    );
+}
+
+#[test]
+fn a_memory_limit_is_bytes_or_a_text_with_a_unit() {
+    let limit = |text: &str| with(&format!("training: {{memory_limit: {text}}}")).training.memory_limit;
+    let cases = [
+        ("6442450944", 6 << 30),
+        ("6GiB", 6 << 30),
+        ("\"6 GiB\"", 6 << 30),
+        ("800 MB", 800_000_000),
+        ("6e9", 6_000_000_000),
+        ("0.5 tib", 1 << 39),
+        ("1048576", 1 << 20),
+    ];
+    for (text, bytes) in cases {
+        assert_eq!(limit(text), Some(bytes), "{text}");
+    }
+    assert_eq!(limit("null"), None);
+    for (text, help) in [
+        ("6g", Some("write `6GiB` or `6GB`")),
+        ("0", None),
+        ("6", None),
+        ("-1", None),
+        ("1048575", None),
+        ("1 MB", None),
+        ("99999999TiB", None),
+        ("lots", None),
+        (".nan", None),
+        ("true", None),
+        ("[6GiB]", None),
+    ] {
+        let error = only(&format!("training:\n  memory_limit: {text}"));
+        assert_eq!((error.kind, spot(&error), error.help.as_deref()), (ErrorKind::Value, (3, 17), help), "{error}");
+        assert!(error.message.contains("a number of bytes of at least 1048576, or a text like `6GiB`"), "{error}");
+    }
+}
+
+#[test]
+fn overrides_reach_into_the_sections() {
+    let text = format!("{HEAD}zero_optimization: {{stage: 0, offload_optimizer: {{device: none, buffer_count: 8}}}}");
+    let resolve = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();
+        let source = Source { name: "ds.yaml".to_string(), text: text.clone() };
+        load(source, &sets).and_then(|typed| typed.resolve(None))
+    };
+    let config = resolve(&[
+        "zero_optimization.stage=1",
+        "zero_optimization.offload_optimizer.device=nvme",
+        "zero_optimization.offload_optimizer.nvme_path=/mnt/a=b",
+        "training.memory_limit=800 MB",
+        "aio.queue_depth=32",
+    ])
+    .unwrap_or_else(|errors| panic!("{errors}"));
+    let offload = &config.zero.offload_optimizer;
+    assert_eq!((offload.device, offload.buffer_count), (OffloadDevice::Nvme, 8));
+    assert_eq!(offload.nvme_path.as_deref(), Some(Path::new("/mnt/a=b")));
+    assert_eq!((config.training.memory_limit, config.aio.queue_depth), (Some(800_000_000), 32));
+    assert_eq!(config.origins.get("zero_optimization.offload_optimizer.device"), Origin::Set);
+    let errors = resolve(&["zero_optimization.offload_optimizer={device: nvme}"]).expect_err("no folder and no shards");
+    assert_eq!(errors.count(), 2, "{errors}");
+    assert!(errors.to_string().contains("--set zero_optimization.offload_optimizer={device: nvme}"), "{errors}");
+}
