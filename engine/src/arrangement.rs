@@ -12,6 +12,7 @@ use zero_pipeline::{
 
 use crate::error::Error;
 use crate::measure::CutCosts;
+use crate::recomputation;
 use crate::settings::Settings;
 
 /// How the ranks train a model together.
@@ -52,7 +53,8 @@ impl Arrangement {
                 "use `schedule: 1f1b`, or another number of virtual stages",
             ));
         }
-        let passes = &settings.passes;
+        let passes = PassOptions { recompute: recomputation::options(config, model)?, ..settings.passes.clone() };
+        let passes = &passes;
         let of_stage =
             |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..passes.clone() };
         let passes = (0..stages.count()).map(of_stage).collect();

@@ -29,6 +29,7 @@ mod measure;
 mod messages;
 pub mod monitor;
 mod plan;
+mod recomputation;
 mod settings;
 mod tensor_bytes;
 mod timing;

@@ -6,6 +6,7 @@ mod checkpoints;
 mod evaluation;
 mod failures;
 mod parameters;
+mod recomputation;
 mod tensors;
 mod tied;
 mod ties;

@@ -1,0 +1,40 @@
+//! Which layers are run again: `activation_checkpointing`.
+
+use zero_config::{CheckpointSpacing, Config};
+use zero_model::Model;
+use zero_partition::passes::RecomputeOptions;
+
+use crate::error::Error;
+
+/// What a configuration asks for.
+///
+/// # Errors
+/// If it names layers that are not there.
+pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions, Error> {
+    let Some(wanted) = &config.activation_checkpointing else { return Ok(RecomputeOptions::none()) };
+    let last = model.layers().len() - 1;
+    let layers: Vec<bool> = match &wanted.layers {
+        // An embedding keeps hardly more than its outputs, and a head makes its forward along with its backward.
+        None => (0..=last).map(|layer| layer > 0 && layer < last).collect(),
+        Some(patterns) => {
+            let names = || model.layers().iter().map(|layer| layer.name());
+            let is_wanted = |name: &str| patterns.iter().any(|pattern| pattern.matches(name));
+            if !names().take(last).any(is_wanted) {
+                let message = match names().any(is_wanted) {
+                    true => "it names the last layer only, whose forward is part of its backward anyway",
+                    false => "no layer's name matches",
+                };
+                let all: Vec<&str> = names().collect();
+                let help = format!("the layers are {}", all.join(", "));
+                return Err(Error::setting("activation_checkpointing.layers", message, help));
+            }
+            names().map(is_wanted).collect()
+        }
+    };
+    let chosen = layers.iter().take(last).filter(|chosen| **chosen).count();
+    let interval = match wanted.spacing {
+        CheckpointSpacing::Interval(interval) => interval,
+        CheckpointSpacing::Number(number) => chosen.div_ceil(number.max(1)),
+    };
+    Ok(RecomputeOptions { layers, interval: interval.max(1) })
+}
