@@ -1,0 +1,237 @@
+//! Memory that a disk can read and write without a copy: whole pages, and a pool that reuses them.
+//!
+//! A buffer is a mapping of its own, not a piece of the heap: it begins on a page, as O_DIRECT wants, it is all zeros without
+//! having been written, and the system has it back as soon as it is dropped.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use memmap2::{MmapMut, MmapOptions};
+
+use crate::error::DiskError;
+
+/// What offsets and lengths on the disk, and addresses in memory, are multiples of: the page, which every logical block size in
+/// use divides.
+pub const ALIGNMENT: usize = 4096;
+
+/// The next multiple of [`ALIGNMENT`].
+pub fn align(bytes: u64) -> u64 {
+    bytes.saturating_add(ALIGNMENT as u64 - 1) & !(ALIGNMENT as u64 - 1)
+}
+
+/// Owned bytes, of whole aligned pages, of which the first `len` are in use.
+pub struct AlignedBuffer {
+    pages: MmapMut,
+    len: usize,
+}
+
+impl AlignedBuffer {
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// The system has not as much memory to give.
+    pub fn zeroed(len: usize) -> Result<AlignedBuffer, DiskError> {
+        let refused = |reason| DiskError::Memory { bytes: len as u64, reason };
+        // A mapping is never empty. Sizes near the end of the address space stay unaligned, and are refused by the system.
+        let capacity = align(len.max(1) as u64) as usize;
+        let pages = MmapOptions::new().len(capacity).map_anon().map_err(|error| refused(error.to_string()))?;
+        Ok(AlignedBuffer { pages, len })
+    }
+
+    /// Bytes in use.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no byte is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes that are there, a multiple of [`ALIGNMENT`].
+    pub fn capacity(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Has `len` bytes in use, or all that are there if they are fewer. Bytes that come into use have some earlier value.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.capacity());
+    }
+
+    /// The bytes in use.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.pages[..self.len]
+    }
+
+    /// The bytes in use.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.pages[..self.len]
+    }
+
+    /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
+    pub fn as_f32(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.pages[..self.len / 4 * 4])
+    }
+
+    /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
+    pub fn as_f32_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.pages[..self.len / 4 * 4])
+    }
+
+    /// The first of all bytes that are there.
+    pub(crate) fn start(&mut self) -> *mut u8 {
+        self.pages.as_mut_ptr()
+    }
+}
+
+impl std::fmt::Debug for AlignedBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AlignedBuffer").field("len", &self.len).field("capacity", &self.capacity()).finish()
+    }
+}
+
+/// Buffers that wait for their next use, by size class, so that a training step allocates none.
+#[derive(Debug, Default)]
+pub struct BufferPool {
+    shelves: Mutex<Shelves>,
+}
+
+#[derive(Debug, Default)]
+struct Shelves {
+    idle: BTreeMap<usize, Vec<AlignedBuffer>>,
+    usage: PoolUsage,
+}
+
+/// What a [`BufferPool`] holds, and what it had to ask the system for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolUsage {
+    /// Bytes of the buffers that wait in the pool.
+    pub idle_bytes: u64,
+    /// Bytes of the buffers that the pool gave out and did not get back.
+    pub lent_bytes: u64,
+    /// Buffers that were allocated because none waited.
+    pub allocations: u64,
+}
+
+impl BufferPool {
+    /// An empty pool.
+    pub fn new() -> BufferPool {
+        BufferPool::default()
+    }
+
+    /// What a buffer for `len` bytes takes: `len` rounded up to one of eight sizes between a power of two and the next, so at most an
+    /// eighth more, and to whole pages.
+    pub fn size_class(len: usize) -> usize {
+        let step = (len.checked_next_power_of_two().unwrap_or(len) / 16).max(ALIGNMENT);
+        len.max(1).checked_next_multiple_of(step).unwrap_or(len)
+    }
+
+    /// A buffer with `len` bytes in use, which hold anything.
+    ///
+    /// # Errors
+    /// None waits, and the system has not as much memory to give.
+    pub fn take(&self, len: usize) -> Result<AlignedBuffer, DiskError> {
+        let class = BufferPool::size_class(len);
+        let mut shelves = self.lock();
+        let mut buffer = match shelves.idle.get_mut(&class).and_then(Vec::pop) {
+            Some(buffer) => {
+                shelves.usage.idle_bytes -= buffer.capacity() as u64;
+                buffer
+            }
+            None => {
+                let buffer = AlignedBuffer::zeroed(class)?;
+                shelves.usage.allocations += 1;
+                buffer
+            }
+        };
+        shelves.usage.lent_bytes += buffer.capacity() as u64;
+        buffer.set_len(len);
+        Ok(buffer)
+    }
+
+    /// Takes a buffer in, for others to use.
+    pub fn put(&self, buffer: AlignedBuffer) {
+        let capacity = buffer.capacity();
+        let mut shelves = self.lock();
+        shelves.usage.idle_bytes += capacity as u64;
+        // One that was made elsewhere may come in as well.
+        shelves.usage.lent_bytes = shelves.usage.lent_bytes.saturating_sub(capacity as u64);
+        // The class that it serves; a capacity between two classes (made elsewhere) is never asked for, so it goes.
+        if BufferPool::size_class(capacity) == capacity {
+            shelves.idle.entry(capacity).or_default().push(buffer);
+        } else {
+            shelves.usage.idle_bytes -= capacity as u64;
+        }
+    }
+
+    /// Gives all waiting buffers back to the system.
+    pub fn clear(&self) {
+        let mut shelves = self.lock();
+        shelves.idle.clear();
+        shelves.usage.idle_bytes = 0;
+    }
+
+    /// What the pool holds now.
+    pub fn usage(&self) -> PoolUsage {
+        self.lock().usage
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelves> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_whole_aligned_pages_of_zeros() {
+        for len in [0, 1, 4095, 4096, 4097, 1_000_003] {
+            let mut buffer = AlignedBuffer::zeroed(len).expect("memory");
+            assert_eq!((buffer.len(), buffer.is_empty()), (len, len == 0));
+            assert!(buffer.capacity() >= len && buffer.capacity().is_multiple_of(ALIGNMENT));
+            assert!(buffer.start().addr().is_multiple_of(ALIGNMENT));
+            assert!(buffer.as_bytes().iter().all(|&byte| byte == 0));
+            assert_eq!(buffer.as_f32().len(), len / 4);
+            buffer.as_f32_mut().fill(1.5);
+            assert!(buffer.as_bytes().chunks_exact(4).all(|float| float == 1.5f32.to_ne_bytes()));
+            buffer.set_len(usize::MAX);
+            assert_eq!(buffer.as_bytes_mut().len(), buffer.capacity());
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        for len in [usize::MAX, usize::MAX / 2, isize::MAX as usize - 1] {
+            let error = AlignedBuffer::zeroed(len).expect_err("more than an address space");
+            assert!(matches!(error, DiskError::Memory { bytes, .. } if bytes == len as u64), "{error}");
+            assert!(BufferPool::new().take(len).is_err());
+        }
+    }
+
+    #[test]
+    fn a_pool_allocates_only_what_never_came_back() {
+        let pool = BufferPool::new();
+        for _ in 0..10 {
+            let (large, small) = (pool.take(100_000).expect("memory"), pool.take(10).expect("memory"));
+            assert_eq!((large.len(), large.capacity(), small.len(), small.capacity()), (100_000, 106_496, 10, 4096));
+            assert_eq!(pool.usage(), PoolUsage { idle_bytes: 0, lent_bytes: 110_592, allocations: 2 });
+            pool.put(large);
+            pool.put(small);
+            assert_eq!(pool.usage(), PoolUsage { idle_bytes: 110_592, lent_bytes: 0, allocations: 2 });
+        }
+        pool.clear();
+        assert_eq!(pool.usage(), PoolUsage { idle_bytes: 0, lent_bytes: 0, allocations: 2 });
+    }
+
+    #[test]
+    fn size_classes_waste_at_most_an_eighth_and_serve_themselves() {
+        for len in (0..2_000_000).step_by(997).chain([1 << 20, (1 << 20) + 1, 3 << 30]) {
+            let class = BufferPool::size_class(len);
+            assert!(class >= len && class.is_multiple_of(ALIGNMENT));
+            assert!(class - len <= (len / 8).max(ALIGNMENT), "{len} takes {class}");
+            assert_eq!(BufferPool::size_class(class), class);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The file and its space: found, checked and reserved before anything runs.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Resource;
+
+use crate::buffer::{ALIGNMENT, AlignedBuffer};
+use crate::error::DiskError;
+
+/// Whether files of `bytes` bytes in all can be made in `folder`, without leaving any there. `bytes` is for all ranks of this host that
+/// use the folder. To be called before a launch; the space is not reserved by it.
+///
+/// # Errors
+/// The folder is not there, cannot be written to, or has not the space.
+pub fn check(folder: &Path, bytes: u64) -> Result<(), DiskError> {
+    open(folder, false)?;
+    let available = available(folder)?;
+    if available < bytes {
+        return Err(DiskError::NoSpace { folder: folder.into(), needed: bytes, available });
+    }
+    Ok(())
+}
+
+/// A file that nobody else can find, with its space.
+pub(crate) struct Reserved {
+    pub(crate) file: File,
+    /// Reads and writes go past the page cache.
+    pub(crate) direct: bool,
+    /// What the user should know about the place.
+    pub(crate) notices: Vec<String>,
+}
+
+/// Makes a file of `size` zeros in `folder`; `size` is a multiple of [`ALIGNMENT`].
+pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Reserved, DiskError> {
+    let (file, mut direct) = open(folder, want_direct)?;
+    if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current.filter(|&limit| limit < size) {
+        // The system would send a signal that ends the process.
+        return Err(DiskError::refused(
+            folder,
+            format!("make a file of {size} bytes"),
+            format!("`ulimit -f` is {limit} bytes"),
+        ));
+    }
+    let available = available(folder)?;
+    match allocate(&file, size) {
+        Ok(()) => {}
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) if available >= size => fill(&file, folder, size)?,
+        Err(Errno::NOSPC | Errno::OPNOTSUPP | Errno::NOSYS) => {
+            return Err(DiskError::NoSpace { folder: folder.into(), needed: size, available });
+        }
+        Err(errno) => return Err(DiskError::refused(folder, format!("reserve {size} bytes"), errno)),
+    }
+    if direct && !takes_direct(&file, size)? {
+        let flags = rustix::fs::fcntl_getfl(&file).unwrap_or(OFlags::empty()) - OFlags::DIRECT;
+        rustix::fs::fcntl_setfl(&file, flags)
+            .map_err(|errno| DiskError::refused(folder, "leave O_DIRECT off", errno))?;
+        direct = false;
+    }
+    let mut notices = vec![];
+    if want_direct && !direct {
+        notices.push(format!(
+            "{}: O_DIRECT is refused here, so what is offloaded goes through the page cache",
+            folder.display()
+        ));
+    }
+    if rustix::fs::fstatfs(&file).is_ok_and(|statistics| statistics.f_type as u64 == TMPFS) {
+        notices.push(format!("{}: this is a tmpfs, so what is offloaded to it stays in memory", folder.display()));
+    }
+    Ok(Reserved { file, direct, notices })
+}
+
+/// TMPFS_MAGIC in linux/magic.h.
+const TMPFS: u64 = 0x0102_1994;
+
+/// Opens a file without a name in the folder, past the page cache if wanted and possible.
+fn open(folder: &Path, direct: bool) -> Result<(File, bool), DiskError> {
+    let not_writable = |reason: String| DiskError::NotWritable { folder: folder.into(), reason };
+    match fs::metadata(folder) {
+        Ok(metadata) if !metadata.is_dir() => return Err(DiskError::NotAFolder { folder: folder.into() }),
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(DiskError::Missing { folder: folder.into() }),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            return Err(DiskError::NotAFolder { folder: folder.into() });
+        }
+        Err(error) => return Err(not_writable(error.to_string())),
+    }
+    let wishes: &[bool] = if direct { &[true, false] } else { &[false] };
+    let mut last = Errno::OPNOTSUPP;
+    for &direct in wishes {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | if direct { OFlags::DIRECT } else { OFlags::empty() };
+        for open in [unnamed, unlinked] {
+            match open(folder, flags) {
+                Ok(file) => return Ok((file, direct)),
+                // The file system knows no unnamed files (the second is an old kernel's word for it), or no O_DIRECT.
+                Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL)) => last = errno,
+                Err(errno) => return Err(not_writable(errno.to_string())),
+            }
+        }
+    }
+    Err(not_writable(last.to_string()))
+}
+
+/// A file that never has a name.
+fn unnamed(folder: &Path, flags: OFlags) -> Result<File, Errno> {
+    Ok(rustix::fs::open(folder, flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+/// A file whose name is taken away at once: a crash between the two system calls leaves an empty file behind, no data.
+fn unlinked(folder: &Path, flags: OFlags) -> Result<File, Errno> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let nanoseconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = folder.join(format!(".zero-train-{}-{nanoseconds}-{count}", std::process::id()));
+    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR);
+    // A file system may make the file and then refuse O_DIRECT on it. If the name is another's, it stays.
+    if !matches!(file, Err(Errno::EXIST)) {
+        let _ = fs::remove_file(&path);
+    }
+    file.map(File::from)
+}
+
+fn available(folder: &Path) -> Result<u64, DiskError> {
+    let statistics =
+        rustix::fs::statvfs(folder).map_err(|errno| DiskError::refused(folder, "say how much is free", errno))?;
+    Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
+}
+
+fn allocate(file: &File, size: u64) -> Result<(), Errno> {
+    loop {
+        match if size == 0 { Ok(()) } else { rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) } {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Writes zeros where the file system cannot reserve.
+fn fill(file: &File, folder: &Path, size: u64) -> Result<(), DiskError> {
+    /// Large enough that the disk is the limit.
+    const CHUNK: u64 = 1 << 20;
+    let zeros = AlignedBuffer::zeroed(CHUNK as usize)?;
+    for at in (0..size).step_by(CHUNK as usize) {
+        let bytes = CHUNK.min(size - at);
+        file.write_all_at(&zeros.as_bytes()[..bytes as usize], at).map_err(|error| match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => DiskError::Full { folder: folder.into(), at, bytes },
+            _ => DiskError::Write { folder: folder.into(), at, bytes, reason: error.to_string() },
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether the file, opened with O_DIRECT, takes blocks aligned as ours are: some file systems only say so at the first
+/// transfer, some want more than a page.
+fn takes_direct(file: &File, size: u64) -> Result<bool, DiskError> {
+    let page = AlignedBuffer::zeroed(ALIGNMENT)?;
+    let refused =
+        |transfer: std::io::Result<usize>| transfer.is_err_and(|error| error.kind() == ErrorKind::InvalidInput);
+    Ok(size == 0 || !refused(file.write_at(page.as_bytes(), 0)))
+}

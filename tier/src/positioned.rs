@@ -1,0 +1,39 @@
+//! Blocks carried out by threads with `pread` and `pwrite`, one block a thread at a time.
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::io::Errno;
+
+use crate::error::DiskError;
+use crate::queue::{Queue, Watch};
+use crate::schedule::Direction;
+
+/// Adds `count` threads to `threads`, which serve the queue to its end.
+pub(crate) fn start(queue: &Arc<Queue>, count: usize, threads: &mut Vec<JoinHandle<()>>) -> Result<(), DiskError> {
+    for index in 0..count {
+        let serving = Arc::clone(queue);
+        let thread = std::thread::Builder::new().name(format!("disk {index}"));
+        let thread = thread.spawn(move || serve(&serving));
+        threads.push(thread.map_err(|error| DiskError::refused(&queue.folder, "start a thread", error))?);
+    }
+    Ok(())
+}
+
+fn serve(queue: &Queue) {
+    let _watch = Watch(queue);
+    while let Some(mut block) = queue.next() {
+        loop {
+            let transfer = match block.direction {
+                Direction::Read => queue.file.read_at(block.part.as_bytes_mut(), block.at),
+                Direction::Write => queue.file.write_at(block.part.as_bytes(), block.at),
+            };
+            let outcome = transfer.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+            match queue.report(block, outcome) {
+                Some(rest) => block = rest,
+                None => break,
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The requests of a swap file: what waits, what is under way, what became of it.
+//!
+//! Programs put requests in; those who carry them out take blocks, and report each with what the system said. Everything that
+//! does not depend on how a block is carried out is here: order, short transfers, errors, counters, the end.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use crate::buffer::{ALIGNMENT, AlignedBuffer};
+use crate::error::DiskError;
+use crate::loan::{Loan, Part};
+use crate::schedule::{Direction, Schedule};
+
+/// A buffer that is on its way to or from the disk.
+///
+/// The request keeps the buffer, so dropping this loses the buffer and the error, but frees no memory in use. There is no
+/// deadline: the kernel cannot take back what it has asked a disk for.
+#[derive(Debug)]
+#[must_use = "a request that nobody waits for loses its buffer and its error"]
+pub struct Pending {
+    state: Result<Receiver<Result<AlignedBuffer, DiskError>>, DiskError>,
+    folder: PathBuf,
+}
+
+impl Pending {
+    /// Blocks until the request is done or has failed. The buffer comes back as it was given, but for the bytes that were
+    /// read. After a failed write its range of the file holds old or new bytes.
+    ///
+    /// # Errors
+    /// What the disk or the system said, or that the arguments of the request were wrong.
+    pub fn wait(self) -> Result<AlignedBuffer, DiskError> {
+        let reason = || "the thread that served it ended".to_string();
+        self.state?.recv().unwrap_or_else(|_| Err(DiskError::Closed { folder: self.folder, reason: reason() }))
+    }
+
+    /// A request that failed before it began.
+    pub(crate) fn failed(error: DiskError) -> Pending {
+        Pending { state: Err(error), folder: PathBuf::new() }
+    }
+}
+
+/// What a swap file did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Statistics {
+    /// Requests to read that were done.
+    pub reads: u64,
+    /// Requests to write that were done.
+    pub writes: u64,
+    /// Bytes that came from the disk.
+    pub read_bytes: u64,
+    /// Bytes that went to the disk.
+    pub written_bytes: u64,
+    /// Seconds in which at least one block was under way.
+    pub busy_seconds: f64,
+}
+
+/// A piece of a request with its memory, for whoever carries it out.
+pub(crate) struct Block {
+    id: u64,
+    pub(crate) direction: Direction,
+    /// Offset in the file.
+    pub(crate) at: u64,
+    pub(crate) part: Part,
+}
+
+/// See the [module](self).
+pub(crate) struct Queue {
+    pub(crate) file: File,
+    pub(crate) folder: PathBuf,
+    state: Mutex<State>,
+    /// Blocks may have become ready, or the end has come.
+    work: Condvar,
+    /// The same for threads that sleep in the kernel: eventfds.
+    bells: Vec<OwnedFd>,
+}
+
+struct State {
+    schedule: Schedule<Request>,
+    /// Why there is no more to come.
+    closed: Option<DiskError>,
+    /// Blocks under way, and since when there is any.
+    out: usize,
+    busy_since: Instant,
+    statistics: Statistics,
+}
+
+struct Request {
+    loan: Loan,
+    error: Option<DiskError>,
+    result: SyncSender<Result<AlignedBuffer, DiskError>>,
+}
+
+impl Request {
+    /// Tells the one who waits, if there is one.
+    fn settle(self, folder: &Path) {
+        let result = match self.error {
+            Some(error) => Err(error),
+            None => self.loan.end().ok_or_else(|| DiskError::Closed {
+                folder: folder.into(),
+                reason: "the disk was not done with a buffer".into(),
+            }),
+        };
+        // An error means that the `Pending` was dropped.
+        let _ = self.result.send(result);
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(file: File, folder: PathBuf, block_size: u64, bells: Vec<OwnedFd>) -> Queue {
+        let state = State {
+            schedule: Schedule::new(block_size),
+            closed: None,
+            out: 0,
+            busy_since: Instant::now(),
+            statistics: Statistics::default(),
+        };
+        Queue { file, folder, state: Mutex::new(state), work: Condvar::new(), bells }
+    }
+
+    /// Puts in a request for `len` bytes, which are in the file and in the buffer.
+    pub(crate) fn submit(&self, direction: Direction, at: u64, buffer: AlignedBuffer, len: usize) -> Pending {
+        let (result, receiver) = sync_channel(1);
+        let request = Request { loan: Loan::new(buffer), error: None, result };
+        let mut state = self.lock();
+        if let Some(error) = &state.closed {
+            return Pending::failed(error.clone());
+        }
+        if len == 0 {
+            request.settle(&self.folder);
+        } else {
+            state.schedule.add(direction, at..at + len as u64, request);
+            drop(state);
+            self.wake();
+        }
+        Pending { state: Ok(receiver), folder: self.folder.clone() }
+    }
+
+    /// The next block, if one may be carried out now.
+    pub(crate) fn try_next(&self) -> Option<Block> {
+        self.lock().next()
+    }
+
+    /// The next block, as soon as one may be carried out; none at the end.
+    pub(crate) fn next(&self) -> Option<Block> {
+        let mut state = self.lock();
+        loop {
+            match state.next() {
+                Some(block) => return Some(block),
+                None if state.closed.is_some() => return None,
+                None => state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// What became of a block: the bytes that the system read or wrote, or its error. Comes back if some of it is left to do.
+    pub(crate) fn report(&self, mut block: Block, outcome: Result<usize, Errno>) -> Option<Block> {
+        let left = block.part.len();
+        let outcome = match outcome {
+            Err(Errno::INTR) => return Some(block),
+            // A transfer may end early, at any multiple of what the disk calls a block.
+            Ok(bytes) if bytes < left && bytes >= ALIGNMENT => {
+                let bytes = bytes / ALIGNMENT * ALIGNMENT;
+                self.lock().count(block.direction, bytes);
+                block.part.skip(bytes);
+                block.at += bytes as u64;
+                return Some(block);
+            }
+            Ok(bytes) if bytes >= left => Ok(()),
+            Ok(bytes) => Err(self.short(&block, bytes)),
+            Err(errno) => Err(self.failure(&block, errno)),
+        };
+        let (id, direction) = (block.id, block.direction);
+        // Its memory has to be back before the request may be done.
+        drop(block);
+        let mut state = self.lock();
+        state.count(direction, if outcome.is_ok() { left } else { 0 });
+        state.out -= 1;
+        if state.out == 0 {
+            state.statistics.busy_seconds += state.busy_since.elapsed().as_secs_f64();
+        }
+        if let Err(error) = outcome {
+            state.schedule.stop(id);
+            if let Some(request) = state.schedule.payload(id) {
+                request.error.get_or_insert(error);
+            }
+        }
+        if let Some(request) = state.schedule.done(id) {
+            match direction {
+                _ if request.error.is_some() => {}
+                Direction::Read => state.statistics.reads += 1,
+                Direction::Write => state.statistics.writes += 1,
+            }
+            drop(state);
+            request.settle(&self.folder);
+            self.wake();
+        }
+        None
+    }
+
+    /// No block comes out any more. Requests fail of which something is left; blocks under way may still be reported.
+    pub(crate) fn close(&self, reason: &str) {
+        let error = DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
+        let mut state = self.lock();
+        state.closed.get_or_insert(error.clone());
+        let idle = state.schedule.close(|request| request.error = Some(error.clone()));
+        drop(state);
+        self.fail(idle, &error);
+    }
+
+    /// As [`close`](Queue::close), and nobody will report the blocks that are under way: their memory stays where it is.
+    pub(crate) fn abandon(&self, reason: &str) {
+        let error = DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
+        let mut state = self.lock();
+        state.closed.get_or_insert(error.clone());
+        let all = state.schedule.abandon();
+        drop(state);
+        self.fail(all, &error);
+    }
+
+    fn fail(&self, requests: Vec<Request>, error: &DiskError) {
+        for mut request in requests {
+            request.error.get_or_insert(error.clone());
+            request.settle(&self.folder);
+        }
+        self.wake();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed.is_some()
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        let state = self.lock();
+        let mut statistics = state.statistics;
+        if state.out > 0 {
+            statistics.busy_seconds += state.busy_since.elapsed().as_secs_f64();
+        }
+        statistics
+    }
+
+    fn wake(&self) {
+        self.work.notify_all();
+        for bell in &self.bells {
+            // Refused only by a bell that was rung 2^64 times and not heard.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error of a transfer that ended within a page.
+    fn short(&self, block: &Block, bytes: usize) -> DiskError {
+        let (at, left) = (block.at, block.part.len() as u64);
+        match (self.file.metadata().map(|metadata| metadata.len()), block.direction) {
+            (Ok(end), _) if end < at + left => self.cut_short(end, at, left),
+            (_, Direction::Read) => self.failure_text(block, format!("the system gave {bytes} bytes")),
+            (_, Direction::Write) => self.failure_text(block, format!("the system took {bytes} bytes")),
+        }
+    }
+
+    /// The error for bytes that lie behind the end of the file.
+    pub(crate) fn cut_short(&self, end: u64, at: u64, bytes: u64) -> DiskError {
+        DiskError::CutShort { folder: self.folder.clone(), end, at, bytes }
+    }
+
+    fn failure(&self, block: &Block, errno: Errno) -> DiskError {
+        match (errno, block.direction) {
+            (Errno::NOSPC | Errno::DQUOT, Direction::Write) => {
+                DiskError::Full { folder: self.folder.clone(), at: block.at, bytes: block.part.len() as u64 }
+            }
+            _ => self.failure_text(block, errno.to_string()),
+        }
+    }
+
+    fn failure_text(&self, block: &Block, reason: String) -> DiskError {
+        let (folder, at, bytes) = (self.folder.clone(), block.at, block.part.len() as u64);
+        match block.direction {
+            Direction::Read => DiskError::Read { folder, at, bytes, reason },
+            Direction::Write => DiskError::Write { folder, at, bytes, reason },
+        }
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// Held by a thread that serves a queue: if the thread panics, those who wait hear of it.
+pub(crate) struct Watch<'a>(pub(crate) &'a Queue);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abandon("a thread that served it panicked");
+        }
+    }
+}
+
+impl State {
+    fn next(&mut self) -> Option<Block> {
+        let (piece, request) = self.schedule.next()?;
+        // A request is no longer than its buffer, which is memory.
+        let part = request.loan.cut(piece.len as usize);
+        if self.out == 0 {
+            self.busy_since = Instant::now();
+        }
+        self.out += 1;
+        Some(Block { id: piece.id, direction: piece.direction, at: piece.at, part })
+    }
+
+    fn count(&mut self, direction: Direction, bytes: usize) {
+        match direction {
+            Direction::Read => self.statistics.read_bytes += bytes as u64,
+            Direction::Write => self.statistics.written_bytes += bytes as u64,
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Blocks carried out by the kernel, asked through io_uring: one thread, many blocks at a time.
+//!
+//! The thread sleeps in the kernel for the next completion. A bell, an eventfd that the ring polls like any other request, ends
+//! that sleep when there is new work.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use io_uring::{IoUring, Probe, opcode, types};
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use crate::error::DiskError;
+use crate::file::Options;
+use crate::queue::{Block, Queue, Watch};
+use crate::schedule::Direction;
+
+/// A ring with its bell. There is one only where the kernel permits all that is needed.
+pub(crate) struct Ring {
+    ring: IoUring,
+    bell: OwnedFd,
+}
+
+impl Ring {
+    /// For `depth` blocks at a time. Tried out, so that a refusal (an old kernel, a seccomp filter, a sysctl) shows here.
+    pub(crate) fn new(depth: usize) -> Result<Ring, Errno> {
+        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NOSYS);
+        // One more for the bell.
+        let mut ring = IoUring::new(depth as u32 + 1).map_err(errno)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(errno)?;
+        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::PollAdd::CODE, opcode::Nop::CODE];
+        if !needed.iter().all(|&code| probe.is_supported(code)) {
+            return Err(Errno::NOSYS);
+        }
+        // SAFETY: it refers to no memory.
+        unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(|_| Errno::NOBUFS)?;
+        ring.submit_and_wait(1).map_err(errno)?;
+        ring.completion().for_each(drop);
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Ring { ring, bell })
+    }
+
+    /// What ends the sleep of the ring's thread.
+    pub(crate) fn bell(&self) -> Result<OwnedFd, Errno> {
+        self.bell.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
+    }
+}
+
+/// Adds a thread for each ring to `threads`, which serves the queue to its end.
+pub(crate) fn start(
+    queue: &Arc<Queue>,
+    rings: Vec<Ring>,
+    options: &Options,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> Result<(), DiskError> {
+    for (index, ring) in rings.into_iter().enumerate() {
+        let (serving, options) = (Arc::clone(queue), options.clone());
+        let thread = std::thread::Builder::new().name(format!("disk {index}"));
+        let thread = thread.spawn(move || serve(&serving, ring, &options));
+        threads.push(thread.map_err(|error| DiskError::refused(&queue.folder, "start a thread", error))?);
+    }
+    Ok(())
+}
+
+/// The `user_data` of the bell; blocks have their slot's index.
+const BELL: u64 = u64::MAX;
+
+/// Blocks that the kernel has, by slot.
+struct UnderWay {
+    slots: Vec<Option<Block>>,
+    count: usize,
+}
+
+impl UnderWay {
+    fn is_full(&self) -> bool {
+        self.count == self.slots.len()
+    }
+
+    fn put(&mut self, block: Block) -> Option<(usize, &mut Block)> {
+        let index = self.slots.iter().position(Option::is_none)?;
+        self.count += 1;
+        Some((index, self.slots[index].insert(block)))
+    }
+
+    fn take(&mut self, index: usize) -> Option<Block> {
+        let block = self.slots.get_mut(index)?.take()?;
+        self.count -= 1;
+        Some(block)
+    }
+}
+
+impl Drop for UnderWay {
+    /// The kernel may still use their memory, so it is never freed. At an orderly end there are none.
+    fn drop(&mut self) {
+        self.slots.drain(..).for_each(std::mem::forget);
+    }
+}
+
+fn serve(queue: &Queue, mut ring: Ring, options: &Options) {
+    let _watch = Watch(queue);
+    let mut under_way = UnderWay { slots: (0..options.queue_depth).map(|_| None).collect(), count: 0 };
+    if let Err(errno) = turn(queue, &mut ring, &mut under_way, options) {
+        queue.abandon(&format!("io_uring failed: {errno}"));
+    }
+}
+
+/// Gives blocks to the kernel and reports what became of them, until the queue has ended and the kernel has none.
+fn turn(queue: &Queue, ring: &mut Ring, under_way: &mut UnderWay, options: &Options) -> Result<(), Errno> {
+    let Ring { ring, bell } = ring;
+    let mut bell_is_set = false;
+    // What is left of blocks that were carried out in part.
+    let mut again: Vec<Block> = vec![];
+    loop {
+        if !bell_is_set {
+            let poll = opcode::PollAdd::new(types::Fd(bell.as_raw_fd()), POLLIN).build().user_data(BELL);
+            // SAFETY: it refers to no memory; the bell lives as long as the ring.
+            unsafe { ring.submission().push(&poll) }.map_err(|_| Errno::NOBUFS)?;
+            bell_is_set = true;
+        }
+        let begin = options.overlap_events || under_way.count == 0;
+        while begin && !under_way.is_full() {
+            let Some(block) = again.pop().or_else(|| queue.try_next()) else { break };
+            let Some((index, block)) = under_way.put(block) else { break };
+            let (file, len) = (types::Fd(queue.file.as_raw_fd()), u32::try_from(block.part.len()).unwrap_or(MOST));
+            let entry = match block.direction {
+                Direction::Read => opcode::Read::new(file, block.part.as_mut_ptr(), len).offset(block.at).build(),
+                Direction::Write => opcode::Write::new(file, block.part.as_mut_ptr(), len).offset(block.at).build(),
+            };
+            // SAFETY: the block has its memory, and stays in its slot until the kernel has said that it is done, or for ever.
+            unsafe { ring.submission().push(&entry.user_data(index as u64)) }.map_err(|_| Errno::NOBUFS)?;
+            if options.single_submit {
+                submit(ring, 0)?;
+            }
+        }
+        if under_way.count == 0 && queue.is_closed() {
+            return Ok(());
+        }
+        submit(ring, 1)?;
+        for completion in ring.completion() {
+            if completion.user_data() == BELL {
+                // Before the queue is asked again, so that nothing that comes after goes unheard. It may be empty by now.
+                let _ = rustix::io::read(&*bell, &mut [0u8; 8]);
+                bell_is_set = false;
+            } else if let Some(block) = under_way.take(completion.user_data() as usize) {
+                let result = completion.result();
+                let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+                again.extend(queue.report(block, outcome));
+            }
+        }
+    }
+}
+
+/// From poll.h: there is something to read.
+const POLLIN: u32 = 1;
+
+/// The most that one request to the kernel can be for, in whole pages; the rest comes back as not done.
+const MOST: u32 = u32::MAX - 4095;
+
+/// Hands over what was pushed, and sleeps until so many completions are there.
+fn submit(ring: &IoUring, wanted: usize) -> Result<(), Errno> {
+    match ring.submit_and_wait(wanted).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+        // A signal; or completions that must be taken first.
+        Ok(_) | Err(Errno::INTR | Errno::BUSY) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
