@@ -126,7 +126,7 @@ impl Engine {
         costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let (settings, model) = (Settings::new(&config)?, Arc::new(model));
-        let layout = Layout::new(&model, &settings.layout);
+        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
         let mesh = arrangement.mesh;
         let stage = mesh.coordinates(comm.rank()).stage;
@@ -135,7 +135,9 @@ impl Engine {
         let program = programs.swap_remove(stage);
         let groups = Groups::new(comm.clone(), mesh)?;
         let stages = arrangement.stages.clone();
-        let mut zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed)?;
+        let zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
+        // A disk may be full for one rank alone.
+        let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
         if let Some(sources) = &config.training.initial_weights {
             zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
         }

@@ -7,6 +7,7 @@ use zero_comm::CommError;
 use zero_model::BuildError;
 use zero_partition::ZeroError;
 use zero_pipeline::Violation;
+use zero_tier::DiskError;
 
 use crate::data::DataError;
 
@@ -48,6 +49,9 @@ pub enum Error {
     /// A rank or a connection was lost.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The disk on which state or parameters live.
+    #[error("{0}\n  help: {help}", help = .0.help())]
+    Disk(DiskError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(CheckpointError),
@@ -87,8 +91,12 @@ impl Error {
             Self::Batch(_) | Self::NoParameter(_) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,
             Self::Comm(_) => 4,
+            // What is so at the start is the user's to say otherwise.
+            Self::Disk(DiskError::Missing { .. } | DiskError::NotAFolder { .. } | DiskError::NotWritable { .. }) => 2,
+            Self::Disk(DiskError::NoSpace { .. } | DiskError::Invalid { .. }) => 2,
             Self::Diverged { .. } => 5,
-            Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) | Self::Zero(_) | Self::Io { .. } => 1,
+            Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) => 1,
+            Self::Zero(_) | Self::Disk(_) | Self::Io { .. } => 1,
         }
     }
 
@@ -107,6 +115,7 @@ impl From<ZeroError> for Error {
     fn from(error: ZeroError) -> Self {
         match error {
             ZeroError::Comm(error) => Self::Comm(error),
+            ZeroError::Disk(error) => Self::Disk(error),
             other => Self::Zero(other),
         }
     }

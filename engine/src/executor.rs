@@ -136,13 +136,16 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 }
                 _ => context.zero.discard(*segment)?,
             },
-            Instruction::UpdateTile { .. }
-            | Instruction::Fetch { .. }
-            | Instruction::AwaitFetch { .. }
-            | Instruction::Offload { .. }
-            | Instruction::AwaitOffload { .. } => {
-                return Err(Error::Zero(ZeroError::Internal("nothing lives on a disk".into())));
-            }
+            Instruction::UpdateTile { segment, tile } => match outcome.norm {
+                Some(norm) if norm.is_finite() || !context.skips_overflow => {
+                    context.zero.update_tile(*segment, *tile, context.lr)?;
+                }
+                _ => context.zero.discard_tile(*segment, *tile)?,
+            },
+            Instruction::Fetch { item } => context.zero.fetch(*item)?,
+            Instruction::AwaitFetch { item } => context.zero.await_fetch(*item)?,
+            Instruction::Offload { item } => context.zero.offload(*item)?,
+            Instruction::AwaitOffload { item } => context.zero.await_offload(*item)?,
             Instruction::Refresh { segments } => context.zero.refresh(segments)?,
             Instruction::AwaitRefresh { segments } => context.zero.await_refresh(segments)?,
             Instruction::Send { message } => send(*message, &mut messages, &mut micro_batches, context.zero)?,

@@ -28,6 +28,7 @@ mod executor;
 mod measure;
 mod messages;
 pub mod monitor;
+mod offload;
 mod plan;
 mod recomputation;
 mod settings;

@@ -76,7 +76,7 @@ impl CutCosts {
         };
         let mut costs = Self::equal(model.layers().len());
         if comm.rank() == 0 {
-            let layout = Layout::new(model, &settings.layout);
+            let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
             let states = settings.zero.optimizer.states().len();
             measure(model, &micro_batch()?, seed, |layer, measured| {
                 costs.layers[layer] = LayerCost {

@@ -12,6 +12,7 @@ use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, grid};
 use crate::arrangement::Arrangement;
 use crate::error::Error;
 use crate::measure::CutCosts;
+use crate::offload;
 use crate::settings::Settings;
 use crate::words::{bytes, counted, grouped};
 
@@ -50,7 +51,7 @@ impl Prepared {
     pub(crate) fn new(config: &Config, model: Layers) -> Result<Self, Error> {
         let settings = Settings::new(config)?;
         let model = model.build(settings.dtype)?;
-        let layout = Layout::new(&model, &settings.layout);
+        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         // What is to be measured is taken for equal.
         let equal = CutCosts::equal(model.layers().len());
         let arrangement = Arrangement::new(config, &settings, &model, &layout, Some(&equal))?;
@@ -58,6 +59,14 @@ impl Prepared {
         arrangement.validate(&programs, layout.shape())?;
         arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
         Ok(Self { settings, layout, arrangement, programs })
+    }
+
+    /// Whether the disks have room for what is to live there.
+    ///
+    /// # Errors
+    /// The key of a folder that has not.
+    pub(crate) fn check_disks(&self) -> Result<(), Error> {
+        offload::check_space(&self.layout, &self.arrangement.stages, &self.settings)
     }
 }
 

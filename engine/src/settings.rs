@@ -3,20 +3,20 @@
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Schedule, Sgd, Warmup};
-use zero_partition::passes::{
-    GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions,
-};
-use zero_partition::{LayoutOptions, Order, ZeroOptions};
+use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
+use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
 use crate::batch::Deal;
 use crate::error::Error;
+use crate::offload;
 
 /// Everything that the engine derives from a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) dtype: DType,
     pub(crate) layout: LayoutOptions,
+    pub(crate) tiers: TierOptions,
     pub(crate) passes: PassOptions,
     pub(crate) zero: ZeroOptions,
     pub(crate) base_lr: f64,
@@ -63,8 +63,9 @@ impl Settings {
                 persistence_threshold: config.zero.stage3_param_persistence_threshold,
                 model_persistence_threshold: config.zero.stage3_model_persistence_threshold,
             },
+            tiers: offload::tiers(config),
             passes: PassOptions {
-                offload: OffloadOptions::PLAIN,
+                offload: offload::passes(config),
                 recompute: RecomputeOptions::none(),
                 gather: GatherOptions {
                     prefetch: config.zero.stage3_prefetch_bucket_size,
@@ -83,6 +84,7 @@ impl Settings {
                 gradient_clipping: config.gradient_clipping,
                 decay_all: config.training.weight_decay_on == config::WeightDecayOn::All,
                 ignore_unused: config.zero.ignore_unused_parameters,
+                disk: offload::disk(config),
             },
             base_lr,
             schedule: schedule(config)?,

@@ -111,6 +111,7 @@ impl Run {
             gradient_clipping: 0.0,
             decay_all: false,
             ignore_unused: false,
+            disk: zero_partition::DiskOptions::default(),
         }
     }
 

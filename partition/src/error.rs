@@ -2,6 +2,7 @@
 
 use zero_comm::CommError;
 use zero_optim::LengthError;
+use zero_tier::DiskError;
 
 /// Why an instruction failed.
 #[derive(Debug, thiserror::Error)]
@@ -9,6 +10,9 @@ pub enum ZeroError {
     /// Communication failed: a lost rank, a deadline, ranks that disagree.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The disk on which state or parameters live.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// candle refused an operation.
     #[error("{0}")]
     Tensor(#[from] candle_core::Error),

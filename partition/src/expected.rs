@@ -1,11 +1,12 @@
 //! What a program and a layout must cost, exactly: bytes of state, bytes sent.
 
-use zero_pipeline::{Content, Coordinates, Instruction, Placement, Program, SegmentId, Stages, ZeroStage};
+use zero_pipeline::{Content, Coordinates, Instruction, Placement, Program, SegmentId, Stages, Tier, ZeroStage};
 
 use crate::layout::Layout;
 use crate::zero::ZeroOptions;
 
-/// Bytes of state of one rank, between the backward and the update, when all of it is there.
+/// Bytes of state of one rank in memory, between the backward and the update, when all of it is there. What lives on a disk is not
+/// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateBytes {
     /// Working parameters that stay, and masters.
@@ -30,18 +31,20 @@ impl StateBytes {
 pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> StateBytes {
     let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
     for (id, segment) in layout.segments().iter().enumerate().filter(|&(id, _)| stages.holds(at.stage, id)) {
-        let held = |placement| match placement {
-            Placement::Replicated => segment.elements(),
-            Placement::Sharded => segment.shard(at.replica).len(),
+        let held = |placement, tier| match (tier, placement) {
+            (Tier::Nvme, _) => 0,
+            (Tier::Memory, Placement::Replicated) => segment.elements(),
+            (Tier::Memory, Placement::Sharded) => segment.shard(at.replica).len(),
         };
+        let (placements, tiers) = (segment.placements, segment.tiers);
         if stages.owner(id) != at.stage {
-            bytes.parameters += (held(segment.placements.parameters) * width) as u64;
+            bytes.parameters += (held(placements.parameters, tiers.parameters) * width) as u64;
             continue;
         }
-        let own = held(segment.placements.optimizer);
+        let own = held(placements.optimizer, tiers.optimizer);
         let master = if width == 4 { 0 } else { own * 4 };
-        bytes.parameters += (held(segment.placements.parameters) * width + master) as u64;
-        bytes.gradients += (held(segment.placements.gradients) * 4) as u64;
+        bytes.parameters += (held(placements.parameters, tiers.parameters) * width + master) as u64;
+        bytes.gradients += (held(placements.gradients, tiers.gradients) * 4) as u64;
         bytes.optimizer += (own * states * 4) as u64;
     }
     bytes

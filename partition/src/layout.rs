@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use zero_model::{Model, ParameterId};
 use zero_optim::norm::BLOCK;
-use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tiers, ZeroStage};
+use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
 /// From so many elements on a parameter is a segment of its own: copying it would cost more than a collective for it alone.
 const LARGE: usize = 1 << 18;
@@ -30,6 +30,44 @@ pub struct LayoutOptions {
     pub persistence_threshold: usize,
     /// At most this many elements stay gathered because of that.
     pub model_persistence_threshold: usize,
+}
+
+/// What lives on a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TierOptions {
+    /// Optimizer state and masters, where they are sharded.
+    pub optimizer: bool,
+    /// Accumulated gradients too, where they are sharded.
+    pub gradients: bool,
+    /// Parameters, where they are sharded.
+    pub parameters: bool,
+    /// Elements of parameters that stay in memory all the same: `max_in_cpu`, of a rank.
+    pub parameters_in_memory: usize,
+    /// Elements of a tile: `sub_group_size`. It is rounded up to [`PAGE`].
+    pub sub_group_size: usize,
+    /// Segments of which each rank has fewer elements stay in memory: a request for them would cost more than it saves.
+    pub smallest: usize,
+}
+
+/// Elements whose bytes are whole pages of a disk, in f32 and in 16 bits.
+pub const PAGE: usize = 2048;
+
+impl TierOptions {
+    /// All in memory.
+    pub const MEMORY: Self = Self {
+        optimizer: false,
+        gradients: false,
+        parameters: false,
+        parameters_in_memory: 0,
+        sub_group_size: PAGE,
+        smallest: 0,
+    };
+
+    /// Elements of a tile.
+    #[must_use]
+    pub fn tile(&self) -> usize {
+        self.sub_group_size.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE)
+    }
 }
 
 /// One parameter inside a segment.
@@ -108,6 +146,8 @@ pub struct Layout {
     segments: Vec<Segment>,
     shape: ModelShape,
     ranks: usize,
+    /// Elements of a tile of what is on a disk.
+    tile: usize,
 }
 
 impl Layout {
@@ -140,7 +180,45 @@ impl Layout {
             }
         }
         let shape = shape(model, &segments);
-        Self { segments, shape, ranks: options.ranks }
+        Self { segments, shape, ranks: options.ranks, tile: PAGE }
+    }
+
+    /// The same with what `options` ask for on a disk.
+    #[must_use]
+    pub fn on_disk(mut self, options: &TierOptions) -> Self {
+        self.tile = options.tile();
+        let mut kept = 0;
+        for (segment, shape) in self.segments.iter_mut().zip(&mut self.shape.segments) {
+            let held = |placement| match placement {
+                Placement::Replicated => segment.elements(),
+                Placement::Sharded => segment.counts().into_iter().max().unwrap_or(0),
+            };
+            let Placements { parameters, gradients, optimizer } = segment.placements;
+            let elements = held(optimizer);
+            if elements < options.smallest {
+                continue;
+            }
+            let tier = |is_wanted: bool, placement| match is_wanted && placement == Placement::Sharded {
+                true => Tier::Nvme,
+                false => Tier::Memory,
+            };
+            let mut moves = options.parameters && parameters == Placement::Sharded;
+            if moves && kept + elements <= options.parameters_in_memory {
+                kept += elements;
+                moves = false;
+            }
+            let mut tiers = Tiers {
+                parameters: tier(moves, parameters),
+                gradients: tier(options.optimizer && options.gradients, gradients),
+                optimizer: tier(options.optimizer, optimizer),
+                tiles: 0,
+            };
+            if tiers != Tiers::default() {
+                tiers.tiles = elements.div_ceil(self.tile);
+            }
+            (segment.tiers, shape.tiers) = (tiers, tiers);
+        }
+        self
     }
 
     /// In the order of the layers that own them.
@@ -153,6 +231,18 @@ impl Layout {
     #[must_use]
     pub fn shape(&self) -> &ModelShape {
         &self.shape
+    }
+
+    /// Whether anything lives on a disk.
+    #[must_use]
+    pub fn uses_disk(&self) -> bool {
+        self.segments.iter().any(|segment| segment.tiers != Tiers::default())
+    }
+
+    /// Elements of a tile of what lives on a disk.
+    #[must_use]
+    pub fn tile(&self) -> usize {
+        self.tile
     }
 
     /// Data-parallel degree.

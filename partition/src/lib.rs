@@ -5,6 +5,7 @@
 //! state are replicated or sharded; [`passes`] derive the program from that; [`Zero`] carries out its instructions.
 
 mod accumulator;
+mod disk;
 mod error;
 mod expected;
 mod gradients;
@@ -21,10 +22,11 @@ mod update;
 mod zero;
 
 pub use accumulator::Order;
+pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_bytes};
 pub use error::ZeroError;
 pub use expected::{StateBytes, expected_payload, expected_state, state_formula};
 pub use groups::Groups;
-pub use layout::{Layout, LayoutOptions, Piece, Segment};
+pub use layout::{Layout, LayoutOptions, PAGE, Piece, Segment, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use shards::{Kind, Range, to_f32};
 pub use update::Norm;

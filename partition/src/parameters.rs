@@ -7,6 +7,7 @@ use half::bf16;
 use zero_comm::{Buffer, Gathered, Pending};
 use zero_pipeline::SegmentId;
 
+use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::zero::Zero;
@@ -37,7 +38,11 @@ impl Zero {
     pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let pending = self.segments[id].gathering.take().ok_or_else(|| ZeroError::internal("no gather was started"))?;
         let Gathered { shard, output } = pending.wait()?;
-        self.segments[id].shard = Some(storage(shard)?);
+        match self.stored(id, Stored::Parameters) {
+            // What is on the disk is what it was.
+            true => self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes()),
+            false => self.segments[id].shard = Some(storage(shard)?),
+        }
         if let Some(parameter) = self.layout.segments()[id].only_parameter() {
             self.model.parameters()[parameter].fill(storage(output)?)?;
             return Ok(());

@@ -6,6 +6,7 @@ use zero_model::ParameterId;
 use zero_optim::read_bf16;
 use zero_pipeline::{Coordinates, Placement, SegmentId};
 
+use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::layout::Segment;
 use crate::zero::Zero;
@@ -80,8 +81,13 @@ impl Zero {
         let (id, at) = self.locate(range)?;
         let own = self.own_range(id);
         let local = |base: usize| at.start.wrapping_sub(base)..at.end.wrapping_sub(base);
-        let state = &self.segments[id];
         let missing = || ZeroError::internal("a range that this rank does not hold");
+        if let Some(stored) = self.stored_as(kind, id) {
+            let range = local(own.start);
+            let is_held = range.start <= range.end && range.end <= own.len();
+            return if is_held { self.read_stored(id, stored, range) } else { Err(missing()) };
+        }
+        let state = &self.segments[id];
         let held = match (kind, &state.shard) {
             (Kind::State(index), _) => state.optimizer.get(index).and_then(|s| s.get(local(own.start))),
             (Kind::Parameter, _) if !state.master.is_empty() => state.master.get(local(own.start)),
@@ -109,23 +115,32 @@ impl Zero {
             return Err(ZeroError::internal("values of another length than their range"));
         }
         let own = self.own_range(id);
+        // A replicated parameter may be written in a wider range than the state that is held.
+        let held = at.start.max(own.start)..at.end.min(own.end);
+        let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
+        let master = Stored::State(self.options.optimizer.states().len());
         if let Kind::State(index) = kind {
+            if self.stored(id, Stored::State(index)) {
+                let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
+                return self.write_stored(id, Stored::State(index), start, values);
+            }
             let state = self.segments[id].optimizer.get_mut(index).ok_or_else(missing)?;
             let local = at.start.wrapping_sub(own.start)..at.end.wrapping_sub(own.start);
             state.get_mut(local).ok_or_else(missing)?.copy_from_slice(values);
             return Ok(());
         }
-        let working = self.working(values.to_vec())?;
-        let state = &mut self.segments[id];
-        if !state.master.is_empty() {
-            // A replicated bf16 parameter may be read in a wider range than the master that is held.
-            let (start, end) = (at.start.max(own.start), at.end.min(own.end));
-            if start < end {
-                state.master[start - own.start..end - own.start]
-                    .copy_from_slice(&values[start - at.start..end - at.start]);
-            }
+        if held.start < held.end && self.stored(id, master) {
+            self.write_stored(id, master, held.start - own.start, &of_held(values))?;
+        } else if held.start < held.end && !self.segments[id].master.is_empty() {
+            let master = &mut self.segments[id].master;
+            master[held.start - own.start..held.end - own.start].copy_from_slice(&of_held(values));
         }
-        match &mut state.shard {
+        if self.stored(id, Stored::Parameters) {
+            let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
+            return self.write_stored(id, Stored::Parameters, start, values);
+        }
+        let working = self.working(values.to_vec())?;
+        match &mut self.segments[id].shard {
             Some(shard) => {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
                 crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len())?;
@@ -134,6 +149,19 @@ impl Zero {
                 .update(|full| crate::parameters::copy(&working, 0..values.len(), full, range.elements.clone()))?,
         }
         Ok(())
+    }
+
+    /// How the disk knows values of a kind, if they live there: the master where there is one.
+    fn stored_as(&self, kind: Kind, id: SegmentId) -> Option<Stored> {
+        let states = self.options.optimizer.states().len();
+        let stored = match kind {
+            Kind::State(index) => Stored::State(index),
+            Kind::Parameter if self.stored(id, Stored::State(states)) => Stored::State(states),
+            // In memory there is a master that is exact.
+            Kind::Parameter if !self.segments[id].master.is_empty() => return None,
+            Kind::Parameter => Stored::Parameters,
+        };
+        self.stored(id, stored).then_some(stored)
     }
 
     /// All values of a parameter, on every rank; a collective.

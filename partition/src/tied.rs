@@ -4,10 +4,12 @@ use candle_core::CpuStorage;
 use zero_comm::{Buffer, Dtype};
 use zero_pipeline::{Placement, SegmentId};
 
+use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::gradients::Open;
 use crate::ledger::Category;
 use crate::parameters::{buffer, copy, storage};
+use crate::shards::to_f32;
 use crate::zero::Zero;
 
 impl Zero {
@@ -54,6 +56,11 @@ impl Zero {
     /// # Errors
     /// If candle refuses to read them.
     pub fn tied_parameters(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
+        if self.stored(id, Stored::Parameters) {
+            let values = buffer(self.stored_shard(id)?)?;
+            self.ledger.add(Category::Staging, values.len(), self.dtype.size_in_bytes());
+            return Ok(values);
+        }
         if let Some(shard) = &self.segments[id].shard {
             let copy = buffer(shard.clone())?;
             self.ledger.add(Category::Staging, copy.len(), self.dtype.size_in_bytes());
@@ -99,6 +106,11 @@ impl Zero {
     /// If candle refuses to write them.
     pub fn set_tied_parameters(&mut self, id: SegmentId, values: Buffer) -> Result<(), ZeroError> {
         let mut values: CpuStorage = storage(values)?;
+        if self.stored(id, Stored::Parameters) {
+            self.write_stored(id, Stored::Parameters, 0, &to_f32(&values)?)?;
+            self.give_parameters_back(buffer(values)?);
+            return Ok(());
+        }
         if let Some(shard) = &mut self.segments[id].shard {
             // The old shard goes where the new one came from.
             std::mem::swap(shard, &mut values);

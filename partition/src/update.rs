@@ -38,6 +38,12 @@ impl Zero {
         let rank = self.comm.rank();
         let owned: Vec<SegmentId> = (0..self.segments.len()).filter(|&id| self.owns(id)).collect();
         for id in owned {
+            if self.disk.is_some()
+                && let Some(squares) = self.segments[id].squares.take()
+            {
+                sum.merge(&squares);
+                continue;
+            }
             self.settle(id)?;
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(rank);
@@ -52,6 +58,7 @@ impl Zero {
                 add_parameter_range(&mut sum, &gradients[at.start + offset..at.end + offset]);
             }
         }
+        self.drop_buffers();
         let limbs = Buffer::I64(sum.limbs().to_vec());
         let Buffer::I64(limbs) = self.groups.world().all_reduce(limbs, ReduceOp::Sum).wait()? else {
             return Err(ZeroError::internal("a collective gave back another dtype"));
@@ -113,6 +120,7 @@ impl Zero {
 
     /// Counts the step: all segments are updated.
     pub fn finish_step(&mut self) {
+        self.drop_buffers();
         self.updates += 1;
     }
 
@@ -126,7 +134,7 @@ impl Zero {
         Ok(())
     }
 
-    fn take_reduced(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
+    pub(crate) fn take_reduced(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
         let gradients = self.segments[id].reduced.take();
         let gradients = gradients.ok_or_else(|| ZeroError::internal("update of gradients that are not reduced"))?;
         self.ledger.remove(Category::Gradients, gradients.len(), 4);

@@ -8,10 +8,11 @@ use half::bf16;
 use zero_comm::{Communicator, Gathered, Pending};
 use zero_model::sink::PutOff;
 use zero_model::{Model, init};
-use zero_optim::{Optimizer, write_bf16};
+use zero_optim::{ExactSum, Optimizer, write_bf16};
 use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
 
 use crate::accumulator::{Accumulator, Order};
+use crate::disk::{Disk, DiskOptions, Stored, places};
 use crate::error::ZeroError;
 use crate::gradients::{Open, PendingReduce};
 use crate::groups::Groups;
@@ -37,6 +38,8 @@ pub struct ZeroOptions {
     pub decay_all: bool,
     /// Take a parameter without gradient as one with a zero gradient, instead of an error.
     pub ignore_unused: bool,
+    /// Where lives what the layout puts on a disk.
+    pub disk: DiskOptions,
 }
 
 /// One segment's share of a rank.
@@ -52,6 +55,8 @@ pub(crate) struct SegmentState {
     /// Gradient of the running micro-batch.
     pub(crate) open: Option<Open>,
     pub(crate) gathering: Option<Pending<Gathered>>,
+    /// What the norm needs of reduced gradients that have left memory.
+    pub(crate) squares: Option<ExactSum>,
 }
 
 impl SegmentState {
@@ -65,6 +70,7 @@ impl SegmentState {
             optimizer: vec![],
             open: None,
             gathering: None,
+            squares: None,
         }
     }
 }
@@ -84,6 +90,8 @@ pub struct Zero {
     pub(crate) reducing: VecDeque<PendingReduce>,
     pub(crate) refreshing: VecDeque<(Vec<SegmentId>, Vec<Pending<Gathered>>)>,
     pub(crate) pool: Pool,
+    /// What does not live in memory.
+    pub(crate) disk: Option<Disk>,
     pub(crate) ledger: Ledger,
     pub(crate) dtype: DType,
     pub(crate) grad_scale: f32,
@@ -122,16 +130,29 @@ impl Zero {
             reducing: VecDeque::new(),
             refreshing: VecDeque::new(),
             pool: Pool::default(),
+            disk: None,
             ledger: Ledger::default(),
             dtype,
             grad_scale: 1.0,
             updates: 0,
         };
+        zero.disk = zero.make_disk()?;
         for segment in 0..zero.layout.segments().len() {
             let state = zero.initial(segment, seed)?;
             zero.segments.push(state);
+            zero.initialise_stored(segment, seed)?;
         }
+        zero.drop_buffers();
         Ok(zero)
+    }
+
+    fn make_disk(&self) -> Result<Option<Disk>, ZeroError> {
+        if !self.layout.uses_disk() {
+            return Ok(None);
+        }
+        let (width, states) = (self.dtype.size_in_bytes(), self.options.optimizer.states().len());
+        let places = places(&self.layout, &self.stages, self.groups.at(), width, states);
+        Disk::new(&self.options.disk, places).map(Some)
     }
 
     fn initial(&mut self, id: SegmentId, seed: u64) -> Result<SegmentState, ZeroError> {
@@ -141,12 +162,19 @@ impl Zero {
         }
         let own = if self.owns(id) { self.own_range(id) } else { 0..0 };
         let states = self.options.optimizer.states().len();
-        self.ledger.add(Category::OptimizerState, own.len() * states, 4);
-        let has_master = self.dtype == DType::BF16;
+        let in_memory = if self.stored(id, Stored::State(0)) { 0 } else { own.len() };
+        self.ledger.add(Category::OptimizerState, in_memory * states, 4);
+        let has_master = self.dtype == DType::BF16 && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         self.ledger.add(Category::Parameters, master.len(), 4);
         let width = self.dtype.size_in_bytes();
         let shard = match segment.placements.parameters {
+            Placement::Sharded if self.stored(id, Stored::Parameters) => {
+                if has_master {
+                    master = self.initial_values(&segment, own.clone(), seed);
+                }
+                None
+            }
             Placement::Sharded => {
                 let held = self.own_range(id);
                 self.ledger.add(Category::Parameters, held.len(), width);
@@ -171,7 +199,7 @@ impl Zero {
             }
         };
         // Each asked for as zeros: a clone of the first would touch all memory before the first step does.
-        let optimizer = (0..states).map(|_| vec![0.0; own.len()]).collect();
+        let optimizer = (0..states).map(|_| vec![0.0; in_memory]).collect();
         Ok(SegmentState { shard, master, optimizer, ..SegmentState::of(self.options.order) })
     }
 
@@ -187,7 +215,7 @@ impl Zero {
         self.stages.owner(id) == self.groups.at().stage
     }
 
-    fn initial_values(&self, segment: &Segment, range: std::ops::Range<usize>, seed: u64) -> Vec<f32> {
+    pub(crate) fn initial_values(&self, segment: &Segment, range: std::ops::Range<usize>, seed: u64) -> Vec<f32> {
         let mut values = vec![0.0; range.len()];
         for (id, inside, at) in segment.overlaps(range) {
             let parameter = &self.model.parameters()[id];

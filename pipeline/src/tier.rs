@@ -21,9 +21,10 @@ pub struct Tiers {
     pub parameters: Tier,
     /// Of its accumulated gradients, which must be sharded and in order of arrival if that is a disk.
     pub gradients: Tier,
-    /// Of its optimizer state and master parameters. If any of the three is on a disk, this one is, or the parameters alone are.
+    /// Of its optimizer state and master parameters.
     pub optimizer: Tier,
-    /// In how many parts the optimizer step goes, as many on each rank. With all in memory it goes in one, and this is 0.
+    /// In how many parts the optimizer step goes, as many on each rank. With all in memory it goes in one, and this is 0; if any
+    /// of the three is on a disk, it is at least 1.
     pub tiles: usize,
 }
 

@@ -22,6 +22,7 @@ use zero_config::{Config, LogLevel};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::offload;
 use crate::plan::{Plan, Prepared};
 use crate::words::{bytes, counted, grouped};
 use corpus::Corpus;
@@ -128,7 +129,7 @@ pub fn check(config: &Config) -> Result<(), Error> {
         _ => None,
     };
     let layers = configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))?;
-    Prepared::new(&with_total_steps(config.clone(), 1), layers).map(drop)
+    Prepared::new(&with_total_steps(config.clone(), 1), layers)?.check_disks()
 }
 
 /// `total_num_steps: auto` of a run that is counted in epochs.
@@ -179,6 +180,7 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     if config.pipeline.stages > 1 {
         progress.say(&engine.arrangement.describe(engine.zero().layout().shape()));
     }
+    offload::describe(engine).iter().for_each(|line| progress.say(line));
     let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
     progress.say(&format!(
         "batch: {} samples = {} a micro-batch × {} × {}   steps: {steps}",

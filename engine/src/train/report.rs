@@ -75,6 +75,8 @@ impl Report {
         row.push(ledger.peak_total() as i64);
         row.extend(expected);
         row.push(payload);
+        let disk = engine.zero().disk_use().unwrap_or_default();
+        row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
         let ranks: Vec<Value> =
             over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| memory(rank, row)).collect();
         let lanes: BTreeMap<&str, f64> =
@@ -163,6 +165,7 @@ fn memory(rank: usize, row: &[i64]) -> Value {
         "measured_peak_total_bytes": row[4],
         "expected_state_bytes": { "parameters": row[5], "gradients": row[6], "optimizer_state": row[7] },
         "expected_sent_bytes_per_step": row[8],
+        "disk": { "bytes": row[9], "read_bytes": row[10], "written_bytes": row[11] },
     })
 }
 

@@ -83,6 +83,7 @@ impl Run {
                 gradient_clipping: 0.0,
                 decay_all: false,
                 ignore_unused: false,
+                disk: zero_partition::DiskOptions::default(),
             };
             let (program, layout, replica) = (engine.program(), engine.zero().layout(), engine.replica());
             let payload = expected_payload(program, layout, replica, width, &options, |m| message_bytes(m, width));

@@ -8,7 +8,7 @@ use crate::instruction::{Instruction, LayerId, Program, SegmentId};
 use crate::message::{Content, Message, StageId};
 use crate::shape::{ModelShape, Placement, SegmentShape};
 use crate::stages::Stages;
-use crate::tier::{Item, Tier};
+use crate::tier::Item;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parameters {
@@ -225,8 +225,8 @@ impl<'a> State<'a> {
             Instruction::AwaitOffload { item } => self.items.await_offload(*item),
             Instruction::Update { segment } => {
                 self.can_be_updated(*segment)?;
-                let tier = self.shape.segments[*segment].tiers.optimizer;
-                ensure(tier == Tier::Memory, || "its optimizer state is not in memory".into())?;
+                let tiles = self.shape.segments[*segment].tiers.tiles;
+                ensure(tiles == 0, || "it is updated in tiles".into())?;
                 ensure(!std::mem::replace(&mut self.updated[*segment], true), || "updated twice".into())
             }
             Instruction::Refresh { segments } => {

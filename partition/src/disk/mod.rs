@@ -1,0 +1,143 @@
+//! What lives on a disk: where in its files, and on the way from and to them.
+//!
+//! A rank has up to two files. One holds the shards of the parameters, in the working dtype, each in one piece, for it is gathered
+//! as a whole. The other holds, tile by tile, the optimizer's states and the master behind each other, so that a tile is one read and
+//! one write; and the accumulated gradients. All places are whole pages.
+
+mod place;
+mod tiles;
+mod values;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use zero_pipeline::{Item, SegmentId};
+use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile};
+
+pub use place::{DiskBytes, disk_bytes};
+pub(crate) use place::{Place, places};
+pub(crate) use values::Stored;
+
+use crate::error::ZeroError;
+use crate::zero::Zero;
+
+/// Where files are made, and how they are read and written.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DiskOptions {
+    /// Folder of the file with optimizer state, masters and gradients; needed if any live on a disk.
+    pub optimizer: Option<PathBuf>,
+    /// Folder of the file with parameters; needed if any live on a disk.
+    pub parameters: Option<PathBuf>,
+    /// `aio`.
+    pub aio: zero_tier::Options,
+}
+
+/// The parts of a tile, as far as they live on the disk.
+pub(crate) struct Tile<T> {
+    /// The optimizer's states and the master, one behind the other.
+    pub(crate) state: Option<T>,
+    pub(crate) gradients: Option<T>,
+    /// In the working dtype.
+    pub(crate) parameters: Option<T>,
+}
+
+impl<T> Tile<T> {
+    /// Nothing yet.
+    fn empty() -> Self {
+        Self { state: None, gradients: None, parameters: None }
+    }
+
+    fn map<U>(self, mut to: impl FnMut(T) -> Result<U, ZeroError>) -> Result<Tile<U>, ZeroError> {
+        Ok(Tile {
+            state: self.state.map(&mut to).transpose()?,
+            gradients: self.gradients.map(&mut to).transpose()?,
+            parameters: self.parameters.map(&mut to).transpose()?,
+        })
+    }
+}
+
+/// One rank's files, and what is on its way.
+pub(crate) struct Disk {
+    optimizer: Option<SwapFile>,
+    parameters: Option<SwapFile>,
+    pub(crate) buffers: BufferPool,
+    /// By segment, of those that this rank has a part of on the disk.
+    pub(crate) places: Vec<Option<Place>>,
+    moving: HashMap<Item, Pending>,
+    moving_tiles: HashMap<Item, Tile<Pending>>,
+    pub(crate) tiles: HashMap<Item, Tile<AlignedBuffer>>,
+    /// Bytes of buffers that the ledger counts.
+    pub(crate) counted: u64,
+}
+
+/// What a rank's files are, and what they did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DiskUse {
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Bytes that were read.
+    pub read: u64,
+    /// Bytes that were written.
+    pub written: u64,
+    /// Seconds in which at least one request was under way.
+    pub busy_seconds: f64,
+    /// What the user should know, once: what the system refused, and what is done instead.
+    pub notices: Vec<String>,
+}
+
+impl Zero {
+    /// What this rank's disk did so far; `None` if everything lives in memory.
+    #[must_use]
+    pub fn disk_use(&self) -> Option<DiskUse> {
+        let add = |mut sum: DiskUse, file: &SwapFile| {
+            let did = file.statistics();
+            sum.bytes += file.size();
+            sum.read += did.read_bytes;
+            sum.written += did.written_bytes;
+            sum.busy_seconds += did.busy_seconds;
+            sum.notices.extend(
+                file.notices().iter().filter(|notice| !sum.notices.contains(notice)).cloned().collect::<Vec<_>>(),
+            );
+            sum
+        };
+        Some(self.disk.as_ref()?.files().fold(DiskUse::default(), add))
+    }
+}
+
+impl Disk {
+    /// Makes the files and reserves their space. They read as zeros.
+    pub(crate) fn new(options: &DiskOptions, places: Vec<Option<Place>>) -> Result<Self, ZeroError> {
+        let file = |folder: &Option<PathBuf>, bytes: u64| match folder {
+            _ if bytes == 0 => Ok(None),
+            Some(folder) => Ok(Some(SwapFile::create(folder, bytes, &options.aio)?)),
+            None => Err(ZeroError::internal("something lives on a disk, and there is no folder for it")),
+        };
+        let DiskBytes { optimizer, parameters } = DiskBytes::of(&places);
+        Ok(Self {
+            optimizer: file(&options.optimizer, optimizer)?,
+            parameters: file(&options.parameters, parameters)?,
+            buffers: BufferPool::new(),
+            places,
+            moving: HashMap::new(),
+            moving_tiles: HashMap::new(),
+            tiles: HashMap::new(),
+            counted: 0,
+        })
+    }
+
+    fn files(&self) -> impl Iterator<Item = &SwapFile> {
+        self.optimizer.iter().chain(&self.parameters)
+    }
+
+    pub(crate) fn place(&self, id: SegmentId) -> Result<Place, ZeroError> {
+        self.places[id].ok_or_else(|| ZeroError::internal("nothing of this segment is on the disk"))
+    }
+
+    fn optimizer(&self) -> Result<&SwapFile, ZeroError> {
+        self.optimizer.as_ref().ok_or_else(|| ZeroError::internal("there is no file for optimizer state"))
+    }
+
+    fn parameters(&self) -> Result<&SwapFile, ZeroError> {
+        self.parameters.as_ref().ok_or_else(|| ZeroError::internal("there is no file for parameters"))
+    }
+}

@@ -1,0 +1,136 @@
+//! Where in a rank's files its part of a segment is.
+
+use std::ops::Range;
+
+use zero_pipeline::{Coordinates, Placement, Stages, Tier, Tiers};
+use zero_tier::align;
+
+use crate::layout::{Layout, Segment};
+
+/// A segment's place. Offsets are of the first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) tiers: Tiers,
+    /// Elements of this rank's part.
+    pub(crate) elements: usize,
+    /// Elements of a tile; the last one may have fewer.
+    pub(crate) tile: usize,
+    /// Bytes of an element of the working dtype.
+    pub(crate) width: usize,
+    /// Optimizer states, and one more if there is a master.
+    pub(crate) kinds: usize,
+    /// In the file of the parameters.
+    parameters_at: u64,
+    /// In the file of the optimizer: tiles, then gradients.
+    state_at: u64,
+    gradients_at: u64,
+    /// Where the next segment begins, in both.
+    ends: (u64, u64),
+}
+
+/// Bytes on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskBytes {
+    /// Of the file with optimizer state, masters and gradients.
+    pub optimizer: u64,
+    /// Of the file with parameters.
+    pub parameters: u64,
+}
+
+impl DiskBytes {
+    pub(crate) fn of(places: &[Option<Place>]) -> Self {
+        let (optimizer, parameters) = places.iter().flatten().last().map_or((0, 0), |place| place.ends);
+        Self { optimizer, parameters }
+    }
+}
+
+/// Bytes of the files of the rank at `at`. `width` is that of the working dtype, `states` the number of optimizer states.
+#[must_use]
+pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> DiskBytes {
+    DiskBytes::of(&places(layout, stages, at, width, states))
+}
+
+/// The places of all segments of the rank at `at`.
+pub(crate) fn places(
+    layout: &Layout,
+    stages: &Stages,
+    at: Coordinates,
+    width: usize,
+    states: usize,
+) -> Vec<Option<Place>> {
+    let mut next = (0, 0);
+    let mut place = |(id, segment): (usize, &Segment)| {
+        if segment.tiers == Tiers::default() || !stages.holds(at.stage, id) {
+            return None;
+        }
+        let owns = stages.owner(id) == at.stage;
+        let elements = match segment.placements.optimizer {
+            Placement::Replicated => segment.elements(),
+            Placement::Sharded => segment.shard(at.replica).len(),
+        };
+        let kinds = states + usize::from(width < 4);
+        let mut tiers = segment.tiers;
+        if !owns {
+            // Another stage updates it.
+            tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
+        }
+        let mut place = Place {
+            tiers,
+            elements,
+            tile: layout.tile(),
+            width,
+            kinds,
+            parameters_at: next.1,
+            state_at: next.0,
+            gradients_at: 0,
+            ends: next,
+        };
+        let state = match tiers.optimizer {
+            Tier::Memory => 0,
+            Tier::Nvme => (0..place.tiles()).map(|index| place.record(index)).sum(),
+        };
+        place.gradients_at = place.state_at + state;
+        let bytes = |tier, width: usize| if tier == Tier::Nvme { align((elements * width) as u64) } else { 0 };
+        place.ends =
+            (place.gradients_at + bytes(tiers.gradients, 4), place.parameters_at + bytes(tiers.parameters, width));
+        next = place.ends;
+        Some(place)
+    };
+    layout.segments().iter().enumerate().map(&mut place).collect()
+}
+
+impl Place {
+    /// Tiles of this rank: as many as all have or, where its part is smaller, fewer.
+    pub(crate) fn tiles(&self) -> usize {
+        self.elements.div_ceil(self.tile)
+    }
+
+    /// The elements of a tile, in this rank's part; none if there are not so many tiles here.
+    pub(crate) fn range(&self, index: usize) -> Range<usize> {
+        let start = (index * self.tile).min(self.elements);
+        start..(start + self.tile).min(self.elements)
+    }
+
+    /// Bytes from one state of a tile to the next.
+    pub(crate) fn stride(&self, index: usize) -> usize {
+        align((self.range(index).len() * 4) as u64) as usize
+    }
+
+    /// Bytes of all states of a tile.
+    pub(crate) fn record(&self, index: usize) -> u64 {
+        (self.stride(index) * self.kinds) as u64
+    }
+
+    pub(crate) fn state_at(&self, index: usize) -> u64 {
+        // All tiles before are whole ones.
+        self.state_at + index as u64 * align((self.tile * 4) as u64) * self.kinds as u64
+    }
+
+    pub(crate) fn gradients_at(&self, index: usize) -> u64 {
+        self.gradients_at + (self.range(index).start * 4) as u64
+    }
+
+    pub(crate) fn parameters_at(&self, index: usize) -> u64 {
+        self.parameters_at + (self.range(index).start * self.width) as u64
+    }
+}

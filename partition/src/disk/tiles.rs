@@ -1,0 +1,316 @@
+//! The instructions that move what lives on a disk.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use candle_core::{CpuStorage, DType};
+use half::bf16;
+use zero_optim::ExactSum;
+use zero_pipeline::{Item, Placement, SegmentId, Tier};
+use zero_tier::{AlignedBuffer, align};
+
+use crate::disk::Tile;
+use crate::error::ZeroError;
+use crate::ledger::Category;
+use crate::threads::add_parameter_range;
+use crate::zero::Zero;
+
+impl Zero {
+    /// Starts reading. Activations are not this type's.
+    ///
+    /// # Errors
+    /// If nothing of that kind is on the disk, or memory has no room for it.
+    pub fn fetch(&mut self, item: Item) -> Result<(), ZeroError> {
+        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+        match item {
+            Item::Parameters { segment } => {
+                let place = disk.place(segment)?;
+                let len = align((place.elements * place.width) as u64) as usize;
+                if len > 0 {
+                    let buffer = disk.buffers.take(len)?;
+                    let pending = disk.parameters()?.read(place.parameters_at(0), buffer, len);
+                    disk.moving.insert(item, pending);
+                }
+            }
+            Item::Gradients { segment } => {
+                let place = disk.place(segment)?;
+                let len = align((place.elements * 4) as u64) as usize;
+                if len > 0 {
+                    let buffer = disk.buffers.take(len)?;
+                    let pending = disk.optimizer()?.read(place.gradients_at(0), buffer, len);
+                    disk.moving.insert(item, pending);
+                }
+            }
+            Item::Tile { segment, index } => {
+                let place = disk.place(segment)?;
+                let mut tile = Tile::empty();
+                let elements = place.range(index).len();
+                if elements > 0 && place.tiers.optimizer == Tier::Nvme {
+                    let len = place.record(index) as usize;
+                    let buffer = disk.buffers.take(len)?;
+                    tile.state = Some(disk.optimizer()?.read(place.state_at(index), buffer, len));
+                }
+                if elements > 0 && place.tiers.gradients == Tier::Nvme {
+                    let len = align((elements * 4) as u64) as usize;
+                    let buffer = disk.buffers.take(len)?;
+                    tile.gradients = Some(disk.optimizer()?.read(place.gradients_at(index), buffer, len));
+                }
+                if elements > 0 && place.tiers.parameters == Tier::Nvme {
+                    let len = align((elements * place.width) as u64) as usize;
+                    let buffer = disk.buffers.take(len)?;
+                    // Where there are masters, all values are made of those.
+                    tile.parameters = Some(disk.parameters()?.read(place.parameters_at(index), buffer, len));
+                }
+                disk.moving_tiles.insert(item, tile);
+            }
+            Item::Activations { .. } => return Err(ZeroError::internal("activations are not the optimizer's")),
+        }
+        self.count_buffers();
+        Ok(())
+    }
+
+    /// Waits for what a fetch reads.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn await_fetch(&mut self, item: Item) -> Result<(), ZeroError> {
+        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+        match item {
+            Item::Parameters { segment } => {
+                let (elements, width) = (disk.place(segment)?.elements, self.dtype.size_in_bytes());
+                let buffer = disk.moving.remove(&item).map(|pending| pending.wait()).transpose()?;
+                let bytes = buffer.as_ref().map(|buffer| &buffer.as_bytes()[..elements * width]);
+                let shard = match (self.dtype, bytes) {
+                    (DType::BF16, bytes) => {
+                        CpuStorage::BF16(bytes.map_or(vec![], |bytes| cast_slice::<u8, bf16>(bytes).to_vec()))
+                    }
+                    (_, bytes) => CpuStorage::F32(bytes.map_or(vec![], |bytes| cast_slice::<u8, f32>(bytes).to_vec())),
+                };
+                self.ledger.add(Category::Staging, elements, width);
+                self.segments[segment].shard = Some(shard);
+                buffer.into_iter().for_each(|buffer| disk.buffers.put(buffer));
+            }
+            Item::Gradients { segment } => {
+                let elements = disk.place(segment)?.elements;
+                let buffer = disk.moving.remove(&item).map(|pending| pending.wait()).transpose()?;
+                let values = buffer.as_ref().map_or(&[][..], |buffer| &buffer.as_f32()[..elements]);
+                let mut sum = self.pool.take(elements);
+                sum.copy_from_slice(values);
+                self.ledger.add(Category::Gradients, elements, 4);
+                self.segments[segment].gradients.add(sum, drop);
+                buffer.into_iter().for_each(|buffer| disk.buffers.put(buffer));
+            }
+            Item::Tile { .. } => {
+                let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+                let tile = pending.map(|pending| Ok(pending.wait()?))?;
+                disk.tiles.insert(item, tile);
+            }
+            Item::Activations { .. } => return Err(not_moving(item)),
+        }
+        self.count_buffers();
+        Ok(())
+    }
+
+    /// Starts writing.
+    ///
+    /// # Errors
+    /// If it is not in memory.
+    pub fn offload(&mut self, item: Item) -> Result<(), ZeroError> {
+        match item {
+            Item::Gradients { segment } => self.offload_gradients(segment)?,
+            Item::Tile { segment, index } => {
+                let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+                let place = disk.place(segment)?;
+                let tile = disk.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+                let mut moving = Tile::empty();
+                if let Some(buffer) = tile.state {
+                    let len = buffer.len();
+                    moving.state = Some(disk.optimizer()?.write(place.state_at(index), buffer, len));
+                }
+                if let Some(buffer) = tile.parameters {
+                    let len = buffer.len();
+                    moving.parameters = Some(disk.parameters()?.write(place.parameters_at(index), buffer, len));
+                }
+                tile.gradients.into_iter().for_each(|buffer| disk.buffers.put(buffer));
+                disk.moving_tiles.insert(item, moving);
+            }
+            Item::Parameters { .. } | Item::Activations { .. } => return Err(not_moving(item)),
+        }
+        self.count_buffers();
+        Ok(())
+    }
+
+    /// Accumulated gradients leave memory; what the norm needs of them stays.
+    fn offload_gradients(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        self.settle(id)?;
+        let gradients = self.take_reduced(id)?;
+        let segment = &self.layout.segments()[id];
+        let mut squares = ExactSum::new();
+        for (_, _, at) in segment.overlaps(segment.shard(self.comm.rank())) {
+            add_parameter_range(&mut squares, &gradients[at]);
+        }
+        self.segments[id].squares = Some(squares);
+        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+        let place = disk.place(id)?;
+        let len = align((gradients.len() * 4) as u64) as usize;
+        if len > 0 {
+            let mut buffer = disk.buffers.take(len)?;
+            buffer.as_f32_mut()[..gradients.len()].copy_from_slice(&gradients);
+            let pending = disk.optimizer()?.write(place.gradients_at(0), buffer, len);
+            disk.moving.insert(Item::Gradients { segment: id }, pending);
+        }
+        self.pool.give(gradients);
+        Ok(())
+    }
+
+    /// Waits for what an offload writes; its memory is free.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn await_offload(&mut self, item: Item) -> Result<(), ZeroError> {
+        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+        if let Item::Tile { .. } = item {
+            let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+            let Tile { state, parameters, .. } = pending.map(|pending| Ok(pending.wait()?))?;
+            [state, parameters].into_iter().flatten().for_each(|buffer| disk.buffers.put(buffer));
+        } else if let Some(pending) = disk.moving.remove(&item) {
+            let buffer = pending.wait()?;
+            disk.buffers.put(buffer);
+        }
+        self.count_buffers();
+        Ok(())
+    }
+
+    /// The optimizer step on a tile.
+    ///
+    /// # Errors
+    /// If it is not in memory, or its gradients are not reduced.
+    pub fn update_tile(&mut self, id: SegmentId, index: usize, lr: f64) -> Result<(), ZeroError> {
+        let item = Item::Tile { segment: id, index };
+        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+        let place = disk.place(id)?;
+        let mut tile = disk.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+        let result = self.update_part(id, index, &mut tile, lr);
+        if let Some(disk) = &mut self.disk {
+            disk.tiles.insert(item, tile);
+        }
+        result?;
+        // The other ranks may have more tiles; this one's last has all that it needs.
+        let is_last = index + 1 == place.tiers.tiles;
+        if is_last && place.tiers.gradients == Tier::Memory {
+            let gradients = self.take_reduced(id)?;
+            self.done_with(id, gradients);
+        }
+        Ok(())
+    }
+
+    /// The step is skipped: gives up the gradients of a segment that is updated in tiles, with its last one.
+    ///
+    /// # Errors
+    /// If they are not reduced.
+    pub fn discard_tile(&mut self, id: SegmentId, index: usize) -> Result<(), ZeroError> {
+        let tiers = self.layout.segments()[id].tiers;
+        match index + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
+            true => self.discard(id),
+            false => Ok(()),
+        }
+    }
+
+    fn update_part(
+        &mut self,
+        id: SegmentId,
+        index: usize,
+        tile: &mut Tile<AlignedBuffer>,
+        lr: f64,
+    ) -> Result<(), ZeroError> {
+        let place = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?;
+        let part = place.range(index);
+        if part.is_empty() {
+            return Ok(());
+        }
+        let own = self.own_range(id);
+        let stride = place.stride(index) / 4;
+        let states = self.options.optimizer.states().len();
+        let Self { layout, model, segments, options, .. } = self;
+        let (segment, state) = (&layout.segments()[id], &mut segments[id]);
+        let gradients: &[f32] = match (&tile.gradients, &state.reduced) {
+            (Some(buffer), _) => buffer.as_f32(),
+            (None, Some(reduced)) => {
+                let offset = match segment.placements.gradients {
+                    Placement::Replicated => own.start,
+                    Placement::Sharded => 0,
+                };
+                &reduced[part.start + offset..part.end + offset]
+            }
+            (None, None) => return Err(ZeroError::internal("update of gradients that are not reduced")),
+        };
+        // The states and the master of the tile: from its buffer, or from memory.
+        let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
+            Some(buffer) => buffer.as_f32_mut().chunks_mut(stride).collect(),
+            None => {
+                let master = (!state.master.is_empty()).then_some(&mut state.master);
+                state.optimizer.iter_mut().chain(master).map(|kind| &mut kind[part.clone()]).collect()
+            }
+        };
+        let mut master = (kinds.len() > states).then(|| kinds.pop()).flatten();
+        for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
+            let parameter = &model.parameters()[parameter];
+            let decay = options.decay_all || parameter.shape().dims().len() >= 2;
+            let step = zero_optim::Step { step: self.updates + 1, lr, grad_scale: self.grad_scale, decay };
+            let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
+            let mut run = |values: &mut [f32]| {
+                crate::threads::update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments)
+            };
+            let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
+            if let Some(master) = &mut master {
+                let master = &mut master[at.clone()];
+                run(master)?;
+                let write = |rounded: &mut [bf16]| zero_optim::write_bf16(master, rounded);
+                match (&mut tile.parameters, &mut state.shard) {
+                    (Some(buffer), _) => write(&mut cast_slice_mut::<u8, bf16>(buffer.as_bytes_mut())[in_tile])?,
+                    (None, Some(CpuStorage::BF16(shard))) => write(&mut shard[in_shard])?,
+                    _ => parameter.update(|values| match values {
+                        CpuStorage::BF16(full) => write(&mut full[inside]).map_err(candle_core::Error::wrap),
+                        _ => candle_core::bail!("a released parameter cannot be updated"),
+                    })?,
+                }
+                continue;
+            }
+            match (&mut tile.parameters, &mut state.shard) {
+                (Some(buffer), _) => run(&mut buffer.as_f32_mut()[in_tile])?,
+                (None, Some(CpuStorage::F32(shard))) => run(&mut shard[in_shard])?,
+                _ => parameter.update(|values| match values {
+                    CpuStorage::F32(full) => run(&mut full[inside]).map_err(candle_core::Error::wrap),
+                    _ => candle_core::bail!("a released parameter cannot be updated"),
+                })?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Buffers are memory, whether in use or waiting for their next use.
+    pub(crate) fn count_buffers(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        let usage = disk.buffers.usage();
+        let bytes = usage.idle_bytes + usage.lent_bytes;
+        let before = std::mem::replace(&mut disk.counted, bytes);
+        match bytes.checked_sub(before) {
+            Some(more) => self.ledger.add(Category::Staging, more as usize, 1),
+            None => self.ledger.remove(Category::Staging, (before - bytes) as usize, 1),
+        }
+    }
+
+    /// Gives buffers back to the system: the next part of the step needs others.
+    pub(crate) fn drop_buffers(&mut self) {
+        if let Some(disk) = &self.disk {
+            disk.buffers.clear();
+        }
+        self.count_buffers();
+    }
+}
+
+pub(crate) fn no_disk() -> ZeroError {
+    ZeroError::internal("nothing lives on a disk")
+}
+
+fn not_moving(item: Item) -> ZeroError {
+    ZeroError::internal(format!("the {item} are not in memory, or not on their way"))
+}

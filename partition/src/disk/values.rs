@@ -1,0 +1,165 @@
+//! Reading and writing values on the disk outside of a step: initial ones, those of checkpoints, the user's.
+
+use std::ops::Range;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use candle_core::{CpuStorage, DType};
+use half::bf16;
+use zero_pipeline::{SegmentId, Tier};
+use zero_tier::align;
+
+use crate::disk::tiles::no_disk;
+use crate::disk::{Disk, Place};
+use crate::error::ZeroError;
+use crate::zero::Zero;
+
+/// Which of a tile's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// The optimizer's state of this index; the master behind the last one.
+    State(usize),
+    /// Working parameters.
+    Parameters,
+}
+
+impl Disk {
+    /// Whether a kind of a segment's values lives here.
+    pub(crate) fn has(&self, id: SegmentId, stored: Stored) -> bool {
+        self.places[id].is_some_and(|place| match stored {
+            Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.kinds,
+            Stored::Parameters => place.tiers.parameters == Tier::Nvme,
+        })
+    }
+
+    /// Reads a range of this rank's part.
+    fn read(&self, id: SegmentId, stored: Stored, range: Range<usize>, dtype: DType) -> Result<Vec<f32>, ZeroError> {
+        let place = self.place(id)?;
+        let mut values = Vec::with_capacity(range.len());
+        for (index, part) in parts(&place, range) {
+            let bytes = self.read_tile(&place, stored, index)?;
+            match (stored, dtype) {
+                (Stored::Parameters, DType::BF16) => {
+                    let rounded = &cast_slice::<u8, bf16>(bytes.as_bytes())[part];
+                    values.extend(rounded.iter().map(|value| value.to_f32()));
+                }
+                _ => values.extend_from_slice(&bytes.as_f32()[part]),
+            }
+            self.buffers.put(bytes);
+        }
+        Ok(values)
+    }
+
+    /// Overwrites a range of this rank's part; parameters are rounded to the working dtype.
+    fn write(
+        &self,
+        id: SegmentId,
+        stored: Stored,
+        start: usize,
+        values: &[f32],
+        dtype: DType,
+    ) -> Result<(), ZeroError> {
+        let place = self.place(id)?;
+        let mut rest = values;
+        for (index, part) in parts(&place, start..start + values.len()) {
+            let (now, later) = rest.split_at(part.len());
+            rest = later;
+            // What lies beside it in the tile stays.
+            let mut bytes = self.read_tile(&place, stored, index)?;
+            match (stored, dtype) {
+                (Stored::Parameters, DType::BF16) => {
+                    zero_optim::write_bf16(now, &mut cast_slice_mut::<u8, bf16>(bytes.as_bytes_mut())[part])?;
+                }
+                _ => bytes.as_f32_mut()[part].copy_from_slice(now),
+            }
+            let (at, len) = (offset(&place, stored, index), bytes.len());
+            let file = self.file(stored)?;
+            self.buffers.put(file.write(at, bytes, len).wait()?);
+        }
+        Ok(())
+    }
+
+    fn read_tile(&self, place: &Place, stored: Stored, index: usize) -> Result<zero_tier::AlignedBuffer, ZeroError> {
+        let len = match stored {
+            Stored::State(_) => place.stride(index),
+            Stored::Parameters => align((place.range(index).len() * place.width) as u64) as usize,
+        };
+        let buffer = self.buffers.take(len)?;
+        Ok(self.file(stored)?.read(offset(place, stored, index), buffer, len).wait()?)
+    }
+
+    fn file(&self, stored: Stored) -> Result<&zero_tier::SwapFile, ZeroError> {
+        match stored {
+            Stored::State(_) => self.optimizer(),
+            Stored::Parameters => self.parameters(),
+        }
+    }
+}
+
+fn offset(place: &Place, stored: Stored, index: usize) -> u64 {
+    match stored {
+        Stored::State(kind) => place.state_at(index) + (kind * place.stride(index)) as u64,
+        Stored::Parameters => place.parameters_at(index),
+    }
+}
+
+/// The tiles that a range touches, each with the range in it.
+fn parts(place: &Place, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    let place = *place;
+    let tiles = if range.is_empty() { 0..0 } else { range.start / place.tile..(range.end - 1) / place.tile + 1 };
+    tiles.map(move |index| {
+        let tile = place.range(index);
+        (index, range.start.max(tile.start) - tile.start..range.end.min(tile.end) - tile.start)
+    })
+}
+
+impl Zero {
+    pub(crate) fn stored(&self, id: SegmentId, stored: Stored) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has(id, stored))
+    }
+
+    pub(crate) fn read_stored(
+        &self,
+        id: SegmentId,
+        stored: Stored,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, ZeroError> {
+        self.disk.as_ref().ok_or_else(no_disk)?.read(id, stored, range, self.dtype)
+    }
+
+    pub(crate) fn write_stored(
+        &self,
+        id: SegmentId,
+        stored: Stored,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), ZeroError> {
+        self.disk.as_ref().ok_or_else(no_disk)?.write(id, stored, start, values, self.dtype)
+    }
+
+    /// This rank's shard of the parameters, from the disk.
+    pub(crate) fn stored_shard(&self, id: SegmentId) -> Result<CpuStorage, ZeroError> {
+        let elements = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?.elements;
+        self.working(self.read_stored(id, Stored::Parameters, 0..elements)?)
+    }
+
+    /// Writes initial values of what lives on the disk, a tile at a time. The optimizer's states are zeros already.
+    pub(crate) fn initialise_stored(&mut self, id: SegmentId, seed: u64) -> Result<(), ZeroError> {
+        let Some(place) = self.disk.as_ref().and_then(|disk| disk.places[id]) else { return Ok(()) };
+        let master = Stored::State(self.options.optimizer.states().len());
+        let wanted: Vec<Stored> =
+            [master, Stored::Parameters].into_iter().filter(|&stored| self.stored(id, stored)).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let segment = self.layout.segments()[id].clone();
+        let own = self.own_range(id);
+        for index in 0..place.tiles() {
+            let part = place.range(index);
+            let values = self.initial_values(&segment, own.start + part.start..own.start + part.end, seed);
+            for &stored in &wanted {
+                self.write_stored(id, stored, part.start, &values)?;
+            }
+        }
+        Ok(())
+    }
+}
