@@ -25,6 +25,7 @@
 //! counters to it; io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry blocks out. `place` finds and
 //! reserves the file.
 
+pub mod bench;
 mod buffer;
 mod error;
 mod file;

@@ -164,3 +164,43 @@ fn takes_direct(file: &File, size: u64) -> Result<bool, DiskError> {
         |transfer: std::io::Result<usize>| transfer.is_err_and(|error| error.kind() == ErrorKind::InvalidInput);
     Ok(size == 0 || !refused(file.write_at(page.as_bytes(), 0)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_unnamed_files_the_name_goes_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = [(); 2].map(|()| unlinked(folder.path(), OFlags::RDWR).expect("a file"));
+        assert!(fs::read_dir(folder.path()).expect("a folder").next().is_none());
+        files[0].write_all_at(&[1], 0).expect("written");
+        assert_eq!(files.map(|file| file.metadata().expect("open").len()), [1, 0]);
+        assert_eq!(unlinked(&folder.path().join("missing"), OFlags::RDWR).map(drop), Err(Errno::NOENT));
+    }
+
+    #[test]
+    fn where_space_cannot_be_reserved_it_is_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let size = (2 << 20) + ALIGNMENT as u64;
+        for direct in [false, true] {
+            let (file, _) = open(folder.path(), direct).expect("a file");
+            fill(&file, folder.path(), size).expect("written");
+            assert_eq!(file.metadata().expect("open").len(), size);
+            // All of it is there, on file systems that count.
+            let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("open"));
+            assert!(blocks == 0 || blocks * 512 >= size, "{blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn a_page_is_tried_out_and_stays_zero() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, direct) = open(folder.path(), true).expect("a file");
+        assert!(takes_direct(&file, 0).expect("nothing to try") && takes_direct(&file, 4096).expect("tried"));
+        let mut page = AlignedBuffer::zeroed(ALIGNMENT).expect("memory");
+        page.as_bytes_mut().fill(1);
+        file.read_exact_at(page.as_bytes_mut(), 0).expect("a page");
+        assert!(page.as_bytes().iter().all(|&byte| byte == 0), "with O_DIRECT: {direct}");
+    }
+}

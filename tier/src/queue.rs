@@ -325,3 +325,105 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue on a file of `size` bytes, with a request for four blocks of a page, all of which are out.
+    fn four_blocks(direction: Direction, size: u64) -> (Queue, Pending, Vec<Block>) {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(size).expect("a length");
+        let queue = Queue::new(file, "/nvme".into(), ALIGNMENT as u64, vec![]);
+        let buffer = AlignedBuffer::zeroed(4 * ALIGNMENT).expect("memory");
+        let pending = queue.submit(direction, 0, buffer, 4 * ALIGNMENT);
+        let blocks: Vec<Block> = std::iter::from_fn(|| queue.try_next()).collect();
+        assert_eq!(blocks.iter().map(|block| block.at).collect::<Vec<_>>(), [0, 4096, 8192, 12288]);
+        (queue, pending, blocks)
+    }
+
+    #[test]
+    fn the_first_error_of_a_request_is_told_when_all_its_blocks_are_back() {
+        let cases = [
+            (Direction::Read, Errno::IO, "/nvme: 4096 bytes at 12288 of the swap file could not be read: "),
+            (Direction::Write, Errno::IO, "/nvme: 4096 bytes at 12288 of the swap file could not be written: "),
+            (Direction::Write, Errno::NOSPC, "/nvme: no space was left when 4096 bytes were written at 12288"),
+            (Direction::Write, Errno::DQUOT, "/nvme: no space was left when 4096 bytes were written at 12288"),
+        ];
+        for (direction, errno, text) in cases {
+            let (queue, pending, mut blocks) = four_blocks(direction, 1 << 20);
+            let outcomes = [Err(errno), Ok(ALIGNMENT), Err(Errno::NXIO), Ok(ALIGNMENT)];
+            for outcome in outcomes {
+                assert!(pending.state.as_ref().expect("under way").try_recv().is_err(), "too early");
+                assert!(queue.report(blocks.pop().expect("four"), outcome).is_none());
+            }
+            let error = pending.wait().expect_err("two errors").to_string();
+            assert!(error.starts_with(text), "{error}");
+            let Statistics { reads, writes, read_bytes, written_bytes, .. } = queue.statistics();
+            assert_eq!((reads + writes, read_bytes + written_bytes), (0, 8192));
+            // The next request is none the worse.
+            let next = queue.submit(direction, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
+            queue.report(queue.try_next().expect("a block"), Ok(ALIGNMENT));
+            next.wait().expect("done");
+        }
+    }
+
+    #[test]
+    fn transfers_that_end_early_go_on_from_there() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(1 << 20).expect("a length");
+        let queue = Queue::new(file, "/nvme".into(), 1 << 20, vec![]);
+        let buffer = || AlignedBuffer::zeroed(4 * ALIGNMENT).expect("memory");
+        let pending = queue.submit(Direction::Read, 0, buffer(), 4 * ALIGNMENT);
+        let block = queue.report(queue.try_next().expect("a block"), Err(Errno::INTR)).expect("all of it again");
+        assert_eq!((block.at, block.part.len()), (0, 4 * ALIGNMENT));
+        let block = queue.report(block, Ok(ALIGNMENT + 5)).expect("the rest");
+        assert_eq!((block.at, block.part.len()), (4096, 3 * ALIGNMENT));
+        assert!(queue.report(block, Ok(3 * ALIGNMENT)).is_none());
+        pending.wait().expect("done");
+        assert_eq!((queue.statistics().reads, queue.statistics().read_bytes), (1, 4 * 4096));
+        // Within the file, nothing or a part of a page is no end that could be gone on from.
+        for direction in [Direction::Read, Direction::Write] {
+            let pending = queue.submit(direction, 4096, buffer(), ALIGNMENT);
+            assert!(queue.report(queue.try_next().expect("a block"), Ok(0)).is_none());
+            assert!(matches!(pending.wait(), Err(DiskError::Read { .. } | DiskError::Write { .. })));
+        }
+    }
+
+    #[test]
+    fn what_is_under_way_at_the_end_is_cut_off_and_told() {
+        let (queue, whole, blocks) = four_blocks(Direction::Write, 1 << 20);
+        let waiting = queue.submit(Direction::Read, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
+        queue.close("it was dropped");
+        assert!(waiting.wait().expect_err("not begun").to_string().contains("it was dropped"));
+        let late = queue.submit(Direction::Read, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
+        assert!(matches!(late.wait(), Err(DiskError::Closed { .. })));
+        for block in blocks {
+            assert!(queue.report(block, Ok(ALIGNMENT)).is_none());
+        }
+        assert_eq!(whole.wait().expect("all of it was done").len(), 4 * ALIGNMENT);
+        assert!(queue.next().is_none());
+    }
+
+    #[test]
+    fn memory_that_nobody_reports_on_stays_with_who_has_it() {
+        let (queue, pending, mut blocks) = four_blocks(Direction::Read, 1 << 20);
+        queue.abandon("io_uring failed");
+        assert!(pending.wait().expect_err("nobody knows").to_string().ends_with("closed: io_uring failed"));
+        let mut block = blocks.pop().expect("four");
+        block.part.as_bytes_mut().fill(1);
+        assert!(queue.report(block, Ok(ALIGNMENT)).is_none());
+    }
+
+    #[test]
+    fn a_thread_that_panics_tells_those_who_wait() {
+        let (queue, pending, blocks) = four_blocks(Direction::Read, 1 << 20);
+        let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _watch = Watch(&queue);
+            let _blocks = blocks;
+            panic!("a mistake of ours");
+        }));
+        assert!(served.is_err());
+        assert!(matches!(pending.wait(), Err(DiskError::Closed { .. })));
+    }
+}
