@@ -37,6 +37,7 @@ mod doorkeeper;
 mod error;
 mod group;
 mod health;
+pub mod heap;
 mod hierarchy;
 mod inquiry;
 mod lane;

@@ -14,13 +14,16 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use cli::{Bench, Cli, Command, ConfigArgs, PlanArgs, TrainArgs};
+use zero_comm::SharedAllocator;
+use zero_comm::heap::Counted;
 use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Output, Resume, RunOptions};
 
-/// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy.
+/// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
+/// is counted.
 #[global_allocator]
-static ALLOCATOR: zero_comm::SharedAllocator = zero_comm::SharedAllocator;
+static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
 
 fn main() -> ExitCode {
     surroundings::follow_launcher();
