@@ -80,7 +80,7 @@ fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifes
 fn read(folder: &Path, manifest: &Manifest, zero: &mut Zero) -> Result<(), CheckpointError> {
     let mut open: HashMap<usize, TensorFile> = HashMap::new();
     for kind in zero.kinds() {
-        for range in zero.held_ranges(kind) {
+        for range in zero.held_ranges(kind).into_iter().flat_map(Range::portions) {
             let values = assemble(folder, manifest, &mut open, zero, kind, &range)?;
             zero.write(kind, &range, &values)?;
         }

@@ -1,6 +1,7 @@
 //! Writing a checkpoint.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use zero_comm::{Buffer, Communicator};
-use zero_partition::{Kind, Zero};
+use zero_partition::{Kind, Range, Zero, ZeroError};
 use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
@@ -59,27 +60,41 @@ fn fresh(root: &Path, unfinished: &Path) -> Result<(), CheckpointError> {
     fs::create_dir(unfinished).map_err(CheckpointError::io(unfinished))
 }
 
-/// One tensor of a shard: f32, little endian.
-struct Values(Vec<f32>, [usize; 1]);
+/// One tensor of a shard: f32, little endian. It is read when it is written, so that a shard is never in memory as a whole.
+struct Values<'a> {
+    zero: &'a Zero,
+    kind: Kind,
+    range: Range,
+    shape: [usize; 1],
+    /// Why a tensor of the shard could not be read, if one could not.
+    failed: &'a RefCell<Option<ZeroError>>,
+}
 
-impl View for Values {
+impl View for Values<'_> {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }
     fn shape(&self) -> &[usize] {
-        &self.1
+        &self.shape
     }
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(bytemuck::cast_slice(&self.0))
+        match self.zero.read(self.kind, &self.range) {
+            Ok(values) => Cow::Owned(bytemuck::cast_slice(&values).to_vec()),
+            Err(error) => {
+                self.failed.borrow_mut().get_or_insert(error);
+                Cow::Owned(vec![0; self.data_len()])
+            }
+        }
     }
     fn data_len(&self) -> usize {
-        self.0.len() * 4
+        self.range.elements.len() * 4
     }
 }
 
 fn write_shard(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<ShardEntry, CheckpointError> {
     let file = shard_file(comm.rank(), comm.size());
     let path = folder.join(&file);
+    let failed = RefCell::new(None);
     let mut tensors = vec![];
     for range in zero.saved_ranges() {
         let parameter = zero.model().parameters()[range.parameter].name();
@@ -88,15 +103,18 @@ fn write_shard(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Sh
                 Kind::Parameter => None,
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
-            let values = zero.read(kind, &range)?;
-            let shape = [values.len()];
-            tensors.push((tensor_name(parameter, range.elements.start, state), Values(values, shape)));
+            let shape = [range.elements.len()];
+            let values = Values { zero, kind, range: range.clone(), shape, failed: &failed };
+            tensors.push((tensor_name(parameter, range.elements.start, state), values));
         }
     }
     serialize_to_file(tensors, None, &path).map_err(|e| match e {
         safetensors::SafeTensorError::IoError(source) => CheckpointError::io(&path)(source),
         other => CheckpointError::damaged(&path, other.to_string()),
     })?;
+    if let Some(error) = failed.into_inner() {
+        return Err(error.into());
+    }
     sync(&path)?;
     let (bytes, crc32) = checksum(&path)?;
     Ok(ShardEntry { file, bytes, crc32 })
@@ -187,7 +205,8 @@ fn parameters(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
             let shard = mesh.rank(Coordinates { stage: zero.stages().owner(id), replica });
             for (parameter, elements, _) in segment.overlaps(segment.shard(replica)) {
                 if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
-                    entry.pieces.push(PieceEntry { shard, start: elements.start, end: elements.end });
+                    let portions = Range { parameter, elements }.portions().map(|range| range.elements);
+                    entry.pieces.extend(portions.map(|at| PieceEntry { shard, start: at.start, end: at.end }));
                 }
             }
         }

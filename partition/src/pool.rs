@@ -3,18 +3,32 @@
 use std::collections::HashMap;
 
 /// Free `f32` buffers by length. What comes out holds old numbers; whoever takes one overwrites it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
     free: HashMap<usize, Vec<Vec<f32>>>,
+    /// Elements of the longest buffer that is kept.
+    longest: usize,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { free: HashMap::new(), longest: usize::MAX }
+    }
 }
 
 impl Pool {
+    /// One for which memory counts more than the time to clear it: longer buffers go back to the allocator, who can make others of
+    /// them.
+    pub(crate) fn of_at_most(elements: usize) -> Self {
+        Self { longest: elements, ..Self::default() }
+    }
+
     pub(crate) fn take(&mut self, len: usize) -> Vec<f32> {
         self.free.get_mut(&len).and_then(Vec::pop).unwrap_or_else(|| vec![0.0; len])
     }
 
     pub(crate) fn give(&mut self, buffer: Vec<f32>) {
-        if !buffer.is_empty() {
+        if !buffer.is_empty() && buffer.len() <= self.longest {
             self.free.entry(buffer.len()).or_default().push(buffer);
         }
     }

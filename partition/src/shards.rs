@@ -29,6 +29,18 @@ pub struct Range {
     pub elements: std::ops::Range<usize>,
 }
 
+/// Elements that are copied at a time: 16 MiB in f32, little beside the memory of a rank, and much beside the time to begin.
+const PORTION: usize = 1 << 22;
+
+impl Range {
+    /// The same elements, in ranges that may be held in memory beside everything else.
+    pub fn portions(self) -> impl Iterator<Item = Range> {
+        let Range { parameter, elements } = self;
+        let end = elements.end;
+        elements.step_by(PORTION).map(move |start| Range { parameter, elements: start..(start + PORTION).min(end) })
+    }
+}
+
 impl Zero {
     /// Kinds of values that every parameter has.
     #[must_use]
@@ -36,12 +48,13 @@ impl Zero {
         std::iter::once(Kind::Parameter).chain((0..self.options.optimizer.states().len()).map(Kind::State)).collect()
     }
 
-    /// The ranges that this rank writes into a checkpoint: its shards, at every ZeRO stage, of the segments that its pipeline
+    /// The ranges that this rank writes into a checkpoint, in portions: its shards, at every ZeRO stage, of the segments that its pipeline
     /// stage owns. All ranks' together are all parameters, each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let rank = self.comm.rank();
-        self.ranges(|id| self.owns(id), |segment| segment.shard(rank))
+        let ranges = self.ranges(|id| self.owns(id), |segment| segment.shard(rank));
+        ranges.into_iter().flat_map(Range::portions).collect()
     }
 
     /// The ranges that this rank holds, and reads from a checkpoint.

@@ -98,6 +98,10 @@ pub struct Zero {
     pub(crate) updates: u64,
 }
 
+/// Elements of the longest buffer that is kept for its next use where something lives on a disk, since there is no memory for it:
+/// 16 MiB.
+const KEPT: usize = 1 << 22;
+
 impl Zero {
     /// Initialises this rank's share; what belongs to other ranks, and to other pipeline stages, is never in memory.
     ///
@@ -137,6 +141,9 @@ impl Zero {
             updates: 0,
         };
         zero.disk = zero.make_disk()?;
+        if zero.disk.is_some() {
+            zero.pool = Pool::of_at_most(KEPT);
+        }
         for segment in 0..zero.layout.segments().len() {
             let state = zero.initial(segment, seed)?;
             zero.segments.push(state);

@@ -14,11 +14,33 @@ fn main() -> Result<(), DiskError> {
     let mut bench = Bench::new(&folder, &size, &options)?;
     for load in Load::ALL {
         let times = bench.compare(load)?;
-        let rate = |times: &[_]| times.iter().map(|t: &std::time::Duration| format!("{:.2} ", times_rate(size_of_load(&size, load), *t))).collect::<String>();
-        println!("{:>7} subject {:.2} GB/s  floor {:.2} GB/s  ratio {:.2?}  [{} | {}]", load.name(), times_rate(times.bytes, median(&times.subject)), times_rate(times.bytes, median(&times.floor)), times.ratios(), rate(&times.subject), rate(&times.floor));
+        let rate = |times: &[_]| {
+            times
+                .iter()
+                .map(|t: &std::time::Duration| format!("{:.2} ", times_rate(size_of_load(&size, load), *t)))
+                .collect::<String>()
+        };
+        println!(
+            "{:>7} subject {:.2} GB/s  floor {:.2} GB/s  ratio {:.2?}  [{} | {}]",
+            load.name(),
+            times_rate(times.bytes, median(&times.subject)),
+            times_rate(times.bytes, median(&times.floor)),
+            times.ratios(),
+            rate(&times.subject),
+            rate(&times.floor)
+        );
     }
-    println!("{:?} {:?} {:?}", bench.swap_file().backend(), bench.swap_file().notices(), bench.swap_file().statistics());
+    println!(
+        "{:?} {:?} {:?}",
+        bench.swap_file().backend(),
+        bench.swap_file().notices(),
+        bench.swap_file().statistics()
+    );
     Ok(())
 }
-fn size_of_load(size: &Size, load: Load) -> u64 { size.file * if load == Load::Update { 2 } else { 1 } }
-fn times_rate(bytes: u64, t: std::time::Duration) -> f64 { bytes as f64 / t.as_secs_f64() / 1e9 }
+fn size_of_load(size: &Size, load: Load) -> u64 {
+    size.file * if load == Load::Update { 2 } else { 1 }
+}
+fn times_rate(bytes: u64, t: std::time::Duration) -> f64 {
+    bytes as f64 / t.as_secs_f64() / 1e9
+}

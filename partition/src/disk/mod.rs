@@ -64,6 +64,8 @@ pub(crate) struct Disk {
     /// By segment, of those that this rank has a part of on the disk.
     pub(crate) places: Vec<Option<Place>>,
     moving: HashMap<Item, Pending>,
+    /// Shards of parameters that are being read: the elements of each part.
+    shards: HashMap<SegmentId, Vec<(usize, Pending)>>,
     moving_tiles: HashMap<Item, Tile<Pending>>,
     pub(crate) tiles: HashMap<Item, Tile<AlignedBuffer>>,
     /// Bytes of buffers that the ledger counts.
@@ -119,6 +121,7 @@ impl Disk {
             buffers: BufferPool::new(),
             places,
             moving: HashMap::new(),
+            shards: HashMap::new(),
             moving_tiles: HashMap::new(),
             tiles: HashMap::new(),
             counted: 0,

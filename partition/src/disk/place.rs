@@ -111,6 +111,12 @@ impl Place {
         start..(start + self.tile).min(self.elements)
     }
 
+    /// This rank's part, in parts of 16 MiB or less, of whole pages but for the last.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (elements, size) = (self.elements, (16 << 20) / self.width);
+        (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
+    }
+
     /// Bytes from one state of a tile to the next.
     pub(crate) fn stride(&self, index: usize) -> usize {
         align((self.range(index).len() * 4) as u64) as usize

@@ -23,12 +23,16 @@ impl Zero {
         match item {
             Item::Parameters { segment } => {
                 let place = disk.place(segment)?;
-                let len = align((place.elements * place.width) as u64) as usize;
-                if len > 0 {
-                    let buffer = disk.buffers.take(len)?;
-                    let pending = disk.parameters()?.read(place.parameters_at(0), buffer, len);
-                    disk.moving.insert(item, pending);
+                // In parts, each of which is given up as it is copied: a shard is never there twice.
+                let mut parts = vec![];
+                for part in place.parts() {
+                    let len = align((part.len() * place.width) as u64) as usize;
+                    let buffer = AlignedBuffer::zeroed(len)?;
+                    let at = place.parameters_at(0) + (part.start * place.width) as u64;
+                    parts.push((part.len(), disk.parameters()?.read(at, buffer, len)));
                 }
+                disk.shards.insert(segment, parts);
+                self.ledger.add(Category::Staging, place.elements, place.width);
             }
             Item::Gradients { segment } => {
                 let place = disk.place(segment)?;
@@ -75,18 +79,20 @@ impl Zero {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         match item {
             Item::Parameters { segment } => {
-                let (elements, width) = (disk.place(segment)?.elements, self.dtype.size_in_bytes());
-                let buffer = disk.moving.remove(&item).map(|pending| pending.wait()).transpose()?;
-                let bytes = buffer.as_ref().map(|buffer| &buffer.as_bytes()[..elements * width]);
-                let shard = match (self.dtype, bytes) {
-                    (DType::BF16, bytes) => {
-                        CpuStorage::BF16(bytes.map_or(vec![], |bytes| cast_slice::<u8, bf16>(bytes).to_vec()))
+                let elements = disk.place(segment)?.elements;
+                let parts = disk.shards.remove(&segment).ok_or_else(|| not_moving(item))?;
+                let is_bf16 = self.dtype == DType::BF16;
+                let mut rounded: Vec<bf16> = Vec::with_capacity(if is_bf16 { elements } else { 0 });
+                let mut values: Vec<f32> = Vec::with_capacity(if is_bf16 { 0 } else { elements });
+                for (elements, pending) in parts {
+                    let part = pending.wait()?;
+                    match is_bf16 {
+                        true => rounded.extend_from_slice(&cast_slice::<u8, bf16>(part.as_bytes())[..elements]),
+                        false => values.extend_from_slice(&part.as_f32()[..elements]),
                     }
-                    (_, bytes) => CpuStorage::F32(bytes.map_or(vec![], |bytes| cast_slice::<u8, f32>(bytes).to_vec())),
-                };
-                self.ledger.add(Category::Staging, elements, width);
+                }
+                let shard = if is_bf16 { CpuStorage::BF16(rounded) } else { CpuStorage::F32(values) };
                 self.segments[segment].shard = Some(shard);
-                buffer.into_iter().for_each(|buffer| disk.buffers.put(buffer));
             }
             Item::Gradients { segment } => {
                 let elements = disk.place(segment)?.elements;
