@@ -7,6 +7,7 @@
 
 pub mod init;
 pub mod layers;
+pub mod memory;
 mod model;
 pub mod ops;
 mod parameter;

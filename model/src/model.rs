@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::layers::{Activations, Built, Head, Layer, Layers, Loss, Pass};
+use crate::ops::apply::untracked;
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
 
@@ -68,12 +69,13 @@ impl BuiltLayer {
         self.module.splits()
     }
 
-    /// Runs it.
+    /// Runs it. In an evaluation our own operations keep nothing for a backward.
     ///
     /// # Errors
     /// What the module says, with the layer's name.
     pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        self.module.run(x, pass).map_err(|e| self.context(e))
+        let run = || self.module.run(x, pass);
+        if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
     }
 
     fn context(&self, error: candle_core::Error) -> candle_core::Error {
@@ -130,12 +132,16 @@ impl Model {
         let last = &self.layers[self.layers.len() - 1]; // `build` refuses a model without layers
         let loss = match &self.ending {
             Ending::Loss(loss) => loss(&last.run(x, pass)?, targets).map_err(|e| e.context("in the loss"))?,
-            Ending::Head(head) => head.loss(x, targets, pass, gradient).map_err(|e| last.context(e))?,
+            Ending::Head(head) => {
+                let loss = || head.loss(x, targets, pass, gradient);
+                if pass.training { loss() } else { untracked(loss) }.map_err(|e| last.context(e))?
+            }
         };
         if loss.elem_count() != 1 {
             candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
         }
-        loss.reshape(())
+        // A reshape, even to the same shape, would hide a head's region from its backward.
+        if loss.rank() == 0 { Ok(loss) } else { loss.reshape(()) }
     }
 }
 

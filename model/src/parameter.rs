@@ -95,7 +95,7 @@ impl Parameter {
                 self.dtype
             );
         }
-        self.swap(values)
+        swap(&self.leaf, values)
     }
 
     /// Takes the values out of the leaf; until the next [`Parameter::fill`] every use of it is an error.
@@ -103,7 +103,7 @@ impl Parameter {
     /// # Errors
     /// If candle cannot reach the storage.
     pub fn release(&self) -> Result<CpuStorage> {
-        self.swap(CpuStorage::F4(vec![]))
+        swap(&self.leaf, CpuStorage::F4(vec![]))
     }
 
     /// Changes the values in place.
@@ -113,7 +113,7 @@ impl Parameter {
     pub fn update(&self, change: impl FnOnce(&mut CpuStorage) -> Result<()>) -> Result<()> {
         let mut values = self.release()?;
         let result = change(&mut values);
-        self.swap(values)?;
+        swap(&self.leaf, values)?;
         result
     }
 
@@ -128,12 +128,13 @@ impl Parameter {
             _ => candle_core::bail!("parameter `{}` is not on the CPU", self.name),
         }
     }
+}
 
-    fn swap(&self, values: CpuStorage) -> Result<CpuStorage> {
-        let swap = Swap(std::sync::Mutex::new(values));
-        self.leaf.inplace_op1(&swap)?;
-        swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
-    }
+/// Puts `values` behind a tensor, whatever their dtype and number; gives what was there.
+pub(crate) fn swap(tensor: &Tensor, values: CpuStorage) -> Result<CpuStorage> {
+    let swap = Swap(std::sync::Mutex::new(values));
+    tensor.inplace_op1(&swap)?;
+    swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
 }
 
 /// Exchanges the storage behind a tensor with the one inside.

@@ -1,11 +1,12 @@
 //! Elementwise activations.
 
+use super::apply::{apply1, apply2};
+use super::footprint::{Costs, Footprint, Reads, element_rooms};
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::View;
 use super::output::{CACHED, Fresh, build_as, tensor};
 use super::parallel::split;
-use super::region::{apply1, apply2};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
@@ -33,6 +34,16 @@ struct Elementwise {
     name: &'static str,
     forward: fn(Isa, x: &[f32], y: &mut [f32]),
     backward: fn(Isa, x: &[f32], dy: &[f32], dx: &mut [f32]),
+}
+
+impl Footprint for Elementwise {
+    const READS: Reads = Reads::inputs([true, false, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let [forward, backward] = [1, 2].map(|operands| element_rooms(dtype, shape.elem_count(), operands));
+        Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
+    }
 }
 
 impl CustomOp1 for Elementwise {
@@ -63,6 +74,17 @@ impl CustomOp1 for Elementwise {
 struct SwiGlu;
 
 const SWIGLU: &str = "swiglu";
+
+impl Footprint for SwiGlu {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        // Forward two operands, backward three and another result.
+        let [forward, backward] = [2, 4].map(|operands| element_rooms(dtype, shape.elem_count(), operands));
+        Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
+    }
+}
 
 impl CustomOp2 for SwiGlu {
     fn name(&self) -> &'static str {

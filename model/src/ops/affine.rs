@@ -1,6 +1,8 @@
 //! The arithmetic of a linear map, shared by the operations that contain one.
 
+use super::footprint::{Costs, PutOff, bytes, element_rooms, floats};
 use super::gradient::deliver;
+use super::hollow;
 use super::kernel::{Isa, norm::add_rows};
 use super::measure;
 use super::operand::{View, f32s, rows};
@@ -9,7 +11,7 @@ use super::parallel::{Output, split};
 use super::product::{Elements, Matrix, Start, new_product, product, rows_product};
 use super::threads;
 use crate::sink;
-use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 /// The order of a weight's two dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +104,35 @@ impl Affine {
             Self::OutputsInputs => product(out, dy.t(), x, threads()),
             Self::InputsOutputs => product(out, x.t(), dy, threads()),
         }
+    }
+
+    /// What [`Affine::forward`] and [`Affine::backward`], with [`bias_gradient`], take in an operation that stores the result.
+    pub(crate) fn footprint(self, op: &'static str, inputs: &[&Tensor]) -> Result<Costs> {
+        let (x, weight, has_bias) = (inputs[0], inputs[1], inputs.len() > 2);
+        let (count, _) = rows(op, x.shape())?;
+        let (_, outputs) = self.sizes(op, weight.shape())?;
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = outputs;
+        }
+        let (dtype, results) = (x.dtype(), count * outputs);
+        let partials = if has_bias { floats(count.div_ceil(BLOCK) * outputs) } else { 0 };
+        // Where the dtype is not f32: the result before it is rounded, the bias and dy as f32, dx before it is rounded.
+        let (forward, wide, rounding) = match dtype {
+            DType::F32 => (0, 0, 0),
+            _ => {
+                let bias = if has_bias { floats(outputs) } else { 0 };
+                let rounding = element_rooms(dtype, results, 0).max(bias.saturating_sub(bytes(results, dtype)));
+                let dx = floats(x.elem_count()) + element_rooms(dtype, x.elem_count(), 0);
+                (floats(results) + rounding, floats(results), if x.track_op() { dx } else { 0 })
+            }
+        };
+        let another = if hollow::is_written(weight) { floats(weight.elem_count()) } else { 0 };
+        let backward = wide + rounding.max(another).max(partials);
+        let later = floats(results) + if has_bias { floats(outputs) } else { 0 };
+        let put_off = Some(PutOff { input: Some(0), bytes: later, backward: wide + rounding.max(later + partials) });
+        let gradients = [true, false, false];
+        Ok(Costs { forward, backward, gradients, put_off, ..Costs::new(dims, dtype) })
     }
 
     /// (inputs, outputs) of a weight of this shape.

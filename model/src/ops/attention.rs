@@ -3,12 +3,13 @@
 //! The forward saves one number a row, ln Σ e^score, from which the backward finds the probabilities again tile by tile
 //! (Dao et al., "FlashAttention", 2022). The arithmetic is in [`super::attention_heads`]; here are shapes and dtypes.
 
+use super::apply::{apply1, apply3};
 use super::attention_heads::{Geometry, Layouts, Saved, backward, forward};
+use super::footprint::{Costs, Footprint, Reads, floats};
 use super::measure;
 use super::operand::View;
 use super::output::{Fresh, tensor};
 use super::reach::Reach;
-use super::region::{apply1, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
@@ -44,6 +45,17 @@ pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, reach: &Reach)
 
 const OP: &str = "causal-attention";
 
+/// An attention of these sizes.
+fn footprint(geometry: Geometry, costs: Costs) -> Costs {
+    let firsts = geometry.batch * geometry.time * size_of::<usize>();
+    Costs {
+        saved: floats(geometry.batch * geometry.heads * geometry.time) + firsts as u64,
+        forward: geometry.forward_room(),
+        backward: geometry.backward_room(),
+        ..costs
+    }
+}
+
 struct Separate {
     /// The first position that each one sees.
     firsts: Vec<usize>,
@@ -61,6 +73,15 @@ impl Separate {
             bail!("{OP}: {heads} heads of {size} cannot share {kv_heads} key and value heads");
         }
         Ok(Geometry { batch, time, heads, kv_heads, size })
+    }
+}
+
+impl Footprint for Separate {
+    const READS: Reads = Reads { inputs: [true; 3], output: true };
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let [q, k, v] = [0, 1, 2].map(|i| inputs[i].shape());
+        Ok(footprint(Self::geometry(q, k, v)?, Costs::new(q, inputs[0].dtype())))
     }
 }
 
@@ -136,6 +157,15 @@ impl Packed {
             bail!("{OP}: a width of {width} is not three times {heads} heads");
         }
         Ok(Geometry { batch, time, heads, kv_heads: heads, size: width / (3 * heads) })
+    }
+}
+
+impl Footprint for Packed {
+    const READS: Reads = Reads { inputs: [true, false, false], output: true };
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let g = self.geometry(inputs[0].shape())?;
+        Ok(footprint(g, Costs::new((g.batch, g.time, g.heads * g.size), inputs[0].dtype())))
     }
 }
 

@@ -6,9 +6,10 @@
 //! independent, so threads share out (sample, key and value head) pairs; within a pair the order is fixed. What a row does
 //! not see adds zeros to its sums, so its bits depend on what it sees alone.
 
+use super::footprint::floats;
 use super::kernel::{Isa, softmax as kernel};
 use super::output::Shared;
-use super::parallel::{Output, split};
+use super::parallel::{Output, parts, split};
 use super::product::{COLUMNS, Elements, FewRows, Matrix, Panels, ROWS, Target};
 use std::ops::Range;
 
@@ -37,6 +38,27 @@ impl Geometry {
     /// Floats that one (sample, key and value head) pair touches.
     fn cost(self) -> usize {
         self.group() * self.time * (self.time + 4 * self.size)
+    }
+}
+
+/// Bytes of the room that threads need.
+impl Geometry {
+    pub(crate) fn forward_room(self) -> u64 {
+        let (time, size) = (self.time, self.size);
+        let panels = Panels::room(size, time) + Panels::room(time, size);
+        self.parts() * (panels + floats(ROWS * Scores::room(time)) + 2 * floats(ROWS * size))
+    }
+
+    pub(crate) fn backward_room(self) -> u64 {
+        let (time, size, rows) = (self.time, self.size, TILE.min(self.time));
+        // Keys; keys and values turned; a tile's queries and upstream gradient.
+        let panels = Panels::room(time, size) + 2 * Panels::room(size, time) + 2 * Panels::room(rows, size);
+        let tile = 2 * floats(rows * size) + 2 * floats(rows * Scores::room(time));
+        self.parts() * (panels + tile + 2 * floats(ROWS * size) + 2 * floats(time * size))
+    }
+
+    fn parts(self) -> u64 {
+        if self.time == 0 { 0 } else { parts(self.batch * self.kv_heads, self.cost()) as u64 }
     }
 }
 

@@ -1,10 +1,12 @@
 //! Softmax and negative log-likelihood in one operation.
 
+use super::apply::apply2;
+use super::footprint::{Costs, Footprint, Reads, floats, indices_room, rooms};
 use super::kernel::{Isa, softmax as kernel};
 use super::measure;
 use super::operand::{View, indices, indices_of, rows};
 use super::output::{build_as, tensor};
-use super::parallel::{Output, split};
+use super::parallel::{Output, parts, split};
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
@@ -13,7 +15,7 @@ use std::sync::OnceLock;
 /// `logits` is `[.., classes]` in f32 or bf16, `targets` has the leading dimensions and holds u32, i64 or u8 below
 /// `classes`. The rows' losses are added in f64, in order.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    logits.apply_op2(targets, CrossEntropy::default())
+    apply2(logits, targets, CrossEntropy::default())
 }
 
 /// Of each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two.
@@ -27,6 +29,25 @@ const OP: &str = "cross-entropy";
 /// −ln softmax of one logit of a row, in f64: `largest` and `sum` as [`kernel::max_and_sum`] gives them.
 pub(super) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
     libm::log(f64::from(sum)) + (f64::from(largest) - f64::from(logit))
+}
+
+impl Footprint for CrossEntropy {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (logits, targets) = (inputs[0], inputs[1]);
+        let ((count, classes), dtype) = (rows(OP, logits.shape())?, logits.dtype());
+        let (copied, kept) = indices_room(targets);
+        let statistics = floats(3 * count);
+        let row = if dtype == DType::F32 { 0 } else { parts(count, classes) as u64 * floats(classes) };
+        Ok(Costs {
+            saved: statistics,
+            forward: copied.saturating_sub(statistics).max(kept + row),
+            backward: kept + rooms(dtype, count, classes, 0),
+            gradients: [true, false, false],
+            ..Costs::new((), DType::F32)
+        })
+    }
 }
 
 impl CustomOp2 for CrossEntropy {

@@ -1,10 +1,11 @@
 //! Dropout whose mask does not depend on the layout of the run.
 
+use super::apply::apply1;
+use super::footprint::{Costs, Footprint, Reads, element_rooms};
 use super::measure;
 use super::operand::View;
 use super::output::{build_as, tensor};
 use super::product::Elements;
-use super::region::apply1;
 use crate::layers::Pass;
 use crate::random::Stream;
 use candle_core::backend::BackendStorage;
@@ -56,15 +57,32 @@ impl Masked {
         let samples = shape.dims().first().copied().unwrap_or(1).max(1);
         let size = x.len() / samples;
         let scale = 1.0 / (1.0 - self.probability);
-        build_as(OP, dtype, samples, size, |range, y| {
-            for (sample, y) in range.zip(y.chunks_exact_mut(size.max(1))) {
+        build_as(OP, dtype, samples * size, 1, |range, mut y| {
+            let x = x.floats(range.clone());
+            let mut x = x.iter();
+            let mut at = range.start;
+            while at < range.end {
+                let (sample, from) = (at / size, at % size);
+                let (part, later) = y.split_at_mut((size - from).min(range.end - at));
                 let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
-                stream.fill_uniform(0, y);
-                for (y, x) in y.iter_mut().zip(&*x.floats(sample * size..(sample + 1) * size)) {
+                stream.fill_uniform(from as u64, part);
+                for (y, x) in part.iter_mut().zip(&mut x) {
                     *y = if *y < self.probability { 0.0 } else { x * scale };
                 }
+                at += part.len();
+                y = later;
             }
         })
+    }
+}
+
+impl Footprint for Masked {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let rooms = element_rooms(dtype, shape.elem_count(), 1);
+        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
     }
 }
 

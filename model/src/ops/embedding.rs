@@ -1,15 +1,18 @@
 //! Rows of a table by index.
 
+use super::apply::apply2;
+use super::footprint::{Costs, Footprint, PutOff, Reads, bytes, floats, indices_room, rooms};
+use super::hollow;
 use super::kernel::Isa;
 use super::measure;
 use super::operand::{View, indices, indices_of};
 use super::output::{build_as, stored, tensor};
-use super::parallel::{Output, split};
+use super::parallel::{Output, parts, split};
 use super::product::Elements;
-use super::region::{apply2, region};
+use super::region::region;
 use crate::sink::{self, Slot};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
 /// A table of `[entries, size]` whose rows are looked up by index.
@@ -46,6 +49,34 @@ impl Module for Embedding {
 struct Gather;
 
 const OP: &str = "embedding";
+
+impl Footprint for Gather {
+    const READS: Reads = Reads::inputs([false, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (weight, ids) = (inputs[0], inputs[1]);
+        let ((entries, size), dtype) = (weight.dims2()?, weight.dtype());
+        let count = ids.elem_count();
+        let mut dims = ids.dims().to_vec();
+        dims.push(size);
+        let (copied, kept) = indices_room(ids);
+        let output = bytes(count * size, dtype);
+        let forward = copied.saturating_sub(output).max(kept + rooms(dtype, count, size, 0));
+        // A row of dy on each thread, where it is not f32; where something is added, their order and a row of sums, too.
+        let parts = parts(entries, size) as u64;
+        let row = if dtype == DType::F32 { 0 } else { floats(size) };
+        let summing = match hollow::is_written(weight) {
+            true => (2 * size_of::<usize>() * count) as u64 + parts * floats(size),
+            false => 0,
+        };
+        let backward = copied.max(kept + summing + parts * row);
+        // The layer may have made the ids, as GPT-2 its positions: then they are there as long as this is.
+        let saved = hollow::bytes_of_solid(ids);
+        let table = floats(entries * size);
+        let put_off = PutOff { input: None, bytes: table, backward: copied.max(kept + table + parts * row) };
+        Ok(Costs { saved, forward, backward, gradients: [false; 3], put_off: Some(put_off), ..Costs::new(dims, dtype) })
+    }
+}
 
 impl CustomOp2 for Gather {
     fn name(&self) -> &'static str {

@@ -1,10 +1,11 @@
 //! Linear layers that send their weight gradient straight to the sink and pay nothing for a frozen weight.
 
 use super::affine::{Affine, bias_gradient};
+use super::apply::{apply2, apply3};
+use super::footprint::{Costs, Footprint, Reads};
 use super::linear_gelu::linear_gelu;
 use super::operand::f32s_of;
 use super::output::stored;
-use super::region::{apply2, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -82,6 +83,14 @@ impl Module for Conv1D {
 struct LinearOp(Affine);
 
 const OP: &str = "linear";
+
+impl Footprint for LinearOp {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        self.0.footprint(OP, inputs)
+    }
+}
 
 impl CustomOp2 for LinearOp {
     fn name(&self) -> &'static str {

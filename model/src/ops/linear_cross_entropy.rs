@@ -5,15 +5,17 @@
 //! its logits, which goes at once into dx and dW. So the gradients are made along with the loss. The backward hands them
 //! over and needs nothing of x or of the weight any more.
 
+use super::apply::{apply2, count2};
 use super::cross_entropy::row_loss;
+use super::footprint::{Costs, Footprint, Reads, floats, indices_room};
 use super::gradient::deliver;
+use super::hollow;
 use super::kernel::{Isa, softmax as kernel};
 use super::measure;
 use super::operand::{View, f32s_of, indices_of, rows};
 use super::output::tensor;
 use super::parallel::{Output, split, threads};
 use super::product::{Matrix, add_product, product, rows_product};
-use super::region::apply2;
 use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 
@@ -37,6 +39,9 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
     }
     if count == 0 || targets.dims() != &x.dims()[..x.rank() - 1] {
         bail!("{OP}: an input of {:?} and targets of {:?} do not fit together", x.shape(), targets.shape());
+    }
+    if hollow::imagining() {
+        return count2(x, weight, &ToCompute { targets });
     }
     let targets = indices_of(OP, targets, classes)?;
     let (loss, dx, d_weight) = {
@@ -136,6 +141,42 @@ struct Computed {
     dx: Option<Tensor>,
     /// None if nobody wants it, or it is in its place already.
     d_weight: Option<Vec<f32>>,
+}
+
+impl Footprint for Computed {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, _: &[&Tensor]) -> Result<Costs> {
+        bail!("{OP}: it is computed already")
+    }
+}
+
+/// What is still to be computed, where only the costs are wanted.
+struct ToCompute<'a> {
+    targets: &'a Tensor,
+}
+
+impl Footprint for ToCompute<'_> {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (x, weight) = (inputs[0], inputs[1]);
+        let (count, classes) = (self.targets.elem_count(), weight.dim(0)?);
+        let (copied, kept) = indices_room(self.targets);
+        let at_once = chunk_rows(classes).min(count);
+        let wide = if x.dtype() == DType::F32 { 0 } else { floats(x.elem_count()) };
+        let another = if hollow::is_written(weight) { floats(weight.elem_count()) } else { 0 };
+        let chunk = floats(at_once * classes) + floats(3 * at_once);
+        let saved = if x.track_op() { floats(x.elem_count()) } else { 0 };
+        Ok(Costs {
+            saved,
+            // The gradient of x, unless it is still to be rounded.
+            hands_over: x.dtype() == DType::F32,
+            forward: copied.saturating_sub(saved).max(kept + wide + another + chunk),
+            gradients: [true, false, false],
+            ..Costs::new((), DType::F32)
+        })
+    }
 }
 
 impl CustomOp2 for Computed {

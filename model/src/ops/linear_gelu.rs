@@ -4,14 +4,15 @@
 //! zeroed, added to and copied once more; here it lives only inside of the backward.
 
 use super::affine::{Affine, bias_gradient};
+use super::apply::apply3;
+use super::footprint::{Costs, Footprint, PutOff, Reads, bytes, element_reads, element_rooms, floats};
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::View;
 use super::output::build_as;
 use super::parallel::build;
-use super::region::apply3;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
 /// GELU's tanh form of x·W + b. In f32 the bits are those of the two operations after each other.
@@ -26,6 +27,26 @@ struct LinearGelu {
 }
 
 const OP: &str = "linear-gelu";
+
+impl Footprint for LinearGelu {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (x, dtype) = (inputs[0], inputs[0].dtype());
+        let linear = self.affine.footprint(OP, inputs)?;
+        let results = linear.shape.elem_count();
+        let sum = floats(results);
+        // The sum is there before the output is.
+        let bias = if dtype == DType::F32 { 0 } else { floats(inputs[2].elem_count()) };
+        let forward = element_rooms(dtype, results, 0).max(bias.saturating_sub(bytes(results, dtype)));
+        // The gradient of the sum takes the place of a widened dy; while it is made there is no dx.
+        let dx = if x.track_op() { bytes(x.elem_count(), dtype) } else { 0 };
+        let reads = element_reads(dtype, results, 1).saturating_sub(dx);
+        let backward = |linear: u64| sum + reads.max(if dtype == DType::F32 { linear } else { linear - sum });
+        let put_off = linear.put_off.map(|put_off| PutOff { backward: backward(put_off.backward), ..put_off });
+        Ok(Costs { saved: sum, forward, backward: backward(linear.backward), put_off, ..linear })
+    }
+}
 
 impl CustomOp3 for LinearGelu {
     fn name(&self) -> &'static str {

@@ -23,12 +23,15 @@
 
 mod activation;
 mod affine;
+pub(crate) mod apply;
 mod attention;
 mod attention_heads;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod footprint;
 mod gradient;
+pub(crate) mod hollow;
 pub(crate) mod kernel;
 mod linear;
 mod linear_cross_entropy;
@@ -43,6 +46,11 @@ mod reach;
 pub(crate) mod region;
 mod rotary;
 mod team;
+
+/// What a thread that multiplies keeps.
+pub(crate) fn room_of_products() -> u64 {
+    product::ROOM as u64
+}
 
 pub use activation::{gelu, gelu_erf, silu, swiglu};
 pub use attention::{

@@ -1,13 +1,14 @@
 //! Layer norm and RMS norm over the last dimension.
 
+use super::apply::{apply2, apply3};
+use super::footprint::{Costs, Footprint, PutOff, Reads, floats, rooms};
 use super::gradient::deliver;
 use super::kernel::{Isa, norm as kernel};
 use super::measure;
 use super::operand::{View, f32s, f32s_of, rows};
 use super::output::{CACHED, Fresh, build_as, tensor};
-use super::parallel::{Output, split};
+use super::parallel::{Output, parts, split};
 use super::product::Elements;
-use super::region::{apply2, apply3};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
@@ -102,12 +103,43 @@ fn backward(
     Ok((unsafe { fresh.filled(x.len()) }, partials))
 }
 
+/// A norm of `parameters`, whose gradients are put together in `sums` of their size before they go to their places.
+fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Result<Costs> {
+    let (count, size) = rows(op, x.shape())?;
+    let (dtype, blocks) = (x.dtype(), count.div_ceil(BLOCK));
+    let (wide, wide_weight, rooms_of_rows) = match dtype {
+        DType::F32 => (0, 0, 0),
+        _ => {
+            let at_once = (CACHED / size).clamp(1, BLOCK).min(count);
+            let rooms = parts(blocks, BLOCK * size) as u64 * 3 * floats(at_once * size);
+            (floats(parameters * size), floats(size), rooms)
+        }
+    };
+    let (partials, gradients) = (floats(blocks * parameters * size), floats(parameters * size));
+    let (making, sums) = (wide_weight + partials, floats(sums * size));
+    Ok(Costs {
+        forward: wide + rooms(dtype, count, size, 1),
+        backward: making + rooms_of_rows.max(sums),
+        gradients: [true, false, false],
+        put_off: Some(PutOff { input: None, bytes: gradients, backward: making + rooms_of_rows.max(sums + gradients) }),
+        ..Costs::new(x.shape(), dtype)
+    })
+}
+
 #[derive(Clone, Copy, Debug)]
 struct LayerNormOp {
     eps: f32,
 }
 
 const LAYER_NORM: &str = "layer-norm";
+
+impl Footprint for LayerNormOp {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        footprint(LAYER_NORM, inputs[0], 2, 2)
+    }
+}
 
 impl CustomOp3 for LayerNormOp {
     fn name(&self) -> &'static str {
@@ -173,6 +205,14 @@ struct RmsNormOp {
 }
 
 const RMS_NORM: &str = "rms-norm";
+
+impl Footprint for RmsNormOp {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        footprint(RMS_NORM, inputs[0], 1, 0)
+    }
+}
 
 impl CustomOp2 for RmsNormOp {
     fn name(&self) -> &'static str {

@@ -73,6 +73,11 @@ pub(crate) struct Output<'a, T = f32> {
     pub(crate) floats: usize,
 }
 
+/// How many threads [`split`] takes.
+pub(crate) fn parts(units: usize, cost: usize) -> usize {
+    if units.saturating_mul(cost) < SMALL { 1 } else { threads().min(units).max(1) }
+}
+
 /// Runs `work` over `0..units`, one contiguous range a thread, with each output's part for that range.
 ///
 /// `cost` is about the number of floats that one unit reads or writes; little work stays on the calling thread.
@@ -82,7 +87,7 @@ pub(crate) fn split<T: Send, const N: usize>(
     outputs: [Output<'_, T>; N],
     work: impl Fn(Range<usize>, [&mut [T]; N]) + Sync,
 ) {
-    let parts = if units.saturating_mul(cost) < SMALL { 1 } else { threads().min(units) };
+    let parts = parts(units, cost);
     if parts <= 1 {
         return work(0..units, outputs.map(|o| o.data));
     }

@@ -3,20 +3,19 @@
 //! candle's backward makes zeros for the gradient of every tensor and adds what arrives to them: three more passes over
 //! memory than the gradient is worth, and a twelfth of a training step. In a region our own operations are recorded
 //! here instead, and a gradient goes from one to the next as it is; it is added to another only where a tensor was used
-//! twice. What an operation holds is let go as soon as its backward is done.
+//! twice. Values that no backward reads are let go at the end of the forward, and what an operation holds as soon as its own
+//! backward is done.
 //!
 //! A region can hand the gradients of its parameters to nobody but the [`sink`], so there is one only where a sink has
 //! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
 
-use super::kernel::{Isa, vectorised};
-use super::measure;
+use super::apply::added;
+use super::footprint::Reads;
+use super::hollow;
 use super::operand::View;
-use super::output::build_as;
+use crate::parameter::swap;
 use crate::sink;
-use candle_core::op::BackpropOp;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
-};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, TensorId, bail};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
@@ -27,16 +26,27 @@ struct Tape(Vec<Record>);
 
 struct Record {
     operation: Operation,
+    reads: Reads,
     output: Tensor,
 }
 
-enum Operation {
+pub(super) enum Operation {
     One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
     Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
     Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
     Sum([Tensor; 2]),
     /// The same elements in another shape.
     View(Tensor),
+}
+
+impl Operation {
+    fn inputs(&self) -> &[Tensor] {
+        match self {
+            Self::One(_, x) | Self::View(x) => std::slice::from_ref(x),
+            Self::Two(_, inputs) | Self::Sum(inputs) => inputs,
+            Self::Three(_, inputs) => inputs,
+        }
+    }
 }
 
 thread_local! {
@@ -52,11 +62,57 @@ pub(crate) fn region(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) ->
     let output = run(x);
     let tape = TAPE.take().unwrap_or_default();
     let (output, x) = (output?, x.clone());
+    let values = tape.keep_what_is_read(&output)?;
     let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
-    let node = recorded.x.apply_op1(Region(Arc::clone(&recorded)))?;
+    let node = recorded.x.apply_op1(Region { recorded: Arc::clone(&recorded), values: Mutex::new(values) })?;
+    if hollow::imagining() {
+        swap(&node, CpuStorage::F4(vec![]))?;
+    }
     let _ = recorded.node.set(node.id());
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner).insert(node.id(), Arc::downgrade(&recorded));
     Ok(node)
+}
+
+impl Tape {
+    /// Lets go of the values that no backward reads, and gives those of `output` to whoever is to have them instead: None if
+    /// a backward reads them, too.
+    fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<CpuStorage>> {
+        // A view's values are those of what it is a view of.
+        let mut views: HashMap<TensorId, TensorId> = HashMap::new();
+        let mut read: HashSet<TensorId> = HashSet::new();
+        let of = |views: &HashMap<TensorId, TensorId>, tensor: &Tensor| {
+            views.get(&tensor.id()).copied().unwrap_or_else(|| tensor.id())
+        };
+        for Record { operation, reads, output } in &self.0 {
+            if let Operation::View(x) = operation {
+                views.insert(output.id(), of(&views, x));
+            }
+            let inputs = operation.inputs().iter().zip(reads.inputs);
+            read.extend(inputs.filter(|(_, reads)| *reads).map(|(input, _)| of(&views, input)));
+            if reads.output {
+                read.insert(of(&views, output));
+            }
+        }
+        let result = of(&views, output);
+        let mut values = None;
+        for Record { operation, output, .. } in &self.0 {
+            if read.contains(&output.id()) || matches!(operation, Operation::View(_)) {
+                continue;
+            }
+            if output.id() != result {
+                hollow::let_go(output);
+                swap(output, CpuStorage::F4(vec![]))?;
+            } else if hollow::imagining() {
+                values = Some(hollow::nothing(output.dtype())?);
+            } else {
+                values = Some(swap(output, CpuStorage::F4(vec![]))?);
+            }
+        }
+        if values.is_none() && hollow::imagining() {
+            bail!("{REGION}: an output that is kept twice is not counted");
+        }
+        Ok(values)
+    }
 }
 
 /// The backward of a region whose node is `output`, without candle: the region's input and its gradient. None if it is
@@ -68,114 +124,17 @@ pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Ten
     recorded.map(|region| Ok((region.x.clone(), region.backward(gradient)?))).transpose()
 }
 
-fn recording() -> bool {
+pub(super) fn recording() -> bool {
     TAPE.with_borrow(Option::is_some)
 }
 
-/// Writes an operation down and gives its output: a tensor that operations take for one whose gradient is wanted.
-fn record(operation: Operation, (storage, shape): (CpuStorage, Shape)) -> Tensor {
-    let output = Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), true);
-    keep(operation, &output);
-    output
-}
-
-fn keep(operation: Operation, output: &Tensor) {
+/// Writes an operation down, if in a region.
+pub(super) fn record(operation: Operation, reads: Reads, output: &Tensor) {
     TAPE.with_borrow_mut(|tape| {
         if let Some(Tape(records)) = tape {
-            records.push(Record { operation, output: output.clone() });
+            records.push(Record { operation, reads, output: output.clone() });
         }
     });
-}
-
-/// `x.apply_op1(op)`.
-pub(crate) fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
-    if !recording() {
-        return x.apply_op1(op);
-    }
-    let result = {
-        let (xs, xl) = x.storage_and_layout();
-        let Storage::Cpu(xs) = &*xs else { bail!("{}: not implemented on this device", op.name()) };
-        op.cpu_fwd(xs, xl)?
-    };
-    Ok(record(Operation::One(Box::new(op), x.clone()), result))
-}
-
-/// `x.apply_op2(y, op)`.
-pub(crate) fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: C) -> Result<Tensor> {
-    if !recording() {
-        return x.apply_op2(y, op);
-    }
-    let result = {
-        let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
-        let (Storage::Cpu(xs), Storage::Cpu(ys)) = (&*xs, &*ys) else {
-            bail!("{}: not implemented on this device", op.name())
-        };
-        op.cpu_fwd(xs, xl, ys, yl)?
-    };
-    Ok(record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), result))
-}
-
-/// `x.apply_op3(y, z, op)`.
-pub(crate) fn apply3<C: CustomOp3 + Send + Sync + 'static>(
-    x: &Tensor,
-    y: &Tensor,
-    z: &Tensor,
-    op: C,
-) -> Result<Tensor> {
-    if !recording() {
-        return x.apply_op3(y, z, op);
-    }
-    let result = {
-        let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
-        let (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) = (&*xs, &*ys, &*zs) else {
-            bail!("{}: not implemented on this device", op.name())
-        };
-        op.cpu_fwd(xs, xl, ys, yl, zs, zl)?
-    };
-    Ok(record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), result))
-}
-
-/// x + y of one shape: a residual connection.
-pub(crate) fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    if recording() {
-        return Ok(record(Operation::Sum([x, y].map(Clone::clone)), added(x, y)?));
-    }
-    if x.track_op() || y.track_op() {
-        return x + y;
-    }
-    let (storage, shape) = added(x, y)?;
-    Ok(Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false))
-}
-
-/// `x.reshape(shape)`.
-pub(crate) fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
-    let output = x.reshape(shape.into())?;
-    keep(Operation::View(x.clone()), &output);
-    Ok(output)
-}
-
-const SUM: &str = "sum";
-
-fn added(x: &Tensor, y: &Tensor) -> Result<(CpuStorage, Shape)> {
-    let _timed = measure::forward(SUM);
-    if x.shape() != y.shape() || x.dtype() != y.dtype() {
-        bail!("{SUM}: {:?} {:?} and {:?} {:?} do not fit together", x.dtype(), x.shape(), y.dtype(), y.shape());
-    }
-    let held = (x.storage_and_layout(), y.storage_and_layout());
-    let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);
-    let (xs, ys) = (xs.elements(), ys.elements());
-    let sums = build_as(SUM, x.dtype(), xs.len(), 1, |range, sums| {
-        add(Isa::best(), &xs.floats(range.clone()), &ys.floats(range), sums);
-    })?;
-    Ok((sums, x.shape().clone()))
-}
-
-vectorised! {
-    fn add(x: &[f32], y: &[f32], sums: &mut [f32]) {
-        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
-            *sum = x + y;
-        }
-    }
 }
 
 /// What a region's backward needs.
@@ -206,7 +165,7 @@ impl Recorded {
         let Some(Tape(records)) = tape else { bail!("{REGION}: a second backward") };
         let mut gradients = Gradients::new(&self.x, &records);
         gradients.add(&self.output, Some(dy.clone()))?;
-        for Record { operation, output } in records.into_iter().rev() {
+        for Record { operation, output, .. } in records.into_iter().rev() {
             let Some(dy) = gradients.of.remove(&output.id()) else { continue };
             match operation {
                 Operation::One(op, x) => gradients.add(&x, op.bwd(&x, &output, &dy)?)?,
@@ -236,7 +195,11 @@ impl Recorded {
 }
 
 /// A region as candle sees it.
-struct Region(Arc<Recorded>);
+struct Region {
+    recorded: Arc<Recorded>,
+    /// Those of its output, if nobody else needs them.
+    values: Mutex<Option<CpuStorage>>,
+}
 
 const REGION: &str = "region";
 
@@ -246,12 +209,17 @@ impl CustomOp1 for Region {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let held = self.0.output.storage_and_layout();
-        Ok((View::of(REGION, &held)?.into_storage(), self.0.output.shape().clone()))
+        let output = &self.recorded.output;
+        let values = self.values.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let values = match values {
+            Some(values) => values,
+            None => View::of(REGION, &output.storage_and_layout())?.into_storage(),
+        };
+        Ok((values, output.shape().clone()))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        self.0.backward(dy)
+        self.recorded.backward(dy)
     }
 }
 
@@ -274,10 +242,7 @@ impl Gradients {
         }
         let gradient = match self.of.remove(&tensor.id()) {
             None => gradient,
-            Some(before) => {
-                let (storage, shape) = added(&before, &gradient)?;
-                Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
-            }
+            Some(before) => added(&before, &gradient, false)?,
         };
         self.of.insert(tensor.id(), gradient);
         Ok(())
@@ -287,6 +252,7 @@ impl Gradients {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::apply::{reshape, sum};
     use crate::ops::{Conv1D, LayerNorm, causal_attention_packed, gelu};
     use crate::random::Stream;
     use crate::sink::Gradients as Sink;

@@ -1,11 +1,12 @@
 //! Rotary position embedding, in the half-split convention of Hugging Face's Llama.
 
+use super::apply::apply1;
+use super::footprint::{Costs, Footprint, Reads, rooms};
 use super::kernel::{Isa, rotary as kernel};
 use super::measure;
 use super::operand::View;
 use super::output::{build_as, tensor};
 use super::product::Elements;
-use super::region::apply1;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::Arc;
@@ -67,6 +68,17 @@ impl Rotary {
 type Rotate = fn(Isa, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]);
 
 const OP: &str = "rotary";
+
+impl Footprint for Rotary {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let (batch, time, heads, size) = shape.dims4()?;
+        let rooms = rooms(dtype, batch * time, heads * size, 1);
+        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
+    }
+}
 
 impl CustomOp1 for Rotary {
     fn name(&self) -> &'static str {

@@ -5,6 +5,7 @@
 //! its threads too; here the caller works on the parts as well, and a thread that has nothing to do spins for a moment
 //! before it sleeps.
 
+use super::product::make_room;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -130,6 +131,7 @@ impl Team {
 
 /// What a member does for the rest of the process.
 fn serve(board: &Board, asleep: &AtomicBool) {
+    make_room();
     let mut idle_since = Instant::now();
     loop {
         let claims = board.claims.load(Ordering::SeqCst);

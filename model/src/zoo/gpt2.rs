@@ -5,7 +5,8 @@
 
 use super::{Activation, Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
-use crate::ops::region::{region, sum};
+use crate::ops::apply::sum;
+use crate::ops::region::region;
 use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, causal_attention_packed};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};

@@ -5,7 +5,8 @@
 
 use super::{Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
-use crate::ops::region::{region, reshape, sum};
+use crate::ops::apply::{reshape, sum};
+use crate::ops::region::region;
 use crate::ops::{Embedding, Linear, Reach, RmsNorm, Rotary, causal_attention_within, swiglu};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};

@@ -278,9 +278,22 @@ const WIDTH: usize = 768;
 /// Rows of the left operand that are packed at a time.
 const HEIGHT: usize = 256;
 
+/// Lines of the largest packed blocks of the two operands.
+const LEFT_LINES: usize = HEIGHT.div_ceil(ROWS) * pack::left_panel(DEPTH) / 16;
+const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * pack::right_panel(DEPTH) / 16;
+
+/// Bytes that every thread that multiplies keeps for as long as it lives. Of these only what was needed is in memory.
+pub(crate) const ROOM: usize = (LEFT_LINES + RIGHT_LINES) * size_of::<Line>();
+
 thread_local! {
     /// Room for the packed blocks of the two operands.
-    static PACKED: RefCell<(Vec<Line>, Vec<Line>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    static PACKED: RefCell<(Vec<Line>, Vec<Line>)> =
+        RefCell::new((Vec::with_capacity(LEFT_LINES), Vec::with_capacity(RIGHT_LINES)));
+}
+
+/// Makes this thread's room, so that what a process takes does not depend on which of its threads come to multiply.
+pub(crate) fn make_room() {
+    PACKED.with(|_| {});
 }
 
 /// The part of the output with these rows and columns.

@@ -12,12 +12,12 @@ use std::ops::Range;
 const PAD: usize = 16;
 
 /// Elements from one panel of the right operand to the next.
-pub(crate) fn right_panel(depth: usize) -> usize {
+pub(crate) const fn right_panel(depth: usize) -> usize {
     depth * COLUMNS + PAD
 }
 
 /// Elements from one panel of a packed left operand to the next.
-pub(crate) fn left_panel(depth: usize) -> usize {
+pub(crate) const fn left_panel(depth: usize) -> usize {
     depth * ROWS + PAD
 }
 

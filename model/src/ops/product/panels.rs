@@ -36,6 +36,12 @@ pub(crate) struct Target<'a> {
 }
 
 impl Panels {
+    /// Bytes of a matrix of this size.
+    pub(crate) fn room(rows: usize, columns: usize) -> u64 {
+        let lines = (columns.div_ceil(COLUMNS) * right_panel(rows)).div_ceil(16);
+        if rows == 0 { 0 } else { (lines * size_of::<Line>()) as u64 }
+    }
+
     /// Takes the place of what was there before, in the same memory.
     pub(crate) fn pack(&mut self, isa: Isa, matrix: Matrix<'_>) {
         (self.rows, self.columns) = (matrix.rows, matrix.columns);

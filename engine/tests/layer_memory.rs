@@ -1,0 +1,324 @@
+//! What a layer is said to take in memory against what it takes, counted by the program's allocator.
+//!
+//! One test, alone in its program: what another one allocated meanwhile would be counted too.
+
+use std::alloc::System;
+use std::time::{Duration, Instant};
+
+use candle_core::{CpuStorage, DType, Device, Result, Tensor, Var};
+use candle_nn::Module;
+use half::bf16;
+use zero_comm::heap;
+use zero_model::memory::{Form, LayerMemory, room_of_a_thread};
+use zero_model::sink::{Gradients, PutOff};
+use zero_model::zoo::{Activation, Gpt2Config, LlamaConfig, gpt2, llama};
+use zero_model::{Activations, Layers, Model, Pass, backward_from, ops, sink};
+
+#[global_allocator]
+static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
+
+/// A plan is never below what is measured, and above it by no more than a hundredth and this.
+const SLACK: u64 = 16 * 1024;
+
+/// Every further thread may have room for a few times 4096 floats for some microseconds, which seldom fall together.
+const SLACK_OF_A_THREAD: u64 = 5 * 16 * 1024;
+
+/// Threads may happen to work one after the other and then take less than they may. So a figure that is too low is an error,
+/// one that is too high only if it is never reached.
+const TRIES: usize = 50;
+
+#[derive(Debug, Default)]
+struct Comparison {
+    too_low: Vec<String>,
+    too_high: Vec<String>,
+}
+
+impl Comparison {
+    fn compare(&mut self, what: &str, planned: u64, measured: u64) {
+        let line = format!("{what}: planned {planned}, measured {measured}");
+        if planned < measured {
+            self.too_low.push(line);
+        } else if planned > measured + measured / 100 + SLACK + (ops::threads() as u64 - 1) * SLACK_OF_A_THREAD {
+            self.too_high.push(line);
+        }
+    }
+}
+
+/// Measures `run`: its result, the most that was allocated beyond what there was before, and what is afterwards.
+fn measured<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, u64, u64)> {
+    let before = heap::now();
+    heap::reset_peak();
+    let result = run()?;
+    let peak = heap::peak() - before;
+    // What is freed in excess does not come up here: it is left out of `run`.
+    Ok((result, peak as u64, heap::now().saturating_sub(before) as u64))
+}
+
+struct Case {
+    name: String,
+    layers: Layers,
+    dtype: DType,
+    /// Inputs and targets.
+    batch: (Tensor, Tensor),
+}
+
+/// A model's own forward and backward, as the engine runs them: between layers the graph is cut.
+struct Run<'a> {
+    name: &'a str,
+    model: &'a Model,
+    comparison: Comparison,
+}
+
+impl Run<'_> {
+    fn pass(layer: usize) -> Pass {
+        Pass { training: true, seed: 1, step: 1, sample: 0, layer: layer as u32 }
+    }
+
+    /// Places for the gradients of a layer's parameters; of those that a later layer uses too, something is there.
+    fn sink(&self, layer: usize) -> Gradients {
+        let mut sink = Gradients::default();
+        for &id in self.model.layers()[layer].uses() {
+            let parameter = &self.model.parameters()[id];
+            let written = self.model.layers()[layer + 1..].iter().any(|later| later.uses().contains(&id));
+            let place = (parameter.leaf().id(), 0..parameter.elements(), written);
+            sink.add_buffer(vec![0.0; parameter.elements()], [place]);
+        }
+        sink
+    }
+
+    fn forms(x: &Activations) -> Vec<Form> {
+        x.tensors().iter().map(|x| Form::new(x.shape(), x.dtype())).collect()
+    }
+
+    fn step(&mut self, (inputs, targets): &(Tensor, Tensor), put_off: bool) -> Result<()> {
+        let last = self.model.layers().len() - 1;
+        let mut flow = Activations::from(inputs.clone());
+        let mut saved = vec![];
+        for layer in 0..last {
+            let built = &self.model.layers()[layer];
+            let memory = self.model.layer_memory(layer, &Self::forms(&flow))?;
+            let ((leaves, outputs), peak, stays) = measured(|| {
+                let (inputs, leaves) = cut(&flow, layer)?;
+                Ok((leaves, sink::promise(|| built.run(&inputs, &Self::pass(layer)))?))
+            })?;
+            let name = format!("{}, {}", self.name, built.name());
+            assert_eq!(Self::forms(&outputs), memory.outputs, "{name}");
+            let outputs_bytes: u64 = memory.outputs.iter().map(Form::bytes).sum();
+            self.comparison.compare(&format!("{name}, forward"), memory.leaves + memory.forward_peak, peak);
+            self.comparison.compare(&format!("{name}, kept"), memory.leaves + memory.kept + outputs_bytes, stays);
+            flow = Activations::new(outputs.tensors().iter().map(Tensor::detach).collect());
+            saved.push((memory, leaves, outputs));
+        }
+        let mut upstream = self.loss(flow, targets)?;
+        for (layer, (memory, leaves, outputs)) in saved.into_iter().enumerate().rev() {
+            upstream = self.backward(layer, &memory, leaves, outputs, upstream, put_off)?;
+        }
+        Ok(())
+    }
+
+    fn loss(&mut self, flow: Activations, targets: &Tensor) -> Result<Vec<Tensor>> {
+        let (model, last) = (self.model, self.model.layers().len() - 1);
+        let memory = model.loss_memory(&Self::forms(&flow), &Form::new(targets.shape(), targets.dtype()))?;
+        let sink = self.sink(last);
+        let ((upstream, sink), peak, stays) = measured(|| {
+            let (inputs, leaves) = cut(&flow, last)?;
+            let (sink, gradients) = sink.capture(|| -> Result<Vec<Tensor>> {
+                let loss = model.loss(&inputs, targets, &Self::pass(last), 0.5)?;
+                let seed = Tensor::new(0.5f32, &Device::Cpu)?.to_dtype(loss.dtype())?;
+                gradients(&[(loss, seed)], &leaves)
+            });
+            Ok((gradients?, sink))
+        })?;
+        drop(sink);
+        self.comparison.compare(&format!("{}, loss", self.name), memory.leaves + memory.peak, peak);
+        assert!(memory.input_gradients >= stays && memory.input_gradients < stays + SLACK, "{}", self.name);
+        Ok(upstream)
+    }
+
+    fn backward(
+        &mut self,
+        layer: usize,
+        memory: &LayerMemory,
+        leaves: Vec<Tensor>,
+        outputs: Activations,
+        upstream: Vec<Tensor>,
+        put_off: bool,
+    ) -> Result<Vec<Tensor>> {
+        let built = &self.model.layers()[layer];
+        let name = format!("{}, {}, backward", self.name, built.name());
+        let sink = self.sink(layer);
+        let seeds: Vec<(Tensor, Tensor)> = outputs.tensors().iter().cloned().zip(upstream).collect();
+        drop(outputs);
+        if put_off && built.splits() {
+            let uses = built.uses().iter().map(|&id| self.model.parameters()[id].leaf().id());
+            let later = PutOff::new(uses);
+            let ((later, given), peak, _) = measured(|| {
+                let (later, given) = later.capture(|| gradients(&seeds, &leaves));
+                Ok((later, given?))
+            })?;
+            self.comparison.compare(&format!("{name}, put off"), memory.put_off_peak, peak);
+            drop((seeds, leaves));
+            let with = heap::now();
+            heap::reset_peak();
+            let mut sink = sink;
+            later.make_up(&mut sink)?;
+            assert_eq!(heap::peak(), with, "{name}: making gradients up takes more");
+            self.comparison.compare(&format!("{name}, what is put off"), memory.put_off, (with - heap::now()) as u64);
+            return Ok(given);
+        }
+        let ((given, sink), peak, _) = measured(|| {
+            let (sink, given) = sink.capture(|| gradients(&seeds, &leaves));
+            Ok((given?, sink))
+        })?;
+        self.comparison.compare(&name, memory.backward_peak, peak);
+        drop(sink);
+        Ok(given)
+    }
+}
+
+/// A layer's inputs, and those of them that are leaves.
+fn cut(incoming: &Activations, layer: usize) -> Result<(Activations, Vec<Tensor>)> {
+    if layer == 0 {
+        return Ok((incoming.clone(), vec![]));
+    }
+    let leaf = |x: &Tensor| Ok(Var::from_tensor(x)?.into_inner());
+    let leaves = incoming.tensors().iter().map(leaf).collect::<Result<Vec<_>>>()?;
+    Ok((Activations::new(leaves.clone()), leaves))
+}
+
+fn gradients(seeds: &[(Tensor, Tensor)], leaves: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut store = backward_from(seeds)?;
+    Ok(leaves.iter().filter_map(|leaf| store.remove(leaf)).collect())
+}
+
+fn fill(model: &Model) -> Result<()> {
+    for parameter in model.parameters() {
+        let values = (0..parameter.elements()).map(|i| ((i * 7919) % 1000) as f32 * 1e-4);
+        parameter.fill(match parameter.dtype() {
+            DType::BF16 => CpuStorage::BF16(values.map(bf16::from_f32).collect()),
+            _ => CpuStorage::F32(values.collect()),
+        })?;
+    }
+    Ok(())
+}
+
+fn tokens(batch: usize, time: usize, vocabulary: usize) -> Result<(Tensor, Tensor)> {
+    let ids = |shift| (0..batch * time).map(move |i| ((i * 31 + shift) % vocabulary) as u32).collect::<Vec<_>>();
+    let tensor = |ids| Tensor::from_vec(ids, (batch, time), &Device::Cpu);
+    Ok((tensor(ids(0))?, tensor(ids(1))?))
+}
+
+fn gpt2_cases() -> Result<Vec<Case>> {
+    let mut cases = vec![];
+    for (batch, time, width, heads, vocabulary) in
+        [(1, 32, 64, 2, 100), (4, 64, 128, 4, 5000), (2, 256, 64, 1, 50257), (3, 100, 768, 12, 1000)]
+    {
+        for (dtype, dropout, tied, activation) in [
+            (DType::F32, 0.0, true, Activation::GeluNew),
+            (DType::F32, 0.1, false, Activation::Gelu),
+            (DType::BF16, 0.0, false, Activation::GeluNew),
+            (DType::BF16, 0.1, true, Activation::Silu),
+        ] {
+            let config = Gpt2Config {
+                vocab_size: vocabulary,
+                n_positions: 256,
+                n_embd: width,
+                n_layer: 2,
+                n_head: heads,
+                activation_function: activation,
+                resid_pdrop: dropout,
+                embd_pdrop: dropout,
+                tie_word_embeddings: tied,
+                ..Gpt2Config::default()
+            };
+            let sizes = format!("batch {batch}, time {time}, width {width}, vocabulary {vocabulary}");
+            cases.push(Case {
+                name: format!("gpt2 of {dtype:?}, {sizes}, {activation:?}, dropout {dropout}, tied {tied}"),
+                layers: gpt2(&config),
+                dtype,
+                batch: tokens(batch, time, vocabulary)?,
+            });
+        }
+    }
+    Ok(cases)
+}
+
+fn llama_cases() -> Result<Vec<Case>> {
+    let mut cases = vec![];
+    for (batch, time, width, inner, heads, kv_heads, window) in [
+        (1, 32, 64, 100, 4, 4, None),
+        (4, 64, 128, 344, 8, 2, Some(20)),
+        (2, 256, 256, 688, 4, 1, None),
+        (1, 100, 512, 1376, 8, 8, Some(64)),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let config = LlamaConfig {
+                vocab_size: 3000,
+                hidden_size: width,
+                intermediate_size: inner,
+                num_hidden_layers: 2,
+                num_attention_heads: heads,
+                num_key_value_heads: kv_heads,
+                max_position_embeddings: 256,
+                sliding_window: window,
+                tie_word_embeddings: window.is_some(),
+                ..LlamaConfig::default()
+            };
+            let sizes = format!("batch {batch}, time {time}, width {width}, {kv_heads} of {heads} heads");
+            cases.push(Case {
+                name: format!("llama of {dtype:?}, {sizes}, window {window:?}"),
+                layers: llama(&config),
+                dtype,
+                batch: tokens(batch, time, 3000)?,
+            });
+        }
+    }
+    Ok(cases)
+}
+
+/// Makes the room that threads keep, so that no figure has it.
+fn make_rooms(threads: usize) -> Result<()> {
+    let before = heap::now();
+    ops::set_threads(threads);
+    let x = Tensor::ones((256, 256), DType::F32, &Device::Cpu)?;
+    ops::Linear::from_tensors(x.clone(), None).forward(&x)?;
+    drop(x);
+    let rooms = || (heap::now() - before) as u64 / room_of_a_thread();
+    let started = Instant::now();
+    while rooms() < threads as u64 && started.elapsed() < Duration::from_secs(60) {
+        std::thread::yield_now();
+    }
+    assert_eq!(rooms(), threads as u64);
+    Ok(())
+}
+
+#[test]
+fn a_layer_takes_what_is_planned() -> Result<()> {
+    make_rooms(2)?;
+    let mut cases = gpt2_cases()?;
+    cases.extend(llama_cases()?);
+    for Case { name, layers, dtype, batch } in cases {
+        let model = layers.build(dtype).expect("a model");
+        fill(&model)?;
+        for threads in [1, 2] {
+            ops::set_threads(threads);
+            for put_off in [false, true] {
+                let name = format!("{name}, {threads} threads");
+                let mut reached = false;
+                let mut too_high = vec![];
+                for _ in 0..TRIES {
+                    let mut run = Run { name: &name, model: &model, comparison: Comparison::default() };
+                    run.step(&batch, put_off)?;
+                    assert!(run.comparison.too_low.is_empty(), "{:#?}", run.comparison);
+                    too_high = run.comparison.too_high;
+                    reached = too_high.is_empty();
+                    if reached {
+                        break;
+                    }
+                }
+                assert!(reached, "{too_high:#?}");
+            }
+        }
+    }
+    Ok(())
+}

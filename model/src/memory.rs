@@ -1,0 +1,235 @@
+//! What a layer takes in memory, known before it runs.
+//!
+//! The layer runs its own code on tensors without values (`ops/hollow.rs`), so a figure is what will be allocated, to within
+//! bookkeeping, for which 4 KiB are set down. It takes microseconds and no memory worth the name, whatever the sizes. Figures
+//! hold for the number of threads that [`set_threads`](crate::ops::set_threads) has set, all of which may be at work at a time.
+//!
+//! # How the figures add up
+//!
+//! Not in them are parameters and the buffers that their gradients go to. A training step's forward of a layer first copies its
+//! inputs into *leaves*, runs, and keeps its outputs, whose values are also the next layer's inputs:
+//!
+//! | | at most | afterwards |
+//! |---|---|---|
+//! | forward | `leaves + forward_peak` | `leaves + kept + outputs` |
+//! | backward | `+ backward_peak` | `− leaves − kept − outputs − the outputs' gradients + input_gradients` |
+//!
+//! The model's own inputs, and what came from another pipeline stage, need no leaves. Where the gradients of weights are put off,
+//! the backward has `put_off_peak` instead, and afterwards `put_off` bytes stay until they are made, which takes no more.
+//! The last layer's forward is a part of its backward: [`LossMemory`]. Besides, every thread that multiplies keeps
+//! [`room_of_a_thread`].
+
+use std::collections::HashSet;
+
+use candle_core::{DType, Result, Shape, Tensor, TensorId, bail};
+
+use crate::layers::{Activations, Pass};
+use crate::model::{BuiltLayer, Model};
+use crate::ops::{hollow, room_of_products};
+use crate::seed::backward_from;
+use crate::sink;
+
+/// More than a layer's graph takes, its tensors aside.
+const BOOKKEEPING: u64 = 4096;
+
+/// A tensor as far as its memory goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// Its shape.
+    pub shape: Shape,
+    /// What its elements are.
+    pub dtype: DType,
+}
+
+impl Form {
+    /// A tensor of this shape and dtype.
+    pub fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
+        Self { shape: shape.into(), dtype }
+    }
+
+    /// Bytes of its values.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.shape.elem_count() as u64).saturating_mul(self.dtype.size_in_bytes() as u64)
+    }
+
+    fn of(tensor: &Tensor) -> Self {
+        Self::new(tensor.shape(), tensor.dtype())
+    }
+}
+
+/// What a layer takes in a training step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerMemory {
+    /// What the layer gives; their values are kept until its backward.
+    pub outputs: Vec<Form>,
+    /// Copies of inputs, made before the forward and kept until after the backward.
+    pub leaves: u64,
+    /// What stays after the forward until the backward, beyond leaves and outputs.
+    pub kept: u64,
+    /// The most during the forward beyond what there was before and the leaves. The outputs are in it.
+    pub forward_peak: u64,
+    /// The most during the backward beyond what there was before it, the gradients of the outputs included.
+    pub backward_peak: u64,
+    /// The gradients of the inputs, which the backward leaves.
+    pub input_gradients: u64,
+    /// [`LayerMemory::backward_peak`] of a backward that puts the gradients of the weights off.
+    pub put_off_peak: u64,
+    /// What such a backward leaves behind it, beyond the gradients of the inputs, until those of the weights are made.
+    pub put_off: u64,
+}
+
+/// What the last layer and the loss take: forward and backward in one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LossMemory {
+    /// Copies of inputs, made before and gone afterwards.
+    pub leaves: u64,
+    /// The most beyond what there was before and the leaves.
+    pub peak: u64,
+    /// The gradients of the inputs, which stay.
+    pub input_gradients: u64,
+}
+
+/// What a layer takes in an evaluation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvaluationMemory {
+    /// What the layer gives.
+    pub outputs: Vec<Form>,
+    /// The most beyond what there was before. The outputs are in it.
+    pub peak: u64,
+}
+
+/// Bytes that a thread keeps from its first product on: the calling one, and of several threads each of the others. No more of
+/// them is in memory than was needed.
+#[must_use]
+pub fn room_of_a_thread() -> u64 {
+    room_of_products()
+}
+
+impl Model {
+    /// What layer `layer`, not the last one, takes in a training step.
+    ///
+    /// # Errors
+    /// If the forms do not fit, or it cannot be known because the layer computes otherwise than by the operations and blocks of
+    /// this crate: then it can only be measured.
+    pub fn layer_memory(&self, layer: usize, inputs: &[Form]) -> Result<LayerMemory> {
+        let built = self.layer(layer)?;
+        let memory = self.step(layer, built, inputs, false)?;
+        if !built.splits() {
+            return Ok(memory);
+        }
+        let later = self.step(layer, built, inputs, true)?;
+        Ok(LayerMemory { put_off_peak: later.put_off_peak, put_off: later.put_off, ..memory })
+    }
+
+    fn step(&self, layer: usize, built: &BuiltLayer, inputs: &[Form], puts_off: bool) -> Result<LayerMemory> {
+        hollow::imagine(self.written_before(layer), || {
+            let (inputs, leaves) = leaves(layer, inputs)?;
+            let outputs = sink::promise(|| built.run(&Activations::new(inputs), &pass(layer, true)))?;
+            let forms: Vec<Form> = outputs.tensors().iter().map(Form::of).collect();
+            let forward_peak = hollow::peak() + BOOKKEEPING;
+            let kept = hollow::now().saturating_sub(forms.iter().map(Form::bytes).sum()) + BOOKKEEPING;
+            let seed = |y: &Tensor| Ok((y.clone(), hollow::tensor(y.shape(), y.dtype())?));
+            let seeds: Vec<(Tensor, Tensor)> = outputs.tensors().iter().map(seed).collect::<Result<_>>()?;
+            drop(outputs);
+            let before = hollow::now();
+            hollow::reset_peak();
+            if puts_off {
+                hollow::put_off();
+            }
+            let gradients = gradients(&seeds, &leaves)?;
+            let peak = hollow::peak() - before + BOOKKEEPING;
+            drop(seeds);
+            let input_gradients = gradients.iter().map(|gradient| Form::of(gradient).bytes()).sum();
+            let rest = hollow::now().saturating_sub(input_gradients) + BOOKKEEPING;
+            Ok(LayerMemory {
+                outputs: forms,
+                leaves: leaves.iter().map(|leaf| Form::of(leaf).bytes()).sum(),
+                kept,
+                forward_peak,
+                backward_peak: if puts_off { 0 } else { peak },
+                input_gradients,
+                put_off_peak: if puts_off { peak } else { 0 },
+                put_off: if puts_off { rest } else { 0 },
+            })
+        })
+    }
+
+    /// What the last layer and the loss take in a training step.
+    ///
+    /// # Errors
+    /// As [`Model::layer_memory`]; also where the loss is no [`Head`](crate::Head)'s.
+    pub fn loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<LossMemory> {
+        let layer = self.layers().len() - 1; // no model is without
+        hollow::imagine(self.written_before(layer), || {
+            let (inputs, leaves) = leaves(layer, inputs)?;
+            let targets = hollow::leaf(&targets.shape, targets.dtype, false)?;
+            let loss = sink::promise(|| self.loss(&Activations::new(inputs), &targets, &pass(layer, true), 1.0))?;
+            let seed = hollow::tensor(loss.shape(), loss.dtype())?;
+            let gradients = gradients(&[(loss, seed)], &leaves)?;
+            let [leaves, input_gradients] =
+                [&leaves, &gradients].map(|tensors| tensors.iter().map(|x| Form::of(x).bytes()).sum());
+            Ok(LossMemory { leaves, peak: hollow::peak() + BOOKKEEPING, input_gradients })
+        })
+    }
+
+    /// What a layer takes in an evaluation.
+    ///
+    /// # Errors
+    /// As [`Model::layer_memory`].
+    pub fn evaluation_memory(&self, layer: usize, inputs: &[Form]) -> Result<EvaluationMemory> {
+        let built = self.layer(layer)?;
+        hollow::imagine(HashSet::new(), || {
+            let (inputs, _) = leaves(0, inputs)?;
+            let outputs = built.run(&Activations::new(inputs), &pass(layer, false))?;
+            let outputs = outputs.tensors().iter().map(Form::of).collect();
+            Ok(EvaluationMemory { outputs, peak: hollow::peak() + BOOKKEEPING })
+        })
+    }
+
+    /// What the last layer and the loss take at most in an evaluation. Nothing of it stays.
+    ///
+    /// # Errors
+    /// As [`Model::loss_memory`].
+    pub fn evaluation_loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<u64> {
+        let layer = self.layers().len() - 1;
+        hollow::imagine(HashSet::new(), || {
+            let (inputs, _) = leaves(0, inputs)?;
+            let targets = hollow::leaf(&targets.shape, targets.dtype, false)?;
+            self.loss(&Activations::new(inputs), &targets, &pass(layer, false), 0.0)?;
+            Ok(hollow::peak() + BOOKKEEPING)
+        })
+    }
+
+    fn layer(&self, layer: usize) -> Result<&BuiltLayer> {
+        match self.layers().get(layer) {
+            Some(built) => Ok(built),
+            None => bail!("layer {layer} of a model of {}", self.layers().len()),
+        }
+    }
+
+    /// The parameters of a layer whose gradient a later one's backward has begun.
+    fn written_before(&self, layer: usize) -> HashSet<TensorId> {
+        let later = self.layers()[layer + 1..].iter().flat_map(BuiltLayer::uses);
+        later.map(|&parameter| self.parameters()[parameter].leaf().id()).collect()
+    }
+}
+
+/// Dropout's masks depend on more than this, what they take does not.
+fn pass(layer: usize, training: bool) -> Pass {
+    Pass { training, seed: 0, step: 1, sample: 0, layer: layer as u32 }
+}
+
+/// A layer's inputs, and those of them that gradients are wanted for.
+fn leaves(layer: usize, forms: &[Form]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    let wanted = |form: &Form| layer > 0 && form.dtype.is_float();
+    let input = |form: &Form| hollow::leaf(&form.shape, form.dtype, wanted(form));
+    let inputs = forms.iter().map(input).collect::<Result<Vec<_>>>()?;
+    let leaves = inputs.iter().filter(|input| input.is_variable()).cloned().collect();
+    Ok((inputs, leaves))
+}
+
+fn gradients(seeds: &[(Tensor, Tensor)], leaves: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut store = backward_from(seeds)?;
+    Ok(leaves.iter().filter_map(|leaf| store.remove(leaf)).collect())
+}

@@ -1,0 +1,173 @@
+//! Applying an operation: as a node of candle's graph, recorded in a region, outside of any graph, or only counted.
+
+use super::footprint::{Costs, Footprint, Reads, element_rooms};
+use super::hollow;
+use super::kernel::{Isa, vectorised};
+use super::measure;
+use super::operand::View;
+use super::output::build_as;
+use super::region::{Operation, record, recording};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
+use std::cell::Cell;
+
+thread_local! {
+    static UNTRACKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs an evaluation: nothing is kept for a backward.
+pub(crate) fn untracked<T>(run: impl FnOnce() -> T) -> T {
+    let before = UNTRACKED.replace(true);
+    let result = run();
+    UNTRACKED.set(before);
+    result
+}
+
+/// Whether an operation is a node of candle's graph.
+fn in_graph() -> bool {
+    !recording() && !UNTRACKED.get()
+}
+
+/// What an operation made. In a region, operations take it for a tensor whose gradient is wanted.
+fn made((storage, shape): (CpuStorage, Shape)) -> Tensor {
+    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), recording())
+}
+
+/// The forward of an operation of which only the costs are wanted.
+fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, hollow::Imagined)> {
+    if in_graph() {
+        bail!("what candle keeps of a graph is not counted");
+    }
+    hollow::forward(op, inputs)
+}
+
+/// `x.apply_op1(op)`.
+pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
+    if hollow::imagining() {
+        let (output, op) = counted(&op, &[x])?;
+        record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
+        return Ok(output);
+    }
+    if in_graph() {
+        return x.apply_op1(op);
+    }
+    let output = {
+        let (xs, xl) = x.storage_and_layout();
+        let Storage::Cpu(xs) = &*xs else { bail!("{}: not implemented on this device", op.name()) };
+        made(op.cpu_fwd(xs, xl)?)
+    };
+    record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
+    Ok(output)
+}
+
+/// `x.apply_op2(y, op)`.
+pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
+    x: &Tensor,
+    y: &Tensor,
+    op: C,
+) -> Result<Tensor> {
+    if hollow::imagining() {
+        return count2(x, y, &op);
+    }
+    if in_graph() {
+        return x.apply_op2(y, op);
+    }
+    let output = {
+        let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
+        let (Storage::Cpu(xs), Storage::Cpu(ys)) = (&*xs, &*ys) else {
+            bail!("{}: not implemented on this device", op.name())
+        };
+        made(op.cpu_fwd(xs, xl, ys, yl)?)
+    };
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    Ok(output)
+}
+
+/// [`apply2`] of an operation of which only the costs are wanted.
+pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Tensor> {
+    let (output, op) = counted(op, &[x, y])?;
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    Ok(output)
+}
+
+/// `x.apply_op3(y, z, op)`.
+pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
+    x: &Tensor,
+    y: &Tensor,
+    z: &Tensor,
+    op: C,
+) -> Result<Tensor> {
+    if hollow::imagining() {
+        let (output, op) = counted(&op, &[x, y, z])?;
+        record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
+        return Ok(output);
+    }
+    if in_graph() {
+        return x.apply_op3(y, z, op);
+    }
+    let output = {
+        let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
+        let (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) = (&*xs, &*ys, &*zs) else {
+            bail!("{}: not implemented on this device", op.name())
+        };
+        made(op.cpu_fwd(xs, xl, ys, yl, zs, zl)?)
+    };
+    record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
+    Ok(output)
+}
+
+/// x + y of one shape: a residual connection.
+pub(crate) fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    if in_graph() && (x.track_op() || y.track_op()) {
+        return x + y;
+    }
+    let output = added(x, y, recording())?;
+    record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
+    Ok(output)
+}
+
+/// `x.reshape(shape)`.
+pub(crate) fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let output = x.reshape(shape.into())?;
+    record(Operation::View(x.clone()), Reads::NOTHING, &output);
+    Ok(output)
+}
+
+const SUM: &str = "sum";
+
+/// x + y outside of any graph, and whether its gradient is wanted.
+pub(super) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
+    let _timed = measure::forward(SUM);
+    if x.shape() != y.shape() || x.dtype() != y.dtype() {
+        bail!("{SUM}: {:?} {:?} and {:?} {:?} do not fit together", x.dtype(), x.shape(), y.dtype(), y.shape());
+    }
+    if hollow::imagining() {
+        return Ok(hollow::forward(&Sum, &[x, y])?.0);
+    }
+    let held = (x.storage_and_layout(), y.storage_and_layout());
+    let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);
+    let (xs, ys) = (xs.elements(), ys.elements());
+    let sums = build_as(SUM, x.dtype(), xs.len(), 1, |range, sums| {
+        add(Isa::best(), &xs.floats(range.clone()), &ys.floats(range), sums);
+    })?;
+    Ok(Tensor::from_storage(Storage::Cpu(sums), x.shape(), BackpropOp::none(), wanted))
+}
+
+struct Sum;
+
+impl Footprint for Sum {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        Ok(Costs { forward: element_rooms(dtype, shape.elem_count(), 2), ..Costs::new(shape, dtype) })
+    }
+}
+
+vectorised! {
+    fn add(x: &[f32], y: &[f32], sums: &mut [f32]) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = x + y;
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What a layer takes in memory, against formulas found by hand; that it holds for what is allocated is shown by
+//! `engine/tests/layer_memory.rs`.
+
+use candle_core::{DType, Result};
+use candle_nn::VarBuilder;
+use zero_model::memory::{Form, LayerMemory};
+use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
+use zero_model::{Layers, Model};
+
+fn memory(model: &Model, layer: usize, shape: [usize; 3], dtype: DType) -> LayerMemory {
+    model.layer_memory(layer, &[Form::new(shape.to_vec(), dtype)]).expect("known")
+}
+
+/// Whether `bytes` is `floats` and no more than bookkeeping besides.
+fn assert_is(bytes: u64, floats: usize, what: &str) {
+    let floats = 4 * floats as u64;
+    assert!(bytes >= floats && bytes - floats <= 4096, "{what}: {bytes}, and not {floats}");
+}
+
+#[test]
+fn a_model_of_a_trillion_parameters_needs_no_memory_to_be_asked() {
+    let (batch, time, width, heads) = (4, 2048, 25_600, 160);
+    let config = Gpt2Config { n_positions: time, n_embd: width, n_layer: 128, n_head: heads, ..Gpt2Config::default() };
+    let model = gpt2(&config).build(DType::F32).expect("a model");
+    assert!(model.elements() > 1_000_000_000_000);
+    let rows = batch * time;
+    for layer in [1, 64, 128] {
+        let memory = memory(&model, layer, [batch, time, width], DType::F32);
+        assert_eq!(memory.outputs, [Form::new((batch, time, width), DType::F32)]);
+        assert_eq!(memory.leaves, (4 * rows * width) as u64);
+        assert_eq!(memory.input_gradients, (4 * rows * width) as u64);
+        // Two norms, q, k, v, what is attended, the sum in the middle, and the MLP's inner rows before and after GELU; of every
+        // row of a head ln Σ e^score, and of every position, in eight bytes, the first that it sees.
+        let kept = rows * width * (2 + 3 + 1 + 1 + 4 + 4) + rows * heads + 2 * rows;
+        assert_is(memory.kept, kept, "kept");
+        // Besides, there are the two branches' outputs and the sum that is the output.
+        assert_is(memory.forward_peak, kept + rows * width * 3, "forward");
+        // When the MLP's backward begins: the gradient of the inner rows, before and after GELU, and the sums over blocks of
+        // rows for the bias.
+        assert!(memory.backward_peak > (4 * rows * width * 8) as u64);
+    }
+}
+
+#[test]
+fn a_block_of_llama_keeps_what_its_backward_reads() {
+    let (batch, time, width, inner, heads, kv_heads) = (3, 100, 512, 1376, 8, 2);
+    let config = LlamaConfig {
+        vocab_size: 100,
+        hidden_size: width,
+        intermediate_size: inner,
+        num_hidden_layers: 1,
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads,
+        max_position_embeddings: time,
+        ..LlamaConfig::default()
+    };
+    let model = llama(&config).build(DType::F32).expect("a model");
+    let rows = batch * time;
+    // Two norms, q, what is attended, the sum in the middle; k and v; gate, up and their product.
+    let kept = rows * (5 * width + 2 * width * kv_heads / heads + 3 * inner) + rows * heads + 2 * rows;
+    assert_is(memory(&model, 1, [batch, time, width], DType::F32).kept, kept, "kept");
+}
+
+#[test]
+fn what_cannot_be_known_is_an_error() -> Result<()> {
+    let linear = |vb: VarBuilder| candle_nn::linear(8, 8, vb);
+    let layers = Layers::new().layer("first", linear).layer("last", linear);
+    let model = layers.loss(zero_model::ops::cross_entropy).build(DType::F32).expect("a model");
+    let x = [Form::new((2, 8), DType::F32)];
+    assert!(model.layer_memory(0, &x).is_err());
+    assert!(model.evaluation_memory(0, &x).is_err());
+    assert!(model.loss_memory(&x, &Form::new(2, DType::U32)).is_err());
+
+    let config = Gpt2Config { n_embd: 64, n_head: 2, n_layer: 1, vocab_size: 10, ..Gpt2Config::default() };
+    let model = gpt2(&config).build(DType::F32).expect("a model");
+    for wrong in [vec![], vec![64], vec![2, 8, 63], vec![2, 8, 64, 1]] {
+        assert!(model.layer_memory(1, &[Form::new(wrong, DType::F32)]).is_err());
+    }
+    assert!(model.layer_memory(1, &[Form::new((2, 8, 64), DType::F64)]).is_err());
+    assert!(model.layer_memory(1, &[]).is_err());
+    assert!(model.layer_memory(7, &[Form::new((2, 8, 64), DType::F32)]).is_err());
+    // An error leaves nothing behind.
+    assert!(model.layer_memory(1, &[Form::new((2, 8, 64), DType::F32)]).is_ok());
+    Ok(())
+}
