@@ -11,7 +11,7 @@ use half::bf16;
 use zero_comm::heap;
 use zero_model::memory::{Form, LayerMemory, room_of_a_thread};
 use zero_model::sink::{Gradients, PutOff};
-use zero_model::zoo::{Activation, Gpt2Config, LlamaConfig, gpt2, llama};
+use zero_model::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_model::{Activations, Layers, Model, Pass, backward_from, ops, sink};
 
 #[global_allocator]
@@ -113,6 +113,29 @@ impl Run<'_> {
         for (layer, (memory, leaves, outputs)) in saved.into_iter().enumerate().rev() {
             upstream = self.backward(layer, &memory, leaves, outputs, upstream, put_off)?;
         }
+        Ok(())
+    }
+
+    /// An evaluation, which keeps nothing.
+    fn evaluate(&mut self, (inputs, targets): &(Tensor, Tensor)) -> Result<()> {
+        let (model, last) = (self.model, self.model.layers().len() - 1);
+        let pass = |layer| Pass { training: false, ..Self::pass(layer) };
+        let mut flow = Activations::from(inputs.clone());
+        for layer in 0..last {
+            let (built, memory) = (&model.layers()[layer], model.evaluation_memory(layer, &Self::forms(&flow))?);
+            let (outputs, peak, stays) = measured(|| built.run(&flow, &pass(layer)))?;
+            let name = format!("{}, {}, evaluation", self.name, built.name());
+            assert_eq!(Self::forms(&outputs), memory.outputs, "{name}");
+            self.comparison.compare(&name, memory.peak, peak);
+            let outputs_bytes: u64 = memory.outputs.iter().map(Form::bytes).sum();
+            assert!(stays <= outputs_bytes, "{name} keeps {stays}");
+            flow = outputs;
+        }
+        let planned =
+            model.evaluation_loss_memory(&Self::forms(&flow), &Form::new(targets.shape(), targets.dtype()))?;
+        let (_, peak, stays) = measured(|| model.loss(&flow, targets, &pass(last), 0.0))?;
+        self.comparison.compare(&format!("{}, loss, evaluation", self.name), planned, peak);
+        assert_eq!(stays, 0);
         Ok(())
     }
 
@@ -292,11 +315,30 @@ fn make_rooms(threads: usize) -> Result<()> {
     Ok(())
 }
 
+fn mlp_cases() -> Result<Vec<Case>> {
+    let mut cases = vec![];
+    for (batch, hidden_act) in [(1, Activation::Relu), (100, Activation::Gelu), (1000, Activation::Silu)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let config = MlpConfig { input_size: 300, hidden_sizes: vec![500, 60], num_labels: 150, hidden_act };
+            let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % 150).collect();
+            let x = (Tensor::arange(0, batch as u32 * 300, &Device::Cpu)?.to_dtype(DType::F32)? / 1e6)?;
+            cases.push(Case {
+                name: format!("mlp of {dtype:?}, batch {batch}, {hidden_act:?}"),
+                layers: mlp(&config),
+                dtype,
+                batch: (x.reshape((batch, 300))?.to_dtype(dtype)?, Tensor::new(labels, &Device::Cpu)?),
+            });
+        }
+    }
+    Ok(cases)
+}
+
 #[test]
 fn a_layer_takes_what_is_planned() -> Result<()> {
     make_rooms(2)?;
     let mut cases = gpt2_cases()?;
     cases.extend(llama_cases()?);
+    cases.extend(mlp_cases()?);
     for Case { name, layers, dtype, batch } in cases {
         let model = layers.build(dtype).expect("a model");
         fill(&model)?;
@@ -309,6 +351,7 @@ fn a_layer_takes_what_is_planned() -> Result<()> {
                 for _ in 0..TRIES {
                     let mut run = Run { name: &name, model: &model, comparison: Comparison::default() };
                     run.step(&batch, put_off)?;
+                    run.evaluate(&batch)?;
                     assert!(run.comparison.too_low.is_empty(), "{:#?}", run.comparison);
                     too_high = run.comparison.too_high;
                     reached = too_high.is_empty();

@@ -25,6 +25,11 @@ pub fn silu(x: &Tensor) -> Result<Tensor> {
     apply1(x, Elementwise { name: "silu", forward: kernel::silu, backward: kernel::silu_backward })
 }
 
+/// max(x, 0).
+pub fn relu(x: &Tensor) -> Result<Tensor> {
+    apply1(x, Elementwise { name: "relu", forward: kernel::relu, backward: kernel::relu_backward })
+}
+
 /// gate·σ(gate)·up: the gated activation of Llama's MLP. Both of the same shape.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     apply2(gate, up, SwiGlu)

@@ -29,6 +29,10 @@ impl Linear {
         Ok(Self { bias: Some(bias), ..Self::no_bias(inputs, outputs, std, vb)? })
     }
 
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
     /// Without a bias.
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;

@@ -52,7 +52,7 @@ pub(crate) fn room_of_products() -> u64 {
     product::ROOM as u64
 }
 
-pub use activation::{gelu, gelu_erf, silu, swiglu};
+pub use activation::{gelu, gelu_erf, relu, silu, swiglu};
 pub use attention::{
     causal_attention, causal_attention_packed, causal_attention_packed_within, causal_attention_within,
 };

@@ -24,7 +24,7 @@ impl Activation {
             Self::GeluNew => ops::gelu(x),
             Self::Gelu => ops::gelu_erf(x),
             Self::Silu => ops::silu(x),
-            Self::Relu => x.relu(),
+            Self::Relu => ops::relu(x),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A multilayer perceptron that classifies vectors.
 
 use super::{Activation, check_sizes};
-use crate::layers::Layers;
+use crate::layers::{Activations, Head, Layer, Layers, Pass};
+use crate::ops::region::region;
 use crate::ops::{Linear, cross_entropy};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -11,10 +12,10 @@ use candle_nn::{Module, VarBuilder};
 /// The layers are `layers.0`, `layers.1`, …, each a linear map and, except for the last, the activation. Weights start
 /// normal with standard deviation √(2/inputs) (He et al., 2015), biases at 0.
 pub fn mlp(config: &MlpConfig) -> Layers {
-    let config = config.clone();
-    Layers::new()
-        .layers("layers", config.hidden_sizes.len() + 1, move |i, vb| Perceptron::new(&config, i, vb))
-        .loss(cross_entropy)
+    let (config, last) = (config.clone(), config.hidden_sizes.len());
+    let build = move |i, vb: VarBuilder| Perceptron::new(&config, i, vb);
+    let build_last = build.clone();
+    Layers::new().layers("layers", last, build).head(format!("layers.{last}"), move |vb| build_last(last, vb))
 }
 
 /// Sizes of [`mlp`].
@@ -50,12 +51,31 @@ impl Perceptron {
     }
 }
 
-impl Module for Perceptron {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+impl Perceptron {
+    /// What the layer is a region of: the first one's input needs no gradient, but its weight does.
+    fn root<'a>(&'a self, x: &'a Tensor) -> &'a Tensor {
+        if x.track_op() { x } else { self.linear.weight() }
+    }
+
+    fn outputs(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.linear.forward(x)?;
         match self.activation {
             Some(activation) => activation.apply(&y),
             None => Ok(y),
         }
+    }
+}
+
+impl Layer for Perceptron {
+    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+        let x = x.single()?;
+        Ok(region(self.root(x), |_| self.outputs(x))?.into())
+    }
+}
+
+impl Head for Perceptron {
+    fn loss(&self, x: &Activations, targets: &Tensor, _: &Pass, _: f32) -> Result<Tensor> {
+        let x = x.single()?;
+        region(self.root(x), |_| cross_entropy(&self.outputs(x)?, targets))
     }
 }

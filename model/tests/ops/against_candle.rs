@@ -81,6 +81,7 @@ fn activations() {
     for shape in [&[5, 7][..], &[1], &[3, 2, 33]] {
         check(&[shape], |t| ops::gelu(&t[0]), |t| tanh_form(&t[0]));
         check(&[shape], |t| ops::gelu_erf(&t[0]), |t| t[0].gelu_erf());
+        check(&[shape], |t| ops::relu(&t[0]), |t| t[0].relu());
         check(&[shape], |t| ops::silu(&t[0]), |t| &t[0] * logistic(&t[0])?);
         check(&[shape, shape], |t| ops::swiglu(&t[0], &t[1]), |t| (&t[0] * logistic(&t[0])?)? * &t[1]);
     }

@@ -88,7 +88,9 @@ fn empty_batches_pass_through() {
 #[test]
 fn extreme_values_stay_finite() {
     let x = Tensor::new(&[-1e30f32, -1e4, -100.0, -50.0, 0.0, 50.0, 100.0, 1e4, 1e30], &Device::Cpu).unwrap();
-    for (name, op) in [("gelu", ops::gelu as fn(&Tensor) -> _), ("gelu erf", ops::gelu_erf), ("silu", ops::silu)] {
+    for (name, op) in
+        [("gelu", ops::gelu as fn(&Tensor) -> _), ("gelu erf", ops::gelu_erf), ("silu", ops::silu), ("relu", ops::relu)]
+    {
         let (y, grads) = run(std::slice::from_ref(&x), |t| op(&t[0]));
         assert!(floats(&y).iter().chain(&floats(&grads[0])).all(|v| v.is_finite()), "{name}: {y} {}", grads[0]);
         assert!(floats(&y)[..4].iter().all(|v| v.abs() < 1e-7) && floats(&y)[5] == 50.0, "{name}: {y}");
@@ -110,7 +112,7 @@ fn nan_shows() {
     let x = Tensor::from_vec(values, (2, 8), &Device::Cpu).unwrap();
     let loss = ops::cross_entropy(&x, &Tensor::new(&[0u32, 0], &Device::Cpu).unwrap()).unwrap();
     assert!(floats(&loss)[0].is_nan());
-    for op in [ops::gelu, ops::gelu_erf, ops::silu] {
+    for op in [ops::gelu, ops::gelu_erf, ops::silu, ops::relu] {
         assert!(floats(&op(&x).unwrap())[3].is_nan());
     }
     let norm = ops::LayerNorm::from_tensors(normal("w", &[8]), normal("b", &[8]), 1e-5);

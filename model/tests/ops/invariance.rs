@@ -44,6 +44,7 @@ fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
         ),
         ("gelu", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::gelu(&t[0]))),
         ("gelu erf", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::gelu_erf(&t[0]))),
+        ("relu", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::relu(&t[0]))),
         ("silu", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::silu(&t[0]))),
         ("swiglu", vec![n("x", &[batch, 37]), n("y", &[batch, 37])], 2, Box::new(|t| ops::swiglu(&t[0], &t[1]))),
         (

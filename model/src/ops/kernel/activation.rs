@@ -1,4 +1,4 @@
-//! GELU in both forms, SiLU and SwiGLU, forward and backward.
+//! GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward.
 //!
 //! The tanh form of GELU needs no tanh: ½(1 + tanh u) = σ(2u), which also keeps the left tail's relative accuracy.
 
@@ -80,6 +80,24 @@ vectorised! {
         for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
             let (s, rest) = sigmoid(x);
             *dx = dy * (s * rest).mul_add(x, s);
+        }
+    }
+}
+
+vectorised! {
+    /// y = max(x, 0), NaN where x is
+    fn relu(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = if x < 0.0 { 0.0 } else { x };
+        }
+    }
+}
+
+vectorised! {
+    /// dx = dy where x is not negative: at 0 as candle has it
+    fn relu_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
+            *dx = if x < 0.0 { 0.0 } else { dy };
         }
     }
 }
