@@ -1,12 +1,12 @@
 //! Memory that a disk can read and write without a copy: whole pages, and a pool that reuses them.
 //!
-//! A buffer is a mapping of its own, not a piece of the heap: it begins on a page, as O_DIRECT wants, it is all zeros without
-//! having been written, and the system has it back as soon as it is dropped.
+//! A buffer is a vector of pages: it begins on a page, as O_DIRECT wants, and it comes from the program's allocator, which counts it
+//! with everything else and gives its memory to others when it is dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, TryReserveError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use memmap2::{MmapMut, MmapOptions};
+use bytemuck::{Pod, Zeroable};
 
 use crate::error::DiskError;
 
@@ -19,9 +19,13 @@ pub fn align(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT as u64 - 1) & !(ALIGNMENT as u64 - 1)
 }
 
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(4096))]
+struct Page([u8; ALIGNMENT]);
+
 /// Owned bytes, of whole aligned pages, of which the first `len` are in use.
 pub struct AlignedBuffer {
-    pages: MmapMut,
+    pages: Vec<Page>,
     len: usize,
 }
 
@@ -31,10 +35,10 @@ impl AlignedBuffer {
     /// # Errors
     /// The system has not as much memory to give.
     pub fn zeroed(len: usize) -> Result<AlignedBuffer, DiskError> {
-        let refused = |reason| DiskError::Memory { bytes: len as u64, reason };
-        // A mapping is never empty. Sizes near the end of the address space stay unaligned, and are refused by the system.
-        let capacity = align(len.max(1) as u64) as usize;
-        let pages = MmapOptions::new().len(capacity).map_anon().map_err(|error| refused(error.to_string()))?;
+        let (mut pages, count) = (vec![], len.max(1).div_ceil(ALIGNMENT));
+        let refused = |reason: TryReserveError| DiskError::Memory { bytes: len as u64, reason: reason.to_string() };
+        pages.try_reserve_exact(count).map_err(refused)?;
+        pages.resize(count, Page::zeroed());
         Ok(AlignedBuffer { pages, len })
     }
 
@@ -50,7 +54,7 @@ impl AlignedBuffer {
 
     /// Bytes that are there, a multiple of [`ALIGNMENT`].
     pub fn capacity(&self) -> usize {
-        self.pages.len()
+        self.pages.len() * ALIGNMENT
     }
 
     /// Has `len` bytes in use, or all that are there if they are fewer. Bytes that come into use have some earlier value.
@@ -60,27 +64,27 @@ impl AlignedBuffer {
 
     /// The bytes in use.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.pages[..self.len]
+        &bytemuck::cast_slice(&self.pages)[..self.len]
     }
 
     /// The bytes in use.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.pages[..self.len]
+        &mut bytemuck::cast_slice_mut(&mut self.pages)[..self.len]
     }
 
     /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
     pub fn as_f32(&self) -> &[f32] {
-        bytemuck::cast_slice(&self.pages[..self.len / 4 * 4])
+        &bytemuck::cast_slice(&self.pages)[..self.len / 4]
     }
 
     /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
     pub fn as_f32_mut(&mut self) -> &mut [f32] {
-        bytemuck::cast_slice_mut(&mut self.pages[..self.len / 4 * 4])
+        &mut bytemuck::cast_slice_mut(&mut self.pages)[..self.len / 4]
     }
 
     /// The first of all bytes that are there.
     pub(crate) fn start(&mut self) -> *mut u8 {
-        self.pages.as_mut_ptr()
+        self.pages.as_mut_ptr().cast()
     }
 }
 
