@@ -20,6 +20,7 @@ use crate::measure::CutCosts;
 use crate::messages::{Boundary, share};
 use crate::settings::Settings;
 use crate::timing::Timing;
+use crate::tracked::Tracked;
 
 /// What one optimizer step did; the same on every rank but for the time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,6 +54,7 @@ pub struct Engine {
     /// What crossed the boundaries of pipeline stages in the last training step.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
     timing: Timing,
+    tracked: Tracked,
     step: u64,
 }
 
@@ -125,6 +127,7 @@ impl Engine {
         comm: Arc<dyn Communicator>,
         costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
+        let tracked = Tracked::begin(&*comm);
         let (settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
@@ -147,7 +150,19 @@ impl Engine {
         }
         let timing = Timing::new(traced);
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
-        Ok(Self { config, settings, zero, comm, arrangement, program, evaluations, boundaries, timing, step: 0 })
+        Ok(Self {
+            config,
+            settings,
+            zero,
+            comm,
+            arrangement,
+            program,
+            evaluations,
+            boundaries,
+            timing,
+            tracked,
+            step: 0,
+        })
     }
 
     /// One optimizer step on a global batch of `train_batch_size` samples, of which this rank computes its part.
@@ -192,6 +207,7 @@ impl Engine {
             &mut Context {
                 zero: &mut self.zero,
                 timing: &mut self.timing,
+                tracked: self.tracked,
                 load: &mut load_local,
                 sample: &sample,
                 training: true,
@@ -314,6 +330,7 @@ impl Engine {
             &mut Context {
                 zero: &mut self.zero,
                 timing: &mut self.timing,
+                tracked: self.tracked,
                 load,
                 sample: &|_| 0,
                 training: false,

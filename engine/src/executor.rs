@@ -12,11 +12,13 @@ use zero_pipeline::{Content, Instruction, LayerId, Message, Program};
 use crate::error::Error;
 use crate::messages::{Boundary, Messages};
 use crate::timing::Timing;
+use crate::tracked::Tracked;
 
 /// What the instructions of one step are told.
 pub(crate) struct Context<'a> {
     pub(crate) zero: &'a mut Zero,
     pub(crate) timing: &'a mut Timing,
+    pub(crate) tracked: Tracked,
     /// Inputs and targets of a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
     /// Index of a local micro-batch's first sample in the run.
@@ -95,6 +97,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
         .collect();
     for (index, instruction) in program.instructions.iter().enumerate() {
         let started = Instant::now();
+        context.tracked.start();
         match instruction {
             Instruction::Load { micro_batch } => {
                 let (inputs, targets) = (context.load)(*micro_batch)?;
@@ -159,6 +162,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 take(*message, &mut messages, &mut micro_batches, context.zero)?;
             }
         }
+        context.tracked.stop(context.zero);
         context.timing.record(instruction, context.training.then_some(index), started);
     }
     if outcome.norm.is_some_and(|norm| norm.is_finite() || !context.skips_overflow) {

@@ -26,6 +26,7 @@ mod engine;
 mod error;
 mod executor;
 mod measure;
+mod memory;
 mod messages;
 pub mod monitor;
 mod offload;
@@ -35,6 +36,7 @@ mod settings;
 mod tensor_bytes;
 mod timing;
 mod trace;
+mod tracked;
 pub mod train;
 mod words;
 

@@ -11,13 +11,24 @@ pub enum Category {
     Gradients,
     /// Optimizer state.
     OptimizerState,
-    /// Gathered parameters of the layers in use, gradients of the layer in its backward, buffers of collectives.
+    /// What forwards keep for backwards, and what layers need while they run.
+    Activations,
+    /// Messages between pipeline stages.
+    Communication,
+    /// Gathered parameters of the layers in use, gradients of the layer in its backward, buffers of collectives and of the disk,
+    /// in use or waiting for their next use.
     Staging,
 }
 
 /// All categories, in the order in which reports show them.
-pub const CATEGORIES: [Category; 4] =
-    [Category::Parameters, Category::Gradients, Category::OptimizerState, Category::Staging];
+pub const CATEGORIES: [Category; 6] = [
+    Category::Parameters,
+    Category::Gradients,
+    Category::OptimizerState,
+    Category::Activations,
+    Category::Communication,
+    Category::Staging,
+];
 
 impl fmt::Display for Category {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -25,6 +36,8 @@ impl fmt::Display for Category {
             Self::Parameters => "parameters",
             Self::Gradients => "gradients",
             Self::OptimizerState => "optimizer_state",
+            Self::Activations => "activations",
+            Self::Communication => "communication",
             Self::Staging => "staging",
         })
     }
@@ -33,8 +46,8 @@ impl fmt::Display for Category {
 /// Tracked bytes of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
-    now: [u64; 4],
-    peak: [u64; 4],
+    now: [u64; CATEGORIES.len()],
+    peak: [u64; CATEGORIES.len()],
     peak_total: u64,
 }
 
@@ -51,6 +64,13 @@ impl Ledger {
     pub fn remove(&mut self, category: Category, elements: usize, width: usize) {
         let k = category as usize;
         self.now[k] = self.now[k].saturating_sub((elements * width) as u64);
+    }
+
+    /// What something else has measured of a category: so many bytes at a time, and so many of all.
+    pub fn note(&mut self, category: Category, bytes: u64, total: u64) {
+        let peak = &mut self.peak[category as usize];
+        *peak = (*peak).max(bytes);
+        self.peak_total = self.peak_total.max(total);
     }
 
     /// Bytes held now.

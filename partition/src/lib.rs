@@ -22,7 +22,7 @@ mod update;
 mod zero;
 
 pub use accumulator::Order;
-pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_bytes};
+pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
 pub use expected::{StateBytes, expected_payload, expected_state, state_formula};
 pub use groups::Groups;
@@ -30,4 +30,4 @@ pub use layout::{Layout, LayoutOptions, PAGE, Piece, Segment, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use shards::{Kind, Range, to_f32};
 pub use update::Norm;
-pub use zero::{Zero, ZeroOptions, working};
+pub use zero::{Zero, ZeroOptions, longest_kept, working};

@@ -8,11 +8,13 @@ pub(crate) struct Pool {
     free: HashMap<usize, Vec<Vec<f32>>>,
     /// Elements of the longest buffer that is kept.
     longest: usize,
+    /// Elements of all that wait.
+    idle: usize,
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Self { free: HashMap::new(), longest: usize::MAX }
+        Self { free: HashMap::new(), longest: usize::MAX, idle: 0 }
     }
 }
 
@@ -24,11 +26,23 @@ impl Pool {
     }
 
     pub(crate) fn take(&mut self, len: usize) -> Vec<f32> {
-        self.free.get_mut(&len).and_then(Vec::pop).unwrap_or_else(|| vec![0.0; len])
+        match self.free.get_mut(&len).and_then(Vec::pop) {
+            Some(buffer) => {
+                self.idle -= len;
+                buffer
+            }
+            None => vec![0.0; len],
+        }
+    }
+
+    /// Elements of all buffers that wait.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle
     }
 
     pub(crate) fn give(&mut self, buffer: Vec<f32>) {
         if !buffer.is_empty() && buffer.len() <= self.longest {
+            self.idle += buffer.len();
             self.free.entry(buffer.len()).or_default().push(buffer);
         }
     }

@@ -93,9 +93,17 @@ pub struct Zero {
     /// What does not live in memory.
     pub(crate) disk: Option<Disk>,
     pub(crate) ledger: Ledger,
+    /// Elements of waiting buffers that the ledger counts.
+    counted_idle: usize,
     pub(crate) dtype: DType,
     pub(crate) grad_scale: f32,
     pub(crate) updates: u64,
+}
+
+/// Elements of the longest buffer that a rank keeps for its next use.
+#[must_use]
+pub fn longest_kept(layout: &Layout) -> usize {
+    if layout.uses_disk() { KEPT } else { usize::MAX }
 }
 
 /// Elements of the longest buffer that is kept for its next use where something lives on a disk, since there is no memory for it:
@@ -136,14 +144,13 @@ impl Zero {
             pool: Pool::default(),
             disk: None,
             ledger: Ledger::default(),
+            counted_idle: 0,
             dtype,
             grad_scale: 1.0,
             updates: 0,
         };
         zero.disk = zero.make_disk()?;
-        if zero.disk.is_some() {
-            zero.pool = Pool::of_at_most(KEPT);
-        }
+        zero.pool = Pool::of_at_most(longest_kept(&zero.layout));
         for segment in 0..zero.layout.segments().len() {
             let state = zero.initial(segment, seed)?;
             zero.segments.push(state);
@@ -267,6 +274,20 @@ impl Zero {
     #[must_use]
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
+    }
+
+    /// Counts the buffers that wait for their next use, between instructions.
+    pub fn count_idle(&mut self) {
+        let before = std::mem::replace(&mut self.counted_idle, self.pool.idle());
+        match self.counted_idle.checked_sub(before) {
+            Some(more) => self.ledger.add(Category::Staging, more, 4),
+            None => self.ledger.remove(Category::Staging, before - self.counted_idle, 4),
+        }
+    }
+
+    /// Takes down what was measured of the memory of layers, and of everything together.
+    pub fn note_activations(&mut self, bytes: u64, total: u64) {
+        self.ledger.note(Category::Activations, bytes, total);
     }
 
     /// Tracked bytes of this rank.

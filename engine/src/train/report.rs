@@ -13,6 +13,7 @@ use super::Finished;
 use super::progress::seconds;
 use crate::engine::{Engine, Step};
 use crate::error::Error;
+use crate::memory;
 use crate::timing::{Lane, Timing};
 use crate::words::bytes;
 
@@ -67,18 +68,19 @@ impl Report {
             collectives.insert(operation.to_string(), entry);
         }
         let ledger = engine.zero().ledger();
-        let own: Vec<i64> = CATEGORIES.iter().map(|&c| ledger.peak(c) as i64).collect();
-        let expected = expected(engine);
-        let expected = [expected.parameters, expected.gradients, expected.optimizer].map(|b| b as i64);
-        let payload = expected_step_payload(engine) as i64;
-        let mut row = own;
+        let mut row: Vec<i64> = CATEGORIES.iter().map(|&c| ledger.peak(c) as i64).collect();
         row.push(ledger.peak_total() as i64);
-        row.extend(expected);
-        row.push(payload);
+        // Of what cannot be known, nothing is said.
+        let planned = memory::planned(engine);
+        row.extend(planned.map_or([-1; CATEGORIES.len()], |peaks| peaks.by_category.map(|bytes| bytes as i64)));
+        row.push(planned.map_or(-1, |peaks| peaks.total as i64));
+        let expected = expected(engine);
+        row.extend([expected.parameters, expected.gradients, expected.optimizer].map(|b| b as i64));
+        row.push(expected_step_payload(engine) as i64);
         let disk = engine.zero().disk_use().unwrap_or_default();
         row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
         let ranks: Vec<Value> =
-            over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| memory(rank, row)).collect();
+            over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| of_rank(rank, row)).collect();
         let lanes: BTreeMap<&str, f64> =
             Lane::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
         let instructions: BTreeMap<&str, u64> = engine.timing().calls().collect();
@@ -157,15 +159,31 @@ fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
 }
 
-fn memory(rank: usize, row: &[i64]) -> Value {
-    let measured: BTreeMap<String, i64> = CATEGORIES.iter().map(ToString::to_string).zip(row.iter().copied()).collect();
+fn of_rank(rank: usize, row: &[i64]) -> Value {
+    let by_category = |values: &[i64]| -> Value {
+        if values.iter().any(|&bytes| bytes < 0) {
+            return Value::Null;
+        }
+        CATEGORIES
+            .iter()
+            .map(ToString::to_string)
+            .zip(values.iter().copied())
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect()
+    };
+    let n = CATEGORIES.len();
+    let (measured, rest) = row.split_at(n + 1);
+    let (planned, rest) = rest.split_at(n + 1);
     json!({
         "rank": rank,
-        "measured_peak_bytes": measured,
-        "measured_peak_total_bytes": row[4],
-        "expected_state_bytes": { "parameters": row[5], "gradients": row[6], "optimizer_state": row[7] },
-        "expected_sent_bytes_per_step": row[8],
-        "disk": { "bytes": row[9], "read_bytes": row[10], "written_bytes": row[11] },
+        "measured_peak_bytes": by_category(&measured[..n]),
+        "measured_peak_total_bytes": measured[n],
+        "planned_peak_bytes": by_category(&planned[..n]),
+        "planned_peak_total_bytes": if planned[n] < 0 { Value::Null } else { json!(planned[n]) },
+        "expected_state_bytes": { "parameters": rest[0], "gradients": rest[1], "optimizer_state": rest[2] },
+        "expected_sent_bytes_per_step": rest[3],
+        "disk": { "bytes": rest[4], "read_bytes": rest[5], "written_bytes": rest[6] },
     })
 }
 

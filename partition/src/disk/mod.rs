@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use zero_pipeline::{Item, SegmentId};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile};
 
-pub use place::{DiskBytes, disk_bytes};
+pub use place::{DiskBytes, disk_buffers, disk_bytes};
 pub(crate) use place::{Place, places};
 pub(crate) use values::Stored;
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use zero_pipeline::{Coordinates, Placement, Stages, Tier, Tiers};
+use zero_pipeline::{Coordinates, Item, Placement, SegmentId, Stages, Tier, Tiers};
 use zero_tier::align;
 
-use crate::layout::{Layout, Segment};
+use crate::layout::Layout;
 
 /// A segment's place. Offsets are of the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,40 @@ pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, width: usiz
     DiskBytes::of(&places(layout, stages, at, width, states))
 }
 
+/// Bytes of the buffers through which an item of the rank at `at` goes: of a tile its states, its gradients and its parameters, as far
+/// as they are on the disk.
+#[must_use]
+pub fn disk_buffers(
+    layout: &Layout,
+    stages: &Stages,
+    at: Coordinates,
+    states: usize,
+    width: usize,
+    item: Item,
+) -> Vec<u64> {
+    let (Item::Parameters { segment } | Item::Gradients { segment } | Item::Tile { segment, .. }) = item else {
+        return vec![];
+    };
+    let Some(place) = place(layout, stages, at, width, states, segment, (0, 0)) else { return vec![] };
+    let bytes = |elements: usize, width: usize| align((elements * width) as u64);
+    let sizes: Vec<u64> = match item {
+        Item::Parameters { .. } => place.parts().map(|part| bytes(part.len(), width)).collect(),
+        Item::Gradients { .. } => vec![bytes(place.elements, 4)],
+        Item::Tile { index, .. } => {
+            let (tiers, elements) = (place.tiers, place.range(index).len());
+            let of = |tier: Tier, bytes: u64| (tier == Tier::Nvme).then_some(bytes);
+            let parts = [
+                of(tiers.optimizer, place.record(index)),
+                of(tiers.gradients, bytes(elements, 4)),
+                of(tiers.parameters, bytes(elements, width)),
+            ];
+            parts.into_iter().flatten().collect()
+        }
+        Item::Activations { .. } => vec![],
+    };
+    sizes.into_iter().filter(|&bytes| bytes > 0).collect()
+}
+
 /// The places of all segments of the rank at `at`.
 pub(crate) fn places(
     layout: &Layout,
@@ -59,44 +93,57 @@ pub(crate) fn places(
     states: usize,
 ) -> Vec<Option<Place>> {
     let mut next = (0, 0);
-    let mut place = |(id, segment): (usize, &Segment)| {
-        if segment.tiers == Tiers::default() || !stages.holds(at.stage, id) {
-            return None;
-        }
-        let owns = stages.owner(id) == at.stage;
-        let elements = match segment.placements.optimizer {
-            Placement::Replicated => segment.elements(),
-            Placement::Sharded => segment.shard(at.replica).len(),
-        };
-        let kinds = states + usize::from(width < 4);
-        let mut tiers = segment.tiers;
-        if !owns {
-            // Another stage updates it.
-            tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
-        }
-        let mut place = Place {
-            tiers,
-            elements,
-            tile: layout.tile(),
-            width,
-            kinds,
-            parameters_at: next.1,
-            state_at: next.0,
-            gradients_at: 0,
-            ends: next,
-        };
-        let state = match tiers.optimizer {
-            Tier::Memory => 0,
-            Tier::Nvme => (0..place.tiles()).map(|index| place.record(index)).sum(),
-        };
-        place.gradients_at = place.state_at + state;
-        let bytes = |tier, width: usize| if tier == Tier::Nvme { align((elements * width) as u64) } else { 0 };
-        place.ends =
-            (place.gradients_at + bytes(tiers.gradients, 4), place.parameters_at + bytes(tiers.parameters, width));
-        next = place.ends;
-        Some(place)
+    let of_segment = |id| {
+        let place = place(layout, stages, at, width, states, id, next);
+        next = place.map_or(next, |place| place.ends);
+        place
     };
-    layout.segments().iter().enumerate().map(&mut place).collect()
+    (0..layout.segments().len()).map(of_segment).collect()
+}
+
+/// The place of a segment behind what ends at `next`, in the optimizer's file and in that of the parameters; `None` if nothing of it
+/// is on this rank's disk.
+fn place(
+    layout: &Layout,
+    stages: &Stages,
+    at: Coordinates,
+    width: usize,
+    states: usize,
+    id: SegmentId,
+    next: (u64, u64),
+) -> Option<Place> {
+    let segment = &layout.segments()[id];
+    if segment.tiers == Tiers::default() || !stages.holds(at.stage, id) {
+        return None;
+    }
+    let elements = match segment.placements.optimizer {
+        Placement::Replicated => segment.elements(),
+        Placement::Sharded => segment.shard(at.replica).len(),
+    };
+    let mut tiers = segment.tiers;
+    if stages.owner(id) != at.stage {
+        // Another stage updates it.
+        tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
+    }
+    let mut place = Place {
+        tiers,
+        elements,
+        tile: layout.tile(),
+        width,
+        kinds: states + usize::from(width < 4),
+        parameters_at: next.1,
+        state_at: next.0,
+        gradients_at: 0,
+        ends: next,
+    };
+    let state = match tiers.optimizer {
+        Tier::Memory => 0,
+        Tier::Nvme => (0..place.tiles()).map(|index| place.record(index)).sum(),
+    };
+    place.gradients_at = place.state_at + state;
+    let bytes = |tier, width: usize| if tier == Tier::Nvme { align((elements * width) as u64) } else { 0 };
+    place.ends = (place.gradients_at + bytes(tiers.gradients, 4), place.parameters_at + bytes(tiers.parameters, width));
+    Some(place)
 }
 
 impl Place {

@@ -1,0 +1,45 @@
+//! Memory that is known before the run: a rank's program, walked with the sizes that carrying it out will ask the allocator for.
+//!
+//! The walk allocates, frees and keeps what the executor and `Zero` do, in their order; layers say what they take
+//! (`zero_model::memory`). What is planned is what the allocator counts (`zero_comm::heap`), so a test can hold one against the other.
+
+mod meter;
+mod table;
+mod walk;
+
+pub(crate) use meter::Peaks;
+pub(crate) use table::{Table, forms};
+use walk::Walk;
+pub(crate) use walk::Work;
+use zero_pipeline::Program;
+
+use crate::engine::Engine;
+
+/// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
+/// evaluation after them.
+pub(crate) fn peaks(work: Work<'_>, step: &Program, evaluation: &Program) -> Peaks {
+    let mut walk = Walk::new(work);
+    walk.run(step);
+    walk.run(step);
+    walk.run(evaluation);
+    walk.run(step);
+    walk.peaks()
+}
+
+/// What an engine's rank was planned to need; `None` where what its layers take cannot be known.
+pub(crate) fn planned(engine: &Engine) -> Option<Peaks> {
+    let (zero, arrangement) = (engine.zero(), &engine.arrangement);
+    let (inputs, targets) = forms(engine.config())?;
+    let table = Table::new(engine.model(), &inputs, &targets).ok()?;
+    let evaluation = arrangement.evaluation(zero.layout().shape(), 1);
+    let at = zero.groups().at();
+    let work = Work {
+        layout: zero.layout(),
+        stages: &arrangement.stages,
+        at,
+        options: &engine.settings.zero,
+        width: engine.settings.dtype.size_in_bytes() as u64,
+        table: Some(&table),
+    };
+    Some(peaks(work, engine.program(), &evaluation[at.stage]))
+}

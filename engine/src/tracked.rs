@@ -1,0 +1,35 @@
+//! Bytes that a rank has been given, as the program's allocator counts them: what a step took, held against its plan.
+
+use zero_comm::{Communicator, heap};
+use zero_partition::Zero;
+
+/// Counts from when the engine was made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tracked {
+    /// What there was before; `None` where the program does not count, or several ranks share a process.
+    before: Option<usize>,
+}
+
+impl Tracked {
+    pub(crate) fn begin(comm: &dyn Communicator) -> Self {
+        let is_alone = comm.size() == 1 || comm.transport() != "threads";
+        Self { before: (heap::counted() && is_alone).then(heap::now) }
+    }
+
+    /// An instruction begins.
+    pub(crate) fn start(&self) {
+        if self.before.is_some() {
+            heap::reset_peak();
+        }
+    }
+
+    /// It has ended: what was there beside what `Zero` knows of was there for layers, and for messages between stages.
+    pub(crate) fn stop(&self, zero: &mut Zero) {
+        zero.count_idle();
+        if let Some(before) = self.before {
+            let total = heap::peak().saturating_sub(before) as u64;
+            let known = zero.ledger().total();
+            zero.note_activations(total.saturating_sub(known), total);
+        }
+    }
+}
