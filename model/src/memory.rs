@@ -210,8 +210,8 @@ impl Model {
 
     /// The parameters of a layer whose gradient a later one's backward has begun.
     fn written_before(&self, layer: usize) -> HashSet<TensorId> {
-        let later = self.layers()[layer + 1..].iter().flat_map(BuiltLayer::uses);
-        later.map(|&parameter| self.parameters()[parameter].leaf().id()).collect()
+        let uses = self.layers()[layer].uses().iter().filter(|&&parameter| self.last_user(parameter) > layer);
+        uses.map(|&parameter| self.parameters()[parameter].leaf().id()).collect()
     }
 }
 

@@ -99,6 +99,8 @@ enum Ending {
 pub struct Model {
     layers: Vec<BuiltLayer>,
     parameters: Vec<Parameter>,
+    /// For each parameter the last layer that uses it.
+    last_users: Vec<usize>,
     ending: Ending,
 }
 
@@ -113,6 +115,10 @@ impl Model {
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
+    }
+
+    pub(crate) fn last_user(&self, parameter: ParameterId) -> usize {
+        self.last_users[parameter]
     }
 
     /// Number of elements of all parameters.
@@ -192,11 +198,15 @@ impl Layers {
         if let Some(empty) = record.parameters.iter().find(|p| p.elements() == 0) {
             return Err(BuildError::Empty(empty.name().to_string()));
         }
+        let mut last_users = vec![0; record.parameters.len()];
+        for (layer, uses) in record.uses.iter().enumerate() {
+            uses.iter().for_each(|&parameter| last_users[parameter] = layer);
+        }
         let layers = modules
             .into_iter()
             .zip(record.uses)
             .map(|((name, (module, _)), uses)| BuiltLayer { name, module, uses })
             .collect();
-        Ok(Model { layers, parameters: record.parameters, ending })
+        Ok(Model { layers, parameters: record.parameters, last_users, ending })
     }
 }

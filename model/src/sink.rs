@@ -16,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use crate::flag::Flag;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
 
@@ -55,10 +56,8 @@ thread_local! {
 /// Runs a forward whose backward will run inside of [`Gradients::capture`], with a place for every parameter that is
 /// trained: operations may then rely on it and leave out what only a plain candle backward needs.
 pub fn promise<T>(forward: impl FnOnce() -> T) -> T {
-    let before = PROMISED.replace(true);
-    let result = forward();
-    PROMISED.set(before);
-    result
+    let _promise = Flag::raise(&PROMISED);
+    forward()
 }
 
 /// Whether the gradients of what runs now go to a sink.

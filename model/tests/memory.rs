@@ -1,8 +1,8 @@
 //! What a layer takes in memory, against formulas found by hand; that it holds for what is allocated is shown by
 //! `engine/tests/layer_memory.rs`.
 
-use candle_core::{DType, Result};
-use candle_nn::VarBuilder;
+use candle_core::{DType, Result, Tensor};
+use candle_nn::{Module, VarBuilder};
 use zero_model::memory::{Form, LayerMemory};
 use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
 use zero_model::{Layers, Model};
@@ -61,6 +61,15 @@ fn a_block_of_llama_keeps_what_its_backward_reads() {
     assert_is(memory(&model, 1, [batch, time, width], DType::F32).kept, kept, "kept");
 }
 
+struct Picky;
+
+impl Module for Picky {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let values = x.flatten_all()?.to_vec1::<f32>().expect("values");
+        x * f64::from(values[0])
+    }
+}
+
 #[test]
 fn what_cannot_be_known_is_an_error() -> Result<()> {
     let linear = |vb: VarBuilder| candle_nn::linear(8, 8, vb);
@@ -79,6 +88,11 @@ fn what_cannot_be_known_is_an_error() -> Result<()> {
     assert!(model.layer_memory(1, &[Form::new((2, 8, 64), DType::F64)]).is_err());
     assert!(model.layer_memory(1, &[]).is_err());
     assert!(model.layer_memory(7, &[Form::new((2, 8, 64), DType::F32)]).is_err());
+    // A layer that needs values; the panic is its own and goes no further.
+    let layers = Layers::new().layer("picky", |_| Ok(Picky)).layer("last", linear).loss(zero_model::ops::cross_entropy);
+    let picky = layers.build(DType::F32).expect("a model");
+    assert!(picky.layer_memory(0, &x).is_err());
+
     // An error leaves nothing behind.
     assert!(model.layer_memory(1, &[Form::new((2, 8, 64), DType::F32)]).is_ok());
     Ok(())

@@ -7,6 +7,7 @@ use super::measure;
 use super::operand::View;
 use super::output::build_as;
 use super::region::{Operation, record, recording};
+use crate::flag::Flag;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
 use std::cell::Cell;
@@ -17,10 +18,8 @@ thread_local! {
 
 /// Runs an evaluation: nothing is kept for a backward.
 pub(crate) fn untracked<T>(run: impl FnOnce() -> T) -> T {
-    let before = UNTRACKED.replace(true);
-    let result = run();
-    UNTRACKED.set(before);
-    result
+    let _untracked = Flag::raise(&UNTRACKED);
+    run()
 }
 
 /// Whether an operation is a node of candle's graph.

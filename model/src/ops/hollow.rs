@@ -16,6 +16,7 @@ use candle_core::{
 use half::bf16;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What is imagined to be allocated.
 #[derive(Default)]
@@ -39,13 +40,16 @@ thread_local! {
 
 /// Runs `run`, in which operations on hollow tensors are counted. `written` are the leaves whose gradient another layer's
 /// backward has begun.
-pub(crate) fn imagine<T>(written: HashSet<TensorId>, run: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// Those of `run`, or that it panics: a layer of somebody else's may rely on values.
+pub(crate) fn imagine<T>(written: HashSet<TensorId>, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let outer = HEAP.replace(Some(Heap { written, ..Heap::default() }));
-    let result = run();
+    let result = catch_unwind(AssertUnwindSafe(run));
     // Dropped only after it has been taken out: what it holds looks for it.
     let inner = HEAP.replace(outer);
     drop(inner);
-    result
+    result.unwrap_or_else(|_| bail!("{HOLLOW}: the layer panics where there are no values"))
 }
 
 /// Whether operations are counted here, and not computed.

@@ -58,9 +58,9 @@ pub(crate) fn region(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) ->
     if !x.track_op() || !sink::promised() || recording() {
         return run(x);
     }
-    TAPE.set(Some(Tape::default()));
+    let recording = Recording::begin();
     let output = run(x);
-    let tape = TAPE.take().unwrap_or_default();
+    let tape = recording.end();
     let (output, x) = (output?, x.clone());
     let values = tape.keep_what_is_read(&output)?;
     let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
@@ -71,6 +71,26 @@ pub(crate) fn region(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) ->
     let _ = recorded.node.set(node.id());
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner).insert(node.id(), Arc::downgrade(&recorded));
     Ok(node)
+}
+
+/// While there is one, operations are recorded. A panic ends it, too.
+struct Recording;
+
+impl Recording {
+    fn begin() -> Self {
+        TAPE.set(Some(Tape::default()));
+        Self
+    }
+
+    fn end(self) -> Tape {
+        TAPE.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        drop(TAPE.take());
+    }
 }
 
 impl Tape {
