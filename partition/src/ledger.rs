@@ -49,6 +49,8 @@ pub struct Ledger {
     now: [u64; CATEGORIES.len()],
     peak: [u64; CATEGORIES.len()],
     peak_total: u64,
+    /// What the allocator has counted at most, if it counts: then that is what is true.
+    measured: Option<u64>,
 }
 
 impl Ledger {
@@ -70,7 +72,7 @@ impl Ledger {
     pub fn note(&mut self, category: Category, bytes: u64, total: u64) {
         let peak = &mut self.peak[category as usize];
         *peak = (*peak).max(bytes);
-        self.peak_total = self.peak_total.max(total);
+        self.measured = Some(self.measured.unwrap_or(0).max(total));
     }
 
     /// Bytes held now.
@@ -94,6 +96,6 @@ impl Ledger {
     /// The most bytes held at a time, all categories.
     #[must_use]
     pub fn peak_total(&self) -> u64 {
-        self.peak_total
+        self.measured.unwrap_or(self.peak_total)
     }
 }

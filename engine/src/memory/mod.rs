@@ -15,6 +15,9 @@ use zero_pipeline::Program;
 
 use crate::engine::Engine;
 
+/// What the engine itself takes beside what a program asks for: its lists, the metrics of a step.
+const OWN: u64 = 64 << 10;
+
 /// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
 /// evaluation after them.
 pub(crate) fn peaks(work: Work<'_>, step: &Program, evaluation: &Program) -> Peaks {
@@ -23,7 +26,9 @@ pub(crate) fn peaks(work: Work<'_>, step: &Program, evaluation: &Program) -> Pea
     walk.run(step);
     walk.run(evaluation);
     walk.run(step);
-    walk.peaks()
+    let mut peaks = walk.peaks();
+    peaks.total += OWN;
+    peaks
 }
 
 /// What an engine's rank was planned to need; `None` where what its layers take cannot be known.

@@ -1,0 +1,210 @@
+//! The buffers of `Zero`: gradients, gathered parameters, and the pool through which they go.
+
+use zero_partition::{Category, Order};
+use zero_pipeline::{LayerId, Placement, SegmentId, Tier};
+
+use super::Walk;
+
+impl Walk<'_> {
+    /// A buffer of floats from the pool; where none waits there, new memory of the category.
+    pub(super) fn take(&mut self, category: Category, elements: u64) {
+        if self.pool.take(elements) {
+            self.meter.free(Category::Staging, elements * 4);
+        }
+        self.meter.add(category, elements * 4);
+    }
+
+    /// Gives a buffer of floats up to the pool, if that keeps buffers so long.
+    pub(super) fn give(&mut self, category: Category, elements: u64) {
+        self.meter.free(category, elements * 4);
+        if elements > 0 && elements <= self.longest() {
+            self.pool.give(elements);
+            self.meter.add(Category::Staging, elements * 4);
+        }
+    }
+
+    pub(super) fn longest(&self) -> u64 {
+        zero_partition::longest_kept(self.work.layout) as u64
+    }
+
+    pub(super) fn open_all(&mut self, layer: LayerId) {
+        for &id in &self.work.layout.shape().layers[layer].segments {
+            if !std::mem::replace(&mut self.open[id], true) {
+                self.take(Category::Staging, self.elements(id));
+            }
+        }
+    }
+
+    /// A summand of staging becomes a part of the sum.
+    pub(super) fn add_up(&mut self, id: SegmentId, elements: u64) {
+        self.meter.free(Category::Staging, elements * 4);
+        self.meter.add(Category::Gradients, elements * 4);
+        self.sums[id].push(0);
+        while let [.., below, top] = self.sums[id][..]
+            && (self.work.options.order == Order::Arrival || below == top)
+        {
+            self.merge(id, elements);
+        }
+    }
+
+    pub(super) fn merge(&mut self, id: SegmentId, elements: u64) {
+        let sums = &mut self.sums[id];
+        if let (Some(top), Some(below)) = (sums.pop(), sums.last_mut()) {
+            *below = top.max(*below) + 1;
+            self.give(Category::Gradients, elements);
+        }
+    }
+
+    pub(super) fn total(&mut self, id: SegmentId, elements: u64) {
+        while self.sums[id].len() > 1 {
+            self.merge(id, elements);
+        }
+        self.sums[id].clear();
+    }
+
+    pub(super) fn reduce(&mut self, id: SegmentId) {
+        let (segment, elements) = (self.segment(id), self.elements(id));
+        let category = match segment.placements.gradients {
+            Placement::Sharded => {
+                self.open[id] = false;
+                Category::Staging
+            }
+            Placement::Replicated => {
+                self.total(id, elements);
+                Category::Gradients
+            }
+        };
+        let is_narrow = self.work.options.communication.size_in_bytes() < 4;
+        if self.scatters(id) {
+            match is_narrow {
+                true => self.meter.add(Category::Staging, self.shard(id) * 2),
+                false => self.take(Category::Staging, self.shard(id)),
+            }
+        }
+        if is_narrow {
+            self.meter.add(category, elements * 2);
+            self.give(category, elements);
+        }
+    }
+
+    pub(super) fn scatters(&self, id: SegmentId) -> bool {
+        self.segment(id).placements.optimizer == Placement::Sharded && self.work.options.reduce_scatter
+    }
+
+    pub(super) fn await_reduce(&mut self, id: SegmentId) {
+        let (placements, elements, shard) = (self.segment(id).placements, self.elements(id), self.shard(id));
+        let is_sharded = placements.gradients == Placement::Sharded;
+        let category = if is_sharded { Category::Staging } else { Category::Gradients };
+        let is_narrow = self.work.options.communication.size_in_bytes() < 4;
+        if is_narrow {
+            self.take(category, elements);
+            self.meter.free(category, elements * 2);
+        }
+        match (self.scatters(id), is_sharded) {
+            (true, _) => {
+                if is_narrow {
+                    self.take(Category::Staging, shard);
+                    self.meter.free(Category::Staging, shard * 2);
+                }
+                match is_sharded {
+                    true => {
+                        self.give(Category::Staging, elements);
+                        self.add_up(id, shard);
+                    }
+                    false => self.give(Category::Staging, shard),
+                }
+            }
+            (false, true) => {
+                self.take(Category::Staging, shard);
+                self.give(Category::Staging, elements);
+                self.add_up(id, shard);
+            }
+            (false, false) => {}
+        }
+        self.reduced[id] = !is_sharded;
+    }
+
+    /// Sharded gradients become the reduced ones.
+    pub(super) fn settle(&mut self, id: SegmentId) {
+        let elements = self.part(id, self.segment(id).placements.gradients);
+        self.total(id, elements);
+        self.reduced[id] = true;
+    }
+
+    pub(super) fn done_with(&mut self, id: SegmentId) {
+        self.reduced[id] = false;
+        let placements = self.segment(id).placements;
+        let elements = self.part(id, placements.gradients);
+        match placements.parameters {
+            Placement::Replicated => self.give(Category::Gradients, elements),
+            Placement::Sharded => self.meter.free(Category::Gradients, elements * 4),
+        }
+    }
+
+    pub(super) fn gather(&mut self, id: SegmentId) {
+        match self.is_bf16() {
+            true => self.meter.add(Category::Staging, self.elements(id) * 2),
+            false => self.take(Category::Staging, self.elements(id)),
+        }
+    }
+
+    pub(super) fn await_gather(&mut self, id: SegmentId) {
+        let segment = self.segment(id);
+        if segment.tiers.parameters == Tier::Nvme {
+            self.meter.free(Category::Staging, self.shard(id) * self.work.width);
+        }
+        if segment.only_parameter().is_some() {
+            return;
+        }
+        let pieces: Vec<u64> = segment.pieces.iter().map(|piece| piece.range.len() as u64).collect();
+        match self.is_bf16() {
+            true => {
+                self.meter.add(Category::Staging, self.elements(id) * 2);
+                self.meter.free(Category::Staging, self.elements(id) * 2);
+            }
+            false => {
+                pieces.into_iter().for_each(|elements| self.take(Category::Staging, elements));
+                self.give(Category::Staging, self.elements(id));
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, id: SegmentId) {
+        let pieces: Vec<u64> = self.segment(id).pieces.iter().map(|piece| piece.range.len() as u64).collect();
+        for elements in pieces {
+            match self.is_bf16() {
+                true => self.meter.free(Category::Staging, elements * 2),
+                false => self.give(Category::Staging, elements),
+            }
+        }
+    }
+
+    /// A buffer of the working dtype.
+    pub(super) fn blank(&mut self, elements: u64) {
+        match self.is_bf16() {
+            true => self.meter.add(Category::Staging, elements * 2),
+            false => self.take(Category::Staging, elements),
+        }
+    }
+
+    pub(super) fn reuse(&mut self, elements: u64) {
+        match self.is_bf16() {
+            true => self.meter.free(Category::Staging, elements * 2),
+            false => self.give(Category::Staging, elements),
+        }
+    }
+
+    pub(super) fn refresh(&mut self, id: SegmentId) {
+        self.blank(self.shard(id));
+        if self.segment(id).only_parameter().is_none() {
+            self.blank(self.elements(id));
+        }
+    }
+
+    pub(super) fn await_refresh(&mut self, id: SegmentId) {
+        self.reuse(self.shard(id));
+        if self.segment(id).only_parameter().is_none() {
+            self.reuse(self.elements(id));
+        }
+    }
+}

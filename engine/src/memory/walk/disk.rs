@@ -1,0 +1,86 @@
+//! Aligned buffers, through which goes what lives on a disk.
+
+use zero_partition::{Category, disk_buffers};
+use zero_pipeline::{Item, Tier};
+use zero_tier::BufferPool;
+
+use super::Walk;
+
+impl Walk<'_> {
+    /// An aligned buffer.
+    pub(super) fn buffer(&mut self, bytes: u64) -> u64 {
+        let class = BufferPool::size_class(bytes as usize) as u64;
+        if !self.buffers.take(class) {
+            self.meter.add(Category::Staging, class);
+        }
+        class
+    }
+
+    pub(super) fn drop_buffers(&mut self) {
+        let idle = self.buffers.clear();
+        self.meter.free(Category::Staging, idle);
+    }
+
+    pub(super) fn fetch(&mut self, item: Item) {
+        let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
+        let classes = match item {
+            Item::Parameters { .. } => {
+                // Buffers of their own, which are not kept.
+                sizes.iter().for_each(|&bytes| self.meter.add(Category::Staging, bytes));
+                sizes
+            }
+            _ => sizes.into_iter().map(|bytes| self.buffer(bytes)).collect(),
+        };
+        self.moving.insert(item, classes);
+    }
+
+    pub(super) fn await_fetch(&mut self, item: Item) {
+        let moved = self.moving.remove(&item).unwrap_or_default();
+        match item {
+            Item::Parameters { segment } => {
+                self.meter.add(Category::Staging, self.shard(segment) * self.work.width);
+                moved.into_iter().for_each(|bytes| self.meter.free(Category::Staging, bytes));
+            }
+            Item::Gradients { segment } => {
+                self.take(Category::Gradients, self.shard(segment));
+                self.sums[segment].push(0);
+                moved.into_iter().for_each(|class| self.buffers.give(class));
+            }
+            Item::Tile { .. } => drop(self.tiles.insert(item, moved)),
+            Item::Activations { .. } => {}
+        }
+    }
+
+    pub(super) fn offload(&mut self, item: Item) {
+        match item {
+            Item::Gradients { segment } => {
+                self.settle(segment);
+                self.reduced[segment] = false;
+                let sizes =
+                    disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
+                let classes = sizes.into_iter().map(|bytes| self.buffer(bytes)).collect();
+                self.give(Category::Gradients, self.shard(segment));
+                self.moving.insert(item, classes);
+            }
+            Item::Tile { segment, .. } => {
+                let mut classes = self.tiles.remove(&item).unwrap_or_default();
+                // Gradients are not written back: their buffer is free at once. It comes behind the state's.
+                let tiers = self.segment(segment).tiers;
+                if tiers.gradients == Tier::Nvme && !classes.is_empty() {
+                    let class = classes.remove(usize::from(tiers.optimizer == Tier::Nvme));
+                    self.buffers.give(class);
+                }
+                self.moving.insert(item, classes);
+            }
+            Item::Parameters { .. } | Item::Activations { .. } => {}
+        }
+    }
+
+    pub(super) fn states(&self) -> usize {
+        self.work.options.optimizer.states().len()
+    }
+
+    pub(super) fn width(&self) -> usize {
+        self.work.width as usize
+    }
+}

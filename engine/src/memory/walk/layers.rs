@@ -1,0 +1,107 @@
+//! What layers take: leaves, outputs, what is kept for backwards, and gradients on their way.
+
+use zero_partition::Category;
+use zero_pipeline::LayerId;
+
+use super::{Values, Walk};
+
+impl Walk<'_> {
+    /// The outputs of the layer before, or what was received of them.
+    pub(super) fn incoming(&mut self, layer: LayerId, micro_batch: usize) -> Option<&mut Values> {
+        self.values.get_mut(&(layer.checked_sub(1)?, micro_batch))
+    }
+
+    pub(super) fn let_go(&mut self, layer: LayerId, micro_batch: usize, change: impl FnOnce(&mut Values)) {
+        let Some(values) = self.values.get_mut(&(layer, micro_batch)) else { return };
+        let was = values.saved || values.flows || values.kept;
+        change(values);
+        if was && !(values.saved || values.flows || values.kept) {
+            let bytes = values.bytes;
+            self.values.remove(&(layer, micro_batch));
+            self.meter.free(Category::Activations, bytes);
+        }
+    }
+
+    /// Whether a layer's inputs came from another stage: then they are leaves as they are.
+    pub(super) fn is_received(&self, layer: LayerId) -> bool {
+        layer > 0 && self.work.stages.stage_of(layer - 1) != self.work.stages.stage_of(layer)
+    }
+
+    /// `again`: on the inputs that were kept, which are kept no longer.
+    pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
+        let Some(table) = self.work.table else { return };
+        let is_last = layer == table.layers.len();
+        if !self.trains {
+            let (peak, outputs) = match is_last {
+                true => (table.evaluation_loss, 0),
+                false => {
+                    let memory = &table.evaluation[layer];
+                    (memory.peak, memory.outputs.iter().map(|form| form.bytes()).sum())
+                }
+            };
+            self.meter.flash(Category::Activations, peak);
+            self.meter.add(Category::Activations, outputs);
+            if layer > 0 {
+                self.let_go(layer - 1, micro_batch, |values| values.flows = false);
+            }
+            self.values.insert((layer, micro_batch), Values { bytes: outputs, flows: true, ..Values::default() });
+            return;
+        }
+        if is_last {
+            return;
+        }
+        let memory = &table.layers[layer];
+        let outputs = memory.outputs.iter().map(|form| form.bytes()).sum();
+        let leaves = if self.is_received(layer) { 0 } else { memory.leaves };
+        self.meter.add(Category::Activations, leaves);
+        if layer > 0 {
+            let received = self.is_received(layer);
+            // What was received is the leaf, and stays.
+            self.let_go(layer - 1, micro_batch, |values| {
+                values.flows = false;
+                values.kept &= !again;
+                values.saved |= received;
+            });
+        }
+        self.meter.flash(Category::Activations, memory.forward_peak);
+        self.meter.add(Category::Activations, memory.kept + outputs);
+        self.saved.insert((layer, micro_batch), leaves + memory.kept);
+        let values = Values { bytes: outputs, saved: true, flows: true, kept: false };
+        self.values.insert((layer, micro_batch), values);
+    }
+
+    pub(super) fn backward(&mut self, layer: LayerId, micro_batch: usize, puts_off: bool) {
+        let Some(table) = self.work.table else { return };
+        let upstream = self.upstream.remove(&micro_batch).unwrap_or(0);
+        let received = self.is_received(layer);
+        if layer == table.layers.len() {
+            let leaves = if received { 0 } else { table.loss.leaves };
+            self.meter.flash(Category::Activations, leaves + table.loss.peak);
+            if layer > 0 {
+                self.let_go(layer - 1, micro_batch, |values| values.flows = false);
+            }
+            self.flow_back(micro_batch, upstream, table.loss.input_gradients);
+            return;
+        }
+        let memory = &table.layers[layer];
+        self.let_go(layer, micro_batch, |values| values.flows = false);
+        self.meter.flash(Category::Activations, if puts_off { memory.put_off_peak } else { memory.backward_peak });
+        let saved = self.saved.remove(&(layer, micro_batch)).unwrap_or(0);
+        self.meter.free(Category::Activations, saved);
+        self.let_go(layer, micro_batch, |values| values.saved = false);
+        if received {
+            self.let_go(layer - 1, micro_batch, |values| values.saved = false);
+        }
+        if puts_off {
+            self.meter.add(Category::Activations, memory.put_off);
+            self.put_off.insert((layer, micro_batch), memory.put_off);
+        }
+        self.flow_back(micro_batch, upstream, memory.input_gradients);
+    }
+
+    pub(super) fn flow_back(&mut self, micro_batch: usize, before: u64, after: u64) {
+        self.meter.free(Category::Activations, before);
+        self.meter.add(Category::Activations, after);
+        self.upstream.insert(micro_batch, after);
+    }
+}

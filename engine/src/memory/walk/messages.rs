@@ -1,0 +1,104 @@
+//! Messages between pipeline stages.
+
+use zero_partition::Category;
+use zero_pipeline::{Content, Kind, Message, Placement};
+
+use super::{Values, Walk};
+
+impl Walk<'_> {
+    pub(super) fn message(&self, message: &Message) -> u64 {
+        match message.content {
+            Content::Activations { layer, .. } => self.work.table.map_or(0, |table| table.inputs[layer]),
+            Content::Gradients { layer, .. } => self.work.table.map_or(0, |table| match table.layers.get(layer) {
+                Some(memory) => memory.input_gradients,
+                None => table.loss.input_gradients,
+            }),
+            Content::TiedGradient { segment, .. } => self.elements(segment) * 4,
+            Content::TiedParameters { segment } => {
+                self.part(segment, self.segment(segment).placements.parameters) * self.work.width
+            }
+        }
+    }
+
+    /// Lets go of what the other stage must have by now: activations whose gradient has come back, and all but the last gradients, for
+    /// which it made room ahead.
+    pub(super) fn gone(&mut self) {
+        let under_way = |kind: Kind| -> Vec<Message> {
+            self.sending.iter().filter(|(m, bytes)| m.content.kind() == kind && **bytes > 0).map(|(m, _)| *m).collect()
+        };
+        let is_answered = |message: &Message| match message.content {
+            Content::Activations { layer, micro_batch } => self.answered.contains(&(layer, micro_batch)),
+            _ => false,
+        };
+        let mut gone: Vec<Message> = under_way(Kind::Activations).into_iter().filter(is_answered).collect();
+        let mut gradients = under_way(Kind::Gradients);
+        gradients.truncate(gradients.len().saturating_sub(1));
+        let mut tied = under_way(Kind::Tied);
+        tied.retain(|message| matches!(message.content, Content::TiedGradient { .. }));
+        gone.extend(gradients.into_iter().chain(tied));
+        for message in gone {
+            let bytes = self.sending.insert(message, 0).unwrap_or(0);
+            match message.content {
+                Content::TiedGradient { .. } => self.give(Category::Staging, bytes / 4),
+                _ => self.meter.free(Category::Communication, bytes),
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, message: Message) {
+        self.gone();
+        let bytes = self.message(&message);
+        match message.content {
+            Content::Activations { layer, micro_batch } => {
+                self.meter.add(Category::Communication, bytes);
+                if let Some(before) = layer.checked_sub(1) {
+                    self.let_go(before, micro_batch, |values| values.flows = false);
+                }
+            }
+            Content::Gradients { micro_batch, .. } => {
+                self.meter.add(Category::Communication, bytes);
+                let upstream = self.upstream.remove(&micro_batch).unwrap_or(0);
+                self.meter.free(Category::Activations, upstream);
+            }
+            // Staging, as it was.
+            Content::TiedGradient { segment, .. } => self.open[segment] = false,
+            Content::TiedParameters { segment } => match self.segment(segment).placements.parameters {
+                // A copy of the shard, which the pool takes afterwards.
+                Placement::Sharded => self.meter.add(Category::Staging, bytes),
+                Placement::Replicated => self.blank(bytes / self.work.width),
+            },
+        }
+        self.sending.insert(message, bytes);
+    }
+
+    pub(super) fn sent(&mut self, message: Message) {
+        let bytes = self.sending.remove(&message).unwrap_or(0);
+        match message.content {
+            Content::Activations { .. } | Content::Gradients { .. } => self.meter.free(Category::Communication, bytes),
+            Content::TiedGradient { .. } => self.give(Category::Staging, bytes / 4),
+            Content::TiedParameters { .. } => self.reuse(bytes / self.work.width),
+        }
+    }
+
+    pub(super) fn received(&mut self, message: Message) {
+        let bytes = self.message(&message);
+        match message.content {
+            Content::Activations { layer, micro_batch } => {
+                self.meter.free(Category::Communication, if micro_batch == 0 { 0 } else { bytes });
+                self.meter.add(Category::Activations, bytes);
+                if let Some(before) = layer.checked_sub(1) {
+                    let values = Values { bytes, flows: true, ..Values::default() };
+                    self.values.insert((before, micro_batch), values);
+                }
+            }
+            Content::Gradients { layer, micro_batch } => {
+                self.answered.insert((layer, micro_batch));
+                self.meter.free(Category::Communication, if micro_batch == 0 { 0 } else { bytes });
+                self.meter.add(Category::Activations, bytes);
+                self.upstream.insert(micro_batch, bytes);
+            }
+            Content::TiedGradient { segment, .. } => self.open[segment] = true,
+            Content::TiedParameters { .. } => self.reuse(bytes / self.work.width),
+        }
+    }
+}
