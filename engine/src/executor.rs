@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
-use zero_model::{Activations, Model, Pass, backward_from, sink};
+use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
 use zero_partition::{Norm, Zero, ZeroError};
 use zero_pipeline::{Content, Instruction, LayerId, Message, Program};
 
@@ -264,7 +264,7 @@ fn run_and_save(
     let (inputs, leaves) = cut(&incoming, layer)?;
     drop(incoming);
     let outputs = sink::promise(|| model.layers()[layer].run(&inputs, pass))?;
-    state.flow = Some(detached(&outputs));
+    state.flow = Some(hand_on(&outputs)?);
     state.saved.insert(layer, Saved { inputs: leaves, outputs: outputs.tensors().to_vec() });
     Ok(())
 }
@@ -342,7 +342,8 @@ fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activatio
     Ok((Activations::new(inputs), leaves))
 }
 
-/// An autograd leaf with the values of `x`, if it can have a gradient. What was received from another stage is one already.
+/// An autograd leaf with the values of `x`, if it can have a gradient. What was received from another stage is one already, and
+/// what a block of ours handed on.
 fn leaf(x: &Tensor) -> candle_core::Result<Option<Tensor>> {
     if !x.dtype().is_float() {
         return Ok(None);

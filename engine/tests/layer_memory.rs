@@ -5,14 +5,14 @@
 use std::alloc::System;
 use std::time::{Duration, Instant};
 
-use candle_core::{CpuStorage, DType, Device, Result, Tensor, Var};
+use candle_core::{CpuStorage, DType, Device, Result, Tensor};
 use candle_nn::Module;
 use half::bf16;
 use zero_comm::heap;
 use zero_model::memory::{Form, LayerMemory, room_of_a_thread};
 use zero_model::sink::{Gradients, PutOff};
 use zero_model::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
-use zero_model::{Activations, Layers, Model, Pass, backward_from, ops, sink};
+use zero_model::{Activations, Layers, Model, Pass, backward_from, hand_on, ops, sink};
 
 #[global_allocator]
 static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
@@ -98,15 +98,15 @@ impl Run<'_> {
             let built = &self.model.layers()[layer];
             let memory = self.model.layer_memory(layer, &Self::forms(&flow))?;
             let ((leaves, outputs), peak, stays) = measured(|| {
-                let (inputs, leaves) = cut(&flow, layer)?;
+                let (inputs, leaves) = cut(&flow, layer);
                 Ok((leaves, sink::promise(|| built.run(&inputs, &Self::pass(layer)))?))
             })?;
             let name = format!("{}, {}", self.name, built.name());
             assert_eq!(Self::forms(&outputs), memory.outputs, "{name}");
             let outputs_bytes: u64 = memory.outputs.iter().map(Form::bytes).sum();
-            self.comparison.compare(&format!("{name}, forward"), memory.leaves + memory.forward_peak, peak);
-            self.comparison.compare(&format!("{name}, kept"), memory.leaves + memory.kept + outputs_bytes, stays);
-            flow = Activations::new(outputs.tensors().iter().map(Tensor::detach).collect());
+            self.comparison.compare(&format!("{name}, forward"), memory.forward_peak, peak);
+            self.comparison.compare(&format!("{name}, kept"), memory.kept + outputs_bytes, stays);
+            flow = hand_on(&outputs)?;
             saved.push((memory, leaves, outputs));
         }
         let mut upstream = self.loss(flow, targets)?;
@@ -144,7 +144,7 @@ impl Run<'_> {
         let memory = model.loss_memory(&Self::forms(&flow), &Form::new(targets.shape(), targets.dtype()))?;
         let sink = self.sink(last);
         let ((upstream, sink), peak, stays) = measured(|| {
-            let (inputs, leaves) = cut(&flow, last)?;
+            let (inputs, leaves) = cut(&flow, last);
             let (sink, gradients) = sink.capture(|| -> Result<Vec<Tensor>> {
                 let loss = model.loss(&inputs, targets, &Self::pass(last), 0.5)?;
                 let seed = Tensor::new(0.5f32, &Device::Cpu)?.to_dtype(loss.dtype())?;
@@ -153,7 +153,7 @@ impl Run<'_> {
             Ok((gradients?, sink))
         })?;
         drop(sink);
-        self.comparison.compare(&format!("{}, loss", self.name), memory.leaves + memory.peak, peak);
+        self.comparison.compare(&format!("{}, loss", self.name), memory.peak, peak);
         assert!(memory.input_gradients >= stays && memory.input_gradients < stays + SLACK, "{}", self.name);
         Ok(upstream)
     }
@@ -200,13 +200,13 @@ impl Run<'_> {
 }
 
 /// A layer's inputs, and those of them that are leaves.
-fn cut(incoming: &Activations, layer: usize) -> Result<(Activations, Vec<Tensor>)> {
+fn cut(incoming: &Activations, layer: usize) -> (Activations, Vec<Tensor>) {
     if layer == 0 {
-        return Ok((incoming.clone(), vec![]));
+        return (incoming.clone(), vec![]);
     }
-    let leaf = |x: &Tensor| Ok(Var::from_tensor(x)?.into_inner());
-    let leaves = incoming.tensors().iter().map(leaf).collect::<Result<Vec<_>>>()?;
-    Ok((Activations::new(leaves.clone()), leaves))
+    let leaves = incoming.tensors().to_vec();
+    assert!(leaves.iter().all(Tensor::is_variable));
+    (incoming.clone(), leaves)
 }
 
 fn gradients(seeds: &[(Tensor, Tensor)], leaves: &[Tensor]) -> Result<Vec<Tensor>> {

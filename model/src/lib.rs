@@ -21,4 +21,4 @@ pub mod zoo;
 pub use layers::{Activations, Head, Layer, Layers, Pass};
 pub use model::{BuildError, BuiltLayer, Model};
 pub use parameter::{Parameter, ParameterId};
-pub use seed::backward_from;
+pub use seed::{backward_from, hand_on};

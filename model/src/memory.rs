@@ -6,15 +6,15 @@
 //!
 //! # How the figures add up
 //!
-//! Not in them are parameters and the buffers that their gradients go to. A training step's forward of a layer first copies its
-//! inputs into *leaves*, runs, and keeps its outputs, whose values are also the next layer's inputs:
+//! Not in them are parameters and the buffers that their gradients go to. The inputs of a layer are *leaves*, kept until its
+//! backward is done; its outputs are the next layer's ([`hand_on`](crate::hand_on)):
 //!
 //! | | at most | afterwards |
 //! |---|---|---|
-//! | forward | `leaves + forward_peak` | `leaves + kept + outputs` |
-//! | backward | `+ backward_peak` | `− leaves − kept − outputs − the outputs' gradients + input_gradients` |
+//! | forward | `+ forward_peak` | `+ kept + outputs` |
+//! | backward | `+ backward_peak` | `− leaves − kept − the outputs' gradients + input_gradients` |
 //!
-//! The model's own inputs, and what came from another pipeline stage, need no leaves. Where the gradients of weights are put off,
+//! The model's own inputs are no leaves. Those of a layer behind one that cannot be known are copied first. Where the gradients of weights are put off,
 //! the backward has `put_off_peak` instead, and afterwards `put_off` bytes stay until they are made, which takes no more.
 //! The last layer's forward is a part of its backward: [`LossMemory`]. Besides, every thread that multiplies keeps
 //! [`room_of_a_thread`].
@@ -61,13 +61,13 @@ impl Form {
 /// What a layer takes in a training step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerMemory {
-    /// What the layer gives; their values are kept until its backward.
+    /// What the layer gives, and the next one's inputs.
     pub outputs: Vec<Form>,
-    /// Copies of inputs, made before the forward and kept until after the backward.
+    /// Inputs that are kept until after the backward.
     pub leaves: u64,
     /// What stays after the forward until the backward, beyond leaves and outputs.
     pub kept: u64,
-    /// The most during the forward beyond what there was before and the leaves. The outputs are in it.
+    /// The most during the forward beyond what there was before. The outputs are in it.
     pub forward_peak: u64,
     /// The most during the backward beyond what there was before it, the gradients of the outputs included.
     pub backward_peak: u64,
@@ -82,9 +82,9 @@ pub struct LayerMemory {
 /// What the last layer and the loss take: forward and backward in one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LossMemory {
-    /// Copies of inputs, made before and gone afterwards.
+    /// Inputs, which are there before and gone afterwards.
     pub leaves: u64,
-    /// The most beyond what there was before and the leaves.
+    /// The most beyond what there was before.
     pub peak: u64,
     /// The gradients of the inputs, which stay.
     pub input_gradients: u64,

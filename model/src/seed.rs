@@ -1,12 +1,14 @@
-//! Running one layer's backward from the gradient of its output.
+//! Cutting the graph between two layers, and running one layer's backward from the gradient of its output.
 //!
 //! `Tensor::backward` seeds with ones and takes no upstream gradient. An operation whose forward is one
 //! element and whose backward is the stored gradient turns it into one that does. A region of our own operations
 //! ([`crate::ops`]) runs backward without candle.
 
+use crate::layers::Activations;
 use crate::ops::region;
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor};
 
 /// Backpropagates from `outputs` with the gradients `upstream`, one of the same shape for each.
 ///
@@ -36,6 +38,22 @@ pub fn backward_from(outputs: &[(Tensor, Tensor)]) -> Result<GradStore> {
         [one] => one.backward(),
         many => Tensor::stack(many, 0)?.sum_all()?.backward(),
     }
+}
+
+/// What the next layer takes of a layer's outputs, cut off from their graph.
+///
+/// The only output of a block of this crate becomes a leaf at once: its values are moved there, since the block's backward
+/// does not need them. Others share their values with what is returned.
+///
+/// # Errors
+/// If candle cannot reach the storage.
+pub fn hand_on(outputs: &Activations) -> Result<Activations> {
+    if let [output] = outputs.tensors()
+        && let Some(values) = region::take_values(output)?
+    {
+        return Ok(Tensor::from_storage(Storage::Cpu(values), output.shape(), BackpropOp::none(), true).into());
+    }
+    Ok(Activations::new(outputs.tensors().iter().map(Tensor::detach).collect()))
 }
 
 struct Seed(Tensor);

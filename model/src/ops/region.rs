@@ -144,6 +144,13 @@ pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Ten
     recorded.map(|region| Ok((region.x.clone(), region.backward(gradient)?))).transpose()
 }
 
+/// The values of a region's output, for whoever takes them from here: its backward needs them no more. None if `output` is
+/// something else.
+pub(crate) fn take_values(output: &Tensor) -> Result<Option<CpuStorage>> {
+    let is_region = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
+    is_region.then(|| swap(output, CpuStorage::F4(vec![]))).transpose()
+}
+
 pub(super) fn recording() -> bool {
     TAPE.with_borrow(Option::is_some)
 }
