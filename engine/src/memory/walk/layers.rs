@@ -22,11 +22,6 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a layer's inputs came from another stage: then they are leaves as they are.
-    pub(super) fn is_received(&self, layer: LayerId) -> bool {
-        layer > 0 && self.work.stages.stage_of(layer - 1) != self.work.stages.stage_of(layer)
-    }
-
     /// `again`: on the inputs that were kept, which are kept no longer.
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
@@ -52,31 +47,25 @@ impl Walk<'_> {
         }
         let memory = &table.layers[layer];
         let outputs = memory.outputs.iter().map(|form| form.bytes()).sum();
-        let leaves = if self.is_received(layer) { 0 } else { memory.leaves };
-        self.meter.add(Category::Activations, leaves);
         if layer > 0 {
-            let received = self.is_received(layer);
-            // What was received is the leaf, and stays.
+            // The outputs of the layer before are this one's leaves, and stay until its backward.
             self.let_go(layer - 1, micro_batch, |values| {
-                values.flows = false;
+                (values.flows, values.saved) = (false, true);
                 values.kept &= !again;
-                values.saved |= received;
             });
         }
         self.meter.flash(Category::Activations, memory.forward_peak);
         self.meter.add(Category::Activations, memory.kept + outputs);
-        self.saved.insert((layer, micro_batch), leaves + memory.kept);
-        let values = Values { bytes: outputs, saved: true, flows: true, kept: false };
+        self.saved.insert((layer, micro_batch), memory.kept);
+        let values = Values { bytes: outputs, flows: true, ..Values::default() };
         self.values.insert((layer, micro_batch), values);
     }
 
     pub(super) fn backward(&mut self, layer: LayerId, micro_batch: usize, puts_off: bool) {
         let Some(table) = self.work.table else { return };
         let upstream = self.upstream.remove(&micro_batch).unwrap_or(0);
-        let received = self.is_received(layer);
         if layer == table.layers.len() {
-            let leaves = if received { 0 } else { table.loss.leaves };
-            self.meter.flash(Category::Activations, leaves + table.loss.peak);
+            self.meter.flash(Category::Activations, table.loss.peak);
             if layer > 0 {
                 self.let_go(layer - 1, micro_batch, |values| values.flows = false);
             }
@@ -88,8 +77,7 @@ impl Walk<'_> {
         self.meter.flash(Category::Activations, if puts_off { memory.put_off_peak } else { memory.backward_peak });
         let saved = self.saved.remove(&(layer, micro_batch)).unwrap_or(0);
         self.meter.free(Category::Activations, saved);
-        self.let_go(layer, micro_batch, |values| values.saved = false);
-        if received {
+        if layer > 0 {
             self.let_go(layer - 1, micro_batch, |values| values.saved = false);
         }
         if puts_off {

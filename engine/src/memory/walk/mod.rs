@@ -33,7 +33,7 @@ pub(crate) struct Work<'a> {
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
     bytes: u64,
-    /// For the layer's backward.
+    /// For the backward of the next layer, whose leaves they are.
     saved: bool,
     /// For the next layer, or for a message.
     flows: bool,
@@ -188,7 +188,9 @@ impl<'a> Walk<'a> {
             Instruction::Discard { layer, micro_batch } => {
                 let bytes = self.saved.remove(&(*layer, *micro_batch)).unwrap_or(0);
                 self.meter.free(Category::Activations, bytes);
-                self.let_go(*layer, *micro_batch, |values| values.saved = false);
+                if let Some(before) = layer.checked_sub(1) {
+                    self.let_go(before, *micro_batch, |values| values.saved = false);
+                }
             }
             Instruction::Recompute { layer, micro_batch } => self.forward(*layer, *micro_batch, true),
             Instruction::Backward { layer, micro_batch } => {
