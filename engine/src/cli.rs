@@ -61,6 +61,9 @@ pub(crate) struct TrainArgs {
     /// Train K steps, compare them with one process at stage 0, and stop
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) verify: Option<u64>,
+    /// Start although the plan says that memory will not suffice
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Plain lines instead of a progress bar, also on a terminal
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) plain: bool,
@@ -92,9 +95,22 @@ pub(crate) struct PlanArgs {
     /// Draw the step: a row for each pipeline stage, a column for each slot of time
     #[arg(long, conflicts_with = "json")]
     pub(crate) grid: bool,
+    /// Plan for this many ranks, on machines that need not be this one
+    #[arg(long, value_name = "N", alias = "world_size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) world_size: Option<u32>,
+    /// Memory that a rank may use, for example 80GiB [default: training.memory_limit, else its share of this machine]
+    #[arg(long, value_name = "SIZE", alias = "device_memory", value_parser = size)]
+    pub(crate) device_memory: Option<u64>,
+    /// Bytes of state of a rank at each ZeRO stage over 1 to 1024 ranks
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) stages: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or for example 80GiB or 800MB".to_string())
 }
 
 /// Options of `bench`.

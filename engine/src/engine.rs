@@ -55,6 +55,8 @@ pub struct Engine {
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
     timing: Timing,
     tracked: Tracked,
+    /// `training.memory_limit`, unless it was lifted.
+    memory_limit: Option<u64>,
     step: u64,
 }
 
@@ -149,6 +151,7 @@ impl Engine {
             comm.barrier().wait()?;
         }
         let timing = Timing::new(traced);
+        let memory_limit = config.training.memory_limit;
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
         Ok(Self {
             config,
@@ -161,6 +164,7 @@ impl Engine {
             boundaries,
             timing,
             tracked,
+            memory_limit,
             step: 0,
         })
     }
@@ -208,6 +212,7 @@ impl Engine {
                 zero: &mut self.zero,
                 timing: &mut self.timing,
                 tracked: self.tracked,
+                memory_limit: self.memory_limit,
                 load: &mut load_local,
                 sample: &sample,
                 training: true,
@@ -331,6 +336,7 @@ impl Engine {
                 zero: &mut self.zero,
                 timing: &mut self.timing,
                 tracked: self.tracked,
+                memory_limit: self.memory_limit,
                 load,
                 sample: &|_| 0,
                 training: false,
@@ -428,6 +434,11 @@ impl Engine {
     fn parameter(&self, name: &str) -> Result<usize, Error> {
         let found = self.model().parameters().iter().position(|p| p.name() == name);
         found.ok_or_else(|| Error::NoParameter(name.to_string()))
+    }
+
+    /// Goes on where a step needs more than `training.memory_limit`.
+    pub fn lift_memory_limit(&mut self) {
+        self.memory_limit = None;
     }
 
     /// Optimizer steps so far, skipped ones included.

@@ -52,6 +52,9 @@ pub enum Error {
     /// The disk on which state or parameters live.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Disk(DiskError),
+    /// The plan needs more memory than there is, or a step took more.
+    #[error("{0}")]
+    Memory(String),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(CheckpointError),
@@ -87,7 +90,7 @@ impl Error {
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Setting { .. } | Self::Build(_) => 2,
+            Self::Config(_) | Self::Setting { .. } | Self::Build(_) | Self::Memory(_) => 2,
             Self::Batch(_) | Self::NoParameter(_) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,
             Self::Comm(_) => 4,

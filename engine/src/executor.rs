@@ -12,13 +12,14 @@ use zero_pipeline::{Content, Instruction, LayerId, Message, Program};
 use crate::error::Error;
 use crate::messages::{Boundary, Messages};
 use crate::timing::Timing;
-use crate::tracked::Tracked;
+use crate::tracked::{self, Tracked};
 
 /// What the instructions of one step are told.
 pub(crate) struct Context<'a> {
     pub(crate) zero: &'a mut Zero,
     pub(crate) timing: &'a mut Timing,
     pub(crate) tracked: Tracked,
+    pub(crate) memory_limit: Option<u64>,
     /// Inputs and targets of a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
     /// Index of a local micro-batch's first sample in the run.
@@ -163,6 +164,9 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             }
         }
         context.tracked.stop(context.zero);
+        if let Some(limit) = context.memory_limit {
+            tracked::within(limit, context.zero, instruction)?;
+        }
         context.timing.record(instruction, context.training.then_some(index), started);
     }
     if outcome.norm.is_some_and(|norm| norm.is_finite() || !context.skips_overflow) {

@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod arrangement;
 mod batch;
 mod configured_model;
@@ -40,11 +41,14 @@ mod tracked;
 pub mod train;
 mod words;
 
+pub use advice::{Advice, advice};
 pub use batch::Batch;
 pub use engine::{Engine, Step, comm_options};
 pub use error::Error;
+pub use memory::Limit;
 pub use plan::Plan;
 pub use timing::{Lane, Span, Timing};
+pub use words::bytes;
 pub use zero_config::Config;
 pub use zero_model::{Activations, Head, Layer, Layers, Pass, ops, zoo};
 pub use zero_partition::Kind;

@@ -9,6 +9,7 @@ mod launch;
 mod rank;
 mod surroundings;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -19,6 +20,7 @@ use zero_comm::heap::Counted;
 use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Output, Resume, RunOptions};
+use zero_train::{Limit, Plan};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
 /// is counted.
@@ -61,28 +63,82 @@ fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Optio
 fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
     let (typed, _) = load(args, &args.set)?;
     let config = typed.resolve(args.num_processes.map(|n| n as usize))?;
-    print!("{}", config.to_yaml_with_origins());
+    show(&config.to_yaml_with_origins());
     warn(&config);
     Ok(0)
 }
 
 fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let (typed, _) = load(&args.config, &args.config.set)?;
-    let config = typed.resolve(args.config.num_processes.map(|n| n as usize))?;
+    let ranks = args.world_size.or(args.config.num_processes);
+    let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
+    zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), config.world_size));
     let plan = zero_train::train::plan(&config)?;
     if args.json {
-        println!("{:#}", plan.value());
+        show(&format!("{:#}\n", plan.value()));
         return Ok(0);
     }
-    println!("{plan}");
+    show(&format!("{plan}\n"));
+    // How much other machines have is not known here.
+    let here = args.world_size.is_none();
+    let limit = match args.device_memory {
+        Some(bytes) => Some(Limit { bytes, source: "`--device-memory`" }),
+        None if here || config.training.memory_limit.is_some() => Limit::of_rank(&config, config.world_size),
+        None => None,
+    };
+    if let Some(limit) = limit {
+        let told = fits(&plan, limit, &args.config, &args.config.set, &config)?.unwrap_or_else(|told| told);
+        show(&format!("{told}\n"));
+    }
+    if args.stages {
+        show("\nstate of a rank, parameters, gradients and optimizer, without pipeline and offload:\n");
+        show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
+    }
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        println!("\nas if a forward of a chunk took one second, a backward two, and a message no time:");
-        print!("{}", plan.grid(columns));
+        show("\nas if a forward of a chunk took one second, a backward two, and a message no time:\n");
+        show(&plan.grid(columns));
     }
     Ok(0)
+}
+
+/// Whether a plan fits into a limit, in words: as an error, with what would make it fit, if it does not.
+fn fits(
+    plan: &Plan,
+    limit: Limit,
+    args: &ConfigArgs,
+    overrides: &[String],
+    config: &Config,
+) -> anyhow::Result<Result<String, String>> {
+    let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+    if plan.peak_bytes() <= limit.bytes {
+        return Ok(Ok(format!("fits: a rank needs {needs} at a time, and may have {has}: {}", limit.source)));
+    }
+    let change = |settings: &[String]| {
+        let all = [overrides, settings].concat();
+        let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
+        Ok(typed.resolve(Some(config.world_size))?)
+    };
+    let found = zero_train::advice(config, limit.bytes, change, zero_train::train::plan)?;
+    let mut text = format!("does not fit: a rank needs {needs} at a time, and may have {has}: {}", limit.source);
+    match found.is_empty() {
+        true => {
+            text +=
+                "\n  help: no change of ZeRO stage, micro-batch, recomputation and offload makes it fit; use more ranks"
+        }
+        false => {
+            text += "\n  help: one of these makes it fit";
+            found.iter().for_each(|advice| text += &format!("\n    {advice}"));
+        }
+    }
+    Ok(Err(text))
+}
+
+/// Prints; whoever reads may have gone, as `head` does.
+fn show(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 fn warn(config: &Config) {
@@ -112,6 +168,15 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     // What the ranks would all find out is said once, before any is started.
     zero_train::train::check(&config)?;
     let ranks = config.world_size;
+    if !args.force
+        && let Some(limit) = Limit::of_rank(&config, ranks)
+    {
+        zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), ranks));
+        let plan = zero_train::train::plan_without_data(&config)?;
+        if let Err(told) = fits(&plan, limit, &args.config, &args.overrides(), &config)? {
+            anyhow::bail!(zero_train::Error::Memory(told));
+        }
+    }
     if config.launcher.transport == Transport::Threads {
         return rank::run_as_threads(&config, &options);
     }
@@ -137,6 +202,7 @@ fn run_options(args: &TrainArgs) -> RunOptions {
             folder => Resume::From(folder.into()),
         }),
         verify: args.verify,
+        force: args.force,
         output: match (args.quiet, args.plain) {
             (true, _) => Output::Quiet,
             (_, true) => Output::Plain,

@@ -1,17 +1,19 @@
 //! What a configuration comes to, before anything runs: who has which layers, what it needs, and the step as a grid.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Value, json};
 use zero_config::{Config, PartitionMethod};
-use zero_model::Layers;
-use zero_partition::{Layout, StateBytes, expected_payload, expected_state};
+use zero_model::{Layers, Model};
+use zero_partition::{CATEGORIES, Layout, LayoutOptions, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
-use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, grid};
+use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Stages, ZeroStage, grid};
 
 use crate::arrangement::Arrangement;
 use crate::error::Error;
 use crate::measure::CutCosts;
+use crate::memory::{Needs, Subject};
 use crate::offload;
 use crate::settings::Settings;
 use crate::words::{bytes, counted, grouped};
@@ -20,11 +22,15 @@ use crate::words::{bytes, counted, grouped};
 pub struct Plan {
     config: Config,
     settings: Settings,
+    model: Model,
     layout: Layout,
     arrangement: Arrangement,
     /// By stage.
     programs: Vec<Program>,
+    /// Of two replicas.
     simulation: Simulation,
+    /// By stage.
+    needs: Vec<Needs>,
 }
 
 /// What one rank of a stage has.
@@ -40,6 +46,7 @@ struct Share {
 /// Everything that must fit together before ranks are started.
 pub(crate) struct Prepared {
     settings: Settings,
+    model: Model,
     layout: Layout,
     arrangement: Arrangement,
     programs: Vec<Program>,
@@ -58,7 +65,7 @@ impl Prepared {
         let programs = arrangement.training(layout.shape());
         arrangement.validate(&programs, layout.shape())?;
         arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
-        Ok(Self { settings, layout, arrangement, programs })
+        Ok(Self { settings, model, layout, arrangement, programs })
     }
 
     /// Whether the disks have room for what is to live there.
@@ -76,17 +83,27 @@ impl Plan {
     /// # Errors
     /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let Prepared { settings, layout, arrangement, programs } = Prepared::new(&config, model)?;
+        let Prepared { settings, model, layout, arrangement, programs } = Prepared::new(&config, model)?;
         let costs = equal_chunks(&arrangement, &layout);
-        let simulation = arrangement.simulate(&programs, layout.shape(), &costs)?;
-        Ok(Self { config, settings, layout, arrangement, programs, simulation })
+        let simulation = arrangement.of_two_replicas().simulate(&programs, layout.shape(), &costs)?;
+        let subject = Subject {
+            config: &config,
+            settings: &settings,
+            model: &model,
+            layout: &layout,
+            arrangement: &arrangement,
+            programs: &programs,
+        };
+        let needs = subject.needs();
+        Ok(Self { config, settings, model, layout, arrangement, programs, simulation, needs })
     }
 
     /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
     /// long, a backward twice as long as a forward, and communication no time.
     #[must_use]
     pub fn grid(&self, columns: usize) -> String {
-        grid::grid(&self.simulation.timeline, &self.arrangement.stages, self.arrangement.mesh, columns)
+        let few = self.arrangement.of_two_replicas();
+        grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
     }
 
     /// The share of a step in which even the busiest stage waits, under the same assumptions.
@@ -101,6 +118,24 @@ impl Plan {
     /// If the table is for another model.
     pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
         self.arrangement.simulate(&self.programs, self.layout.shape(), costs)
+    }
+
+    /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.needs.iter().map(|needs| needs.peaks.total).max().unwrap_or(0)
+    }
+
+    /// The most bytes that a rank needs of its disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
+    }
+
+    /// Whether what layers take is known, and in the figures.
+    #[must_use]
+    pub fn knows_activations(&self) -> bool {
+        self.needs.iter().all(|needs| needs.with_activations)
     }
 
     /// The program of a stage.
@@ -120,7 +155,7 @@ impl Plan {
             parameters: held.map(|segment| shape.segments[segment].elements).sum(),
             state: expected_state(&self.layout, stages, at, width, states),
             sent: expected_payload(&self.programs[stage], &self.layout, 0, width, options, |_| 0),
-            alive: self.simulation.memory[self.arrangement.mesh.rank(at)].alive,
+            alive: self.simulation.memory[self.arrangement.of_two_replicas().mesh.rank(at)].alive,
         }
     }
 
@@ -138,6 +173,11 @@ impl Plan {
                 "parameters": share.parameters,
                 "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
                     "optimizer_state": share.state.optimizer },
+                "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)
+                    .zip(self.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
+                "planned_peak_total_bytes": self.needs[stage].peaks.total,
+                "activations_known": self.needs[stage].with_activations,
+                "disk_bytes": { "optimizer": self.needs[stage].disk.optimizer, "parameters": self.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent,
                 "micro_batches_alive": share.alive,
                 "keeps_gathered": self.arrangement.gathering(self.layout.shape())
@@ -153,9 +193,71 @@ impl Plan {
             "micro_batches": self.arrangement.micro_batches,
             "zero_stage": self.settings.layout.zero_stage.number(),
             "bubble": self.bubble(),
+            "planned_peak_bytes": self.peak_bytes(),
             "stages": stages.collect::<Vec<_>>(),
         })
     }
+}
+
+impl Plan {
+    /// The most bytes at a time, by category: they have their peaks at different times, so the sum is less than their sum.
+    fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
+        let mut rows =
+            vec![["stage"].into_iter().chain(names).chain(["at a time", "disk"]).map(String::from).collect::<Vec<_>>()];
+        for (stage, needs) in self.needs.iter().enumerate() {
+            let mut row = vec![stage.to_string()];
+            row.extend(needs.peaks.by_category.iter().map(|&b| bytes(b)));
+            row.push(bytes(needs.peaks.total));
+            row.push(bytes(needs.disk.optimizer + needs.disk.parameters));
+            rows.push(row);
+        }
+        writeln!(f, "memory of a rank, at most:")?;
+        table(f, &rows)?;
+        match self.knows_activations() {
+            true => writeln!(
+                f,
+                "categories have their peaks at different times; buffers that wait for their next use are staging"
+            ),
+            false => writeln!(f, "activations are not in it: the model has a layer that only a run can tell of"),
+        }
+    }
+
+    /// Bytes of state of a rank at each ZeRO stage over numbers of ranks: Figure 1 of the ZeRO paper, for this model.
+    ///
+    /// # Errors
+    /// A number of ranks that is none.
+    #[must_use]
+    pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
+        let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
+        let (width, states) = (self.settings.dtype.size_in_bytes(), self.settings.zero.optimizer.states().len());
+        let stages = Stages::single(self.layout.shape());
+        for &ranks in ranks {
+            let of_stage = |zero_stage: u8| {
+                let zero_stage = ZeroStage::from_number(zero_stage).unwrap_or(ZeroStage::Zero);
+                let layout = Layout::new(&self.model, &LayoutOptions { zero_stage, ranks, ..self.settings.layout });
+                let at = Coordinates { stage: 0, replica: 0 };
+                bytes(expected_state(&layout, &stages, at, width, states).total())
+            };
+            rows.push(std::iter::once(ranks.to_string()).chain((0..4).map(of_stage)).collect());
+        }
+        let mut text = String::new();
+        // Writing to a text does not fail.
+        let _ = table(&mut text, &rows);
+        text
+    }
+}
+
+/// Columns aligned to the right.
+fn table(f: &mut impl fmt::Write, rows: &[Vec<String>]) -> fmt::Result {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}"));
+        writeln!(f, "{}", cells.collect::<Vec<_>>().join("  "))?;
+    }
+    Ok(())
 }
 
 fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
@@ -229,6 +331,7 @@ impl fmt::Display for Plan {
             f,
             "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
         )?;
+        self.memory(f)?;
         if self.config.pipeline.stages > 1 && self.config.pipeline.partition_method == PartitionMethod::Time {
             writeln!(f, "cut as if every layer took equally long: a run measures them first, and cuts by that")?;
         }

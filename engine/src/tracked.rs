@@ -1,7 +1,11 @@
 //! Bytes that a rank has been given, as the program's allocator counts them: what a step took, held against its plan.
 
 use zero_comm::{Communicator, heap};
-use zero_partition::Zero;
+use zero_partition::{CATEGORIES, Zero};
+use zero_pipeline::Instruction;
+
+use crate::error::Error;
+use crate::words::bytes;
 
 /// Counts from when the engine was made.
 #[derive(Debug, Clone, Copy)]
@@ -32,4 +36,20 @@ impl Tracked {
             zero.note_activations(total.saturating_sub(known), total);
         }
     }
+}
+
+/// # Errors
+/// If a rank has held more than it may, with what it was for.
+pub(crate) fn within(limit: u64, zero: &Zero, instruction: &Instruction) -> Result<(), Error> {
+    let ledger = zero.ledger();
+    if ledger.peak_total() <= limit {
+        return Ok(());
+    }
+    let (rank, held) = (zero.groups().world().rank(), bytes(ledger.peak_total()));
+    let mut text = format!("rank {rank} held {held} and may hold {}, at `{instruction}`", bytes(limit));
+    text += "\n  in: training.memory_limit";
+    for category in CATEGORIES {
+        text += &format!("\n    {category}: {} at most", bytes(ledger.peak(category)));
+    }
+    Err(Error::Memory(text + "\n  help: `zero-train plan` says what needs less"))
 }

@@ -19,7 +19,8 @@ pub(crate) fn grouped(n: u64) -> String {
 }
 
 /// `1.5 MB`, powers of ten.
-pub(crate) fn bytes(bytes: u64) -> String {
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let mut value = bytes as f64;
     let mut unit = 0;

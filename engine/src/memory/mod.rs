@@ -3,11 +3,16 @@
 //! The walk allocates, frees and keeps what the executor and `Zero` do, in their order; layers say what they take
 //! (`zero_model::memory`). What is planned is what the allocator counts (`zero_comm::heap`), so a test can hold one against the other.
 
+mod limit;
 mod meter;
+mod needs;
 mod table;
 mod walk;
 
+pub use limit::Limit;
+
 pub(crate) use meter::Peaks;
+pub(crate) use needs::{Needs, Subject};
 pub(crate) use table::{Table, forms};
 use walk::Walk;
 pub(crate) use walk::Work;

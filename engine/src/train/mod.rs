@@ -22,9 +22,9 @@ use zero_config::{Config, LogLevel};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::offload;
 use crate::plan::{Plan, Prepared};
 use crate::words::{bytes, counted, grouped};
+use crate::{memory, offload};
 use corpus::Corpus;
 use evaluation::EarlyStop;
 use progress::Progress;
@@ -51,6 +51,8 @@ pub struct RunOptions {
     pub resume: Option<Resume>,
     /// Train so many steps, and compare them with one process at ZeRO stage 0.
     pub verify: Option<u64>,
+    /// Go on beyond `training.memory_limit`.
+    pub force: bool,
     /// How much is printed.
     pub output: Output,
 }
@@ -85,6 +87,9 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let rows = config.train_micro_batch_size_per_gpu;
     let sample = || corpus.training_batch(0, rows);
     let mut engine = Engine::measured_with(config, layers, comm.clone(), sample)?;
+    if options.force {
+        engine.lift_memory_limit();
+    }
     let out = PathBuf::from(&engine.config().training.output_dir);
     let mut early = EarlyStop::new(engine.config().training.early_stopping.clone());
     let resumed = resume(&mut engine, options, &out)?;
@@ -122,14 +127,26 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 /// # Errors
 /// As [`plan`].
 pub fn check(config: &Config) -> Result<(), Error> {
+    let layers = layers_without_data(config)?;
+    Prepared::new(&with_total_steps(config.clone(), 1), layers)?.check_disks()
+}
+
+/// As [`plan`], without a look at the data: a vocabulary that would be taken from there counts as one token.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_without_data(config: &Config) -> Result<Plan, Error> {
+    Plan::new(with_total_steps(config.clone(), 1), layers_without_data(config)?)
+}
+
+fn layers_without_data(config: &Config) -> Result<zero_model::Layers, Error> {
     // A vocabulary that is taken from the data does not change what fits together.
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
         Some(zero_config::Model::Llama(m)) => m.vocab_size,
         _ => None,
     };
-    let layers = configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))?;
-    Prepared::new(&with_total_steps(config.clone(), 1), layers)?.check_disks()
+    configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))
 }
 
 /// `total_num_steps: auto` of a run that is counted in epochs.
@@ -179,6 +196,10 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     ));
     if config.pipeline.stages > 1 {
         progress.say(&engine.arrangement.describe(engine.zero().layout().shape()));
+    }
+    if let Some(peaks) = memory::planned(engine) {
+        let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(" of {}", bytes(limit)));
+        progress.say(&format!("memory: {}{limit} at most on rank 0, as planned", bytes(peaks.total)));
     }
     offload::describe(engine).iter().for_each(|line| progress.say(line));
     let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };

@@ -1,6 +1,6 @@
 //! What a user sees while training: a bar on a terminal, plain lines elsewhere.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -66,11 +66,11 @@ impl Progress {
             bar.set_message(format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s"));
         }
         if self.lines && self.is_due(step) {
-            println!(
+            show(&format!(
                 "step {step:>6}/{}  loss {loss:<8.4} lr {lr:<9.3e} grad norm {grad_norm:<8.3} {tokens_per_s:>8.0} tokens/s  eta {}",
                 self.last,
                 self.eta(step)
-            );
+            ));
         }
     }
 
@@ -82,9 +82,9 @@ impl Progress {
     /// A line that stands between steps.
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) if !bar.is_finished() => bar.suspend(|| println!("{line}")),
-            Some(_) => println!("{line}"),
-            None if self.lines => println!("{line}"),
+            Some(bar) if !bar.is_finished() => bar.suspend(|| show(line)),
+            Some(_) => show(line),
+            None if self.lines => show(line),
             None => {}
         }
     }
@@ -110,4 +110,9 @@ pub(super) fn seconds(duration: Duration) -> String {
         60..3600 => format!("{}m {:02}s", s / 60, s % 60),
         _ => format!("{}h {:02}m", s / 3600, s % 3600 / 60),
     }
+}
+
+/// Prints a line; whoever reads may have gone, as `head` does, and training goes on.
+fn show(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -1,0 +1,130 @@
+//! What to change so that a configuration fits: small changes first, each planned like the configuration itself.
+
+use std::fmt;
+
+use zero_config::{Config, OffloadDevice};
+
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::words::bytes;
+
+/// A change that makes a configuration fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advice {
+    /// As `--set` takes them.
+    pub settings: Vec<String>,
+    /// What the busiest rank needs then.
+    pub peak_bytes: u64,
+    /// Of its disk.
+    pub disk_bytes: u64,
+}
+
+/// Shown at most: what comes after needs more changes.
+const SHOWN: usize = 4;
+
+/// The smallest changes of `config` with which no rank needs more than `limit` bytes. `change` gives the configuration with further
+/// settings, as `--set` takes them.
+///
+/// # Errors
+/// What a plan of a changed configuration says, if none can be made at all.
+pub fn advice(
+    config: &Config,
+    limit: u64,
+    change: impl Fn(&[String]) -> Result<Config, Error>,
+    plan: impl Fn(&Config) -> Result<Plan, Error>,
+) -> Result<Vec<Advice>, Error> {
+    let mut found = vec![];
+    for settings in candidates(config) {
+        let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
+        if found.iter().any(includes) {
+            // It fits with less.
+            continue;
+        }
+        // Some do not go together with what the file says; those are no advice.
+        let Ok(changed) = change(&settings) else { continue };
+        let plan = plan(&changed)?;
+        if plan.peak_bytes() <= limit {
+            found.push(Advice { settings, peak_bytes: plan.peak_bytes(), disk_bytes: plan.disk_bytes() });
+        }
+        if found.len() == SHOWN {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// In the order of what they cost.
+fn candidates(config: &Config) -> Vec<Vec<String>> {
+    let stage = config.zero.stage as u8;
+    let data = config.data_parallel_size();
+    let one = |text: &str| vec![text.to_string()];
+    let recompute =
+        if config.activation_checkpointing.is_none() { one("activation_checkpointing.enabled=true") } else { vec![] };
+    let higher: Vec<Vec<String>> = match data {
+        // On one rank there is nobody to share with.
+        1 => vec![],
+        _ => (stage + 1..=3).map(|stage| vec![format!("zero_optimization.stage={stage}")]).collect(),
+    };
+    let smaller: Vec<Vec<String>> = halvings(config);
+    let nvme = |section: &str| {
+        vec![format!("zero_optimization.{section}.device=nvme"), format!("zero_optimization.{section}.nvme_path=.")]
+    };
+    let offloads = config.zero.offload_optimizer.device == OffloadDevice::Nvme;
+    let three = if stage < 3 { one("zero_optimization.stage=3") } else { vec![] };
+    let state = if offloads {
+        vec![]
+    } else {
+        [if stage == 0 { one("zero_optimization.stage=2") } else { vec![] }, nvme("offload_optimizer")].concat()
+    };
+    let gathers = one("zero_optimization.stage3_max_reuse_distance=0");
+    let sparing = [gathers.clone(), one("zero_optimization.stage3_prefetch_bucket_size=0")].concat();
+    let parameters =
+        if config.zero.offload_param.device == OffloadDevice::Nvme { vec![] } else { nvme("offload_param") };
+    let everything =
+        [three.clone(), if offloads { vec![] } else { nvme("offload_optimizer") }, parameters, gathers.clone()]
+            .concat();
+    let least = smaller.last().cloned().unwrap_or_default();
+    let mut all: Vec<Vec<String>> = vec![recompute.clone()];
+    all.extend(smaller.iter().cloned());
+    if stage == 3 {
+        all.extend([gathers.clone(), sparing.clone(), [sparing.clone(), recompute.clone()].concat()]);
+    }
+    all.extend(higher.iter().cloned());
+    all.extend(higher.iter().map(|higher| [higher.clone(), recompute.clone()].concat()));
+    all.push([three.clone(), gathers.clone(), recompute.clone(), least.clone()].concat());
+    all.push(state.clone());
+    all.push([state, recompute.clone()].concat());
+    all.push(everything.clone());
+    all.push([everything.clone(), recompute.clone()].concat());
+    all.push([everything.clone(), one("zero_optimization.stage3_prefetch_bucket_size=0"), recompute.clone()].concat());
+    all.push([everything, recompute, least].concat());
+    all.retain(|settings| !settings.is_empty());
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|settings| seen.insert(settings.clone()));
+    all
+}
+
+/// Smaller micro-batches, and more of them: the same global batch.
+fn halvings(config: &Config) -> Vec<Vec<String>> {
+    let (mut size, mut count) = (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
+    let mut all = vec![];
+    while size > 1 && size.is_multiple_of(2) {
+        (size, count) = (size / 2, count * 2);
+        all.push(vec![
+            format!("train_micro_batch_size_per_gpu={size}"),
+            format!("gradient_accumulation_steps={count}"),
+        ]);
+    }
+    all
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<String> = self.settings.iter().map(|setting| format!("--set {setting}")).collect();
+        write!(f, "{}: {} a rank", settings.join(" "), bytes(self.peak_bytes))?;
+        if self.disk_bytes > 0 {
+            write!(f, ", {} of its disk", bytes(self.disk_bytes))?;
+        }
+        Ok(())
+    }
+}

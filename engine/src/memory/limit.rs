@@ -1,0 +1,76 @@
+//! How much memory a rank may hold: what the configuration says, else its share of what this machine, or its control group, has.
+
+use std::fs;
+use std::path::Path;
+
+use zero_config::Config;
+
+/// A limit, and whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Bytes of a rank.
+    pub bytes: u64,
+    /// Where it comes from, in words.
+    pub source: &'static str,
+}
+
+impl Limit {
+    /// The limit of a rank of a configuration, with so many ranks on this machine. `None` where nothing says one.
+    #[must_use]
+    pub fn of_rank(config: &Config, local_ranks: usize) -> Option<Self> {
+        if let Some(bytes) = config.training.memory_limit {
+            return Some(Self { bytes, source: "`training.memory_limit`" });
+        }
+        let share = |bytes: u64| bytes / local_ranks.max(1) as u64;
+        let machine =
+            physical().map(|bytes| Self { bytes: share(bytes), source: "its share of this machine's memory" });
+        let group =
+            group().map(|bytes| Self { bytes: share(bytes), source: "its share of the control group's memory" });
+        machine.into_iter().chain(group).min_by_key(|limit| limit.bytes)
+    }
+}
+
+/// The machine's memory.
+fn physical() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The smallest limit of the control groups that this process is in.
+fn group() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let limit = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let mut smallest = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (controllers, path) = (parts.nth(1)?, parts.next()?);
+        let (root, name) = match controllers {
+            "" => (Path::new("/sys/fs/cgroup"), "memory.max"),
+            "memory" => (Path::new("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        // A group has no more than those above it.
+        for folder in Path::new(path.trim_start_matches('/')).ancestors() {
+            let found = limit(&root.join(folder).join(name));
+            smallest = found.into_iter().chain(smallest).min();
+        }
+    }
+    // Without a limit, version 1 says a number near the largest there is.
+    smallest.filter(|&bytes| bytes < 1 << 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_configuration_says_counts_alone() {
+        let config = |text: &str| Config::with_world_size("ds.yaml", text, 1).unwrap();
+        let base = "train_micro_batch_size_per_gpu: 1\noptimizer: {type: AdamW}\n";
+        let said = Limit::of_rank(&config(&format!("{base}training: {{memory_limit: 6GiB}}")), 4).unwrap();
+        assert_eq!(said, Limit { bytes: 6 << 30, source: "`training.memory_limit`" });
+        let (one, four) = (Limit::of_rank(&config(base), 1).unwrap(), Limit::of_rank(&config(base), 4).unwrap());
+        assert!(one.bytes >= 4 * four.bytes && one.bytes < 4 * four.bytes + 4);
+    }
+}
