@@ -45,7 +45,7 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
     assert_eq!(config.zero.stage3_max_reuse_distance, 1_000_000_000);
     assert_eq!((config.model, config.data), (None, None));
     assert_eq!((config.training.max_steps, config.training.epochs), (Some(100), None));
-    assert_eq!((config.training.seed, config.training.keep_last), (1234, 2));
+    assert_eq!((config.training.seed, config.training.keep_last, config.training.save_last), (1234, 2, true));
     assert_eq!(config.training.output_dir, "runs/ds");
     assert_eq!((config.launcher.transport, config.launcher.timeout_seconds), (Transport::Auto, 30.0));
     assert_eq!(config.launcher.threads_per_rank, None);

@@ -63,6 +63,33 @@ fn a_stopped_run_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn a_checkpoint_at_the_end_is_left_out_on_request_but_not_when_a_signal_ends_the_run() {
+    let case = Case::new();
+    let checkpoints = |out: &str| -> Vec<String> {
+        let entries = fs::read_dir(case.path(out).join("checkpoints")).into_iter().flatten();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).filter(|n| n != "latest").collect();
+        names.sort();
+        names
+    };
+    let args = ["--plain", "-n", "2", "--set", "training.save_last=false", "--out"];
+    let out = case.train(&[&args[..], &["none"]].concat());
+    assert!(checkpoints("none").is_empty() && !out.contains("checkpoint  "), "{out}");
+    case.train(&[&args[..], &["some", "--max-steps", "6", "--set", "training.save_every=3"]].concat());
+    assert_eq!(checkpoints("some"), ["step-00000003", "step-00000006"]);
+    let mut child = case
+        .command(&[&["--config", "ds.yaml", "--max-steps", "1000000"], &args[..], &["stopped"]].concat())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let metrics = case.path("stopped/metrics.jsonl");
+    wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    signal(child.id(), "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(checkpoints("stopped").len(), 1);
+}
+
+#[test]
 fn resume_goes_on_under_another_layout() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "a", "--max-steps", "10"]);

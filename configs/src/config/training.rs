@@ -23,8 +23,10 @@ pub struct Training {
     pub eval_every: usize,
     /// Micro-batches per evaluation and rank.
     pub eval_batches: usize,
-    /// Save a checkpoint every so many steps; 0 only at the end.
+    /// Save a checkpoint every so many steps; 0 never on the way.
     pub save_every: usize,
+    /// Save a checkpoint when training is over. A run that a signal stops saves one in any case.
+    pub save_last: bool,
     /// Checkpoints kept; 0 keeps all.
     pub keep_last: usize,
     /// Folder of the run.
@@ -90,6 +92,7 @@ impl Training {
             eval_every: keys.int("eval_every"),
             eval_batches: keys.int("eval_batches"),
             save_every: keys.int("save_every"),
+            save_last: keys.bool("save_last"),
             keep_last: keys.int("keep_last"),
             output_dir: keys.optional_text("output_dir").unwrap_or_else(|| format!("runs/{stem}")),
             early_stopping: keys

@@ -103,9 +103,9 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
     let mut run = Run::new(engine, corpus, early, progress, Report::new(started));
     let finished = run.train(steps, &stop, files.as_mut())?;
-    let saved = run.save(&out)?;
+    let saved = run.save_last(&out, finished)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };
-    run.finish(files.as_mut(), &saved, text.as_deref(), finished)?;
+    run.finish(files.as_mut(), saved.as_deref(), text.as_deref(), finished)?;
     comm.barrier().wait()?;
     Ok(finished)
 }

@@ -94,7 +94,7 @@ impl Run {
                 break;
             }
             let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
-            if saves && step.step < steps {
+            if saves && (step.step < steps || !training.save_last) {
                 let out = PathBuf::from(&training.output_dir);
                 let folder = self.save(&out)?;
                 self.progress.say(&format!("saved {}", folder.display()));
@@ -177,7 +177,15 @@ impl Run {
         Ok(())
     }
 
-    pub(super) fn save(&self, out: &Path) -> Result<PathBuf, Error> {
+    /// The checkpoint at the end. What a signal stopped is to go on later: it is saved, whether that is wanted of others or not.
+    pub(super) fn save_last(&self, out: &Path, finished: Finished) -> Result<Option<PathBuf>, Error> {
+        match finished {
+            Finished::Done if !self.engine.config().training.save_last => Ok(None),
+            Finished::Done | Finished::Stopped(_) => self.save(out).map(Some),
+        }
+    }
+
+    fn save(&self, out: &Path) -> Result<PathBuf, Error> {
         self.engine.save_checkpoint_with(out.join("checkpoints"), self.early.state())
     }
 
@@ -198,7 +206,7 @@ impl Run {
     pub(super) fn finish(
         &self,
         files: Option<&mut Files>,
-        saved: &Path,
+        saved: Option<&Path>,
         text: Option<&str>,
         finished: Finished,
     ) -> Result<(), Error> {
@@ -218,7 +226,9 @@ impl Run {
         }
         let out = files.folder.path();
         self.progress.say(&format!("{}", self.report));
-        self.progress.say(&format!("checkpoint  {}", saved.display()));
+        if let Some(saved) = saved {
+            self.progress.say(&format!("checkpoint  {}", saved.display()));
+        }
         self.progress.say(&format!("run         {}  (resolved.yaml, metrics.jsonl, report.json)", out.display()));
         Ok(())
     }
