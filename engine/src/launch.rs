@@ -78,9 +78,13 @@ pub(crate) fn launch(ranks: usize, threads: usize, standard_input: Option<&str>)
     Ok(report(all, first))
 }
 
-/// Waits for all ranks; returns the one that failed first.
+/// The exit status of a rank that lost a peer.
+const LOST_PEER: Option<i32> = Some(4);
+
+/// Waits for all ranks; returns the one that failed first: if one of two lost the other, that other, whichever is seen first.
 fn wait(all: &mut [Rank], flags: &[(Arc<AtomicBool>, Signal)]) -> anyhow::Result<Option<usize>> {
     let mut first: Option<(usize, Instant)> = None;
+    let mut follows = false;
     while all.iter().any(|rank| rank.status.is_none()) {
         for (flag, signal) in flags {
             if flag.swap(false, Ordering::Relaxed) {
@@ -92,13 +96,17 @@ fn wait(all: &mut [Rank], flags: &[(Arc<AtomicBool>, Signal)]) -> anyhow::Result
                 && let Some(status) = rank.child.try_wait()?
             {
                 rank.status = Some(status);
-                if !status.success() && first.is_none() {
-                    first = Some((index, Instant::now()));
+                let is_cause = !status.success() && (first.is_none() || follows && status.code() != LOST_PEER);
+                if is_cause {
+                    first = Some((index, first.map_or_else(Instant::now, |(_, since)| since)));
+                    follows = status.code() == LOST_PEER;
                 }
             }
         }
         if first.is_some_and(|(_, since)| since.elapsed() > GRACE) {
             send(all, Signal::KILL);
+            // What ends now is no cause.
+            follows = false;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
