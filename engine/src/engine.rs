@@ -16,8 +16,10 @@ use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, run};
+use crate::kept::KeptOnDisk;
 use crate::measure::CutCosts;
 use crate::messages::{Boundary, share};
+use crate::offload;
 use crate::settings::Settings;
 use crate::timing::Timing;
 use crate::tracked::Tracked;
@@ -57,6 +59,7 @@ pub struct Engine {
     tracked: Tracked,
     /// `training.memory_limit`, unless it was lifted.
     memory_limit: Option<u64>,
+    pub(crate) kept: Option<KeptOnDisk>,
     step: u64,
 }
 
@@ -138,6 +141,8 @@ impl Engine {
         let mut programs = arrangement.training(layout.shape());
         arrangement.validate(&programs, layout.shape())?;
         let program = programs.swap_remove(stage);
+        let kept = offload::kept(&config, &settings, &model, &program);
+        let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let groups = Groups::new(comm.clone(), mesh)?;
         let stages = arrangement.stages.clone();
         let zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
@@ -165,6 +170,7 @@ impl Engine {
             timing,
             tracked,
             memory_limit,
+            kept,
             step: 0,
         })
     }
@@ -213,6 +219,7 @@ impl Engine {
                 timing: &mut self.timing,
                 tracked: self.tracked,
                 memory_limit: self.memory_limit,
+                kept: self.kept.as_mut(),
                 load: &mut load_local,
                 sample: &sample,
                 training: true,
@@ -224,6 +231,7 @@ impl Engine {
             },
         )
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        self.kept.iter().for_each(KeptOnDisk::rest);
         self.step = step;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
         let loss = self.mean_loss(&outcome)?;
@@ -337,6 +345,7 @@ impl Engine {
                 timing: &mut self.timing,
                 tracked: self.tracked,
                 memory_limit: self.memory_limit,
+                kept: None,
                 load,
                 sample: &|_| 0,
                 training: false,

@@ -7,9 +7,10 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
 use zero_partition::{Norm, Zero, ZeroError};
-use zero_pipeline::{Content, Instruction, LayerId, Message, Program};
+use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
 use crate::error::Error;
+use crate::kept::KeptOnDisk;
 use crate::messages::{Boundary, Messages};
 use crate::timing::Timing;
 use crate::tracked::{self, Tracked};
@@ -20,6 +21,8 @@ pub(crate) struct Context<'a> {
     pub(crate) timing: &'a mut Timing,
     pub(crate) tracked: Tracked,
     pub(crate) memory_limit: Option<u64>,
+    /// Where inputs are that are kept for layers to be run again.
+    pub(crate) kept: Option<&'a mut KeptOnDisk>,
     /// Inputs and targets of a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
     /// Index of a local micro-batch's first sample in the run.
@@ -146,6 +149,22 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 }
                 _ => context.zero.discard_tile(*segment, *tile)?,
             },
+            Instruction::Fetch { item: Item::Activations { layer, micro_batch } } => {
+                disk(&mut context.kept)?.fetch((*layer, *micro_batch))?;
+            }
+            Instruction::AwaitFetch { item: Item::Activations { layer, micro_batch } } => {
+                let inputs = disk(&mut context.kept)?.await_fetch((*layer, *micro_batch))?;
+                micro_batches[*micro_batch].kept.insert(*layer, inputs);
+            }
+            Instruction::Offload { item: Item::Activations { layer, micro_batch } } => {
+                let inputs = micro_batches[*micro_batch].kept.remove(layer);
+                let inputs =
+                    inputs.ok_or_else(|| Error::Batch("inputs that were not kept cannot be written".into()))?;
+                disk(&mut context.kept)?.offload((*layer, *micro_batch), &inputs)?;
+            }
+            Instruction::AwaitOffload { item: Item::Activations { layer, micro_batch } } => {
+                disk(&mut context.kept)?.await_offload((*layer, *micro_batch))?;
+            }
             Instruction::Fetch { item } => context.zero.fetch(*item)?,
             Instruction::AwaitFetch { item } => context.zero.await_fetch(*item)?,
             Instruction::Offload { item } => context.zero.offload(*item)?,
@@ -174,6 +193,10 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
     }
     outcome.boundaries = messages.boundaries();
     Ok(outcome)
+}
+
+fn disk<'k>(kept: &'k mut Option<&mut KeptOnDisk>) -> Result<&'k mut KeptOnDisk, Error> {
+    kept.as_deref_mut().ok_or_else(|| Error::Zero(ZeroError::Internal("there is no file for what is kept".into())))
 }
 
 fn send(

@@ -26,6 +26,7 @@ pub mod data;
 mod engine;
 mod error;
 mod executor;
+mod kept;
 mod measure;
 mod memory;
 mod messages;

@@ -1,14 +1,18 @@
 //! What lives on a disk: from `offload_optimizer`, `offload_param` and `aio` to what the layers below want to be told.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use zero_config::{Config, OffloadDevice};
+use zero_model::Model;
 use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, Layout, TierOptions, disk_bytes};
-use zero_pipeline::{Coordinates, Stages, Tier, Tiers};
+use zero_pipeline::{Coordinates, Instruction, Item, LayerId, Program, Stages, Tier, Tiers};
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::kept::KeptOnDisk;
+use crate::memory::{self, Table};
 use crate::settings::Settings;
 use crate::words::bytes;
 
@@ -91,6 +95,38 @@ pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings)
     Ok(())
 }
 
+/// The file of inputs that are kept for layers to be run again, if they wait on a disk.
+///
+/// # Errors
+/// What the disk says, and a model of whose layers only a run can tell what they take.
+pub(crate) fn kept(
+    config: &Config,
+    settings: &Settings,
+    model: &Model,
+    program: &Program,
+) -> Result<Option<KeptOnDisk>, Error> {
+    let Some(section) = &config.activation_checkpointing else { return Ok(None) };
+    let items: BTreeSet<(LayerId, usize)> = program
+        .instructions
+        .iter()
+        .filter_map(|instruction| match instruction {
+            Instruction::Offload { item: Item::Activations { layer, micro_batch } } => Some((*layer, *micro_batch)),
+            _ => None,
+        })
+        .collect();
+    let (Some(folder), false) = (&section.nvme_path, items.is_empty()) else { return Ok(None) };
+    let table = memory::forms(config).and_then(|(inputs, targets)| Table::new(model, &inputs, &targets).ok());
+    let table = table.ok_or_else(|| {
+        Error::setting(
+            "activation_checkpointing.device",
+            "how large the inputs of this model's layers are shows only when it runs, and room on the disk is made before",
+            "leave the key out: inputs are kept in memory",
+        )
+    })?;
+    let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);
+    KeptOnDisk::new(folder, items.len(), largest, &settings.zero.disk.aio).map(Some)
+}
+
 /// What the user should know of where things live; nothing where all of it is in memory.
 pub(crate) fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = vec![];
@@ -113,6 +149,10 @@ pub(crate) fn describe(engine: &Engine) -> Vec<String> {
         folders.dedup();
         lines.push(format!("disk: {} of rank 0 in {}: {}", bytes(used.bytes), folders.join(" and "), what.join(", ")));
         lines.extend(used.notices);
+    }
+    if let Some(kept) = &engine.kept {
+        lines.push("disk: inputs that are kept for layers to be run again".to_string());
+        lines.extend(kept.notices().iter().cloned());
     }
     let sections = on_host(engine.config());
     if !sections.is_empty() {

@@ -1,6 +1,6 @@
 //! Which layers are run again: `activation_checkpointing`.
 
-use zero_config::{CheckpointSpacing, Config};
+use zero_config::{CheckpointSpacing, Config, OffloadDevice};
 use zero_model::Model;
 use zero_partition::passes::RecomputeOptions;
 
@@ -36,5 +36,6 @@ pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions
         CheckpointSpacing::Interval(interval) => interval,
         CheckpointSpacing::Number(number) => chosen.div_ceil(number.max(1)),
     };
-    Ok(RecomputeOptions { layers, interval: interval.max(1) })
+    let on_disk = wanted.device == OffloadDevice::Nvme;
+    Ok(RecomputeOptions { layers, interval: interval.max(1), on_disk })
 }

@@ -36,6 +36,24 @@ fn bf16_bits_too() {
     }
 }
 
+/// What is kept waits on a disk: engines of a model that a configuration describes, so that it is known how large that is.
+#[test]
+fn inputs_that_wait_on_a_disk_are_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = "model: {type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 2, n_head: 2, n_inner: 64, \
+                 initializer_range: 0.1}\ndata: {train: none.txt}";
+    let nvme = format!("{{device: nvme, nvme_path: '{}'}}", folder.path().display());
+    for (zero_stage, pipeline, ranks) in [(0, "", 1), (3, "", 2), (1, "pipeline: {stages: 2}\n", 2)] {
+        for dtype in ["", "bf16: {enabled: true}\n"] {
+            let text = |section: &str| settings(zero_stage, 3, &format!("{model}\n{pipeline}{dtype}{section}"));
+            let expected = run(ranks, 5, &text(""));
+            let got = run(ranks, 5, &text(&format!("activation_checkpointing: {nvme}")));
+            assert_same(&expected, &got, &format!("ZeRO {zero_stage}, {pipeline}, {dtype}"));
+        }
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files were left");
+}
+
 fn eight_blocks() -> Layers {
     let config = zoo::Gpt2Config {
         vocab_size: 61,

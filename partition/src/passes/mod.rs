@@ -1,6 +1,7 @@
 //! Passes: `Program -> Program`. They put ZeRO's communication into a step that a schedule wrote.
 
 mod gather;
+mod keep_on_disk;
 mod offload;
 mod recompute;
 mod reduce;
@@ -8,6 +9,7 @@ mod refresh;
 mod tie;
 
 pub use gather::{GatherOptions, gather};
+pub use keep_on_disk::keep_on_disk;
 pub use offload::{OffloadOptions, offload};
 pub use recompute::{RecomputeOptions, recompute};
 pub use reduce::{ReduceOptions, reduce};
@@ -48,6 +50,7 @@ pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, op
     let Share { shape, stages, stage } = *share;
     let program = schedule::training(schedule, shape, stages, stage, micro_batches);
     let program = recompute(program, stages, stage, &options.recompute);
+    let program = if options.recompute.on_disk { keep_on_disk(program) } else { program };
     let program = reduce(program, shape, &options.reduce);
     let program = gather(program, shape, &options.gather);
     let program = refresh(program, shape, &options.refresh);

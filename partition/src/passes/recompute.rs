@@ -14,13 +14,15 @@ pub struct RecomputeOptions {
     pub layers: Vec<bool>,
     /// The most layers of a group, at least 1: more keep fewer inputs, and need more memory while one group is run again.
     pub interval: usize,
+    /// Whether the inputs that are kept wait on a disk.
+    pub on_disk: bool,
 }
 
 impl RecomputeOptions {
     /// Nothing is run again.
     #[must_use]
     pub fn none() -> Self {
-        Self { layers: vec![], interval: 1 }
+        Self { layers: vec![], interval: 1, on_disk: false }
     }
 
     /// The groups of a stage: neighbours in one chunk.

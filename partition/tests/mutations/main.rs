@@ -44,11 +44,16 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
 fn programs() -> Vec<(ModelShape, Program)> {
     let mut programs = vec![];
     for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
-        let again = RecomputeOptions { layers: vec![true; 3], interval: 2 };
+        let again = RecomputeOptions { layers: vec![true; 3], interval: 2, on_disk: false };
         let none = RecomputeOptions::none();
-        for (overlap, bucket, recompute) in
-            [(false, None, &none), (true, None, &none), (true, Some(120), &none), (true, None, &again)]
-        {
+        let away = RecomputeOptions { layers: vec![true; 3], interval: 1, on_disk: true };
+        for (overlap, bucket, recompute) in [
+            (false, None, &none),
+            (true, None, &none),
+            (true, Some(120), &none),
+            (true, None, &again),
+            (false, None, &away),
+        ] {
             let options = PassOptions {
                 offload: OffloadOptions::PLAIN,
                 recompute: recompute.clone(),
@@ -191,13 +196,16 @@ fn which_neighbours_are_independent() {
     let free: Vec<String> = free.into_iter().map(|pair| pair.join(" ")).collect();
     let expected = [
         "accumulate accumulate",
+        "accumulate await_fetch",
         "accumulate await_reduce",
         "accumulate backward",
         "accumulate load",
         "accumulate reduce",
         "await_fetch await_gather",
+        "await_fetch await_reduce",
         "await_fetch backward",
         "await_fetch fetch",
+        "await_fetch gather",
         "await_fetch load",
         "await_fetch offload",
         "await_gather discard",
@@ -207,7 +215,9 @@ fn which_neighbours_are_independent() {
         "await_gather release",
         "await_offload await_offload",
         "await_offload await_refresh",
+        "await_offload discard",
         "await_offload fetch",
+        "await_offload keep",
         "await_offload offload",
         "await_offload reduce",
         "await_offload refresh",
@@ -224,16 +234,22 @@ fn which_neighbours_are_independent() {
         "backward gather",
         "backward reduce",
         "discard forward",
+        "discard gather",
         "discard release",
         "fetch fetch",
+        "fetch gather",
         "fetch gradient_norm",
         "fetch load",
         "fetch offload",
+        "fetch recompute",
         "fetch reduce",
         "fetch refresh",
+        "fetch release",
         "forward gather",
+        "forward offload",
         "gather keep",
         "gather load",
+        "gather offload",
         "gather recompute",
         "gather release",
         "load reduce",

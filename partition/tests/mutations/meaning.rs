@@ -78,6 +78,9 @@ struct MicroBatch {
     flow: Option<usize>,
     /// Layers whose inputs are kept, and those whose forward has kept what the backward needs.
     kept: BTreeSet<usize>,
+    /// Of those that are kept, what is being written, and what waits on the disk.
+    leaving: BTreeSet<usize>,
+    on_disk: BTreeSet<usize>,
     saved: BTreeSet<usize>,
     /// Layers whose backward is still to come.
     waiting: usize,
@@ -208,12 +211,31 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 segments[*segment].tiles[*index] = None;
             }
             AwaitFetch { item: Item::Parameters { .. } } | AwaitOffload { item: Item::Gradients { .. } } => {}
-            Offload { item: Item::Parameters { .. } }
-            | AwaitOffload { item: Item::Parameters { .. } }
-            | Fetch { item: Item::Activations { .. } }
-            | AwaitFetch { item: Item::Activations { .. } }
-            | Offload { item: Item::Activations { .. } }
-            | AwaitOffload { item: Item::Activations { .. } } => return fail("not of these programs"),
+            Offload { item: Item::Activations { layer, micro_batch } } => {
+                let state = &mut micro_batches[*micro_batch];
+                if !state.kept.remove(layer) {
+                    return fail("nothing is kept");
+                }
+                state.leaving.insert(*layer);
+            }
+            AwaitOffload { item: Item::Activations { layer, micro_batch } } => {
+                let state = &mut micro_batches[*micro_batch];
+                if !state.leaving.remove(layer) {
+                    return fail("it is not being written");
+                }
+                state.on_disk.insert(*layer);
+            }
+            Fetch { item: Item::Activations { layer, micro_batch } } => {
+                if !micro_batches[*micro_batch].on_disk.remove(layer) {
+                    return fail("it is not on the disk");
+                }
+            }
+            AwaitFetch { item: Item::Activations { layer, micro_batch } } => {
+                micro_batches[*micro_batch].kept.insert(*layer);
+            }
+            Offload { item: Item::Parameters { .. } } | AwaitOffload { item: Item::Parameters { .. } } => {
+                return fail("parameters are written with their tiles");
+            }
             Forward { layer, micro_batch } => {
                 let read =
                     read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;

@@ -218,6 +218,7 @@ impl<'a> State<'a> {
                 self.item(*item)?;
                 if let Item::Activations { layer, micro_batch } = *item {
                     ensure(self.kept.contains(&(micro_batch, layer)), || "they are not kept".into())?;
+                    ensure(!self.items.knows(*item), || "they were written already".into())?;
                     self.items.keep(*item);
                 }
                 self.items.offload(*item)
@@ -275,6 +276,7 @@ impl<'a> State<'a> {
     fn recompute(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         self.can_be_recomputed(layer)?;
         ensure(self.forwarded.contains(&(micro_batch, layer)), || "its forward has not run".into())?;
+        ensure(!self.backwarded.contains(&(micro_batch, layer)), || "its backward has run".into())?;
         let from_before = layer.checked_sub(1).is_some_and(|before| self.recomputed == Some((micro_batch, before)));
         let item = Item::Activations { layer, micro_batch };
         if self.items.knows(item) {
@@ -302,6 +304,8 @@ impl<'a> State<'a> {
             ensure(self.received.contains(&message), || format!("the {} is not here", message.content))?;
         }
         ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())?;
+        // A backward takes what was on its way to the next layer.
+        self.recomputed = None;
         if layer + 1 == self.shape.layers.len() {
             self.waiting.remove(&micro_batch);
         }

@@ -4,7 +4,7 @@ use zero_partition::{Category, disk_buffers};
 use zero_pipeline::{Item, Tier};
 use zero_tier::BufferPool;
 
-use super::Walk;
+use super::{Values, Walk};
 
 impl Walk<'_> {
     /// An aligned buffer.
@@ -22,6 +22,11 @@ impl Walk<'_> {
     }
 
     pub(super) fn fetch(&mut self, item: Item) {
+        if let Item::Activations { layer, .. } = item {
+            let class = self.kept_buffer(layer);
+            self.moving.insert(item, vec![class]);
+            return;
+        }
         let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
         let classes = match item {
             Item::Parameters { .. } => {
@@ -47,8 +52,26 @@ impl Walk<'_> {
                 moved.into_iter().for_each(|class| self.buffers.give(class));
             }
             Item::Tile { .. } => drop(self.tiles.insert(item, moved)),
-            Item::Activations { .. } => {}
+            Item::Activations { layer, micro_batch } => {
+                let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
+                // Read into a buffer of their dtype, and out of that of the disk.
+                self.meter.add(Category::Activations, bytes);
+                if let Some(before) = layer.checked_sub(1) {
+                    self.values.insert((before, micro_batch), Values { bytes, kept: true, ..Values::default() });
+                }
+                moved.into_iter().for_each(|class| self.kept_buffers.give(class));
+            }
         }
+    }
+
+    /// A buffer of inputs that are kept on the disk.
+    fn kept_buffer(&mut self, layer: usize) -> u64 {
+        let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
+        let class = BufferPool::size_class(zero_tier::align(bytes) as usize) as u64;
+        if !self.kept_buffers.take(class) {
+            self.meter.add(Category::Staging, class);
+        }
+        class
     }
 
     pub(super) fn offload(&mut self, item: Item) {
@@ -72,7 +95,17 @@ impl Walk<'_> {
                 }
                 self.moving.insert(item, classes);
             }
-            Item::Parameters { .. } | Item::Activations { .. } => {}
+            Item::Activations { layer, micro_batch } => {
+                let class = self.kept_buffer(layer);
+                // A copy on the way, which has gone when the buffer is on its way.
+                let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
+                self.meter.flash(Category::Staging, bytes);
+                if let Some(before) = layer.checked_sub(1) {
+                    self.let_go(before, micro_batch, |values| values.kept = false);
+                }
+                self.moving.insert(item, vec![class]);
+            }
+            Item::Parameters { .. } => {}
         }
     }
 

@@ -48,6 +48,8 @@ pub(crate) struct Walk<'a> {
     pool: Idle,
     /// Aligned buffers of the disk, by size class.
     buffers: Idle,
+    /// Those of inputs that are kept on the disk.
+    kept_buffers: Idle,
     /// By segment: an open gradient, the heights of its partial sums, reduced gradients in memory.
     open: Vec<bool>,
     sums: Vec<Vec<u32>>,
@@ -78,6 +80,7 @@ impl<'a> Walk<'a> {
             meter: Meter::default(),
             pool: Idle::default(),
             buffers: Idle::default(),
+            kept_buffers: Idle::default(),
             open: vec![false; segments],
             sums: vec![vec![]; segments],
             reduced: vec![false; segments],
@@ -154,6 +157,8 @@ impl<'a> Walk<'a> {
         }
         if self.trains {
             self.drop_buffers();
+            let idle = self.kept_buffers.clear();
+            self.meter.free(Category::Staging, idle);
         }
         self.answered.clear();
         // What the executor's micro-batches hold goes with them.
@@ -230,8 +235,9 @@ impl<'a> Walk<'a> {
             Instruction::AwaitFetch { item } => self.await_fetch(*item),
             Instruction::Offload { item } => self.offload(*item),
             Instruction::AwaitOffload { item } => {
+                let is_kept = matches!(item, Item::Activations { .. });
                 for class in self.moving.remove(item).unwrap_or_default() {
-                    self.buffers.give(class);
+                    if is_kept { self.kept_buffers.give(class) } else { self.buffers.give(class) }
                 }
             }
             Instruction::Send { message } => self.send(*message),

@@ -1,0 +1,49 @@
+//! Inputs that are kept for layers to be run again wait on a disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zero_pipeline::{Instruction, Item, LayerId, Program};
+
+/// Puts [`Instruction::Offload`] and [`Instruction::Fetch`] of activations, with what awaits them, into a training step.
+///
+/// What is kept is written while the next layers run, and read while the group before is run backward. Inputs of which nothing else
+/// is kept or run again before they are needed stay in memory.
+#[must_use]
+pub fn keep_on_disk(program: Program) -> Program {
+    let Program { instructions, micro_batches } = program;
+    // Where inputs are kept, and where they are used, in order.
+    let mut events: Vec<(usize, (LayerId, usize))> = vec![];
+    let mut kept = BTreeSet::new();
+    for (at, instruction) in instructions.iter().enumerate() {
+        match *instruction {
+            Instruction::Keep { layer, micro_batch } => {
+                kept.insert((layer, micro_batch));
+                events.push((at, (layer, micro_batch)));
+            }
+            Instruction::Recompute { layer, micro_batch } if kept.contains(&(layer, micro_batch)) => {
+                events.push((at, (layer, micro_batch)));
+            }
+            _ => {}
+        }
+    }
+    let mut before: BTreeMap<usize, Vec<Instruction>> = BTreeMap::new();
+    for (index, &(at, subject)) in events.iter().enumerate() {
+        let Some(used) = events[index + 1..].iter().position(|(_, other)| *other == subject) else { continue };
+        if used == 0 {
+            continue;
+        }
+        let item = Item::Activations { layer: subject.0, micro_batch: subject.1 };
+        let (next, used) = (events[index + 1].0, index + 1 + used);
+        // One further is under way at a time: awaited where the next begins.
+        before.entry(at + 1).or_default().push(Instruction::Offload { item });
+        before.entry(next).or_default().push(Instruction::AwaitOffload { item });
+        before.entry(events[used - 1].0.max(next)).or_default().push(Instruction::Fetch { item });
+        before.entry(events[used].0).or_default().push(Instruction::AwaitFetch { item });
+    }
+    let mut out = Vec::with_capacity(instructions.len());
+    for (at, instruction) in instructions.into_iter().enumerate() {
+        out.extend(before.remove(&at).unwrap_or_default());
+        out.push(instruction);
+    }
+    Program { instructions: out, micro_batches }
+}
