@@ -1,10 +1,11 @@
 //! Timing a swap file in turn with the disk itself, for `zero-train bench io` and the example of this crate.
 //!
-//! The floor is the plainest way to move the same bytes at the disk's full rate: as many threads as there are blocks under way, each with
-//! one block of memory, calls `pread` or `pwrite` for the next block, past the page cache, on another file of the same size. No requests,
-//! no order, no buffers that come and go: what a [`SwapFile`] takes longer is the price of those.
+//! The floor is the plainest way to move the same bytes between the same file and as much memory at the disk's full rate: eight
+//! threads call `pread` or `pwrite` for the next megabyte, past the page cache. No requests, no order, no buffers that come and go: what a
+//! [`SwapFile`] takes longer is the price of those. As much memory, because that matters: a disk reads faster into a few
+//! megabytes that stay in the processor's cache, but no training step wants its state there.
 
-use std::fs::File;
+use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,6 @@ use std::time::{Duration, Instant};
 use crate::buffer::{AlignedBuffer, BufferPool, align};
 use crate::error::DiskError;
 use crate::file::{Options, SwapFile};
-use crate::place;
 use crate::queue::Pending;
 
 /// What is moved.
@@ -69,6 +69,10 @@ pub fn median(times: &[Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
+/// What the floor has under way: so many threads, with blocks of so many bytes. More of either was no faster on any disk tried.
+const THREADS: usize = 8;
+const BLOCK: usize = 1 << 20;
+
 /// What a benchmark moves, and how.
 #[derive(Debug, Clone)]
 pub struct Size {
@@ -82,31 +86,32 @@ pub struct Size {
     pub repeats: usize,
 }
 
-/// Two files of the same size in one folder: one is the subject, the other the floor.
+/// A swap file with what moves its bytes.
+#[derive(Debug)]
 pub struct Bench {
     swap: SwapFile,
-    plain: File,
     pool: BufferPool,
+    /// One for each thread of the floor, as much in all as the requests have that are under way.
+    floor: Vec<AlignedBuffer>,
     size: Size,
-    options: Options,
 }
 
 impl Bench {
-    /// Reserves both files and writes each once: what has never been written is read from no disk.
+    /// Reserves the file and writes it once: what has never been written is read from no disk.
     ///
     /// # Errors
-    /// The folder has not the space, or the disk fails.
+    /// The folder has not the space, there is not the memory, or the disk fails.
     pub fn new(folder: &Path, size: &Size, options: &Options) -> Result<Bench, DiskError> {
         let request = align(size.request.max(1) as u64);
         // Whole requests.
-        let file = size.file.max(1).div_ceil(request) * request;
+        let file = size.file.max(1).div_ceil(request).saturating_mul(request);
         let size = Size { file, request: request as usize, requests: size.requests.max(1), ..*size };
-        place::check(folder, 2 * file)?;
+        let memory = size.request.saturating_mul(size.requests).div_ceil(THREADS);
+        let memory = memory.checked_next_multiple_of(BLOCK).unwrap_or(memory);
+        let floor = (0..THREADS).map(|_| AlignedBuffer::zeroed(memory)).collect::<Result<_, _>>()?;
         let swap = SwapFile::create(folder, file, options)?;
-        let plain = place::reserve(folder, file, options.direct)?.file;
-        let mut bench = Bench { swap, plain, pool: BufferPool::new(), size, options: options.clone() };
+        let mut bench = Bench { swap, pool: BufferPool::new(), floor, size };
         bench.through_swap(Load::Write)?;
-        bench.plainly(Load::Write)?;
         Ok(bench)
     }
 
@@ -132,60 +137,100 @@ impl Bench {
     fn through_swap(&mut self, load: Load) -> Result<Duration, DiskError> {
         let Size { file, request, requests, .. } = self.size;
         let start = Instant::now();
-        let mut under_way: std::collections::VecDeque<(u64, Pending, bool)> = Default::default();
-        let mut next = 0;
-        let mut spare = requests;
+        let (mut reads, mut writes) = (VecDeque::new(), VecDeque::new());
+        let (mut next, mut spare) = (0, requests);
         loop {
             while spare > 0 && next < file {
                 let buffer = self.pool.take(request)?;
-                let pending = match load {
-                    Load::Write => self.swap.write(next, buffer, request),
-                    Load::Read | Load::Update => self.swap.read(next, buffer, request),
-                };
-                under_way.push_back((next, pending, load == Load::Update));
+                match load {
+                    Load::Write => writes.push_back(self.swap.write(next, buffer, request)),
+                    Load::Read | Load::Update => reads.push_back((next, self.swap.read(next, buffer, request))),
+                }
                 (next, spare) = (next + request as u64, spare - 1);
             }
-            let Some((at, pending, write_back)) = under_way.pop_front() else { return Ok(start.elapsed()) };
-            let buffer = pending.wait()?;
-            if write_back {
-                under_way.push_back((at, self.swap.write(at, buffer, request), false));
-            } else {
+            // Half of the buffers are being read while the other half is written back.
+            let read = if writes.len() < requests.div_ceil(2) { reads.pop_front() } else { None };
+            if let Some((at, read)) = read {
+                let buffer = Pending::wait(read)?;
+                if load == Load::Update {
+                    writes.push_back(self.swap.write(at, buffer, request));
+                    continue;
+                }
                 self.pool.put(buffer);
-                spare += 1;
+            } else if let Some(write) = writes.pop_front() {
+                self.pool.put(Pending::wait(write)?);
+            } else {
+                return Ok(start.elapsed());
+            }
+            spare += 1;
+        }
+    }
+
+    fn plainly(&mut self, load: Load) -> Result<Duration, DiskError> {
+        let (next, file, size) = (AtomicU64::new(0), self.swap.file(), self.size.file);
+        let work = |buffer: &mut AlignedBuffer| -> std::io::Result<()> {
+            for memory in (0..buffer.len()).step_by(BLOCK).cycle() {
+                let at = next.fetch_add(BLOCK as u64, Ordering::Relaxed);
+                if at >= size {
+                    break;
+                }
+                let bytes = &mut buffer.as_bytes_mut()[memory..][..(size - at).min(BLOCK as u64) as usize];
+                if load != Load::Write {
+                    file.read_exact_at(bytes, at)?;
+                }
+                if load != Load::Read {
+                    file.write_all_at(bytes, at)?;
+                }
+            }
+            Ok(())
+        };
+        let start = Instant::now();
+        let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = self.floor.iter_mut().map(|buffer| scope.spawn(|| work(buffer))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it has no way to panic")).collect()
+        });
+        let elapsed = start.elapsed();
+        let failed = |error| DiskError::refused(self.swap.folder(), format!("{} without a queue", load.name()), error);
+        results.into_iter().collect::<std::io::Result<()>>().map_err(failed)?;
+        Ok(elapsed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_load_is_timed_in_turn_with_its_floor_and_moves_its_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (file, request, requests) in [(5 << 20, 1 << 20, 3), (1, 1, 1), (100_000, 10_000, 2)] {
+            let size = Size { file, request, requests, repeats: 2 };
+            let mut bench = Bench::new(folder.path(), &size, &Options::default()).expect("a file");
+            let bytes = bench.swap_file().size();
+            assert!(bytes >= file && bytes.is_multiple_of(align(request as u64)));
+            for load in Load::ALL {
+                let before = bench.swap_file().statistics();
+                let times = bench.compare(load).expect("times");
+                let after = bench.swap_file().statistics();
+                assert_eq!((times.subject.len(), times.floor.len()), (2, 2));
+                let [read, written] = match load {
+                    Load::Read => [bytes, 0],
+                    Load::Write => [0, bytes],
+                    Load::Update => [bytes, bytes],
+                };
+                assert_eq!(times.bytes, read + written);
+                // With the run that does not count.
+                assert_eq!(after.read_bytes - before.read_bytes, 3 * read);
+                assert_eq!(after.written_bytes - before.written_bytes, 3 * written);
             }
         }
     }
 
-    fn plainly(&self, load: Load) -> Result<Duration, DiskError> {
-        let block = self.options.block_size as u64;
-        let next = AtomicU64::new(0);
-        let failed = |error: std::io::Error| DiskError::Refused {
-            folder: Default::default(),
-            step: format!("{} the file of the floor", load.name()),
-            reason: error.to_string(),
-        };
-        let work = |mut buffer: AlignedBuffer| -> Result<(), DiskError> {
-            loop {
-                let at = next.fetch_add(block, Ordering::Relaxed);
-                if at >= self.size.file {
-                    return Ok(());
-                }
-                let bytes = &mut buffer.as_bytes_mut()[..block.min(self.size.file - at) as usize];
-                if load != Load::Write {
-                    self.plain.read_exact_at(bytes, at).map_err(failed)?;
-                }
-                if load != Load::Read {
-                    self.plain.write_all_at(bytes, at).map_err(failed)?;
-                }
-            }
-        };
-        let buffers = (0..self.options.queue_depth).map(|_| AlignedBuffer::zeroed(self.options.block_size));
-        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = buffers.into_iter().map(|buffer| scope.spawn(|| work(buffer))).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("it has no way to panic"))
-        })?;
-        Ok(start.elapsed())
+    #[test]
+    fn ratios_are_of_pairs() {
+        let ms = |times: [u64; 3]| times.map(Duration::from_millis).to_vec();
+        let comparison = Comparison { bytes: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
+        assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);
+        assert_eq!((median(&comparison.subject), median(&[])), (Duration::from_millis(10), Duration::ZERO));
     }
 }

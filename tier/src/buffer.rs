@@ -1,14 +1,12 @@
 //! Memory that a disk can read and write without a copy: whole pages, and a pool that reuses them.
 //!
-//! A buffer is a vector of pages: it begins on a page, as O_DIRECT wants, and it comes from the program's allocator, which counts it
-//! with everything else and gives its memory to others when it is dropped.
+//! A buffer begins on a page, as O_DIRECT wants, and is made of huge ones where it can; `pages.rs` says why.
 
-use std::collections::{BTreeMap, TryReserveError};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bytemuck::{Pod, Zeroable};
-
 use crate::error::DiskError;
+use crate::pages::Pages;
 
 /// What offsets and lengths on the disk, and addresses in memory, are multiples of: the page, which every logical block size in
 /// use divides.
@@ -19,13 +17,9 @@ pub fn align(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT as u64 - 1) & !(ALIGNMENT as u64 - 1)
 }
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(4096))]
-struct Page([u8; ALIGNMENT]);
-
 /// Owned bytes, of whole aligned pages, of which the first `len` are in use.
 pub struct AlignedBuffer {
-    pages: Vec<Page>,
+    pages: Pages,
     len: usize,
 }
 
@@ -35,10 +29,7 @@ impl AlignedBuffer {
     /// # Errors
     /// The system has not as much memory to give.
     pub fn zeroed(len: usize) -> Result<AlignedBuffer, DiskError> {
-        let (mut pages, count) = (vec![], len.max(1).div_ceil(ALIGNMENT));
-        let refused = |reason: TryReserveError| DiskError::Memory { bytes: len as u64, reason: reason.to_string() };
-        pages.try_reserve_exact(count).map_err(refused)?;
-        pages.resize(count, Page::zeroed());
+        let pages = Pages::zeroed(len).ok_or(DiskError::Memory { bytes: len as u64 })?;
         Ok(AlignedBuffer { pages, len })
     }
 
@@ -54,7 +45,7 @@ impl AlignedBuffer {
 
     /// Bytes that are there, a multiple of [`ALIGNMENT`].
     pub fn capacity(&self) -> usize {
-        self.pages.len() * ALIGNMENT
+        self.pages.len()
     }
 
     /// Has `len` bytes in use, or all that are there if they are fewer. Bytes that come into use have some earlier value.
@@ -64,27 +55,27 @@ impl AlignedBuffer {
 
     /// The bytes in use.
     pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.pages)[..self.len]
+        &self.pages[..self.len]
     }
 
     /// The bytes in use.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.pages)[..self.len]
+        &mut self.pages[..self.len]
     }
 
     /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
     pub fn as_f32(&self) -> &[f32] {
-        &bytemuck::cast_slice(&self.pages)[..self.len / 4]
+        bytemuck::cast_slice(&self.pages[..self.len / 4 * 4])
     }
 
     /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
     pub fn as_f32_mut(&mut self) -> &mut [f32] {
-        &mut bytemuck::cast_slice_mut(&mut self.pages)[..self.len / 4]
+        bytemuck::cast_slice_mut(&mut self.pages[..self.len / 4 * 4])
     }
 
     /// The first of all bytes that are there.
     pub(crate) fn start(&mut self) -> *mut u8 {
-        self.pages.as_mut_ptr().cast()
+        self.pages.as_mut_ptr()
     }
 }
 

@@ -109,12 +109,10 @@ pub enum DiskError {
         reason: String,
     },
     /// The system has no memory for a buffer.
-    #[error("no memory for a buffer of {}: {reason}", size(*bytes))]
+    #[error("no memory for a buffer of {}", size(*bytes))]
     Memory {
         /// How large it was to be.
         bytes: u64,
-        /// The system's words.
-        reason: String,
     },
 }
 

@@ -30,6 +30,7 @@ mod buffer;
 mod error;
 mod file;
 mod loan;
+mod pages;
 mod place;
 mod positioned;
 mod queue;

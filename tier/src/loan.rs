@@ -19,7 +19,7 @@ pub(crate) struct Loan {
     cut: usize,
 }
 
-// SAFETY: `start` points into the mapping of `buffer`, which may be used and freed on any thread.
+// SAFETY: `start` points into the memory of `buffer`, which may be used and freed on any thread.
 unsafe impl Send for Loan {}
 
 impl Loan {
@@ -31,7 +31,7 @@ impl Loan {
     /// The next `len` bytes, or as many as are left.
     pub(crate) fn cut(&mut self, len: usize) -> Part {
         let len = len.min(self.buffer.capacity() - self.cut);
-        // `cut` never exceeds the capacity, so this points into the mapping or to its end.
+        // `cut` never exceeds the capacity, so this points into the buffer or to its end.
         let start = self.start.wrapping_add(self.cut);
         self.cut += len;
         Part { _buffer: Arc::clone(&self.buffer), start, len }
@@ -45,7 +45,7 @@ impl Loan {
 
 /// Some bytes of a buffer on loan, which nobody else has.
 pub(crate) struct Part {
-    /// Keeps the mapping.
+    /// Keeps the memory.
     _buffer: Arc<AlignedBuffer>,
     start: *mut u8,
     len: usize,
@@ -65,7 +65,7 @@ impl Part {
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the bytes are in a mapping that this part keeps, initialised because mappings are, and nobody else has them.
+        // SAFETY: the bytes are in a buffer that this part keeps, and were written when it was made; nobody else has them.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
