@@ -64,14 +64,15 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
         direct = false;
     }
     let mut notices = vec![];
-    if want_direct && !direct {
+    if rustix::fs::fstatfs(&file).is_ok_and(|statistics| statistics.f_type as u64 == TMPFS) {
+        // It accepts O_DIRECT, which means nothing there.
+        direct = false;
+        notices.push(format!("{}: this is a tmpfs, so what is offloaded to it stays in memory", folder.display()));
+    } else if want_direct && !direct {
         notices.push(format!(
             "{}: O_DIRECT is refused here, so what is offloaded goes through the page cache",
             folder.display()
         ));
-    }
-    if rustix::fs::fstatfs(&file).is_ok_and(|statistics| statistics.f_type as u64 == TMPFS) {
-        notices.push(format!("{}: this is a tmpfs, so what is offloaded to it stays in memory", folder.display()));
     }
     Ok(Reserved { file, direct, notices })
 }
