@@ -148,6 +148,30 @@ pub(crate) enum Bench {
         #[arg(long, default_value = "auto")]
         transport: String,
     },
+    /// A disk as `nvme_path` would use it, against the same bytes read and written by threads
+    Io {
+        /// Where the file is made: a folder on the disk
+        #[arg(default_value = ".")]
+        folder: PathBuf,
+        /// Mebibytes of the file
+        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+        megabytes: u64,
+        /// Mebibytes of a request
+        #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
+        request_megabytes: u32,
+        /// Requests at a time
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..1 << 10))]
+        requests: u32,
+        /// Runs of each, in turn
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+        repeats: u32,
+        /// Threads with positioned reads and writes instead of io_uring
+        #[arg(long)]
+        threads: bool,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Every operation at the shapes of two GPT steps, against what the chip allows
     Ops {
         /// Runs of each, in turn with its limit

@@ -217,6 +217,16 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
         Bench::Comm { num_processes, megabytes, repeats, transport } => {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }
+        Bench::Io { folder, megabytes, request_megabytes, requests, repeats, threads, json } => {
+            let size = zero_tier::bench::Size {
+                file: megabytes << 20,
+                request: (*request_megabytes as usize) << 20,
+                requests: *requests as usize,
+                repeats: *repeats as usize,
+            };
+            let options = zero_tier::Options { io_uring: !threads, ..Default::default() };
+            bench::io(folder, &size, &options, *json)
+        }
         Bench::Ops { repeats } => bench::ops(*repeats as usize),
         Bench::Pipeline { stages, micro_batches, repeats } => {
             let stages: Vec<usize> = stages.iter().map(|&n| n as usize).collect();

@@ -1,6 +1,7 @@
 //! `zero-train bench`: figures of this machine, the subject in turn with its floor.
 
 mod comm;
+mod io;
 mod ops;
 mod pipeline;
 mod profile;
@@ -17,6 +18,7 @@ use crate::cli::ConfigArgs;
 use crate::{launch, surroundings};
 
 pub(crate) use comm::comm;
+pub(crate) use io::io;
 pub(crate) use ops::ops;
 pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
