@@ -54,7 +54,7 @@ fn nothing_is_offloaded_unless_it_is_asked_for() {
     let aio = Aio {
         block_size: 1 << 20,
         queue_depth: 8,
-        single_submit: false,
+        single_submit: true,
         overlap_events: true,
         intra_op_parallelism: 1,
     };

@@ -41,7 +41,7 @@ pub(super) static OFFLOAD_OPTIMIZER: Section = Section { switch: Switch::Key("de
 pub(super) static AIO: Section = Section { switch: Switch::Keys, keys: &[
     now("block_size", BLOCK, "1048576", "Bytes of one read or write"),
     now("queue_depth", Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes under way at a time"),
-    now("single_submit", Kind::Bool, "false", "Hand each read or write to the kernel by itself, not as many as there are at once"),
+    now("single_submit", Kind::Bool, "true", "Hand each read or write to the kernel by itself, not as many as there are at once, which is slower (DeepSpeed's default is false)"),
     now("overlap_events", Kind::Bool, "true", "Hand over further reads and writes before those under way have ended; false: one batch of `queue_depth` after the other"),
     now("intra_op_parallelism", Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank"),
     rejected("use_gds", "false", "GPUDirect Storage needs a GPU"),
