@@ -51,13 +51,8 @@ fn nothing_is_offloaded_unless_it_is_asked_for() {
         pipeline_write: true,
     };
     let param = OffloadParam { device: OffloadDevice::None, nvme_path: None, buffer_count: 5, max_in_cpu: 0 };
-    let aio = Aio {
-        block_size: 1 << 20,
-        queue_depth: 8,
-        single_submit: true,
-        overlap_events: true,
-        intra_op_parallelism: 1,
-    };
+    let aio =
+        Aio { block_size: 1 << 20, queue_depth: 8, single_submit: true, overlap_events: true, intra_op_parallelism: 1 };
     for text in [
         "",
         "zero_optimization: {stage: 0, offload_param: {device: none}, offload_optimizer: {device: none}}",

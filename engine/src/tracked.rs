@@ -17,13 +17,14 @@ pub(crate) struct Tracked {
 impl Tracked {
     pub(crate) fn begin(comm: &dyn Communicator) -> Self {
         let is_alone = comm.size() == 1 || comm.transport() != "threads";
-        Self { before: (heap::counted() && is_alone).then(heap::now) }
+        Self { before: (heap::counted() && is_alone).then(|| heap::now() + zero_tier::mapped()) }
     }
 
     /// An instruction begins.
     pub(crate) fn start(&self) {
         if self.before.is_some() {
             heap::reset_peak();
+            zero_tier::reset_mapped_peak();
         }
     }
 
@@ -31,7 +32,7 @@ impl Tracked {
     pub(crate) fn stop(&self, zero: &mut Zero) {
         zero.count_idle();
         if let Some(before) = self.before {
-            let total = heap::peak().saturating_sub(before) as u64;
+            let total = (heap::peak() + zero_tier::mapped_peak()).saturating_sub(before) as u64;
             let known = zero.ledger().total();
             zero.note_activations(total.saturating_sub(known), total);
         }

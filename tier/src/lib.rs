@@ -40,5 +40,6 @@ mod schedule;
 pub use buffer::{ALIGNMENT, AlignedBuffer, BufferPool, PoolUsage, align};
 pub use error::DiskError;
 pub use file::{Backend, Options, SwapFile};
+pub use pages::{mapped, mapped_peak, reset_mapped_peak};
 pub use place::check;
 pub use queue::{Pending, Statistics};
