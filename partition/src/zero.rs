@@ -285,6 +285,12 @@ impl Zero {
         }
     }
 
+    /// Bytes of buffers that wait for their next use, as the ledger counts them.
+    #[must_use]
+    pub fn idle_bytes(&self) -> u64 {
+        (self.counted_idle * 4) as u64
+    }
+
     /// Takes down what was measured of the memory of layers, and of everything together.
     pub fn note_activations(&mut self, bytes: u64, total: u64) {
         self.ledger.note(Category::Activations, bytes, total);
