@@ -172,6 +172,15 @@ pub(crate) enum Bench {
         #[arg(long)]
         json: bool,
     },
+    /// Steps of a configuration whose state is on a disk, in turn with the disk alone
+    Offload {
+        /// Where the configuration comes from.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Measured steps, after two that are not
+        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=18))]
+        steps: u32,
+    },
     /// Every operation at the shapes of two GPT steps, against what the chip allows
     Ops {
         /// Runs of each, in turn with its limit

@@ -227,6 +227,7 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
             let options = zero_tier::Options { io_uring: !threads, ..Default::default() };
             bench::io(folder, &size, &options, *json)
         }
+        Bench::Offload { config, steps } => bench::offload(config, *steps as usize),
         Bench::Ops { repeats } => bench::ops(*repeats as usize),
         Bench::Pipeline { stages, micro_batches, repeats } => {
             let stages: Vec<usize> = stages.iter().map(|&n| n as usize).collect();

@@ -91,8 +91,8 @@ pub struct Size {
 pub struct Bench {
     swap: SwapFile,
     pool: BufferPool,
-    /// One for each thread of the floor, as much in all as the requests have that are under way.
-    floor: Vec<AlignedBuffer>,
+    /// With as much memory as the requests have that are under way.
+    plain: Plain,
     size: Size,
 }
 
@@ -106,11 +106,9 @@ impl Bench {
         // Whole requests.
         let file = size.file.max(1).div_ceil(request).saturating_mul(request);
         let size = Size { file, request: request as usize, requests: size.requests.max(1), ..*size };
-        let memory = size.request.saturating_mul(size.requests).div_ceil(THREADS);
-        let memory = memory.checked_next_multiple_of(BLOCK).unwrap_or(memory);
-        let floor = (0..THREADS).map(|_| AlignedBuffer::zeroed(memory)).collect::<Result<_, _>>()?;
+        let plain = Plain::new(size.request.saturating_mul(size.requests))?;
         let swap = SwapFile::create(folder, file, options)?;
-        let mut bench = Bench { swap, pool: BufferPool::new(), floor, size };
+        let mut bench = Bench { swap, pool: BufferPool::new(), plain, size };
         bench.through_swap(Load::Write)?;
         Ok(bench)
     }
@@ -125,10 +123,15 @@ impl Bench {
     /// # Errors
     /// Those of the disk.
     pub fn compare(&mut self, load: Load) -> Result<Comparison, DiskError> {
+        let (read, write) = match load {
+            Load::Read => (self.size.file, 0),
+            Load::Write => (0, self.size.file),
+            Load::Update => (self.size.file, self.size.file),
+        };
         let (mut subject, mut floor) = (vec![], vec![]);
         for _ in 0..=self.size.repeats {
             subject.push(self.through_swap(load)?);
-            floor.push(self.plainly(load)?);
+            floor.push(self.plain.run(&self.swap, read, write)?);
         }
         let bytes = self.size.file * if load == Load::Update { 2 } else { 1 };
         Ok(Comparison { bytes, subject: subject.split_off(1), floor: floor.split_off(1) })
@@ -165,20 +168,68 @@ impl Bench {
             spare += 1;
         }
     }
+}
 
-    fn plainly(&mut self, load: Load) -> Result<Duration, DiskError> {
-        let (next, file, size) = (AtomicU64::new(0), self.swap.file(), self.size.file);
+/// The floor of what moves other numbers of bytes than a [`Load`] does, on a file of its own.
+#[derive(Debug)]
+pub struct Floor {
+    file: SwapFile,
+    plain: Plain,
+}
+
+impl Floor {
+    /// Reserves a file of `size` bytes and writes it once. `memory` is how much the subject has for what is under way.
+    ///
+    /// # Errors
+    /// The folder has not the space, there is not the memory, or the disk fails.
+    pub fn new(folder: &Path, size: u64, memory: usize) -> Result<Floor, DiskError> {
+        let mut floor =
+            Floor { file: SwapFile::create(folder, size, &Options::default())?, plain: Plain::new(memory)? };
+        floor.run(0, size)?;
+        Ok(floor)
+    }
+
+    /// Times so many bytes in whole blocks, at most those of the file, reads and writes evenly mixed. Of a block that is read and
+    /// written, what was read is written back.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn run(&mut self, read: u64, write: u64) -> Result<Duration, DiskError> {
+        self.plain.run(&self.file, read, write)
+    }
+}
+
+/// Memory of each thread of the floor.
+#[derive(Debug)]
+struct Plain(Vec<AlignedBuffer>);
+
+impl Plain {
+    fn new(memory: usize) -> Result<Plain, DiskError> {
+        let each = memory.div_ceil(THREADS).max(1);
+        let each = each.checked_next_multiple_of(BLOCK).unwrap_or(each);
+        (0..THREADS).map(|_| AlignedBuffer::zeroed(each)).collect::<Result<_, _>>().map(Plain)
+    }
+
+    fn run(&mut self, swap: &SwapFile, read: u64, write: u64) -> Result<Duration, DiskError> {
+        let (file, size) = (swap.file(), swap.size());
+        let blocks = |bytes: u64| bytes.min(size).div_ceil(BLOCK as u64);
+        let (read, write) = (blocks(read), blocks(write));
+        let all = read.max(write);
+        // So many of all blocks, which lie evenly among them.
+        let is_one = |index: u64, of: u64| (index + 1) * of / all > index * of / all;
+        let next = AtomicU64::new(0);
         let work = |buffer: &mut AlignedBuffer| -> std::io::Result<()> {
             for memory in (0..buffer.len()).step_by(BLOCK).cycle() {
-                let at = next.fetch_add(BLOCK as u64, Ordering::Relaxed);
-                if at >= size {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= all {
                     break;
                 }
+                let at = index * BLOCK as u64;
                 let bytes = &mut buffer.as_bytes_mut()[memory..][..(size - at).min(BLOCK as u64) as usize];
-                if load != Load::Write {
+                if is_one(index, read) {
                     file.read_exact_at(bytes, at)?;
                 }
-                if load != Load::Read {
+                if is_one(index, write) {
                     file.write_all_at(bytes, at)?;
                 }
             }
@@ -186,11 +237,11 @@ impl Bench {
         };
         let start = Instant::now();
         let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = self.floor.iter_mut().map(|buffer| scope.spawn(|| work(buffer))).collect();
+            let threads: Vec<_> = self.0.iter_mut().map(|buffer| scope.spawn(|| work(buffer))).collect();
             threads.into_iter().map(|thread| thread.join().expect("it has no way to panic")).collect()
         });
         let elapsed = start.elapsed();
-        let failed = |error| DiskError::refused(self.swap.folder(), format!("{} without a queue", load.name()), error);
+        let failed = |error| DiskError::refused(swap.folder(), "read and write without a queue", error);
         results.into_iter().collect::<std::io::Result<()>>().map_err(failed)?;
         Ok(elapsed)
     }
@@ -232,5 +283,23 @@ mod tests {
         let comparison = Comparison { bytes: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
         assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);
         assert_eq!((median(&comparison.subject), median(&[])), (Duration::from_millis(10), Duration::ZERO));
+    }
+
+    #[test]
+    fn the_floor_moves_what_it_is_asked_for_and_writes_back_what_it_read() {
+        let (folder, block) = (tempfile::tempdir().expect("a folder"), BLOCK as u64);
+        let mut floor = Floor::new(folder.path(), 8 * block, 1).expect("a file");
+        let written = |floor: &Floor| -> Vec<u8> {
+            let mut buffer = AlignedBuffer::zeroed(8 * BLOCK).expect("memory");
+            floor.file.file().read_exact_at(buffer.as_bytes_mut(), 0).expect("the file");
+            buffer.as_bytes().to_vec()
+        };
+        floor.plain.0.iter_mut().for_each(|memory| memory.as_bytes_mut().fill(1));
+        floor.run(0, 3 * block - 5).expect("three blocks");
+        let before = written(&floor);
+        assert_eq!(before.iter().filter(|&&byte| byte == 1).count(), 3 * BLOCK);
+        floor.run(100 * block, 2 * block).expect("eight and two");
+        assert!(written(&floor) == before);
+        floor.run(0, 0).expect("nothing");
     }
 }

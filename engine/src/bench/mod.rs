@@ -2,6 +2,7 @@
 
 mod comm;
 mod io;
+mod offload;
 mod ops;
 mod pipeline;
 mod profile;
@@ -19,6 +20,7 @@ use crate::{launch, surroundings};
 
 pub(crate) use comm::comm;
 pub(crate) use io::io;
+pub(crate) use offload::offload;
 pub(crate) use ops::ops;
 pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
