@@ -63,4 +63,6 @@ pub use place::{Place, PlaceError};
 pub use shm::SharedAllocator;
 pub use signature::Operation;
 pub use stats::{Counter, Stats};
+/// Bytes that TCP keeps for each peer of a group.
+pub use tcp::CHUNK as TCP_CHUNK;
 pub use threads::threads;

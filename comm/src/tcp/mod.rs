@@ -6,4 +6,5 @@ mod wires;
 
 pub(crate) use address::bind_address;
 pub(crate) use hub::{Hub, Identity, Purpose};
+pub use wires::CHUNK;
 pub(crate) use wires::TcpWires;

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::stream::{Broken, Wait, Wires};
 
 /// Bytes of a chunk: enough to make a system call worth its while, and what is reduced is still in the second-level cache.
-const CHUNK: usize = 256 * 1024;
+pub const CHUNK: usize = 256 * 1024;
 
 /// One rank's sockets of one lane.
 pub(crate) struct TcpWires {

@@ -16,7 +16,9 @@ pub(crate) use needs::{Needs, Subject};
 pub(crate) use table::{Table, forms};
 use walk::Walk;
 pub(crate) use walk::Work;
-use zero_pipeline::Program;
+use zero_config::{Config, Transport};
+use zero_partition::Category;
+use zero_pipeline::{Mesh, Program};
 
 use crate::engine::Engine;
 
@@ -25,15 +27,30 @@ const OWN: u64 = 64 << 10;
 
 /// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
 /// evaluation after them.
-pub(crate) fn peaks(work: Work<'_>, step: &Program, evaluation: &Program) -> Peaks {
+pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: &Program, evaluation: &Program) -> Peaks {
     let mut walk = Walk::new(work);
     walk.run(step);
     walk.run(step);
     walk.run(evaluation);
     walk.run(step);
     let mut peaks = walk.peaks();
-    peaks.total += OWN;
+    let transport = transport(config, mesh);
+    peaks.total += OWN + transport;
+    peaks.by_category[Category::Communication as usize] += transport;
     peaks
+}
+
+/// What the sockets of a rank take, where ranks talk over TCP by choice: a chunk for each peer in each group. Shared memory has none on
+/// the heap.
+fn transport(config: &Config, mesh: Mesh) -> u64 {
+    if config.launcher.transport != Transport::Tcp {
+        return 0;
+    }
+    let peers = match mesh.pipe() {
+        1 => mesh.data() - 1,
+        pipe => mesh.world_size() - 1 + mesh.data() - 1 + 3 * (pipe - 1),
+    };
+    (peers * zero_comm::TCP_CHUNK) as u64
 }
 
 /// What an engine's rank was planned to need; `None` where what its layers take cannot be known.
@@ -51,5 +68,5 @@ pub(crate) fn planned(engine: &Engine) -> Option<Peaks> {
         width: engine.settings.dtype.size_in_bytes() as u64,
         table: Some(&table),
     };
-    Some(peaks(work, engine.program(), &evaluation[at.stage]))
+    Some(peaks(work, engine.config(), arrangement.mesh, engine.program(), &evaluation[at.stage]))
 }

@@ -64,7 +64,7 @@ impl Subject<'_> {
                 width: width as u64,
                 table,
             };
-            let found = peaks(work, &self.programs[stage], evaluation);
+            let found = peaks(work, self.config, self.arrangement.mesh, &self.programs[stage], evaluation);
             needs.peaks.total = needs.peaks.total.max(found.total);
             for category in CATEGORIES {
                 let of = &mut needs.peaks.by_category[category as usize];

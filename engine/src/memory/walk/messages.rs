@@ -32,9 +32,10 @@ impl Walk<'_> {
         };
         let mut gone: Vec<Message> = under_way(Kind::Activations).into_iter().filter(is_answered).collect();
         let mut gradients = under_way(Kind::Gradients);
-        gradients.truncate(gradients.len().saturating_sub(1));
+        gradients.truncate(gradients.len().saturating_sub(2));
         let mut tied = under_way(Kind::Tied);
         tied.retain(|message| matches!(message.content, Content::TiedGradient { .. }));
+        tied.truncate(tied.len().saturating_sub(1));
         gone.extend(gradients.into_iter().chain(tied));
         for message in gone {
             let bytes = self.sending.insert(message, 0).unwrap_or(0);
