@@ -1,7 +1,7 @@
 //! Messages between pipeline stages.
 
 use zero_partition::Category;
-use zero_pipeline::{Content, Kind, Message, Placement};
+use zero_pipeline::{Content, Message, Placement};
 
 use super::{Values, Walk};
 
@@ -20,29 +20,17 @@ impl Walk<'_> {
         }
     }
 
-    /// Lets go of what the other stage must have by now: activations whose gradient has come back, and all but the last gradients, for
-    /// which it made room ahead.
+    /// Lets go of what the other stage must have by now: activations whose gradient has come back. Gradients are answered by nothing:
+    /// they may be on their way until the end of the step.
     pub(super) fn gone(&mut self) {
-        let under_way = |kind: Kind| -> Vec<Message> {
-            self.sending.iter().filter(|(m, bytes)| m.content.kind() == kind && **bytes > 0).map(|(m, _)| *m).collect()
-        };
         let is_answered = |message: &Message| match message.content {
             Content::Activations { layer, micro_batch } => self.answered.contains(&(layer, micro_batch)),
             _ => false,
         };
-        let mut gone: Vec<Message> = under_way(Kind::Activations).into_iter().filter(is_answered).collect();
-        let mut gradients = under_way(Kind::Gradients);
-        gradients.truncate(gradients.len().saturating_sub(2));
-        let mut tied = under_way(Kind::Tied);
-        tied.retain(|message| matches!(message.content, Content::TiedGradient { .. }));
-        tied.truncate(tied.len().saturating_sub(1));
-        gone.extend(gradients.into_iter().chain(tied));
+        let gone: Vec<Message> = self.sending.keys().copied().filter(is_answered).collect();
         for message in gone {
             let bytes = self.sending.insert(message, 0).unwrap_or(0);
-            match message.content {
-                Content::TiedGradient { .. } => self.give(Category::Staging, bytes / 4),
-                _ => self.meter.free(Category::Communication, bytes),
-            }
+            self.meter.free(Category::Communication, bytes);
         }
     }
 
