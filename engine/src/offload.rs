@@ -149,6 +149,12 @@ pub(crate) fn describe(engine: &Engine) -> Vec<String> {
         folders.dedup();
         lines.push(format!("disk: {} of rank 0 in {}: {}", bytes(used.bytes), folders.join(" and "), what.join(", ")));
         lines.extend(used.notices);
+        let elements = engine.zero().layout().elements();
+        if lives(|tiers| tiers.parameters) && engine.config().zero.stage3_max_reuse_distance >= elements {
+            let why =
+                "by stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
+            lines.push(format!("{why}; with 0 only those in use do"));
+        }
     }
     if let Some(kept) = &engine.kept {
         lines.push("disk: inputs that are kept for layers to be run again".to_string());
