@@ -20,13 +20,6 @@ static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
 /// A plan is never below what is measured, and above it by no more than a hundredth and this.
 const SLACK: u64 = 16 * 1024;
 
-/// Every further thread may have room for a few times 4096 floats for some microseconds, which seldom fall together.
-const SLACK_OF_A_THREAD: u64 = 5 * 16 * 1024;
-
-/// Threads may happen to work one after the other and then take less than they may. So a figure that is too low is an error,
-/// one that is too high only if it is never reached.
-const TRIES: usize = 50;
-
 #[derive(Debug, Default)]
 struct Comparison {
     too_low: Vec<String>,
@@ -38,7 +31,8 @@ impl Comparison {
         let line = format!("{what}: planned {planned}, measured {measured}");
         if planned < measured {
             self.too_low.push(line);
-        } else if planned > measured + measured / 100 + SLACK + (ops::threads() as u64 - 1) * SLACK_OF_A_THREAD {
+        } else if planned > measured + measured / 100 + SLACK && ops::threads() == 1 {
+            // Of several threads the most that all have at once is planned, and whether they have is up to who runs when.
             self.too_high.push(line);
         }
     }
@@ -346,20 +340,11 @@ fn a_layer_takes_what_is_planned() -> Result<()> {
             ops::set_threads(threads);
             for put_off in [false, true] {
                 let name = format!("{name}, {threads} threads");
-                let mut reached = false;
-                let mut too_high = vec![];
-                for _ in 0..TRIES {
-                    let mut run = Run { name: &name, model: &model, comparison: Comparison::default() };
-                    run.step(&batch, put_off)?;
-                    run.evaluate(&batch)?;
-                    assert!(run.comparison.too_low.is_empty(), "{:#?}", run.comparison);
-                    too_high = run.comparison.too_high;
-                    reached = too_high.is_empty();
-                    if reached {
-                        break;
-                    }
-                }
-                assert!(reached, "{too_high:#?}");
+                let mut run = Run { name: &name, model: &model, comparison: Comparison::default() };
+                run.step(&batch, put_off)?;
+                run.evaluate(&batch)?;
+                let Comparison { too_low, too_high } = run.comparison;
+                assert!(too_low.is_empty() && too_high.is_empty(), "too low: {too_low:#?}, too high: {too_high:#?}");
             }
         }
     }
