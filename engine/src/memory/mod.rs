@@ -3,6 +3,7 @@
 //! The walk allocates, frees and keeps what the executor and `Zero` do, in their order; layers say what they take
 //! (`zero_model::memory`). What is planned is what the allocator counts (`zero_comm::heap`), so a test can hold one against the other.
 
+mod arrivals;
 mod limit;
 mod meter;
 mod needs;
@@ -11,6 +12,7 @@ mod walk;
 
 pub use limit::Limit;
 
+pub(crate) use arrivals::{Arrivals, arrivals};
 pub(crate) use meter::Peaks;
 pub(crate) use needs::{Needs, Subject};
 pub(crate) use table::{Table, forms};
@@ -25,9 +27,16 @@ use crate::engine::Engine;
 /// What the engine itself takes beside what a program asks for: its lists, the metrics of a step.
 const OWN: u64 = 64 << 10;
 
+/// A rank's program, with what it knows of its messages.
+#[derive(Clone, Copy)]
+pub(crate) struct Script<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) arrivals: &'a Arrivals,
+}
+
 /// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
 /// evaluation after them.
-pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: &Program, evaluation: &Program) -> Peaks {
+pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_>, evaluation: Script<'_>) -> Peaks {
     let mut walk = Walk::new(work);
     walk.run(step);
     walk.run(step);
@@ -58,7 +67,9 @@ pub(crate) fn planned(engine: &Engine) -> Option<Peaks> {
     let (zero, arrangement) = (engine.zero(), &engine.arrangement);
     let (inputs, targets) = forms(engine.config())?;
     let table = Table::new(engine.model(), &inputs, &targets).ok()?;
-    let evaluation = arrangement.evaluation(zero.layout().shape(), 1);
+    let shape = zero.layout().shape();
+    let (steps, evaluations) = (arrangement.training(shape), arrangement.evaluation(shape, 1));
+    let (in_steps, in_evaluations) = (arrivals(&steps), arrivals(&evaluations));
     let at = zero.groups().at();
     let work = Work {
         layout: zero.layout(),
@@ -68,5 +79,7 @@ pub(crate) fn planned(engine: &Engine) -> Option<Peaks> {
         width: engine.settings.dtype.size_in_bytes() as u64,
         table: Some(&table),
     };
-    Some(peaks(work, engine.config(), arrangement.mesh, engine.program(), &evaluation[at.stage]))
+    let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
+    let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };
+    Some(peaks(work, engine.config(), arrangement.mesh, step, evaluation))
 }

@@ -6,7 +6,7 @@ use zero_pipeline::{Coordinates, Program, StageId};
 
 use super::table::Table;
 use super::walk::Work;
-use super::{Peaks, forms, peaks};
+use super::{Peaks, Script, arrivals, forms, peaks};
 use crate::arrangement::Arrangement;
 use crate::settings::Settings;
 
@@ -40,13 +40,18 @@ impl Subject<'_> {
     /// Of each stage.
     pub(crate) fn needs(&self) -> Vec<Needs> {
         let table = self.table();
-        let evaluation = self.arrangement.evaluation(self.layout.shape(), 1);
+        let evaluations = self.arrangement.evaluation(self.layout.shape(), 1);
+        let (in_steps, in_evaluations) = (arrivals(self.programs), arrivals(&evaluations));
         (0..self.arrangement.mesh.pipe())
-            .map(|stage| self.of_stage(stage, table.as_ref(), &evaluation[stage]))
+            .map(|stage| {
+                let step = Script { program: &self.programs[stage], arrivals: &in_steps[stage] };
+                let evaluation = Script { program: &evaluations[stage], arrivals: &in_evaluations[stage] };
+                self.of_stage(stage, table.as_ref(), step, evaluation)
+            })
             .collect()
     }
 
-    fn of_stage(&self, stage: StageId, table: Option<&Table>, evaluation: &Program) -> Needs {
+    fn of_stage(&self, stage: StageId, table: Option<&Table>, step: Script<'_>, evaluation: Script<'_>) -> Needs {
         let (width, states) = (self.settings.dtype.size_in_bytes(), self.settings.zero.optimizer.states().len());
         // Shards differ by some blocks: of many ranks a few stand for all.
         let last = self.arrangement.mesh.data() - 1;
@@ -64,7 +69,7 @@ impl Subject<'_> {
                 width: width as u64,
                 table,
             };
-            let found = peaks(work, self.config, self.arrangement.mesh, &self.programs[stage], evaluation);
+            let found = peaks(work, self.config, self.arrangement.mesh, step, evaluation);
             needs.peaks.total = needs.peaks.total.max(found.total);
             for category in CATEGORIES {
                 let of = &mut needs.peaks.by_category[category as usize];

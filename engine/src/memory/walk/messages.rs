@@ -20,17 +20,18 @@ impl Walk<'_> {
         }
     }
 
-    /// Lets go of what the other stage must have by now: activations whose gradient has come back. Gradients are answered by nothing:
-    /// they may be on their way until the end of the step.
+    /// Lets go of what has surely arrived. What may be under way counts as being so: memory is not to depend on who is faster.
     pub(super) fn gone(&mut self) {
-        let is_answered = |message: &Message| match message.content {
-            Content::Activations { layer, micro_batch } => self.answered.contains(&(layer, micro_batch)),
-            _ => false,
-        };
-        let gone: Vec<Message> = self.sending.keys().copied().filter(is_answered).collect();
+        let is_kept = |message: &Message| matches!(message.content, Content::TiedParameters { .. });
+        let has_arrived = |message: &Message| self.arrivals.get(message).is_some_and(|&place| place < self.place);
+        let is_gone = |(message, bytes): &(&Message, &u64)| **bytes > 0 && !is_kept(message) && has_arrived(message);
+        let gone: Vec<Message> = self.sending.iter().filter(is_gone).map(|(message, _)| *message).collect();
         for message in gone {
             let bytes = self.sending.insert(message, 0).unwrap_or(0);
-            self.meter.free(Category::Communication, bytes);
+            match message.content {
+                Content::TiedGradient { .. } => self.give(Category::Staging, bytes / 4),
+                _ => self.meter.free(Category::Communication, bytes),
+            }
         }
     }
 
@@ -80,8 +81,7 @@ impl Walk<'_> {
                     self.values.insert((before, micro_batch), values);
                 }
             }
-            Content::Gradients { layer, micro_batch } => {
-                self.answered.insert((layer, micro_batch));
+            Content::Gradients { micro_batch, .. } => {
                 self.meter.free(Category::Communication, if micro_batch == 0 { 0 } else { bytes });
                 self.meter.add(Category::Activations, bytes);
                 self.upstream.insert(micro_batch, bytes);

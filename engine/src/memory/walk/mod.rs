@@ -1,12 +1,10 @@
 //! Carries out a rank's program on sizes alone: what the executor and `Zero` take, give up and keep, in their order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use zero_model::memory::room_of_a_thread;
 use zero_partition::{Category, Layout, Segment, ZeroOptions};
-use zero_pipeline::{
-    Content, Coordinates, Instruction, Item, LayerId, Message, Placement, Program, SegmentId, Stages, Tier,
-};
+use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
 
 mod buffers;
 mod disk;
@@ -15,6 +13,7 @@ mod messages;
 
 use super::meter::{Idle, Meter, Peaks};
 use super::table::Table;
+use super::{Arrivals, Script};
 
 /// What a rank's memory depends on.
 #[derive(Clone, Copy)]
@@ -62,8 +61,9 @@ pub(crate) struct Walk<'a> {
     upstream: BTreeMap<usize, u64>,
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
-    /// Activations that were sent and whose gradient has come.
-    answered: BTreeSet<(LayerId, usize)>,
+    /// From which place in the program on a message has surely arrived.
+    arrivals: Arrivals,
+    place: usize,
     loaded: u64,
     trains: bool,
     /// Tiles that are in memory: the size classes of their buffers.
@@ -89,7 +89,8 @@ impl<'a> Walk<'a> {
             upstream: BTreeMap::new(),
             put_off: BTreeMap::new(),
             sending: BTreeMap::new(),
-            answered: BTreeSet::new(),
+            arrivals: Arrivals::new(),
+            place: 0,
             loaded: 0,
             trains: false,
             tiles: BTreeMap::new(),
@@ -150,9 +151,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Carries out a program once.
-    pub(crate) fn run(&mut self, program: &Program) {
+    pub(crate) fn run(&mut self, script: Script<'_>) {
+        let program = script.program;
+        self.arrivals.clone_from(script.arrivals);
         self.trains = program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm));
-        for instruction in &program.instructions {
+        for (place, instruction) in program.instructions.iter().enumerate() {
+            self.place = place;
             self.step(instruction);
         }
         if self.trains {
@@ -160,7 +164,6 @@ impl<'a> Walk<'a> {
             let idle = self.kept_buffers.clear();
             self.meter.free(Category::Staging, idle);
         }
-        self.answered.clear();
         // What the executor's micro-batches hold goes with them.
         self.meter.free(Category::Activations, std::mem::take(&mut self.loaded));
         for (_, values) in std::mem::take(&mut self.values) {

@@ -1,0 +1,121 @@
+//! What a pipeline stage knows of its messages: when it can be sure that the other stage has one.
+//!
+//! A message that has arrived is memory again. No clock says when that is, but a stage that is given something knows all that
+//! its sender knew when it was sent: Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System", 1978.
+
+use std::collections::BTreeMap;
+
+use zero_pipeline::{Channel, Instruction, Message, Program};
+
+/// By message that a stage sends, the place in its program from which on it has surely arrived; a message that is not here may be under
+/// way to the end.
+pub(crate) type Arrivals = BTreeMap<Message, usize>;
+
+/// Of all stages, from the programs of all of them.
+pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
+    // In one order, however long a stage must wait: what is known does not depend on time.
+    let mut stages = vec![Stage::default(); programs.len()];
+    let mut under_way: BTreeMap<Message, Knowledge> = BTreeMap::new();
+    let mut moved = true;
+    while std::mem::take(&mut moved) {
+        for (stage, program) in stages.iter_mut().zip(programs) {
+            while let Some(instruction) = program.instructions.get(stage.next) {
+                match instruction {
+                    Instruction::Send { message } => {
+                        stage.sent.entry(message.channel()).or_default().push(*message);
+                        under_way.insert(*message, stage.knowledge.clone());
+                    }
+                    Instruction::AwaitReceive { message } => match under_way.remove(message) {
+                        Some(knowledge) => stage.learn(*message, &knowledge),
+                        None => break,
+                    },
+                    _ => {}
+                }
+                stage.next += 1;
+                moved = true;
+            }
+        }
+    }
+    stages.into_iter().map(|stage| stage.arrived).collect()
+}
+
+/// Messages that have arrived, by channel: how many of its first.
+type Knowledge = BTreeMap<Channel, usize>;
+
+#[derive(Clone, Default)]
+struct Stage {
+    next: usize,
+    knowledge: Knowledge,
+    sent: BTreeMap<Channel, Vec<Message>>,
+    arrived: Arrivals,
+}
+
+impl Stage {
+    fn learn(&mut self, message: Message, theirs: &Knowledge) {
+        for (&channel, &count) in theirs {
+            let known = self.knowledge.entry(channel).or_default();
+            for sent in self.sent.get(&channel).into_iter().flat_map(|sent| sent.iter().take(count).skip(*known)) {
+                self.arrived.insert(*sent, self.next);
+            }
+            *known = count.max(*known);
+        }
+        *self.knowledge.entry(message.channel()).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_pipeline::Content;
+
+    use super::*;
+
+    fn activations(micro_batch: usize, from: usize, to: usize) -> Message {
+        Message { content: Content::Activations { layer: 1, micro_batch }, from, to }
+    }
+
+    fn gradients(micro_batch: usize, from: usize, to: usize) -> Message {
+        Message { content: Content::Gradients { layer: 1, micro_batch }, from, to }
+    }
+
+    fn send(message: Message) -> Instruction {
+        Instruction::Send { message }
+    }
+
+    fn take(message: Message) -> Instruction {
+        Instruction::AwaitReceive { message }
+    }
+
+    fn program(instructions: Vec<Instruction>) -> Program {
+        Program { instructions, micro_batches: 2 }
+    }
+
+    #[test]
+    fn an_answer_tells_what_its_sender_had_received() {
+        let (a, b) = (activations(0, 0, 1), activations(1, 0, 1));
+        let (x, y) = (gradients(0, 1, 0), gradients(1, 1, 0));
+        let first = program(vec![send(a), send(b), take(x), take(y)]);
+        let after_each = program(vec![take(a), send(x), take(b), send(y)]);
+        assert_eq!(arrivals(&[first.clone(), after_each])[0], BTreeMap::from([(a, 2), (b, 3)]));
+        let after_both = program(vec![take(a), take(b), send(x), send(y)]);
+        let known = arrivals(&[first, after_both]);
+        assert_eq!(known[0], BTreeMap::from([(a, 2), (b, 2)]));
+        // Nobody tells the second stage of its gradients.
+        assert!(known[1].is_empty());
+    }
+
+    #[test]
+    fn what_a_third_stage_has_is_known_from_the_second() {
+        let (a, far) = (activations(0, 0, 1), activations(0, 0, 2));
+        let (told, back) = (gradients(0, 2, 1), gradients(0, 1, 0));
+        let programs =
+            [vec![send(far), send(a), take(back)], vec![take(a), take(told), send(back)], vec![take(far), send(told)]];
+        assert_eq!(arrivals(&programs.map(program))[0], BTreeMap::from([(a, 2), (far, 2)]));
+    }
+
+    #[test]
+    fn stages_that_wait_for_each_other_end_it() {
+        let (a, x) = (activations(0, 0, 1), gradients(0, 1, 0));
+        let stuck = [program(vec![take(x), send(a)]), program(vec![take(a), send(x)])];
+        assert_eq!(arrivals(&stuck), [BTreeMap::new(), BTreeMap::new()]);
+    }
+}
