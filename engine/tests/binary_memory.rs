@@ -114,6 +114,11 @@ fn what_lives_on_a_disk() {
     let plain =
         "offload_optimizer: {device: nvme, nvme_path: ., buffer_count: 1, pipeline_read: false, pipeline_write: false}";
     holds(2, &format!("stage: 2, sub_group_size: 65536, {plain}"), &[BLOCKS]);
+    // Nothing but gradients is there to be moved.
+    holds(2, &format!("stage: 2, {STATE}"), &[BLOCKS, "optimizer={type: SGD, params: {lr: 0.1}}"]);
+    // A checkpoint reads everything, and leaves no buffer behind.
+    let saving = "training={max_steps: 3, output_dir: run, save_every: 1}";
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[BLOCKS, saving]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, DType};
 use half::bf16;
 use zero_pipeline::{SegmentId, Tier};
-use zero_tier::align;
+use zero_tier::{AlignedBuffer, align};
 
 use crate::disk::tiles::no_disk;
 use crate::disk::{Disk, Place};
@@ -44,7 +44,6 @@ impl Disk {
                 }
                 _ => values.extend_from_slice(&bytes.as_f32()[part]),
             }
-            self.buffers.put(bytes);
         }
         Ok(values)
     }
@@ -73,17 +72,18 @@ impl Disk {
             }
             let (at, len) = (offset(&place, stored, index), bytes.len());
             let file = self.file(stored)?;
-            self.buffers.put(file.write(at, bytes, len).wait()?);
+            file.write(at, bytes, len).wait()?;
         }
         Ok(())
     }
 
-    fn read_tile(&self, place: &Place, stored: Stored, index: usize) -> Result<zero_tier::AlignedBuffer, ZeroError> {
+    fn read_tile(&self, place: &Place, stored: Stored, index: usize) -> Result<AlignedBuffer, ZeroError> {
         let len = match stored {
             Stored::State(_) => place.stride(index),
             Stored::Parameters => align((place.range(index).len() * place.width) as u64) as usize,
         };
-        let buffer = self.buffers.take(len)?;
+        // Not of the pool: there it would wait through the next step, which needs others.
+        let buffer = AlignedBuffer::zeroed(len)?;
         Ok(self.file(stored)?.read(offset(place, stored, index), buffer, len).wait()?)
     }
 

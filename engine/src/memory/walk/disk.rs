@@ -90,7 +90,9 @@ impl Walk<'_> {
                 // Gradients are not written back: their buffer is free at once. It comes behind the state's.
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
-                    let class = classes.remove(usize::from(tiers.optimizer == Tier::Nvme));
+                    // Plain SGD has no state, and without a master nothing comes before them.
+                    let has_state = tiers.optimizer == Tier::Nvme && (self.states() > 0 || self.is_bf16());
+                    let class = classes.remove(usize::from(has_state));
                     self.buffers.give(class);
                 }
                 self.moving.insert(item, classes);
