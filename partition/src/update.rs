@@ -1,11 +1,17 @@
 //! The gradient norm and the optimizer step.
 
-use candle_core::{CpuStorage, DType};
+use std::ops::Range;
+
+use bytemuck::cast_slice_mut;
+use candle_core::CpuStorage;
+use half::bf16;
 use zero_comm::{Buffer, ReduceOp};
 use zero_optim::norm::clip_coefficient;
 use zero_optim::{ExactSum, Step, write_bf16};
 use zero_pipeline::{Placement, SegmentId};
+use zero_tier::AlignedBuffer;
 
+use crate::disk::{Tile, stride};
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::threads::{add_parameter_range, update};
@@ -77,44 +83,74 @@ impl Zero {
     /// # Errors
     /// If the gradients are not reduced.
     pub fn update(&mut self, id: SegmentId, lr: f64) -> Result<(), ZeroError> {
-        let gradients = self.take_reduced(id)?;
-        let segment = &self.layout.segments()[id];
+        let own = 0..self.own_range(id).len();
+        self.update_part(id, own, &mut Tile::empty(), lr)?;
+        self.discard(id)
+    }
+
+    /// The optimizer step on a part of this rank's part: on what `tile` has of it, and on the rest in memory.
+    pub(crate) fn update_part(
+        &mut self,
+        id: SegmentId,
+        part: Range<usize>,
+        tile: &mut Tile<AlignedBuffer>,
+        lr: f64,
+    ) -> Result<(), ZeroError> {
         let own = self.own_range(id);
-        let offset = match segment.placements.gradients {
-            Placement::Replicated => own.start,
-            Placement::Sharded => 0,
+        let states = self.options.optimizer.states().len();
+        let Self { layout, model, segments, options, .. } = self;
+        let (segment, state) = (&layout.segments()[id], &mut segments[id]);
+        let gradients: &[f32] = match (&tile.gradients, &state.reduced) {
+            (Some(buffer), _) => buffer.as_f32(),
+            (None, Some(reduced)) => {
+                let offset = match segment.placements.gradients {
+                    Placement::Replicated => own.start,
+                    Placement::Sharded => 0,
+                };
+                &reduced[part.start + offset..part.end + offset]
+            }
+            (None, None) => return Err(ZeroError::internal("update of gradients that are not reduced")),
         };
-        let state = &mut self.segments[id];
-        for (parameter, inside, at) in segment.overlaps(own) {
-            let parameter = &self.model.parameters()[parameter];
-            let decay = self.options.decay_all || parameter.shape().dims().len() >= 2;
+        // The states and the master of the tile: from its buffer, or from memory.
+        let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
+            Some(buffer) => buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect(),
+            None => {
+                let master = (!state.master.is_empty()).then_some(&mut state.master);
+                state.optimizer.iter_mut().chain(master).map(|kind| &mut kind[part.clone()]).collect()
+            }
+        };
+        let mut master = (kinds.len() > states).then(|| kinds.pop()).flatten();
+        for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
+            let parameter = &model.parameters()[parameter];
+            let decay = options.decay_all || parameter.shape().dims().len() >= 2;
             let step = Step { step: self.updates + 1, lr, grad_scale: self.grad_scale, decay };
-            let gradients = &gradients[at.start + offset..at.end + offset];
-            let mut moments: Vec<&mut [f32]> = state.optimizer.iter_mut().map(|s| &mut s[at.clone()]).collect();
-            let mut run = |values: &mut [f32]| update(&self.options.optimizer, &step, values, gradients, &mut moments);
-            match (self.dtype, &mut state.shard) {
-                (DType::BF16, _) => {
-                    let master = &mut state.master[at.clone()];
-                    run(master)?;
-                    match &mut state.shard {
-                        Some(CpuStorage::BF16(shard)) => write_bf16(master, &mut shard[at])?,
-                        _ => parameter.update(|values| match values {
-                            CpuStorage::BF16(full) => {
-                                write_bf16(master, &mut full[inside]).map_err(candle_core::Error::wrap)
-                            }
-                            _ => candle_core::bail!("a released parameter cannot be updated"),
-                        })?,
-                    }
+            let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
+            let mut run =
+                |values: &mut [f32]| update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments);
+            let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
+            if let Some(master) = &mut master {
+                let master = &mut master[at.clone()];
+                run(master)?;
+                let write = |rounded: &mut [bf16]| write_bf16(master, rounded);
+                match (&mut tile.parameters, &mut state.shard) {
+                    (Some(buffer), _) => write(&mut cast_slice_mut::<u8, bf16>(buffer.as_bytes_mut())[in_tile])?,
+                    (None, Some(CpuStorage::BF16(shard))) => write(&mut shard[in_shard])?,
+                    _ => parameter.update(|values| match values {
+                        CpuStorage::BF16(full) => write(&mut full[inside]).map_err(candle_core::Error::wrap),
+                        _ => candle_core::bail!("a released parameter cannot be updated"),
+                    })?,
                 }
-                (_, Some(CpuStorage::F32(shard))) => run(&mut shard[at])?,
-                (_, None) => parameter.update(|values| match values {
+                continue;
+            }
+            match (&mut tile.parameters, &mut state.shard) {
+                (Some(buffer), _) => run(&mut buffer.as_f32_mut()[in_tile])?,
+                (None, Some(CpuStorage::F32(shard))) => run(&mut shard[in_shard])?,
+                _ => parameter.update(|values| match values {
                     CpuStorage::F32(full) => run(&mut full[inside]).map_err(candle_core::Error::wrap),
                     _ => candle_core::bail!("a released parameter cannot be updated"),
                 })?,
-                _ => return Err(ZeroError::internal("a shard of another dtype than f32 or bf16")),
             }
         }
-        self.done_with(id, gradients);
         Ok(())
     }
 
@@ -124,7 +160,7 @@ impl Zero {
         self.updates += 1;
     }
 
-    /// Drops a segment's reduced gradients: the step is skipped.
+    /// Gives up a segment's reduced gradients: they have been used, or the step is skipped.
     ///
     /// # Errors
     /// If they are not reduced.

@@ -15,7 +15,7 @@ use zero_pipeline::{Item, SegmentId};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile};
 
 pub use place::{DiskBytes, disk_buffers, disk_bytes};
-pub(crate) use place::{Place, places};
+pub(crate) use place::{Place, places, stride};
 pub(crate) use values::Stored;
 
 use crate::error::ZeroError;
@@ -43,7 +43,7 @@ pub(crate) struct Tile<T> {
 
 impl<T> Tile<T> {
     /// Nothing yet.
-    fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { state: None, gradients: None, parameters: None }
     }
 

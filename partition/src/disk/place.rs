@@ -146,6 +146,11 @@ fn place(
     Some(place)
 }
 
+/// Bytes of one state of so many elements.
+pub(crate) fn stride(elements: usize) -> usize {
+    align((elements * 4) as u64) as usize
+}
+
 impl Place {
     /// Tiles of this rank: as many as all have or, where its part is smaller, fewer.
     pub(crate) fn tiles(&self) -> usize {
@@ -166,7 +171,7 @@ impl Place {
 
     /// Bytes from one state of a tile to the next.
     pub(crate) fn stride(&self, index: usize) -> usize {
-        align((self.range(index).len() * 4) as u64) as usize
+        stride(self.range(index).len())
     }
 
     /// Bytes of all states of a tile.

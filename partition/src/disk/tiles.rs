@@ -1,10 +1,10 @@
 //! The instructions that move what lives on a disk.
 
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::cast_slice;
 use candle_core::{CpuStorage, DType};
 use half::bf16;
 use zero_optim::ExactSum;
-use zero_pipeline::{Item, Placement, SegmentId, Tier};
+use zero_pipeline::{Item, SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align};
 
 use crate::disk::Tile;
@@ -194,7 +194,10 @@ impl Zero {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         let place = disk.place(id)?;
         let mut tile = disk.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
-        let result = self.update_part(id, index, &mut tile, lr);
+        let result = match place.range(index) {
+            part if part.is_empty() => Ok(()),
+            part => self.update_part(id, part, &mut tile, lr),
+        };
         if let Some(disk) = &mut self.disk {
             disk.tiles.insert(item, tile);
         }
@@ -202,8 +205,7 @@ impl Zero {
         // The other ranks may have more tiles; this one's last has all that it needs.
         let is_last = index + 1 == place.tiers.tiles;
         if is_last && place.tiers.gradients == Tier::Memory {
-            let gradients = self.take_reduced(id)?;
-            self.done_with(id, gradients);
+            self.discard(id)?;
         }
         Ok(())
     }
@@ -218,78 +220,6 @@ impl Zero {
             true => self.discard(id),
             false => Ok(()),
         }
-    }
-
-    fn update_part(
-        &mut self,
-        id: SegmentId,
-        index: usize,
-        tile: &mut Tile<AlignedBuffer>,
-        lr: f64,
-    ) -> Result<(), ZeroError> {
-        let place = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?;
-        let part = place.range(index);
-        if part.is_empty() {
-            return Ok(());
-        }
-        let own = self.own_range(id);
-        let stride = place.stride(index) / 4;
-        let states = self.options.optimizer.states().len();
-        let Self { layout, model, segments, options, .. } = self;
-        let (segment, state) = (&layout.segments()[id], &mut segments[id]);
-        let gradients: &[f32] = match (&tile.gradients, &state.reduced) {
-            (Some(buffer), _) => buffer.as_f32(),
-            (None, Some(reduced)) => {
-                let offset = match segment.placements.gradients {
-                    Placement::Replicated => own.start,
-                    Placement::Sharded => 0,
-                };
-                &reduced[part.start + offset..part.end + offset]
-            }
-            (None, None) => return Err(ZeroError::internal("update of gradients that are not reduced")),
-        };
-        // The states and the master of the tile: from its buffer, or from memory.
-        let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
-            Some(buffer) => buffer.as_f32_mut().chunks_mut(stride).collect(),
-            None => {
-                let master = (!state.master.is_empty()).then_some(&mut state.master);
-                state.optimizer.iter_mut().chain(master).map(|kind| &mut kind[part.clone()]).collect()
-            }
-        };
-        let mut master = (kinds.len() > states).then(|| kinds.pop()).flatten();
-        for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
-            let parameter = &model.parameters()[parameter];
-            let decay = options.decay_all || parameter.shape().dims().len() >= 2;
-            let step = zero_optim::Step { step: self.updates + 1, lr, grad_scale: self.grad_scale, decay };
-            let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
-            let mut run = |values: &mut [f32]| {
-                crate::threads::update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments)
-            };
-            let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
-            if let Some(master) = &mut master {
-                let master = &mut master[at.clone()];
-                run(master)?;
-                let write = |rounded: &mut [bf16]| zero_optim::write_bf16(master, rounded);
-                match (&mut tile.parameters, &mut state.shard) {
-                    (Some(buffer), _) => write(&mut cast_slice_mut::<u8, bf16>(buffer.as_bytes_mut())[in_tile])?,
-                    (None, Some(CpuStorage::BF16(shard))) => write(&mut shard[in_shard])?,
-                    _ => parameter.update(|values| match values {
-                        CpuStorage::BF16(full) => write(&mut full[inside]).map_err(candle_core::Error::wrap),
-                        _ => candle_core::bail!("a released parameter cannot be updated"),
-                    })?,
-                }
-                continue;
-            }
-            match (&mut tile.parameters, &mut state.shard) {
-                (Some(buffer), _) => run(&mut buffer.as_f32_mut()[in_tile])?,
-                (None, Some(CpuStorage::F32(shard))) => run(&mut shard[in_shard])?,
-                _ => parameter.update(|values| match values {
-                    CpuStorage::F32(full) => run(&mut full[inside]).map_err(candle_core::Error::wrap),
-                    _ => candle_core::bail!("a released parameter cannot be updated"),
-                })?,
-            }
-        }
-        Ok(())
     }
 
     /// Buffers are memory, whether in use or waiting for their next use.
