@@ -166,21 +166,19 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
         warn(&config);
     }
     // What the ranks would all find out is said once, before any is started.
-    zero_train::train::check(&config)?;
     let ranks = config.world_size;
+    let threads = surroundings::threads(Some(&config.launcher), ranks);
+    zero_model::ops::set_threads(threads);
+    let plan = zero_train::train::check(&config)?;
     if !args.force
         && let Some(limit) = Limit::of_rank(&config, ranks)
+        && let Err(told) = fits(&plan, limit, &args.config, &args.overrides(), &config)?
     {
-        zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), ranks));
-        let plan = zero_train::train::plan_without_data(&config)?;
-        if let Err(told) = fits(&plan, limit, &args.config, &args.overrides(), &config)? {
-            anyhow::bail!(zero_train::Error::Memory(told));
-        }
+        anyhow::bail!(zero_train::Error::Memory(told));
     }
     if config.launcher.transport == Transport::Threads {
         return rank::run_as_threads(&config, &options);
     }
-    let threads = surroundings::threads(Some(&config.launcher), ranks);
     launch::launch(ranks, threads, text.as_deref())
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Layers, Model};
 use zero_partition::{CATEGORIES, Layout, LayoutOptions, StateBytes, expected_payload, expected_state};
-use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
+use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Stages, ZeroStage, grid};
 
 use crate::arrangement::Arrangement;
@@ -43,47 +43,21 @@ struct Share {
     alive: usize,
 }
 
-/// Everything that must fit together before ranks are started.
-pub(crate) struct Prepared {
-    settings: Settings,
-    model: Model,
-    layout: Layout,
-    arrangement: Arrangement,
-    programs: Vec<Program>,
-}
-
-impl Prepared {
-    /// # Errors
-    /// As [`Plan::new`].
-    pub(crate) fn new(config: &Config, model: Layers) -> Result<Self, Error> {
-        let settings = Settings::new(config)?;
-        let model = model.build(settings.dtype)?;
-        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
-        // What is to be measured is taken for equal.
-        let equal = CutCosts::equal(model.layers().len());
-        let arrangement = Arrangement::new(config, &settings, &model, &layout, Some(&equal))?;
-        let programs = arrangement.training(layout.shape());
-        arrangement.validate(&programs, layout.shape())?;
-        arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
-        Ok(Self { settings, model, layout, arrangement, programs })
-    }
-
-    /// Whether the disks have room for what is to live there.
-    ///
-    /// # Errors
-    /// The key of a folder that has not.
-    pub(crate) fn check_disks(&self) -> Result<(), Error> {
-        offload::check_space(&self.layout, &self.arrangement.stages, &self.settings)
-    }
-}
-
 impl Plan {
     /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
     ///
     /// # Errors
     /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let Prepared { settings, model, layout, arrangement, programs } = Prepared::new(&config, model)?;
+        let settings = Settings::new(&config)?;
+        let model = model.build(settings.dtype)?;
+        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
+        // What is to be measured is taken for equal.
+        let equal = CutCosts::equal(model.layers().len());
+        let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
+        let programs = arrangement.training(layout.shape());
+        arrangement.validate(&programs, layout.shape())?;
+        arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
         let costs = equal_chunks(&arrangement, &layout);
         let simulation = arrangement.of_two_replicas().simulate(&programs, layout.shape(), &costs)?;
         let subject = Subject {
@@ -96,6 +70,14 @@ impl Plan {
         };
         let needs = subject.needs();
         Ok(Self { config, settings, model, layout, arrangement, programs, simulation, needs })
+    }
+
+    /// Whether the disks have room for what is to live there.
+    ///
+    /// # Errors
+    /// The key of a folder that has not.
+    pub(crate) fn check_disks(&self) -> Result<(), Error> {
+        offload::check_space(&self.layout, &self.arrangement.stages, &self.settings)
     }
 
     /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
@@ -280,16 +262,7 @@ fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
     };
     let layers = arrangement.stages.chunks().iter().flat_map(of_chunk).collect();
     let segments = vec![SegmentCosts::default(); layout.shape().segments.len()];
-    Costs {
-        layers,
-        segments,
-        load: 0.0,
-        gradient_norm: 0.0,
-        pipe: Link::FREE,
-        data: Link::FREE,
-        read: Link::FREE,
-        write: Link::FREE,
-    }
+    Costs::of_compute(layers, segments)
 }
 
 impl fmt::Display for Plan {

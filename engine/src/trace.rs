@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use zero_comm::Buffer;
-use zero_pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
+use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
 
 use crate::engine::Engine;
@@ -162,14 +162,7 @@ fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
         update: mean("update", segment),
         ..SegmentCosts::default()
     };
-    Costs {
-        layers: (0..world.shape.layers.len()).map(layer).collect(),
-        segments: (0..world.shape.segments.len()).map(segment).collect(),
-        load: mean("load", 0),
-        gradient_norm: 0.0,
-        pipe: Link::FREE,
-        data: Link::FREE,
-        read: Link::FREE,
-        write: Link::FREE,
-    }
+    let layers = (0..world.shape.layers.len()).map(layer).collect();
+    let segments = (0..world.shape.segments.len()).map(segment).collect();
+    Costs { load: mean("load", 0), ..Costs::of_compute(layers, segments) }
 }

@@ -2,7 +2,7 @@
 
 use zero_pipeline::grid::grid;
 use zero_pipeline::schedule;
-use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
+use zero_pipeline::simulate::{LayerCosts, SegmentCosts};
 use zero_pipeline::{
     Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, World, ZeroStage, simulate,
 };
@@ -30,16 +30,7 @@ fn drawn(
         backward_weight: weight,
         ..LayerCosts::default()
     };
-    let costs = Costs {
-        layers: vec![layer; layers],
-        segments: vec![SegmentCosts::default(); layers],
-        load: 0.0,
-        gradient_norm: 0.0,
-        pipe: Link::FREE,
-        data: Link::FREE,
-        read: Link::FREE,
-        write: Link::FREE,
-    };
+    let costs = Costs::of_compute(vec![layer; layers], vec![SegmentCosts::default(); layers]);
     let mesh = Mesh::new(count * data, count).unwrap();
     let program = |rank| schedule::training(schedule, &shape, &stages, mesh.coordinates(rank).stage, micro_batches);
     let programs: Vec<Program> = (0..count * data).map(program).collect();

@@ -17,16 +17,7 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
 /// Nothing takes time but the layers.
 fn costs(layers: usize, layer: LayerCosts) -> Costs {
     let segment = SegmentCosts { parameters: 40, gradients: 40, ..SegmentCosts::default() };
-    Costs {
-        layers: vec![layer; layers],
-        segments: vec![segment; layers],
-        load: 0.0,
-        gradient_norm: 0.0,
-        pipe: Link::FREE,
-        data: Link::FREE,
-        read: Link::FREE,
-        write: Link::FREE,
-    }
+    Costs::of_compute(vec![layer; layers], vec![segment; layers])
 }
 
 /// Whole numbers, so that sums are exact: forward, backward for the input and backward for the weights.

@@ -16,16 +16,8 @@ fn timeline(forward: f64) -> Timeline {
     let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };
     let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
     let layer = LayerCosts { forward, backward: 0.5, inputs: 10, input_gradients: 10, ..LayerCosts::default() };
-    let costs = Costs {
-        layers: vec![layer; 2],
-        segments: vec![SegmentCosts::default(); 2],
-        load: 0.0,
-        gradient_norm: 0.0,
-        pipe: Link { latency: 0.125, bandwidth: f64::INFINITY },
-        data: Link::FREE,
-        read: Link::FREE,
-        write: Link::FREE,
-    };
+    let pipe = Link { latency: 0.125, bandwidth: f64::INFINITY };
+    let costs = Costs { pipe, ..Costs::of_compute(vec![layer; 2], vec![SegmentCosts::default(); 2]) };
     let programs: Vec<Program> =
         (0..2).map(|stage| schedule::training(Schedule::OneFOneB, &shape, &stages, stage, 3)).collect();
     let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 0 };

@@ -10,7 +10,7 @@ use candle_nn::{Init, VarBuilder};
 use zero_comm::bench::median;
 use zero_comm::{Options, threads};
 use zero_model::sink::{self, Slot};
-use zero_train::pipeline::simulate::{Costs, LayerCosts, Link, SegmentCosts};
+use zero_train::pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_train::{Activations, Batch, Config, Engine, Layer, Layers, Pass, Plan};
 
 /// How long a chunk takes for a micro-batch: each of forward, input's and weights' backward.
@@ -142,16 +142,7 @@ fn simulated(config: &Config, chunks: usize, pace: Duration) -> anyhow::Result<f
         .chain([LayerCosts::default()])
         .collect();
     let segments = vec![SegmentCosts::default(); chunks];
-    let costs = Costs {
-        layers,
-        segments,
-        load: 0.0,
-        gradient_norm: 0.0,
-        pipe: Link::FREE,
-        data: Link::FREE,
-        read: Link::FREE,
-        write: Link::FREE,
-    };
+    let costs = Costs::of_compute(layers, segments);
     Ok(Plan::new(config.clone(), model(chunks, Duration::ZERO))?.simulate(&costs)?.timeline.makespan())
 }
 

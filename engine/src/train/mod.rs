@@ -22,7 +22,7 @@ use zero_config::{Config, LogLevel};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::plan::{Plan, Prepared};
+use crate::plan::Plan;
 use crate::words::{bytes, counted, grouped};
 use crate::{memory, offload};
 use corpus::Corpus;
@@ -121,32 +121,23 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
     Plan::new(with_total_steps(config.clone(), 1), layers)
 }
 
-/// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, and
-/// the programs of all ranks may run.
+/// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, the
+/// programs of all ranks may run, and the disks have room. Gives the plan, in which a vocabulary that would be taken from the data counts
+/// as one token.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn check(config: &Config) -> Result<(), Error> {
-    let layers = layers_without_data(config)?;
-    Prepared::new(&with_total_steps(config.clone(), 1), layers)?.check_disks()
-}
-
-/// As [`plan`], without a look at the data: a vocabulary that would be taken from there counts as one token.
-///
-/// # Errors
-/// As [`plan`].
-pub fn plan_without_data(config: &Config) -> Result<Plan, Error> {
-    Plan::new(with_total_steps(config.clone(), 1), layers_without_data(config)?)
-}
-
-fn layers_without_data(config: &Config) -> Result<zero_model::Layers, Error> {
+pub fn check(config: &Config) -> Result<Plan, Error> {
     // A vocabulary that is taken from the data does not change what fits together.
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
         Some(zero_config::Model::Llama(m)) => m.vocab_size,
         _ => None,
     };
-    configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))
+    let layers = configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))?;
+    let plan = Plan::new(with_total_steps(config.clone(), 1), layers)?;
+    plan.check_disks()?;
+    Ok(plan)
 }
 
 /// `total_num_steps: auto` of a run that is counted in epochs.
