@@ -1,16 +1,17 @@
 //! The arithmetic of a linear map, shared by the operations that contain one.
 
-use super::footprint::{Costs, PutOff, bytes, element_rooms, floats};
+use super::footprint::{Costs, PutOff, bytes, floats};
 use super::gradient::deliver;
 use super::hollow;
 use super::kernel::{Isa, norm::add_rows};
 use super::measure;
 use super::operand::{View, f32s, rows};
-use super::output::{stored, tensor};
-use super::parallel::{Output, split};
-use super::product::{Elements, Matrix, Start, new_product, product, rows_product};
+use super::output::tensor;
+use super::parallel::{Output, parts, split};
+use super::product::{Elements, Matrix, Start, new_product, new_product_bf16, product, unrounded};
 use super::threads;
 use crate::sink;
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 /// The order of a weight's two dimensions.
@@ -26,14 +27,14 @@ pub(crate) enum Affine {
 const BLOCK: usize = 64;
 
 impl Affine {
-    /// b + x·W for x of `[.., inputs]`: the values and the shape `[.., outputs]`.
+    /// b + x·W for x of `[.., inputs]`: the values, of the dtype of x, and the shape `[.., outputs]`.
     pub(crate) fn forward(
         self,
         op: &'static str,
         (xs, xl): (&CpuStorage, &Layout),
         (ws, wl): (&CpuStorage, &Layout),
         bias: Option<(&CpuStorage, &Layout)>,
-    ) -> Result<(Vec<f32>, Shape)> {
+    ) -> Result<(CpuStorage, Shape)> {
         let (inputs, outputs) = self.sizes(op, wl.shape())?;
         let (count, last) = rows(op, xl.shape())?;
         if last != inputs {
@@ -49,7 +50,7 @@ impl Affine {
         let start = bias.as_deref().map_or(Start::Zero, Start::Row);
         let (x, w) = (View::new(op, xs, xl)?, View::new(op, ws, wl)?);
         let x = Matrix::new(x.elements(), count, inputs);
-        let y = new_product(start, x, self.matrix(w.elements(), inputs, outputs), threads());
+        let y = new_storage(xs.dtype(), start, x, self.matrix(w.elements(), inputs, outputs));
         let mut dims = xl.dims().to_vec();
         if let Some(last) = dims.last_mut() {
             *last = outputs;
@@ -63,29 +64,26 @@ impl Affine {
         op: &'static str,
         x: &Tensor,
         weight: &Tensor,
-        dy: &[f32],
+        dy: Elements<'_>,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (inputs, outputs) = self.sizes(op, weight.shape())?;
         let held = (x.storage_and_layout(), weight.storage_and_layout());
-        let count = dy.len() / outputs;
+        let (count, _) = rows(op, x.shape())?;
         let dx = if x.track_op() {
             let w = View::of(op, &held.1)?;
-            let dx = rows_product(dy, count, self.matrix(w.elements(), inputs, outputs).t(), threads());
-            Some(tensor(stored(op, dx, x.dtype())?, x.shape()))
+            let turned = self.matrix(w.elements(), inputs, outputs).t();
+            Some(tensor(new_storage(x.dtype(), Start::Zero, Matrix::new(dy, count, outputs), turned), x.shape()))
         } else {
             None
         };
         let d_weight = if weight.track_op() {
             if sink::puts_off(weight) {
-                let (x, dy) = (x.clone(), dy.to_vec());
+                let (x, dy) = (x.clone(), dy.to_storage());
                 sink::put_off(weight, move |out| {
                     let held = x.storage_and_layout();
                     let x = View::of(op, &held)?;
-                    self.weight_gradient(
-                        out,
-                        Matrix::new(x.elements(), count, inputs),
-                        Matrix::new(&dy, count, outputs),
-                    );
+                    let dy = Matrix::new(Elements::all(op, &dy)?, count, outputs);
+                    self.weight_gradient(out, Matrix::new(x.elements(), count, inputs), dy);
                     Ok(())
                 });
                 return Ok((dx, None));
@@ -106,7 +104,7 @@ impl Affine {
         }
     }
 
-    /// What [`Affine::forward`] and [`Affine::backward`], with [`bias_gradient`], take in an operation that stores the result.
+    /// What [`Affine::forward`] and [`Affine::backward`], with [`bias_gradient`], take.
     pub(crate) fn footprint(self, op: &'static str, inputs: &[&Tensor]) -> Result<Costs> {
         let (x, weight, has_bias) = (inputs[0], inputs[1], inputs.len() > 2);
         let (count, _) = rows(op, x.shape())?;
@@ -116,21 +114,20 @@ impl Affine {
             *last = outputs;
         }
         let (dtype, results) = (x.dtype(), count * outputs);
-        let partials = if has_bias { floats(count.div_ceil(BLOCK) * outputs) } else { 0 };
-        // Where the dtype is not f32: the result before it is rounded, the bias and dy as f32, dx before it is rounded.
-        let (forward, wide, rounding) = match dtype {
-            DType::F32 => (0, 0, 0),
-            _ => {
-                let bias = if has_bias { floats(outputs) } else { 0 };
-                let rounding = element_rooms(dtype, results, 0).max(bias.saturating_sub(bytes(results, dtype)));
-                let dx = floats(x.elem_count()) + element_rooms(dtype, x.elem_count(), 0);
-                (floats(results) + rounding, floats(results), if x.track_op() { dx } else { 0 })
-            }
-        };
+        let bias = if has_bias { floats(outputs) } else { 0 };
+        let inputs = x.elem_count() / count.max(1);
+        // Where the dtype is not f32: the bias as f32, and sums that cannot be rounded where they are made.
+        let (mut forward, mut dx, mut row) = (0, 0, 0);
+        if dtype != DType::F32 {
+            forward = bias + unrounded(inputs, results);
+            dx = if x.track_op() { unrounded(outputs, x.elem_count()) } else { 0 };
+            row = parts(count.div_ceil(BLOCK), BLOCK * outputs) as u64 * bias;
+        }
+        let partials = count.div_ceil(BLOCK) as u64 * bias + row;
         let another = if hollow::is_written(weight) { floats(weight.elem_count()) } else { 0 };
-        let backward = wide + rounding.max(another).max(partials);
-        let later = floats(results) + if has_bias { floats(outputs) } else { 0 };
-        let put_off = Some(PutOff { input: Some(0), bytes: later, backward: wide + rounding.max(later + partials) });
+        let backward = dx.max(another).max(partials);
+        let later = bytes(results, dtype) + bias;
+        let put_off = Some(PutOff { input: Some(0), bytes: later, backward: dx.max(later + partials) });
         let gradients = [true, false, false];
         Ok(Costs { forward, backward, gradients, put_off, ..Costs::new(dims, dtype) })
     }
@@ -156,8 +153,16 @@ impl Affine {
     }
 }
 
+/// A product in new storage of a dtype, f32 or bf16.
+fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>) -> CpuStorage {
+    match dtype {
+        DType::BF16 => CpuStorage::BF16(new_product_bf16(start, left, right, threads())),
+        _ => CpuStorage::F32(new_product(start, left, right, threads())),
+    }
+}
+
 /// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
-pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: &[f32]) -> Result<Option<Tensor>> {
+pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -> Result<Option<Tensor>> {
     let _timed = measure::backward("bias");
     deliver(op, bias, |out| {
         let (isa, outputs) = (Isa::best(), out.len());
@@ -166,7 +171,9 @@ pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: &[f32]) -> Resu
         split(blocks, BLOCK * outputs, [Output { data: &mut partials, floats: outputs }], |range, [partials]| {
             for (block, partial) in range.zip(partials.chunks_exact_mut(outputs)) {
                 let start = block * BLOCK * outputs;
-                add_rows(isa, &dy[start..dy.len().min(start + BLOCK * outputs)], partial);
+                for start in (start..dy.len().min(start + BLOCK * outputs)).step_by(outputs) {
+                    add_rows(isa, &dy.floats(start..start + outputs), partial);
+                }
             }
         });
         out.fill(0.0);

@@ -106,13 +106,6 @@ pub(crate) fn rooms(dtype: DType, units: usize, width: usize, operands: u64) -> 
     }
 }
 
-/// What [`build`](super::parallel::build) takes beyond its result, for work that reads `operands` buffers of `dtype` as wide
-/// as what it writes.
-pub(crate) fn element_reads(dtype: DType, elements: usize, operands: u64) -> u64 {
-    // There is no room for what is rounded.
-    rooms(dtype, elements, 1, operands) / (1 + operands) * operands
-}
-
 /// [`rooms`] for elements one by one.
 pub(crate) fn element_rooms(dtype: DType, elements: usize, operands: u64) -> u64 {
     rooms(dtype, elements, 1, operands)

@@ -4,9 +4,7 @@ use super::affine::{Affine, bias_gradient};
 use super::apply::{apply2, apply3};
 use super::footprint::{Costs, Footprint, Reads};
 use super::linear_gelu::linear_gelu;
-use super::operand::f32s_of;
-use super::output::stored;
-use candle_core::backend::BackendStorage;
+use super::operand::View;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
@@ -102,13 +100,12 @@ impl CustomOp2 for LinearOp {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (y, shape) = self.0.forward(OP, (xs, xl), (ws, wl), None)?;
-        Ok((stored(OP, y, xs.dtype())?, shape))
+        self.0.forward(OP, (xs, xl), (ws, wl), None)
     }
 
     fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let held = dy.storage_and_layout();
-        self.0.backward(OP, x, w, &f32s_of(OP, &held)?)
+        self.0.backward(OP, x, w, View::of(OP, &held)?.elements())
     }
 }
 
@@ -126,8 +123,7 @@ impl CustomOp3 for LinearOp {
         bs: &CpuStorage,
         bl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (y, shape) = self.0.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
-        Ok((stored(OP, y, xs.dtype())?, shape))
+        self.0.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))
     }
 
     fn bwd(
@@ -139,8 +135,8 @@ impl CustomOp3 for LinearOp {
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let held = dy.storage_and_layout();
-        let dy = f32s_of(OP, &held)?;
-        let (dx, d_weight) = self.0.backward(OP, x, w, &dy)?;
-        Ok((dx, d_weight, bias_gradient(OP, bias, &dy)?))
+        let dy = View::of(OP, &held)?;
+        let (dx, d_weight) = self.0.backward(OP, x, w, dy.elements())?;
+        Ok((dx, d_weight, bias_gradient(OP, bias, dy.elements())?))
     }
 }

@@ -7,17 +7,18 @@
 
 use super::apply::{apply2, count2};
 use super::cross_entropy::row_loss;
-use super::footprint::{Costs, Footprint, Reads, floats, indices_room};
+use super::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use super::gradient::deliver;
 use super::hollow;
-use super::kernel::{Isa, softmax as kernel};
+use super::kernel::{Isa, bf16::round, softmax as kernel};
 use super::measure;
-use super::operand::{View, f32s_of, indices_of, rows};
-use super::output::tensor;
+use super::operand::{View, indices_of, rows};
+use super::output::{stored, tensor};
 use super::parallel::{Output, split, threads};
-use super::product::{Matrix, add_product, product, rows_product};
+use super::product::{Elements, Matrix, Start, add_product, new_product, product};
 use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use half::bf16;
 
 /// [`cross_entropy`](super::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
 ///
@@ -46,10 +47,10 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
     let targets = indices_of(OP, targets, classes)?;
     let (loss, dx, d_weight) = {
         let held = (x.storage_and_layout(), weight.storage_and_layout());
-        let (xs, w) = (f32s_of(OP, &held.0)?, View::of(OP, &held.1)?);
+        let (xs, w) = (View::of(OP, &held.0)?, View::of(OP, &held.1)?);
         let weight_matrix = Matrix::new(w.elements(), classes, inputs);
-        let head = Head { x: &xs, weight: weight_matrix, inputs, classes, targets: &targets };
-        let mut dx = x.track_op().then(|| vec![0.0; xs.len()]);
+        let head = Head { x: xs.elements(), weight: weight_matrix, inputs, classes, targets: &targets };
+        let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
         let factor = gradient / count as f32;
         let (mut total, mut d_weight) = (0.0, None);
         if !weight.track_op() {
@@ -60,7 +61,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
             let out = d_weight.insert(vec![0.0; classes * inputs]);
             total = head.run(factor, dx.as_deref_mut(), Some(out));
         }
-        let dx = dx.map(|dx| tensor(CpuStorage::F32(dx), x.shape()));
+        let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
         ((total / count as f64) as f32, dx, d_weight)
     };
     apply2(x, weight, Computed { loss, gradient, dx, d_weight })
@@ -78,7 +79,7 @@ fn chunk_rows(classes: usize) -> usize {
 
 /// The operands, checked.
 struct Head<'a> {
-    x: &'a [f32],
+    x: Elements<'a>,
     weight: Matrix<'a>,
     inputs: usize,
     classes: usize,
@@ -92,27 +93,29 @@ impl Head<'_> {
         let mut total = 0.0;
         for (chunk, targets) in self.targets.chunks(rows).enumerate() {
             let range = chunk * rows * self.inputs..(chunk * rows + targets.len()) * self.inputs;
-            let x = &self.x[range.clone()];
-            let mut logits = rows_product(x, targets.len(), self.weight.t(), threads());
+            let x = Matrix::new(self.x.skip(range.start), targets.len(), self.inputs);
+            let mut logits = new_product(Start::Zero, x, self.weight.t(), threads());
             let wanted = dx.is_some() || d_weight.is_some();
             total = self.losses(&mut logits, targets, wanted.then_some(factor), total);
+            let d_logits = match self.x {
+                Elements::F32(_) => Matrix::new(&logits, targets.len(), self.classes),
+                Elements::Bf16(_) => Matrix::strided(halves(&logits), targets.len(), self.classes, 2 * self.classes),
+            };
             if let Some(dx) = &mut dx {
-                let d_logits = Matrix::new(&logits, targets.len(), self.classes);
                 product(&mut dx[range], d_logits, self.weight, threads());
             }
             if let Some(d_weight) = &mut d_weight {
-                let d_logits = Matrix::new(&logits, targets.len(), self.classes).t();
-                let x = Matrix::new(x, targets.len(), self.inputs);
                 match chunk {
-                    0 => product(d_weight, d_logits, x, threads()),
-                    _ => add_product(d_weight, d_logits, x, threads()),
+                    0 => product(d_weight, d_logits.t(), x, threads()),
+                    _ => add_product(d_weight, d_logits.t(), x, threads()),
                 }
             }
         }
         total
     }
 
-    /// `total` plus the losses of a chunk's rows, in order. With a factor, the logits become their gradients times it.
+    /// `total` plus the losses of a chunk's rows, in order. With a factor, the logits become their gradients times it; those
+    /// of a bf16 model are rounded, as PyTorch's are, and fill the first half of each row.
     fn losses(&self, logits: &mut [f32], targets: &[usize], factor: Option<f32>, total: f64) -> f64 {
         let _timed = measure::forward("cross-entropy");
         let mut parts = vec![0.0; 3 * targets.len()];
@@ -126,11 +129,35 @@ impl Head<'_> {
                 if let Some(factor) = factor {
                     kernel::scaled_softmax(isa, row, largest, sum, factor);
                     row[target] -= factor;
+                    if matches!(self.x, Elements::Bf16(_)) {
+                        round_in_place(isa, row);
+                    }
                 }
             }
         });
         parts.chunks_exact(3).fold(total, |total, part| total + row_loss(part[0], part[1], part[2]))
     }
+}
+
+/// Rounds a row to bf16, into its own first half.
+fn round_in_place(isa: Isa, row: &mut [f32]) {
+    let mut rounded = [bf16::ZERO; 512];
+    for start in (0..row.len()).step_by(rounded.len()) {
+        let part = start..row.len().min(start + rounded.len());
+        let rounded = &mut rounded[..part.len()];
+        round(isa, &row[part], rounded);
+        // SAFETY: element `start` of half the size lies at or before what has been read; any bits are floats.
+        unsafe {
+            let to = row.as_mut_ptr().cast::<bf16>().add(start);
+            std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, rounded.len());
+        }
+    }
+}
+
+/// Two bf16 for each f32.
+fn halves(floats: &[f32]) -> &[bf16] {
+    // SAFETY: as many bytes, of smaller alignment, and any bits are a bf16.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), 2 * floats.len()) }
 }
 
 /// The node of the graph: what was computed before it was made.
@@ -164,15 +191,17 @@ impl Footprint for ToCompute<'_> {
         let (count, classes) = (self.targets.elem_count(), weight.dim(0)?);
         let (copied, kept) = indices_room(self.targets);
         let at_once = chunk_rows(classes).min(count);
-        let wide = if x.dtype() == DType::F32 { 0 } else { floats(x.elem_count()) };
         let another = if hollow::is_written(weight) { floats(weight.elem_count()) } else { 0 };
         let chunk = floats(at_once * classes) + floats(3 * at_once);
-        let saved = if x.track_op() { floats(x.elem_count()) } else { 0 };
+        let (elements, dtype) = (if x.track_op() { x.elem_count() } else { 0 }, x.dtype());
+        let saved = bytes(elements, dtype);
+        // The gradient of x before it is rounded.
+        let wide = floats(elements) - saved;
+        let rounding = if wide == 0 { 0 } else { floats(elements) + element_rooms(dtype, elements, 0) };
         Ok(Costs {
             saved,
-            // The gradient of x, unless it is still to be rounded.
-            hands_over: x.dtype() == DType::F32,
-            forward: copied.saturating_sub(saved).max(kept + wide + another + chunk),
+            hands_over: true,
+            forward: copied.saturating_sub(saved).max(kept + (another + chunk + wide).max(rounding)),
             gradients: [true, false, false],
             ..Costs::new((), DType::F32)
         })

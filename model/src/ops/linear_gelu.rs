@@ -5,17 +5,17 @@
 
 use super::affine::{Affine, bias_gradient};
 use super::apply::apply3;
-use super::footprint::{Costs, Footprint, PutOff, Reads, bytes, element_reads, element_rooms, floats};
+use super::footprint::{Costs, Footprint, PutOff, Reads, bytes, element_rooms};
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::View;
 use super::output::build_as;
-use super::parallel::build;
+use super::product::Elements;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
-/// GELU's tanh form of x·W + b. In f32 the bits are those of the two operations after each other.
+/// GELU's tanh form of x·W + b: the bits of the two operations after each other.
 pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Affine) -> Result<Tensor> {
     apply3(x, weight, bias, LinearGelu { affine, sum: OnceLock::new() })
 }
@@ -23,7 +23,7 @@ pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Af
 struct LinearGelu {
     affine: Affine,
     /// x·W + b, kept for the backward.
-    sum: OnceLock<Vec<f32>>,
+    sum: OnceLock<CpuStorage>,
 }
 
 const OP: &str = "linear-gelu";
@@ -35,14 +35,13 @@ impl Footprint for LinearGelu {
         let (x, dtype) = (inputs[0], inputs[0].dtype());
         let linear = self.affine.footprint(OP, inputs)?;
         let results = linear.shape.elem_count();
-        let sum = floats(results);
+        let sum = bytes(results, dtype);
         // The sum is there before the output is.
-        let bias = if dtype == DType::F32 { 0 } else { floats(inputs[2].elem_count()) };
-        let forward = element_rooms(dtype, results, 0).max(bias.saturating_sub(bytes(results, dtype)));
-        // The gradient of the sum takes the place of a widened dy; while it is made there is no dx.
+        let forward = element_rooms(dtype, results, 1).max(linear.forward.saturating_sub(sum));
+        // The gradient of the sum; while it is made there is no dx.
         let dx = if x.track_op() { bytes(x.elem_count(), dtype) } else { 0 };
-        let reads = element_reads(dtype, results, 1).saturating_sub(dx);
-        let backward = |linear: u64| sum + reads.max(if dtype == DType::F32 { linear } else { linear - sum });
+        let rooms = element_rooms(dtype, results, 2).saturating_sub(dx);
+        let backward = |linear: u64| sum + rooms.max(linear);
         let put_off = linear.put_off.map(|put_off| PutOff { backward: backward(put_off.backward), ..put_off });
         Ok(Costs { saved: sum, forward, backward: backward(linear.backward), put_off, ..linear })
     }
@@ -64,7 +63,10 @@ impl CustomOp3 for LinearGelu {
     ) -> Result<(CpuStorage, Shape)> {
         let (sum, shape) = self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
         let _timed = measure::forward("gelu");
-        let y = build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::best(), &sum[range], y))?;
+        let y = {
+            let sum = Elements::all(OP, &sum)?;
+            build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::best(), &sum.floats(range), y))?
+        };
         let _ = self.sum.set(sum);
         Ok((y, shape))
     }
@@ -82,12 +84,13 @@ impl CustomOp3 for LinearGelu {
             let _timed = measure::backward("gelu");
             let held = dy.storage_and_layout();
             let dy = View::of(OP, &held)?;
-            let dy = dy.elements();
-            build(sum.len(), 1, |range, d_sum| {
-                kernel::gelu_tanh_backward(Isa::best(), &sum[range.clone()], &dy.floats(range), d_sum);
-            })
+            let (sum, dy) = (Elements::all(OP, sum)?, dy.elements());
+            build_as(OP, x.dtype(), sum.len(), 1, |range, d_sum| {
+                kernel::gelu_tanh_backward(Isa::best(), &sum.floats(range.clone()), &dy.floats(range), d_sum);
+            })?
         };
-        let (dx, d_weight) = self.affine.backward(OP, x, w, &d_sum)?;
-        Ok((dx, d_weight, bias_gradient(OP, bias, &d_sum)?))
+        let d_sum = Elements::all(OP, &d_sum)?;
+        let (dx, d_weight) = self.affine.backward(OP, x, w, d_sum)?;
+        Ok((dx, d_weight, bias_gradient(OP, bias, d_sum)?))
     }
 }

@@ -97,6 +97,25 @@ impl<'a> View<'a> {
     }
 }
 
+impl<'a> Elements<'a> {
+    /// All elements of a storage.
+    pub(crate) fn all(op: &'static str, storage: &'a CpuStorage) -> Result<Self> {
+        match storage {
+            CpuStorage::F32(data) => Ok(Self::F32(data)),
+            CpuStorage::BF16(data) => Ok(Self::Bf16(data)),
+            other => bail!("{op}: f32 or bf16 expected, got {:?}", other.dtype()),
+        }
+    }
+
+    /// A copy.
+    pub(crate) fn to_storage(self) -> CpuStorage {
+        match self {
+            Self::F32(data) => CpuStorage::F32(data.to_vec()),
+            Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
+        }
+    }
+}
+
 /// The elements of an integer view (u32, i64 or u8) as indices into `0..limit`; anything else is an error that says
 /// what and where.
 pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {

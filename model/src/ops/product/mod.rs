@@ -6,22 +6,32 @@
 //! instruction set. (The `gemm` crate keeps no such promise: products of one row, of few elements or of short sides
 //! take paths of their own there. It is also a tenth slower on the layouts of a backward pass.)
 //!
+//! Two bf16 operands are multiplied in pairs where the processor is faster so (see [`pairs`]): the same chain, but numbers
+//! below 2⁻¹²⁶ are zero.
+//!
 //! Blocks of the right operand are packed into panels that stay in the second-level cache, a few rows of the left one
 //! stay in the first-level cache, and tiles of the output in registers (Goto and van de Geijn, *Anatomy of
 //! High-Performance Matrix Multiplication*, 2008).
 
+mod blocks;
 mod pack;
+mod pairs;
 mod panels;
+mod terms;
 mod tile;
 
+use super::footprint::floats;
 use super::kernel::{Isa, bf16 as kernel};
+use super::parallel::{Output, split};
 use super::{measure, team};
+use blocks::{LONGEST, Out, To, block};
+pub(crate) use blocks::{ROOM, make_room};
 use half::bf16;
 pub(crate) use panels::{FewRows, Panels, Target};
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::Tile;
+use terms::{Pairs, Wide};
 pub(crate) use tile::{COLUMNS, ROWS};
 
 /// The elements of an operand.
@@ -168,16 +178,6 @@ pub(crate) fn add_product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, 
     multiply_into(out, Start::Output, left, right, threads);
 }
 
-/// The product of the rows of `x` with `weight`, in a new buffer.
-pub(crate) fn rows_product<'a>(
-    x: impl Into<Elements<'a>>,
-    rows: usize,
-    weight: Matrix<'_>,
-    threads: usize,
-) -> Vec<f32> {
-    new_product(Start::Zero, Matrix::new(x, rows, weight.rows), weight, threads)
-}
-
 /// `start + left · right` in a new buffer, without a pass to zero the memory first.
 pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<f32> {
     assert!(!matches!(start, Start::Output), "a new output has no content");
@@ -185,7 +185,7 @@ pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>,
     let mut out = Vec::with_capacity(len);
     // SAFETY: there is room for `len` elements, each of which is written, and none read before.
     unsafe {
-        multiply(out.as_mut_ptr(), start, left, right, threads);
+        multiply(To::F32(out.as_mut_ptr()), start, left, right, threads);
         out.set_len(len);
     }
     out
@@ -194,37 +194,59 @@ pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>,
 fn multiply_into(out: &mut [f32], start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     assert_eq!(out.len(), left.rows * right.columns, "the output of a {}x{} product", left.rows, right.columns);
     // SAFETY: a `&mut` of the right length, which cannot overlap the operands.
-    unsafe { multiply(out.as_mut_ptr(), start, left, right, threads) };
+    unsafe { multiply(To::F32(out.as_mut_ptr()), start, left, right, threads) };
+}
+
+/// `start + left · right`, rounded to bf16 when the sums are complete.
+pub(crate) fn new_product_bf16(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<bf16> {
+    assert!(!matches!(start, Start::Output), "a new output has no content");
+    let len = left.rows * right.columns;
+    let mut out = Vec::with_capacity(len);
+    if left.columns <= LONGEST {
+        // SAFETY: as for `new_product`.
+        unsafe { multiply(To::Bf16(out.as_mut_ptr()), start, left, right, threads) };
+    } else {
+        let sums = new_product(start, left, right, threads);
+        let spare = Output { data: &mut out.spare_capacity_mut()[..len], floats: 1 };
+        split(len, 1, [spare], |range, [out]| {
+            out.fill(MaybeUninit::new(bf16::ZERO));
+            // SAFETY: all of it has just been written.
+            kernel::round(Isa::best(), &sums[range], unsafe { out.assume_init_mut() });
+        });
+    }
+    // SAFETY: all elements are written.
+    unsafe { out.set_len(len) };
+    out
+}
+
+/// Bytes of f32 that [`new_product_bf16`] needs for a result of so many elements, each the sum of so many terms.
+pub(crate) fn unrounded(terms: usize, results: usize) -> u64 {
+    if terms <= LONGEST { 0 } else { floats(results) }
 }
 
 /// # Safety
-/// `out` has room for the rows of `left` times the columns of `right`, initialised if that is the start, and overlaps
+/// The output has room for the rows of `left` times the columns of `right`, initialised if that is the start, and overlaps
 /// neither.
-unsafe fn multiply(out: *mut f32, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
+unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     assert_eq!(left.columns, right.rows, "the inner dimensions of a product");
     if let Start::Row(row) = start {
         assert_eq!(row.len(), right.columns, "the start of a product with {} columns", right.columns);
     }
     let _timed = measure::product([&left, &right].map(Matrix::is_transposed), left.rows, right.columns, left.columns);
     let grid = Grid::new(&left, right.columns, threads);
-    let out = Out { start, data: out, stride: right.columns };
+    let out = Out { start, to, stride: right.columns };
+    let pairs = pairs::pay() && [left.data, right.data].iter().all(|data| matches!(data, Elements::Bf16(_)));
     team::run(grid.parts(), &|part| {
         let (rows, columns) = grid.part(part);
         // SAFETY: the parts of a grid are disjoint and inside of the output, which is the caller's to give.
-        unsafe { block(Isa::best(), out, left, right, rows, columns) };
+        unsafe {
+            match pairs {
+                true => block::<Pairs>(Isa::best(), out, left, right, rows, columns),
+                false => block::<Wide>(Isa::best(), out, left, right, rows, columns),
+            }
+        }
     });
 }
-
-/// The whole output, of which each thread has a part.
-#[derive(Clone, Copy)]
-struct Out<'a> {
-    start: Start<'a>,
-    data: *mut f32,
-    stride: usize,
-}
-
-// SAFETY: every thread writes its own part of the output and reads no other.
-unsafe impl Sync for Out<'_> {}
 
 /// How the output is cut between threads.
 struct Grid {
@@ -269,155 +291,6 @@ impl Grid {
         };
         (cut(self.rows, ROWS, down, self.down), cut(self.columns, COLUMNS, across, self.across))
     }
-}
-
-/// Terms of the inner dimension that are added while a block of the right operand is in the second-level cache.
-const DEPTH: usize = 512;
-/// Columns of such a block: 1.5 MB.
-const WIDTH: usize = 768;
-/// Rows of the left operand that are packed at a time.
-const HEIGHT: usize = 256;
-
-/// Lines of the largest packed blocks of the two operands.
-const LEFT_LINES: usize = HEIGHT.div_ceil(ROWS) * pack::left_panel(DEPTH) / 16;
-const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * pack::right_panel(DEPTH) / 16;
-
-/// Bytes that every thread that multiplies keeps for as long as it lives. Of these only what was needed is in memory.
-pub(crate) const ROOM: usize = (LEFT_LINES + RIGHT_LINES) * size_of::<Line>();
-
-thread_local! {
-    /// Room for the packed blocks of the two operands.
-    static PACKED: RefCell<(Vec<Line>, Vec<Line>)> =
-        RefCell::new((Vec::with_capacity(LEFT_LINES), Vec::with_capacity(RIGHT_LINES)));
-}
-
-/// Makes this thread's room, so that what a process takes does not depend on which of its threads come to multiply.
-pub(crate) fn make_room() {
-    PACKED.with(|_| {});
-}
-
-/// The part of the output with these rows and columns.
-///
-/// # Safety
-/// The part lies in the output, and nobody else has it.
-unsafe fn block(
-    isa: Isa,
-    out: Out<'_>,
-    left: Matrix<'_>,
-    right: Matrix<'_>,
-    rows: Range<usize>,
-    columns: Range<usize>,
-) {
-    if left.columns == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { tiles(isa, out, Left::NONE, &[], rows, columns, 0..0) };
-    }
-    PACKED.with_borrow_mut(|(packed_left, packed_right)| {
-        for columns in pieces(columns, WIDTH) {
-            for depth in pieces(0..left.columns, DEPTH) {
-                let panels = columns.len().div_ceil(COLUMNS);
-                let packed_right = room(packed_right, panels * pack::right_panel(depth.len()));
-                pack::pack_right(isa, right, depth.clone(), columns.clone(), packed_right);
-                if let Some(data) = left.rows_are_f32() {
-                    let first = rows.start * left.row_stride + depth.start;
-                    let left =
-                        Left { data: &data[first..], rows: left.row_stride, step: 1, panel: ROWS * left.row_stride };
-                    // SAFETY: the caller's promise.
-                    unsafe { tiles(isa, out, left, packed_right, rows.clone(), columns.clone(), depth) };
-                    continue;
-                }
-                for rows in pieces(rows.clone(), HEIGHT) {
-                    let left = if let (Elements::Bf16(data), 1) = (left.data, left.column_stride) {
-                        let packed = room(packed_left, rows.len() * depth.len());
-                        pack::widen_left(isa, data, left.row_stride, rows.clone(), depth.clone(), packed);
-                        Left { data: packed, rows: depth.len(), step: 1, panel: ROWS * depth.len() }
-                    } else {
-                        let panel = pack::left_panel(depth.len());
-                        let packed = room(packed_left, rows.len().div_ceil(ROWS) * panel);
-                        pack::pack_left(isa, left, rows.clone(), depth.clone(), packed);
-                        Left { data: packed, rows: 1, step: ROWS, panel }
-                    };
-                    // SAFETY: the caller's promise.
-                    unsafe { tiles(isa, out, left, packed_right, rows, columns.clone(), depth.clone()) };
-                }
-            }
-        }
-    });
-}
-
-/// The left operand as the innermost loop reads it.
-struct Left<'a> {
-    data: &'a [f32],
-    /// From one row to the next, from one column to the next, and from one panel of [`ROWS`] rows to the next.
-    rows: usize,
-    step: usize,
-    panel: usize,
-}
-
-impl Left<'_> {
-    const NONE: Left<'static> = Left { data: &[], rows: 0, step: 0, panel: 0 };
-}
-
-/// All tiles of a block: a few rows of the left operand against each panel of the right one in turn.
-///
-/// # Safety
-/// The block lies in the output, nobody else has it, and the operands hold it.
-unsafe fn tiles(
-    isa: Isa,
-    out: Out<'_>,
-    left: Left<'_>,
-    right: &[f32],
-    rows: Range<usize>,
-    columns: Range<usize>,
-    depth: Range<usize>,
-) {
-    let panel = pack::right_panel(depth.len());
-    for (down, row) in rows.clone().step_by(ROWS).enumerate() {
-        for (across, column) in columns.clone().step_by(COLUMNS).enumerate() {
-            // SAFETY: inside of the output by the caller's promise.
-            let at = unsafe { out.data.add(row * out.stride + column) };
-            let (start, start_rows) = match out.start {
-                _ if depth.start > 0 => (at.cast_const(), out.stride),
-                Start::Zero => (std::ptr::null(), 0),
-                Start::Output => (at.cast_const(), out.stride),
-                Start::Row(start) => (start[column..].as_ptr(), 0),
-            };
-            let tile = Tile {
-                rows: (rows.end - row).min(ROWS),
-                columns: (columns.end - column).min(COLUMNS),
-                depth: depth.len(),
-                left: left.data[down * left.panel..].as_ptr(),
-                left_rows: left.rows,
-                left_step: left.step,
-                right: right[across * panel..].as_ptr(),
-                start,
-                start_rows,
-                out: at,
-                out_rows: out.stride,
-            };
-            // SAFETY: the packed panels hold `depth` rows of `COLUMNS`, and the left operand the rows of the tile.
-            unsafe { tile.compute(isa) };
-        }
-    }
-}
-
-/// A range in pieces of at most `size`.
-fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-    range.clone().step_by(size).map(move |start| start..range.end.min(start + size))
-}
-
-/// A cache line: panels begin on one, so that no register is loaded from two.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
-
-fn room(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
-    let lines = len.div_ceil(16);
-    if buffer.len() < lines {
-        buffer.resize(lines, Line([0.0; 16]));
-    }
-    // SAFETY: a line is sixteen f32 and nothing else.
-    unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), len) }
 }
 
 #[cfg(test)]

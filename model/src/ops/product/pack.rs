@@ -80,11 +80,11 @@ fn wide(value: bf16) -> f32 {
 
 /// The same part of some contiguous lines of a matrix.
 pub(crate) struct Lines {
-    numbers: Range<usize>,
-    stride: usize,
-    part: Range<usize>,
+    pub(super) numbers: Range<usize>,
+    pub(super) stride: usize,
+    pub(super) part: Range<usize>,
     /// From one panel to the next.
-    panel: usize,
+    pub(super) panel: usize,
 }
 
 vectorised! {
@@ -139,7 +139,7 @@ pub(crate) struct Strip {
 }
 
 /// Side of the squares in which a strip is turned: a register's f32.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
@@ -187,53 +187,54 @@ fn turn_rest<T: Copy>(data: &[T], strip: &Strip, skip: usize, out: &mut [f32], w
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use super::{COLUMNS, LANES, Strip, turn_rest, wide};
     use half::bf16;
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) fn turn_strip(data: &[f32], strip: Strip, out: &mut [f32]) {
-        let skip = whole_squares(
-            &strip,
-            |column, k| {
-                let part: &[f32; LANES] = data[column + k..].first_chunk().unwrap_or(&[0.0; LANES]);
-                // SAFETY: sixteen elements, as its type says.
-                unsafe { _mm512_loadu_ps(part.as_ptr()) }
-            },
-            out,
-        );
+        let load = |column: usize, k: usize| {
+            let start = strip.first + column * strip.stride + strip.depth.start + k;
+            let part: &[f32; LANES] = data[start..].first_chunk().unwrap_or(&[0.0; LANES]);
+            // SAFETY: sixteen elements, as its type says.
+            unsafe { _mm512_loadu_ps(part.as_ptr()) }
+        };
+        let skip = squares(strip.columns, strip.depth.len(), load, out);
         turn_rest(data, &strip, skip, out, |value| value);
     }
 
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) fn turn_strip_bf16(data: &[bf16], strip: Strip, out: &mut [f32]) {
-        let skip = whole_squares(
-            &strip,
-            |column, k| {
-                let part: &[bf16; LANES] = data[column + k..].first_chunk().unwrap_or(&[bf16::ZERO; LANES]);
-                // SAFETY: sixteen elements, as its type says.
-                let narrow = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
-            },
-            out,
-        );
+        let load = |column: usize, k: usize| {
+            let start = strip.first + column * strip.stride + strip.depth.start + k;
+            let part: &[bf16; LANES] = data[start..].first_chunk().unwrap_or(&[bf16::ZERO; LANES]);
+            // SAFETY: sixteen elements, as its type says.
+            let narrow = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
+        };
+        let skip = squares(strip.columns, strip.depth.len(), load, out);
         turn_rest(data, &strip, skip, out, wide);
     }
 
-    /// Turns as many squares as the strip has, and tells how many rows of the output that makes. `load` gives sixteen
-    /// elements of the column that starts at the first argument, from the `k`th on.
+    /// Turns as many whole squares of a strip as it has, and tells how many words of each column that is. `load` gives
+    /// sixteen words of a column from a place on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
-    fn whole_squares(strip: &Strip, load: impl Fn(usize, usize) -> __m512, out: &mut [f32]) -> usize {
-        if strip.columns < LANES {
+    pub(in super::super) fn squares(
+        columns: usize,
+        words: usize,
+        load: impl Fn(usize, usize) -> __m512,
+        out: &mut [f32],
+    ) -> usize {
+        if columns < LANES {
             return 0;
         }
-        let whole = strip.depth.len() / LANES * LANES;
+        let whole = words / LANES * LANES;
         for k in (0..whole).step_by(LANES) {
             let mut square = [_mm512_setzero_ps(); LANES];
             for (c, register) in square.iter_mut().enumerate() {
-                *register = load(strip.first + c * strip.stride, strip.depth.start + k);
+                *register = load(c, k);
             }
             for (i, row) in turned(square).into_iter().enumerate() {
                 let out = &mut out[(k + i) * COLUMNS..][..LANES];

@@ -4,9 +4,10 @@
 //! that part out for each group anew costs a quarter of the multiplying.
 
 use super::super::kernel::Isa;
+use super::Matrix;
+use super::blocks::{Line, space, words};
 use super::pack::{pack_right, right_panel};
 use super::tile::{COLUMNS, ROWS, Tile};
-use super::{Line, Matrix, room};
 use std::ops::Range;
 
 /// A matrix as the innermost loop reads its right operand. A new one is empty.
@@ -46,7 +47,7 @@ impl Panels {
     pub(crate) fn pack(&mut self, isa: Isa, matrix: Matrix<'_>) {
         (self.rows, self.columns) = (matrix.rows, matrix.columns);
         if matrix.rows > 0 {
-            let packed = room(&mut self.lines, matrix.columns.div_ceil(COLUMNS) * right_panel(matrix.rows));
+            let packed = space(&mut self.lines, matrix.columns.div_ceil(COLUMNS) * right_panel(matrix.rows));
             pack_right(isa, matrix, 0..matrix.rows, 0..matrix.columns, packed);
         }
     }
@@ -81,7 +82,7 @@ impl Panels {
                 left: left.data.as_ptr(),
                 left_rows: left.row,
                 left_step: left.step,
-                right: self.floats()[column / COLUMNS * panel + rows.start * COLUMNS..].as_ptr(),
+                right: words(&self.lines)[column / COLUMNS * panel + rows.start * COLUMNS..].as_ptr(),
                 start: if out.add { at.cast_const() } else { std::ptr::null() },
                 start_rows: out.row,
                 out: at,
@@ -91,10 +92,5 @@ impl Panels {
             // `COLUMNS` elements.
             unsafe { tile.compute(isa) };
         }
-    }
-
-    fn floats(&self) -> &[f32] {
-        // SAFETY: a line is sixteen f32 and nothing else.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), 16 * self.lines.len()) }
     }
 }

@@ -51,11 +51,13 @@ fn every_element_is_its_chain_in_every_layout() {
                     .map(|(i, j)| element(i, j, start(i, j), l, r, half))
                     .collect()
             };
+            let rounds = |sums: &[f32]| sums.iter().map(|v| bf16::from_f32(*v)).collect::<Vec<_>>();
             let what = format!("{rows}x{columns}x{depth}, left transposed {left_t}, right {right_t}, bf16 {half}");
             let want = all(&|_, _| 0.0);
             assert!(same(&new_product(Start::Zero, left, right, 1), &want), "{what}");
             let want = all(&|_, j| bias[j]);
             assert!(same(&new_product(Start::Row(&bias), left, right, 2), &want), "{what} + row");
+            assert_eq!(new_product_bf16(Start::Row(&bias), left, right, 1), rounds(&want), "{what}, rounded");
             let before = normal("out", rows * columns);
             let want = all(&|i, j| before[i * columns + j]);
             let mut out = before.clone();
@@ -63,6 +65,29 @@ fn every_element_is_its_chain_in_every_layout() {
             assert!(same(&out, &want), "{what} + output");
         }
     }
+}
+
+#[test]
+fn inner_dimensions_of_any_length_are_rounded_once() {
+    // Uncut with many columns, with the fewest, and too long to be left uncut.
+    for (rows, columns, depth) in [(20, 1600, 600), (9, 100, 3 * LONGEST / 4 + 1), (3, 50, 2 * LONGEST + 1)] {
+        let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", columns * depth)));
+        let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());
+        let want = rounded(&new_product(Start::Zero, left, right, 1));
+        for threads in [1, 3] {
+            assert_eq!(new_product_bf16(Start::Zero, left, right, threads), want, "{rows}x{columns}x{depth}");
+        }
+    }
+}
+
+#[test]
+fn pairs_take_tiny_numbers_for_zero() {
+    let (tiny, small) = (bf16::from_f32(1e-39), bf16::from_f32(1e-30));
+    let product =
+        |a: bf16, b: bf16| new_product(Start::Zero, Matrix::new(&[a][..], 1, 1), Matrix::new(&[b][..], 1, 1), 1)[0];
+    assert_eq!(product(tiny, bf16::ONE) == 0.0, pairs::pay());
+    assert_eq!(product(small, bf16::from_f32(1e-10)) == 0.0, pairs::pay());
+    assert_eq!(product(small, small), 0.0);
 }
 
 #[test]
@@ -106,10 +131,10 @@ fn every_instruction_set_gives_the_same_bits() {
         let mut want: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let mut out = normal("noise", rows * columns);
-            let view = Out { start: Start::Zero, data: out.as_mut_ptr(), stride: columns };
+            let view = Out { start: Start::Zero, to: To::F32(out.as_mut_ptr()), stride: columns };
             let (left, right) = (Matrix::new(&a, rows, depth), Matrix::new(&b, columns, depth).t());
             // SAFETY: the whole of a buffer of this size.
-            unsafe { block(isa, view, left, right, 0..rows, 0..columns) };
+            unsafe { block::<Wide>(isa, view, left, right, 0..rows, 0..columns) };
             let want = want.get_or_insert_with(|| out.clone());
             assert!(same(&out, want), "{isa:?} {rows}x{columns}x{depth}");
         }

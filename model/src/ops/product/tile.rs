@@ -53,6 +53,19 @@ impl Tile {
         }
     }
 
+    /// Computes the tile of operands whose words are pairs of bf16: see [`super::pairs`].
+    ///
+    /// # Safety
+    /// As [`Tile::compute`], and [`super::pairs::pay`].
+    pub(crate) unsafe fn compute_pairs(self) {
+        debug_assert!(self.rows <= ROWS && self.columns <= COLUMNS && super::pairs::pay());
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.compute_avx512_bf16();
+        }
+    }
+
     /// The part of the tile that begins at a row and a column.
     ///
     /// # Safety
@@ -136,6 +149,14 @@ mod x86 {
         }
 
         /// # Safety
+        /// As [`Tile::compute_pairs`].
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        pub(super) unsafe fn compute_avx512_bf16(self) {
+            // SAFETY: as above.
+            unsafe { rows_by_rows!(self, avx512_bf16, self.columns.div_ceil(16), 0, self.columns, [8, 4, 2, 1]) };
+        }
+
+        /// # Safety
         /// As [`Tile::compute`].
         #[target_feature(enable = "avx2,fma")]
         pub(super) unsafe fn compute_avx2(self) {
@@ -187,6 +208,55 @@ mod x86 {
                 }
             }
         }
+    }
+
+    /// [`avx512`] for words that are pairs of bf16.
+    ///
+    /// # Safety
+    /// As [`Tile::compute_pairs`].
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn avx512_bf16<const R: usize, const V: usize>(t: Tile) {
+        let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
+        let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
+        let mut sums = [[_mm512_setzero_ps(); V]; R];
+        // SAFETY: the caller's promise; what is outside of the tile is masked.
+        unsafe {
+            if !t.start.is_null() {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    for (v, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_maskz_loadu_ps(mask(v), t.start.add(r * t.start_rows + v * 16));
+                    }
+                }
+            }
+            let (mut left, mut right) = (t.left, t.right);
+            for _ in 0..t.depth {
+                let mut row = [_mm512_setzero_ps(); V];
+                for (v, row) in row.iter_mut().enumerate() {
+                    *row = _mm512_loadu_ps(right.add(v * 16));
+                    _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD * COLUMNS + v * 16).cast());
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = pairs(_mm512_set1_ps(*left.add(r * t.left_rows)));
+                    for (sum, row) in sums.iter_mut().zip(row) {
+                        *sum = _mm512_dpbf16_ps(*sum, x, pairs(row));
+                    }
+                }
+                left = left.wrapping_add(t.left_step);
+                right = right.wrapping_add(COLUMNS);
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    _mm512_mask_storeu_ps(t.out.add(r * t.out_rows + v * 16), mask(v), *sum);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn pairs(words: __m512) -> __m512bh {
+        // SAFETY: 512 bits either way.
+        unsafe { std::mem::transmute(words) }
     }
 
     /// `R` rows and `V` registers of columns, the last of which may be partly used.

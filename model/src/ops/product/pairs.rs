@@ -1,0 +1,174 @@
+//! Products of two bf16 operands on processors that multiply them two at a time.
+//!
+//! AVX512_BF16's `vdpbf16ps` adds two products to each f32 sum, in the time of one on some processors. It is two fused
+//! multiply-adds after each other, the upper half of its words first: with the earlier term there, a sum is the chain of
+//! [`super`], term by term. One thing is different: it takes numbers below 2⁻¹²⁶ for zero, whether terms or sums.
+
+use super::super::kernel::{Isa, vectorised};
+use super::pack::{LANES, Lines, left_panel, right_panel};
+use super::tile::{COLUMNS, ROWS};
+use super::{Elements, Matrix};
+use half::bf16;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+/// Whether pairs are faster than widened terms here. By who made the processor, not by a measurement: all ranks must come to
+/// the same answer. AMD's do as many pairs a cycle as f32 terms, Intel's half as many.
+pub(super) fn pay() -> bool {
+    static PAY: LazyLock<bool> = LazyLock::new(|| {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let maker = std::arch::x86_64::__cpuid(0);
+            let amd = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
+            amd && Isa::best().0 == super::super::kernel::lanes::Level::Avx512 && is_x86_feature_detected!("avx512bf16")
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    });
+    *PAY
+}
+
+fn elements(matrix: Matrix<'_>) -> &[bf16] {
+    match matrix.data {
+        Elements::Bf16(data) => data,
+        Elements::F32(_) => unreachable!("pairs are made of bf16 operands"),
+    }
+}
+
+/// Two terms as a word.
+#[inline(always)]
+fn pair(earlier: bf16, later: bf16) -> f32 {
+    f32::from_bits(u32::from(earlier.to_bits()) << 16 | u32::from(later.to_bits()))
+}
+
+/// Packs a block of the right operand as [`super::pack::pack_right`] does, in words. A last term without a partner has zeros
+/// beside it.
+pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
+    let (data, panel) = (elements(right), right_panel(depth.len().div_ceil(2)));
+    if right.column_stride == 1 {
+        let lines = Lines { numbers: depth, stride: right.row_stride, part: columns, panel };
+        return spread_columns(isa, data, lines, packed);
+    }
+    for (index, start) in columns.clone().step_by(COLUMNS).enumerate() {
+        let panel = &mut packed[index * panel..(index + 1) * panel];
+        for (offset, start) in (start..columns.end.min(start + COLUMNS)).step_by(LANES).enumerate() {
+            let columns = (columns.end - start).min(LANES);
+            let data = &data[start * right.column_stride + depth.start..];
+            turn(isa, data, columns, right.column_stride, depth.len(), &mut panel[offset * LANES..]);
+        }
+    }
+}
+
+/// Packs a block of the left operand whose columns are contiguous: panels of [`ROWS`] rows, word after word.
+pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
+    let panel = left_panel(depth.len().div_ceil(2));
+    let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
+    spread_rows(isa, elements(left), lines, packed);
+}
+
+/// Packs a block of the left operand whose rows are contiguous, row after row.
+pub(super) fn pack_left_rows(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
+    let words = depth.len().div_ceil(2);
+    for (row, out) in rows.zip(packed.chunks_exact_mut(words.max(1))) {
+        swap(isa, &elements(left)[row * left.row_stride..][depth.clone()], out);
+    }
+}
+
+vectorised! {
+    fn swap(terms: &[bf16], out: &mut [f32]) {
+        let (pairs, rest) = terms.as_chunks::<2>();
+        for (out, [earlier, later]) in out.iter_mut().zip(pairs) {
+            *out = pair(*earlier, *later);
+        }
+        if let (Some(out), [last]) = (out.last_mut(), rest) {
+            *out = pair(*last, bf16::ZERO);
+        }
+    }
+}
+
+vectorised! {
+    fn spread_columns(data: &[bf16], lines: Lines, out: &mut [f32]) {
+        spread::<COLUMNS>(data, lines, out);
+    }
+}
+
+vectorised! {
+    fn spread_rows(data: &[bf16], lines: Lines, out: &mut [f32]) {
+        spread::<ROWS>(data, lines, out);
+    }
+}
+
+/// Deals each two lines out over the panels, `N` words to each.
+#[inline(always)]
+fn spread<const N: usize>(data: &[bf16], lines: Lines, out: &mut [f32]) {
+    let line = |number: usize| &data[number * lines.stride..][lines.part.clone()];
+    let end = lines.numbers.end;
+    for (to, number) in lines.numbers.step_by(2).enumerate() {
+        let (whole, rest) = line(number).as_chunks::<N>();
+        let place = |index: usize| index * lines.panel + to * N;
+        if number + 1 == end {
+            for (index, part) in whole.iter().enumerate() {
+                for (out, earlier) in out[place(index)..][..N].iter_mut().zip(part) {
+                    *out = pair(*earlier, bf16::ZERO);
+                }
+            }
+            for (i, earlier) in rest.iter().enumerate() {
+                out[place(whole.len()) + i] = pair(*earlier, bf16::ZERO);
+            }
+            return;
+        }
+        let (next, next_rest) = line(number + 1).as_chunks::<N>();
+        for (index, (part, next)) in whole.iter().zip(next).enumerate() {
+            for ((out, earlier), later) in out[place(index)..][..N].iter_mut().zip(part).zip(next) {
+                *out = pair(*earlier, *later);
+            }
+        }
+        for (i, (earlier, later)) in rest.iter().zip(next_rest).enumerate() {
+            out[place(whole.len()) + i] = pair(*earlier, *later);
+        }
+    }
+}
+
+/// Writes word w of column c, which begins at `c · stride`, to `out[w · COLUMNS + c]`.
+fn turn(isa: Isa, data: &[bf16], columns: usize, stride: usize, depth: usize, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.0 == super::super::kernel::lanes::Level::Avx512 {
+        // SAFETY: an `Isa` of this level is only made after its features were detected.
+        let done = unsafe { x86::turn_squares(data, columns, stride, depth, out) };
+        return turn_rest(isa, data, columns, stride, depth, done, out);
+    }
+    turn_rest(isa, data, columns, stride, depth, 0, out);
+}
+
+vectorised! {
+    /// [`turn`] from the `skip`th word on.
+    fn turn_rest(data: &[bf16], columns: usize, stride: usize, depth: usize, skip: usize, out: &mut [f32]) {
+        for w in skip..depth.div_ceil(2) {
+            for c in 0..columns {
+                let column = &data[c * stride..][..depth];
+                let later = column.get(2 * w + 1).copied().unwrap_or(bf16::ZERO);
+                out[w * COLUMNS + c] = pair(column[2 * w], later);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::pack::{LANES, x86::squares};
+    use half::bf16;
+    use std::arch::x86_64::*;
+
+    /// As many whole squares as there are; returns how many words of each column that is.
+    #[target_feature(enable = "avx512f,avx512dq")]
+    pub(super) fn turn_squares(data: &[bf16], columns: usize, stride: usize, depth: usize, out: &mut [f32]) -> usize {
+        let load = |column: usize, word: usize| {
+            let part: &[bf16; 2 * LANES] =
+                data[column * stride + 2 * word..].first_chunk().unwrap_or(&[bf16::ZERO; 2 * LANES]);
+            // SAFETY: 64 bytes, as its type says.
+            let words = unsafe { _mm512_loadu_si512(part.as_ptr().cast()) };
+            _mm512_castsi512_ps(_mm512_rol_epi32::<16>(words))
+        };
+        squares(columns, depth / 2, load, out)
+    }
+}

@@ -1,0 +1,120 @@
+//! How the innermost loop reads the terms of its sums: in words of 32 bits.
+
+use super::super::kernel::Isa;
+use super::tile::{ROWS, Tile};
+use super::{Elements, Matrix, pack, pairs};
+use std::ops::Range;
+
+/// A format of packed operands, with the tile that reads it. Words are kept as f32, whatever their bits are.
+pub(super) trait Terms {
+    /// Terms in a word.
+    const EACH: usize;
+
+    /// Packs a block of the right operand, as [`pack::pack_right`].
+    fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]);
+
+    /// A block of the left operand, in `room` for so many words where it has to be packed.
+    fn left<'a>(
+        isa: Isa,
+        left: Matrix<'a>,
+        rows: Range<usize>,
+        depth: Range<usize>,
+        room: impl FnOnce(usize) -> &'a mut [f32],
+    ) -> Left<'a>;
+
+    /// # Safety
+    /// As [`Tile::compute`], with as many words as the tile is deep.
+    unsafe fn tile(isa: Isa, tile: Tile);
+}
+
+/// The left operand as the innermost loop reads it.
+pub(super) struct Left<'a> {
+    pub(super) data: &'a [f32],
+    /// From one row to the next, from one word of a row to the next, and from one panel of [`ROWS`] rows to the next.
+    pub(super) rows: usize,
+    pub(super) step: usize,
+    pub(super) panel: usize,
+}
+
+impl<'a> Left<'a> {
+    /// Row after row, `words` apart.
+    fn rows(data: &'a [f32], words: usize) -> Self {
+        Self { data, rows: words, step: 1, panel: ROWS * words }
+    }
+
+    /// In panels of [`ROWS`] rows, word after word.
+    fn panels(data: &'a [f32], words: usize) -> Self {
+        Self { data, rows: 1, step: ROWS, panel: pack::left_panel(words) }
+    }
+}
+
+/// One f32 a word.
+pub(super) struct Wide;
+
+impl Terms for Wide {
+    const EACH: usize = 1;
+
+    fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
+        pack::pack_right(isa, right, depth, columns, packed);
+    }
+
+    fn left<'a>(
+        isa: Isa,
+        left: Matrix<'a>,
+        rows: Range<usize>,
+        depth: Range<usize>,
+        room: impl FnOnce(usize) -> &'a mut [f32],
+    ) -> Left<'a> {
+        if let Some(data) = left.rows_are_f32() {
+            // Where it is. Of no terms there may be no element either.
+            return Left::rows(data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]), left.row_stride);
+        }
+        if let (Elements::Bf16(data), 1) = (left.data, left.column_stride) {
+            let packed = room(rows.len() * depth.len());
+            pack::widen_left(isa, data, left.row_stride, rows, depth.clone(), packed);
+            return Left::rows(packed, depth.len());
+        }
+        let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(depth.len()));
+        pack::pack_left(isa, left, rows, depth.clone(), packed);
+        Left::panels(packed, depth.len())
+    }
+
+    unsafe fn tile(isa: Isa, tile: Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { tile.compute(isa) };
+    }
+}
+
+/// Two bf16 a word: see [`pairs`].
+pub(super) struct Pairs;
+
+impl Terms for Pairs {
+    const EACH: usize = 2;
+
+    fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
+        pairs::pack_right(isa, right, depth, columns, packed);
+    }
+
+    fn left<'a>(
+        isa: Isa,
+        left: Matrix<'a>,
+        rows: Range<usize>,
+        depth: Range<usize>,
+        room: impl FnOnce(usize) -> &'a mut [f32],
+    ) -> Left<'a> {
+        let words = depth.len().div_ceil(2);
+        if left.column_stride == 1 {
+            let packed = room(rows.len() * words);
+            pairs::pack_left_rows(isa, left, rows, depth, packed);
+            return Left::rows(packed, words);
+        }
+        let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(words));
+        pairs::pack_left(isa, left, rows, depth, packed);
+        Left::panels(packed, words)
+    }
+
+    unsafe fn tile(_: Isa, tile: Tile) {
+        // SAFETY: the caller's promise; pairs are used where the processor has what they need.
+        unsafe { tile.compute_pairs() };
+    }
+}
