@@ -145,7 +145,7 @@ fn memory_of_a_rank(ranks: usize) -> Option<u64> {
 fn initial(parameter: &Parameter, seed: u64) -> Result<CpuStorage, Error> {
     let mut values = vec![0.0; parameter.elements()];
     init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, 0, &mut values);
-    Ok(working(values, parameter.dtype())?)
+    Ok(working(values, parameter.dtype()))
 }
 
 /// The shortest of several runs, and the outputs for the layer behind.

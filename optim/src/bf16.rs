@@ -18,6 +18,19 @@ pub fn write_bf16(src: &[f32], dst: &mut [bf16]) -> Result<(), LengthError> {
     write_bf16_at(Level::detect(), src, dst)
 }
 
+/// [`write_bf16`] to a new vector, without a pass to clear it first.
+#[must_use]
+pub fn rounded(src: &[f32]) -> Vec<bf16> {
+    let (mut all, mut part) = (Vec::with_capacity(src.len()), [bf16::ZERO; 2048]);
+    let level = Level::detect();
+    for src in src.chunks(part.len()) {
+        let dst = &mut part[..src.len()];
+        level.run(Narrow { src, dst });
+        all.extend_from_slice(dst);
+    }
+    all
+}
+
 /// Widens each element, exactly.
 ///
 /// # Errors
@@ -73,6 +86,15 @@ impl Kernel for Widen<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_vector_has_the_same_bits() {
+        let src: Vec<f32> = (0..5000).map(|i| (i as f32).sin() * 1e3).collect();
+        let mut dst = vec![bf16::ZERO; src.len()];
+        assert_eq!(write_bf16(&src, &mut dst), Ok(()));
+        assert_eq!(rounded(&src), dst);
+        assert_eq!(rounded(&[]), []);
+    }
 
     /// Every bf16, its neighbours half a unit away (ties) and just beside the ties, NaNs, infinities, subnormals.
     #[test]

@@ -32,7 +32,7 @@ pub mod schedule;
 
 pub use adagrad::Adagrad;
 pub use adamw::AdamW;
-pub use bf16::{read_bf16, write_bf16};
+pub use bf16::{read_bf16, rounded, write_bf16};
 pub use exact_sum::ExactSum;
 pub use lion::Lion;
 pub use schedule::{Schedule, Warmup};

@@ -6,7 +6,7 @@ use half::bf16;
 use zero_comm::{Buffer, Pending, ReduceOp, Scattered};
 use zero_model::sink::{Gradients, PutOff};
 use zero_model::{BuiltLayer, Parameter};
-use zero_optim::{read_bf16, write_bf16};
+use zero_optim::{read_bf16, rounded};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
 use crate::error::ZeroError;
@@ -209,7 +209,7 @@ impl Zero {
             let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter;
             started.push(match scatters {
                 false => {
-                    let local = self.packed(local)?;
+                    let local = self.packed(local);
                     Reduction::All(self.comm.all_reduce(local, ReduceOp::Sum))
                 }
                 true => Reduction::Scatter(self.scatter(id, local)?),
@@ -227,7 +227,7 @@ impl Zero {
             DType::BF16 => Buffer::Bf16(vec![bf16::ZERO; own]),
             _ => Buffer::F32(self.pool.take(own)),
         };
-        let input = self.packed(local)?;
+        let input = self.packed(local);
         Ok(self.comm.reduce_scatter(input, shard, &counts, ReduceOp::Sum))
     }
 
@@ -248,7 +248,7 @@ impl Zero {
                 }
                 Reduction::Scatter(pending) => {
                     let Scattered { input, shard } = pending.wait()?;
-                    let (input, shard) = (self.unpacked(input)?, self.unpacked(shard)?);
+                    let shard = self.unpacked(shard)?;
                     self.file(id, input, shard);
                 }
             }
@@ -273,19 +273,26 @@ impl Zero {
         }
     }
 
-    fn file(&mut self, id: SegmentId, mut input: Vec<f32>, shard: Vec<f32>) {
+    /// Files this rank's part of a sum; what it was made of, in the dtype in which it travelled, is used up.
+    fn file(&mut self, id: SegmentId, input: Buffer, shard: Vec<f32>) {
         let segment = &self.layout.segments()[id];
-        let own = segment.shard(self.comm.rank());
+        let (own, elements) = (segment.shard(self.comm.rank()), segment.elements());
         match segment.placements.gradients {
             Placement::Replicated => {
                 self.ledger.remove(Category::Staging, shard.len(), 4);
-                input[own].copy_from_slice(&shard);
+                let mut full = match input {
+                    Buffer::F32(input) => input,
+                    _ => self.pool.take(elements),
+                };
+                full[own].copy_from_slice(&shard);
                 self.pool.give(shard);
-                self.segments[id].reduced = Some(input);
+                self.segments[id].reduced = Some(full);
             }
             Placement::Sharded => {
-                self.ledger.remove(Category::Staging, input.len(), 4);
-                self.pool.give(input);
+                self.ledger.remove(Category::Staging, elements, 4);
+                if let Buffer::F32(input) = input {
+                    self.pool.give(input);
+                }
                 self.add_up(id, shard);
             }
         }
@@ -309,14 +316,13 @@ impl Zero {
     }
 
     /// The local gradient in the dtype in which gradients travel.
-    fn packed(&mut self, values: Vec<f32>) -> Result<Buffer, ZeroError> {
+    fn packed(&mut self, values: Vec<f32>) -> Buffer {
         if self.options.communication != DType::BF16 {
-            return Ok(Buffer::F32(values));
+            return Buffer::F32(values);
         }
-        let mut rounded = vec![bf16::ZERO; values.len()];
-        write_bf16(&values, &mut rounded)?;
+        let rounded = rounded(&values);
         self.pool.give(values);
-        Ok(Buffer::Bf16(rounded))
+        Buffer::Bf16(rounded)
     }
 
     fn unpacked(&mut self, buffer: Buffer) -> Result<Vec<f32>, ZeroError> {

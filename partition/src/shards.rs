@@ -152,7 +152,7 @@ impl Zero {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
             return self.write_stored(id, Stored::Parameters, start, values);
         }
-        let working = self.working(values.to_vec())?;
+        let working = self.working(values.to_vec());
         match &mut self.segments[id].shard {
             Some(shard) => {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;

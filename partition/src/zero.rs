@@ -4,11 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType};
-use half::bf16;
 use zero_comm::{Communicator, Gathered, Pending};
 use zero_model::sink::PutOff;
 use zero_model::{Model, init};
-use zero_optim::{ExactSum, Optimizer, write_bf16};
+use zero_optim::{ExactSum, Optimizer, rounded};
 use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
 
 use crate::accumulator::{Accumulator, Order};
@@ -196,7 +195,7 @@ impl Zero {
                 if has_master && !master.is_empty() {
                     master.copy_from_slice(&values);
                 }
-                Some(self.working(values)?)
+                Some(self.working(values))
             }
             Placement::Replicated => {
                 self.ledger.add(Category::Parameters, segment.elements(), width);
@@ -207,7 +206,7 @@ impl Zero {
                         let kept = &full[start - piece.range.start..end - piece.range.start];
                         master[start - own.start..end - own.start].copy_from_slice(kept);
                     }
-                    self.model.parameters()[piece.parameter].fill(self.working(full)?)?;
+                    self.model.parameters()[piece.parameter].fill(self.working(full))?;
                 }
                 None
             }
@@ -239,7 +238,7 @@ impl Zero {
     }
 
     /// f32 values in the working dtype.
-    pub(crate) fn working(&self, values: Vec<f32>) -> Result<CpuStorage, ZeroError> {
+    pub(crate) fn working(&self, values: Vec<f32>) -> CpuStorage {
         working(values, self.dtype)
     }
 
@@ -321,14 +320,9 @@ impl Zero {
 }
 
 /// f32 values as a parameter of `dtype`, f32 or bf16, holds them.
-///
-/// # Errors
-/// Never: the lengths are equal.
-pub fn working(values: Vec<f32>, dtype: DType) -> Result<CpuStorage, ZeroError> {
-    if dtype != DType::BF16 {
-        return Ok(CpuStorage::F32(values));
+pub fn working(values: Vec<f32>, dtype: DType) -> CpuStorage {
+    match dtype {
+        DType::BF16 => CpuStorage::BF16(rounded(&values)),
+        _ => CpuStorage::F32(values),
     }
-    let mut rounded = vec![bf16::ZERO; values.len()];
-    write_bf16(&values, &mut rounded)?;
-    Ok(CpuStorage::BF16(rounded))
 }

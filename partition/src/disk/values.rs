@@ -139,7 +139,7 @@ impl Zero {
     /// This rank's shard of the parameters, from the disk.
     pub(crate) fn stored_shard(&self, id: SegmentId) -> Result<CpuStorage, ZeroError> {
         let elements = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?.elements;
-        self.working(self.read_stored(id, Stored::Parameters, 0..elements)?)
+        Ok(self.working(self.read_stored(id, Stored::Parameters, 0..elements)?))
     }
 
     /// Writes initial values of what lives on the disk, a tile at a time. The optimizer's states are zeros already.

@@ -96,7 +96,7 @@ impl Walk<'_> {
         let is_sharded = placements.gradients == Placement::Sharded;
         let category = if is_sharded { Category::Staging } else { Category::Gradients };
         let is_narrow = self.work.options.communication.size_in_bytes() < 4;
-        if is_narrow {
+        if is_narrow && !self.scatters(id) {
             self.take(category, elements);
             self.meter.free(category, elements * 2);
         }
@@ -106,12 +106,17 @@ impl Walk<'_> {
                     self.take(Category::Staging, shard);
                     self.meter.free(Category::Staging, shard * 2);
                 }
+                match (is_sharded, is_narrow) {
+                    (true, false) => self.give(Category::Staging, elements),
+                    (false, true) => self.take(category, elements),
+                    _ => {}
+                }
                 match is_sharded {
-                    true => {
-                        self.give(Category::Staging, elements);
-                        self.add_up(id, shard);
-                    }
+                    true => self.add_up(id, shard),
                     false => self.give(Category::Staging, shard),
+                }
+                if is_narrow {
+                    self.meter.free(category, elements * 2);
                 }
             }
             (false, true) => {
