@@ -5,7 +5,7 @@ use std::fmt;
 use zero_config::{Config, OffloadDevice};
 
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::Draft;
 use crate::words::bytes;
 
 /// A change that makes a configuration fit.
@@ -31,7 +31,7 @@ pub fn advice(
     config: &Config,
     limit: u64,
     change: impl Fn(&[String]) -> Result<Config, Error>,
-    plan: impl Fn(&Config) -> Result<Plan, Error>,
+    draft: impl Fn(&Config) -> Result<Draft, Error>,
 ) -> Result<Vec<Advice>, Error> {
     let mut found = vec![];
     for settings in candidates(config) {
@@ -42,8 +42,9 @@ pub fn advice(
         }
         // Some do not go together with what the file says; those are no advice.
         let Ok(changed) = change(&settings) else { continue };
-        let plan = plan(&changed)?;
-        if plan.peak_bytes() <= limit {
+        let draft = draft(&changed)?;
+        if draft.peak_bytes() <= limit {
+            let plan = draft.plan()?;
             found.push(Advice { settings, peak_bytes: plan.peak_bytes(), disk_bytes: plan.disk_bytes() });
         }
         if found.len() == SHOWN {

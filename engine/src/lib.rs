@@ -47,7 +47,7 @@ pub use batch::Batch;
 pub use engine::{Engine, Step, comm_options};
 pub use error::Error;
 pub use memory::Limit;
-pub use plan::Plan;
+pub use plan::{Draft, Plan};
 pub use timing::{Lane, Span, Timing};
 pub use words::bytes;
 pub use zero_config::Config;

@@ -19,7 +19,7 @@ use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
-use zero_train::train::{Output, Resume, RunOptions};
+use zero_train::train::{Output, Planner, Resume, RunOptions};
 use zero_train::{Limit, Plan};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
@@ -74,7 +74,8 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
     zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), config.world_size));
-    let plan = zero_train::train::plan(&config)?;
+    let planner = Planner::open(&config)?;
+    let plan = planner.plan(&config)?;
     if args.json {
         show(&format!("{:#}\n", plan.value()));
         return Ok(0);
@@ -88,7 +89,13 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         None => None,
     };
     if let Some(limit) = limit {
-        let told = fits(&plan, limit, &args.config, &args.config.set, &config)?.unwrap_or_else(|told| told);
+        let told = match plan.peak_bytes() <= limit.bytes {
+            true => {
+                let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+                format!("fits: a rank needs {needs} at a time, and may have {has}: {}", limit.source)
+            }
+            false => does_not_fit(&plan, limit, &args.config, &args.config.set, &config, &planner)?,
+        };
         show(&format!("{told}\n"));
     }
     if args.stages {
@@ -104,24 +111,22 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Whether a plan fits into a limit, in words: as an error, with what would make it fit, if it does not.
-fn fits(
+/// By how much a plan does not fit into a limit, in words, and what would make it fit.
+fn does_not_fit(
     plan: &Plan,
     limit: Limit,
     args: &ConfigArgs,
     overrides: &[String],
     config: &Config,
-) -> anyhow::Result<Result<String, String>> {
+    planner: &Planner,
+) -> anyhow::Result<String> {
     let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
-    if plan.peak_bytes() <= limit.bytes {
-        return Ok(Ok(format!("fits: a rank needs {needs} at a time, and may have {has}: {}", limit.source)));
-    }
     let change = |settings: &[String]| {
         let all = [overrides, settings].concat();
         let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
         Ok(typed.resolve(Some(config.world_size))?)
     };
-    let found = zero_train::advice(config, limit.bytes, change, zero_train::train::plan)?;
+    let found = zero_train::advice(config, limit.bytes, change, |config| planner.draft(config))?;
     let mut text = format!("does not fit: a rank needs {needs} at a time, and may have {has}: {}", limit.source);
     match found.is_empty() {
         true => {
@@ -133,7 +138,7 @@ fn fits(
             found.iter().for_each(|advice| text += &format!("\n    {advice}"));
         }
     }
-    Ok(Err(text))
+    Ok(text)
 }
 
 /// Prints; whoever reads may have gone, as `head` does.
@@ -172,8 +177,10 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     let plan = zero_train::train::check(&config)?;
     if !args.force
         && let Some(limit) = Limit::of_rank(&config, ranks)
-        && let Err(told) = fits(&plan, limit, &args.config, &args.overrides(), &config)?
+        && plan.peak_bytes() > limit.bytes
     {
+        let planner = Planner::open(&config)?;
+        let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
         anyhow::bail!(zero_train::Error::Memory(told));
     }
     if config.launcher.transport == Transport::Threads {

@@ -18,8 +18,8 @@ use crate::offload;
 use crate::settings::Settings;
 use crate::words::{bytes, counted, grouped};
 
-/// The plan of a training step of all ranks.
-pub struct Plan {
+/// A plan as far as its memory goes: enough to tell whether a configuration fits, and nothing of it is checked.
+pub struct Draft {
     config: Config,
     settings: Settings,
     model: Model,
@@ -27,10 +27,15 @@ pub struct Plan {
     arrangement: Arrangement,
     /// By stage.
     programs: Vec<Program>,
-    /// Of two replicas.
-    simulation: Simulation,
     /// By stage.
     needs: Vec<Needs>,
+}
+
+/// The plan of a training step of all ranks.
+pub struct Plan {
+    draft: Draft,
+    /// Of two replicas.
+    simulation: Simulation,
 }
 
 /// What one rank of a stage has.
@@ -43,11 +48,11 @@ struct Share {
     alive: usize,
 }
 
-impl Plan {
-    /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+impl Draft {
+    /// The draft for a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
     ///
     /// # Errors
-    /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
+    /// A model that cannot be built or cut.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let settings = Settings::new(&config)?;
         let model = model.build(settings.dtype)?;
@@ -56,10 +61,6 @@ impl Plan {
         let equal = CutCosts::equal(model.layers().len());
         let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
         let programs = arrangement.training(layout.shape());
-        arrangement.validate(&programs, layout.shape())?;
-        arrangement.validate(&arrangement.evaluation(layout.shape(), 1), layout.shape())?;
-        let costs = equal_chunks(&arrangement, &layout);
-        let simulation = arrangement.of_two_replicas().simulate(&programs, layout.shape(), &costs)?;
         let subject = Subject {
             config: &config,
             settings: &settings,
@@ -69,37 +70,7 @@ impl Plan {
             programs: &programs,
         };
         let needs = subject.needs();
-        Ok(Self { config, settings, model, layout, arrangement, programs, simulation, needs })
-    }
-
-    /// Whether the disks have room for what is to live there.
-    ///
-    /// # Errors
-    /// The key of a folder that has not.
-    pub(crate) fn check_disks(&self) -> Result<(), Error> {
-        offload::check_space(&self.layout, &self.arrangement.stages, &self.settings)
-    }
-
-    /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
-    /// long, a backward twice as long as a forward, and communication no time.
-    #[must_use]
-    pub fn grid(&self, columns: usize) -> String {
-        let few = self.arrangement.of_two_replicas();
-        grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
-    }
-
-    /// The share of a step in which even the busiest stage waits, under the same assumptions.
-    #[must_use]
-    pub fn bubble(&self) -> f64 {
-        self.simulation.timeline.bubble()
-    }
-
-    /// Runs the programs of all ranks on a table of costs.
-    ///
-    /// # Errors
-    /// If the table is for another model.
-    pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
-        self.arrangement.simulate(&self.programs, self.layout.shape(), costs)
+        Ok(Self { config, settings, model, layout, arrangement, programs, needs })
     }
 
     /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
@@ -114,66 +85,132 @@ impl Plan {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
     }
 
+    /// Checks the programs of all ranks, and sees when they do what.
+    ///
+    /// # Errors
+    /// Programs that must not run.
+    pub fn plan(self) -> Result<Plan, Error> {
+        let (arrangement, shape) = (&self.arrangement, self.layout.shape());
+        arrangement.validate(&self.programs, shape)?;
+        arrangement.validate(&arrangement.evaluation(shape, 1), shape)?;
+        let costs = equal_chunks(arrangement, &self.layout);
+        let simulation = arrangement.of_two_replicas().simulate(&self.programs, shape, &costs)?;
+        Ok(Plan { draft: self, simulation })
+    }
+}
+
+impl Plan {
+    /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    ///
+    /// # Errors
+    /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
+    pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
+        Draft::new(config, model)?.plan()
+    }
+
+    /// Whether the disks have room for what is to live there.
+    ///
+    /// # Errors
+    /// The key of a folder that has not.
+    pub(crate) fn check_disks(&self) -> Result<(), Error> {
+        offload::check_space(&self.draft.layout, &self.draft.arrangement.stages, &self.draft.settings)
+    }
+
+    /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
+    /// long, a backward twice as long as a forward, and communication no time.
+    #[must_use]
+    pub fn grid(&self, columns: usize) -> String {
+        let few = self.draft.arrangement.of_two_replicas();
+        grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
+    }
+
+    /// The share of a step in which even the busiest stage waits, under the same assumptions.
+    #[must_use]
+    pub fn bubble(&self) -> f64 {
+        self.simulation.timeline.bubble()
+    }
+
+    /// Runs the programs of all ranks on a table of costs.
+    ///
+    /// # Errors
+    /// If the table is for another model.
+    pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
+        self.draft.arrangement.simulate(&self.draft.programs, self.draft.layout.shape(), costs)
+    }
+
+    /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.draft.peak_bytes()
+    }
+
+    /// The most bytes that a rank needs of its disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.draft.disk_bytes()
+    }
+
     /// Whether what layers take is known, and in the figures.
     #[must_use]
     pub fn knows_activations(&self) -> bool {
-        self.needs.iter().all(|needs| needs.with_activations)
+        self.draft.needs.iter().all(|needs| needs.with_activations)
     }
 
     /// The program of a stage.
     #[must_use]
     pub fn program(&self, stage: StageId) -> &Program {
-        &self.programs[stage]
+        &self.draft.programs[stage]
     }
 
     fn share(&self, stage: StageId) -> Share {
-        let (stages, shape) = (&self.arrangement.stages, self.layout.shape());
+        let (stages, shape) = (&self.draft.arrangement.stages, self.draft.layout.shape());
         let held = (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
         let at = Coordinates { stage, replica: 0 };
-        let (width, states) = (self.settings.dtype.size_in_bytes(), self.settings.zero.optimizer.states().len());
-        let options = &self.settings.zero;
+        let (width, states) =
+            (self.draft.settings.dtype.size_in_bytes(), self.draft.settings.zero.optimizer.states().len());
+        let options = &self.draft.settings.zero;
         Share {
-            layers: self.arrangement.layers_of(stage, shape),
+            layers: self.draft.arrangement.layers_of(stage, shape),
             parameters: held.map(|segment| shape.segments[segment].elements).sum(),
-            state: expected_state(&self.layout, stages, at, width, states),
-            sent: expected_payload(&self.programs[stage], &self.layout, 0, width, options, |_| 0),
-            alive: self.simulation.memory[self.arrangement.of_two_replicas().mesh.rank(at)].alive,
+            state: expected_state(&self.draft.layout, stages, at, width, states),
+            sent: expected_payload(&self.draft.programs[stage], &self.draft.layout, 0, width, options, |_| 0),
+            alive: self.simulation.memory[self.draft.arrangement.of_two_replicas().mesh.rank(at)].alive,
         }
     }
 
     /// The plan as JSON.
     #[must_use]
     pub fn value(&self) -> Value {
-        let mesh = self.arrangement.mesh;
+        let mesh = self.draft.arrangement.mesh;
         let stages = (0..mesh.pipe()).map(|stage| {
             let share = self.share(stage);
             json!({
                 "stage": stage,
                 "ranks": ranks(mesh, stage).collect::<Vec<_>>(),
-                "layers": self.arrangement.stages.layers_of(stage)
-                    .map(|layer| self.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
+                "layers": self.draft.arrangement.stages.layers_of(stage)
+                    .map(|layer| self.draft.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
                 "parameters": share.parameters,
                 "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
                     "optimizer_state": share.state.optimizer },
                 "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)
-                    .zip(self.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
-                "planned_peak_total_bytes": self.needs[stage].peaks.total,
-                "activations_known": self.needs[stage].with_activations,
-                "disk_bytes": { "optimizer": self.needs[stage].disk.optimizer, "parameters": self.needs[stage].disk.parameters },
+                    .zip(self.draft.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
+                "planned_peak_total_bytes": self.draft.needs[stage].peaks.total,
+                "activations_known": self.draft.needs[stage].with_activations,
+                "disk_bytes": { "optimizer": self.draft.needs[stage].disk.optimizer, "parameters": self.draft.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent,
                 "micro_batches_alive": share.alive,
-                "keeps_gathered": self.arrangement.gathering(self.layout.shape())
-                    .map(|_| self.arrangement.keeps_gathered(stage)),
-                "instructions": self.programs[stage].instructions.len(),
+                "keeps_gathered": self.draft.arrangement.gathering(self.draft.layout.shape())
+                    .map(|_| self.draft.arrangement.keeps_gathered(stage)),
+                "instructions": self.draft.programs[stage].instructions.len(),
             })
         });
         json!({
             "world_size": mesh.world_size(),
             "pipeline_stages": mesh.pipe(),
             "data_parallel_size": mesh.data(),
-            "schedule": self.arrangement.schedule.to_string(),
-            "micro_batches": self.arrangement.micro_batches,
-            "zero_stage": self.settings.layout.zero_stage.number(),
+            "schedule": self.draft.arrangement.schedule.to_string(),
+            "micro_batches": self.draft.arrangement.micro_batches,
+            "zero_stage": self.draft.settings.layout.zero_stage.number(),
             "bubble": self.bubble(),
             "planned_peak_bytes": self.peak_bytes(),
             "stages": stages.collect::<Vec<_>>(),
@@ -187,7 +224,7 @@ impl Plan {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
         let mut rows =
             vec![["stage"].into_iter().chain(names).chain(["at a time", "disk"]).map(String::from).collect::<Vec<_>>()];
-        for (stage, needs) in self.needs.iter().enumerate() {
+        for (stage, needs) in self.draft.needs.iter().enumerate() {
             let mut row = vec![stage.to_string()];
             row.extend(needs.peaks.by_category.iter().map(|&b| bytes(b)));
             row.push(bytes(needs.peaks.total));
@@ -212,12 +249,14 @@ impl Plan {
     #[must_use]
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
         let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
-        let (width, states) = (self.settings.dtype.size_in_bytes(), self.settings.zero.optimizer.states().len());
-        let stages = Stages::single(self.layout.shape());
+        let (width, states) =
+            (self.draft.settings.dtype.size_in_bytes(), self.draft.settings.zero.optimizer.states().len());
+        let stages = Stages::single(self.draft.layout.shape());
         for &ranks in ranks {
             let of_stage = |zero_stage: u8| {
                 let zero_stage = ZeroStage::from_number(zero_stage).unwrap_or(ZeroStage::Zero);
-                let layout = Layout::new(&self.model, &LayoutOptions { zero_stage, ranks, ..self.settings.layout });
+                let layout =
+                    Layout::new(&self.draft.model, &LayoutOptions { zero_stage, ranks, ..self.draft.settings.layout });
                 let at = Coordinates { stage: 0, replica: 0 };
                 bytes(expected_state(&layout, &stages, at, width, states).total())
             };
@@ -267,17 +306,17 @@ fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mesh = self.arrangement.mesh;
+        let mesh = self.draft.arrangement.mesh;
         writeln!(
             f,
             "{} = {} × {}, ZeRO stage {}, {} samples a step = {} × {} × {}",
             counted(mesh.world_size(), "rank", "ranks"),
             counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
             counted(mesh.data(), "replica", "replicas"),
-            self.settings.layout.zero_stage.number(),
-            self.config.train_batch_size,
-            self.settings.micro_batch_size,
-            counted(self.settings.micro_batches, "micro-batch", "micro-batches"),
+            self.draft.settings.layout.zero_stage.number(),
+            self.draft.config.train_batch_size,
+            self.draft.settings.micro_batch_size,
+            counted(self.draft.settings.micro_batches, "micro-batch", "micro-batches"),
             counted(mesh.data(), "replica", "replicas"),
         )?;
         let header = ["stage", "ranks", "parameters", "state a rank", "sent a step", "alive", "layers"];
@@ -305,16 +344,17 @@ impl fmt::Display for Plan {
             "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
         )?;
         self.memory(f)?;
-        if self.config.pipeline.stages > 1 && self.config.pipeline.partition_method == PartitionMethod::Time {
+        if self.draft.config.pipeline.stages > 1 && self.draft.config.pipeline.partition_method == PartitionMethod::Time
+        {
             writeln!(f, "cut as if every layer took equally long: a run measures them first, and cuts by that")?;
         }
-        if let Some(gathering) = self.arrangement.gathering(self.layout.shape()) {
+        if let Some(gathering) = self.draft.arrangement.gathering(self.draft.layout.shape()) {
             writeln!(f, "{gathering}")?;
         }
         write!(
             f,
             "{}: {:.1} % of a step is bubble if every chunk of layers takes equally long",
-            self.arrangement.schedule,
+            self.draft.arrangement.schedule,
             self.bubble() * 100.0
         )
     }

@@ -85,6 +85,28 @@ fn a_plan_needs_neither_the_machines_nor_the_memory() {
     assert!(!plan(&case, &trillion).contains("fit"));
 }
 
+/// A schedule's lists grow with stages times micro-batches; what is done with them must not grow faster. That shows in how long this
+/// test takes, and in nothing else.
+#[test]
+fn a_deep_pipeline_of_many_micro_batches_is_planned_with_all_advice() {
+    let case = Case::new();
+    let deep = [
+        "--set",
+        "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 32, n_head: 2}",
+        "--set",
+        "train_micro_batch_size_per_gpu=1",
+        "--set",
+        "gradient_accumulation_steps=256",
+        "--set",
+        "pipeline.stages=32",
+    ];
+    let told = plan(&case, &[&deep[..], &["--set", "pipeline.schedule=gpipe", "--device-memory", "1kB"]].concat());
+    assert!(told.contains("does not fit: a rank needs") && told.contains("use more ranks"), "{told}");
+    // Bubbles of (p − 1)/(m + p − 1), and a third of it.
+    assert!(plan(&case, &deep).contains("1f1b: 10.8 % of a step is bubble"));
+    assert!(plan(&case, &[&deep[..], &["--set", "pipeline.schedule=zb_h1"]].concat()).contains("zb_h1: "));
+}
+
 /// Figure 1 of the ZeRO paper: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N.
 #[test]
 fn stages_over_ranks_follow_the_closed_forms() {

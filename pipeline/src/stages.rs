@@ -7,6 +7,7 @@
 //! gradient, updates it and writes it into checkpoints. The others keep a copy for computing, send on what they contribute to
 //! the gradient, and are sent the updated values: copies of the same bits, so they cannot drift apart.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::instruction::{LayerId, SegmentId};
@@ -21,6 +22,8 @@ pub struct Stages {
     stage_of: Vec<StageId>,
     /// By segment, its users in the order of the forward pass.
     users: Vec<Vec<LayerId>>,
+    /// Segments with several users.
+    ties: Vec<SegmentId>,
 }
 
 /// A model that cannot be cut like that.
@@ -61,10 +64,16 @@ impl Stages {
         }
         let stage_of =
             chunks.iter().enumerate().flat_map(|(index, chunk)| chunk.clone().map(move |_| index % count)).collect();
-        let users = (0..shape.segments.len())
-            .map(|segment| (0..layers).filter(|&l| shape.layers[l].segments.contains(&segment)).collect())
-            .collect();
-        Ok(Self { count, chunks, stage_of, users })
+        let mut users: Vec<Vec<LayerId>> = vec![vec![]; shape.segments.len()];
+        for (layer, of) in shape.layers.iter().enumerate() {
+            for &segment in &of.segments {
+                if users[segment].last() != Some(&layer) {
+                    users[segment].push(layer);
+                }
+            }
+        }
+        let ties = (0..users.len()).filter(|&segment| users[segment].len() > 1).collect();
+        Ok(Self { count, chunks, stage_of, users, ties })
     }
 
     /// The whole model on one stage.
@@ -110,6 +119,21 @@ impl Stages {
     /// Layers of a stage, in the order of the forward pass.
     pub fn layers_of(&self, stage: StageId) -> impl Iterator<Item = LayerId> + '_ {
         (0..self.stage_of.len()).filter(move |&layer| self.stage_of[layer] == stage)
+    }
+
+    /// Whether a segment's gradient is complete after the backward of `layer`: it is the first one that uses it in the forward pass.
+    #[must_use]
+    pub fn completes(&self, layer: LayerId, segment: SegmentId) -> bool {
+        self.users[segment].first() == Some(&layer)
+    }
+
+    /// Stages that exchange messages with `stage`: those with a layer next to one of its own, or that share a tied segment with it.
+    #[must_use]
+    pub fn peers(&self, stage: StageId) -> BTreeSet<StageId> {
+        let next_to = self.stage_of.windows(2).filter(|pair| pair.contains(&stage)).flatten().copied();
+        let tied = self.ties.iter().filter(|&&segment| self.holds(stage, segment));
+        let sharing = tied.flat_map(|&segment| self.users[segment].iter().map(|&layer| self.stage_of[layer]));
+        next_to.chain(sharing).filter(|&other| other != stage).collect()
     }
 
     /// The stage that updates a segment: that of its first user.
@@ -170,12 +194,13 @@ impl Stages {
         micro_batch: usize,
         hop: impl Fn(&[LayerId], usize) -> Option<(LayerId, LayerId)>,
     ) -> Vec<Message> {
-        let message = |(segment, users): (SegmentId, &Vec<LayerId>)| {
+        let message = |&segment: &SegmentId| {
+            let users = &self.users[segment];
             let (source, next) = hop(users, users.iter().position(|&user| user == layer)?)?;
             let (from, to) = (self.stage_of[source], self.stage_of[next]);
             let content = Content::TiedGradient { segment, layer: next, micro_batch };
             (from != to).then_some(Message { content, from, to })
         };
-        self.users.iter().enumerate().filter_map(message).collect()
+        self.ties.iter().filter_map(message).collect()
     }
 }

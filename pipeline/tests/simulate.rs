@@ -2,7 +2,7 @@
 
 use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule::{self, SCHEDULES};
-use zero_pipeline::simulate::{Category, LayerCosts, Link, SegmentCosts, SimulationError};
+use zero_pipeline::simulate::{Category, Collectives, LayerCosts, Link, SegmentCosts, Sharing, SimulationError};
 use zero_pipeline::{
     Costs, Lane, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Simulation, Stages, Tiers, World,
     ZeroStage, simulate,
@@ -160,7 +160,7 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
     let mut costs = costs(4, layer(3.0, 1.0, 1.0));
     // Half of 40 bytes at 10 bytes a second, after a second: 3 seconds.
-    costs.data = Link { latency: 1.0, bandwidth: 10.0 };
+    costs.data = Collectives::all(Link { latency: 1.0, bandwidth: 10.0 });
     costs.gradient_norm = 0.5;
     let program = |rank: usize| {
         let first = 2 * (rank / 2);
@@ -194,6 +194,38 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     // Both segments at once until the first layer has run.
     assert_eq!(found.memory[0].peak_of(Category::Gathered), 80);
     assert_eq!(found.memory[0].samples.last().unwrap().bytes[Category::Gathered as usize], 0);
+}
+
+/// On one core a rank, what is hidden costs what it takes: nothing is won, and nothing lost.
+#[test]
+fn computing_and_communicating_slow_each_other() {
+    let shape = shape(2, ZeroStage::Three);
+    let stages = Stages::single(&shape);
+    let world = World::data_parallel(&shape, &stages, 2);
+    let forward = |layer| Forward { layer, micro_batch: 0 };
+    // Rank 1 has only the gather.
+    let busy = vec![Gather { segment: 0 }, forward(1), AwaitGather { segment: 0 }, forward(0)];
+    let quiet = vec![Gather { segment: 0 }, AwaitGather { segment: 0 }];
+    let programs = [busy, quiet].map(|instructions| Program { instructions, micro_batches: 1 });
+    let found = |forward: f64, sharing: Sharing| {
+        let mut costs = costs(2, layer(forward, 0.0, 0.0));
+        // Half of 40 bytes at 10 bytes a second: 2 seconds.
+        costs.data = Collectives::all(Link { latency: 0.0, bandwidth: 10.0 });
+        costs.sharing = sharing;
+        let found = simulate(&programs, &world, &costs).unwrap();
+        let events = found.timeline.events.into_iter().filter(|e| e.rank == 0);
+        events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
+    };
+    let alone = [("forward", 0.0, 3.0), ("forward", 3.0, 6.0), ("gather", 0.0, 2.0)];
+    assert_eq!(found(3.0, Sharing::NONE), alone);
+    // Two seconds of transfer take four, in which two seconds are computed; the third comes after.
+    let half = Sharing { computing: 0.5, transferring: 0.5 };
+    assert_eq!(found(3.0, half), [("forward", 0.0, 5.0), ("forward", 5.0, 8.0), ("gather", 0.0, 4.0)]);
+    // The forward is done at 2, with half of the transfer left, which goes on alone.
+    let first = [("forward", 0.0, 2.0), ("await_gather", 2.0, 3.0), ("forward", 3.0, 4.0), ("gather", 0.0, 3.0)];
+    assert_eq!(found(1.0, half), first);
+    let uneven = Sharing { computing: 0.75, transferring: 0.5 };
+    assert_eq!(found(6.0, uneven), [("forward", 0.0, 7.0), ("forward", 7.0, 13.0), ("gather", 0.0, 4.0)]);
 }
 
 #[test]
@@ -246,6 +278,8 @@ fn what_cannot_be_simulated_is_an_error() {
     assert!(matches!(found, SimulationError::NotATime(seconds) if seconds.is_nan()));
     let standing = Costs { pipe: Link { latency: 0.0, bandwidth: 0.0 }, ..good.clone() };
     assert_eq!(error(&programs, &standing), SimulationError::NotABandwidth(0.0));
+    let standing = Costs { sharing: Sharing { computing: 0.0, transferring: 1.0 }, ..good.clone() };
+    assert_eq!(error(&programs, &standing), SimulationError::NotARate(0.0));
 
     let mut other = programs.clone();
     other[2].instructions.insert(1, Forward { layer: 9, micro_batch: 0 });

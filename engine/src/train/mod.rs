@@ -22,7 +22,7 @@ use zero_config::{Config, LogLevel};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::{Draft, Plan};
 use crate::words::{bytes, counted, grouped};
 use crate::{memory, offload};
 use corpus::Corpus;
@@ -110,15 +110,45 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     Ok(finished)
 }
 
-/// The plan of a configuration that is resolved for its number of ranks; starts nothing.
+/// Plans configurations that train on the same data, which are opened once.
+#[derive(Debug, Clone)]
+pub struct Planner {
+    vocabulary: Option<usize>,
+}
+
+impl Planner {
+    /// Opens the data of a configuration.
+    ///
+    /// # Errors
+    /// Data that cannot be read, or that the model cannot take.
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        Ok(Self { vocabulary: Corpus::open(config)?.vocabulary })
+    }
+
+    /// The plan of a configuration that is resolved for its number of ranks; starts nothing.
+    ///
+    /// # Errors
+    /// Whatever would keep the ranks from starting.
+    pub fn plan(&self, config: &Config) -> Result<Plan, Error> {
+        self.draft(config)?.plan()
+    }
+
+    /// The plan as far as its memory goes.
+    ///
+    /// # Errors
+    /// A model that cannot be built or cut.
+    pub fn draft(&self, config: &Config) -> Result<Draft, Error> {
+        let layers = configured_model::from_config(config, self.vocabulary)?;
+        Draft::new(with_total_steps(config.clone(), 1), layers)
+    }
+}
+
+/// The plan of one configuration that is resolved for its number of ranks; starts nothing.
 ///
 /// # Errors
-/// Whatever would keep the ranks from starting, and data that cannot be read where the vocabulary is taken from it.
+/// As [`Planner`].
 pub fn plan(config: &Config) -> Result<Plan, Error> {
-    config.model_and_data()?;
-    let corpus = Corpus::open(config)?;
-    let layers = configured_model::from_config(config, corpus.vocabulary)?;
-    Plan::new(with_total_steps(config.clone(), 1), layers)
+    Planner::open(config)?.plan(config)
 }
 
 /// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, the

@@ -22,8 +22,7 @@ pub struct GatherOptions {
 pub fn gather(program: Program, shape: &ModelShape, options: &GatherOptions) -> Program {
     let Program { instructions, micro_batches } = program;
     let uses = uses(&instructions, shape);
-    let mut pass =
-        Pass { shape, options, uses: &uses, state: vec![State::Released; shape.segments.len()], out: vec![] };
+    let mut pass = Pass::new(shape, options, &uses);
     let mut position = 0;
     for instruction in instructions {
         if uses.get(position).is_some_and(|next| next.instruction == instruction) {
@@ -74,11 +73,34 @@ struct Pass<'a> {
     shape: &'a ModelShape,
     options: &'a GatherOptions,
     uses: &'a [Use],
+    /// Segments that the program uses, and by segment the places in `uses` that do.
+    used: Vec<SegmentId>,
+    places: Vec<Vec<usize>>,
+    /// Elements of all uses before each.
+    before: Vec<usize>,
     state: Vec<State>,
     out: Vec<Instruction>,
 }
 
-impl Pass<'_> {
+impl<'a> Pass<'a> {
+    fn new(shape: &'a ModelShape, options: &'a GatherOptions, uses: &'a [Use]) -> Self {
+        let mut places = vec![vec![]; shape.segments.len()];
+        let mut before = vec![0];
+        for (place, one) in uses.iter().enumerate() {
+            one.segments.iter().for_each(|&segment| places[segment].push(place));
+            before.push(before[place] + one.elements);
+        }
+        let used = (0..places.len()).filter(|&segment| !places[segment].is_empty()).collect();
+        let state = vec![State::Released; shape.segments.len()];
+        Self { shape, options, uses, used, places, before, state, out: vec![] }
+    }
+
+    /// The first use of a segment behind a place.
+    fn next(&self, segment: SegmentId, position: usize) -> Option<usize> {
+        let places = &self.places[segment];
+        places.get(places.partition_point(|&place| place <= position)).copied()
+    }
+
     fn before(&mut self, position: usize) {
         let needed = &self.uses[position].segments;
         for &segment in needed {
@@ -94,15 +116,18 @@ impl Pass<'_> {
 
     /// Starts gathers of what the next uses need, in their order, up to the first one that the options do not allow.
     fn prefetch(&mut self, position: usize) {
-        let uses = self.uses;
-        for &segment in uses[position + 1..].iter().flat_map(|next| &next.segments) {
-            if self.state[segment] == State::Released {
-                let ahead = self.sum(State::Gathering) + self.elements(segment);
-                if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
-                    return;
-                }
-                self.start(segment);
+        let order = |&segment: &SegmentId| {
+            let next = self.next(segment, position).filter(|_| self.state[segment] == State::Released)?;
+            Some((next, self.uses[next].segments.iter().position(|&s| s == segment), segment))
+        };
+        let mut released: Vec<_> = self.used.iter().filter_map(order).collect();
+        released.sort_unstable();
+        for (_, _, segment) in released {
+            let ahead = self.sum(State::Gathering) + self.elements(segment);
+            if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
+                return;
             }
+            self.start(segment);
         }
     }
 
@@ -116,15 +141,10 @@ impl Pass<'_> {
     }
 
     fn keep(&self, segment: SegmentId, position: usize) -> bool {
-        let mut distance = 0;
-        for next in &self.uses[position + 1..] {
-            if next.segments.contains(&segment) {
-                let live = self.sum(State::Gathered) + self.sum(State::Gathering);
-                return distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live);
-            }
-            distance += next.elements;
-        }
-        false
+        let Some(next) = self.next(segment, position) else { return false };
+        let distance = self.before[next] - self.before[position + 1];
+        let live = self.sum(State::Gathered) + self.sum(State::Gathering);
+        distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live)
     }
 
     fn start(&mut self, segment: SegmentId) {
@@ -149,6 +169,6 @@ impl Pass<'_> {
     }
 
     fn sum(&self, state: State) -> usize {
-        (0..self.state.len()).filter(|&s| self.state[s] == state).map(|s| self.elements(s)).sum()
+        self.used.iter().filter(|&&s| self.state[s] == state).map(|&s| self.elements(s)).sum()
     }
 }

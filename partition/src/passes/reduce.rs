@@ -20,6 +20,7 @@ pub fn reduce(program: Program, shape: &ModelShape, options: &ReduceOptions) -> 
     let Program { instructions, micro_batches } = program;
     // The last layer of a micro-batch to run backward on this stage.
     let lowest = instructions.iter().filter_map(contribution).map(|(layer, _)| layer).min();
+    let completed: Vec<Vec<SegmentId>> = (0..shape.layers.len()).map(|layer| shape.completed_by(layer)).collect();
     let mut pass = Pass { shape, options, bucket: vec![], of: 0, pending: None, out: vec![] };
     for instruction in instructions {
         if let Some((layer, micro_batch)) = contribution(&instruction) {
@@ -29,7 +30,7 @@ pub fn reduce(program: Program, shape: &ModelShape, options: &ReduceOptions) -> 
                 pass.of = micro_batch;
             }
             pass.out.push(instruction);
-            for segment in shape.completed_by(layer) {
+            for &segment in &completed[layer] {
                 let sharded = shape.segments[segment].placements.gradients == Placement::Sharded;
                 if !sharded {
                     pass.out.push(Instruction::Accumulate { segment, micro_batch });

@@ -1,6 +1,6 @@
 //! The other halves of messages: receives are posted ahead of their use, sends are awaited at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::instruction::Instruction;
 use crate::message::{Channel, Kind, Message};
@@ -30,13 +30,16 @@ pub(super) fn asynchronous(
     for channel in arriving.keys().filter(|channel| is_ahead(channel)) {
         post(&mut out, *channel, 1);
     }
+    let places: HashMap<&Message, usize> = arriving
+        .values()
+        .flat_map(|messages| messages.iter().enumerate().map(|(place, message)| (message, place)))
+        .collect();
     let mut leaving = vec![];
     for instruction in instructions {
         match instruction {
             Instruction::AwaitReceive { message } => {
                 let channel = message.channel();
-                let place = arriving.get(&channel).and_then(|messages| messages.iter().position(|m| *m == message));
-                let needed = place.map_or(0, |place| place + 1);
+                let needed = places.get(&message).map_or(0, |place| place + 1);
                 post(&mut out, channel, needed);
                 out.push(instruction);
                 if is_ahead(&channel) {

@@ -55,7 +55,7 @@ fn connected(
         writer.instructions
     };
     let mut arriving: BTreeMap<Channel, Vec<Message>> = BTreeMap::new();
-    for other in (0..stages.count()).filter(|&other| other != stage) {
+    for other in stages.peers(stage) {
         for instruction in written(other) {
             if let Instruction::Send { message } = instruction
                 && message.to == stage

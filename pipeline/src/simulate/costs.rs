@@ -27,6 +27,40 @@ impl Link {
     }
 }
 
+/// The ways of the collectives. Bytes are those that each rank must send at least.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Collectives {
+    /// Gathers and refreshes of parameters.
+    pub all_gather: Link,
+    /// Reductions of gradients whose optimizer state is sharded.
+    pub reduce_scatter: Link,
+    /// Reductions of other gradients.
+    pub all_reduce: Link,
+}
+
+impl Collectives {
+    /// The same for all.
+    #[must_use]
+    pub fn all(link: Link) -> Self {
+        Self { all_gather: link, reduce_scatter: link, all_reduce: link }
+    }
+}
+
+/// How fast things go on beside each other, as a share of what they do alone: above 0, at most 1. A worker that carries out a collective
+/// takes time from a core that computes, and is given less of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sharing {
+    /// Computing, while something is on its way to or from the rank.
+    pub computing: f64,
+    /// What is on its way, while one of its ranks computes.
+    pub transferring: f64,
+}
+
+impl Sharing {
+    /// Nothing slows anything.
+    pub const NONE: Self = Self { computing: 1.0, transferring: 1.0 };
+}
+
 /// What a layer costs, for a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LayerCosts {
@@ -83,7 +117,9 @@ pub struct Costs {
     /// Between the stages of a pipeline.
     pub pipe: Link,
     /// Between the ranks of a data-parallel group.
-    pub data: Link,
+    pub data: Collectives,
+    /// How computing and communicating slow each other.
+    pub sharing: Sharing,
     /// From the disk.
     pub read: Link,
     /// To the disk.
@@ -94,8 +130,9 @@ impl Costs {
     /// A table in which layers and segments take time, and nothing else does.
     #[must_use]
     pub fn of_compute(layers: Vec<LayerCosts>, segments: Vec<SegmentCosts>) -> Self {
-        let (pipe, data, read, write) = (Link::FREE, Link::FREE, Link::FREE, Link::FREE);
-        Self { layers, segments, load: 0.0, gradient_norm: 0.0, pipe, data, read, write }
+        let (pipe, read, write) = (Link::FREE, Link::FREE, Link::FREE);
+        let (data, sharing) = (Collectives::all(Link::FREE), Sharing::NONE);
+        Self { layers, segments, load: 0.0, gradient_norm: 0.0, pipe, data, sharing, read, write }
     }
 
     /// Whether the table is for the world's model, and holds times.
@@ -108,23 +145,20 @@ impl Costs {
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
         let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
-        let others = [
-            self.load,
-            self.gradient_norm,
-            self.pipe.latency,
-            self.data.latency,
-            self.read.latency,
-            self.write.latency,
-        ];
+        let Collectives { all_gather, reduce_scatter, all_reduce } = self.data;
+        let links = [self.pipe, all_gather, reduce_scatter, all_reduce, self.read, self.write];
+        let others = [self.load, self.gradient_norm].into_iter().chain(links.map(|link| link.latency));
         let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
         if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
             return Err(SimulationError::NotATime(seconds));
         }
-        match [self.pipe.bandwidth, self.data.bandwidth, self.read.bandwidth, self.write.bandwidth]
-            .into_iter()
-            .find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0)
-        {
-            Some(bandwidth) => Err(SimulationError::NotABandwidth(bandwidth)),
+        let bandwidths = links.map(|link| link.bandwidth).into_iter();
+        if let Some(bandwidth) = bandwidths.clone().find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0) {
+            return Err(SimulationError::NotABandwidth(bandwidth));
+        }
+        let rates = [self.sharing.computing, self.sharing.transferring];
+        match rates.into_iter().find(|rate| !(*rate > 0.0 && *rate <= 1.0)) {
+            Some(rate) => Err(SimulationError::NotARate(rate)),
             None => Ok(()),
         }
     }
@@ -186,27 +220,28 @@ impl Costs {
         }
     }
 
-    /// Seconds that a collective of a data-parallel group takes once all members are there: the bytes that each of them must send
-    /// at least, (n−1)/n of a buffer to gather or to reduce it into shards, twice as much to reduce it everywhere.
+    /// Seconds that a collective of a data-parallel group takes once all members are there, one segment after the other: the bytes that
+    /// each of them must send at least, (n−1)/n of a buffer to gather or to reduce it into shards, twice as much to reduce it everywhere.
     pub(super) fn collective(&self, instruction: &Instruction, world: &World) -> f64 {
         let members = world.mesh.data() as f64;
         if world.mesh.data() == 1 {
             return 0.0;
         }
-        let parameters = |&segment: &SegmentId| self.segments[segment].parameters as f64;
-        let gradients = |&segment: &SegmentId| {
-            let rounds = match world.shape.segments[segment].placements.gradients {
-                Placement::Sharded => 1.0,
-                Placement::Replicated => 2.0,
-            };
-            rounds * self.segments[segment].gradients as f64
+        let share = (members - 1.0) / members;
+        let gathered =
+            |&segment: &SegmentId| self.data.all_gather.seconds(self.segments[segment].parameters as f64 * share);
+        let reduced = |&segment: &SegmentId| {
+            let bytes = self.segments[segment].gradients as f64 * share;
+            match world.shape.segments[segment].placements.optimizer {
+                Placement::Sharded => self.data.reduce_scatter.seconds(bytes),
+                Placement::Replicated => self.data.all_reduce.seconds(2.0 * bytes),
+            }
         };
-        let bytes: f64 = match instruction {
-            Instruction::Gather { segment } => parameters(segment),
-            Instruction::Refresh { segments } => segments.iter().map(parameters).sum(),
-            Instruction::Reduce { segments, .. } => segments.iter().map(gradients).sum(),
+        match instruction {
+            Instruction::Gather { segment } => gathered(segment),
+            Instruction::Refresh { segments } => segments.iter().map(gathered).sum(),
+            Instruction::Reduce { segments, .. } => segments.iter().map(reduced).sum(),
             _ => 0.0,
-        };
-        self.data.seconds(bytes * (members - 1.0) / members)
+        }
     }
 }

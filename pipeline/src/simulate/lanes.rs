@@ -1,106 +1,75 @@
 //! What is on its way between ranks, each lane in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use super::Link;
+use crate::instruction::Instruction;
 use crate::message::{Channel, Message};
 use crate::tier::Item;
 
-/// From when to when, in seconds.
-type Times = (f64, f64);
-
-/// Messages between stages, by the place of their ranks on the data axis and channel.
-pub(super) struct Channels {
-    /// Messages that a channel holds before there is room for them.
-    capacity: usize,
-    link: Link,
-    ways: BTreeMap<(usize, Channel), Way>,
-}
-
-/// One channel: the k-th message sent is the k-th received.
+/// One channel between two ranks: the k-th message sent is the k-th received.
 #[derive(Default)]
-struct Way {
-    sent: Vec<(Message, f64, u64)>,
-    posted: Vec<f64>,
-    arrived: Vec<f64>,
+pub(super) struct Way {
+    sent: Vec<(Message, f64)>,
+    posted: usize,
+    arrived: usize,
     /// Which in the channel a message is, to its sender and to its receiver: the same, if the programs are valid.
-    index: BTreeMap<Message, usize>,
+    places: HashMap<Message, usize>,
 }
 
-impl Channels {
-    pub(super) fn new(capacity: usize, link: Link) -> Self {
-        Self { capacity, link, ways: BTreeMap::new() }
+impl Way {
+    /// A message that takes so many seconds.
+    pub(super) fn send(&mut self, message: Message, seconds: f64) {
+        self.places.insert(message, self.sent.len());
+        self.sent.push((message, seconds));
     }
 
-    pub(super) fn send(&mut self, replica: usize, message: &Message, at: f64, bytes: u64) {
-        let way = self.ways.entry((replica, message.channel())).or_default();
-        way.index.insert(*message, way.sent.len());
-        way.sent.push((*message, at, bytes));
+    pub(super) fn post(&mut self) {
+        self.posted += 1;
     }
 
-    pub(super) fn post(&mut self, replica: usize, message: &Message, at: f64) {
-        self.ways.entry((replica, message.channel())).or_default().posted.push(at);
+    /// The message that is on its way, or can go now where the channel holds `capacity` messages that nobody has made room for.
+    pub(super) fn first(&self, capacity: usize) -> Option<(Message, f64)> {
+        let first = self.sent.get(self.arrived)?;
+        (self.arrived < self.posted + capacity).then_some(*first)
     }
 
-    /// Moves all messages that have been sent and that there is room for, and tells when they went.
-    pub(super) fn settle(&mut self, replica: usize, channel: Channel) -> Vec<(Message, Times)> {
-        let (capacity, link) = (self.capacity, self.link);
-        let mut gone = vec![];
-        let Some(way) = self.ways.get_mut(&(replica, channel)) else { return gone };
-        while let Some(&(message, sent, bytes)) = way.sent.get(way.arrived.len()) {
-            let index = way.arrived.len();
-            let room = match index.checked_sub(capacity) {
-                None => Some(0.0),
-                Some(waits_for) => way.posted.get(waits_for).copied(),
-            };
-            let Some(room) = room else { break };
-            let start = sent.max(room).max(way.arrived.last().copied().unwrap_or(0.0));
-            let end = start + link.seconds(bytes as f64);
-            way.arrived.push(end);
-            gone.push((message, (start, end)));
+    /// The first one has arrived.
+    pub(super) fn arrive(&mut self) {
+        self.arrived += 1;
+    }
+
+    pub(super) fn has(&self, message: &Message) -> bool {
+        self.places.get(message).is_some_and(|&place| place < self.arrived)
+    }
+}
+
+/// All channels, by the place of their ranks on the data axis, and each with its number.
+pub(super) type Ways = BTreeMap<(usize, Channel), usize>;
+
+/// Collectives of the data-parallel group of a stage.
+#[derive(Default)]
+pub(super) struct Group {
+    /// For each, how many have started it.
+    started: Vec<usize>,
+    /// What each is, and how many seconds it takes.
+    pub(super) collectives: Vec<(Instruction, f64)>,
+    pub(super) ended: usize,
+}
+
+impl Group {
+    /// A member starts its collective number `index`.
+    pub(super) fn start(&mut self, index: usize, instruction: &Instruction, seconds: f64) {
+        if self.started.len() == index {
+            self.started.push(0);
+            self.collectives.push((instruction.clone(), seconds));
         }
-        gone
+        self.started[index] += 1;
     }
 
-    /// When a message has arrived, if that is known yet.
-    pub(super) fn arrival(&self, replica: usize, message: &Message) -> Option<f64> {
-        let way = self.ways.get(&(replica, message.channel()))?;
-        way.arrived.get(*way.index.get(message)?).copied()
-    }
-}
-
-/// Collectives of data-parallel groups, by stage.
-pub(super) struct Groups {
-    members: usize,
-    /// By stage, for each collective how many have started it, and when the last of them did.
-    started: Vec<Vec<(usize, f64)>>,
-    ended: Vec<Vec<f64>>,
-}
-
-impl Groups {
-    pub(super) fn new(stages: usize, members: usize) -> Self {
-        Self { members, started: vec![vec![]; stages], ended: vec![vec![]; stages] }
-    }
-
-    /// A member starts its collective number `index`. If it is the last one, from when to when that takes.
-    pub(super) fn start(&mut self, stage: usize, index: usize, at: f64, seconds: f64) -> Option<Times> {
-        let (started, ended) = (&mut self.started[stage], &mut self.ended[stage]);
-        if started.len() == index {
-            started.push((0, 0.0));
-        }
-        let (members, last) = &mut started[index];
-        (*members, *last) = (*members + 1, last.max(at));
-        // Members start their collectives in order, so the one before has been started by all of them.
-        (*members == self.members).then(|| {
-            let start = last.max(ended.last().copied().unwrap_or(0.0));
-            ended.push(start + seconds);
-            (start, start + seconds)
-        })
-    }
-
-    /// When a collective is done, if that is known yet.
-    pub(super) fn end(&self, stage: usize, index: usize) -> Option<f64> {
-        self.ended[stage].get(index).copied()
+    /// The collective that is on its way, or can be: all members have started it, and those before are done.
+    pub(super) fn first(&self, members: usize) -> Option<&(Instruction, f64)> {
+        let first = self.collectives.get(self.ended)?;
+        (self.started[self.ended] == members).then_some(first)
     }
 }
 
@@ -113,7 +82,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub(super) fn request(&mut self, item: Item, at: f64, seconds: f64) -> Times {
+    /// From when to when a request goes.
+    pub(super) fn request(&mut self, item: Item, at: f64, seconds: f64) -> (f64, f64) {
         let start = at.max(self.free);
         self.free = start + seconds;
         self.done.insert(item, self.free);
@@ -128,21 +98,26 @@ impl Disk {
 /// Gradient norms, for which all ranks meet.
 #[derive(Default)]
 pub(super) struct Norms {
-    /// For each, when ranks came.
-    arrived: Vec<Vec<Option<f64>>>,
+    /// For each, how many ranks have come, and since when all are there.
+    met: Vec<(usize, Option<f64>)>,
 }
 
 impl Norms {
-    /// A rank comes to norm number `index`. Whether it was not there before.
-    pub(super) fn arrive(&mut self, index: usize, rank: usize, at: f64, ranks: usize) -> bool {
-        if self.arrived.len() == index {
-            self.arrived.push(vec![None; ranks]);
+    /// A rank comes to norm number `index`, once. Whether it is the last one.
+    pub(super) fn arrive(&mut self, index: usize, at: f64, ranks: usize) -> bool {
+        if self.met.len() == index {
+            self.met.push((0, None));
         }
-        self.arrived[index][rank].replace(at).is_none()
+        let (come, begin) = &mut self.met[index];
+        *come += 1;
+        if *come == ranks {
+            *begin = Some(at);
+        }
+        *come == ranks
     }
 
-    /// When all are there, if that is known yet.
+    /// When all are there, if they are.
     pub(super) fn begin(&self, index: usize) -> Option<f64> {
-        self.arrived.get(index)?.iter().copied().try_fold(0.0, |last: f64, at| Some(last.max(at?)))
+        self.met.get(index)?.1
     }
 }

@@ -5,15 +5,19 @@
 //! once its receiver has made room for it. The collectives of a data-parallel group come one after another, each once all members have
 //! started it. All ranks meet for the gradient norm.
 //!
-//! Lanes are first in, first out, so nothing here depends on who comes first: times follow from each other, and a walk over
-//! the programs, each as far as it goes, finds them all.
+//! Computing and communicating at a time may slow each other, as [`Sharing`] says: so time is walked from one end of something to the next,
+//! and what is under way goes on at the rate that holds until then. Lanes are first in, first out, so nothing here depends on who comes
+//! first at a time.
 
+mod agenda;
 mod costs;
 mod lanes;
 mod memory;
 
-pub use costs::{Costs, LayerCosts, Link, SegmentCosts};
+pub use costs::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 pub use memory::{CATEGORIES, Category, Memory, Sample};
+
+use std::collections::VecDeque;
 
 use crate::instruction::{Instruction, Program};
 use crate::mesh::Coordinates;
@@ -21,7 +25,8 @@ use crate::message::{Content, Message};
 use crate::tier::Item;
 use crate::timeline::{Event, Lane, Timeline};
 use crate::validate::{Violation, World};
-use lanes::{Channels, Disk, Groups, Norms};
+use agenda::Agenda;
+use lanes::{Disk, Group, Norms, Way, Ways};
 use memory::Ledger;
 
 /// What a simulation finds.
@@ -52,6 +57,9 @@ pub enum SimulationError {
     /// The table has a bandwidth with which nothing arrives.
     #[error("a bandwidth of {0} bytes per second")]
     NotABandwidth(f64),
+    /// The table has a rate at which nothing goes on, or that is more than alone.
+    #[error("a rate of {0}: it is above 0 and at most 1")]
+    NotARate(f64),
     /// There is not one program for each rank.
     #[error("{programs} programs for {ranks} ranks")]
     Programs {
@@ -84,13 +92,7 @@ pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Si
         }
     }
     let mut run = Run::new(world, costs, programs);
-    let mut moved = true;
-    while moved {
-        moved = false;
-        for (rank, program) in programs.iter().enumerate() {
-            moved |= run.advance(rank, program);
-        }
-    }
+    run.until_nothing_moves();
     for (rank, program) in programs.iter().enumerate() {
         let next = run.ranks[rank].next;
         if next < program.instructions.len() {
@@ -154,85 +156,213 @@ fn is_of(instruction: &Instruction, world: &World) -> bool {
 #[derive(Default)]
 struct Progress {
     next: usize,
-    /// Seconds, when it has finished the instruction before that.
-    clock: f64,
+    /// Seconds, when it began with its next instruction.
+    begun: f64,
+    doing: Doing,
     /// Collectives of its group that it has started, and those that it awaits, by what they are awaited with.
     started: usize,
     awaited: Vec<(Instruction, usize)>,
     norms: usize,
+    /// Whether it has come to the next norm.
+    at_norm: bool,
+    /// Transfers that it takes part in, by their numbers.
+    transfers: Vec<usize>,
+}
+
+/// What a rank does at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Doing {
+    /// Goes on.
+    #[default]
+    Moving,
+    /// Computes until a time that the agenda knows.
+    Computing,
+    /// Waits for a time that the agenda knows.
+    Resting,
+    /// Waits for somebody.
+    Waiting,
+}
+
+/// What keeps a rank from finishing an instruction at once.
+enum Hold {
+    Nothing,
+    /// So many seconds of computing.
+    Work(f64),
+    /// Until then.
+    Until(f64),
+    /// Somebody has still to do something.
+    Others,
+}
+
+/// Something between ranks that takes time; they are numbered. The first ones are the groups of the stages, in their order.
+struct Transfer {
+    slot: usize,
+    /// Who takes part.
+    members: Vec<usize>,
+    active: bool,
+    began: f64,
+    of: Of,
+}
+
+enum Of {
+    Group(Group),
+    /// With the rank that sends.
+    Way(usize, Way),
 }
 
 struct Run<'a> {
     world: &'a World<'a>,
     costs: &'a Costs,
+    programs: &'a [Program],
+    agenda: Agenda,
+    /// Their slots come first on the agenda.
     ranks: Vec<Progress>,
-    channels: Channels,
-    groups: Groups,
+    transfers: Vec<Transfer>,
+    ways: Ways,
     norms: Norms,
     /// By rank.
     disks: Vec<Disk>,
     events: Vec<Event>,
     ledgers: Vec<Ledger<'a>>,
+    /// Ranks that can go on, and those for which something has begun or ended since rates were set.
+    ready: VecDeque<usize>,
+    changed: Vec<usize>,
 }
 
 impl<'a> Run<'a> {
-    fn new(world: &'a World<'a>, costs: &'a Costs, programs: &[Program]) -> Self {
+    fn new(world: &'a World<'a>, costs: &'a Costs, programs: &'a [Program]) -> Self {
+        let mut agenda = Agenda::default();
+        for _ in programs {
+            agenda.slot();
+        }
+        let group = |stage| {
+            let members = (0..world.mesh.data()).map(|replica| world.mesh.rank(Coordinates { stage, replica }));
+            let (slot, of) = (agenda.slot(), Of::Group(Group::default()));
+            Transfer { slot, members: members.collect(), active: false, began: 0.0, of }
+        };
+        let transfers = (0..world.mesh.pipe()).map(group).collect();
         Self {
             world,
             costs,
+            programs,
+            agenda,
             ranks: programs.iter().map(|_| Progress::default()).collect(),
-            channels: Channels::new(world.capacity, costs.pipe),
-            groups: Groups::new(world.mesh.pipe(), world.mesh.data()),
+            transfers,
+            ways: Ways::new(),
             norms: Norms::default(),
             disks: programs.iter().map(|_| Disk::default()).collect(),
             events: vec![],
             ledgers: programs.iter().map(|program| Ledger::new(world, costs, program)).collect(),
+            ready: (0..programs.len()).collect(),
+            changed: vec![],
         }
     }
 
-    /// Lets a rank go on until it waits for something whose time is not known yet. Whether it has done anything.
-    fn advance(&mut self, rank: usize, program: &Program) -> bool {
-        let mut moved = false;
-        while let Some(instruction) = program.instructions.get(self.ranks[rank].next) {
-            let start = self.ranks[rank].clock;
-            if matches!(instruction, Instruction::GradientNorm) {
-                moved |= self.norms.arrive(self.ranks[rank].norms, rank, start, self.ranks.len());
+    fn until_nothing_moves(&mut self) {
+        loop {
+            while let Some(rank) = self.ready.pop_front() {
+                self.advance(rank);
             }
-            let Some(end) = self.end(rank, instruction) else { break };
-            self.ranks[rank].clock = end;
-            self.ranks[rank].next += 1;
-            self.record(rank, Lane::Compute, instruction.clone(), (start, end));
-            self.ledgers[rank].pass(instruction, start, end);
-            self.pass(rank, instruction, start);
-            moved = true;
+            self.share();
+            match self.agenda.next() {
+                None => return,
+                Some(rank) if rank < self.ranks.len() => {
+                    self.changed.push(rank);
+                    self.finish_instruction(rank);
+                    self.advance(rank);
+                }
+                Some(slot) => self.arrive(slot - self.ranks.len()),
+            }
         }
-        moved
     }
 
-    /// When a rank will have done its next instruction, if that is known yet.
-    fn end(&self, rank: usize, instruction: &Instruction) -> Option<f64> {
-        let Progress { clock, awaited, norms, .. } = &self.ranks[rank];
+    /// Lets a rank go on until something takes time.
+    fn advance(&mut self, rank: usize) {
+        let programs = self.programs;
+        self.ranks[rank].doing = Doing::Moving;
+        while let Some(instruction) = programs[rank].instructions.get(self.ranks[rank].next) {
+            if matches!(instruction, Instruction::GradientNorm) && !self.ranks[rank].at_norm {
+                self.ranks[rank].at_norm = true;
+                if self.norms.arrive(self.ranks[rank].norms, self.agenda.now, self.ranks.len()) {
+                    (0..self.ranks.len()).for_each(|other| self.wake(other));
+                }
+            }
+            match self.hold(rank, instruction) {
+                Hold::Nothing => self.finish_instruction(rank),
+                Hold::Work(seconds) => {
+                    self.agenda.start(rank, seconds);
+                    self.ranks[rank].doing = Doing::Computing;
+                    self.changed.push(rank);
+                    return;
+                }
+                Hold::Until(time) => {
+                    self.agenda.wait(rank, time);
+                    self.ranks[rank].doing = Doing::Resting;
+                    return;
+                }
+                Hold::Others => {
+                    self.ranks[rank].doing = Doing::Waiting;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self, rank: usize) {
+        if self.ranks[rank].doing == Doing::Waiting {
+            self.ranks[rank].doing = Doing::Moving;
+            self.ready.push_back(rank);
+        }
+    }
+
+    fn hold(&self, rank: usize, instruction: &Instruction) -> Hold {
         let Coordinates { stage, replica } = self.world.mesh.coordinates(rank);
-        let come = match instruction {
+        let others = |has_come: bool| if has_come { Hold::Nothing } else { Hold::Others };
+        let until = |time: Option<f64>| match time {
+            Some(time) if time <= self.agenda.now => Hold::Nothing,
+            Some(time) => Hold::Until(time),
+            None => Hold::Others,
+        };
+        match instruction {
             Instruction::AwaitGather { .. } | Instruction::AwaitReduce { .. } | Instruction::AwaitRefresh { .. } => {
-                let &(_, index) = awaited.iter().find(|(awaits, _)| awaits == instruction)?;
-                self.groups.end(stage, index)?
+                let awaited = self.ranks[rank].awaited.iter().find(|(awaits, _)| awaits == instruction);
+                let Of::Group(group) = &self.transfers[stage].of else { return Hold::Others };
+                others(awaited.is_some_and(|&(_, index)| index < group.ended))
             }
             Instruction::AwaitSend { message } | Instruction::AwaitReceive { message } => {
-                self.channels.arrival(replica, message)?
+                let way = self.ways.get(&(replica, message.channel())).map(|&way| &self.transfers[way].of);
+                others(matches!(way, Some(Of::Way(_, way)) if way.has(message)))
             }
-            Instruction::GradientNorm => self.norms.begin(*norms)? + self.costs.gradient_norm,
-            Instruction::AwaitFetch { item } | Instruction::AwaitOffload { item } => self.disks[rank].end(item)?,
-            other => clock + self.costs.compute(other, self.world.shape),
-        };
-        Some(come.max(*clock))
+            Instruction::GradientNorm => {
+                let begin = self.norms.begin(self.ranks[rank].norms);
+                until(begin.map(|begin| begin + self.costs.gradient_norm))
+            }
+            Instruction::AwaitFetch { item } | Instruction::AwaitOffload { item } => until(self.disks[rank].end(item)),
+            other => match self.costs.compute(other, self.world.shape) {
+                seconds if seconds > 0.0 => Hold::Work(seconds),
+                _ => Hold::Nothing,
+            },
+        }
     }
 
-    /// What an instruction starts, or leaves behind.
-    fn pass(&mut self, rank: usize, instruction: &Instruction, start: f64) {
-        let replica = self.world.mesh.coordinates(rank).replica;
+    /// A rank has done its next instruction: what that starts, or leaves behind.
+    fn finish_instruction(&mut self, rank: usize) {
+        let (programs, now) = (self.programs, self.agenda.now);
+        let start = std::mem::replace(&mut self.ranks[rank].begun, now);
+        let Some(instruction) = programs[rank].instructions.get(self.ranks[rank].next) else { return };
+        self.ranks[rank].next += 1;
+        self.record(rank, Lane::Compute, instruction, (start, now));
+        self.ledgers[rank].pass(instruction, start, now);
         if let Some(awaited) = instruction.awaited_with() {
-            self.collective(rank, instruction, awaited);
+            let stage = self.world.mesh.coordinates(rank).stage;
+            let Progress { started, .. } = self.ranks[rank];
+            self.ranks[rank].awaited.push((awaited, started));
+            self.ranks[rank].started += 1;
+            let seconds = self.costs.collective(instruction, self.world);
+            if let Of::Group(group) = &mut self.transfers[stage].of {
+                group.start(started, instruction, seconds);
+            }
+            self.settle(stage);
             return;
         }
         match instruction {
@@ -244,58 +374,130 @@ impl<'a> Run<'a> {
             }
             Instruction::GradientNorm => {
                 let begin = self.norms.begin(self.ranks[rank].norms).unwrap_or(start);
-                let end = self.ranks[rank].clock;
                 self.ranks[rank].norms += 1;
-                self.record(rank, Lane::Collectives, instruction.clone(), (begin, end));
+                self.ranks[rank].at_norm = false;
+                self.record(rank, Lane::Collectives, instruction, (begin, now));
             }
             Instruction::Send { message } => {
-                self.channels.send(replica, message, start, self.costs.message(message));
-                self.settle(replica, message);
+                let seconds = self.costs.pipe.seconds(self.costs.message(message) as f64);
+                let way = self.way(rank, message, |way| way.send(*message, seconds));
+                self.settle(way);
             }
             Instruction::Receive { message } => {
-                self.channels.post(replica, message, start);
-                self.settle(replica, message);
+                let way = self.way(rank, message, Way::post);
+                self.settle(way);
             }
             Instruction::Fetch { item } => {
                 let seconds = self.costs.read.seconds(self.costs.item(item).0 as f64);
-                let times = self.disks[rank].request(*item, start, seconds);
-                self.record(rank, Lane::Disk, instruction.clone(), times);
+                let times = self.disks[rank].request(*item, now, seconds);
+                self.record(rank, Lane::Disk, instruction, times);
             }
             Instruction::Offload { item } => {
                 let seconds = self.costs.write.seconds(self.costs.item(item).1 as f64);
-                let times = self.disks[rank].request(*item, start, seconds);
-                self.record(rank, Lane::Disk, instruction.clone(), times);
+                let times = self.disks[rank].request(*item, now, seconds);
+                self.record(rank, Lane::Disk, instruction, times);
             }
             _ => {}
         }
     }
 
-    fn collective(&mut self, rank: usize, instruction: &Instruction, awaited: Instruction) {
-        let stage = self.world.mesh.coordinates(rank).stage;
-        let Progress { started, clock, .. } = self.ranks[rank];
-        self.ranks[rank].awaited.push((awaited, started));
-        self.ranks[rank].started += 1;
-        let seconds = self.costs.collective(instruction, self.world);
-        if let Some(times) = self.groups.start(stage, started, clock, seconds) {
-            for replica in 0..self.world.mesh.data() {
-                let member = self.world.mesh.rank(Coordinates { stage, replica });
-                self.record(member, Lane::Collectives, instruction.clone(), times);
+    /// Does something with the channel of a message of this rank's replica, and gives its number.
+    fn way(&mut self, rank: usize, message: &Message, with: impl FnOnce(&mut Way)) -> usize {
+        let replica = self.world.mesh.coordinates(rank).replica;
+        let (agenda, transfers, mesh) = (&mut self.agenda, &mut self.transfers, self.world.mesh);
+        let number = *self.ways.entry((replica, message.channel())).or_insert_with(|| {
+            let members = [message.from, message.to].map(|stage| mesh.rank(Coordinates { stage, replica }));
+            let of = Of::Way(members[0], Way::default());
+            transfers.push(Transfer { slot: agenda.slot(), members: members.into(), active: false, began: 0.0, of });
+            transfers.len() - 1
+        });
+        if let Of::Way(_, way) = &mut self.transfers[number].of {
+            with(way);
+        }
+        number
+    }
+
+    /// Starts the next transfer of a lane that nothing goes through, if it can go.
+    fn settle(&mut self, number: usize) {
+        while !self.transfers[number].active {
+            let transfer = &self.transfers[number];
+            let next = match &transfer.of {
+                Of::Group(group) => group.first(transfer.members.len()).map(|(_, seconds)| *seconds),
+                Of::Way(_, way) => way.first(self.world.capacity).map(|(_, seconds)| seconds),
+            };
+            let Some(seconds) = next else { return };
+            let transfer = &mut self.transfers[number];
+            transfer.began = self.agenda.now;
+            if seconds > 0.0 {
+                transfer.active = true;
+                self.agenda.start(transfer.slot, seconds);
+                for &member in &transfer.members {
+                    self.ranks[member].transfers.push(number);
+                    self.changed.push(member);
+                }
+            } else {
+                self.pass_through(number);
             }
         }
     }
 
-    /// Messages of a channel that can go now, do.
-    fn settle(&mut self, replica: usize, through: &Message) {
-        let sender = self.world.mesh.rank(Coordinates { stage: through.from, replica });
-        for (message, times) in self.channels.settle(replica, through.channel()) {
-            self.ledgers[sender].gone(&message, times.1);
-            self.record(sender, Lane::Channel(message.channel()), Instruction::Send { message }, times);
+    /// A transfer that took time is through.
+    fn arrive(&mut self, number: usize) {
+        let transfer = &mut self.transfers[number];
+        transfer.active = false;
+        for &member in &transfer.members {
+            self.ranks[member].transfers.retain(|&other| other != number);
+            self.changed.push(member);
+        }
+        self.pass_through(number);
+        self.settle(number);
+    }
+
+    fn pass_through(&mut self, number: usize) {
+        let (now, began) = (self.agenda.now, self.transfers[number].began);
+        let members = self.transfers[number].members.clone();
+        match &mut self.transfers[number].of {
+            Of::Group(group) => {
+                let collective = group.collectives[group.ended].0.clone();
+                group.ended += 1;
+                members.iter().for_each(|&member| self.record(member, Lane::Collectives, &collective, (began, now)));
+            }
+            Of::Way(sender, way) => {
+                let (sender, first) = (*sender, way.first(self.world.capacity));
+                way.arrive();
+                if let Some((message, _)) = first {
+                    self.ledgers[sender].gone(&message, now);
+                    let lane = Lane::Channel(message.channel());
+                    self.record(sender, lane, &Instruction::Send { message }, (began, now));
+                }
+            }
+        }
+        members.into_iter().for_each(|member| self.wake(member));
+    }
+
+    /// Sets the rates of what has something beside it, or has it no longer.
+    fn share(&mut self) {
+        let sharing = self.costs.sharing;
+        let changed = std::mem::take(&mut self.changed);
+        if sharing == Sharing::NONE {
+            return;
+        }
+        for rank in changed {
+            let Progress { doing, transfers, .. } = &self.ranks[rank];
+            if *doing == Doing::Computing {
+                self.agenda.set_rate(rank, if transfers.is_empty() { 1.0 } else { sharing.computing });
+            }
+            for &number in transfers {
+                let Transfer { slot, members, .. } = &self.transfers[number];
+                let computes = members.iter().any(|&member| self.ranks[member].doing == Doing::Computing);
+                self.agenda.set_rate(*slot, if computes { sharing.transferring } else { 1.0 });
+            }
         }
     }
 
-    fn record(&mut self, rank: usize, lane: Lane, instruction: Instruction, (start, end): (f64, f64)) {
+    fn record(&mut self, rank: usize, lane: Lane, instruction: &Instruction, (start, end): (f64, f64)) {
         if end > start {
-            self.events.push(Event { rank, lane, instruction, start, end });
+            self.events.push(Event { rank, lane, instruction: instruction.clone(), start, end });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Compares the programs of ranks that act together: collectives, messages, and who waits for whom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{Violation, World, violation};
 use crate::instruction::{Instruction, Program};
@@ -130,9 +130,24 @@ struct Progress {
     /// Whether its next instruction is the gradient norm, for which all ranks meet.
     at_norm: bool,
     norms: usize,
-    /// By channel, messages sent and receives posted, in order.
-    sent: BTreeMap<Channel, Vec<Message>>,
-    posted: BTreeMap<Channel, Vec<Message>>,
+    /// By channel, messages sent and receives posted.
+    sent: BTreeMap<Channel, Passed>,
+    posted: BTreeMap<Channel, Passed>,
+}
+
+/// What has gone one way through a channel.
+#[derive(Default)]
+struct Passed {
+    count: usize,
+    /// Which of them a message was.
+    places: HashMap<Message, usize>,
+}
+
+impl Passed {
+    fn push(&mut self, message: Message) {
+        self.places.entry(message).or_insert(self.count);
+        self.count += 1;
+    }
 }
 
 impl Progress {
@@ -162,8 +177,8 @@ impl Progress {
 fn arrived(rank: usize, instruction: &Instruction, ranks: &[Progress], world: &World) -> bool {
     let at = world.mesh.coordinates(rank);
     let peer = |stage| &ranks[world.mesh.rank(Coordinates { stage, ..at })];
-    let position = |messages: Option<&Vec<Message>>, message: &Message| messages?.iter().position(|m| m == message);
-    let count = |messages: Option<&Vec<Message>>| messages.map_or(0, Vec::len);
+    let position = |passed: Option<&Passed>, message: &Message| passed?.places.get(message).copied();
+    let count = |passed: Option<&Passed>| passed.map_or(0, |passed| passed.count);
     match instruction {
         Instruction::AwaitGather { .. } | Instruction::AwaitReduce { .. } | Instruction::AwaitRefresh { .. } => {
             let started = ranks[rank].awaited.iter().find(|(awaits, _)| awaits == instruction);

@@ -337,7 +337,9 @@ impl<'a> State<'a> {
         for &segment in &self.shape.layers[layer].segments {
             self.hold(segment, micro_batch)?;
         }
-        self.complete.extend(self.shape.completed_by(layer).into_iter().map(|s| (micro_batch, s)));
+        let completed =
+            self.shape.layers[layer].segments.iter().filter(|&&segment| self.stages.completes(layer, segment));
+        self.complete.extend(completed.map(|&segment| (micro_batch, segment)));
         self.leaving.extend(self.stages.tied_after(layer, micro_batch));
         Ok(())
     }

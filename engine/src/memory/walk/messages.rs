@@ -22,11 +22,10 @@ impl Walk<'_> {
 
     /// Lets go of what has surely arrived. What may be under way counts as being so: memory is not to depend on who is faster.
     pub(super) fn gone(&mut self) {
-        let is_kept = |message: &Message| matches!(message.content, Content::TiedParameters { .. });
-        let has_arrived = |message: &Message| self.arrivals.get(message).is_some_and(|&place| place < self.place);
-        let is_gone = |(message, bytes): &(&Message, &u64)| **bytes > 0 && !is_kept(message) && has_arrived(message);
-        let gone: Vec<Message> = self.sending.iter().filter(is_gone).map(|(message, _)| *message).collect();
-        for message in gone {
+        while let Some(&(place, message)) = self.leaving.first()
+            && place < self.place
+        {
+            self.leaving.pop_first();
             let bytes = self.sending.insert(message, 0).unwrap_or(0);
             match message.content {
                 Content::TiedGradient { .. } => self.give(Category::Staging, bytes / 4),
@@ -59,10 +58,18 @@ impl Walk<'_> {
             },
         }
         self.sending.insert(message, bytes);
+        if let (Some(&place), false) =
+            (self.arrivals.get(&message), matches!(message.content, Content::TiedParameters { .. }))
+        {
+            self.leaving.insert((place, message));
+        }
     }
 
     pub(super) fn sent(&mut self, message: Message) {
         let bytes = self.sending.remove(&message).unwrap_or(0);
+        if let Some(&place) = self.arrivals.get(&message) {
+            self.leaving.remove(&(place, message));
+        }
         match message.content {
             Content::Activations { .. } | Content::Gradients { .. } => self.meter.free(Category::Communication, bytes),
             Content::TiedGradient { .. } => self.give(Category::Staging, bytes / 4),

@@ -1,6 +1,6 @@
 //! Carries out a rank's program on sizes alone: what the executor and `Zero` take, give up and keep, in their order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use zero_model::memory::room_of_a_thread;
 use zero_partition::{Category, Layout, Segment, ZeroOptions};
@@ -61,6 +61,8 @@ pub(crate) struct Walk<'a> {
     upstream: BTreeMap<usize, u64>,
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
+    /// Of those, the ones that will surely have arrived before they are awaited, by the place from which on they have.
+    leaving: BTreeSet<(usize, Message)>,
     /// From which place in the program on a message has surely arrived.
     arrivals: Arrivals,
     place: usize,
@@ -89,6 +91,7 @@ impl<'a> Walk<'a> {
             upstream: BTreeMap::new(),
             put_off: BTreeMap::new(),
             sending: BTreeMap::new(),
+            leaving: BTreeSet::new(),
             arrivals: Arrivals::new(),
             place: 0,
             loaded: 0,
