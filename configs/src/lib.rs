@@ -7,7 +7,7 @@
 //! ```
 //! let config = zero_config::Config::parse("ds.yaml", "train_micro_batch_size_per_gpu: 4\nzero_optimization: {stage: 3}").unwrap();
 //! assert_eq!(config.train_batch_size, 4);
-//! assert!(config.zero.overlap_comm);
+//! assert_eq!(config.zero.overlap_comm, Some(true));
 //!
 //! let errors = zero_config::Config::parse("ds.yaml", "train_batch_size: 8\nzero_optimization:\n  stagee: 3").unwrap_err();
 //! assert_eq!(

@@ -37,7 +37,9 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
     assert_eq!(config.optimizer, adam);
     assert_eq!(config.scheduler, Scheduler::Constant);
     assert_eq!(config.zero.stage, ZeroStage::Zero);
-    assert!(!config.zero.overlap_comm && config.zero.reduce_scatter && !config.zero.ignore_unused_parameters);
+    assert!(
+        config.zero.overlap_comm == Some(false) && config.zero.reduce_scatter && !config.zero.ignore_unused_parameters
+    );
     assert_eq!(config.zero.stage3_prefetch_bucket_size, 50_000_000);
     assert_eq!(config.zero.stage3_param_persistence_threshold, 100_000);
     assert_eq!(config.zero.stage3_model_persistence_threshold, usize::MAX);
@@ -87,7 +89,7 @@ fn sizes_may_be_written_as_floats() {
     assert_eq!(config.zero.stage, ZeroStage::Three);
     assert_eq!(config.zero.reduce_bucket_size, Some(500_000_000));
     assert_eq!(config.zero.allgather_bucket_size, Some(500_000_000));
-    assert!(config.zero.overlap_comm);
+    assert!(config.zero.overlap_comm == Some(true));
 }
 
 #[test]

@@ -4,12 +4,13 @@ use std::fmt;
 
 use zero_config::{Config, OffloadDevice};
 
+use crate::costs::Prediction;
 use crate::error::Error;
 use crate::plan::Draft;
 use crate::words::bytes;
 
 /// A change that makes a configuration fit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
     /// As `--set` takes them.
     pub settings: Vec<String>,
@@ -17,6 +18,8 @@ pub struct Advice {
     pub peak_bytes: u64,
     /// Of its disk.
     pub disk_bytes: u64,
+    /// How long a step takes, or what the cost table has not; `None` without a table.
+    pub seconds: Option<Result<f64, String>>,
 }
 
 /// Shown at most: what comes after needs more changes.
@@ -45,7 +48,14 @@ pub fn advice(
         let draft = draft(&changed)?;
         if draft.peak_bytes() <= limit {
             let plan = draft.plan()?;
-            found.push(Advice { settings, peak_bytes: plan.peak_bytes(), disk_bytes: plan.disk_bytes() });
+            let of =
+                |time: &Result<Prediction, String>| time.as_ref().map(|time| time.step_seconds).map_err(Clone::clone);
+            found.push(Advice {
+                settings,
+                peak_bytes: plan.peak_bytes(),
+                disk_bytes: plan.disk_bytes(),
+                seconds: plan.prediction().map(of),
+            });
         }
         if found.len() == SHOWN {
             break;
@@ -126,6 +136,10 @@ impl fmt::Display for Advice {
         if self.disk_bytes > 0 {
             write!(f, ", {} of its disk", bytes(self.disk_bytes))?;
         }
-        Ok(())
+        match &self.seconds {
+            None => Ok(()),
+            Some(Ok(seconds)) => write!(f, ", {:.1} ms a step", seconds * 1e3),
+            Some(Err(missing)) => write!(f, ", no time: {missing}"),
+        }
     }
 }

@@ -104,6 +104,9 @@ pub(crate) struct PlanArgs {
     /// Bytes of state of a rank at each ZeRO stage over 1 to 1024 ranks
     #[arg(long, conflicts_with = "json")]
     pub(crate) stages: bool,
+    /// A cost table of `bench costs`, for the time of a step [default: training.cost_table]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) costs: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -147,6 +150,18 @@ pub(crate) enum Bench {
         /// auto, shared_memory or tcp
         #[arg(long, default_value = "auto")]
         transport: String,
+    },
+    /// What layers, transfers and the optimizer take, for `plan --costs`: a cost table
+    Costs {
+        /// Where the configuration comes from.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// The file to write
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Measured steps, after two that are not
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=18))]
+        steps: u32,
     },
     /// A disk as `nvme_path` would use it, against the same bytes read and written by threads
     Io {

@@ -14,10 +14,12 @@ use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
 use crate::arrangement::Arrangement;
 use crate::batch::Batch;
+use crate::costs::{Choice, chosen_by_the_first};
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, run};
 use crate::kept::KeptOnDisk;
 use crate::measure::CutCosts;
+use crate::memory::Subject;
 use crate::messages::{Boundary, share};
 use crate::offload;
 use crate::settings::Settings;
@@ -60,6 +62,8 @@ pub struct Engine {
     /// `training.memory_limit`, unless it was lifted.
     memory_limit: Option<u64>,
     pub(crate) kept: Option<KeptOnDisk>,
+    /// Whether it communicates while computing, where a cost table decided that.
+    pub(crate) choice: Option<Choice>,
     step: u64,
 }
 
@@ -133,6 +137,11 @@ impl Engine {
         costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let tracked = Tracked::begin(&*comm);
+        let mut config = config;
+        let choice = chosen_by_the_first(&config, &model, costs, &*comm)?;
+        if let Some(choice) = choice {
+            config.zero.overlap_comm = Some(choice.overlap);
+        }
         let (settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
@@ -171,6 +180,7 @@ impl Engine {
             tracked,
             memory_limit,
             kept,
+            choice,
             step: 0,
         })
     }
@@ -531,6 +541,23 @@ impl Engine {
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// The programs of all stages for a training step.
+    pub(crate) fn all_programs(&self) -> Vec<Program> {
+        self.arrangement.training(self.zero.layout().shape())
+    }
+
+    /// Does something with what a plan of this engine depends on.
+    pub(crate) fn planned<T>(&self, programs: &[Program], with: impl FnOnce(&Subject<'_>) -> T) -> T {
+        with(&Subject {
+            config: &self.config,
+            settings: &self.settings,
+            model: self.zero.model(),
+            layout: self.zero.layout(),
+            arrangement: &self.arrangement,
+            programs,
+        })
     }
 
     /// This rank's share: layout, tracked bytes.

@@ -22,6 +22,7 @@ mod advice;
 mod arrangement;
 mod batch;
 mod configured_model;
+mod costs;
 pub mod data;
 mod engine;
 mod error;
@@ -44,6 +45,7 @@ mod words;
 
 pub use advice::{Advice, advice};
 pub use batch::Batch;
+pub use costs::{CostTable, Prediction, RankTimes, measure as measure_costs};
 pub use engine::{Engine, Step, comm_options};
 pub use error::Error;
 pub use memory::Limit;

@@ -69,7 +69,9 @@ fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
 }
 
 fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
-    let (typed, _) = load(&args.config, &args.config.set)?;
+    let mut overrides = args.config.set.clone();
+    overrides.extend(args.costs.iter().map(|table| format!("training.cost_table={:?}", table.display().to_string())));
+    let (typed, _) = load(&args.config, &overrides)?;
     let ranks = args.world_size.or(args.config.num_processes);
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
@@ -94,13 +96,28 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
                 let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
                 format!("fits: a rank needs {needs} at a time, and may have {has}: {}", limit.source)
             }
-            false => does_not_fit(&plan, limit, &args.config, &args.config.set, &config, &planner)?,
+            false => does_not_fit(&plan, limit, &args.config, &overrides, &config, &planner)?,
         };
         show(&format!("{told}\n"));
     }
     if args.stages {
         show("\nstate of a rank, parameters, gradients and optimizer, without pipeline and offload:\n");
         show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
+        if config.training.cost_table.is_some() {
+            show(&format!("\na step at {} ranks, by the cost table:\n", config.world_size));
+            for stage in 0..=3 {
+                let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
+                let told = match load(&args.config, &overrides)?.0.resolve(Some(config.world_size)) {
+                    Err(_) => "does not go together with the rest of the file".to_string(),
+                    Ok(config) => match planner.draft(&config)?.prediction() {
+                        Some(Ok(time)) => format!("{:.1} ms", time.step_seconds * 1e3),
+                        Some(Err(missing)) => format!("no time: {missing}"),
+                        None => continue,
+                    },
+                };
+                show(&format!("stage {stage}  {told}\n"));
+            }
+        }
     }
     if args.grid {
         let terminal = console::Term::stdout();
@@ -222,6 +239,7 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
         Bench::Comm { num_processes, megabytes, repeats, transport } => {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }
+        Bench::Costs { config, out, steps } => bench::costs(config, out, *steps as usize),
         Bench::Io { folder, megabytes, request_megabytes, requests, repeats, threads, json } => {
             let size = zero_tier::bench::Size {
                 file: megabytes << 20,

@@ -11,9 +11,10 @@ use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Stages, ZeroStage, grid};
 
 use crate::arrangement::Arrangement;
+use crate::costs::{Choice, CostTable, Prediction, choose, costs};
 use crate::error::Error;
 use crate::measure::CutCosts;
-use crate::memory::{Needs, Subject};
+use crate::memory::{Needs, Subject, tokens};
 use crate::offload;
 use crate::settings::Settings;
 use crate::words::{bytes, counted, grouped};
@@ -29,6 +30,9 @@ pub struct Draft {
     programs: Vec<Program>,
     /// By stage.
     needs: Vec<Needs>,
+    /// Of `training.cost_table`.
+    table: Option<CostTable>,
+    choice: Option<Choice>,
 }
 
 /// The plan of a training step of all ranks.
@@ -36,6 +40,8 @@ pub struct Plan {
     draft: Draft,
     /// Of two replicas.
     simulation: Simulation,
+    /// By the cost table of the configuration.
+    prediction: Option<Result<Prediction, String>>,
 }
 
 /// What one rank of a stage has.
@@ -54,11 +60,17 @@ impl Draft {
     /// # Errors
     /// A model that cannot be built or cut.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let settings = Settings::new(&config)?;
-        let model = model.build(settings.dtype)?;
-        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
+        let model = model.build(Settings::new(&config)?.dtype)?;
         // What is to be measured is taken for equal.
         let equal = CutCosts::equal(model.layers().len());
+        let mut config = config;
+        let choice = choose(&config, &model, Some(&equal))?;
+        if let Some(choice) = choice {
+            config.zero.overlap_comm = Some(choice.overlap);
+        }
+        let table = config.training.cost_table.as_deref().map(CostTable::read).transpose()?;
+        let settings = Settings::new(&config)?;
+        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
         let programs = arrangement.training(layout.shape());
         let subject = Subject {
@@ -70,7 +82,7 @@ impl Draft {
             programs: &programs,
         };
         let needs = subject.needs();
-        Ok(Self { config, settings, model, layout, arrangement, programs, needs })
+        Ok(Self { config, settings, model, layout, arrangement, programs, needs, table, choice })
     }
 
     /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
@@ -85,6 +97,34 @@ impl Draft {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
     }
 
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            config: &self.config,
+            settings: &self.settings,
+            model: &self.model,
+            layout: &self.layout,
+            arrangement: &self.arrangement,
+            programs: &self.programs,
+        }
+    }
+
+    /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
+    #[must_use]
+    pub fn prediction(&self) -> Option<Result<Prediction, String>> {
+        Some(self.predict(self.table.as_ref()?))
+    }
+
+    /// How long a step takes by a cost table.
+    ///
+    /// # Errors
+    /// What the table has not, in words.
+    pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
+        let costs = costs(table, &self.subject())?;
+        let simulated = self.arrangement.simulate(&self.programs, self.layout.shape(), &costs);
+        let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
+        Ok(Prediction::of(&simulated.map_err(|e| e.to_string())?.timeline, tokens))
+    }
+
     /// Checks the programs of all ranks, and sees when they do what.
     ///
     /// # Errors
@@ -95,7 +135,8 @@ impl Draft {
         arrangement.validate(&arrangement.evaluation(shape, 1), shape)?;
         let costs = equal_chunks(arrangement, &self.layout);
         let simulation = arrangement.of_two_replicas().simulate(&self.programs, shape, &costs)?;
-        Ok(Plan { draft: self, simulation })
+        let prediction = self.prediction();
+        Ok(Plan { draft: self, simulation, prediction })
     }
 }
 
@@ -156,6 +197,20 @@ impl Plan {
         self.draft.needs.iter().all(|needs| needs.with_activations)
     }
 
+    /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
+    #[must_use]
+    pub fn prediction(&self) -> Option<&Result<Prediction, String>> {
+        self.prediction.as_ref()
+    }
+
+    /// How long a step takes by a cost table.
+    ///
+    /// # Errors
+    /// As [`Draft::predict`].
+    pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
+        self.draft.predict(table)
+    }
+
     /// The program of a stage.
     #[must_use]
     pub fn program(&self, stage: StageId) -> &Program {
@@ -213,6 +268,11 @@ impl Plan {
             "zero_stage": self.draft.settings.layout.zero_stage.number(),
             "bubble": self.bubble(),
             "planned_peak_bytes": self.peak_bytes(),
+            "overlap_comm": self.draft.settings.passes.gather.overlap,
+            "time": self.prediction.as_ref().map(|time| match time {
+                Ok(prediction) => json!(prediction),
+                Err(missing) => json!({ "missing": missing }),
+            }),
             "stages": stages.collect::<Vec<_>>(),
         })
     }
@@ -240,6 +300,25 @@ impl Plan {
             ),
             false => writeln!(f, "activations are not in it: the model has a layer that only a run can tell of"),
         }
+    }
+
+    fn time(&self, prediction: &Result<Prediction, String>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prediction = match prediction {
+            Ok(prediction) => prediction,
+            Err(missing) => return writeln!(f, "no time: the cost table does not hold for this plan: {missing}"),
+        };
+        let tokens = prediction.tokens_per_second.map_or(String::new(), |rate| format!(", {rate:.0} tokens/s"));
+        writeln!(f, "a step takes {:.1} ms by the cost table{tokens}:", prediction.step_seconds * 1e3)?;
+        let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
+        let mut rows = vec![names.map(String::from).to_vec()];
+        // Of a stage, its first rank.
+        for stage in 0..self.draft.arrangement.mesh.pipe() {
+            let rank = prediction.ranks[ranks(self.draft.arrangement.mesh, stage).start];
+            let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
+            let times = times.map(|seconds| format!("{:.1} ms", seconds * 1e3));
+            rows.push(std::iter::once(stage.to_string()).chain(times).collect());
+        }
+        table(f, &rows)
     }
 
     /// Bytes of state of a rank at each ZeRO stage over numbers of ranks: Figure 1 of the ZeRO paper, for this model.
@@ -350,6 +429,12 @@ impl fmt::Display for Plan {
         }
         if let Some(gathering) = self.draft.arrangement.gathering(self.draft.layout.shape()) {
             writeln!(f, "{gathering}")?;
+        }
+        if let Some(choice) = self.draft.choice {
+            writeln!(f, "{choice}")?;
+        }
+        if let Some(prediction) = &self.prediction {
+            self.time(prediction, f)?;
         }
         write!(
             f,

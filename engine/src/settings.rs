@@ -42,7 +42,7 @@ impl Settings {
         let micro_batches = config.gradient_accumulation_steps;
         let shards_gradients = zero_stage >= ZeroStage::Two;
         let reproducible = config.training.reproducible;
-        let overlap = config.zero.overlap_comm;
+        let overlap = config.zero.overlap_comm.unwrap_or(zero_stage == ZeroStage::Three);
         let (optimizer, base_lr) = optimizer(&config.optimizer);
         let averaged = match config.gradient_allreduce_op {
             config::ReduceOp::Mean => micro_batches * ranks,

@@ -14,10 +14,10 @@ use crate::error::Error;
 
 /// One instruction of one step of one rank.
 #[derive(Debug, Clone, Copy)]
-struct Done {
-    index: usize,
-    start: f64,
-    end: f64,
+pub(crate) struct Done {
+    pub(crate) index: usize,
+    pub(crate) start: f64,
+    pub(crate) end: f64,
 }
 
 /// The trace of all ranks in Chrome's format, on rank 0, if it was recorded; a collective then.
@@ -38,8 +38,8 @@ pub(crate) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
     Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated.timeline)])))
 }
 
-/// What every rank recorded.
-fn gathered(engine: &Engine) -> Result<Vec<Vec<Done>>, Error> {
+/// What every rank recorded; a collective.
+pub(crate) fn gathered(engine: &Engine) -> Result<Vec<Vec<Done>>, Error> {
     let comm = engine.communicator();
     let nanoseconds = |time: std::time::Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let spans = engine.timing().spans().iter();
@@ -64,7 +64,7 @@ fn gathered(engine: &Engine) -> Result<Vec<Vec<Done>>, Error> {
 }
 
 /// What was recorded, step by step: a program begins anew where the index does not grow.
-fn steps(done: &[Done]) -> impl Iterator<Item = &[Done]> {
+pub(crate) fn steps(done: &[Done]) -> impl Iterator<Item = &[Done]> {
     done.chunk_by(|a, b| a.index < b.index)
 }
 

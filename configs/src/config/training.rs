@@ -1,5 +1,7 @@
 //! `training`: how long, from which seed, when to evaluate, save and stop.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::choice::choice;
@@ -37,6 +39,8 @@ pub struct Training {
     pub weight_decay_on: WeightDecayOn,
     /// Bytes that a rank may hold; `None` is what the cgroup allows, or what the machine has.
     pub memory_limit: Option<u64>,
+    /// What things take on this machine, as `zero-train bench costs` has written it.
+    pub cost_table: Option<PathBuf>,
     /// Text to generate when training is over.
     pub sample: Option<Sample>,
     /// Write the measured timeline of the run.
@@ -100,6 +104,7 @@ impl Training {
                 .map(|mut keys| EarlyStopping { patience: keys.int("patience"), min_delta: keys.float("min_delta") }),
             weight_decay_on: keys.choice("weight_decay_on", WeightDecayOn::Matrices),
             memory_limit: keys.optional_u64("memory_limit"),
+            cost_table: keys.optional_path("cost_table"),
             sample: keys.inner("sample").map(|mut keys| Sample {
                 prompt: keys.text("prompt"),
                 tokens: keys.int("tokens"),

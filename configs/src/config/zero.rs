@@ -30,8 +30,10 @@ impl From<ZeroStage> for u8 {
 pub struct Zero {
     /// What is sharded.
     pub stage: ZeroStage,
-    /// Communicate while computing. Not given: on for stage 3, off below, as in DeepSpeed.
-    pub overlap_comm: bool,
+    /// Communicate while computing. Not given: on for stage 3, off below, as in DeepSpeed; but `None`, `auto`, where there is a cost table,
+    /// which decides.
+    #[serde(serialize_with = "crate::yaml_out::auto")]
+    pub overlap_comm: Option<bool>,
     /// Reduce gradients by reduce-scatter; `false`: all-reduce, then keep one's own part.
     pub reduce_scatter: bool,
     /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
@@ -64,6 +66,7 @@ pub struct Zero {
 
 impl Zero {
     pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let is_measured = resolver.section("training").optional_path("cost_table").is_some();
         let mut keys = resolver.section("zero_optimization");
         let stage = match keys.u64("stage") {
             0 => ZeroStage::Zero,
@@ -73,7 +76,7 @@ impl Zero {
         };
         let zero = Self {
             stage,
-            overlap_comm: keys.optional_bool("overlap_comm").unwrap_or(stage == ZeroStage::Three),
+            overlap_comm: keys.optional_bool("overlap_comm").or((!is_measured).then_some(stage == ZeroStage::Three)),
             reduce_scatter: keys.bool("reduce_scatter"),
             reduce_bucket_size: keys.optional_int("reduce_bucket_size"),
             allgather_bucket_size: keys.optional_int("allgather_bucket_size"),

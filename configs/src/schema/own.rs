@@ -95,6 +95,7 @@ pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
     section("early_stopping", &EARLY_STOPPING, "Stop when the evaluation loss no longer falls"),
     key("weight_decay_on", Kind::Choice { names: WeightDecayOn::NAMES, later: &[] }, "matrices", "Which parameters are decayed: matrices leaves out biases and norms"),
     key("memory_limit", Kind::Bytes { min: 1 << 20 }, "= the cgroup's, or the machine's memory", "Bytes that a rank may hold, as a number or like `6GiB` or `800 MB`"),
+    key("cost_table", Kind::Path, "null", "Table of `zero-train bench costs`, relative to the working directory: says how long a step takes, and decides overlap_comm"),
     section("sample", &SAMPLE, "Text to generate when training is over"),
     key("trace", Kind::Bool, "false", "Write the measured timeline of the run"),
 ] };

@@ -6,7 +6,7 @@ use super::*;
 #[rustfmt::skip]
 pub(super) static ZERO: Section = Section { switch: Switch::Keys, keys: &[
     key("stage", Kind::Int { min: 0, max: 3 }, "0", "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters"),
-    now("overlap_comm", Kind::Bool, "= true at stage 3, else false", "Communicate while computing"),
+    engine("overlap_comm", Kind::Bool, "= true at stage 3, else false", "Communicate while computing; not given or auto, where training.cost_table names a table: as a simulated step is shorter"),
     now("reduce_scatter", Kind::Bool, "true", "Reduce gradients by reduce-scatter; false: all-reduce, then keep one's own part"),
     engine("reduce_bucket_size", SIZE_1, "auto", "Elements per reduction of gradients; auto: one per layer (DeepSpeed's default is 5e8)"),
     engine("allgather_bucket_size", SIZE_1, "auto", "Elements per gather of updated parameters at stages 1 and 2; auto: one per layer (DeepSpeed's default is 5e8)"),

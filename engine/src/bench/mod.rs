@@ -1,6 +1,7 @@
 //! `zero-train bench`: figures of this machine, the subject in turn with its floor.
 
 mod comm;
+mod costs;
 mod io;
 mod offload;
 mod ops;
@@ -19,6 +20,7 @@ use crate::cli::ConfigArgs;
 use crate::{launch, surroundings};
 
 pub(crate) use comm::comm;
+pub(crate) use costs::costs;
 pub(crate) use io::io;
 pub(crate) use offload::offload;
 pub(crate) use ops::ops;

@@ -15,7 +15,7 @@ pub use limit::Limit;
 pub(crate) use arrivals::{Arrivals, arrivals};
 pub(crate) use meter::Peaks;
 pub(crate) use needs::{Needs, Subject};
-pub(crate) use table::{Table, forms};
+pub(crate) use table::{Table, forms, tokens};
 use walk::Walk;
 pub(crate) use walk::Work;
 use zero_config::{Config, Transport};

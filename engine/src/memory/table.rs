@@ -65,3 +65,13 @@ pub(crate) fn forms(config: &Config) -> Option<(Vec<Form>, Form)> {
         }
     }
 }
+
+/// Tokens of a sample, a row of a table counting as one; `None` where the data alone says it.
+pub(crate) fn tokens(config: &Config) -> Option<usize> {
+    let (inputs, _) = forms(config)?;
+    let rows = config.train_micro_batch_size_per_gpu.max(1);
+    match config.model {
+        Some(zero_config::Model::Mlp(_)) => Some(1),
+        _ => Some(inputs.first()?.shape.elem_count() / rows),
+    }
+}

@@ -215,6 +215,9 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         bytes(state),
         counted(zero_model::ops::threads(), "thread", "threads"),
     ));
+    if let Some(choice) = engine.choice {
+        progress.say(&choice.to_string());
+    }
     if config.pipeline.stages > 1 {
         progress.say(&engine.arrangement.describe(engine.zero().layout().shape()));
     }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use zero_comm::Communicator;
 use zero_config::Config;
+use zero_model::Model;
 
 use super::corpus::Corpus;
+use crate::batch::Batch;
 use crate::configured_model;
 use crate::engine::{Engine, Step};
 use crate::error::Error;
@@ -40,6 +42,23 @@ impl Steps {
         let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
         let corpus = &self.corpus;
         self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
+    }
+
+    /// The model once more, in no memory.
+    ///
+    /// # Errors
+    /// None that opening had not.
+    pub(crate) fn model(&self) -> Result<Model, Error> {
+        let layers = configured_model::from_config(self.engine.config(), self.corpus.vocabulary)?;
+        Ok(layers.build(self.engine.settings.dtype)?)
+    }
+
+    /// The first micro-batch.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    pub(crate) fn micro_batch(&self) -> Result<Batch, Error> {
+        self.corpus.training_batch(0, self.engine.config().train_micro_batch_size_per_gpu)
     }
 
     /// Tokens of a global batch.

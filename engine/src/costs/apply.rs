@@ -1,0 +1,183 @@
+//! A table for a plan: what each layer and segment of it takes, or what the table lacks.
+
+use zero_config::{OffloadDevice, Optimizer};
+use zero_partition::disk_buffers;
+use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
+use zero_pipeline::{Coordinates, Item, Placement, Schedule, SegmentId, Tier};
+
+use super::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
+use crate::memory::{Subject, Table};
+
+/// The conditions that a plan asks of a table.
+pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
+    Conditions {
+        dtype: format!("{:?}", subject.settings.dtype).to_lowercase(),
+        threads: zero_model::ops::threads(),
+        ranks: subject.config.world_size,
+        transport: transport.to_string(),
+        optimizer: optimizer(subject),
+        micro_batch: subject.settings.micro_batch_size,
+    }
+}
+
+/// What an update costs depends on how much state it has.
+fn optimizer(subject: &Subject<'_>) -> String {
+    let name = match subject.config.optimizer {
+        Optimizer::AdamW { .. } => "AdamW",
+        Optimizer::Sgd { .. } => "SGD",
+        Optimizer::Lion { .. } => "Lion",
+        Optimizer::Adagrad { .. } => "Adagrad",
+    };
+    match subject.settings.zero.optimizer.states().len() {
+        0 => format!("{name} without state"),
+        1 => format!("{name} with 1 state"),
+        states => format!("{name} with {states} states"),
+    }
+}
+
+/// A layer's name without its numbers, elements of its parameters, bytes of its inputs.
+pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) -> (String, usize, u64) {
+    let shape = subject.layout.shape();
+    let parameters = shape.layers[layer].segments.iter().map(|&segment| shape.segments[segment].elements).sum();
+    (pattern(&shape.layers[layer].name), parameters, table.map_or(0, |table| table.inputs[layer]))
+}
+
+/// Elements of a rank's part of a segment that its optimizer updates.
+pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
+    let of = &subject.layout.shape().segments[segment];
+    match of.placements.optimizer {
+        Placement::Replicated => of.elements,
+        Placement::Sharded => of.elements.div_ceil(subject.layout.ranks()),
+    }
+}
+
+/// Elements that the busiest stage's rank takes the norm of.
+pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
+    let stages = &subject.arrangement.stages;
+    let all = || 0..subject.layout.shape().segments.len();
+    let of_stage = |stage| all().filter(|&s| stages.owner(s) == stage).map(|s| updated(subject, s)).sum();
+    (0..stages.count()).map(of_stage).max().unwrap_or(0)
+}
+
+/// What the simulator is told.
+///
+/// # Errors
+/// What the table has not, in words.
+pub(crate) fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> {
+    let (config, settings) = (subject.config, subject.settings);
+    let (has, wants) = (&table.conditions, conditions(subject, &table.conditions.transport));
+    let mut differences = vec![];
+    let mut same = |what: &str, has: String, wants: String| {
+        if has != wants {
+            differences.push(format!("{what} {has}, and the plan is for {wants}"));
+        }
+    };
+    same("dtype", has.dtype.clone(), wants.dtype);
+    same("threads a rank:", has.threads.to_string(), wants.threads.to_string());
+    same("optimizer", has.optimizer.clone(), wants.optimizer);
+    same("micro-batch", has.micro_batch.to_string(), wants.micro_batch.to_string());
+    let replicas = config.data_parallel_size();
+    if replicas > 1 {
+        same("ranks of a group:", has.ranks.to_string(), replicas.to_string());
+    }
+    if !differences.is_empty() {
+        return Err(format!("it was measured with {}", differences.join("; with ")));
+    }
+    let forms = subject.table();
+    let layers = (0..subject.layout.shape().layers.len()).map(|layer| of_layer(table, subject, forms.as_ref(), layer));
+    let segments = (0..subject.layout.shape().segments.len()).map(|segment| of_segment(table, subject, segment));
+    let mut costs = Costs::of_compute(layers.collect::<Result<_, _>>()?, segments.collect());
+    costs.load = table.load.median;
+    costs.gradient_norm = table.gradient_norm.median * in_norm(subject) as f64;
+    if config.world_size > 1 {
+        let transfers = table.transfers.as_ref().ok_or("it was measured with one rank: it has no transfers")?;
+        between(transfers, &mut costs, settings.zero.reduce_scatter);
+    }
+    let keeps = config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Nvme);
+    if subject.layout.uses_disk() || keeps {
+        let disk = table.disk.as_ref().ok_or("it has no rates of a disk")?;
+        let link = |seconds: f64| Link { latency: 0.0, bandwidth: 1.0 / seconds.max(f64::MIN_POSITIVE) };
+        (costs.read, costs.write) = (link(disk.read.median), link(disk.write.median));
+    }
+    Ok(costs)
+}
+
+fn of_layer(
+    table: &CostTable,
+    subject: &Subject<'_>,
+    forms: Option<&Table>,
+    layer: usize,
+) -> Result<LayerCosts, String> {
+    let (name, parameters, inputs) = key(subject, forms, layer);
+    let is_it = |of: &&LayerTimes| of.name == name && of.parameters == parameters && of.inputs == inputs;
+    let of = table.layers.iter().find(is_it).ok_or_else(|| {
+        format!("it has no layer like `{name}` with {parameters} parameters and {inputs} bytes of inputs")
+    })?;
+    let shape = subject.layout.shape();
+    let is_cut = subject.arrangement.schedule == Schedule::ZeroBubble && shape.layers[layer].splits;
+    let (first, second) = match (of.backward_input, of.backward_weight) {
+        (Some(first), Some(second)) => (first.median, second.median),
+        _ if is_cut => return Err(format!("it has not the two halves of the backward of `{name}`")),
+        _ => (of.backward.median, 0.0),
+    };
+    let gradients = forms.map_or(0, |forms| match forms.layers.get(layer) {
+        Some(memory) => memory.input_gradients,
+        None => forms.loss.input_gradients,
+    });
+    Ok(LayerCosts {
+        forward: of.forward.median,
+        backward: of.backward.median,
+        backward_input: first,
+        backward_weight: second,
+        activations: 0,
+        put_off: 0,
+        inputs,
+        input_gradients: gradients,
+    })
+}
+
+fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> SegmentCosts {
+    let of = &subject.layout.shape().segments[segment];
+    let (layout, settings, stages) = (subject.layout, subject.settings, &subject.arrangement.stages);
+    let width = settings.dtype.size_in_bytes();
+    let accumulate = match of.placements.gradients {
+        Placement::Sharded => 0.0,
+        Placement::Replicated => table.accumulate.median * of.elements as f64,
+    };
+    let at = Coordinates { stage: stages.owner(segment), replica: 0 };
+    let states = settings.zero.optimizer.states().len();
+    let moved = |item: Item| disk_buffers(layout, stages, at, states, width, item);
+    let shard = layout.segments()[segment].shard(0).len() as u64;
+    let tile: Vec<u64> = if of.tiers.tiles > 0 { moved(Item::Tile { segment, index: 0 }) } else { vec![] };
+    let read: u64 = tile.iter().sum();
+    // Gradients are read with a tile, and not written back.
+    let gradients = match of.tiers.gradients {
+        Tier::Nvme if of.tiers.tiles > 0 => shard * 4 / of.tiers.tiles as u64,
+        _ => 0,
+    };
+    SegmentCosts {
+        parameters: (of.elements * width) as u64,
+        gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
+        accumulate,
+        update: table.update.median * updated(subject, segment) as f64,
+        stored_parameters: shard * width as u64,
+        stored_gradients: shard * 4,
+        tile_read: read,
+        tile_written: read.saturating_sub(gradients),
+    }
+}
+
+fn between(transfers: &Transfers, costs: &mut Costs, scatters: bool) {
+    let link = |line: &Line| Link {
+        latency: line.latency,
+        bandwidth: if line.seconds_per_byte > 0.0 { 1.0 / line.seconds_per_byte } else { f64::INFINITY },
+    };
+    let all_reduce = link(&transfers.all_reduce);
+    // Without reduce-scatter all of it is reduced everywhere: twice the bytes.
+    let instead = Link { bandwidth: all_reduce.bandwidth / 2.0, ..all_reduce };
+    let reduce_scatter = if scatters { link(&transfers.reduce_scatter) } else { instead };
+    costs.data = Collectives { all_gather: link(&transfers.all_gather), reduce_scatter, all_reduce };
+    costs.pipe = link(&transfers.send);
+    costs.sharing =
+        Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };
+}

@@ -1,0 +1,51 @@
+//! A line through measured transfers.
+
+use super::{Line, Point};
+
+impl Line {
+    /// The line from which the points lie least off, each as a share of its own time; neither latency nor slope is below zero.
+    pub(super) fn through(points: Vec<Point>) -> Self {
+        // Least squares of (latency + slope × bytes − seconds) / seconds.
+        let mut sums = [0.0f64; 5];
+        for Point { bytes, seconds } in &points {
+            let weight = 1.0 / (seconds.median * seconds.median).max(f64::MIN_POSITIVE);
+            let terms = [1.0, *bytes, bytes * bytes, seconds.median, bytes * seconds.median];
+            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += weight * term);
+        }
+        let [one, x, xx, y, xy] = sums;
+        let determinant = one * xx - x * x;
+        let ratio = |a: f64, b: f64| if b > 0.0 { (a / b).max(0.0) } else { 0.0 };
+        let slope = ratio(one * xy - x * y, determinant);
+        let latency = ratio(y - slope * x, one);
+        // Through the origin, where the line would cut below it.
+        let slope = if latency > 0.0 { slope } else { ratio(xy, xx) };
+        Self { latency, seconds_per_byte: slope, points }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Time;
+    use super::*;
+
+    fn line(points: &[(f64, f64)]) -> Line {
+        let point = |&(bytes, seconds)| Point { bytes, seconds: Time::of(vec![seconds]) };
+        Line::through(points.iter().map(point).collect())
+    }
+
+    #[test]
+    fn a_line_is_found_again() {
+        let found = line(&[(1e4, 6e-6), (1e6, 1.05e-4), (1e7, 1.005e-3)]);
+        assert!((found.latency - 5e-6).abs() < 1e-12, "{found:?}");
+        assert!((found.seconds_per_byte - 1e-10).abs() < 1e-16, "{found:?}");
+    }
+
+    #[test]
+    fn neither_latency_nor_slope_is_negative() {
+        let falling = line(&[(1e3, 2e-3), (1e6, 1e-3)]);
+        assert!(falling.seconds_per_byte == 0.0 && falling.latency > 0.0, "{falling:?}");
+        let below = line(&[(1e6, 1e-6), (1e7, 1e-4)]);
+        assert!(below.latency == 0.0 && below.seconds_per_byte > 0.0, "{below:?}");
+        assert_eq!(line(&[]).latency, 0.0);
+    }
+}

@@ -1,0 +1,302 @@
+//! Measures a cost table: layers and the optimizer inside of training steps, transfers and the disk by themselves.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use zero_comm::bench::compare;
+use zero_comm::{Buffer, Communicator, Gathered, Operation, Pending, ReduceOp};
+use zero_config::{Config, OffloadDevice};
+use zero_pipeline::Instruction;
+use zero_tier::bench::{Bench, Load, Size};
+
+use super::apply::{conditions, in_norm, key, updated};
+use super::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
+use crate::error::Error;
+use crate::measure as alone;
+use crate::memory::{Subject, Table};
+use crate::trace::{Done, gathered, steps as by_step};
+use crate::train::Steps;
+
+/// Steps before those that count: the first one touches all memory.
+const WARM_UP: usize = 2;
+
+/// Bytes of the vectors that are sent: a norm's weights, a layer of a small model, one of a large one.
+const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
+
+/// Measures the table of a configuration on the ranks of `comm`; a collective. Every rank gives it back, with the same figures but for the
+/// disk's, which are its own.
+///
+/// # Errors
+/// What training itself would say.
+pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, steps: usize) -> Result<CostTable, Error> {
+    let mut config = config.for_world_size(comm.size())?;
+    // Nothing beside what is measured, and when each instruction began and ended.
+    (config.zero.overlap_comm, config.wall_clock_breakdown) = (Some(false), true);
+    let mut subject = Steps::open(&config, comm)?;
+    for _ in 0..WARM_UP + steps {
+        subject.step()?;
+    }
+    let (programs, ranks) = (subject.engine().all_programs(), gathered(subject.engine())?);
+    let subject = &subject;
+    let table = subject.engine().planned(&programs, |planned| {
+        let forms = planned.table();
+        let found = Found::of(planned, forms.as_ref(), &ranks);
+        let time = |kind: &str| Time::of(found.times.get(kind).cloned().unwrap_or_default());
+        let layers = found.layers.into_iter().map(|((name, parameters, inputs), [forward, backward])| LayerTimes {
+            name,
+            parameters,
+            inputs,
+            forward: Time::of(forward),
+            backward: Time::of(backward),
+            backward_input: None,
+            backward_weight: None,
+        });
+        CostTable {
+            version: VERSION,
+            conditions: conditions(planned, comm.transport()),
+            layers: layers.collect(),
+            load: time("load"),
+            accumulate: if found.times.contains_key("accumulate") { time("accumulate") } else { adding_up() },
+            gradient_norm: time("gradient_norm"),
+            update: time("update"),
+            transfers: None,
+            disk: None,
+        }
+    });
+    let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
+    halves(&mut table, subject)?;
+    Ok(table)
+}
+
+/// What the instructions of steps took.
+#[derive(Default)]
+struct Found {
+    /// Of each kind of layer, all its forwards and all its backwards.
+    layers: BTreeMap<(String, usize, u64), [Vec<f64>; 2]>,
+    /// By kind: of an instruction, or of an element.
+    times: BTreeMap<&'static str, Vec<f64>>,
+}
+
+impl Found {
+    fn of(subject: &Subject<'_>, forms: Option<&Table>, ranks: &[Vec<Done>]) -> Self {
+        let mut found = Self::default();
+        let shape = subject.layout.shape();
+        let keys: Vec<_> = (0..shape.layers.len()).map(|layer| key(subject, forms, layer)).collect();
+        let steps = ranks.iter().map(|done| by_step(done).count()).min().unwrap_or(0);
+        let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
+        for (rank, done) in ranks.iter().enumerate() {
+            let program = &subject.programs[subject.arrangement.mesh.coordinates(rank).stage];
+            for (step, done) in by_step(done).enumerate().skip(WARM_UP.min(steps.saturating_sub(1))) {
+                // Seconds and elements of a step.
+                let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
+                for one in done {
+                    let Some(instruction) = program.instructions.get(one.index) else { continue };
+                    let seconds = one.end - one.start;
+                    let mut of_elements = |kind, elements: usize| {
+                        let sum = sums.entry(kind).or_default();
+                        *sum = (sum.0 + seconds, sum.1 + elements);
+                    };
+                    match instruction {
+                        Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => {
+                            found.layers.entry(keys[*layer].clone()).or_default()[0].push(seconds);
+                        }
+                        Instruction::Backward { layer, .. } => {
+                            found.layers.entry(keys[*layer].clone()).or_default()[1].push(seconds);
+                        }
+                        Instruction::Load { .. } => found.times.entry("load").or_default().push(seconds),
+                        Instruction::Accumulate { segment, .. } => {
+                            of_elements("accumulate", shape.segments[*segment].elements);
+                        }
+                        Instruction::Update { segment } => of_elements("update", updated(subject, *segment)),
+                        Instruction::UpdateTile { segment, tile } => {
+                            // All tiles of a segment together are its part.
+                            let part = if *tile == 0 { updated(subject, *segment) } else { 0 };
+                            of_elements("update", part);
+                        }
+                        Instruction::GradientNorm => {
+                            let (last, end) = &mut norms[step];
+                            (*last, *end) = (one.start.max(*last), one.end.max(*end));
+                        }
+                        _ => {}
+                    }
+                }
+                for (kind, (seconds, elements)) in sums {
+                    found.times.entry(kind).or_default().push(seconds / elements.max(1) as f64);
+                }
+            }
+        }
+        let elements = in_norm(subject).max(1) as f64;
+        let norms = norms.into_iter().skip(WARM_UP.min(steps.saturating_sub(1)));
+        found.times.insert("gradient_norm", norms.map(|(last, end)| (end - last).max(0.0) / elements).collect());
+        found
+    }
+}
+
+/// Seconds for an element, where steps had nothing to add up: gradients are sharded.
+fn adding_up() -> Time {
+    let (mut sum, summand) = (vec![0f32; 1 << 22], vec![1f32; 1 << 22]);
+    let mut once = || {
+        let started = Instant::now();
+        sum.iter_mut().zip(&summand).for_each(|(sum, summand)| *sum += summand);
+        let seconds = started.elapsed().as_secs_f64();
+        std::hint::black_box(&mut sum);
+        seconds / summand.len() as f64
+    };
+    // The first one touches the memory.
+    once();
+    Time::of((0..7).map(|_| once()).collect())
+}
+
+/// The two halves of backwards, where layers cut them: their shares of a backward outside of a step, of its time inside.
+fn halves(table: &mut CostTable, subject: &Steps) -> Result<(), Error> {
+    let engine = subject.engine();
+    if !engine.model().layers().iter().any(|layer| layer.splits()) {
+        return Ok(());
+    }
+    let model = subject.model()?;
+    let mut costs = vec![];
+    alone::measure(&model, &subject.micro_batch()?, engine.config().training.seed, |_, cost| {
+        costs.push(*cost);
+        Ok(())
+    })?;
+    let programs = engine.all_programs();
+    let keys = engine.planned(&programs, |planned| {
+        let forms = planned.table();
+        (0..costs.len()).map(|layer| key(planned, forms.as_ref(), layer)).collect::<Vec<_>>()
+    });
+    for of in &mut table.layers {
+        let is_it = |(name, parameters, inputs): &&(String, usize, u64)| {
+            *name == of.name && *parameters == of.parameters && *inputs == of.inputs
+        };
+        let cost = keys.iter().position(|key| is_it(&key)).map(|layer| costs[layer]);
+        if let Some(cost) = cost.filter(|cost| cost.backward_weight > 0.0) {
+            let share = cost.backward_input / (cost.backward_input + cost.backward_weight);
+            of.backward_input = Some(of.backward.scaled(share));
+            of.backward_weight = Some(of.backward.scaled(1.0 - share));
+        }
+    }
+    Ok(())
+}
+
+fn transfers(comm: &dyn Communicator) -> Result<Option<Transfers>, Error> {
+    if comm.size() == 1 {
+        return Ok(None);
+    }
+    let share = (comm.size() - 1) as f64 / comm.size() as f64;
+    let line = |operation: Operation| -> Result<Line, Error> {
+        let mut points = vec![];
+        for size in SIZES {
+            let times = compare(comm, operation, size, 15)?.subject;
+            let sent = match operation {
+                Operation::AllReduce => 2.0 * share,
+                Operation::Send => 1.0,
+                _ => share,
+            };
+            let seconds = Time::of(times.iter().map(std::time::Duration::as_secs_f64).collect());
+            points.push(Point { bytes: size as f64 * sent, seconds });
+        }
+        Ok(Line::through(points))
+    };
+    let (computing, transferring) = beside(comm)?;
+    Ok(Some(Transfers {
+        all_gather: line(Operation::AllGather)?,
+        reduce_scatter: line(Operation::ReduceScatter)?,
+        all_reduce: line(Operation::AllReduce)?,
+        broadcast: line(Operation::Broadcast)?,
+        send: line(Operation::Send)?,
+        computing_beside: computing,
+        transferring_beside: transferring,
+    }))
+}
+
+/// How fast computing and an all-gather are beside each other: products, after each of which what has come is followed by the next, as a
+/// rank does in a step.
+fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
+    const RUNS: usize = 7;
+    const TRANSFERS: usize = 64;
+    /// As many as the worker has to do while a product is computed.
+    const UNDER_WAY: usize = 4;
+    let elements = (2 << 20) / 4;
+    let counts: Vec<usize> =
+        (0..comm.size()).map(|rank| elements / comm.size() + usize::from(rank < elements % comm.size())).collect();
+    let (x, w) =
+        (Tensor::ones((128, 512), DType::F32, &Device::Cpu)?, Tensor::ones((512, 512), DType::F32, &Device::Cpu)?);
+    let product = || -> Result<f64, Error> {
+        let started = Instant::now();
+        x.matmul(&w)?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    let start = |(shard, whole): (Buffer, Buffer)| comm.all_gather(shard, whole, &counts);
+    let buffers = || (Buffer::from(vec![0f32; counts[comm.rank()]]), Buffer::from(vec![0f32; elements]));
+    let mut spare: Vec<(Buffer, Buffer)> = (0..UNDER_WAY).map(|_| buffers()).collect();
+    let (mut computing, mut transferring) = (vec![], vec![]);
+    for run in 0..=RUNS {
+        comm.barrier().wait()?;
+        let products: Vec<f64> = (0..TRANSFERS).map(|_| product()).collect::<Result<_, _>>()?;
+        let product_alone = Time::of(products).median;
+        comm.barrier().wait()?;
+        let started = Instant::now();
+        for _ in 0..TRANSFERS {
+            let gathered = start(spare.pop().unwrap_or_else(buffers)).wait()?;
+            spare.push((gathered.shard, gathered.output));
+        }
+        let transfer_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
+        comm.barrier().wait()?;
+        let started = Instant::now();
+        let mut under_way: VecDeque<Pending<Gathered>> = VecDeque::new();
+        let (mut begun, mut ended, mut computed) = (0, 0, 0);
+        while ended < TRANSFERS {
+            while under_way.front().is_some_and(Pending::is_done) {
+                if let Some(done) = under_way.pop_front() {
+                    let gathered = done.wait()?;
+                    spare.push((gathered.shard, gathered.output));
+                    ended += 1;
+                }
+            }
+            while begun < TRANSFERS && under_way.len() < UNDER_WAY {
+                under_way.push_back(start(spare.pop().unwrap_or_else(buffers)));
+                begun += 1;
+            }
+            product()?;
+            computed += 1;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        if run > 0 {
+            computing.push((computed as f64 * product_alone / seconds).clamp(0.01, 1.0));
+            transferring.push((TRANSFERS as f64 * transfer_alone / seconds).clamp(0.01, 1.0));
+        }
+    }
+    // One table for all: the mean of the ranks.
+    let mean = |values: Vec<f64>| -> Result<Time, Error> {
+        let parts = values.into_iter().map(|value| (value * 1e9) as i64).collect();
+        let sum = comm.all_reduce(Buffer::I64(parts), ReduceOp::Sum).wait()?.into_i64()?;
+        Ok(Time::of(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect()))
+    };
+    Ok((mean(computing)?, mean(transferring)?))
+}
+
+/// Reads and writes a file where the configuration has one.
+fn disk(config: &Config) -> Result<Option<Disk>, Error> {
+    let optimizer = &config.zero.offload_optimizer;
+    let parameters = &config.zero.offload_param;
+    let kept = config.activation_checkpointing.as_ref();
+    let folders = [
+        (optimizer.device, optimizer.nvme_path.clone()),
+        (parameters.device, parameters.nvme_path.clone()),
+        (kept.map_or(OffloadDevice::None, |kept| kept.device), kept.and_then(|kept| kept.nvme_path.clone())),
+    ];
+    let Some(folder) = folders.into_iter().find_map(|(device, path)| path.filter(|_| device == OffloadDevice::Nvme))
+    else {
+        return Ok(None);
+    };
+    let size = Size { file: 128 << 20, request: 16 << 20, requests: 4, repeats: 5 };
+    let mut bench = Bench::new(&folder, &size, &zero_tier::Options::default()).map_err(Error::Disk)?;
+    let mut of = |load| -> Result<Time, Error> {
+        let times = bench.compare(load).map_err(Error::Disk)?;
+        let seconds = times.subject.iter().map(|time| time.as_secs_f64() / times.bytes as f64).collect();
+        Ok(Time::of(seconds))
+    };
+    Ok(Some(Disk { read: of(Load::Read)?, write: of(Load::Write)? }))
+}

@@ -1,0 +1,100 @@
+//! Whether to communicate while computing: a step is simulated both ways.
+
+use zero_comm::{Buffer, Communicator};
+use zero_config::Config;
+use zero_model::Model;
+use zero_partition::Layout;
+
+use super::{CostTable, Prediction, costs};
+use crate::arrangement::Arrangement;
+use crate::error::Error;
+use crate::measure::CutCosts;
+use crate::memory::Subject;
+use crate::settings::Settings;
+
+/// A choice that was left to the cost table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) overlap: bool,
+    /// Seconds of a step without and with; `None` where the table does not hold for it, and the default stays.
+    pub(crate) seconds: Option<[f64; 2]>,
+}
+
+/// A difference that decides nothing: what figures of a table are good to, at best.
+const SAME: f64 = 0.002;
+
+/// Chooses, where the configuration leaves it to a table; `None` where it does not.
+///
+/// # Errors
+/// A table that cannot be read, or a model that cannot be cut.
+pub(crate) fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
+    let (None, Some(path)) = (config.zero.overlap_comm, &config.training.cost_table) else { return Ok(None) };
+    let table = CostTable::read(path)?;
+    let default = Settings::new(config)?.passes.gather.overlap;
+    let mut seconds = [0.0; 2];
+    for (overlap, seconds) in [false, true].into_iter().zip(&mut seconds) {
+        let mut config = config.clone();
+        config.zero.overlap_comm = Some(overlap);
+        let settings = Settings::new(&config)?;
+        let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
+        let arrangement = Arrangement::new(&config, &settings, model, &layout, cut)?;
+        let programs = arrangement.training(layout.shape());
+        let subject = Subject {
+            config: &config,
+            settings: &settings,
+            model,
+            layout: &layout,
+            arrangement: &arrangement,
+            programs: &programs,
+        };
+        let Ok(costs) = costs(&table, &subject) else {
+            return Ok(Some(Choice { overlap: default, seconds: None }));
+        };
+        let simulated = arrangement.simulate(&programs, layout.shape(), &costs)?;
+        *seconds = Prediction::of(&simulated.timeline, None).step_seconds;
+    }
+    let [without, with] = seconds;
+    let is_same = (with - without).abs() <= SAME * without;
+    Ok(Some(Choice { overlap: if is_same { default } else { with < without }, seconds: Some(seconds) }))
+}
+
+/// The same on rank 0, for all ranks, whose programs must be the same; a collective, if a table decides.
+///
+/// # Errors
+/// As [`choose`], on rank 0; a lost rank.
+pub(crate) fn chosen_by_the_first(
+    config: &Config,
+    model: &Model,
+    cut: Option<&CutCosts>,
+    comm: &dyn Communicator,
+) -> Result<Option<Choice>, Error> {
+    if config.zero.overlap_comm.is_some() || config.training.cost_table.is_none() {
+        return Ok(None);
+    }
+    let own = match comm.rank() {
+        0 => choose(config, model, cut).inspect_err(|error| comm.abort(&error.to_string()))?,
+        _ => None,
+    };
+    let words = own.map_or([0; 4], |Choice { overlap, seconds }| {
+        let [without, with] = seconds.unwrap_or_default();
+        [i64::from(overlap), i64::from(seconds.is_some()), without.to_bits() as i64, with.to_bits() as i64]
+    });
+    let told = comm.broadcast(Buffer::I64(words.to_vec()), 0).wait()?.into_i64()?;
+    let seconds = (told[1] != 0).then(|| [told[2], told[3]].map(|bits| f64::from_bits(bits as u64)));
+    Ok(Some(Choice { overlap: told[0] != 0, seconds }))
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let word = if self.overlap { "during" } else { "between" };
+        match self.seconds {
+            None => write!(f, "communication {word} computing, the default: the cost table does not hold for this run"),
+            Some([without, with]) => write!(
+                f,
+                "communication {word} computing: by the cost table a step takes {:.1} ms between and {:.1} ms during",
+                without * 1e3,
+                with * 1e3
+            ),
+        }
+    }
+}
