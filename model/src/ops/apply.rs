@@ -2,7 +2,7 @@
 
 use super::footprint::{Costs, Footprint, Reads, element_rooms};
 use super::hollow;
-use super::kernel::{Isa, vectorised};
+use super::kernel::{Isa, norm::add};
 use super::measure;
 use super::operand::View;
 use super::output::build_as;
@@ -117,12 +117,46 @@ pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
 
 /// x + y of one shape: a residual connection.
 pub(crate) fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    if in_graph() && (x.track_op() || y.track_op()) {
+    if !computed(x, y) {
         return x + y;
     }
     let output = added(x, y, recording())?;
     record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
     Ok(output)
+}
+
+/// Whether operations on these are carried out here, and not as nodes of candle's graph.
+pub(super) fn computed(x: &Tensor, y: &Tensor) -> bool {
+    !(in_graph() && (x.track_op() || y.track_op()))
+}
+
+/// [`sum`] whose values are known already.
+pub(super) fn summed(x: &Tensor, y: &Tensor, values: CpuStorage) -> Tensor {
+    let output = made((values, x.shape().clone()));
+    record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
+    output
+}
+
+/// [`apply2`] whose result is known already.
+pub(super) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
+    [x, y]: [&Tensor; 2],
+    op: C,
+    values: CpuStorage,
+) -> Tensor {
+    let output = made((values, x.shape().clone()));
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    output
+}
+
+/// [`apply3`] whose result is known already.
+pub(super) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
+    [x, y, z]: [&Tensor; 3],
+    op: C,
+    values: CpuStorage,
+) -> Tensor {
+    let output = made((values, x.shape().clone()));
+    record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
+    output
 }
 
 /// `x.reshape(shape)`.
@@ -160,13 +194,5 @@ impl Footprint for Sum {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
         Ok(Costs { forward: element_rooms(dtype, shape.elem_count(), 2), ..Costs::new(shape, dtype) })
-    }
-}
-
-vectorised! {
-    fn add(x: &[f32], y: &[f32], sums: &mut [f32]) {
-        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
-            *sum = x + y;
-        }
     }
 }

@@ -76,7 +76,7 @@ pub(crate) fn reset_peak() {
 }
 
 /// So many bytes more for a moment.
-fn passing(bytes: u64) {
+pub(super) fn passing(bytes: u64) {
     with(|heap| heap.peak = heap.peak.max(heap.now.saturating_add(bytes)));
 }
 

@@ -44,6 +44,7 @@ pub(crate) mod parallel;
 mod product;
 mod reach;
 pub(crate) mod region;
+mod residual;
 mod rotary;
 mod team;
 

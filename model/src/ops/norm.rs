@@ -1,14 +1,16 @@
 //! Layer norm and RMS norm over the last dimension.
 
-use super::apply::{apply2, apply3};
+use super::apply::{applied2, applied3, apply2, apply3};
 use super::footprint::{Costs, Footprint, PutOff, Reads, floats, rooms};
 use super::gradient::deliver;
+use super::hollow;
 use super::kernel::{Isa, norm as kernel};
 use super::measure;
 use super::operand::{View, f32s, f32s_of, rows};
 use super::output::{CACHED, Fresh, build_as, tensor};
 use super::parallel::{Output, parts, split};
 use super::product::Elements;
+use super::residual::residual_norm;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
@@ -32,6 +34,31 @@ impl LayerNorm {
         let weight = vb.get_with_hints(size, "weight", Init::Const(1.0))?;
         let bias = vb.get_with_hints(size, "bias", Init::Const(0.0))?;
         Ok(Self { weight, bias, eps })
+    }
+
+    /// (x + branch, the norm of that), both of the shape of x: a residual connection and the norm that follows, in one pass over
+    /// memory. The bits are those of the two after each other.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (_, size) = rows(LAYER_NORM, x.shape())?;
+        fits(LAYER_NORM, "weight", self.weight.layout(), size)?;
+        fits(LAYER_NORM, "bias", self.bias.layout(), size)?;
+        let held = (self.weight.storage_and_layout(), self.bias.storage_and_layout());
+        let (w, b) = match hollow::imagining() {
+            true => Default::default(),
+            false => (f32s_of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?),
+        };
+        let op = LayerNormOp { eps: self.eps };
+        residual_norm(
+            LAYER_NORM,
+            x,
+            branch,
+            |sums, normals| kernel::layer_norm(Isa::best(), sums, &w, &b, self.eps, normals),
+            |total| self.forward(total),
+            |total, values| applied3([total, &self.weight, &self.bias], op, values),
+        )
     }
 }
 
@@ -58,6 +85,38 @@ impl RmsNorm {
     /// Weight of ones, named `weight`.
     pub fn new(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
         Ok(Self { weight: vb.get_with_hints(size, "weight", Init::Const(1.0))?, eps })
+    }
+
+    /// As [`LayerNorm::forward_residual`].
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (_, size) = rows(RMS_NORM, x.shape())?;
+        fits(RMS_NORM, "weight", self.weight.layout(), size)?;
+        let held = self.weight.storage_and_layout();
+        let w = match hollow::imagining() {
+            true => Default::default(),
+            false => f32s_of(RMS_NORM, &held)?,
+        };
+        let op = RmsNormOp { eps: self.eps };
+        residual_norm(
+            RMS_NORM,
+            x,
+            branch,
+            |sums, normals| kernel::rms_norm(Isa::best(), sums, &w, self.eps, normals),
+            |total| self.forward(total),
+            |total, values| applied2([total, &self.weight], op, values),
+        )
+    }
+}
+
+/// # Errors
+/// A parameter of another size than the rows.
+fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()> {
+    match layout.dims() == [size] {
+        true => Ok(()),
+        false => bail!("{op}: a {name} of {:?} does not fit rows of {size}", layout.shape()),
     }
 }
 
@@ -157,11 +216,8 @@ impl CustomOp3 for LayerNormOp {
     ) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(LAYER_NORM);
         let (count, size) = rows(LAYER_NORM, xl.shape())?;
-        for (name, layout) in [("weight", wl), ("bias", bl)] {
-            if layout.dims() != [size] {
-                bail!("{LAYER_NORM}: a {name} of {:?} does not fit an input of {:?}", layout.shape(), xl.shape());
-            }
-        }
+        fits(LAYER_NORM, "weight", wl, size)?;
+        fits(LAYER_NORM, "bias", bl, size)?;
         let (x, w, b) = (View::new(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
         let x = x.elements();
         let y = build_as(LAYER_NORM, xs.dtype(), count, size, |range, y| {
@@ -222,9 +278,7 @@ impl CustomOp2 for RmsNormOp {
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(RMS_NORM);
         let (count, size) = rows(RMS_NORM, xl.shape())?;
-        if wl.dims() != [size] {
-            bail!("{RMS_NORM}: a weight of {:?} does not fit an input of {:?}", wl.shape(), xl.shape());
-        }
+        fits(RMS_NORM, "weight", wl, size)?;
         let (x, w) = (View::new(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
         let x = x.elements();
         let y = build_as(RMS_NORM, xs.dtype(), count, size, |range, y| {

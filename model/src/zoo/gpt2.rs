@@ -171,11 +171,10 @@ impl Block {
         self.attn_proj.forward(&causal_attention_packed(&qkv, self.heads)?)
     }
 
-    fn transform(&self, x: &Tensor) -> Result<Tensor> {
-        let x = self.ln_2.forward(x)?;
+    fn transform(&self, normal: &Tensor) -> Result<Tensor> {
         let inner = match self.activation {
-            Activation::GeluNew => self.c_fc.forward_gelu(&x)?,
-            other => other.apply(&self.c_fc.forward(&x)?)?,
+            Activation::GeluNew => self.c_fc.forward_gelu(normal)?,
+            other => other.apply(&self.c_fc.forward(normal)?)?,
         };
         self.mlp_proj.forward(&inner)
     }
@@ -184,8 +183,9 @@ impl Block {
 impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let y = region(x.single()?, |x| {
-            let x = sum(x, &self.attn_dropout.forward(&self.attend(x)?, pass)?)?;
-            sum(&x, &self.mlp_dropout.forward(&self.transform(&x)?, pass)?)
+            let attended = self.attn_dropout.forward(&self.attend(x)?, pass)?;
+            let (x, normal) = self.ln_2.forward_residual(x, &attended)?;
+            sum(&x, &self.mlp_dropout.forward(&self.transform(&normal)?, pass)?)
         })?;
         Ok(y.into())
     }

@@ -180,8 +180,8 @@ impl Block {
 impl Layer for Block {
     fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
         let y = region(x.single()?, |x| {
-            let x = sum(x, &self.attend(&self.input_layernorm.forward(x)?)?)?;
-            let normal = self.post_attention_layernorm.forward(&x)?;
+            let attended = self.attend(&self.input_layernorm.forward(x)?)?;
+            let (x, normal) = self.post_attention_layernorm.forward_residual(x, &attended)?;
             let inner = swiglu(&self.gate_proj.forward(&normal)?, &self.up_proj.forward(&normal)?)?;
             sum(&x, &self.down_proj.forward(&inner)?)
         })?;

@@ -109,3 +109,12 @@ vectorised! {
         }
     }
 }
+
+vectorised! {
+    /// sums = x + y
+    fn add(x: &[f32], y: &[f32], sums: &mut [f32]) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = x + y;
+        }
+    }
+}
