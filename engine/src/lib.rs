@@ -53,7 +53,7 @@ pub use plan::{Draft, Plan};
 pub use timing::{Lane, Span, Timing};
 pub use words::bytes;
 pub use zero_config::Config;
-pub use zero_model::{Activations, Head, Layer, Layers, Pass, ops, zoo};
+pub use zero_model::{Activations, Head, Layer, Layers, Pass, forward_only, ops, zoo};
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;

@@ -21,4 +21,5 @@ pub mod zoo;
 pub use layers::{Activations, Head, Layer, Layers, Pass};
 pub use model::{BuildError, BuiltLayer, Model};
 pub use parameter::{Parameter, ParameterId};
+pub use recorder::forward_only;
 pub use seed::{backward_from, hand_on};

@@ -48,6 +48,7 @@ pub struct BuiltLayer {
     name: String,
     module: Arc<dyn Layer>,
     uses: Vec<ParameterId>,
+    read_backward: Vec<ParameterId>,
 }
 
 impl BuiltLayer {
@@ -61,6 +62,13 @@ impl BuiltLayer {
     #[must_use]
     pub fn uses(&self) -> &[ParameterId] {
         &self.uses
+    }
+
+    /// Those of them that its backward reads: all but what was asked for inside of [`forward_only`](crate::forward_only). Of the last
+    /// layer all: its forward is a part of its backward.
+    #[must_use]
+    pub fn read_backward(&self) -> &[ParameterId] {
+        &self.read_backward
     }
 
     /// Whether the gradients of its weights can be put off.
@@ -200,12 +208,19 @@ impl Layers {
         }
         let mut last_users = vec![0; record.parameters.len()];
         for (layer, uses) in record.uses.iter().enumerate() {
-            uses.iter().for_each(|&parameter| last_users[parameter] = layer);
+            uses.iter().for_each(|used| last_users[used.parameter] = layer);
         }
+        let last = modules.len() - 1;
         let layers = modules
             .into_iter()
             .zip(record.uses)
-            .map(|((name, (module, _)), uses)| BuiltLayer { name, module, uses })
+            .enumerate()
+            .map(|(layer, ((name, (module, _)), uses))| {
+                // The last layer's forward is a part of its backward.
+                let read = uses.iter().filter(|used| used.in_backward || layer == last);
+                let read_backward = read.map(|used| used.parameter).collect();
+                BuiltLayer { name, module, uses: uses.iter().map(|used| used.parameter).collect(), read_backward }
+            })
             .collect();
         Ok(Model { layers, parameters: record.parameters, last_users, ending })
     }

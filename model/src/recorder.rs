@@ -1,5 +1,6 @@
 //! The `VarBuilder` backend that builds any candle module in no memory and writes down its parameters.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -7,14 +8,42 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
+use crate::flag::Flag;
 use crate::parameter::{Parameter, ParameterId};
+
+thread_local! {
+    static FORWARD_ONLY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `ask`, which asks a `VarBuilder` for parameters that the layer's backward does not read, only its forward, such as a table
+/// whose rows are looked up. They are not gathered for the backward. If it reads one all the same, that is an error.
+///
+/// ```
+/// # use candle_core::{Result, Tensor};
+/// # use candle_nn::VarBuilder;
+/// fn scores(entries: usize, vb: VarBuilder) -> Result<Tensor> {
+///     zero_model::forward_only(|| vb.get((entries, 4), "scores"))
+/// }
+/// ```
+pub fn forward_only<T>(ask: impl FnOnce() -> T) -> T {
+    let _raised = Flag::raise(&FORWARD_ONLY);
+    ask()
+}
+
+/// A parameter that a layer asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Use {
+    pub(crate) parameter: ParameterId,
+    /// Whether the layer's backward may read it.
+    pub(crate) in_backward: bool,
+}
 
 /// What building has written down so far. Order is the order of construction.
 #[derive(Default)]
 pub(crate) struct Record {
     pub(crate) parameters: Vec<Parameter>,
     /// Parameters that each layer asked for, its own and tied ones.
-    pub(crate) uses: Vec<Vec<ParameterId>>,
+    pub(crate) uses: Vec<Vec<Use>>,
     by_name: HashMap<String, ParameterId>,
     /// User name to owner name.
     owners: HashMap<String, String>,
@@ -65,10 +94,13 @@ impl Record {
                 id
             }
         };
-        if let Some(uses) = self.uses.last_mut()
-            && !uses.contains(&id)
-        {
-            uses.push(id);
+        let in_backward = !FORWARD_ONLY.get();
+        if let Some(uses) = self.uses.last_mut() {
+            match uses.iter_mut().find(|other| other.parameter == id) {
+                // Whoever asks last may read it, too.
+                Some(other) => other.in_backward |= in_backward,
+                None => uses.push(Use { parameter: id, in_backward }),
+            }
         }
         Ok(self.parameters[id].leaf().clone())
     }
@@ -90,5 +122,58 @@ impl SimpleBackend for Recorder {
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.0.lock().is_ok_and(|record| record.by_name.contains_key(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layers, Model, ops, zoo};
+    use candle_nn::{Module, VarBuilder};
+
+    fn read_backward(model: &Model) -> Vec<Vec<&str>> {
+        let name = |&parameter: &ParameterId| model.parameters()[parameter].name();
+        model.layers().iter().map(|layer| layer.read_backward().iter().map(name).collect()).collect()
+    }
+
+    #[test]
+    fn tables_are_not_read_backward() {
+        let gpt2 = zoo::gpt2(&zoo::Gpt2Config { n_layer: 1, n_embd: 8, n_head: 2, ..zoo::Gpt2Config::default() });
+        let model = gpt2.build(DType::F32).unwrap();
+        let read = read_backward(&model);
+        assert!(read[0].is_empty(), "{read:?}");
+        for (layer, read) in model.layers().iter().zip(&read).skip(1) {
+            assert_eq!(layer.uses().len(), read.len(), "{}", layer.name());
+        }
+        // Tied to the embedding.
+        assert_eq!(read.last().unwrap().last().copied(), Some(model.parameters()[0].name()));
+    }
+
+    struct Scaled(ops::Embedding, Tensor);
+
+    impl Module for Scaled {
+        fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+            self.0.forward(ids)?.broadcast_mul(&self.1)
+        }
+    }
+
+    #[test]
+    fn whoever_asks_without_saying_so_may_read() {
+        let scaled = |vb: VarBuilder| {
+            Ok(Scaled(ops::Embedding::new(5, 4, 1.0, vb.clone())?, forward_only(|| vb.get(4, "scale"))?))
+        };
+        let last = |vb: VarBuilder| ops::Embedding::new(4, 4, 1.0, vb);
+        let twice = |vb: VarBuilder| {
+            vb.get((5, 4), "weight")?;
+            ops::Embedding::new(5, 4, 1.0, vb)
+        };
+        let layers = Layers::new().layer("scaled", scaled).layer("twice", twice).layer("last", last);
+        let model = layers.loss(|_, _| unreachable!()).build(DType::F32).unwrap();
+        let expected: [&[&str]; 3] = [&[], &["twice.weight"], &["last.weight"]];
+        assert_eq!(read_backward(&model), expected, "the last layer's forward is a part of its backward");
+        // A layer that said so and reads it all the same finds nothing there.
+        let scale = model.parameters()[1].leaf();
+        let error = ops::gelu(scale).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("reads a parameter that is released"), "{error}");
     }
 }

@@ -309,10 +309,18 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
         .layers()
         .iter()
         .map(|layer| {
-            let mut needed: Vec<usize> = layer.uses().iter().filter_map(|&p| of_parameter(p)).collect();
-            needed.sort_unstable();
-            needed.dedup();
-            LayerShape { name: layer.name().to_string(), segments: needed, splits: layer.splits() }
+            let of_parameters = |parameters: &[ParameterId]| {
+                let mut needed: Vec<usize> = parameters.iter().filter_map(|&p| of_parameter(p)).collect();
+                needed.sort_unstable();
+                needed.dedup();
+                needed
+            };
+            LayerShape {
+                name: layer.name().to_string(),
+                segments: of_parameters(layer.uses()),
+                read_backward: of_parameters(layer.read_backward()),
+                splits: layer.splits(),
+            }
         })
         .collect();
     let segments = segments

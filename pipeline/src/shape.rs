@@ -64,6 +64,8 @@ pub struct LayerShape {
     pub name: String,
     /// Segments whose parameters it needs, its own and tied ones.
     pub segments: Vec<SegmentId>,
+    /// Those of them whose parameters its backward reads.
+    pub read_backward: Vec<SegmentId>,
     /// Whether its backward can put off the gradients of its weights.
     pub splits: bool,
 }

@@ -18,7 +18,12 @@ fn drawn(
 ) -> String {
     let (count, chunks) = stages;
     let layers = 2 * count * chunks;
-    let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: true };
+    let layer = |index: usize| LayerShape {
+        name: format!("layer.{index}"),
+        segments: vec![index],
+        read_backward: vec![index],
+        splits: true,
+    };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     let shape = ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() };
     let stages = Stages::new(&shape, count, (0..layers / 2).map(|part| 2 * part..2 * part + 2).collect()).unwrap();

@@ -9,7 +9,12 @@ use zero_pipeline::{
 };
 
 fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
-    let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: true };
+    let layer = |index: usize| LayerShape {
+        name: format!("layer.{index}"),
+        segments: vec![index],
+        read_backward: vec![index],
+        splits: true,
+    };
     let segment = |_| SegmentShape { elements: 10, placements: zero_stage.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }

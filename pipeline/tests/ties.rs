@@ -11,6 +11,7 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
     let layer = |index: usize| LayerShape {
         name: format!("layer.{index}"),
         segments: std::iter::once(index).chain(shared(index)).collect(),
+        read_backward: std::iter::once(index).chain(shared(index)).collect(),
         splits: true,
     };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };

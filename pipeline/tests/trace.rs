@@ -11,7 +11,12 @@ use zero_pipeline::{
 
 /// 1F1B on two stages, with messages that take time.
 fn timeline(forward: f64) -> Timeline {
-    let layer = |index: usize| LayerShape { name: format!("layer.{index}"), segments: vec![index], splits: false };
+    let layer = |index: usize| LayerShape {
+        name: format!("layer.{index}"),
+        segments: vec![index],
+        read_backward: vec![index],
+        splits: false,
+    };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };
     let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();

@@ -13,8 +13,12 @@ fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
 
 /// Three layers; the last one uses the first one's segment too.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer =
-        |name: &str, segments: &[usize]| LayerShape { name: name.into(), segments: segments.to_vec(), splits: false };
+    let layer = |name: &str, segments: &[usize]| LayerShape {
+        name: name.into(),
+        segments: segments.to_vec(),
+        read_backward: segments.to_vec(),
+        splits: false,
+    };
     let segment = |elements| SegmentShape { elements, placements: zero_stage.placements(), tiers: Tiers::default() };
     ModelShape {
         layers: vec![layer("embed", &[0]), layer("block", &[1]), layer("head", &[0, 2])],
@@ -116,6 +120,22 @@ fn a_violation_names_rank_instruction_and_reason() {
         violation.to_string(),
         format!("rank 2, instruction {index} (forward layer 1 of micro-batch 0): reads segment 1, which is gathering")
     );
+}
+
+#[test]
+fn a_backward_may_do_without_parameters() {
+    let mut shape = shape(ZeroStage::Three);
+    let mut program = plain_step(&shape, 1);
+    let backward = position(&program, &Backward { layer: 0, micro_batch: 0 });
+    let has_gathered = matches!(program.instructions[backward - 1], AwaitGather { segment: 0 });
+    let has_released = matches!(program.instructions[backward + 1], Release { segment: 0 });
+    assert!(has_gathered && has_released, "{program}");
+    program.instructions.remove(backward + 1);
+    program.instructions.drain(backward - 2..backward);
+    let violation = validate(&[program.clone()], &shape).unwrap_err();
+    assert_reason(&violation, "backward layer 0 of micro-batch 0", "reads segment 0, which is released");
+    shape.layers[0].read_backward.clear();
+    assert_eq!(validate(&[program], &shape), Ok(()));
 }
 
 #[test]

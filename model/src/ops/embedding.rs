@@ -10,6 +10,7 @@ use super::output::{build_as, stored, tensor};
 use super::parallel::{Output, parts, split};
 use super::product::Elements;
 use super::region::region;
+use crate::forward_only;
 use crate::sink::{self, Slot};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
@@ -29,7 +30,8 @@ impl Embedding {
 
     /// A normal table of standard deviation `std`, named `weight`.
     pub fn new(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let weight = vb.get_with_hints((entries, size), "weight", Init::Randn { mean: 0.0, stdev: std })?;
+        let normal = Init::Randn { mean: 0.0, stdev: std };
+        let weight = forward_only(|| vb.get_with_hints((entries, size), "weight", normal))?;
         Ok(Self { weight })
     }
 

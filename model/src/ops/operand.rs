@@ -37,7 +37,8 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
                 _ => bail!("{op}: the copy of a view changed its dtype"),
             }
         }
-        // A released parameter is stored as F4: this is where its use is caught.
+        // How a released parameter is stored.
+        (CpuStorage::F4(_), _) => bail!("{op}: reads a parameter that is released"),
         (other, _) => bail!("{op}: f32 or bf16 expected, got {:?}", other.dtype()),
     }
 }

@@ -48,16 +48,19 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
     let sharded = |&s: &SegmentId| shape.segments[s].placements.parameters == Placement::Sharded;
     instructions
         .iter()
-        .filter_map(|instruction| match instruction {
-            Instruction::Forward { layer, .. }
-            | Instruction::Recompute { layer, .. }
-            | Instruction::Backward { layer, .. }
-            | Instruction::BackwardInput { layer, .. } => {
-                let segments: Vec<_> = shape.layers[*layer].segments.iter().copied().filter(sharded).collect();
-                let elements = segments.iter().map(|&s| shape.segments[s].elements).sum();
-                Some(Use { instruction: instruction.clone(), segments, elements })
-            }
-            _ => None,
+        .filter_map(|instruction| {
+            let read = match instruction {
+                Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => {
+                    &shape.layers[*layer].segments
+                }
+                Instruction::Backward { layer, .. } | Instruction::BackwardInput { layer, .. } => {
+                    &shape.layers[*layer].read_backward
+                }
+                _ => return None,
+            };
+            let segments: Vec<_> = read.iter().copied().filter(sharded).collect();
+            let elements = segments.iter().map(|&s| shape.segments[s].elements).sum();
+            Some(Use { instruction: instruction.clone(), segments, elements })
         })
         .collect()
 }

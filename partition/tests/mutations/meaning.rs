@@ -237,8 +237,8 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 return fail("parameters are written with their tiles");
             }
             Forward { layer, micro_batch } => {
-                let read =
-                    read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;
+                let read = read(&segments, &shape.layers[*layer].segments);
+                let read = read.ok_or_else(|| format!("instruction {index} reads nothing"))?;
                 let state = &mut micro_batches[*micro_batch];
                 if !state.loaded || state.flow != Some(*layer) || state.forward.len() != *layer {
                     return fail("no input");
@@ -259,8 +259,8 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             }
             Discard { layer, micro_batch } => drop(micro_batches[*micro_batch].saved.remove(layer)),
             Recompute { layer, micro_batch } => {
-                let read =
-                    read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;
+                let read = read(&segments, &shape.layers[*layer].segments);
+                let read = read.ok_or_else(|| format!("instruction {index} reads nothing"))?;
                 let state = &mut micro_batches[*micro_batch];
                 if !state.kept.remove(layer) && state.flow != Some(*layer) {
                     return fail("no input");
@@ -270,8 +270,8 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 state.saved.insert(*layer);
             }
             Backward { layer, micro_batch } => {
-                let mut read =
-                    read(&segments, shape, *layer).ok_or_else(|| format!("instruction {index} reads nothing"))?;
+                let read = read(&segments, &shape.layers[*layer].read_backward);
+                let mut read = read.ok_or_else(|| format!("instruction {index} reads nothing"))?;
                 let state = &mut micro_batches[*micro_batch];
                 if state.forward.len() != shape.layers.len() || state.waiting != *layer + 1 {
                     return fail("no gradient of its output");
@@ -367,10 +367,10 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
 }
 
 /// The version of each segment that a layer reads; `None` if one of them is not there as a whole.
-fn read(segments: &[Segment], shape: &ModelShape, layer: usize) -> Option<Vec<u32>> {
+fn read(segments: &[Segment], wanted: &[usize]) -> Option<Vec<u32>> {
     let version = |&s: &usize| match segments[s].full {
         Values::Version(version) => Some(version),
         Values::Absent | Values::Mixed => None,
     };
-    shape.layers[layer].segments.iter().map(version).collect()
+    wanted.iter().map(version).collect()
 }

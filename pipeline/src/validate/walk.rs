@@ -253,7 +253,7 @@ impl<'a> State<'a> {
         let loads = layer == 0 || layer + 1 == self.shape.layers.len();
         ensure(!loads || self.loaded.contains(&micro_batch), || "its micro-batch is not loaded".into())?;
         ensure(self.is_fed(layer, micro_batch), || "the layer before has not run".into())?;
-        self.readable(layer)?;
+        self.readable(&self.shape.layers[layer].segments)?;
         self.saved.insert((micro_batch, layer));
         self.waiting.insert(micro_batch);
         ensure(self.forwarded.insert((micro_batch, layer)), || "run twice".into())
@@ -284,7 +284,7 @@ impl<'a> State<'a> {
         }
         ensure(self.kept.remove(&(micro_batch, layer)) || from_before, || "its inputs are not there".into())?;
         ensure(!self.waiting.contains(&micro_batch), || "another layer has not taken its inputs yet".into())?;
-        self.readable(layer)?;
+        self.readable(&self.shape.layers[layer].segments)?;
         self.recomputed = Some((micro_batch, layer));
         ensure(self.saved.insert((micro_batch, layer)), || "what its forward kept is still there".into())
     }
@@ -299,7 +299,7 @@ impl<'a> State<'a> {
             _ => self.has_received(Content::Gradients { layer: behind, micro_batch }, behind),
         };
         ensure(is_fed, || "the backward of the layer behind has not run".into())?;
-        self.readable(layer)?;
+        self.readable(&self.shape.layers[layer].read_backward)?;
         for message in self.stages.tied_before(layer, micro_batch) {
             ensure(self.received.contains(&message), || format!("the {} is not here", message.content))?;
         }
@@ -492,8 +492,8 @@ impl<'a> State<'a> {
         }
     }
 
-    fn readable(&self, layer: LayerId) -> Check {
-        for &segment in &self.shape.layers[layer].segments {
+    fn readable(&self, segments: &[SegmentId]) -> Check {
+        for &segment in segments {
             ensure(self.parameters[segment] == Parameters::Gathered, || {
                 format!("reads segment {segment}, which is {:?}", self.parameters[segment]).to_lowercase()
             })?;
