@@ -206,7 +206,9 @@ impl Zero {
                 Placement::Sharded => self.complete(id)?,
                 Placement::Replicated => self.total(id)?,
             };
-            let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter;
+            // A rank alone has all of it already.
+            let is_shared = self.comm.size() > 1;
+            let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter && is_shared;
             started.push(match scatters {
                 false => {
                     let local = self.packed(local);
@@ -263,6 +265,9 @@ impl Zero {
             Placement::Replicated => self.segments[id].reduced = Some(full),
             Placement::Sharded => {
                 let own = segment.shard(self.comm.rank());
+                if own.len() == full.len() {
+                    return self.add_up(id, full);
+                }
                 let mut shard = self.pool.take(own.len());
                 shard.copy_from_slice(&full[own]);
                 self.ledger.add(Category::Staging, shard.len(), 4);

@@ -13,11 +13,22 @@ use crate::ledger::Category;
 use crate::zero::Zero;
 
 impl Zero {
+    /// Whether there is one shard only, and it is not kept in memory: then a gather is that shard, as it came from the disk.
+    fn is_whole(&self, id: SegmentId) -> bool {
+        self.comm.size() == 1 && self.stored(id, Stored::Parameters)
+    }
+
     /// Starts gathering a segment from all shards.
     ///
     /// # Errors
     /// If it is being gathered already.
     pub fn gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        if self.is_whole(id) {
+            return match self.segments[id].shard {
+                Some(_) => Ok(()),
+                None => Err(ZeroError::internal("gathered twice")),
+            };
+        }
         let segment = &self.layout.segments()[id];
         let (elements, counts) = (segment.elements(), segment.counts());
         let shard = self.segments[id].shard.take().ok_or_else(|| ZeroError::internal("gathered twice"))?;
@@ -36,16 +47,29 @@ impl Zero {
     /// # Errors
     /// What the collective says.
     pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        let pending = self.segments[id].gathering.take().ok_or_else(|| ZeroError::internal("no gather was started"))?;
+        let not_started = || ZeroError::internal("no gather was started");
+        if self.is_whole(id) {
+            let shard = self.segments[id].shard.take().ok_or_else(not_started)?;
+            return self.fill(id, buffer(shard)?).map(drop);
+        }
+        let pending = self.segments[id].gathering.take().ok_or_else(not_started)?;
         let Gathered { shard, output } = pending.wait()?;
         match self.stored(id, Stored::Parameters) {
             // What is on the disk is what it was.
             true => self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes()),
             false => self.segments[id].shard = Some(storage(shard)?),
         }
+        if let Some(Buffer::F32(full)) = self.fill(id, output)? {
+            self.pool.give(full);
+        }
+        Ok(())
+    }
+
+    /// Fills a segment's leaves with what was gathered. Of an only one it becomes the storage; what was copied comes back.
+    fn fill(&mut self, id: SegmentId, output: Buffer) -> Result<Option<Buffer>, ZeroError> {
         if let Some(parameter) = self.layout.segments()[id].only_parameter() {
             self.model.parameters()[parameter].fill(storage(output)?)?;
-            return Ok(());
+            return Ok(None);
         }
         // While the leaves are filled, everything that was gathered is there twice.
         let width = self.dtype.size_in_bytes();
@@ -64,10 +88,7 @@ impl Zero {
             };
             self.model.parameters()[piece.parameter].fill(values)?;
         }
-        if let Buffer::F32(full) = output {
-            self.pool.give(full);
-        }
-        Ok(())
+        Ok(Some(output))
     }
 
     /// Gives up a segment's full parameters.
@@ -77,8 +98,12 @@ impl Zero {
     pub fn release(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+        // What the disk made is not kept for the next time: it makes others.
+        let is_kept = !(self.is_whole(id) && segment.only_parameter().is_some());
         for piece in &segment.pieces {
-            if let CpuStorage::F32(values) = self.model.parameters()[piece.parameter].release()? {
+            if let CpuStorage::F32(values) = self.model.parameters()[piece.parameter].release()?
+                && is_kept
+            {
                 self.pool.give(values);
             }
         }

@@ -6,7 +6,8 @@ use zero_partition::passes::{
 };
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Tiers, Violation, World, ZeroStage,
+    Item, LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Tier, Tiers, Violation, World,
+    ZeroStage,
 };
 
 /// On one pipeline stage.
@@ -355,5 +356,36 @@ fn with_overlap_a_reduction_runs_beside_the_next_backward() {
         let end = at(AwaitReduce { segments, micro_batch: 0 });
         let backward = at(Backward { layer, micro_batch: 0 });
         assert!(start < backward && backward < end, "\n{program}");
+    }
+}
+
+#[test]
+fn gradients_are_written_during_the_next_backward() {
+    let mut shape = shape(ZeroStage::Two);
+    for segment in &mut shape.segments {
+        segment.tiers = Tiers { gradients: Tier::Nvme, optimizer: Tier::Nvme, tiles: 1, ..Tiers::default() };
+    }
+    let stages = Stages::single(&shape);
+    let share = Share { shape: &shape, stages: &stages, stage: 0 };
+    for micro_batches in 1..=3 {
+        let options = PassOptions { reduce: ReduceOptions { bucket: None, overlap: true }, ..plain() };
+        let program = training_step(&share, Schedule::OneFOneB, micro_batches, &options);
+        assert_eq!(validate(&[program.clone(), program.clone()], &shape), Ok(()), "{program}");
+        // From the start of a write to its end, of all but those that nothing comes after.
+        let (mut writing, mut behind_a_backward, mut others) = (vec![], 0, 0);
+        for instruction in &program.instructions {
+            match instruction {
+                Offload { item: item @ Item::Gradients { .. } } => writing.push((*item, false)),
+                Backward { .. } => writing.iter_mut().for_each(|(_, seen)| *seen = true),
+                AwaitOffload { item: item @ Item::Gradients { .. } } => {
+                    let at = writing.iter().position(|(other, _)| other == item).unwrap();
+                    if writing.remove(at).1 { behind_a_backward += 1 } else { others += 1 }
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(behind_a_backward + others, micro_batches * shape.segments.len());
+        // Only at the end of the step, before the norm, is there nothing to do meanwhile.
+        assert!(others <= 4, "{others} of {} are waited for at once:\n{program}", behind_a_backward + others);
     }
 }

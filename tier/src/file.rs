@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::buffer::{ALIGNMENT, AlignedBuffer, align};
 use crate::error::DiskError;
+use crate::loan::Lend;
 use crate::queue::{Pending, Queue, Statistics};
 use crate::ring::Ring;
 use crate::schedule::Direction;
@@ -118,8 +119,17 @@ impl SwapFile {
     /// Reads `len` bytes at `at` to the start of `buffer`. `at` and `len` are multiples of [`ALIGNMENT`], for which the caller
     /// sees with [`align`]; anything else is an error of the [`Pending`].
     pub fn read(&self, at: u64, buffer: AlignedBuffer, len: usize) -> Pending {
-        match self.accepts(at, &buffer, len) {
-            Ok(()) => self.queue.submit(Direction::Read, at, buffer, len),
+        self.lend(Direction::Read, at, buffer, len)
+    }
+
+    /// A request for the first `len` bytes of what is lent.
+    pub(crate) fn lend<B: Lend>(&self, direction: Direction, at: u64, buffer: B, len: usize) -> Pending<B> {
+        let is_whole = || match direction {
+            Direction::Read => Ok(()),
+            Direction::Write => self.is_whole(at, len),
+        };
+        match self.accepts(at, buffer.room(), len).and_then(|()| is_whole()) {
+            Ok(()) => self.queue.submit(direction, at, buffer, len),
             Err(error) => Pending::failed(error),
         }
     }
@@ -127,10 +137,7 @@ impl SwapFile {
     /// Writes the first `len` bytes of `buffer`, beyond those in use if there are fewer, at `at`. `at` and `len` are multiples of
     /// [`ALIGNMENT`], for which the caller sees with [`align`]; anything else is an error of the [`Pending`].
     pub fn write(&self, at: u64, buffer: AlignedBuffer, len: usize) -> Pending {
-        match self.accepts(at, &buffer, len).and_then(|()| self.is_whole(at, len)) {
-            Ok(()) => self.queue.submit(Direction::Write, at, buffer, len),
-            Err(error) => Pending::failed(error),
-        }
+        self.lend(Direction::Write, at, buffer, len)
     }
 
     /// Bytes of the file.
@@ -166,8 +173,7 @@ impl SwapFile {
         &self.queue.folder
     }
 
-    fn accepts(&self, at: u64, buffer: &AlignedBuffer, len: usize) -> Result<(), DiskError> {
-        let capacity = buffer.capacity();
+    fn accepts(&self, at: u64, capacity: usize, len: usize) -> Result<(), DiskError> {
         let end = at.checked_add(len as u64).filter(|&end| end <= self.size);
         let detail = if !at.is_multiple_of(ALIGNMENT as u64) || !len.is_multiple_of(ALIGNMENT) {
             format!("{len} bytes at {at} are not aligned to {ALIGNMENT}")

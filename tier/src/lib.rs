@@ -21,6 +21,8 @@
 //! # Ok::<(), zero_tier::DiskError>(())
 //! ```
 //!
+//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors, without a copy where their elements begin on a page.
+//!
 //! How it is built: a `Schedule` cuts requests into blocks and says which may go next; a `Queue` puts memory, results and
 //! counters to it; io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry blocks out. `place` finds and
 //! reserves the file.
@@ -36,6 +38,7 @@ mod positioned;
 mod queue;
 mod ring;
 mod schedule;
+mod vectors;
 
 pub use buffer::{ALIGNMENT, AlignedBuffer, BufferPool, PoolUsage, align};
 pub use error::DiskError;
@@ -43,3 +46,4 @@ pub use file::{Backend, Options, SwapFile};
 pub use pages::{mapped, mapped_peak, reset_mapped_peak};
 pub use place::check;
 pub use queue::{Pending, Statistics};
+pub use vectors::{PendingVec, lies_on_pages};

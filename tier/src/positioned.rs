@@ -1,10 +1,9 @@
 //! Blocks carried out by threads with `pread` and `pwrite`, one block a thread at a time.
 
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use rustix::io::Errno;
+use rustix::io::{pread, pwrite};
 
 use crate::error::DiskError;
 use crate::queue::{Queue, Watch};
@@ -25,11 +24,10 @@ fn serve(queue: &Queue) {
     let _watch = Watch(queue);
     while let Some(mut block) = queue.next() {
         loop {
-            let transfer = match block.direction {
-                Direction::Read => queue.file.read_at(block.part.as_bytes_mut(), block.at),
-                Direction::Write => queue.file.write_at(block.part.as_bytes(), block.at),
+            let outcome = match block.direction {
+                Direction::Read => pread(&queue.file, block.part.as_room(), block.at).map(|(read, _)| read.len()),
+                Direction::Write => pwrite(&queue.file, block.part.as_bytes(), block.at),
             };
-            let outcome = transfer.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
             match queue.report(block, outcome) {
                 Some(rest) => block = rest,
                 None => break,

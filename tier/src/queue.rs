@@ -3,7 +3,9 @@
 //! Programs put requests in; those who carry them out take blocks, and report each with what the system said. Everything that
 //! does not depend on how a block is carried out is here: order, short transfers, errors, counters, the end.
 
+use std::any::Any;
 use std::fs::File;
+use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -14,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::buffer::{ALIGNMENT, AlignedBuffer};
 use crate::error::DiskError;
-use crate::loan::{Loan, Part};
+use crate::loan::{Lend, Loan, Part};
 use crate::schedule::{Direction, Schedule};
 
 /// A buffer that is on its way to or from the disk.
@@ -23,25 +25,30 @@ use crate::schedule::{Direction, Schedule};
 /// deadline: the kernel cannot take back what it has asked a disk for.
 #[derive(Debug)]
 #[must_use = "a request that nobody waits for loses its buffer and its error"]
-pub struct Pending {
-    state: Result<Receiver<Result<AlignedBuffer, DiskError>>, DiskError>,
+pub struct Pending<B = AlignedBuffer> {
+    state: Result<Receiver<Outcome>, DiskError>,
     folder: PathBuf,
+    lent: PhantomData<B>,
 }
 
-impl Pending {
+/// What was lent, or why its request failed.
+type Outcome = Result<Box<dyn Any + Send>, DiskError>;
+
+impl<B: 'static> Pending<B> {
     /// Blocks until the request is done or has failed. The buffer comes back as it was given, but for the bytes that were
     /// read. After a failed write its range of the file holds old or new bytes.
     ///
     /// # Errors
     /// What the disk or the system said, or that the arguments of the request were wrong.
-    pub fn wait(self) -> Result<AlignedBuffer, DiskError> {
-        let reason = || "the thread that served it ended".to_string();
-        self.state?.recv().unwrap_or_else(|_| Err(DiskError::Closed { folder: self.folder, reason: reason() }))
+    pub fn wait(self) -> Result<B, DiskError> {
+        let closed = |reason: &str| DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
+        let lent = self.state?.recv().unwrap_or_else(|_| Err(closed("the thread that served it ended")))?;
+        lent.downcast().map(|lent| *lent).map_err(|_| closed("it gave back another buffer"))
     }
 
     /// A request that failed before it began.
-    pub(crate) fn failed(error: DiskError) -> Pending {
-        Pending { state: Err(error), folder: PathBuf::new() }
+    pub(crate) fn failed(error: DiskError) -> Pending<B> {
+        Pending { state: Err(error), folder: PathBuf::new(), lent: PhantomData }
     }
 }
 
@@ -93,7 +100,7 @@ struct State {
 struct Request {
     loan: Loan,
     error: Option<DiskError>,
-    result: SyncSender<Result<AlignedBuffer, DiskError>>,
+    result: SyncSender<Outcome>,
 }
 
 impl Request {
@@ -124,9 +131,9 @@ impl Queue {
     }
 
     /// Puts in a request for `len` bytes, which are in the file and in the buffer.
-    pub(crate) fn submit(&self, direction: Direction, at: u64, buffer: AlignedBuffer, len: usize) -> Pending {
+    pub(crate) fn submit<B: Lend>(&self, direction: Direction, at: u64, buffer: B, len: usize) -> Pending<B> {
         let (result, receiver) = sync_channel(1);
-        let request = Request { loan: Loan::new(buffer), error: None, result };
+        let request = Request { loan: Loan::new(buffer, direction), error: None, result };
         let mut state = self.lock();
         if let Some(error) = &state.closed {
             return Pending::failed(error.clone());
@@ -138,7 +145,7 @@ impl Queue {
             drop(state);
             self.wake();
         }
-        Pending { state: Ok(receiver), folder: self.folder.clone() }
+        Pending { state: Ok(receiver), folder: self.folder.clone(), lent: PhantomData }
     }
 
     /// The next block, if one may be carried out now.
@@ -411,7 +418,7 @@ mod tests {
         queue.abandon("io_uring failed");
         assert!(pending.wait().expect_err("nobody knows").to_string().ends_with("closed: io_uring failed"));
         let mut block = blocks.pop().expect("four");
-        block.part.as_bytes_mut().fill(1);
+        block.part.as_room().fill(std::mem::MaybeUninit::new(1));
         assert!(queue.report(block, Ok(ALIGNMENT)).is_none());
     }
 

@@ -60,9 +60,10 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     for _ in 0..steps {
         let seen = subject.engine().timing().spans().len();
         whole.subject.push(subject.step()?.duration);
-        let (phase, computing) = in_step(&subject, seen);
-        updates.subject.push(phase);
-        updates.computing.push(computing);
+        let last = in_step(&subject, seen);
+        updates.subject.push(last.update);
+        updates.computing.push(last.updating);
+        whole.computing.push(last.computing);
         for (times, bytes) in [(&mut updates, update), (&mut whole, step)] {
             comm.barrier().wait()?;
             times.floor.push(floor.run(bytes.read, bytes.written)?);
@@ -111,14 +112,38 @@ fn moved(subject: &Steps) -> Moved {
     Moved { read: used.read, written: used.written }
 }
 
-/// The time of the updates of the last step, whose spans begin at `seen`, and that of the arithmetic in it.
-fn in_step(subject: &Steps, seen: usize) -> (Duration, Duration) {
+/// Times in a step.
+struct InStep {
+    /// From the first read of a tile to the last write.
+    update: Duration,
+    /// Of the arithmetic in it.
+    updating: Duration,
+    /// Of all arithmetic.
+    computing: Duration,
+}
+
+/// Times in the last step, whose spans begin at `seen`.
+fn in_step(subject: &Steps, seen: usize) -> InStep {
     let engine = subject.engine();
     let instructions = &engine.program().instructions;
-    let (mut start, mut end, mut computing) = (Duration::MAX, Duration::ZERO, Duration::ZERO);
+    let (mut start, mut end) = (Duration::MAX, Duration::ZERO);
+    let (mut updating, mut computing) = (Duration::ZERO, Duration::ZERO);
     for span in &engine.timing().spans()[seen..] {
         match &instructions[span.index] {
-            Instruction::UpdateTile { .. } => computing += span.end - span.start,
+            Instruction::UpdateTile { .. } => {
+                updating += span.end - span.start;
+                computing += span.end - span.start;
+            }
+            Instruction::Forward { .. }
+            | Instruction::Recompute { .. }
+            | Instruction::Backward { .. }
+            | Instruction::BackwardInput { .. }
+            | Instruction::BackwardWeight { .. }
+            | Instruction::GradientNorm
+            | Instruction::Update { .. } => {
+                computing += span.end - span.start;
+                continue;
+            }
             Instruction::Fetch { item: Item::Tile { .. } }
             | Instruction::AwaitFetch { item: Item::Tile { .. } }
             | Instruction::Offload { item: Item::Tile { .. } }
@@ -127,7 +152,7 @@ fn in_step(subject: &Steps, seen: usize) -> (Duration, Duration) {
         }
         (start, end) = (start.min(span.start), end.max(span.end));
     }
-    (end.saturating_sub(start), computing)
+    InStep { update: end.saturating_sub(start), updating, computing }
 }
 
 fn print(what: &str, moved: Moved, times: &Times) {
@@ -136,17 +161,13 @@ fn print(what: &str, moved: Moved, times: &Times) {
     let rate = |times: &[Duration]| (moved.read + moved.written) as f64 / median(times).as_secs_f64().max(1e-9) / 1e9;
     println!("  subject                     {}  {:.2} GB/s", summary(&times.subject), rate(&times.subject));
     println!("  floor                       {}  {:.2} GB/s", summary(&times.floor), rate(&times.floor));
-    if !times.computing.is_empty() {
-        println!("  arithmetic in the subject   {}", summary(&times.computing));
-    }
+    println!("  arithmetic in the subject   {}", summary(&times.computing));
     let both = times.subject.iter().zip(&times.floor);
     let of_rate = both.clone().map(|(subject, floor)| floor.as_secs_f64() / subject.as_secs_f64() * 100.0);
     println!("  of the floor's rate         {} %", spread(of_rate.collect(), 1));
-    if !times.computing.is_empty() {
-        let bound = both.zip(&times.computing).map(|((subject, floor), computing)| (subject, floor.max(computing)));
-        let times = bound.map(|(subject, bound)| subject.as_secs_f64() / bound.as_secs_f64());
-        println!("  times the longer of floor and arithmetic {}", spread(times.collect(), 2));
-    }
+    let bound = both.zip(&times.computing).map(|((subject, floor), computing)| (subject, floor.max(computing)));
+    let times = bound.map(|(subject, bound)| subject.as_secs_f64() / bound.as_secs_f64());
+    println!("  times the longer of floor and arithmetic {}", spread(times.collect(), 2));
 }
 
 /// Median, smallest and largest.

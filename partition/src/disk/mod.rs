@@ -11,8 +11,9 @@ mod values;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use half::bf16;
 use zero_pipeline::{Item, SegmentId};
-use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile};
+use zero_tier::{AlignedBuffer, BufferPool, Pending, PendingVec, SwapFile};
 
 pub use place::{DiskBytes, disk_buffers, disk_bytes};
 pub(crate) use place::{Place, places, stride};
@@ -56,6 +57,20 @@ impl<T> Tile<T> {
     }
 }
 
+/// Accumulated gradients of a segment that are being read or written.
+enum MovingGradients {
+    /// They themselves.
+    Lent(PendingVec<f32>),
+    /// In a buffer.
+    Copied(Pending),
+}
+
+/// A shard in the working dtype.
+enum MovingShard {
+    F32(PendingVec<f32>),
+    Bf16(PendingVec<bf16>),
+}
+
 /// One rank's files, and what is on its way.
 pub(crate) struct Disk {
     optimizer: Option<SwapFile>,
@@ -63,9 +78,9 @@ pub(crate) struct Disk {
     pub(crate) buffers: BufferPool,
     /// By segment, of those that this rank has a part of on the disk.
     pub(crate) places: Vec<Option<Place>>,
-    moving: HashMap<Item, Pending>,
-    /// Shards of parameters that are being read: the elements of each part.
-    shards: HashMap<SegmentId, Vec<(usize, Pending)>>,
+    gradients: HashMap<SegmentId, MovingGradients>,
+    /// Shards of parameters that are being read.
+    shards: HashMap<SegmentId, MovingShard>,
     moving_tiles: HashMap<Item, Tile<Pending>>,
     pub(crate) tiles: HashMap<Item, Tile<AlignedBuffer>>,
     /// Bytes of buffers that the ledger counts.
@@ -120,7 +135,7 @@ impl Disk {
             parameters: file(&options.parameters, parameters)?,
             buffers: BufferPool::new(),
             places,
-            moving: HashMap::new(),
+            gradients: HashMap::new(),
             shards: HashMap::new(),
             moving_tiles: HashMap::new(),
             tiles: HashMap::new(),

@@ -1,13 +1,11 @@
 //! The instructions that move what lives on a disk.
 
-use bytemuck::cast_slice;
 use candle_core::{CpuStorage, DType};
-use half::bf16;
 use zero_optim::ExactSum;
 use zero_pipeline::{Item, SegmentId, Tier};
-use zero_tier::{AlignedBuffer, align};
+use zero_tier::{align, lies_on_pages};
 
-use crate::disk::Tile;
+use crate::disk::{MovingGradients, MovingShard, Tile};
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::threads::add_parameter_range;
@@ -23,24 +21,31 @@ impl Zero {
         match item {
             Item::Parameters { segment } => {
                 let place = disk.place(segment)?;
-                // In parts, each of which is given up as it is copied: a shard is never there twice.
-                let mut parts = vec![];
-                for part in place.parts() {
-                    let len = align((part.len() * place.width) as u64) as usize;
-                    let buffer = AlignedBuffer::zeroed(len)?;
-                    let at = place.parameters_at(0) + (part.start * place.width) as u64;
-                    parts.push((part.len(), disk.parameters()?.read(at, buffer, len)));
-                }
-                disk.shards.insert(segment, parts);
+                let (file, at) = (disk.parameters()?, place.parameters_at(0));
+                let shard = match self.dtype {
+                    DType::BF16 => MovingShard::Bf16(file.read_vec(at, place.elements)?),
+                    _ => MovingShard::F32(file.read_vec(at, place.elements)?),
+                };
+                disk.shards.insert(segment, shard);
                 self.ledger.add(Category::Staging, place.elements, place.width);
             }
             Item::Gradients { segment } => {
                 let place = disk.place(segment)?;
-                let len = align((place.elements * 4) as u64) as usize;
+                let (at, len) = (place.gradients_at(0), align((place.elements * 4) as u64) as usize);
                 if len > 0 {
-                    let buffer = disk.buffers.take(len)?;
-                    let pending = disk.optimizer()?.read(place.gradients_at(0), buffer, len);
-                    disk.moving.insert(item, pending);
+                    let sum = self.pool.take(place.elements);
+                    let moving = match lies_on_pages(&sum) {
+                        true => {
+                            self.ledger.add(Category::Gradients, sum.len(), 4);
+                            MovingGradients::Lent(disk.optimizer()?.read_over(at, sum)?)
+                        }
+                        false => {
+                            self.pool.give(sum);
+                            let buffer = disk.buffers.take(len)?;
+                            MovingGradients::Copied(disk.optimizer()?.read(at, buffer, len))
+                        }
+                    };
+                    disk.gradients.insert(segment, moving);
                 }
             }
             Item::Tile { segment, index } => {
@@ -79,30 +84,27 @@ impl Zero {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         match item {
             Item::Parameters { segment } => {
-                let elements = disk.place(segment)?.elements;
-                let parts = disk.shards.remove(&segment).ok_or_else(|| not_moving(item))?;
-                let is_bf16 = self.dtype == DType::BF16;
-                let mut rounded: Vec<bf16> = Vec::with_capacity(if is_bf16 { elements } else { 0 });
-                let mut values: Vec<f32> = Vec::with_capacity(if is_bf16 { 0 } else { elements });
-                for (elements, pending) in parts {
-                    let part = pending.wait()?;
-                    match is_bf16 {
-                        true => rounded.extend_from_slice(&cast_slice::<u8, bf16>(part.as_bytes())[..elements]),
-                        false => values.extend_from_slice(&part.as_f32()[..elements]),
-                    }
-                }
-                let shard = if is_bf16 { CpuStorage::BF16(rounded) } else { CpuStorage::F32(values) };
+                let shard = match disk.shards.remove(&segment).ok_or_else(|| not_moving(item))? {
+                    MovingShard::F32(pending) => CpuStorage::F32(pending.wait()?),
+                    MovingShard::Bf16(pending) => CpuStorage::BF16(pending.wait()?),
+                };
                 self.segments[segment].shard = Some(shard);
             }
             Item::Gradients { segment } => {
                 let elements = disk.place(segment)?.elements;
-                let buffer = disk.moving.remove(&item).map(|pending| pending.wait()).transpose()?;
-                let values = buffer.as_ref().map_or(&[][..], |buffer| &buffer.as_f32()[..elements]);
-                let mut sum = self.pool.take(elements);
-                sum.copy_from_slice(values);
-                self.ledger.add(Category::Gradients, elements, 4);
+                let sum = match disk.gradients.remove(&segment) {
+                    Some(MovingGradients::Lent(pending)) => pending.wait()?,
+                    Some(MovingGradients::Copied(pending)) => {
+                        let buffer = pending.wait()?;
+                        let mut sum = self.pool.take(elements);
+                        sum.copy_from_slice(&buffer.as_f32()[..elements]);
+                        self.ledger.add(Category::Gradients, elements, 4);
+                        disk.buffers.put(buffer);
+                        sum
+                    }
+                    None => vec![],
+                };
                 self.segments[segment].gradients.add(sum, drop);
-                buffer.into_iter().for_each(|buffer| disk.buffers.put(buffer));
             }
             Item::Tile { .. } => {
                 let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
@@ -157,11 +159,17 @@ impl Zero {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         let place = disk.place(id)?;
         let len = align((gradients.len() * 4) as u64) as usize;
+        if len > 0 && lies_on_pages(&gradients) {
+            self.ledger.add(Category::Staging, gradients.len(), 4);
+            let pending = disk.optimizer()?.write_vec(place.gradients_at(0), gradients)?;
+            disk.gradients.insert(id, MovingGradients::Lent(pending));
+            return Ok(());
+        }
         if len > 0 {
             let mut buffer = disk.buffers.take(len)?;
             buffer.as_f32_mut()[..gradients.len()].copy_from_slice(&gradients);
             let pending = disk.optimizer()?.write(place.gradients_at(0), buffer, len);
-            disk.moving.insert(Item::Gradients { segment: id }, pending);
+            disk.gradients.insert(id, MovingGradients::Copied(pending));
         }
         self.pool.give(gradients);
         Ok(())
@@ -173,13 +181,22 @@ impl Zero {
     /// What the disk says.
     pub fn await_offload(&mut self, item: Item) -> Result<(), ZeroError> {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
-        if let Item::Tile { .. } = item {
-            let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
-            let Tile { state, parameters, .. } = pending.map(|pending| Ok(pending.wait()?))?;
-            [state, parameters].into_iter().flatten().for_each(|buffer| disk.buffers.put(buffer));
-        } else if let Some(pending) = disk.moving.remove(&item) {
-            let buffer = pending.wait()?;
-            disk.buffers.put(buffer);
+        match item {
+            Item::Tile { .. } => {
+                let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+                let Tile { state, parameters, .. } = pending.map(|pending| Ok(pending.wait()?))?;
+                [state, parameters].into_iter().flatten().for_each(|buffer| disk.buffers.put(buffer));
+            }
+            Item::Gradients { segment } => match disk.gradients.remove(&segment) {
+                Some(MovingGradients::Lent(pending)) => {
+                    let gradients = pending.wait()?;
+                    self.ledger.remove(Category::Staging, gradients.len(), 4);
+                    self.pool.give(gradients);
+                }
+                Some(MovingGradients::Copied(pending)) => disk.buffers.put(pending.wait()?),
+                None => {}
+            },
+            Item::Parameters { .. } | Item::Activations { .. } => return Err(not_moving(item)),
         }
         self.count_buffers();
         Ok(())

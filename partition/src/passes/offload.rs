@@ -88,10 +88,13 @@ fn gradients(instructions: Vec<Instruction>, shape: &ModelShape) -> Vec<Instruct
     for instruction in instructions {
         match &instruction {
             Instruction::Reduce { segments, .. } => {
-                // What was written last had all the time of a backward.
-                settle(&mut written, &mut on_disk, &mut out);
+                let items = moved(segments);
+                // What is read again must have been written.
+                if items.iter().any(|item| written.contains(item)) {
+                    settle(&mut written, &mut on_disk, &mut out);
+                }
                 out.push(instruction.clone());
-                for item in moved(segments).into_iter().filter(|item| on_disk.contains(item)) {
+                for item in items.into_iter().filter(|item| on_disk.contains(item)) {
                     out.push(Instruction::Fetch { item });
                 }
             }
@@ -101,6 +104,8 @@ fn gradients(instructions: Vec<Instruction>, shape: &ModelShape) -> Vec<Instruct
                     out.push(Instruction::AwaitFetch { item });
                 }
                 out.push(instruction.clone());
+                // What was written last had all the time of a backward.
+                settle(&mut written, &mut on_disk, &mut out);
                 for item in items {
                     on_disk.retain(|other| *other != item);
                     out.push(Instruction::Offload { item });

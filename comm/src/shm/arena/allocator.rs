@@ -25,6 +25,11 @@ pub(super) const LARGE: usize = 256 * 1024;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SharedAllocator;
 
+impl SharedAllocator {
+    /// Bytes of the smallest allocation that begins at a multiple of 64 KiB.
+    pub const LARGE: usize = LARGE;
+}
+
 /// The arena, for what is to go there.
 fn arena_for(layout: Layout) -> Option<&'static Own> {
     if layout.size() >= LARGE && layout.align() <= UNIT { own() } else { None }

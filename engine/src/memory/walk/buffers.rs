@@ -88,7 +88,8 @@ impl Walk<'_> {
     }
 
     pub(super) fn scatters(&self, id: SegmentId) -> bool {
-        self.segment(id).placements.optimizer == Placement::Sharded && self.work.options.reduce_scatter
+        let is_sharded = self.segment(id).placements.optimizer == Placement::Sharded;
+        is_sharded && self.work.options.reduce_scatter && self.work.layout.ranks() > 1
     }
 
     pub(super) fn await_reduce(&mut self, id: SegmentId) {
@@ -119,6 +120,7 @@ impl Walk<'_> {
                     self.meter.free(category, elements * 2);
                 }
             }
+            (false, true) if shard == elements => self.add_up(id, shard),
             (false, true) => {
                 self.take(Category::Staging, shard);
                 self.give(Category::Staging, elements);
@@ -146,7 +148,15 @@ impl Walk<'_> {
         }
     }
 
+    /// Whether a gather of this segment is the only shard, as it came from the disk.
+    fn is_whole(&self, id: SegmentId) -> bool {
+        self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme
+    }
+
     pub(super) fn gather(&mut self, id: SegmentId) {
+        if self.is_whole(id) {
+            return;
+        }
         match self.is_bf16() {
             true => self.meter.add(Category::Staging, self.elements(id) * 2),
             false => self.take(Category::Staging, self.elements(id)),
@@ -154,8 +164,8 @@ impl Walk<'_> {
     }
 
     pub(super) fn await_gather(&mut self, id: SegmentId) {
-        let segment = self.segment(id);
-        if segment.tiers.parameters == Tier::Nvme {
+        let (segment, is_whole) = (self.segment(id), self.is_whole(id));
+        if segment.tiers.parameters == Tier::Nvme && !is_whole {
             self.meter.free(Category::Staging, self.shard(id) * self.work.width);
         }
         if segment.only_parameter().is_some() {
@@ -169,12 +179,18 @@ impl Walk<'_> {
             }
             false => {
                 pieces.into_iter().for_each(|elements| self.take(Category::Staging, elements));
-                self.give(Category::Staging, self.elements(id));
+                match is_whole {
+                    true => self.meter.free(Category::Staging, self.elements(id) * 4),
+                    false => self.give(Category::Staging, self.elements(id)),
+                }
             }
         }
     }
 
     pub(super) fn release(&mut self, id: SegmentId) {
+        if self.is_whole(id) && self.segment(id).only_parameter().is_some() {
+            return self.meter.free(Category::Staging, self.elements(id) * self.work.width);
+        }
         let pieces: Vec<u64> = self.segment(id).pieces.iter().map(|piece| piece.range.len() as u64).collect();
         for elements in pieces {
             match self.is_bf16() {

@@ -1,12 +1,43 @@
 //! Aligned buffers, through which goes what lives on a disk.
 
+use zero_comm::SharedAllocator;
 use zero_partition::{Category, disk_buffers};
 use zero_pipeline::{Item, Tier};
-use zero_tier::BufferPool;
+use zero_tier::{ALIGNMENT, BufferPool};
 
 use super::{Values, Walk};
 
+/// Whether so many bytes of a vector go to the disk and come from it where they are: in the binary's allocator they begin on a page.
+fn is_lent(bytes: u64) -> bool {
+    bytes >= SharedAllocator::LARGE as u64
+}
+
+/// The page through which the end of a vector goes that is no whole one.
+fn last_page(bytes: u64) -> Vec<u64> {
+    let page = ALIGNMENT as u64;
+    if bytes.is_multiple_of(page) { vec![] } else { vec![page] }
+}
+
 impl Walk<'_> {
+    /// [`last_page`], which is not kept.
+    fn page(&mut self, bytes: u64) -> Vec<u64> {
+        let page = last_page(bytes);
+        page.iter().for_each(|&bytes| self.meter.add(Category::Staging, bytes));
+        page
+    }
+
+    pub(super) fn await_offload(&mut self, item: Item) {
+        let moved = self.moving.remove(&item).unwrap_or_default();
+        match item {
+            Item::Activations { .. } => moved.into_iter().for_each(|class| self.kept_buffers.give(class)),
+            Item::Gradients { segment } if is_lent(self.shard(segment) * 4) => {
+                moved.into_iter().for_each(|bytes| self.meter.free(Category::Staging, bytes));
+                self.give(Category::Staging, self.shard(segment));
+            }
+            _ => moved.into_iter().for_each(|class| self.buffers.give(class)),
+        }
+    }
+
     /// An aligned buffer.
     pub(super) fn buffer(&mut self, bytes: u64) -> u64 {
         let class = BufferPool::size_class(bytes as usize) as u64;
@@ -29,10 +60,20 @@ impl Walk<'_> {
         }
         let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
         let classes = match item {
-            Item::Parameters { .. } => {
-                // Buffers of their own, which are not kept.
-                sizes.iter().for_each(|&bytes| self.meter.add(Category::Staging, bytes));
-                sizes
+            Item::Parameters { segment } => {
+                let bytes = self.shard(segment) * self.work.width;
+                if is_lent(bytes) {
+                    self.meter.add(Category::Staging, bytes);
+                    self.page(bytes)
+                } else {
+                    // Buffers of their own, which are not kept.
+                    sizes.iter().for_each(|&bytes| self.meter.add(Category::Staging, bytes));
+                    sizes
+                }
+            }
+            Item::Gradients { segment } if is_lent(self.shard(segment) * 4) => {
+                self.take(Category::Gradients, self.shard(segment));
+                self.page(self.shard(segment) * 4)
             }
             _ => sizes.into_iter().map(|bytes| self.buffer(bytes)).collect(),
         };
@@ -43,13 +84,19 @@ impl Walk<'_> {
         let moved = self.moving.remove(&item).unwrap_or_default();
         match item {
             Item::Parameters { segment } => {
-                self.meter.add(Category::Staging, self.shard(segment) * self.work.width);
+                let bytes = self.shard(segment) * self.work.width;
+                self.meter.add(Category::Staging, if is_lent(bytes) { 0 } else { bytes });
                 moved.into_iter().for_each(|bytes| self.meter.free(Category::Staging, bytes));
             }
             Item::Gradients { segment } => {
-                self.take(Category::Gradients, self.shard(segment));
                 self.sums[segment].push(0);
-                moved.into_iter().for_each(|class| self.buffers.give(class));
+                match is_lent(self.shard(segment) * 4) {
+                    true => moved.into_iter().for_each(|bytes| self.meter.free(Category::Staging, bytes)),
+                    false => {
+                        self.take(Category::Gradients, self.shard(segment));
+                        moved.into_iter().for_each(|class| self.buffers.give(class));
+                    }
+                }
             }
             Item::Tile { .. } => drop(self.tiles.insert(item, moved)),
             Item::Activations { layer, micro_batch } => {
@@ -79,6 +126,14 @@ impl Walk<'_> {
             Item::Gradients { segment } => {
                 self.settle(segment);
                 self.reduced[segment] = false;
+                let bytes = self.shard(segment) * 4;
+                if is_lent(bytes) {
+                    self.meter.free(Category::Gradients, bytes);
+                    self.meter.add(Category::Staging, bytes);
+                    let page = self.page(bytes);
+                    self.moving.insert(item, page);
+                    return;
+                }
                 let sizes =
                     disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
                 let classes = sizes.into_iter().map(|bytes| self.buffer(bytes)).collect();

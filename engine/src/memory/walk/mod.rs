@@ -240,12 +240,7 @@ impl<'a> Walk<'a> {
             Instruction::Fetch { item } => self.fetch(*item),
             Instruction::AwaitFetch { item } => self.await_fetch(*item),
             Instruction::Offload { item } => self.offload(*item),
-            Instruction::AwaitOffload { item } => {
-                let is_kept = matches!(item, Item::Activations { .. });
-                for class in self.moving.remove(item).unwrap_or_default() {
-                    if is_kept { self.kept_buffers.give(class) } else { self.buffers.give(class) }
-                }
-            }
+            Instruction::AwaitOffload { item } => self.await_offload(*item),
             Instruction::Send { message } => self.send(*message),
             Instruction::AwaitSend { message } => self.sent(*message),
             Instruction::Receive { message } => {

@@ -1,0 +1,207 @@
+//! Vectors on their way to or from the disk, without a copy where their elements begin on a page, as those of an allocator that
+//! aligns what is large do. Others go through aligned buffers, a part at a time.
+
+#![allow(unsafe_code)]
+
+use bytemuck::{Pod, cast_slice};
+
+use crate::buffer::{ALIGNMENT, AlignedBuffer, align};
+use crate::error::DiskError;
+use crate::file::SwapFile;
+use crate::loan::filled;
+use crate::queue::Pending;
+use crate::schedule::Direction;
+
+/// Bytes of the buffers through which a vector goes that does not begin on a page. Each is given up as it has been copied, so that
+/// no more is there twice.
+const PART: usize = 16 << 20;
+
+/// A vector that is being read or written.
+#[derive(Debug)]
+#[must_use = "a request that nobody waits for loses its vector and its error"]
+pub struct PendingVec<T> {
+    /// Elements of all of it.
+    len: usize,
+    way: Way<T>,
+}
+
+#[derive(Debug)]
+enum Way<T> {
+    /// Its whole pages where they are, and the bytes behind them through a page. Nobody has to write what was read.
+    Lent { direction: Direction, pages: Pending<Vec<T>>, rest: Option<Pending> },
+    /// Into buffers that are to be copied.
+    Copied(Vec<Pending>),
+}
+
+/// Whether a vector's elements are read and written where they are.
+#[must_use]
+pub fn lies_on_pages<T>(values: &[T]) -> bool {
+    (values.as_ptr() as usize).is_multiple_of(ALIGNMENT)
+}
+
+impl SwapFile {
+    /// Reads `len` elements at `at`, a multiple of [`ALIGNMENT`], into a new vector.
+    ///
+    /// # Errors
+    /// There is no memory for it. Everything else is an error of the [`PendingVec`].
+    pub fn read_vec<T: Pod + Send>(&self, at: u64, len: usize) -> Result<PendingVec<T>, DiskError> {
+        let bytes = len * size_of::<T>();
+        let values = room::<T>(len)?;
+        if lies_on_pages(&values) {
+            return self.read_pages(at, values, len);
+        }
+        drop(values);
+        let read = |start: usize| {
+            let part = align(PART.min(bytes - start) as u64) as usize;
+            Ok(self.read(at + start as u64, AlignedBuffer::zeroed(part)?, part))
+        };
+        let parts = (0..bytes).step_by(PART).map(read).collect::<Result<_, DiskError>>()?;
+        Ok(PendingVec { len, way: Way::Copied(parts) })
+    }
+
+    /// Reads a vector that [`lies_on_pages`] anew from `at`, a multiple of [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// There is no memory for its last page. Everything else is an error of the [`PendingVec`].
+    pub fn read_over<T: Pod + Send>(&self, at: u64, values: Vec<T>) -> Result<PendingVec<T>, DiskError> {
+        let len = values.len();
+        self.read_pages(at, values, len)
+    }
+
+    fn read_pages<T: Pod + Send>(&self, at: u64, values: Vec<T>, len: usize) -> Result<PendingVec<T>, DiskError> {
+        let bytes = len * size_of::<T>();
+        let whole = bytes / ALIGNMENT * ALIGNMENT;
+        let page = (whole < bytes).then(|| AlignedBuffer::zeroed(ALIGNMENT)).transpose()?;
+        let pages = self.lend(Direction::Read, at, values, whole);
+        let rest = page.map(|page| self.read(at + whole as u64, page, ALIGNMENT));
+        Ok(PendingVec { len, way: Way::Lent { direction: Direction::Read, pages, rest } })
+    }
+
+    /// Writes a vector that [`lies_on_pages`] at `at`, a multiple of [`ALIGNMENT`]. Zeros fill its last page on the disk.
+    ///
+    /// # Errors
+    /// There is no memory for its last page. Everything else is an error of the [`PendingVec`].
+    pub fn write_vec<T: Pod + Send>(&self, at: u64, values: Vec<T>) -> Result<PendingVec<T>, DiskError> {
+        let len = values.len();
+        let bytes: &[u8] = cast_slice(&values);
+        let whole = bytes.len() / ALIGNMENT * ALIGNMENT;
+        let rest = &bytes[whole..];
+        let page = (!rest.is_empty()).then(|| AlignedBuffer::zeroed(ALIGNMENT)).transpose()?;
+        let rest = page.map(|mut page| {
+            page.as_bytes_mut()[..rest.len()].copy_from_slice(rest);
+            self.write(at + whole as u64, page, ALIGNMENT)
+        });
+        let pages = self.lend(Direction::Write, at, values, whole);
+        Ok(PendingVec { len, way: Way::Lent { direction: Direction::Write, pages, rest } })
+    }
+}
+
+impl<T: Pod + Send> PendingVec<T> {
+    /// Blocks until the request is done or has failed.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    pub fn wait(self) -> Result<Vec<T>, DiskError> {
+        match self.way {
+            Way::Lent { direction, pages, rest } => {
+                let values = pages.wait()?;
+                let rest = rest.map(Pending::wait).transpose()?;
+                match direction {
+                    Direction::Write => Ok(values),
+                    Direction::Read => Ok(complete(values, self.len, rest)),
+                }
+            }
+            Way::Copied(parts) => {
+                let mut values = room::<T>(self.len)?;
+                for pending in parts {
+                    let part = pending.wait()?;
+                    let left = (self.len - values.len()).min(PART / size_of::<T>());
+                    values.extend_from_slice(&cast_slice(part.as_bytes())[..left]);
+                }
+                Ok(values)
+            }
+        }
+    }
+}
+
+/// A vector whose whole pages were read, with the elements behind them.
+fn complete<T: Pod>(values: Vec<T>, len: usize, rest: Option<AlignedBuffer>) -> Vec<T> {
+    let whole = len * size_of::<T>() / ALIGNMENT * ALIGNMENT;
+    // SAFETY: the request for these pages has succeeded, and a page is a whole number of elements.
+    let mut values = unsafe { filled(values, whole / size_of::<T>()) };
+    if let Some(rest) = rest {
+        values.extend_from_slice(&cast_slice(rest.as_bytes())[..len - values.len()]);
+    }
+    values
+}
+
+fn room<T>(len: usize) -> Result<Vec<T>, DiskError> {
+    let mut values = vec![];
+    let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+    values.try_reserve_exact(len).map_err(|_| DiskError::Memory { bytes })?;
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+
+    /// Some of which begin on a page, and some not.
+    fn vectors(len: usize) -> Vec<Vec<f32>> {
+        (0..3).map(|seed| (0..len).map(|i| (i * 7 + seed) as f32).collect()).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_through_either_way() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for io_uring in [true, false] {
+            let options = Options { io_uring, block_size: 8192, ..Options::default() };
+            for len in [0, 1, 1023, 1024, 5000, (PART / 4) + 3] {
+                let room = align(len as u64 * 4);
+                let file = SwapFile::create(folder.path(), room + 4096, &options).expect("a file");
+                for values in vectors(len) {
+                    let mut page = AlignedBuffer::zeroed(room as usize).expect("memory");
+                    page.as_f32_mut()[..len].copy_from_slice(&values);
+                    page.set_len(room as usize);
+                    file.write(4096, page, room as usize).wait().expect("written");
+                    assert!(file.read_vec::<f32>(4096, len).expect("memory").wait().expect("read") == values);
+                }
+            }
+        }
+    }
+
+    /// A vector whose elements begin on a page, whatever the allocator: from a page's own.
+    fn on_pages(len: usize) -> Option<Vec<f32>> {
+        // Large ones of the system's allocator begin 16 bytes behind a page, small ones somewhere: one of many does on a page.
+        (0..4096).map(|_| vec![0.0; len]).collect::<Vec<_>>().into_iter().find(|values| lies_on_pages(values))
+    }
+
+    #[test]
+    fn what_lies_on_pages_is_lent_and_comes_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = SwapFile::create(folder.path(), 1 << 20, &Options::default()).expect("a file");
+        let mut tried = 0;
+        for len in [1024, 1030, 2048, 3001] {
+            let Some(mut values) = on_pages(len) else { continue };
+            tried += 1;
+            values.iter_mut().enumerate().for_each(|(i, value)| *value = i as f32);
+            let (at, expected) = (values.as_ptr(), values.clone());
+            let mut values = file.write_vec(8192, values).expect("memory").wait().expect("written");
+            assert!(values.as_ptr() == at && values == expected);
+            values.fill(7.0);
+            let values = file.read_over(8192, values).expect("memory").wait().expect("read");
+            assert!(values.as_ptr() == at && values == expected);
+        }
+        assert!(tried > 0, "no vector began on a page");
+    }
+
+    #[test]
+    fn errors_are_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = SwapFile::create(folder.path(), 8192, &Options::default()).expect("a file");
+        let beyond = file.read_vec::<f32>(4096, 3000).expect("memory").wait().expect_err("beyond the end").to_string();
+        assert!(beyond.contains("lie beyond its 8192 bytes"), "{beyond}");
+        assert!(file.read_vec::<u8>(0, usize::MAX).is_err());
+    }
+}
