@@ -71,7 +71,7 @@ pub(crate) fn ops(repeats: usize) -> anyhow::Result<u8> {
                 let mut rows = BTreeMap::new();
                 (case.run)()?;
                 for _ in 0..repeats {
-                    measure_once(&case, &mut rows)?;
+                    measure_once(&case, dtype, &mut rows)?;
                 }
                 rows.iter().for_each(|(name, row)| print(name, row));
             }
@@ -80,8 +80,8 @@ pub(crate) fn ops(repeats: usize) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn measure_once(case: &Case, rows: &mut BTreeMap<String, Row>) -> Result<()> {
-    let peak = peak();
+fn measure_once(case: &Case, dtype: DType, rows: &mut BTreeMap<String, Row>) -> Result<()> {
+    let peak = peak(dtype);
     measure::start();
     let outcome = (case.run)();
     let measured = measure::finish();

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use candle_core::DType;
 use zero_comm::bench::median;
 use zero_model::ops::measure::{self, Measured};
 use zero_train::Lane;
@@ -22,11 +23,12 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     for _ in 0..WARM_UP {
         subject.step()?;
     }
+    let dtype = if config.bf16.enabled { DType::BF16 } else { DType::F32 };
     let lanes = |subject: &zero_train::train::Steps| Lane::ALL.map(|lane| subject.engine().timing().seconds(lane));
     let (before, mut peaks, mut whole) = (lanes(&subject), vec![], Duration::ZERO);
     measure::start();
     for _ in 0..steps {
-        peaks.push(peak());
+        peaks.push(peak(dtype));
         // So that the first collective does not wait for a rank whose loop took longer.
         comm.barrier().wait()?;
         whole += subject.step()?.duration;
@@ -87,11 +89,11 @@ fn print(operations: &[Measured], lanes: [(Lane, f64); Lane::ALL.len()], whole: 
     }
 }
 
-/// FLOP/s of one thread that does nothing but multiply and add in registers.
-pub(super) fn peak() -> f64 {
+/// FLOP/s of one thread that does nothing but multiply and add in registers, as products of this dtype do.
+pub(super) fn peak(dtype: DType) -> f64 {
     let times = |rounds| {
         let started = Instant::now();
-        let flops = measure::register_flops(rounds);
+        let flops = measure::register_flops(dtype, rounds);
         (flops, started.elapsed())
     };
     let (runs, rounds) = (5, 40_000);

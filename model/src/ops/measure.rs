@@ -8,6 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use candle_core::DType;
+
 use super::kernel::Isa;
 use super::kernel::lanes::Level;
 
@@ -116,10 +118,16 @@ impl Drop for Scope {
 /// Chains of multiply-adds side by side: more than it takes to hide what each waits for the one before.
 const CHAINS: usize = 12;
 
-/// Multiply-adds that stay in registers, on the instruction set that products use: returns how many floating-point operations
-/// that was.
-pub fn register_flops(rounds: usize) -> f64 {
+/// Multiply-adds that stay in registers, on the instruction set that products of operands of this dtype use: returns how many
+/// floating-point operations that was.
+pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
     let factor = std::hint::black_box(0.999_9);
+    #[cfg(target_arch = "x86_64")]
+    if dtype == DType::BF16 && super::product::pairs_pay() {
+        // SAFETY: pairs pay where the processor has what they need.
+        std::hint::black_box(unsafe { x86::chains_of_pairs(rounds, factor) });
+        return 2.0 * (rounds * CHAINS * 32) as f64;
+    }
     let (sum, lanes) = match Isa::best().0 {
         Level::Baseline => (chains(rounds, factor), 1),
         // SAFETY: an `Isa` of this level is only made after these features were detected.
@@ -157,6 +165,18 @@ mod x86 {
             }
         }
         sums.into_iter().map(|sum| _mm256_cvtss_f32(sum)).sum()
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) fn chains_of_pairs(rounds: usize, factor: f32) -> f32 {
+        let factor = _mm512_cvtne2ps_pbh(_mm512_set1_ps(factor), _mm512_set1_ps(factor));
+        let mut sums = [_mm512_set1_ps(1.0); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sum| _mm512_cvtss_f32(sum)).sum()
     }
 
     #[target_feature(enable = "avx512f")]
@@ -197,7 +217,9 @@ mod tests {
 
     #[test]
     fn more_rounds_are_more_work() {
-        let one = register_flops(1);
-        assert!(one >= 24.0 && register_flops(10) == 10.0 * one);
+        for dtype in [DType::F32, DType::BF16] {
+            let one = register_flops(dtype, 1);
+            assert!(one >= 24.0 && register_flops(dtype, 10) == 10.0 * one);
+        }
     }
 }

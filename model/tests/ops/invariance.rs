@@ -108,19 +108,23 @@ fn gradients_of_rows_do_not_depend_on_the_rest_of_the_batch() {
 
 #[test]
 fn a_linear_map_with_gelu_is_the_two_after_each_other() {
-    let inputs = [normal("x", &[5, 3, 40]), normal("w", &[40, 70]), normal("b", &[70])];
-    let conv = |t: &[Tensor]| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone());
-    let (y, grads) = run(&inputs, |t| conv(t).forward_gelu(&t[0]));
-    let (want, grads_want) = run(&inputs, |t| ops::gelu(&conv(t).forward(&t[0])?));
-    same_bits("result", &y, &want);
-    for (i, (got, want)) in grads.iter().zip(&grads_want).enumerate() {
-        same_bits(&format!("gradient {i}"), got, want);
+    for dtype in [DType::F32, DType::BF16] {
+        let inputs = [normal("x", &[5, 3, 40]), normal("w", &[40, 70]), normal("b", &[70])];
+        let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
+        let conv = |t: &[Tensor]| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone());
+        let (y, grads) = run(&inputs, |t| conv(t).forward_gelu(&t[0]));
+        let (want, grads_want) = run(&inputs, |t| ops::gelu(&conv(t).forward(&t[0])?));
+        same_bits(&format!("{dtype:?}: result"), &y, &want);
+        for (i, (got, want)) in grads.iter().zip(&grads_want).enumerate() {
+            same_bits(&format!("{dtype:?}: gradient {i}"), got, want);
+        }
     }
 }
 
 #[test]
 fn bf16_is_f32_rounded_once() {
-    for (name, inputs, _, op) in all(2) {
+    // Two operations in one round twice.
+    for (name, inputs, _, op) in all(2).into_iter().filter(|(name, ..)| *name != "linear and gelu") {
         let narrow: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(DType::BF16).unwrap()).collect();
         let wide: Vec<Tensor> = narrow.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();
         let (y, grads) = run(&narrow, &op);

@@ -27,6 +27,7 @@ use super::{measure, team};
 use blocks::{LONGEST, Out, To, block};
 pub(crate) use blocks::{ROOM, make_room};
 use half::bf16;
+pub(crate) use pairs::pay as pairs_pay;
 pub(crate) use panels::{FewRows, Panels, Target};
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
@@ -235,7 +236,7 @@ unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>
     let _timed = measure::product([&left, &right].map(Matrix::is_transposed), left.rows, right.columns, left.columns);
     let grid = Grid::new(&left, right.columns, threads);
     let out = Out { start, to, stride: right.columns };
-    let pairs = pairs::pay() && [left.data, right.data].iter().all(|data| matches!(data, Elements::Bf16(_)));
+    let pairs = pairs_pay() && [left.data, right.data].iter().all(|data| matches!(data, Elements::Bf16(_)));
     team::run(grid.parts(), &|part| {
         let (rows, columns) = grid.part(part);
         // SAFETY: the parts of a grid are disjoint and inside of the output, which is the caller's to give.

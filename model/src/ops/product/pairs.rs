@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 /// Whether pairs are faster than widened terms here. By who made the processor, not by a measurement: all ranks must come to
 /// the same answer. AMD's do as many pairs a cycle as f32 terms, Intel's half as many.
-pub(super) fn pay() -> bool {
+pub(crate) fn pay() -> bool {
     static PAY: LazyLock<bool> = LazyLock::new(|| {
         #[cfg(target_arch = "x86_64")]
         {
