@@ -138,6 +138,8 @@ pub(crate) struct Inquest<'a> {
     asked: BTreeMap<usize, Instant>,
     /// When this rank last looked after the operation.
     looked: Instant,
+    /// Whether somebody was blamed.
+    closed: bool,
 }
 
 /// A rank that waits looks every [`SLICE`]. One that did not look for this long was not running, and perhaps no other was: the
@@ -148,7 +150,18 @@ impl<'a> Inquest<'a> {
     pub(crate) fn new(health: &'a Health, topic: &'a Topic, deadline: Deadline) -> Inquest<'a> {
         let (begun, patience) = (Instant::now(), deadline.timeout / 4);
         let asked = BTreeMap::new();
-        Inquest { health, topic, begun, deadline, up: None, patience, public: false, asked, looked: begun }
+        Inquest {
+            health,
+            topic,
+            begun,
+            deadline,
+            up: None,
+            patience,
+            public: false,
+            asked,
+            looked: begun,
+            closed: false,
+        }
     }
 
     /// Leaves word that this rank waits, and asks when it has waited long. To be called every now and then.
@@ -191,6 +204,7 @@ impl<'a> Inquest<'a> {
         if !over && chain.iter().any(|(rank, _)| !asked(*rank)) {
             return None;
         }
+        self.closed = true;
         let idle = chain.iter().find(|(_, answer)| *answer == Some(Whereabouts::Elsewhere));
         silent.or(idle).map(|(rank, _)| *rank).or(waits.first().copied()).or(Some(self.health.rank))
     }
@@ -230,7 +244,11 @@ impl<'a> Inquest<'a> {
 impl Drop for Inquest<'_> {
     fn drop(&mut self) {
         if self.public {
-            lock(&self.health.desk.waiting).remove(&self.topic.id);
+            // Where the job has ended, this rank waits for as long as it lives: who has not heard of the end yet and asks must
+            // not take it for idle.
+            if !self.closed && self.health.check().is_ok() {
+                lock(&self.health.desk.waiting).remove(&self.topic.id);
+            }
             lock(&self.health.desk.answers).retain(|(topic, _), _| *topic != self.topic.id);
         }
     }
@@ -277,5 +295,25 @@ mod tests {
             }
         };
         assert_eq!(blamed, 2);
+    }
+
+    /// A rank whose operation was given up answers until its process ends. Others may ask before they hear of the end.
+    #[test]
+    fn who_has_given_up_is_not_idle() {
+        for blames in [true, false] {
+            let health = Health::new(0, Board::new(3), Arc::default(), None);
+            let audience = Arc::<Audience>::default();
+            let topic = Topic::collectives(7, &audience);
+            let _seat = Arc::clone(&audience).sit_down();
+            let deadline = Deadline { started: Instant::now(), timeout: Duration::from_millis(200) };
+            let mut inquest = Inquest::new(&health, &topic, deadline);
+            while blames && inquest.verdict(&[1]).is_none() || !inquest.public {
+                inquest.pursue(&[1]);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            drop(inquest);
+            let left = health.desk.whereabouts(topic.id);
+            assert_eq!(left == Whereabouts::Waiting(vec![1]), blames, "{left:?}");
+        }
     }
 }
