@@ -8,7 +8,8 @@
 //!   whole, bit for bit.
 //! - **The bits do not depend on the number of threads or on the instruction set.** Rows are split over threads, sums
 //!   over rows go through blocks of a fixed size in a fixed order, and one generic kernel is compiled for each
-//!   instruction set.
+//!   instruction set. One exception: products of two bf16 operands take numbers below 2⁻¹²⁶ for zero on processors that
+//!   multiply bf16 in pairs, and not on others.
 //! - **A parameter's gradient goes straight to [`crate::sink`]** where one is installed, in f32; a frozen parameter
 //!   costs nothing.
 //!
