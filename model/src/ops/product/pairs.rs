@@ -101,30 +101,22 @@ vectorised! {
 /// Deals each two lines out over the panels, `N` words to each.
 #[inline(always)]
 fn spread<const N: usize>(data: &[bf16], lines: Lines, out: &mut [f32]) {
-    let line = |number: usize| &data[number * lines.stride..][lines.part.clone()];
-    let end = lines.numbers.end;
+    let line = |number: usize| data[number * lines.stride..][lines.part.clone()].as_chunks::<N>();
+    let (end, zeros) = (lines.numbers.end, [bf16::ZERO; N]);
     for (to, number) in lines.numbers.step_by(2).enumerate() {
-        let (whole, rest) = line(number).as_chunks::<N>();
-        let place = |index: usize| index * lines.panel + to * N;
-        if number + 1 == end {
-            for (index, part) in whole.iter().enumerate() {
-                for (out, earlier) in out[place(index)..][..N].iter_mut().zip(part) {
-                    *out = pair(*earlier, bf16::ZERO);
-                }
-            }
-            for (i, earlier) in rest.iter().enumerate() {
-                out[place(whole.len()) + i] = pair(*earlier, bf16::ZERO);
-            }
-            return;
-        }
-        let (next, next_rest) = line(number + 1).as_chunks::<N>();
-        for (index, (part, next)) in whole.iter().zip(next).enumerate() {
-            for ((out, earlier), later) in out[place(index)..][..N].iter_mut().zip(part).zip(next) {
+        let (whole, rest) = line(number);
+        // The last line may have no partner.
+        let next = (number + 1 < end).then(|| line(number + 1));
+        let (next, next_rest) = next.unwrap_or((&[], &zeros[..rest.len()]));
+        for (index, part) in whole.iter().enumerate() {
+            let next = next.get(index).unwrap_or(&zeros);
+            let out = &mut out[index * lines.panel + to * N..][..N];
+            for ((out, earlier), later) in out.iter_mut().zip(part).zip(next) {
                 *out = pair(*earlier, *later);
             }
         }
         for (i, (earlier, later)) in rest.iter().zip(next_rest).enumerate() {
-            out[place(whole.len()) + i] = pair(*earlier, *later);
+            out[whole.len() * lines.panel + to * N + i] = pair(*earlier, *later);
         }
     }
 }

@@ -168,88 +168,66 @@ mod x86 {
         }
     }
 
-    /// `R` rows and `V` registers of columns, the last of which may be partly used.
-    ///
-    /// # Safety
-    /// As [`Tile::compute`].
-    #[target_feature(enable = "avx512f")]
-    unsafe fn avx512<const R: usize, const V: usize>(t: Tile) {
-        let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
-        let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
-        let mut sums = [[_mm512_setzero_ps(); V]; R];
-        // SAFETY: the caller's promise; what is outside of the tile is masked.
-        unsafe {
-            if !t.start.is_null() {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    for (v, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm512_maskz_loadu_ps(mask(v), t.start.add(r * t.start_rows + v * 16));
+    /// Declares the loop of a tile in AVX-512 registers: what a word of the left operand and a row of the right one add to a sum is all
+    /// that differs.
+    macro_rules! tile {
+        ($(#[$attr:meta])* $name:ident, $features:literal, |$word:ident, $row:ident, $sum:ident| $step:expr) => {
+            $(#[$attr])*
+            #[target_feature(enable = $features)]
+            unsafe fn $name<const R: usize, const V: usize>(t: Tile) {
+                let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
+                let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
+                let mut sums = [[_mm512_setzero_ps(); V]; R];
+                // SAFETY: the caller's promise; what is outside of the tile is masked.
+                unsafe {
+                    if !t.start.is_null() {
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            for (v, sum) in sums.iter_mut().enumerate() {
+                                *sum = _mm512_maskz_loadu_ps(mask(v), t.start.add(r * t.start_rows + v * 16));
+                            }
+                        }
+                    }
+                    let (mut left, mut right) = (t.left, t.right);
+                    for _ in 0..t.depth {
+                        let mut row = [_mm512_setzero_ps(); V];
+                        for (v, row) in row.iter_mut().enumerate() {
+                            *row = _mm512_loadu_ps(right.add(v * 16));
+                            _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD * COLUMNS + v * 16).cast());
+                        }
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let $word = _mm512_set1_ps(*left.add(r * t.left_rows));
+                            for (sum, $row) in sums.iter_mut().zip(row) {
+                                let $sum = *sum;
+                                *sum = $step;
+                            }
+                        }
+                        left = left.wrapping_add(t.left_step);
+                        right = right.wrapping_add(COLUMNS);
+                    }
+                    for (r, sums) in sums.iter().enumerate() {
+                        for (v, sum) in sums.iter().enumerate() {
+                            _mm512_mask_storeu_ps(t.out.add(r * t.out_rows + v * 16), mask(v), *sum);
+                        }
                     }
                 }
             }
-            let (mut left, mut right) = (t.left, t.right);
-            for _ in 0..t.depth {
-                let mut row = [_mm512_setzero_ps(); V];
-                for (v, row) in row.iter_mut().enumerate() {
-                    *row = _mm512_loadu_ps(right.add(v * 16));
-                    _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD * COLUMNS + v * 16).cast());
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = _mm512_set1_ps(*left.add(r * t.left_rows));
-                    for (sum, row) in sums.iter_mut().zip(row) {
-                        *sum = _mm512_fmadd_ps(x, row, *sum);
-                    }
-                }
-                left = left.wrapping_add(t.left_step);
-                right = right.wrapping_add(COLUMNS);
-            }
-            for (r, sums) in sums.iter().enumerate() {
-                for (v, sum) in sums.iter().enumerate() {
-                    _mm512_mask_storeu_ps(t.out.add(r * t.out_rows + v * 16), mask(v), *sum);
-                }
-            }
-        }
+        };
     }
 
-    /// [`avx512`] for words that are pairs of bf16.
-    ///
-    /// # Safety
-    /// As [`Tile::compute_pairs`].
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn avx512_bf16<const R: usize, const V: usize>(t: Tile) {
-        let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
-        let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
-        let mut sums = [[_mm512_setzero_ps(); V]; R];
-        // SAFETY: the caller's promise; what is outside of the tile is masked.
-        unsafe {
-            if !t.start.is_null() {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    for (v, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm512_maskz_loadu_ps(mask(v), t.start.add(r * t.start_rows + v * 16));
-                    }
-                }
-            }
-            let (mut left, mut right) = (t.left, t.right);
-            for _ in 0..t.depth {
-                let mut row = [_mm512_setzero_ps(); V];
-                for (v, row) in row.iter_mut().enumerate() {
-                    *row = _mm512_loadu_ps(right.add(v * 16));
-                    _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD * COLUMNS + v * 16).cast());
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = pairs(_mm512_set1_ps(*left.add(r * t.left_rows)));
-                    for (sum, row) in sums.iter_mut().zip(row) {
-                        *sum = _mm512_dpbf16_ps(*sum, x, pairs(row));
-                    }
-                }
-                left = left.wrapping_add(t.left_step);
-                right = right.wrapping_add(COLUMNS);
-            }
-            for (r, sums) in sums.iter().enumerate() {
-                for (v, sum) in sums.iter().enumerate() {
-                    _mm512_mask_storeu_ps(t.out.add(r * t.out_rows + v * 16), mask(v), *sum);
-                }
-            }
-        }
+    tile! {
+        /// `R` rows and `V` registers of columns, the last of which may be partly used.
+        ///
+        /// # Safety
+        /// As [`Tile::compute`].
+        avx512, "avx512f", |word, row, sum| _mm512_fmadd_ps(word, row, sum)
+    }
+
+    tile! {
+        /// [`avx512`] for words that are pairs of bf16.
+        ///
+        /// # Safety
+        /// As [`Tile::compute_pairs`].
+        avx512_bf16, "avx512f,avx512bf16", |word, row, sum| _mm512_dpbf16_ps(sum, pairs(word), pairs(row))
     }
 
     #[inline]
