@@ -71,15 +71,14 @@ pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     if in_graph() {
         return x.apply_op2(y, op);
     }
-    let output = {
+    let result = {
         let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
         let (Storage::Cpu(xs), Storage::Cpu(ys)) = (&*xs, &*ys) else {
             bail!("{}: not implemented on this device", op.name())
         };
-        made(op.cpu_fwd(xs, xl, ys, yl)?)
+        op.cpu_fwd(xs, xl, ys, yl)?
     };
-    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
-    Ok(output)
+    Ok(applied2([x, y], op, result))
 }
 
 /// [`apply2`] of an operation of which only the costs are wanted.
@@ -104,15 +103,14 @@ pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     if in_graph() {
         return x.apply_op3(y, z, op);
     }
-    let output = {
+    let result = {
         let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
         let (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) = (&*xs, &*ys, &*zs) else {
             bail!("{}: not implemented on this device", op.name())
         };
-        made(op.cpu_fwd(xs, xl, ys, yl, zs, zl)?)
+        op.cpu_fwd(xs, xl, ys, yl, zs, zl)?
     };
-    record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
-    Ok(output)
+    Ok(applied3([x, y, z], op, result))
 }
 
 /// x + y of one shape: a residual connection.
@@ -141,9 +139,9 @@ pub(super) fn summed(x: &Tensor, y: &Tensor, values: CpuStorage) -> Tensor {
 pub(super) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
-    values: CpuStorage,
+    result: (CpuStorage, Shape),
 ) -> Tensor {
-    let output = made((values, x.shape().clone()));
+    let output = made(result);
     record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
     output
 }
@@ -152,9 +150,9 @@ pub(super) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
 pub(super) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     [x, y, z]: [&Tensor; 3],
     op: C,
-    values: CpuStorage,
+    result: (CpuStorage, Shape),
 ) -> Tensor {
-    let output = made((values, x.shape().clone()));
+    let output = made(result);
     record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
     output
 }

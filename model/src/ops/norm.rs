@@ -57,7 +57,7 @@ impl LayerNorm {
             branch,
             |sums, normals| kernel::layer_norm(Isa::best(), sums, &w, &b, self.eps, normals),
             |total| self.forward(total),
-            |total, values| applied3([total, &self.weight, &self.bias], op, values),
+            |total, values| applied3([total, &self.weight, &self.bias], op, (values, total.shape().clone())),
         )
     }
 }
@@ -106,7 +106,7 @@ impl RmsNorm {
             branch,
             |sums, normals| kernel::rms_norm(Isa::best(), sums, &w, self.eps, normals),
             |total| self.forward(total),
-            |total, values| applied2([total, &self.weight], op, values),
+            |total, values| applied2([total, &self.weight], op, (values, total.shape().clone())),
         )
     }
 }
