@@ -85,10 +85,11 @@ impl Found {
         let shape = subject.layout.shape();
         let keys: Vec<_> = (0..shape.layers.len()).map(|layer| key(subject, forms, layer)).collect();
         let steps = ranks.iter().map(|done| by_step(done).count()).min().unwrap_or(0);
+        let warming_up = WARM_UP.min(steps.saturating_sub(1));
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.arrangement.mesh.coordinates(rank).stage];
-            for (step, done) in by_step(done).enumerate().skip(WARM_UP.min(steps.saturating_sub(1))) {
+            for (step, done) in by_step(done).enumerate().skip(warming_up) {
                 // Seconds and elements of a step.
                 let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
                 for one in done {
@@ -128,7 +129,7 @@ impl Found {
             }
         }
         let elements = in_norm(subject).max(1) as f64;
-        let norms = norms.into_iter().skip(WARM_UP.min(steps.saturating_sub(1)));
+        let norms = norms.into_iter().skip(warming_up);
         found.times.insert("gradient_norm", norms.map(|(last, end)| (end - last).max(0.0) / elements).collect());
         found
     }

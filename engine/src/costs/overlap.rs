@@ -1,5 +1,7 @@
 //! Whether to communicate while computing: a step is simulated both ways.
 
+use std::path::Path;
+
 use zero_comm::{Buffer, Communicator};
 use zero_config::Config;
 use zero_model::Model;
@@ -23,12 +25,20 @@ pub(crate) struct Choice {
 /// A difference that decides nothing: what figures of a table are good to, at best.
 const SAME: f64 = 0.002;
 
+/// The table that the choice is left to.
+fn deciding(config: &Config) -> Option<&Path> {
+    match config.zero.overlap_comm {
+        None => config.training.cost_table.as_deref(),
+        Some(_) => None,
+    }
+}
+
 /// Chooses, where the configuration leaves it to a table; `None` where it does not.
 ///
 /// # Errors
 /// A table that cannot be read, or a model that cannot be cut.
 pub(crate) fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
-    let (None, Some(path)) = (config.zero.overlap_comm, &config.training.cost_table) else { return Ok(None) };
+    let Some(path) = deciding(config) else { return Ok(None) };
     let table = CostTable::read(path)?;
     let default = Settings::new(config)?.passes.gather.overlap;
     let mut seconds = [0.0; 2];
@@ -68,7 +78,7 @@ pub(crate) fn chosen_by_the_first(
     cut: Option<&CutCosts>,
     comm: &dyn Communicator,
 ) -> Result<Option<Choice>, Error> {
-    if config.zero.overlap_comm.is_some() || config.training.cost_table.is_none() {
+    if deciding(config).is_none() {
         return Ok(None);
     }
     let own = match comm.rank() {

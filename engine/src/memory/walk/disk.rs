@@ -12,18 +12,15 @@ fn is_lent(bytes: u64) -> bool {
     bytes >= SharedAllocator::LARGE as u64
 }
 
-/// The page through which the end of a vector goes that is no whole one.
-fn last_page(bytes: u64) -> Vec<u64> {
-    let page = ALIGNMENT as u64;
-    if bytes.is_multiple_of(page) { vec![] } else { vec![page] }
-}
-
 impl Walk<'_> {
-    /// [`last_page`], which is not kept.
+    /// The page through which the end of a vector goes that is no whole one. It is not kept.
     fn page(&mut self, bytes: u64) -> Vec<u64> {
-        let page = last_page(bytes);
-        page.iter().for_each(|&bytes| self.meter.add(Category::Staging, bytes));
-        page
+        let page = ALIGNMENT as u64;
+        if bytes.is_multiple_of(page) {
+            return vec![];
+        }
+        self.meter.add(Category::Staging, page);
+        vec![page]
     }
 
     pub(super) fn await_offload(&mut self, item: Item) {
