@@ -12,6 +12,8 @@ use candle_core::DType;
 
 use super::kernel::Isa;
 use super::kernel::lanes::Level;
+#[cfg(target_arch = "x86_64")]
+use super::product::Bf16Units;
 
 /// What one kind of operation took.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,10 +125,14 @@ const CHAINS: usize = 12;
 pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
     let factor = std::hint::black_box(0.999_9);
     #[cfg(target_arch = "x86_64")]
-    if dtype == DType::BF16 && super::product::pairs_pay() {
-        // SAFETY: pairs pay where the processor has what they need.
-        std::hint::black_box(unsafe { x86::chains_of_pairs(rounds, factor) });
-        return 2.0 * (rounds * CHAINS * 32) as f64;
+    match Bf16Units::best() {
+        Bf16Units::Squares if dtype == DType::BF16 => return super::product::squares_in_registers(rounds),
+        Bf16Units::Pairs if dtype == DType::BF16 => {
+            // SAFETY: pairs are chosen where the processor has what they need.
+            std::hint::black_box(unsafe { x86::chains_of_pairs(rounds, factor) });
+            return 2.0 * (rounds * CHAINS * 32) as f64;
+        }
+        _ => {}
     }
     let (sum, lanes) = match Isa::best().0 {
         Level::Baseline => (chains(rounds, factor), 1),

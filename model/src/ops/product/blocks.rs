@@ -1,9 +1,10 @@
 //! The loops of a product around its innermost one: blocks that fit the caches, and the tiles of a block.
 
 use super::super::kernel::{Isa, bf16 as kernel};
+use super::amx;
 use super::pack::{left_panel, right_panel};
 use super::terms::{Left, Terms};
-use super::tile::{COLUMNS, ROWS, Tile};
+use super::tile::{COLUMNS, ROWS as FEW_ROWS, Tile};
 use super::{Matrix, Start};
 use half::bf16;
 use std::cell::RefCell;
@@ -41,9 +42,9 @@ const HEIGHT: usize = 256;
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
 /// Lines of the largest packed blocks of the two operands, and of the sums of a row of tiles.
-const LEFT_LINES: usize = HEIGHT.div_ceil(ROWS) * left_panel(DEPTH) / 16;
+const LEFT_LINES: usize = HEIGHT.div_ceil(FEW_ROWS) * left_panel(DEPTH) / 16;
 const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16;
-const SUM_LINES: usize = ROWS * WIDTH / 16;
+const SUM_LINES: usize = amx::ROWS * WIDTH / 16;
 
 /// Bytes that every thread that multiplies keeps for as long as it lives. Of these only what was needed is in memory.
 pub(crate) const ROOM: usize = (LEFT_LINES + RIGHT_LINES + SUM_LINES) * size_of::<Line>();
@@ -75,14 +76,14 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(words: usize, to: To) -> Self {
+    fn new<T: Terms>(words: usize, to: To) -> Self {
         match to {
             To::F32(_) => Self { depth: DEPTH, width: WIDTH, height: HEIGHT },
             // As much memory, in another shape.
             To::Bf16(_) => Self {
                 depth: words.max(1),
                 width: (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH),
-                height: (DEPTH * HEIGHT / words.max(1) / ROWS * ROWS).clamp(ROWS, HEIGHT),
+                height: (DEPTH * HEIGHT / words.max(1) / T::ROWS * T::ROWS).clamp(T::ROWS, HEIGHT),
             },
         }
     }
@@ -100,28 +101,31 @@ pub(super) unsafe fn block<T: Terms>(
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    let sizes = Sizes::new(left.columns.div_ceil(T::EACH), out.to);
-    PACKED.with_borrow_mut(|room| {
-        for columns in pieces(columns, sizes.width) {
-            // One block of no terms where there are none.
-            for start in (0..left.columns.max(1)).step_by(sizes.depth * T::EACH) {
-                let depth = start..left.columns.min(start + sizes.depth * T::EACH);
-                let words = depth.len().div_ceil(T::EACH);
-                let packed = space(&mut room.right, columns.len().div_ceil(COLUMNS) * right_panel(words));
-                T::pack_right(isa, right, depth.clone(), columns.clone(), packed);
-                for rows in pieces(rows.clone(), sizes.height) {
-                    let left = T::left(isa, left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
-                    let tiles = Tiles { left, right: packed, words, first: start == 0, columns: columns.clone() };
-                    match out.to {
-                        // SAFETY: the caller's promise.
-                        To::F32(to) => unsafe { tiles.sums::<T>(isa, out, to, rows) },
-                        // SAFETY: as above.
-                        To::Bf16(to) => unsafe { tiles.rounded::<T>(isa, out, to, rows, &mut room.sums) },
+    let sizes = Sizes::new::<T>(T::words(left.columns), out.to);
+    let multiply = || {
+        PACKED.with_borrow_mut(|room| {
+            for columns in pieces(columns, sizes.width) {
+                // One block of no terms where there are none.
+                for start in (0..left.columns.max(1)).step_by(sizes.depth * T::EACH) {
+                    let depth = start..left.columns.min(start + sizes.depth * T::EACH);
+                    let words = T::words(depth.len());
+                    let packed = space(&mut room.right, columns.len().div_ceil(COLUMNS) * right_panel(words));
+                    T::pack_right(isa, right, depth.clone(), columns.clone(), packed);
+                    for rows in pieces(rows.clone(), sizes.height) {
+                        let left = T::left(isa, left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
+                        let tiles = Tiles { left, right: packed, words, first: start == 0, columns: columns.clone() };
+                        match out.to {
+                            // SAFETY: the caller's promise.
+                            To::F32(to) => unsafe { tiles.sums::<T>(isa, out, to, rows) },
+                            // SAFETY: as above.
+                            To::Bf16(to) => unsafe { tiles.rounded::<T>(isa, out, to, rows, &mut room.sums) },
+                        }
                     }
                 }
             }
-        }
-    });
+        })
+    };
+    T::running(multiply);
 }
 
 /// A few rows of the left operand against each panel of the right one in turn.
@@ -140,7 +144,7 @@ impl Tiles<'_> {
     /// # Safety
     /// The block lies in the output, nobody else has it, and the operands hold it.
     unsafe fn sums<T: Terms>(&self, isa: Isa, out: Out<'_>, to: *mut f32, rows: Range<usize>) {
-        for (down, row) in rows.clone().step_by(ROWS).enumerate() {
+        for (down, row) in rows.clone().step_by(T::ROWS).enumerate() {
             for (across, column) in self.columns.clone().step_by(COLUMNS).enumerate() {
                 // SAFETY: inside of the output by the caller's promise.
                 let at = unsafe { to.add(row * out.stride + column) };
@@ -151,7 +155,7 @@ impl Tiles<'_> {
                     Start::Row(start) => (start[column..].as_ptr(), 0),
                 };
                 // SAFETY: the caller's promise.
-                unsafe { self.tile::<T>(isa, down, across, (rows.end - row).min(ROWS), start, (at, out.stride)) };
+                unsafe { self.tile::<T>(isa, down, across, (rows.end - row).min(T::ROWS), start, (at, out.stride)) };
             }
         }
     }
@@ -169,9 +173,9 @@ impl Tiles<'_> {
         sums: &mut Vec<Line>,
     ) {
         let width = self.columns.len();
-        let sums = space(sums, ROWS * width);
-        for (down, row) in rows.clone().step_by(ROWS).enumerate() {
-            let count = (rows.end - row).min(ROWS);
+        let sums = space(sums, T::ROWS * width);
+        for (down, row) in rows.clone().step_by(T::ROWS).enumerate() {
+            let count = (rows.end - row).min(T::ROWS);
             for (across, column) in self.columns.clone().step_by(COLUMNS).enumerate() {
                 let start = match out.start {
                     Start::Row(start) => (start[column..].as_ptr(), 0),

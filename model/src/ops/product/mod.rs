@@ -7,33 +7,38 @@
 //! take paths of their own there. It is also a tenth slower on the layouts of a backward pass.)
 //!
 //! Two bf16 operands are multiplied in pairs where the processor is faster so (see [`pairs`]): the same chain, but numbers
-//! below 2⁻¹²⁶ are zero.
+//! below 2⁻¹²⁶ are zero. Where it has AMX (see [`amx`]), the sums of 32 terms at a time are added up.
 //!
 //! Blocks of the right operand are packed into panels that stay in the second-level cache, a few rows of the left one
 //! stay in the first-level cache, and tiles of the output in registers (Goto and van de Geijn, *Anatomy of
 //! High-Performance Matrix Multiplication*, 2008).
 
+mod amx;
 mod blocks;
 mod pack;
 mod pairs;
 mod panels;
+mod squares;
 mod terms;
 mod tile;
+mod units;
 
 use super::footprint::floats;
 use super::kernel::{Isa, bf16 as kernel};
 use super::parallel::{Output, split};
 use super::{measure, team};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::squares_in_registers;
 use blocks::{LONGEST, Out, To, block};
 pub(crate) use blocks::{ROOM, make_room};
 use half::bf16;
-pub(crate) use pairs::pay as pairs_pay;
 pub(crate) use panels::{FewRows, Panels, Target};
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use terms::{Pairs, Wide};
+use terms::{Pairs, Squares, Wide};
 pub(crate) use tile::{COLUMNS, ROWS};
+pub(crate) use units::Bf16Units;
 
 /// The elements of an operand.
 #[derive(Clone, Copy)]
@@ -234,19 +239,37 @@ unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>
         assert_eq!(row.len(), right.columns, "the start of a product with {} columns", right.columns);
     }
     let _timed = measure::product([&left, &right].map(Matrix::is_transposed), left.rows, right.columns, left.columns);
-    let grid = Grid::new(&left, right.columns, threads);
+    let units = match (left.data, right.data) {
+        (Elements::Bf16(_), Elements::Bf16(_)) => Bf16Units::best(),
+        _ => Bf16Units::Widened,
+    };
+    let grid = Grid::new(&left, right.columns, threads, units.rows());
     let out = Out { start, to, stride: right.columns };
-    let pairs = pairs_pay() && [left.data, right.data].iter().all(|data| matches!(data, Elements::Bf16(_)));
     team::run(grid.parts(), &|part| {
         let (rows, columns) = grid.part(part);
         // SAFETY: the parts of a grid are disjoint and inside of the output, which is the caller's to give.
-        unsafe {
-            match pairs {
-                true => block::<Pairs>(Isa::best(), out, left, right, rows, columns),
-                false => block::<Wide>(Isa::best(), out, left, right, rows, columns),
-            }
-        }
+        unsafe { block_on(units, out, left, right, rows, columns) }
     });
+}
+
+/// # Safety
+/// As [`block`], and the processor has these units.
+unsafe fn block_on(
+    units: Bf16Units,
+    out: Out<'_>,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match units {
+            Bf16Units::Widened => block::<Wide>(Isa::best(), out, left, right, rows, columns),
+            Bf16Units::Pairs => block::<Pairs>(Isa::best(), out, left, right, rows, columns),
+            Bf16Units::Squares => block::<Squares>(Isa::best(), out, left, right, rows, columns),
+        }
+    }
 }
 
 /// How the output is cut between threads.
@@ -255,6 +278,7 @@ struct Grid {
     columns: usize,
     down: usize,
     across: usize,
+    unit: usize,
 }
 
 impl Grid {
@@ -265,19 +289,19 @@ impl Grid {
     const PACKING: usize = 16;
 
     /// The cut with the least work for the busiest thread: each packs the columns that it needs, and its rows if the
-    /// left operand has to be packed too.
-    fn new(left: &Matrix<'_>, columns: usize, threads: usize) -> Grid {
+    /// left operand has to be packed too. Rows are cut between tiles of `unit`.
+    fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
         let threads = threads.min(rows * columns * depth / Self::SMALL).max(1);
         let packing = if left.rows_are_f32().is_some() { 0 } else { Self::PACKING };
         let cost = |down: usize, across: usize| {
-            let rows = rows.div_ceil(ROWS).div_ceil(down) * ROWS;
+            let rows = rows.div_ceil(unit).div_ceil(down) * unit;
             let columns = columns.div_ceil(COLUMNS).div_ceil(across) * COLUMNS;
             rows * columns + rows * packing + columns * Self::PACKING
         };
         let cuts = (1..=threads).map(|down| (down, threads / down));
         let (down, across) = cuts.min_by_key(|&(down, across)| cost(down, across)).unwrap_or((1, 1));
-        Grid { rows, columns, down, across }
+        Grid { rows, columns, down, across, unit }
     }
 
     fn parts(&self) -> usize {
@@ -290,7 +314,7 @@ impl Grid {
             let units = len.div_ceil(unit);
             (units * part / parts * unit).min(len)..(units * (part + 1) / parts * unit).min(len)
         };
-        (cut(self.rows, ROWS, down, self.down), cut(self.columns, COLUMNS, across, self.across))
+        (cut(self.rows, self.unit, down, self.down), cut(self.columns, COLUMNS, across, self.across))
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn widen_left(
     depth: Range<usize>,
     out: &mut [f32],
 ) {
-    for (row, out) in rows.zip(out.chunks_exact_mut(depth.len())) {
+    for (row, out) in rows.zip(out.chunks_exact_mut(depth.len().max(1))) {
         kernel::widen(isa, &left[row * stride..][depth.clone()], out);
     }
 }
@@ -248,7 +248,7 @@ pub(super) mod x86 {
     /// The transpose of sixteen rows of sixteen: pairs, fours, then quarters of registers.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
-    fn turned(rows: [__m512; LANES]) -> [__m512; LANES] {
+    pub(in super::super) fn turned(rows: [__m512; LANES]) -> [__m512; LANES] {
         let (mut a, mut b) = (rows, rows);
         let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
         for i in 0..8 {

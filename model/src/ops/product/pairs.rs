@@ -5,30 +5,32 @@
 //! [`super`], term by term. One thing is different: it takes numbers below 2⁻¹²⁶ for zero, whether terms or sums.
 
 use super::super::kernel::{Isa, vectorised};
-use super::pack::{LANES, Lines, left_panel, right_panel};
+use super::pack::{LANES, Lines, left_panel};
 use super::tile::{COLUMNS, ROWS};
 use super::{Elements, Matrix};
 use half::bf16;
 use std::ops::Range;
-use std::sync::LazyLock;
 
-/// Whether pairs are faster than widened terms here. By who made the processor, not by a measurement: all ranks must come to
-/// the same answer. AMD's do as many pairs a cycle as f32 terms, Intel's half as many.
-pub(crate) fn pay() -> bool {
-    static PAY: LazyLock<bool> = LazyLock::new(|| {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let maker = std::arch::x86_64::__cpuid(0);
-            let amd = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
-            amd && Isa::best().0 == super::super::kernel::lanes::Level::Avx512 && is_x86_feature_detected!("avx512bf16")
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        false
-    });
-    *PAY
+/// Whether the processor can multiply pairs.
+pub(super) fn available() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Isa::best().0 == super::super::kernel::lanes::Level::Avx512 && is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
-fn elements(matrix: Matrix<'_>) -> &[bf16] {
+/// Whether that is faster than widened terms: AMD's do as many pairs a cycle as f32 terms, Intel's half as many.
+pub(super) fn pay() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let maker = std::arch::x86_64::__cpuid(0);
+        available() && [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+pub(super) fn elements(matrix: Matrix<'_>) -> &[bf16] {
     match matrix.data {
         Elements::Bf16(data) => data,
         Elements::F32(_) => unreachable!("pairs are made of bf16 operands"),
@@ -37,14 +39,21 @@ fn elements(matrix: Matrix<'_>) -> &[bf16] {
 
 /// Two terms as a word.
 #[inline(always)]
-fn pair(earlier: bf16, later: bf16) -> f32 {
+pub(super) fn pair(earlier: bf16, later: bf16) -> f32 {
     f32::from_bits(u32::from(earlier.to_bits()) << 16 | u32::from(later.to_bits()))
 }
 
-/// Packs a block of the right operand as [`super::pack::pack_right`] does, in words. A last term without a partner has zeros
-/// beside it.
-pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
-    let (data, panel) = (elements(right), right_panel(depth.len().div_ceil(2)));
+/// Packs a block of the right operand as [`super::pack::pack_right`] does, in words, to panels that are `panel` words apart. A last
+/// term without a partner has zeros beside it.
+pub(super) fn pack_right(
+    isa: Isa,
+    right: Matrix<'_>,
+    depth: Range<usize>,
+    columns: Range<usize>,
+    panel: usize,
+    packed: &mut [f32],
+) {
+    let data = elements(right);
     if right.column_stride == 1 {
         let lines = Lines { numbers: depth, stride: right.row_stride, part: columns, panel };
         return spread_columns(isa, data, lines, packed);
@@ -76,13 +85,18 @@ pub(super) fn pack_left_rows(isa: Isa, left: Matrix<'_>, rows: Range<usize>, dep
 
 vectorised! {
     fn swap(terms: &[bf16], out: &mut [f32]) {
-        let (pairs, rest) = terms.as_chunks::<2>();
-        for (out, [earlier, later]) in out.iter_mut().zip(pairs) {
-            *out = pair(*earlier, *later);
-        }
-        if let (Some(out), [last]) = (out.last_mut(), rest) {
-            *out = pair(*last, bf16::ZERO);
-        }
+        pairs_of(terms, out);
+    }
+}
+
+#[inline(always)]
+pub(super) fn pairs_of(terms: &[bf16], out: &mut [f32]) {
+    let (pairs, rest) = terms.as_chunks::<2>();
+    for (out, [earlier, later]) in out.iter_mut().zip(pairs) {
+        *out = pair(*earlier, *later);
+    }
+    if let (Some(out), [last]) = (out.last_mut(), rest) {
+        *out = pair(*last, bf16::ZERO);
     }
 }
 

@@ -2,13 +2,25 @@
 
 use super::super::kernel::Isa;
 use super::tile::{ROWS, Tile};
-use super::{Elements, Matrix, pack, pairs};
+use super::{Elements, Matrix, amx, pack, pairs, squares};
 use std::ops::Range;
 
 /// A format of packed operands, with the tile that reads it. Words are kept as f32, whatever their bits are.
 pub(super) trait Terms {
     /// Terms in a word.
     const EACH: usize;
+    /// Rows of a full tile.
+    const ROWS: usize = ROWS;
+
+    /// Words of so many terms, with those that are zeros.
+    fn words(terms: usize) -> usize {
+        terms.div_ceil(Self::EACH)
+    }
+
+    /// Runs what multiplies on this thread.
+    fn running(work: impl FnOnce()) {
+        work();
+    }
 
     /// Packs a block of the right operand, as [`pack::pack_right`].
     fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]);
@@ -30,7 +42,7 @@ pub(super) trait Terms {
 /// The left operand as the innermost loop reads it.
 pub(super) struct Left<'a> {
     pub(super) data: &'a [f32],
-    /// From one row to the next, from one word of a row to the next, and from one panel of [`ROWS`] rows to the next.
+    /// From one row to the next, from one word of a row to the next, and from the rows of one tile to those of the next.
     pub(super) rows: usize,
     pub(super) step: usize,
     pub(super) panel: usize,
@@ -38,8 +50,8 @@ pub(super) struct Left<'a> {
 
 impl<'a> Left<'a> {
     /// Row after row, `words` apart.
-    fn rows(data: &'a [f32], words: usize) -> Self {
-        Self { data, rows: words, step: 1, panel: ROWS * words }
+    fn rows<T: Terms>(data: &'a [f32], words: usize) -> Self {
+        Self { data, rows: words, step: 1, panel: T::ROWS * words }
     }
 
     /// In panels of [`ROWS`] rows, word after word.
@@ -67,12 +79,15 @@ impl Terms for Wide {
     ) -> Left<'a> {
         if let Some(data) = left.rows_are_f32() {
             // Where it is. Of no terms there may be no element either.
-            return Left::rows(data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]), left.row_stride);
+            return Left::rows::<Self>(
+                data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]),
+                left.row_stride,
+            );
         }
         if let (Elements::Bf16(data), 1) = (left.data, left.column_stride) {
             let packed = room(rows.len() * depth.len());
             pack::widen_left(isa, data, left.row_stride, rows, depth.clone(), packed);
-            return Left::rows(packed, depth.len());
+            return Left::rows::<Self>(packed, depth.len());
         }
         let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(depth.len()));
         pack::pack_left(isa, left, rows, depth.clone(), packed);
@@ -92,7 +107,8 @@ impl Terms for Pairs {
     const EACH: usize = 2;
 
     fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
-        pairs::pack_right(isa, right, depth, columns, packed);
+        let panel = pack::right_panel(depth.len().div_ceil(2));
+        pairs::pack_right(isa, right, depth, columns, panel, packed);
     }
 
     fn left<'a>(
@@ -106,7 +122,7 @@ impl Terms for Pairs {
         if left.column_stride == 1 {
             let packed = room(rows.len() * words);
             pairs::pack_left_rows(isa, left, rows, depth, packed);
-            return Left::rows(packed, words);
+            return Left::rows::<Self>(packed, words);
         }
         let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(words));
         pairs::pack_left(isa, left, rows, depth, packed);
@@ -116,5 +132,44 @@ impl Terms for Pairs {
     unsafe fn tile(_: Isa, tile: Tile) {
         // SAFETY: the caller's promise; pairs are used where the processor has what they need.
         unsafe { tile.compute_pairs() };
+    }
+}
+
+/// Two bf16 a word, in steps of sixteen words: see [`amx`].
+pub(super) struct Squares;
+
+impl Terms for Squares {
+    const EACH: usize = 2;
+    const ROWS: usize = amx::ROWS;
+
+    fn words(terms: usize) -> usize {
+        squares::words(terms)
+    }
+
+    fn running(work: impl FnOnce()) {
+        amx::configured(work);
+    }
+
+    fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
+        squares::pack_right(isa, right, depth, columns, packed);
+    }
+
+    fn left<'a>(
+        isa: Isa,
+        left: Matrix<'a>,
+        rows: Range<usize>,
+        depth: Range<usize>,
+        room: impl FnOnce(usize) -> &'a mut [f32],
+    ) -> Left<'a> {
+        let words = Self::words(depth.len());
+        let packed = room(rows.len().next_multiple_of(amx::SIDE) * words);
+        squares::pack_left(isa, left, rows, depth, packed);
+        Left { data: packed, rows: 0, step: 0, panel: Self::ROWS * words }
+    }
+
+    unsafe fn tile(_: Isa, tile: Tile) {
+        // SAFETY: the caller's promise; squares are used where the processor has what they need, between the two ends of
+        // `running`.
+        unsafe { amx::compute(tile) };
     }
 }

@@ -14,6 +14,28 @@ fn chain(start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(u
     (0..depth).fold(start, |sum, k| left(k).mul_add(right(k), sum))
 }
 
+/// A number as units that know none below 2⁻¹²⁶ take it.
+fn flushed(value: f32) -> f32 {
+    if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }
+}
+
+/// The sum of products of bf16, as each of the units promises it.
+fn sum(units: Bf16Units, start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(usize) -> f32) -> f32 {
+    let add = |sum: f32, k: usize| flushed(flushed(left(k)).mul_add(flushed(right(k)), sum));
+    match units {
+        Bf16Units::Widened => chain(start, depth, left, right),
+        Bf16Units::Pairs => {
+            let chain = (0..depth).fold(start, |sum, k| add(flushed(sum), k));
+            // The partner of an odd last term makes a zero that is negative positive.
+            if depth.is_multiple_of(2) { chain } else { chain + 0.0 }
+        }
+        Bf16Units::Squares => (0..depth).step_by(32).fold(start, |sum, first| {
+            let each = |offset: usize| (first + offset..depth.min(first + 32)).step_by(2).fold(0.0, add);
+            flushed(flushed(sum) + flushed(each(0) + each(1)))
+        }),
+    }
+}
+
 fn rounded(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|v| bf16::from_f32(*v)).collect()
 }
@@ -23,7 +45,7 @@ fn same(got: &[f32], want: &[f32]) -> bool {
 }
 
 #[test]
-fn every_element_is_its_chain_in_every_layout() {
+fn every_element_is_its_sum_in_every_layout() {
     let sizes =
         [(1, 1, 1), (1, 50, 3), (2, 3, 600), (3, 100, 17), (8, 48, 16), (9, 49, 33), (23, 97, 40), (65, 64, 513)];
     for (rows, columns, depth) in sizes {
@@ -36,7 +58,8 @@ fn every_element_is_its_chain_in_every_layout() {
                     if half { b16[at].to_f32() } else { b[at] }
                 },
             );
-            chain(start, depth, |k| a(i * l.0 + k * l.1), |k| b(k * r.0 + j * r.1))
+            let units = if half { Bf16Units::best() } else { Bf16Units::Widened };
+            sum(units, start, depth, |k| a(i * l.0 + k * l.1), |k| b(k * r.0 + j * r.1))
         };
         for (left_t, right_t, half) in (0..8).map(|n| (n & 1 == 1, n & 2 == 2, n & 4 == 4)) {
             let lefts: Elements<'_> = if half { a16[..].into() } else { (&a).into() };
@@ -81,13 +104,59 @@ fn inner_dimensions_of_any_length_are_rounded_once() {
 }
 
 #[test]
-fn pairs_take_tiny_numbers_for_zero() {
-    let (tiny, small) = (bf16::from_f32(1e-39), bf16::from_f32(1e-30));
-    let product =
-        |a: bf16, b: bf16| new_product(Start::Zero, Matrix::new(&[a][..], 1, 1), Matrix::new(&[b][..], 1, 1), 1)[0];
-    assert_eq!(product(tiny, bf16::ONE) == 0.0, pairs::pay());
-    assert_eq!(product(small, bf16::from_f32(1e-10)) == 0.0, pairs::pay());
-    assert_eq!(product(small, small), 0.0);
+fn all_units_of_the_processor_keep_their_promises() {
+    let sizes =
+        [(1, 1, 0), (1, 1, 1), (3, 49, 31), (16, 48, 32), (17, 16, 33), (31, 100, 96), (33, 15, 2100), (70, 790, 40)];
+    for (rows, columns, depth) in sizes {
+        // Large and small enough that sums of a few, and products, are below the smallest normal number.
+        let tiny = |name: &str, len: usize| -> Vec<bf16> {
+            let scales = [1.0, 1e-19, 3e-39, -1e-25];
+            normal(name, len).iter().zip(scales.iter().cycle()).map(|(v, scale)| bf16::from_f32(v * scale)).collect()
+        };
+        let (a, b) = (tiny("a", rows * depth), tiny("b", depth * columns));
+        let before: Vec<f32> = tiny("out", rows * columns).iter().map(|v| v.to_f32()).collect();
+        for (units, left_t, right_t) in
+            Bf16Units::available().into_iter().flat_map(|units| (0..4).map(move |n| (units, n & 1 == 1, n & 2 == 2)))
+        {
+            let left = if left_t { Matrix::new(&a[..], depth, rows).t() } else { Matrix::new(&a[..], rows, depth) };
+            let right =
+                if right_t { Matrix::new(&b[..], columns, depth).t() } else { Matrix::new(&b[..], depth, columns) };
+            let mut out = before.clone();
+            let view = Out { start: Start::Output, to: To::F32(out.as_mut_ptr()), stride: columns };
+            // SAFETY: the whole of a buffer of this size; the units are here.
+            unsafe { block_on(units, view, left, right, 0..rows, 0..columns) };
+            for (at, got) in out.iter().enumerate() {
+                let (i, j) = (at / columns, at % columns);
+                let want = sum(
+                    units,
+                    before[at],
+                    depth,
+                    |k| a[i * left.row_stride + k * left.column_stride].to_f32(),
+                    |k| b[k * right.row_stride + j * right.column_stride].to_f32(),
+                );
+                let what =
+                    format!("{units:?}, {rows}x{columns}x{depth}, transposed {left_t} {right_t}, element {i} {j}");
+                assert_eq!(got.to_bits(), want.to_bits(), "{what}: {got:e} for {want:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_in_squares_go_on_from_whole_steps() {
+    if !Bf16Units::available().contains(&Bf16Units::Squares) {
+        return eprintln!("skipped: this processor has no AMX");
+    }
+    let (rows, columns, depth) = (40, 70, 256);
+    let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", depth * columns)));
+    let right = |first: usize, len: usize| Matrix::new(&b[first * columns..][..len * columns], len, columns);
+    let want = new_product(Start::Zero, Matrix::new(&a[..], rows, depth), right(0, depth), 1);
+    let mut got = vec![0.0; rows * columns];
+    for first in (0..depth).step_by(64) {
+        let left = Matrix::strided(&a[first..], rows, 64, depth);
+        add_product(&mut got, left, right(first, 64), 2);
+    }
+    assert!(same(&got, &want));
 }
 
 #[test]

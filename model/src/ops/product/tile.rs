@@ -56,9 +56,9 @@ impl Tile {
     /// Computes the tile of operands whose words are pairs of bf16: see [`super::pairs`].
     ///
     /// # Safety
-    /// As [`Tile::compute`], and [`super::pairs::pay`].
+    /// As [`Tile::compute`], and [`super::pairs::available`].
     pub(crate) unsafe fn compute_pairs(self) {
-        debug_assert!(self.rows <= ROWS && self.columns <= COLUMNS && super::pairs::pay());
+        debug_assert!(self.rows <= ROWS && self.columns <= COLUMNS && super::pairs::available());
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise.
         unsafe {
