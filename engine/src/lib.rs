@@ -35,6 +35,7 @@ pub mod monitor;
 mod offload;
 mod plan;
 mod recomputation;
+pub mod resident;
 mod settings;
 mod tensor_bytes;
 mod timing;

@@ -28,6 +28,7 @@ use zero_train::{Limit, Plan};
 static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
 
 fn main() -> ExitCode {
+    zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
     surroundings::follow_launcher();
     let cli = Cli::parse();
     let result = match (cli.command, cli.train) {

@@ -6,6 +6,7 @@
 //! allocator would keep it. An allocator that counts does not see it, so it is counted here.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bytemuck::{Pod, Zeroable};
@@ -18,6 +19,20 @@ const HUGE: usize = 2 << 20;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+static OBSERVER: OnceLock<fn(usize)> = OnceLock::new();
+
+/// Has `observer` called with what [`mapped`] will be in a moment, whenever it changes: for an allocator that keeps memory which had
+/// better be used here. The first observer stays.
+pub fn observe_mapped(observer: fn(usize)) {
+    let _ = OBSERVER.set(observer);
+}
+
+fn tell(bytes: usize) {
+    if let Some(observer) = OBSERVER.get() {
+        observer(bytes);
+    }
+}
 
 /// Bytes of all mappings of this process's buffers.
 #[must_use]
@@ -61,7 +76,9 @@ impl Pages {
         let pages = MmapOptions::new().len(size).map_anon().ok()?;
         // A kernel that has no huge pages refuses, and everything works, slower.
         let _ = pages.advise(Advice::HugePage);
-        PEAK.fetch_max(NOW.fetch_add(size, Relaxed) + size, Relaxed);
+        let now = NOW.fetch_add(size, Relaxed) + size;
+        PEAK.fetch_max(now, Relaxed);
+        tell(now);
         Some(Pages::Large(pages))
     }
 
@@ -96,7 +113,7 @@ impl DerefMut for Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if let Pages::Large(pages) = self {
-            NOW.fetch_sub(pages.len(), Relaxed);
+            tell(NOW.fetch_sub(pages.len(), Relaxed) - pages.len());
         }
     }
 }

@@ -46,7 +46,8 @@ pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Resul
             times.push(step.duration);
         }
     }
-    let own = Buffer::I64(vec![peak_resident_bytes()?]);
+    let peak = zero_train::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;
+    let own = Buffer::I64(vec![peak as i64]);
     let all = comm.all_gather(own, Buffer::I64(vec![0; comm.size()]), &vec![1; comm.size()]).wait()?;
     let measured = Measured {
         ranks: comm.size(),
@@ -86,12 +87,4 @@ fn print(measured: &Measured, times: &str, seconds: f64) {
     let resident: Vec<String> =
         measured.peak_resident_bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / 1e6)).collect();
     println!("  peak resident {:>9} MB on each rank, shared pages included", resident.join(" "));
-}
-
-/// The largest resident set of this process so far.
-fn peak_resident_bytes() -> anyhow::Result<i64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-    let kilobytes = kilobytes.and_then(|text| text.trim().parse::<i64>().ok());
-    Ok(kilobytes.ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))? * 1024)
 }

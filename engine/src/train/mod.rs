@@ -24,7 +24,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::plan::{Draft, Plan};
 use crate::words::{bytes, counted, grouped};
-use crate::{memory, offload};
+use crate::{memory, offload, resident};
 use corpus::Corpus;
 use evaluation::EarlyStop;
 use progress::Progress;
@@ -86,6 +86,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     }
     let rows = config.train_micro_batch_size_per_gpu;
     let sample = || corpus.training_batch(0, rows);
+    let resident_before = resident::peak();
     let mut engine = Engine::measured_with(config, layers, comm.clone(), sample)?;
     if options.force {
         engine.lift_memory_limit();
@@ -101,7 +102,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
     let mut files = if main { Some(Files::open(&engine, &out, resumed.is_some(), &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
-    let mut run = Run::new(engine, corpus, early, progress, Report::new(started));
+    let mut run = Run::new(engine, corpus, early, progress, Report::new(started, resident_before));
     let finished = run.train(steps, &stop, files.as_mut())?;
     let saved = run.save_last(&out, finished)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };

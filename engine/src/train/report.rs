@@ -14,6 +14,7 @@ use super::progress::seconds;
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::memory;
+use crate::resident;
 use crate::timing::{Lane, Timing};
 use crate::words::bytes;
 
@@ -26,10 +27,12 @@ pub(super) struct Report {
     first_loss: f32,
     last_loss: f32,
     peak_bytes: u64,
+    /// What the process had occupied at most before there was an engine.
+    resident_before: Option<u64>,
 }
 
 impl Report {
-    pub(super) fn new(started: Instant) -> Self {
+    pub(super) fn new(started: Instant, resident_before: Option<u64>) -> Self {
         Self {
             started,
             first_step: None,
@@ -38,6 +41,7 @@ impl Report {
             first_loss: f32::NAN,
             last_loss: f32::NAN,
             peak_bytes: 0,
+            resident_before,
         }
     }
 
@@ -79,6 +83,9 @@ impl Report {
         row.push(expected_step_payload(engine) as i64);
         let disk = engine.zero().disk_use().unwrap_or_default();
         row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
+        row.extend(
+            [self.resident_before, resident::proportional(), resident::peak()].map(|b| b.map_or(-1, |b| b as i64)),
+        );
         let ranks: Vec<Value> =
             over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| of_rank(rank, row)).collect();
         let lanes: BTreeMap<&str, f64> =
@@ -159,6 +166,11 @@ fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
 }
 
+/// What is less than nothing is not known.
+fn known(number: i64) -> Value {
+    if number < 0 { Value::Null } else { json!(number) }
+}
+
 fn of_rank(rank: usize, row: &[i64]) -> Value {
     let by_category = |values: &[i64]| -> Value {
         if values.iter().any(|&bytes| bytes < 0) {
@@ -180,10 +192,11 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
         "measured_peak_bytes": by_category(&measured[..n]),
         "measured_peak_total_bytes": measured[n],
         "planned_peak_bytes": by_category(&planned[..n]),
-        "planned_peak_total_bytes": if planned[n] < 0 { Value::Null } else { json!(planned[n]) },
+        "planned_peak_total_bytes": known(planned[n]),
         "expected_state_bytes": { "parameters": rest[0], "gradients": rest[1], "optimizer_state": rest[2] },
         "expected_sent_bytes_per_step": rest[3],
         "disk": { "bytes": rest[4], "read_bytes": rest[5], "written_bytes": rest[6] },
+        "resident_bytes": { "before": known(rest[7]), "at_the_end": known(rest[8]), "peak_with_shared": known(rest[9]) },
     })
 }
 

@@ -18,8 +18,9 @@ pub(super) const LARGE: usize = 256 * 1024;
 ///
 /// Allocations of at least 256 KiB come from one anonymous memory file of this process, all others, and those that it has no
 /// room for, from [`System`]. The file is as large as the machine's memory, but only touched pages exist. What is freed is
-/// kept for reuse; pages go back to the operating system when, by fragmentation, more of them would be resident than were
-/// ever in use at a time, and an eighth (at least 64 MiB). Blocks begin and end at multiples of 64 KiB.
+/// kept for reuse; pages go back to the operating system when, by fragmentation or beside [memory
+/// elsewhere](SharedAllocator::note_elsewhere), more of them would be resident than were ever in use at a time, and a sixteenth
+/// (at least 16 MiB). Blocks begin and end at multiples of 64 KiB.
 ///
 /// In a child of `fork` that does not `exec`, large allocations are shared with the parent: such programs cannot use it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,6 +29,14 @@ pub struct SharedAllocator;
 impl SharedAllocator {
     /// Bytes of the smallest allocation that begins at a multiple of 64 KiB.
     pub const LARGE: usize = LARGE;
+
+    /// Tells how many bytes the process has now, or will have in a moment, that are not of this allocator. Of what is kept for
+    /// reuse so much goes back to the operating system that both together stay within what was ever in use at a time.
+    pub fn note_elsewhere(bytes: usize) {
+        if let Some(own) = present() {
+            own.note_elsewhere(bytes);
+        }
+    }
 }
 
 /// The arena, for what is to go there.

@@ -121,10 +121,24 @@ impl Own {
         let Some(start) = self.offset(address) else { return };
         let mut space = space();
         if let Some(range) = space.give(start, bytes) {
-            // Only memory is lost if this fails. Under the lock: nobody may have been given the range meanwhile.
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = fallocate(&self.file, flags, self.in_file(range.start), range.len() as u64);
+            self.punch(range);
         }
+    }
+
+    /// Returns to the operating system what is too much beside memory elsewhere.
+    pub(super) fn note_elsewhere(&self, bytes: usize) {
+        let mut space = space();
+        space.note_elsewhere(bytes);
+        while let Some(range) = space.excess() {
+            self.punch(range);
+        }
+    }
+
+    /// To be called under the lock: nobody may have been given the range meanwhile.
+    fn punch(&self, range: Range<usize>) {
+        // Only memory is lost if this fails.
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = fallocate(&self.file, flags, self.in_file(range.start), range.len() as u64);
     }
 
     pub(super) fn resize(&self, address: *mut u8, old: usize, new: usize) -> bool {

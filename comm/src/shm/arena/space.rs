@@ -15,8 +15,9 @@ const ENTRIES: usize = 8192;
 /// Buffers that can be withdrawn from reuse one by one; after that many failures nothing is reused any more.
 const RETIRED: usize = 64;
 
-/// Bytes that may be resident beyond the most that was ever in use.
-const SLACK: usize = 64 << 20;
+/// Bytes that may be resident beyond the most that was ever in use: so many, or this share of it if that is more.
+const SLACK: usize = 16 << 20;
+const SHARE: usize = 16;
 
 #[derive(Clone, Copy)]
 struct Free {
@@ -33,6 +34,9 @@ pub(super) struct Space {
     /// Nobody has ever had what lies from here on: it is zero.
     fresh: usize,
     in_use: usize,
+    /// Memory of the process that is not of the arena, as far as it is told.
+    elsewhere: usize,
+    /// The most that both were together.
     peak: usize,
     /// Sum of `resident`.
     kept: usize,
@@ -47,6 +51,7 @@ impl Space {
             count: 0,
             fresh: 0,
             in_use: 0,
+            elsewhere: 0,
             peak: 0,
             kept: 0,
             retired: [(0, 0); RETIRED],
@@ -75,12 +80,30 @@ impl Space {
     /// caller must do that before anybody else comes to the table.
     pub(super) fn give(&mut self, start: usize, bytes: usize) -> Option<Range<usize>> {
         let index = self.put_back(start, rounded(bytes)?)?;
-        if self.in_use + self.kept <= self.peak + (self.peak / 8).max(SLACK) {
-            return None;
-        }
+        self.is_too_much().then(|| self.empty(index))
+    }
+
+    /// Is told how much there is elsewhere; [`Space::excess`] is to be asked afterwards.
+    pub(super) fn note_elsewhere(&mut self, bytes: usize) {
+        self.elsewhere = bytes;
+        self.peak = self.peak.max(self.in_use + bytes);
+    }
+
+    /// What should be returned to the operating system, as with [`Space::give`], one block at a time.
+    pub(super) fn excess(&mut self) -> Option<Range<usize>> {
+        let (index, free) = self.entries().iter().enumerate().max_by_key(|(_, free)| free.resident)?;
+        (free.resident > 0 && self.is_too_much()).then(|| self.empty(index))
+    }
+
+    fn is_too_much(&self) -> bool {
+        self.in_use + self.kept + self.elsewhere > self.peak + (self.peak / SHARE).max(SLACK)
+    }
+
+    /// Counts a free block as not resident; gives what may have been.
+    fn empty(&mut self, index: usize) -> Range<usize> {
         let free = &mut self.free[index];
         self.kept -= std::mem::take(&mut free.resident);
-        Some(free.start..(free.start + free.length).min(self.fresh))
+        free.start..(free.start + free.length).min(self.fresh)
     }
 
     /// Makes the block at `start` hold `new` bytes instead of `old`, if that is possible where it lies.
@@ -127,7 +150,7 @@ impl Space {
             self.remove(index);
         }
         self.in_use += length;
-        self.peak = self.peak.max(self.in_use);
+        self.peak = self.peak.max(self.in_use + self.elsewhere);
     }
 
     /// Joins a block with its free neighbours; the entry it is part of now. `None` if it is not to be reused.
@@ -259,7 +282,7 @@ mod tests {
             let returned = space.give(start, units * UNIT);
             assert!(returned.is_none_or(|range| range.start <= start && start < range.end));
             most = most.max(space.in_use + space.kept);
-            assert!(space.in_use + space.kept <= space.peak + SLACK.max(space.peak / 8));
+            assert!(space.in_use + space.kept <= space.peak + SLACK.max(space.peak / SHARE));
             assert_eq!(space.kept, space.entries().iter().map(|free| free.resident).sum::<usize>());
         }
         assert!(most > space.peak, "some is kept");
@@ -281,5 +304,23 @@ mod tests {
         let ends = space.entries().iter().map(|free| free.start + free.length);
         assert!(ends.zip(space.entries().iter().skip(1)).all(|(end, next)| end <= next.start));
         assert!(space.take(ENTRIES * UNIT).is_some(), "what was joined is one block");
+    }
+
+    #[test]
+    fn memory_elsewhere_takes_the_place_of_what_is_kept() {
+        let mut space = space(2000);
+        let blocks: Vec<usize> = (0..4).map(|_| space.take(SLACK).expect("room").0).collect();
+        let (first, rest) = blocks.split_first().expect("four");
+        rest.iter().for_each(|&block| assert_eq!(space.give(block, SLACK), None));
+        space.note_elsewhere(SLACK);
+        assert_eq!(space.excess(), None, "within the slack");
+        space.note_elsewhere(2 * SLACK);
+        assert_eq!(space.excess(), Some(first + SLACK..first + 4 * SLACK));
+        assert_eq!((space.excess(), space.kept, space.peak), (None, 0, 4 * SLACK));
+        space.note_elsewhere(4 * SLACK);
+        assert_eq!(space.peak, 5 * SLACK);
+        space.note_elsewhere(0);
+        let (again, _) = space.take(3 * SLACK).expect("room");
+        assert_eq!(space.give(again, 3 * SLACK), None, "as much as there was at most may stay");
     }
 }
