@@ -12,6 +12,8 @@
 //! The sink is found through the thread that runs the backward: candle gives an operation's `bwd`
 //! no other door.
 
+mod tiles;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -19,6 +21,7 @@ use std::ops::Range;
 use crate::flag::Flag;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
+pub(crate) use tiles::in_tiles;
 
 /// The place of one parameter's gradient, f32 and row-major, whatever the parameter's own dtype.
 #[derive(Debug)]
@@ -27,9 +30,17 @@ pub enum Slot<'a> {
     First(&'a mut [f32]),
     /// A contribution is there already: compute the whole new one, then add it.
     Another(&'a mut [f32]),
+    /// A further tile of the rows that a contribution is a sum over: go on from what the tiles before it left there.
+    Further(&'a mut [f32]),
 }
 
 impl Slot<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::First(to) | Self::Another(to) | Self::Further(to) => to.len(),
+        }
+    }
+
     /// Puts a finished gradient into the slot.
     ///
     /// # Panics
@@ -37,7 +48,7 @@ impl Slot<'_> {
     pub fn put(self, gradient: &[f32]) {
         match self {
             Self::First(to) => to.copy_from_slice(gradient),
-            Self::Another(to) => {
+            Self::Another(to) | Self::Further(to) => {
                 assert_eq!(to.len(), gradient.len(), "gradient of another length than its parameter");
                 for (to, &from) in to.iter_mut().zip(gradient) {
                     *to += from;
@@ -70,6 +81,9 @@ pub(crate) fn promised() -> bool {
 /// After `true` an operation returns no gradient for that argument; after `false` (a plain candle
 /// backward) it returns an ordinary tensor.
 pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
+    if tiles::running() {
+        return tiles::write_tile(parameter, write);
+    }
     if puts_off(parameter) {
         let mut gradient = vec![0.0; parameter.elem_count()];
         write(Slot::First(&mut gradient));
@@ -93,7 +107,9 @@ pub fn has(parameter: &Tensor) -> bool {
 /// Whether the running backward wants this parameter's gradient later: then it is given to [`put_off`], not made.
 #[must_use]
 pub fn puts_off(parameter: &Tensor) -> bool {
-    LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
+    // Tiles are gone by then: their sum is made at once, and kept.
+    !tiles::running()
+        && LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
 }
 
 /// Keeps what will make a contribution to `parameter`'s gradient. `make` overwrites a buffer of the parameter's size.
@@ -168,10 +184,10 @@ impl PutOff {
             match (part, slot) {
                 (Part::Made(values), slot) => slot.put(&values),
                 (Part::Unmade(make), Slot::First(to)) => make(to)?,
-                (Part::Unmade(make), Slot::Another(to)) => {
-                    let mut gradient = vec![0.0; to.len()];
+                (Part::Unmade(make), slot @ (Slot::Another(_) | Slot::Further(_))) => {
+                    let mut gradient = vec![0.0; slot.len()];
                     make(&mut gradient)?;
-                    Slot::Another(to).put(&gradient);
+                    slot.put(&gradient);
                 }
             }
         }
@@ -251,6 +267,12 @@ impl Gradients {
     #[must_use]
     pub fn into_buffers(self) -> Vec<Vec<f32>> {
         self.buffers
+    }
+
+    /// The place itself, whether or not something is there.
+    fn place(&mut self, leaf: TensorId) -> Option<&mut [f32]> {
+        let place = self.places.get(&leaf)?;
+        Some(&mut self.buffers[place.buffer][place.range.clone()])
     }
 
     fn slot(&mut self, leaf: TensorId) -> Option<Slot<'_>> {

@@ -61,6 +61,31 @@ fn a_block_of_llama_keeps_what_its_backward_reads() {
     assert_is(memory(&model, 1, [batch, time, width], DType::F32).kept, kept, "kept");
 }
 
+#[test]
+fn a_block_in_tiles_keeps_no_inner_rows() {
+    let (time, width, inner, tile) = (16_384, 64, 512, 1024);
+    let of = |tiled_mlp_rows| {
+        let config = Gpt2Config {
+            n_positions: time,
+            n_embd: width,
+            n_inner: Some(inner),
+            n_layer: 1,
+            n_head: 1,
+            tiled_mlp_rows,
+            ..Gpt2Config::default()
+        };
+        memory(&gpt2(&config).build(DType::F32).expect("a model"), 1, [1, time, width], DType::F32)
+    };
+    let (whole, tiled) = (of(None), of(Some(tile)));
+    assert_eq!(whole.kept - tiled.kept, (4 * time * inner * 2) as u64);
+    // A norm, q, k, v, what is attended, the sum in the middle, the second norm; of attention 12 bytes a row.
+    assert_is(tiled.kept, time * width * (1 + 3 + 1 + 1 + 1) + time * 3, "kept");
+    // The output of the MLP, and of one tile the inner rows before and after GELU.
+    assert!(tiled.forward_peak < tiled.kept + (4 * (time * width * 3 + tile * inner * 2)) as u64);
+    assert!(tiled.backward_peak < (4 * (time * width * 12 + tile * (inner * 4 + width * 4))) as u64);
+    assert!(whole.backward_peak > (4 * time * inner * 2) as u64);
+}
+
 struct Picky;
 
 impl Module for Picky {

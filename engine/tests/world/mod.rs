@@ -76,9 +76,14 @@ pub fn trajectory(engine: &mut Engine, steps: u64) -> Trajectory {
 
 /// The trajectory of a world of threads; all ranks must agree on it.
 pub fn run(ranks: usize, steps: u64, extra: &str) -> Trajectory {
+    run_of(gpt2, ranks, steps, extra)
+}
+
+/// [`run`] of another model for the same batches.
+pub fn run_of(layers: impl Fn() -> Layers + Sync, ranks: usize, steps: u64, extra: &str) -> Trajectory {
     let mut all = world(ranks, |comm| {
         let mut engine =
-            Engine::with_communicator(config(ranks, extra), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"));
+            Engine::with_communicator(config(ranks, extra), layers(), comm).unwrap_or_else(|e| panic!("{e}"));
         trajectory(&mut engine, steps)
     });
     let first = all.remove(0);

@@ -9,6 +9,51 @@ use super::output::{CACHED, Fresh, build_as, tensor};
 use super::parallel::split;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use std::str::FromStr;
+
+/// An elementwise activation, by the names that Hugging Face's configurations have for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `gelu_new`, `gelu_pytorch_tanh`: GELU's tanh form.
+    GeluNew,
+    /// `gelu`: GELU by the error function.
+    Gelu,
+    /// `silu`, `swish`.
+    Silu,
+    /// `relu`.
+    Relu,
+}
+
+impl Activation {
+    /// Applies it to each element.
+    pub fn apply(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::GeluNew => gelu(x),
+            Self::Gelu => gelu_erf(x),
+            Self::Silu => silu(x),
+            Self::Relu => relu(x),
+        }
+    }
+}
+
+/// No activation of this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no activation is called `{0}`: gelu_new, gelu_pytorch_tanh, gelu, silu, swish, relu")]
+pub struct UnknownActivation(pub String);
+
+impl FromStr for Activation {
+    type Err = UnknownActivation;
+
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownActivation> {
+        match name {
+            "gelu_new" | "gelu_pytorch_tanh" => Ok(Self::GeluNew),
+            "gelu" => Ok(Self::Gelu),
+            "silu" | "swish" => Ok(Self::Silu),
+            "relu" => Ok(Self::Relu),
+            other => Err(UnknownActivation(other.to_string())),
+        }
+    }
+}
 
 /// GELU's tanh form, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {

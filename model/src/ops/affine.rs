@@ -1,14 +1,14 @@
 //! The arithmetic of a linear map, shared by the operations that contain one.
 
 use super::footprint::{Costs, PutOff, bytes, floats};
-use super::gradient::deliver;
+use super::gradient::{Tile, deliver_tile};
 use super::hollow;
 use super::kernel::{Isa, norm::add_rows};
 use super::measure;
 use super::operand::{View, f32s, rows};
 use super::output::tensor;
 use super::parallel::{Output, parts, split};
-use super::product::{Elements, Matrix, Start, new_product, new_product_bf16, product, unrounded};
+use super::product::{Elements, Matrix, Start, add_product, new_product, new_product_bf16, product, unrounded};
 use super::threads;
 use crate::sink;
 use candle_core::backend::BackendStorage;
@@ -24,7 +24,7 @@ pub(crate) enum Affine {
 }
 
 /// Rows of dy whose sum is one partial sum of the bias gradient.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 
 impl Affine {
     /// b + x·W for x of `[.., inputs]`: the values, of the dtype of x, and the shape `[.., outputs]`.
@@ -83,24 +83,28 @@ impl Affine {
                     let held = x.storage_and_layout();
                     let x = View::of(op, &held)?;
                     let dy = Matrix::new(Elements::all(op, &dy)?, count, outputs);
-                    self.weight_gradient(out, Matrix::new(x.elements(), count, inputs), dy);
+                    self.weight_gradient(out, Tile::First, Matrix::new(x.elements(), count, inputs), dy);
                     Ok(())
                 });
                 return Ok((dx, None));
             }
             let x = View::of(op, &held.0)?;
             let (x, dy) = (Matrix::new(x.elements(), count, inputs), Matrix::new(dy, count, outputs));
-            deliver(op, weight, |out| self.weight_gradient(out, x, dy))?
+            deliver_tile(op, weight, |out, tile| self.weight_gradient(out, tile, x, dy))?
         } else {
             None
         };
         Ok((dx, d_weight))
     }
 
-    fn weight_gradient(self, out: &mut [f32], x: Matrix<'_>, dy: Matrix<'_>) {
-        match self {
-            Self::OutputsInputs => product(out, dy.t(), x, threads()),
-            Self::InputsOutputs => product(out, x.t(), dy, threads()),
+    fn weight_gradient(self, out: &mut [f32], tile: Tile, x: Matrix<'_>, dy: Matrix<'_>) {
+        let (left, right) = match self {
+            Self::OutputsInputs => (dy.t(), x),
+            Self::InputsOutputs => (x.t(), dy),
+        };
+        match tile {
+            Tile::First => product(out, left, right, threads()),
+            Tile::Further => add_product(out, left, right, threads()),
         }
     }
 
@@ -133,7 +137,7 @@ impl Affine {
     }
 
     /// (inputs, outputs) of a weight of this shape.
-    fn sizes(self, op: &'static str, weight: &Shape) -> Result<(usize, usize)> {
+    pub(crate) fn sizes(self, op: &'static str, weight: &Shape) -> Result<(usize, usize)> {
         let (first, second) = weight.dims2()?;
         if first == 0 || second == 0 {
             bail!("{op}: a weight of {weight:?} has no elements");
@@ -164,7 +168,7 @@ fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'
 /// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
 pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -> Result<Option<Tensor>> {
     let _timed = measure::backward("bias");
-    deliver(op, bias, |out| {
+    deliver_tile(op, bias, |out, tile| {
         let (isa, outputs) = (Isa::best(), out.len());
         let blocks = (dy.len() / outputs).div_ceil(BLOCK);
         let mut partials = vec![0.0; blocks * outputs];
@@ -176,7 +180,9 @@ pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -
                 }
             }
         });
-        out.fill(0.0);
+        if matches!(tile, Tile::First) {
+            out.fill(0.0);
+        }
         add_rows(isa, &partials, out);
     })
 }

@@ -23,7 +23,7 @@ pub(crate) fn untracked<T>(run: impl FnOnce() -> T) -> T {
 }
 
 /// Whether an operation is a node of candle's graph.
-fn in_graph() -> bool {
+pub(crate) fn in_graph() -> bool {
     !recording() && !UNTRACKED.get()
 }
 
@@ -32,10 +32,12 @@ fn made((storage, shape): (CpuStorage, Shape)) -> Tensor {
     Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), recording())
 }
 
+const NOT_COUNTED: &str = "what candle keeps of a graph is not counted";
+
 /// The forward of an operation of which only the costs are wanted.
 fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, hollow::Imagined)> {
     if in_graph() {
-        bail!("what candle keeps of a graph is not counted");
+        bail!("{NOT_COUNTED}");
     }
     hollow::forward(op, inputs)
 }
@@ -85,6 +87,52 @@ pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
 pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Tensor> {
     let (output, op) = counted(op, &[x, y])?;
     record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    Ok(output)
+}
+
+/// [`apply2`] of an operation whose output is here already, out of operations that were counted.
+pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
+    [x, y]: [&Tensor; 2],
+    op: C,
+    reads: Reads,
+    output: Tensor,
+) -> Result<Tensor> {
+    if in_graph() {
+        bail!("{NOT_COUNTED}");
+    }
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), reads, &output);
+    Ok(output)
+}
+
+/// [`apply2`] without the forward, for the backward alone, which may read no output: this one has no values.
+pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
+    [x, y]: [&Tensor; 2],
+    op: C,
+    shape: &Shape,
+) -> Result<Tensor> {
+    let output = hollow::leaf(shape, x.dtype(), true)?;
+    let inputs = [x, y].map(Clone::clone);
+    let operation = match hollow::imagining() {
+        true => Operation::Two(Box::new(hollow::unmade(&op, &[x, y])?), inputs),
+        false => Operation::Two(Box::new(op), inputs),
+    };
+    record(operation, C::READS, &output);
+    Ok(output)
+}
+
+/// [`unmade2`] for [`apply3`].
+pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
+    [x, y, z]: [&Tensor; 3],
+    op: C,
+    shape: &Shape,
+) -> Result<Tensor> {
+    let output = hollow::leaf(shape, x.dtype(), true)?;
+    let inputs = [x, y, z].map(Clone::clone);
+    let operation = match hollow::imagining() {
+        true => Operation::Three(Box::new(hollow::unmade(&op, &[x, y, z])?), inputs),
+        false => Operation::Three(Box::new(op), inputs),
+    };
+    record(operation, C::READS, &output);
     Ok(output)
 }
 

@@ -112,7 +112,7 @@ impl CustomOp2 for Gather {
         }
         let taken = sink::write(weight, |slot| match slot {
             Slot::First(out) => scatter(&ids, dy.elements(), size, out),
-            Slot::Another(out) => add(&ids, dy.elements(), size, out),
+            Slot::Another(out) | Slot::Further(out) => add(&ids, dy.elements(), size, out),
         });
         if taken {
             return Ok((None, None));

@@ -90,6 +90,23 @@ pub(crate) fn put_off() {
     with(|heap| heap.put_off = Some(vec![]));
 }
 
+/// Runs a backward that makes the gradients of `parameters` a tile of rows at a time, as [`sink::in_tiles`](crate::sink::in_tiles)
+/// does: those that cannot grow in their places have room of their own meanwhile, and where they are put off from then on.
+pub(crate) fn in_tiles<T>(parameters: &[&Tensor], backward: impl FnOnce() -> Result<T>) -> Result<T> {
+    let (written, put_off) = with(|heap| (std::mem::take(&mut heap.written), heap.put_off.take()));
+    let mut seen = written.clone();
+    let own = parameters.iter().filter(|parameter| !seen.insert(parameter.id()) || put_off.is_some());
+    let mut rooms = Some(Held::new(own.map(|parameter| bytes(parameter.elem_count(), DType::F32)).sum()));
+    let result = backward();
+    with(|heap| {
+        (heap.written, heap.put_off) = (written, put_off);
+        if let Some(list) = &mut heap.put_off {
+            list.extend(rooms.take().map(|rooms| (None, rooms)));
+        }
+    });
+    result
+}
+
 /// A block; it is freed with this, if not before.
 #[derive(Debug)]
 pub(crate) struct Held(u64);
@@ -193,6 +210,11 @@ pub(crate) fn forward(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor
     let saved = Held::new(costs.saved);
     let output = tensor(&costs.shape, costs.dtype)?;
     Ok((output, Imagined { costs, saved }))
+}
+
+/// What stands on the tape for an operation that has a backward and no forward.
+pub(crate) fn unmade(op: &impl Footprint, inputs: &[&Tensor]) -> Result<Imagined> {
+    Ok(Imagined { costs: op.footprint(inputs)?, saved: Held::new(0) })
 }
 
 /// An operation that was counted.

@@ -1,7 +1,8 @@
 //! Linear layers that send their weight gradient straight to the sink and pay nothing for a frozen weight.
 
+use super::activation::Activation;
 use super::affine::{Affine, bias_gradient};
-use super::apply::{apply2, apply3};
+use super::apply::{apply2, apply3, unmade2, unmade3};
 use super::footprint::{Costs, Footprint, Reads};
 use super::linear_gelu::linear_gelu;
 use super::operand::View;
@@ -10,74 +11,124 @@ use candle_nn::{Init, Module, VarBuilder};
 
 /// y = x·Wᵀ + b with a weight of `[outputs, inputs]`, as `candle_nn::Linear` and `torch.nn.Linear`.
 #[derive(Clone, Debug)]
-pub struct Linear {
-    weight: Tensor,
-    bias: Option<Tensor>,
-}
+pub struct Linear(Projection);
 
 impl Linear {
     /// From tensors: weight `[outputs, inputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self { weight, bias }
+        Self(Projection { weight, bias, affine: Affine::OutputsInputs })
     }
 
     /// With a bias of zeros and a normal weight of standard deviation `std`, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
-        Ok(Self { bias: Some(bias), ..Self::no_bias(inputs, outputs, std, vb)? })
+        let Self(alone) = Self::no_bias(inputs, outputs, std, vb)?;
+        Ok(Self(Projection { bias: Some(bias), ..alone }))
     }
 
     pub(crate) fn weight(&self) -> &Tensor {
-        &self.weight
+        &self.0.weight
     }
 
     /// Without a bias.
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
-        Ok(Self { weight, bias: None })
+        Ok(Self::from_tensors(weight, None))
     }
 }
 
 impl Module for Linear {
     /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match &self.bias {
-            Some(bias) => apply3(x, &self.weight, bias, LinearOp(Affine::OutputsInputs)),
-            None => apply2(x, &self.weight, LinearOp(Affine::OutputsInputs)),
-        }
+        self.0.forward(x)
     }
 }
 
 /// y = x·W + b with a weight of `[inputs, outputs]`: GPT-2's `Conv1D`.
 #[derive(Clone, Debug)]
-pub struct Conv1D {
-    weight: Tensor,
-    bias: Tensor,
-}
+pub struct Conv1D(Projection);
 
 impl Conv1D {
     /// From tensors: weight `[inputs, outputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Tensor) -> Self {
-        Self { weight, bias }
+        Self(Projection { weight, bias: Some(bias), affine: Affine::InputsOutputs })
     }
 
     /// With a bias of zeros and a normal weight of standard deviation `std`, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((inputs, outputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
-        Ok(Self { weight, bias })
+        Ok(Self::from_tensors(weight, bias))
     }
 
     /// [`gelu`](super::gelu) of the output, in one operation: the same bits, fewer passes over memory.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
-        linear_gelu(x, &self.weight, &self.bias, Affine::InputsOutputs)
+        self.0.forward_activated(x, Activation::GeluNew)
     }
 }
 
 impl Module for Conv1D {
     /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        apply3(x, &self.weight, &self.bias, LinearOp(Affine::InputsOutputs))
+        self.0.forward(x)
+    }
+}
+
+/// A linear map, whichever way its weight lies: what a [`Linear`] and a [`Conv1D`] are to what is made of either.
+#[derive(Clone, Debug)]
+pub struct Projection {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    affine: Affine,
+}
+
+impl From<Linear> for Projection {
+    fn from(linear: Linear) -> Self {
+        linear.0
+    }
+}
+
+impl From<Conv1D> for Projection {
+    fn from(conv: Conv1D) -> Self {
+        conv.0
+    }
+}
+
+impl Projection {
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.bias {
+            Some(bias) => apply3(x, &self.weight, bias, LinearOp(self.affine)),
+            None => apply2(x, &self.weight, LinearOp(self.affine)),
+        }
+    }
+
+    /// The activation of the output: in one operation where there is one.
+    pub(crate) fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
+        match (&self.bias, activation) {
+            (Some(bias), Activation::GeluNew) => linear_gelu(x, &self.weight, bias, self.affine),
+            _ => activation.apply(&self.forward(x)?),
+        }
+    }
+
+    /// Records the map for its backward alone; the output has no values.
+    pub(crate) fn unmade(&self, x: &Tensor) -> Result<Tensor> {
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = self.sizes()?[1];
+        }
+        match &self.bias {
+            Some(bias) => unmade3([x, &self.weight, bias], LinearOp(self.affine), &dims.into()),
+            None => unmade2([x, &self.weight], LinearOp(self.affine), &dims.into()),
+        }
+    }
+
+    /// Inputs and outputs.
+    pub(crate) fn sizes(&self) -> Result<[usize; 2]> {
+        self.affine.sizes(OP, self.weight.shape()).map(|(inputs, outputs)| [inputs, outputs])
+    }
+
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.weight).chain(&self.bias)
     }
 }
 

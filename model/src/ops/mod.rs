@@ -37,6 +37,7 @@ pub(crate) mod kernel;
 mod linear;
 mod linear_cross_entropy;
 mod linear_gelu;
+mod many_inputs;
 pub mod measure;
 mod norm;
 mod operand;
@@ -48,13 +49,14 @@ pub(crate) mod region;
 mod residual;
 mod rotary;
 mod team;
+mod tiled_mlp;
 
 /// What a thread that multiplies keeps.
 pub(crate) fn room_of_products() -> u64 {
     product::ROOM as u64
 }
 
-pub use activation::{gelu, gelu_erf, relu, silu, swiglu};
+pub use activation::{Activation, UnknownActivation, gelu, gelu_erf, relu, silu, swiglu};
 pub use attention::{
     causal_attention, causal_attention_packed, causal_attention_packed_within, causal_attention_within,
 };
@@ -62,9 +64,10 @@ pub use cross_entropy::cross_entropy;
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
 pub use kernel::Isa;
-pub use linear::{Conv1D, Linear};
+pub use linear::{Conv1D, Linear, Projection};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{in_parallel, set_threads, threads};
 pub use reach::Reach;
 pub use rotary::Rotary;
+pub use tiled_mlp::{TILE_UNIT, TiledMlp};

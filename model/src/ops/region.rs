@@ -9,7 +9,7 @@
 //! A region can hand the gradients of its parameters to nobody but the [`sink`], so there is one only where a sink has
 //! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
 
-use super::apply::added;
+use super::apply::{added, untracked};
 use super::footprint::Reads;
 use super::hollow;
 use super::operand::View;
@@ -73,13 +73,34 @@ pub(crate) fn region(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) ->
     Ok(node)
 }
 
-/// While there is one, operations are recorded. A panic ends it, too.
-struct Recording;
+/// Runs `run`, of which nothing is recorded and nothing kept.
+pub(super) fn unrecorded<T>(run: impl FnOnce() -> T) -> T {
+    let _paused = Recording { outer: TAPE.take() };
+    untracked(run)
+}
+
+/// Runs `run`, which applies none but our own operations, on `x`, and then its backward for the gradient `dy` of its output: the
+/// gradient of `x`, where it has one.
+pub(super) fn run_backward(
+    x: &Tensor,
+    dy: Tensor,
+    run: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Option<Tensor>> {
+    let recording = Recording::begin();
+    let output = run(x);
+    let tape = recording.end();
+    tape.backward(x, &output?, dy)
+}
+
+/// While there is one, operations are recorded, or not, as it says. A panic ends it, too.
+struct Recording {
+    /// What was recorded before, and is again afterwards.
+    outer: Option<Tape>,
+}
 
 impl Recording {
     fn begin() -> Self {
-        TAPE.set(Some(Tape::default()));
-        Self
+        Self { outer: TAPE.replace(Some(Tape::default())) }
     }
 
     fn end(self) -> Tape {
@@ -89,7 +110,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        drop(TAPE.take());
+        drop(TAPE.replace(self.outer.take()));
     }
 }
 
@@ -189,9 +210,17 @@ impl Recorded {
     /// The gradient of the input, where it has one.
     fn backward(&self, dy: &Tensor) -> Result<Option<Tensor>> {
         let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Tape(records)) = tape else { bail!("{REGION}: a second backward") };
-        let mut gradients = Gradients::new(&self.x, &records);
-        gradients.add(&self.output, Some(dy.clone()))?;
+        let Some(tape) = tape else { bail!("{REGION}: a second backward") };
+        tape.backward(&self.x, &self.output, dy.clone())
+    }
+}
+
+impl Tape {
+    /// The gradient of `x`, where it has one, given that of `output`.
+    fn backward(self, x: &Tensor, output: &Tensor, dy: Tensor) -> Result<Option<Tensor>> {
+        let Self(records) = self;
+        let mut gradients = Gradients::new(x, &records);
+        gradients.add(output, Some(dy))?;
         for Record { operation, output, .. } in records.into_iter().rev() {
             let Some(dy) = gradients.of.remove(&output.id()) else { continue };
             match operation {
@@ -217,7 +246,7 @@ impl Recorded {
                 }
             }
         }
-        Ok(gradients.of.remove(&self.x.id()))
+        Ok(gradients.of.remove(&x.id()))
     }
 }
 

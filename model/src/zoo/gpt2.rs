@@ -7,7 +7,7 @@ use super::{Activation, Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::apply::sum;
 use crate::ops::region::region;
-use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, causal_attention_packed};
+use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 
@@ -54,6 +54,9 @@ pub struct Gpt2Config {
     pub initializer_range: f64,
     /// Whether the head is the token embedding.
     pub tie_word_embeddings: bool,
+    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](crate::ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
+    /// of its inner rows. All, and they are kept, if not given.
+    pub tiled_mlp_rows: Option<usize>,
 }
 
 impl Default for Gpt2Config {
@@ -72,6 +75,7 @@ impl Default for Gpt2Config {
             layer_norm_epsilon: 1e-5,
             initializer_range: 0.02,
             tie_word_embeddings: true,
+            tiled_mlp_rows: None,
         }
     }
 }
@@ -133,15 +137,40 @@ impl Layer for Embeddings {
     }
 }
 
+enum Mlp {
+    Whole { c_fc: Conv1D, activation: Activation, c_proj: Conv1D },
+    Tiled(TiledMlp),
+}
+
+impl Mlp {
+    fn new(config: &Gpt2Config, residual_std: f64, vb: &VarBuilder) -> Result<Self> {
+        let (width, inner, activation) = (config.n_embd, config.inner(), config.activation_function);
+        let c_fc = Conv1D::new(width, inner, config.initializer_range, vb.pp("c_fc"))?;
+        let c_proj = Conv1D::new(inner, width, residual_std, vb.pp("c_proj"))?;
+        Ok(match config.tiled_mlp_rows {
+            None => Self::Whole { c_fc, activation, c_proj },
+            Some(rows) => Self::Tiled(TiledMlp::new(c_fc, activation, c_proj, rows)?),
+        })
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => c_proj.forward(&c_fc.forward_gelu(x)?),
+            Self::Whole { c_fc, activation, c_proj } => c_proj.forward(&activation.apply(&c_fc.forward(x)?)?),
+            Self::Tiled(mlp) => mlp.forward(x),
+        }
+    }
+}
+
 struct Block {
     ln_1: LayerNorm,
     c_attn: Conv1D,
     attn_proj: Conv1D,
     heads: usize,
     ln_2: LayerNorm,
-    c_fc: Conv1D,
-    activation: Activation,
-    mlp_proj: Conv1D,
+    mlp: Mlp,
     attn_dropout: Dropout,
     mlp_dropout: Dropout,
 }
@@ -149,18 +178,16 @@ struct Block {
 impl Block {
     fn new(config: &Gpt2Config, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let (width, inner, std) = (config.n_embd, config.inner(), config.initializer_range);
+        let (width, std) = (config.n_embd, config.initializer_range);
         let residual_std = std / (2.0 * config.n_layer as f64).sqrt();
-        let (attn, mlp) = (vb.pp("attn"), vb.pp("mlp"));
+        let attn = vb.pp("attn");
         Ok(Self {
             ln_1: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_1"))?,
             c_attn: Conv1D::new(width, 3 * width, std, attn.pp("c_attn"))?,
             attn_proj: Conv1D::new(width, width, residual_std, attn.pp("c_proj"))?,
             heads: config.n_head,
             ln_2: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_2"))?,
-            c_fc: Conv1D::new(width, inner, std, mlp.pp("c_fc"))?,
-            activation: config.activation_function,
-            mlp_proj: Conv1D::new(inner, width, residual_std, mlp.pp("c_proj"))?,
+            mlp: Mlp::new(config, residual_std, &vb.pp("mlp"))?,
             attn_dropout: Dropout { probability: config.resid_pdrop, name: "attn" },
             mlp_dropout: Dropout { probability: config.resid_pdrop, name: "mlp" },
         })
@@ -170,14 +197,6 @@ impl Block {
         let qkv = self.c_attn.forward(&self.ln_1.forward(x)?)?;
         self.attn_proj.forward(&causal_attention_packed(&qkv, self.heads)?)
     }
-
-    fn transform(&self, normal: &Tensor) -> Result<Tensor> {
-        let inner = match self.activation {
-            Activation::GeluNew => self.c_fc.forward_gelu(normal)?,
-            other => other.apply(&self.c_fc.forward(normal)?)?,
-        };
-        self.mlp_proj.forward(&inner)
-    }
 }
 
 impl Layer for Block {
@@ -185,12 +204,13 @@ impl Layer for Block {
         let y = region(x.single()?, |x| {
             let attended = self.attn_dropout.forward(&self.attend(x)?, pass)?;
             let (x, normal) = self.ln_2.forward_residual(x, &attended)?;
-            sum(&x, &self.mlp_dropout.forward(&self.transform(&normal)?, pass)?)
+            sum(&x, &self.mlp_dropout.forward(&self.mlp.forward(&normal)?, pass)?)
         })?;
         Ok(y.into())
     }
 
+    /// Tiles make the gradients of their weights at once, so there is not much to put off.
     fn splits(&self) -> bool {
-        true
+        matches!(self.mlp, Mlp::Whole { .. })
     }
 }

@@ -7,7 +7,7 @@ use super::{Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::apply::{reshape, sum};
 use crate::ops::region::region;
-use crate::ops::{Embedding, Linear, Reach, RmsNorm, Rotary, causal_attention_within, swiglu};
+use crate::ops::{Embedding, Linear, Reach, RmsNorm, Rotary, TiledMlp, causal_attention_within, swiglu};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
@@ -62,6 +62,9 @@ pub struct LlamaConfig {
     pub initializer_range: f64,
     /// Whether the head is the token embedding.
     pub tie_word_embeddings: bool,
+    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](crate::ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
+    /// of its inner rows. All, and they are kept, if not given.
+    pub tiled_mlp_rows: Option<usize>,
 }
 
 impl Default for LlamaConfig {
@@ -81,6 +84,7 @@ impl Default for LlamaConfig {
             rms_norm_eps: 1e-6,
             initializer_range: 0.02,
             tie_word_embeddings: false,
+            tiled_mlp_rows: None,
         }
     }
 }
@@ -117,6 +121,33 @@ impl LlamaConfig {
     }
 }
 
+enum Mlp {
+    Whole { gate: Linear, up: Linear, down: Linear },
+    Tiled(TiledMlp),
+}
+
+impl Mlp {
+    fn new(config: &LlamaConfig, vb: &VarBuilder) -> Result<Self> {
+        let (width, inner, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
+        let gate = Linear::no_bias(width, inner, std, vb.pp("gate_proj"))?;
+        let up = Linear::no_bias(width, inner, std, vb.pp("up_proj"))?;
+        let down = Linear::no_bias(inner, width, std, vb.pp("down_proj"))?;
+        Ok(match config.tiled_mlp_rows {
+            None => Self::Whole { gate, up, down },
+            Some(rows) => Self::Tiled(TiledMlp::gated(gate, up, down, rows)?),
+        })
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Whole { gate, up, down } => down.forward(&swiglu(&gate.forward(x)?, &up.forward(x)?)?),
+            Self::Tiled(mlp) => mlp.forward(x),
+        }
+    }
+}
+
 struct Block {
     input_layernorm: RmsNorm,
     q_proj: Linear,
@@ -129,15 +160,13 @@ struct Block {
     rotary: Rotary,
     reach: Reach,
     post_attention_layernorm: RmsNorm,
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
+    mlp: Mlp,
 }
 
 impl Block {
     fn new(config: &LlamaConfig, rotary: &OnceLock<Rotary>, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let (width, inner, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
+        let (width, std) = (config.hidden_size, config.initializer_range);
         let (heads, kv_heads, head_size) = (config.num_attention_heads, config.num_key_value_heads, config.head_size());
         let rotary = match rotary.get() {
             Some(rotary) => rotary.clone(),
@@ -146,7 +175,7 @@ impl Block {
                 rotary.get_or_init(|| table).clone()
             }
         };
-        let (attn, mlp) = (vb.pp("self_attn"), vb.pp("mlp"));
+        let attn = vb.pp("self_attn");
         let norm = |name| RmsNorm::new(width, config.rms_norm_eps, vb.pp(name));
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
@@ -160,9 +189,7 @@ impl Block {
             rotary,
             reach: config.sliding_window.map_or_else(Reach::default, |window| Reach::default().window(window)),
             post_attention_layernorm: norm("post_attention_layernorm")?,
-            gate_proj: Linear::no_bias(width, inner, std, mlp.pp("gate_proj"))?,
-            up_proj: Linear::no_bias(width, inner, std, mlp.pp("up_proj"))?,
-            down_proj: Linear::no_bias(inner, width, std, mlp.pp("down_proj"))?,
+            mlp: Mlp::new(config, &vb.pp("mlp"))?,
         })
     }
 
@@ -182,13 +209,13 @@ impl Layer for Block {
         let y = region(x.single()?, |x| {
             let attended = self.attend(&self.input_layernorm.forward(x)?)?;
             let (x, normal) = self.post_attention_layernorm.forward_residual(x, &attended)?;
-            let inner = swiglu(&self.gate_proj.forward(&normal)?, &self.up_proj.forward(&normal)?)?;
-            sum(&x, &self.down_proj.forward(&inner)?)
+            sum(&x, &self.mlp.forward(&normal)?)
         })?;
         Ok(y.into())
     }
 
+    /// Tiles make the gradients of their weights at once, so there is not much to put off.
     fn splits(&self) -> bool {
-        true
+        matches!(self.mlp, Mlp::Whole { .. })
     }
 }

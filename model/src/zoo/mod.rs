@@ -3,13 +3,12 @@
 //! A configuration becomes a list of layers; parameters are made when the list is built, which is also when sizes that
 //! do not fit together become an error. Checkpoints of the same architecture on the Hugging Face hub load by name.
 
-mod activation;
 mod gpt2;
 mod language_head;
 mod llama;
 mod mlp;
 
-pub use activation::{Activation, UnknownActivation};
+pub use crate::ops::{Activation, UnknownActivation};
 pub use gpt2::{Gpt2Config, gpt2};
 pub use language_head::LanguageHead;
 pub use llama::{LlamaConfig, llama};

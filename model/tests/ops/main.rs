@@ -6,3 +6,4 @@ mod edges;
 mod head;
 mod invariance;
 mod sink;
+mod tiled;
