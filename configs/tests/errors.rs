@@ -181,6 +181,33 @@ fn wrong_types_and_ranges_say_what_is_expected() {
 }
 
 #[test]
+fn tiles_of_the_feed_forward_part_are_of_whole_blocks_of_rows() {
+    for model in ["gpt2", "llama"] {
+        let of = |rows: &str| format!("{HEAD}model: {{type: {model}, tiled_mlp_rows: {rows}}}");
+        for (rows, help) in [
+            ("100", "the next multiple is 128"),
+            ("0", ""),
+            ("-64", ""),
+            ("true", ""),
+            ("64.5", ""),
+            ("1_024", "write 1024"),
+        ] {
+            let (kind, path, _, _, message, advice) = only(&of(rows));
+            assert_eq!((kind, path.as_str()), (ErrorKind::Value, "model.tiled_mlp_rows"), "{rows}");
+            assert!(message.contains("expected a multiple of 64, at most 1073741824, found"), "{message}");
+            assert_eq!(advice, help, "{rows}");
+        }
+        for (rows, expected) in [("64", Some(64)), ("4096", Some(4096)), ("null", None)] {
+            let config = Config::parse("ds.yaml", of(rows)).unwrap_or_else(|errors| panic!("{errors}"));
+            assert_eq!(config.model.and_then(|model| model.tiled_mlp_rows()), expected);
+        }
+    }
+    let (kind, path, ..) =
+        only(&format!("{HEAD}model: {{type: mlp, input_size: 1, output_size: 1, tiled_mlp_rows: 64}}"));
+    assert_eq!((kind, path.as_str()), (ErrorKind::UnknownKey, "model.tiled_mlp_rows"));
+}
+
+#[test]
 fn keys_that_deepspeed_dropped_are_rejected_by_name() {
     let top = [
         "nebula",

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use zero_config::{Config, OffloadDevice};
+use zero_config::{Config, Model, OffloadDevice};
 
 use crate::costs::Prediction;
 use crate::error::Error;
@@ -95,7 +95,8 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
         [three.clone(), if offloads { vec![] } else { nvme("offload_optimizer") }, parameters, gathers.clone()]
             .concat();
     let least = smaller.last().cloned().unwrap_or_default();
-    let mut all: Vec<Vec<String>> = vec![recompute.clone()];
+    let tiles = tiles(config);
+    let mut all: Vec<Vec<String>> = vec![tiles.clone(), recompute.clone(), [recompute.clone(), tiles].concat()];
     all.extend(smaller.iter().cloned());
     if stage == 3 {
         all.extend([gathers.clone(), sparing.clone(), [sparing.clone(), recompute.clone()].concat()]);
@@ -113,6 +114,16 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|settings| seen.insert(settings.clone()));
     all
+}
+
+/// The feed-forward part in tiles of as many rows as the model is wide: the inner activations of one are then as large as a weight.
+fn tiles(config: &Config) -> Vec<String> {
+    let width = match &config.model {
+        Some(Model::Gpt2(model)) if model.tiled_mlp_rows.is_none() => model.n_embd,
+        Some(Model::Llama(model)) if model.tiled_mlp_rows.is_none() => model.hidden_size,
+        _ => return vec![],
+    };
+    vec![format!("model.tiled_mlp_rows={}", width.next_multiple_of(zero_model::ops::TILE_UNIT))]
 }
 
 /// Smaller micro-batches, and more of them: the same global batch.

@@ -27,7 +27,7 @@ pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<
             layer_norm_epsilon: m.layer_norm_epsilon as f32,
             initializer_range: m.initializer_range,
             tie_word_embeddings: m.tie_word_embeddings,
-            tiled_mlp_rows: None,
+            tiled_mlp_rows: m.tiled_mlp_rows,
             embd_pdrop: m.embd_pdrop as f32,
             resid_pdrop: m.resid_pdrop as f32,
         })),
@@ -51,7 +51,7 @@ pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<
             sliding_window: m.sliding_window,
             rms_norm_eps: m.rms_norm_eps as f32,
             tie_word_embeddings: m.tie_word_embeddings,
-            tiled_mlp_rows: None,
+            tiled_mlp_rows: m.tiled_mlp_rows,
             initializer_range: m.initializer_range,
         })),
         Some(config::Model::Mlp(m)) => Ok(zoo::mlp(&zoo::MlpConfig {

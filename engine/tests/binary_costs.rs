@@ -46,6 +46,8 @@ fn a_table_is_measured_once_and_says_how_long_steps_take() {
     let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
     assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, and the plan is for 1"));
     assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, and the plan is for bf16"));
+    let tiles = missing(&["--set", "model.tiled_mlp_rows=64"]);
+    assert!(tiles.contains("rows of a tile of the MLP: off, and the plan is for 64"), "{tiles}");
     assert!(missing(&["--set", "launcher.threads_per_rank=7"]).contains("the plan is for 7"));
     assert!(missing(&["--world-size", "4"]).contains("ranks of a group: 2, and the plan is for 4"));
     let missing = missing(&["--set", "model.n_embd=32"]);

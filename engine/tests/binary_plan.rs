@@ -162,6 +162,30 @@ fn what_does_not_fit_is_refused_before_launch() {
     case.train(&[&limit[..], &["--force", "--out", "forced"]].concat());
 }
 
+/// With long sequences the feed-forward part in tiles is the smallest change, and a plan of it says the same.
+#[test]
+fn tiles_of_the_feed_forward_part_are_advised() {
+    let case = Case::new();
+    let long = [
+        "--set",
+        "model={type: gpt2, vocab_size: 256, n_positions: 2048, n_embd: 60, n_layer: 2, n_head: 2}",
+        "--set",
+        "train_micro_batch_size_per_gpu=1",
+    ];
+    let tiles = ["--set", "model.tiled_mlp_rows=64"];
+    let of = |more: &[&str]| json(&case, &[&long[..], more].concat())["planned_peak_bytes"].as_u64().unwrap();
+    let (whole, tiled) = (of(&[]), of(&tiles));
+    assert!(tiled < whole, "{whole}, in tiles {tiled}");
+    let limit = format!("{}", (whole + tiled) / 2);
+    let told = plan(&case, &[&long[..], &["--device-memory", &limit]].concat());
+    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    assert!(advice.contains("--set model.tiled_mlp_rows=64: "), "{told}");
+    assert!(plan(&case, &[&long[..], &tiles, &["--device-memory", &limit]].concat()).contains("fits: "));
+    // What is in tiles already is not advised again, nor where there is nothing of the kind.
+    let told = plan(&case, &[&long[..], &tiles, &["--device-memory", "1MB"]].concat());
+    assert!(told.contains("does not fit") && !told.contains("--set model.tiled"), "{told}");
+}
+
 /// A rank that another launcher started has no plan before it: it stops with a table where it holds too much.
 #[test]
 fn a_limit_that_is_passed_is_an_error_with_a_table() {

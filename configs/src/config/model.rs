@@ -42,6 +42,8 @@ pub struct Gpt2 {
     pub initializer_range: f64,
     /// The head shares the embedding's weights.
     pub tie_word_embeddings: bool,
+    /// Rows of a micro-batch that the feed-forward part computes at a time, a multiple of 64; `None`: all.
+    pub tiled_mlp_rows: Option<usize>,
     /// Dropout after the embedding.
     pub embd_pdrop: f64,
     /// Dropout before the residual additions.
@@ -78,6 +80,8 @@ pub struct Llama {
     pub rms_norm_eps: f64,
     /// The head shares the embedding's weights.
     pub tie_word_embeddings: bool,
+    /// Rows of a micro-batch that the feed-forward part computes at a time, a multiple of 64; `None`: all.
+    pub tiled_mlp_rows: Option<usize>,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
     /// Biases in the attention's projections.
@@ -142,6 +146,15 @@ impl Model {
         }
     }
 
+    /// Rows that the feed-forward part computes at a time, if it is computed in tiles.
+    pub fn tiled_mlp_rows(&self) -> Option<usize> {
+        match self {
+            Self::Gpt2(model) => model.tiled_mlp_rows,
+            Self::Llama(model) => model.tiled_mlp_rows,
+            Self::Mlp(_) => None,
+        }
+    }
+
     /// The longest sequence that the model can be given; `None` when it does not read sequences.
     pub fn max_sequence_length(&self) -> Option<usize> {
         match self {
@@ -166,6 +179,7 @@ impl Gpt2 {
             layer_norm_epsilon: keys.float("layer_norm_epsilon"),
             initializer_range: keys.float("initializer_range"),
             tie_word_embeddings: keys.bool("tie_word_embeddings"),
+            tiled_mlp_rows: keys.optional_int("tiled_mlp_rows"),
             embd_pdrop: 0.0,
             resid_pdrop: 0.0,
             attn_pdrop: 0.0,
@@ -190,6 +204,7 @@ impl Llama {
             sliding_window: keys.optional_int("sliding_window"),
             rms_norm_eps: keys.float("rms_norm_eps"),
             tie_word_embeddings: keys.bool("tie_word_embeddings"),
+            tiled_mlp_rows: keys.optional_int("tiled_mlp_rows"),
             initializer_range: keys.float("initializer_range"),
             attention_bias: keys.bool("attention_bias"),
             hidden_act: keys.choice("hidden_act", Activation::Silu),

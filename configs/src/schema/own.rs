@@ -9,6 +9,9 @@ const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
 const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
 const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
 const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
+/// `zero_model::ops::TILE_UNIT`: tiles of so many rows keep the bits of sums over rows.
+const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
+const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
 const DROPOUT: &str = "Dropout; more than 0 is not implemented yet (Hugging Face's default is 0.1)";
 
 #[rustfmt::skip]
@@ -34,6 +37,7 @@ static GPT2: &[Key] = &[
     key("layer_norm_epsilon", POSITIVE, "1.0e-5", "Added to the variance in layer norm"),
     key("initializer_range", NON_NEGATIVE, "0.02", "Standard deviation of the initial weights"),
     key("tie_word_embeddings", Kind::Bool, "true", "The head shares the embedding's weights"),
+    key("tiled_mlp_rows", TILES, "null", TILED),
     later("embd_pdrop", "0.0", DROPOUT),
     later("resid_pdrop", "0.0", DROPOUT),
     later("attn_pdrop", "0.0", DROPOUT),
@@ -53,6 +57,7 @@ static LLAMA: &[Key] = &[
     key("sliding_window", POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it"),
     key("rms_norm_eps", POSITIVE, "1.0e-6", "Added to the mean square in RMS norm"),
     key("tie_word_embeddings", Kind::Bool, "false", "The head shares the embedding's weights"),
+    key("tiled_mlp_rows", TILES, "null", TILED),
     key("initializer_range", NON_NEGATIVE, "0.02", "Standard deviation of the initial weights"),
     key("attention_bias", Kind::Bool, "false", "Biases in the attention's projections"),
     key("hidden_act", Kind::Choice { names: &["silu", "swish"], later: &["gelu", "gelu_new", "relu"] }, "silu", "Non-linearity of the gate"),

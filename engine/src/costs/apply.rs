@@ -1,6 +1,6 @@
 //! A table for a plan: what each layer and segment of it takes, or what the table lacks.
 
-use zero_config::{OffloadDevice, Optimizer};
+use zero_config::{Model, OffloadDevice, Optimizer};
 use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 use zero_pipeline::{Coordinates, Item, Placement, Schedule, SegmentId, Tier};
@@ -17,6 +17,7 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
         transport: transport.to_string(),
         optimizer: optimizer(subject),
         micro_batch: subject.settings.micro_batch_size,
+        tiled_mlp_rows: subject.config.model.as_ref().and_then(Model::tiled_mlp_rows),
     }
 }
 
@@ -76,6 +77,8 @@ pub(crate) fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, S
     same("threads a rank:", has.threads.to_string(), wants.threads.to_string());
     same("optimizer", has.optimizer.clone(), wants.optimizer);
     same("micro-batch", has.micro_batch.to_string(), wants.micro_batch.to_string());
+    let tiles = |rows: Option<usize>| rows.map_or("off".to_string(), |rows| rows.to_string());
+    same("rows of a tile of the MLP:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
     let replicas = config.data_parallel_size();
     if replicas > 1 {
         same("ranks of a group:", has.ranks.to_string(), replicas.to_string());

@@ -63,6 +63,9 @@ struct Conditions {
     optimizer: String,
     /// Samples of a micro-batch.
     micro_batch: usize,
+    /// `model.tiled_mlp_rows`, where that is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tiled_mlp_rows: Option<usize>,
 }
 
 /// Median, smallest and largest.
@@ -188,10 +191,11 @@ impl CostTable {
 
 impl fmt::Display for CostTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Conditions { dtype, threads, ranks, transport, optimizer, micro_batch } = &self.conditions;
+        let Conditions { dtype, threads, ranks, transport, optimizer, micro_batch, tiled_mlp_rows } = &self.conditions;
+        let tiles = tiled_mlp_rows.map_or(String::new(), |rows| format!("MLP in tiles of {rows} rows, "));
         writeln!(
             f,
-            "{dtype}, micro-batch {micro_batch}, {} × {}, {transport}, {optimizer}; medians (smallest – largest)",
+            "{dtype}, micro-batch {micro_batch}, {tiles}{} × {}, {transport}, {optimizer}; medians (smallest – largest)",
             counted(*ranks, "rank", "ranks"),
             counted(*threads, "thread", "threads"),
         )?;
