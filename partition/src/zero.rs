@@ -149,6 +149,8 @@ impl Zero {
             updates: 0,
         };
         zero.disk = zero.make_disk()?;
+        let bounce = zero.disk.as_ref().map_or(0, Disk::bounce_bytes);
+        zero.ledger.add(Category::Staging, bounce as usize, 1);
         zero.pool = Pool::of_at_most(longest_kept(&zero.layout));
         for segment in 0..zero.layout.segments().len() {
             let state = zero.initial(segment, seed)?;

@@ -35,6 +35,18 @@ pub struct Options {
     pub io_uring: bool,
     /// Past the page cache where the file system can.
     pub direct: bool,
+    /// Vectors go through memory of large pages, [`bounce_bytes`](Options::bounce_bytes) of it for as long as there is the file: their
+    /// own pages are small, of which disks take few at a time. io_uring only.
+    pub bounce: bool,
+}
+
+impl Options {
+    /// Bytes of memory of a file beside the buffers that its user gives.
+    #[must_use]
+    pub fn bounce_bytes(&self) -> u64 {
+        let bytes = self.intra_op_parallelism * self.queue_depth * self.block_size;
+        if self.bounce && self.io_uring { bytes as u64 } else { 0 }
+    }
 }
 
 impl Default for Options {
@@ -48,6 +60,7 @@ impl Default for Options {
             intra_op_parallelism: 1,
             io_uring: true,
             direct: true,
+            bounce: false,
         }
     }
 }
@@ -76,6 +89,7 @@ pub struct SwapFile {
     backend: Backend,
     direct: bool,
     notices: Vec<String>,
+    bounce_bytes: u64,
 }
 
 impl SwapFile {
@@ -105,7 +119,8 @@ impl SwapFile {
         let backend = if rings.is_empty() { Backend::Positioned } else { Backend::IoUring };
         let queue = Arc::new(Queue::new(file, folder.into(), block_size as u64, bells));
         // Before its threads, so that those which were started end if another cannot be.
-        let mut swap = SwapFile { queue, threads: vec![], size, backend, direct, notices };
+        let bounce_bytes = if backend == Backend::IoUring { options.bounce_bytes() } else { 0 };
+        let mut swap = SwapFile { queue, threads: vec![], size, backend, direct, notices, bounce_bytes };
         match backend {
             Backend::IoUring => ring::start(&swap.queue, rings, options, &mut swap.threads)?,
             Backend::Positioned => {
@@ -143,6 +158,11 @@ impl SwapFile {
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Bytes of memory beside the buffers that are read and written.
+    pub fn bounce_bytes(&self) -> u64 {
+        self.bounce_bytes
     }
 
     /// Who carries out reads and writes.
@@ -199,7 +219,8 @@ impl SwapFile {
 
 /// A ring for each thread, and the bells that wake them.
 fn rings(options: &Options) -> Result<(Vec<Ring>, Vec<OwnedFd>), Errno> {
-    let rings = (0..options.intra_op_parallelism).map(|_| Ring::new(options.queue_depth));
+    let bounce = if options.bounce { options.block_size } else { 0 };
+    let rings = (0..options.intra_op_parallelism).map(|_| Ring::new(options.queue_depth, bounce));
     let rings = rings.collect::<Result<Vec<_>, _>>()?;
     let bells = rings.iter().map(Ring::bell).collect::<Result<_, _>>()?;
     Ok((rings, bells))

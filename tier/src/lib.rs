@@ -28,6 +28,7 @@
 //! reserves the file.
 
 pub mod bench;
+mod bounce;
 mod buffer;
 mod error;
 mod file;

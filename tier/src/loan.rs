@@ -28,6 +28,8 @@ pub(crate) unsafe trait Lend: Send + 'static {
     fn room(&self) -> usize;
     /// Those of them that have been written at some time.
     fn written(&self) -> usize;
+    /// Whether its pages may be small.
+    fn is_scattered(&self) -> bool;
 }
 
 // SAFETY: its pages are on the heap or a mapping.
@@ -43,6 +45,10 @@ unsafe impl Lend for AlignedBuffer {
     fn written(&self) -> usize {
         self.capacity()
     }
+
+    fn is_scattered(&self) -> bool {
+        false
+    }
 }
 
 // SAFETY: its elements are on the heap.
@@ -57,6 +63,10 @@ unsafe impl<T: Pod + Send> Lend for Vec<T> {
 
     fn written(&self) -> usize {
         self.len() * size_of::<T>()
+    }
+
+    fn is_scattered(&self) -> bool {
+        true
     }
 }
 
@@ -80,6 +90,7 @@ pub(crate) struct Loan {
     room: usize,
     cut: usize,
     direction: Direction,
+    scattered: bool,
 }
 
 // SAFETY: `start` points into the memory of `owner`, which may be used and freed on any thread.
@@ -92,8 +103,8 @@ impl Loan {
             Direction::Read => buffer.room(),
             Direction::Write => buffer.written(),
         };
-        let start = buffer.start();
-        Loan { owner: Arc::new(Box::new(buffer)), start, room, cut: 0, direction }
+        let (start, scattered) = (buffer.start(), buffer.is_scattered());
+        Loan { owner: Arc::new(Box::new(buffer)), start, room, cut: 0, direction, scattered }
     }
 
     /// The next `len` bytes, or as many as are left.
@@ -102,7 +113,7 @@ impl Loan {
         // `cut` never exceeds the capacity, so this points into the buffer or to its end.
         let start = self.start.wrapping_add(self.cut);
         self.cut += len;
-        Part { _owner: Arc::clone(&self.owner), start, len, direction: self.direction }
+        Part { _owner: Arc::clone(&self.owner), start, len, direction: self.direction, scattered: self.scattered }
     }
 
     /// What was lent, if no part of it is left.
@@ -118,12 +129,22 @@ pub(crate) struct Part {
     start: *mut u8,
     len: usize,
     direction: Direction,
+    scattered: bool,
 }
 
 // SAFETY: as for `Loan`; parts of one buffer do not overlap.
 unsafe impl Send for Part {}
 
 impl Part {
+    /// Whether its pages may be small.
+    pub(crate) fn is_scattered(&self) -> bool {
+        self.scattered
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        self.direction
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,6 +14,7 @@ use io_uring::{IoUring, Probe, opcode, types};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use crate::bounce::Bounce;
 use crate::error::DiskError;
 use crate::file::Options;
 use crate::queue::{Block, Queue, Watch};
@@ -22,11 +24,13 @@ use crate::schedule::Direction;
 pub(crate) struct Ring {
     ring: IoUring,
     bell: OwnedFd,
+    bounce: Bounce,
 }
 
 impl Ring {
-    /// For `depth` blocks at a time. Tried out, so that a refusal (an old kernel, a seccomp filter, a sysctl) shows here.
-    pub(crate) fn new(depth: usize) -> Result<Ring, Errno> {
+    /// For `depth` blocks at a time; those of vectors, of `bounce` bytes at most, go through memory of large pages. Tried out, so that
+    /// a refusal (an old kernel, a seccomp filter, a sysctl) shows here.
+    pub(crate) fn new(depth: usize, bounce: usize) -> Result<Ring, Errno> {
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NOSYS);
         // One more for the bell.
         let mut ring = IoUring::new(depth as u32 + 1).map_err(errno)?;
@@ -41,7 +45,8 @@ impl Ring {
         ring.submit_and_wait(1).map_err(errno)?;
         ring.completion().for_each(drop);
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Ring { ring, bell })
+        let bounce = Bounce::new(depth, bounce).ok_or(Errno::NOMEM)?;
+        Ok(Ring { ring, bell, bounce })
     }
 
     /// What ends the sleep of the ring's thread.
@@ -69,10 +74,11 @@ pub(crate) fn start(
 /// The `user_data` of the bell; blocks have their slot's index.
 const BELL: u64 = u64::MAX;
 
-/// Blocks that the kernel has, by slot.
+/// Blocks that the kernel has, by slot, and the memory that some of them go through.
 struct UnderWay {
     slots: Vec<Option<Block>>,
     count: usize,
+    bounce: ManuallyDrop<Bounce>,
 }
 
 impl UnderWay {
@@ -80,15 +86,20 @@ impl UnderWay {
         self.count == self.slots.len()
     }
 
-    fn put(&mut self, block: Block) -> Option<(usize, &mut Block)> {
+    /// Its slot, it, and the memory that the kernel is to use.
+    fn put(&mut self, block: Block) -> Option<(usize, &Block, *mut u8)> {
         let index = self.slots.iter().position(Option::is_none)?;
         self.count += 1;
-        Some((index, self.slots[index].insert(block)))
+        let block = self.slots[index].insert(block);
+        let memory = self.bounce.prepare(index, &mut block.part);
+        Some((index, block, memory))
     }
 
-    fn take(&mut self, index: usize) -> Option<Block> {
-        let block = self.slots.get_mut(index)?.take()?;
+    /// The block of a slot, of which the kernel has read or written what it says.
+    fn take(&mut self, index: usize, outcome: Result<usize, Errno>) -> Option<Block> {
+        let mut block = self.slots.get_mut(index)?.take()?;
         self.count -= 1;
+        self.bounce.deliver(index, &mut block.part, outcome.unwrap_or(0));
         Some(block)
     }
 }
@@ -96,21 +107,32 @@ impl UnderWay {
 impl Drop for UnderWay {
     /// The kernel may still use their memory, so it is never freed. At an orderly end there are none.
     fn drop(&mut self) {
+        if self.count == 0 {
+            // SAFETY: not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.bounce) };
+        }
         self.slots.drain(..).for_each(std::mem::forget);
     }
 }
 
-fn serve(queue: &Queue, mut ring: Ring, options: &Options) {
+fn serve(queue: &Queue, ring: Ring, options: &Options) {
     let _watch = Watch(queue);
-    let mut under_way = UnderWay { slots: (0..options.queue_depth).map(|_| None).collect(), count: 0 };
-    if let Err(errno) = turn(queue, &mut ring, &mut under_way, options) {
+    let Ring { mut ring, bell, bounce } = ring;
+    let slots = (0..options.queue_depth).map(|_| None).collect();
+    let mut under_way = UnderWay { slots, count: 0, bounce: ManuallyDrop::new(bounce) };
+    if let Err(errno) = turn(queue, &mut ring, &bell, &mut under_way, options) {
         queue.abandon(&format!("io_uring failed: {errno}"));
     }
 }
 
 /// Gives blocks to the kernel and reports what became of them, until the queue has ended and the kernel has none.
-fn turn(queue: &Queue, ring: &mut Ring, under_way: &mut UnderWay, options: &Options) -> Result<(), Errno> {
-    let Ring { ring, bell } = ring;
+fn turn(
+    queue: &Queue,
+    ring: &mut IoUring,
+    bell: &OwnedFd,
+    under_way: &mut UnderWay,
+    options: &Options,
+) -> Result<(), Errno> {
     let mut bell_is_set = false;
     // What is left of blocks that were carried out in part.
     let mut again: Vec<Block> = vec![];
@@ -124,11 +146,11 @@ fn turn(queue: &Queue, ring: &mut Ring, under_way: &mut UnderWay, options: &Opti
         let begin = options.overlap_events || under_way.count == 0;
         while begin && !under_way.is_full() {
             let Some(block) = again.pop().or_else(|| queue.try_next()) else { break };
-            let Some((index, block)) = under_way.put(block) else { break };
+            let Some((index, block, memory)) = under_way.put(block) else { break };
             let (file, len) = (types::Fd(queue.file.as_raw_fd()), u32::try_from(block.part.len()).unwrap_or(MOST));
             let entry = match block.direction {
-                Direction::Read => opcode::Read::new(file, block.part.as_mut_ptr(), len).offset(block.at).build(),
-                Direction::Write => opcode::Write::new(file, block.part.as_mut_ptr(), len).offset(block.at).build(),
+                Direction::Read => opcode::Read::new(file, memory, len).offset(block.at).build(),
+                Direction::Write => opcode::Write::new(file, memory, len).offset(block.at).build(),
             };
             // SAFETY: the block has its memory, and stays in its slot until the kernel has said that it is done, or for ever.
             unsafe { ring.submission().push(&entry.user_data(index as u64)) }.map_err(|_| Errno::NOBUFS)?;
@@ -143,11 +165,13 @@ fn turn(queue: &Queue, ring: &mut Ring, under_way: &mut UnderWay, options: &Opti
         for completion in ring.completion() {
             if completion.user_data() == BELL {
                 // Before the queue is asked again, so that nothing that comes after goes unheard. It may be empty by now.
-                let _ = rustix::io::read(&*bell, &mut [0u8; 8]);
+                let _ = rustix::io::read(bell, &mut [0u8; 8]);
                 bell_is_set = false;
-            } else if let Some(block) = under_way.take(completion.user_data() as usize) {
-                let result = completion.result();
-                let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+                continue;
+            }
+            let (slot, result) = (completion.user_data() as usize, completion.result());
+            let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+            if let Some(block) = under_way.take(slot, outcome) {
                 again.extend(queue.report(block, outcome));
             }
         }

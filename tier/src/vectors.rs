@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read_through_either_way() {
         let folder = tempfile::tempdir().expect("a folder");
-        for io_uring in [true, false] {
-            let options = Options { io_uring, block_size: 8192, ..Options::default() };
+        for (io_uring, bounce) in [(true, false), (true, true), (false, false)] {
+            let options = Options { io_uring, bounce, block_size: 8192, queue_depth: 3, ..Options::default() };
             for len in [0, 1, 1023, 1024, 5000, (PART / 4) + 3] {
                 let room = align(len as u64 * 4);
                 let file = SwapFile::create(folder.path(), room + 4096, &options).expect("a file");
@@ -180,9 +180,15 @@ mod tests {
     #[test]
     fn what_lies_on_pages_is_lent_and_comes_back() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = SwapFile::create(folder.path(), 1 << 20, &Options::default()).expect("a file");
         let mut tried = 0;
-        for len in [1024, 1030, 2048, 3001] {
+        let lens = [1024, 1030, 2048, 3001, 10_000];
+        for (len, bounce) in lens.into_iter().flat_map(|len| [(len, false), (len, true)]) {
+            let options = Options { bounce, block_size: 8192, queue_depth: 2, ..Options::default() };
+            let file = SwapFile::create(folder.path(), 1 << 20, &options).expect("a file");
+            assert_eq!(
+                file.bounce_bytes(),
+                if bounce && file.backend() == crate::Backend::IoUring { 2 * 8192 } else { 0 }
+            );
             let Some(mut values) = on_pages(len) else { continue };
             tried += 1;
             values.iter_mut().enumerate().for_each(|(i, value)| *value = i as f32);

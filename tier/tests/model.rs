@@ -30,7 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn options() -> impl Strategy<Value = Options> {
     let sizes = (1..=PAGES, 1..=5usize, 1..=3usize);
-    (sizes, any::<[bool; 4]>()).prop_map(|((pages, queue_depth, intra_op_parallelism), flags)| Options {
+    (sizes, any::<[bool; 5]>()).prop_map(|((pages, queue_depth, intra_op_parallelism), flags)| Options {
         block_size: pages * ALIGNMENT,
         queue_depth,
         intra_op_parallelism,
@@ -38,6 +38,7 @@ fn options() -> impl Strategy<Value = Options> {
         overlap_events: flags[1],
         io_uring: flags[2],
         direct: flags[3],
+        bounce: flags[4],
     })
 }
 

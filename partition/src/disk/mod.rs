@@ -12,14 +12,15 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use half::bf16;
-use zero_pipeline::{Item, SegmentId};
+use zero_pipeline::{Coordinates, Item, SegmentId, Stages};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, PendingVec, SwapFile};
 
 pub use place::{DiskBytes, disk_buffers, disk_bytes};
-pub(crate) use place::{Place, places, stride};
+pub(crate) use place::{DiskVectors, Place, places, stride};
 pub(crate) use values::Stored;
 
 use crate::error::ZeroError;
+use crate::layout::Layout;
 use crate::zero::Zero;
 
 /// Where files are made, and how they are read and written.
@@ -102,6 +103,20 @@ pub struct DiskUse {
     pub notices: Vec<String>,
 }
 
+impl DiskOptions {
+    /// Of the files of a rank that reads and writes such vectors.
+    fn of_files(&self, vectors: DiskVectors) -> [zero_tier::Options; 2] {
+        [vectors.gradients, vectors.parameters].map(|bounce| zero_tier::Options { bounce, ..self.aio.clone() })
+    }
+
+    /// Bytes of memory of both files, for as long as there are any, of the rank at `at`.
+    #[must_use]
+    pub fn bounce_bytes(&self, layout: &Layout, stages: &Stages, at: Coordinates) -> u64 {
+        let vectors = DiskVectors::of(&places(layout, stages, at, 4, 0));
+        self.of_files(vectors).iter().map(zero_tier::Options::bounce_bytes).sum()
+    }
+}
+
 impl Zero {
     /// What this rank's disk did so far; `None` if everything lives in memory.
     #[must_use]
@@ -124,15 +139,16 @@ impl Zero {
 impl Disk {
     /// Makes the files and reserves their space. They read as zeros.
     pub(crate) fn new(options: &DiskOptions, places: Vec<Option<Place>>) -> Result<Self, ZeroError> {
-        let file = |folder: &Option<PathBuf>, bytes: u64| match folder {
+        let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {
             _ if bytes == 0 => Ok(None),
-            Some(folder) => Ok(Some(SwapFile::create(folder, bytes, &options.aio)?)),
+            Some(folder) => Ok(Some(SwapFile::create(folder, bytes, aio)?)),
             None => Err(ZeroError::internal("something lives on a disk, and there is no folder for it")),
         };
         let DiskBytes { optimizer, parameters } = DiskBytes::of(&places);
+        let [of_optimizer, of_parameters] = options.of_files(DiskVectors::of(&places));
         Ok(Self {
-            optimizer: file(&options.optimizer, optimizer)?,
-            parameters: file(&options.parameters, parameters)?,
+            optimizer: file(&options.optimizer, optimizer, &of_optimizer)?,
+            parameters: file(&options.parameters, parameters, &of_parameters)?,
             buffers: BufferPool::new(),
             places,
             gradients: HashMap::new(),
@@ -141,6 +157,11 @@ impl Disk {
             tiles: HashMap::new(),
             counted: 0,
         })
+    }
+
+    /// Bytes of memory of its files.
+    pub(crate) fn bounce_bytes(&self) -> u64 {
+        self.files().map(SwapFile::bounce_bytes).sum()
     }
 
     fn files(&self) -> impl Iterator<Item = &SwapFile> {

@@ -44,6 +44,22 @@ impl DiskBytes {
     }
 }
 
+/// Which of what a rank has on the disk is read and written as vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DiskVectors {
+    /// In the optimizer's file.
+    pub(crate) gradients: bool,
+    /// In the parameters'.
+    pub(crate) parameters: bool,
+}
+
+impl DiskVectors {
+    pub(crate) fn of(places: &[Option<Place>]) -> Self {
+        let any = |of: fn(&Tiers) -> Tier| places.iter().flatten().any(|place| of(&place.tiers) == Tier::Nvme);
+        Self { gradients: any(|tiers| tiers.gradients), parameters: any(|tiers| tiers.parameters) }
+    }
+}
+
 /// Bytes of the files of the rank at `at`. `width` is that of the working dtype, `states` the number of optimizer states.
 #[must_use]
 pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> DiskBytes {

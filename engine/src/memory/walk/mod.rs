@@ -149,6 +149,8 @@ impl<'a> Walk<'a> {
                 self.meter.add(Category::OptimizerState, own * 4 * states);
             }
         }
+        let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at);
+        self.meter.add(Category::Staging, bounce);
         let threads = zero_model::ops::threads() as u64;
         self.meter.add(Category::Activations, threads * room_of_a_thread());
     }
