@@ -21,7 +21,8 @@
 //! # Ok::<(), zero_tier::DiskError>(())
 //! ```
 //!
-//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors, without a copy where their elements begin on a page.
+//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors, where they are if their elements begin on a page, or
+//! through huge pages (`bounce`), as [`Options`] says.
 //!
 //! How it is built: a `Schedule` cuts requests into blocks and says which may go next; a `Queue` puts memory, results and
 //! counters to it; io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry blocks out. `place` finds and

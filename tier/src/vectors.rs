@@ -1,4 +1,4 @@
-//! Vectors on their way to or from the disk, without a copy where their elements begin on a page, as those of an allocator that
+//! Vectors on their way to or from the disk, where they are if their elements begin on a page, as those of an allocator that
 //! aligns what is large do. Others go through aligned buffers, a part at a time.
 
 #![allow(unsafe_code)]
