@@ -23,7 +23,7 @@ use crate::memory::Subject;
 use crate::messages::{Boundary, share};
 use crate::offload;
 use crate::settings::Settings;
-use crate::timing::Timing;
+use crate::timing::{self, Timing};
 use crate::tracked::Tracked;
 
 /// What one optimizer step did; the same on every rank but for the time.
@@ -149,7 +149,8 @@ impl Engine {
         let stage = mesh.coordinates(comm.rank()).stage;
         let mut programs = arrangement.training(layout.shape());
         arrangement.validate(&programs, layout.shape())?;
-        let program = programs.swap_remove(stage);
+        let mut program = programs.swap_remove(stage);
+        program.instructions.shrink_to_fit();
         let kept = offload::kept(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let groups = Groups::new(comm.clone(), mesh)?;
@@ -160,11 +161,11 @@ impl Engine {
         if let Some(sources) = &config.training.initial_weights {
             zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
         }
-        let traced = config.wall_clock_breakdown || config.training.trace;
+        let traced = timing::is_traced(&config);
         if traced {
             comm.barrier().wait()?;
         }
-        let timing = Timing::new(traced);
+        let timing = Timing::new(traced.then_some(program.instructions.len()));
         let memory_limit = config.training.memory_limit;
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
         Ok(Self {
@@ -345,7 +346,9 @@ impl Engine {
                 let shape = self.zero.layout().shape();
                 let mut programs = self.arrangement.evaluation(shape, count);
                 self.arrangement.validate(&programs, shape)?;
-                programs.swap_remove(stage)
+                let mut program = programs.swap_remove(stage);
+                program.instructions.shrink_to_fit();
+                program
             }
         };
         let outcome = run(

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use zero_config::Config;
 use zero_pipeline::Instruction;
 
 /// What a span of a rank's time was spent on.
@@ -88,6 +89,16 @@ pub struct Span {
 /// Steps of which the timeline is kept: what a picture can show, and little beside the run.
 const TRACED_STEPS: usize = 20;
 
+/// Whether a run keeps its timeline.
+pub(crate) fn is_traced(config: &Config) -> bool {
+    config.wall_clock_breakdown || config.training.trace
+}
+
+/// Bytes of the timeline of a program of so many instructions.
+pub(crate) fn timeline_bytes(instructions: usize) -> u64 {
+    (TRACED_STEPS * instructions * size_of::<Span>()) as u64
+}
+
 /// Seconds by lane, calls by instruction, and the timeline where it is wanted.
 #[derive(Debug)]
 pub struct Timing {
@@ -99,13 +110,13 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// `record_spans`: keep the timeline. All ranks make it at about the same time, behind a barrier.
-    pub(crate) fn new(record_spans: bool) -> Self {
+    /// Keeps the timeline of programs of so many instructions, if it is to. All ranks make it at about the same time, behind a barrier.
+    pub(crate) fn new(traced: Option<usize>) -> Self {
         Self {
             origin: Instant::now(),
             seconds: [0.0; Lane::ALL.len()],
             calls: std::collections::BTreeMap::new(),
-            spans: record_spans.then(Vec::new),
+            spans: traced.map(|instructions| Vec::with_capacity(TRACED_STEPS * instructions)),
             steps: 0,
         }
     }
@@ -153,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_timeline_of_a_long_run_has_its_first_steps() {
-        let mut timing = Timing::new(true);
+        let mut timing = Timing::new(Some(0));
         for _ in 0..TRACED_STEPS + 5 {
             for index in 0..3 {
                 timing.record(&Instruction::GradientNorm, Some(index), Instant::now());
@@ -163,6 +174,6 @@ mod tests {
         }
         assert_eq!(timing.spans().len(), 3 * TRACED_STEPS);
         assert_eq!(timing.calls().map(|(_, calls)| calls).sum::<u64>(), 4 * (TRACED_STEPS as u64 + 5));
-        assert!(Timing::new(false).spans().is_empty());
+        assert!(Timing::new(None).spans().is_empty());
     }
 }

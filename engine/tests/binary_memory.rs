@@ -179,3 +179,10 @@ fn tied_parameters_over_pipelines() {
         holds_within(GRADIENTS, ranks, &format!("stage: {stage}"), &settings);
     }
 }
+
+#[test]
+fn long_programs_and_their_timeline() {
+    let tiles = format!("stage: 2, sub_group_size: 4096, {STATE}");
+    holds(1, &tiles, &[BLOCKS]);
+    holds(2, &tiles, &[BLOCKS, "wall_clock_breakdown=true"]);
+}

@@ -20,9 +20,10 @@ use walk::Walk;
 pub(crate) use walk::Work;
 use zero_config::{Config, Transport};
 use zero_partition::Category;
-use zero_pipeline::{Mesh, Program};
+use zero_pipeline::{Instruction, Mesh, Program};
 
 use crate::engine::Engine;
+use crate::timing;
 
 /// What the engine itself takes beside what a program asks for: its lists, the metrics of a step.
 const OWN: u64 = 64 << 10;
@@ -44,9 +45,18 @@ pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_
     walk.run(step);
     let mut peaks = walk.peaks();
     let transport = transport(config, mesh);
-    peaks.total += OWN + transport;
+    let lists = lists(config, step.program, evaluation.program);
+    peaks.total += OWN + transport + lists;
+    peaks.by_category[Category::Activations as usize] += lists;
     peaks.by_category[Category::Communication as usize] += transport;
     peaks
+}
+
+/// What an engine keeps of its programs, and of when they were carried out: what is measured beside the categories is among activations.
+fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
+    let instructions = step.instructions.len() + evaluation.instructions.len();
+    let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len()) } else { 0 };
+    (instructions * size_of::<Instruction>()) as u64 + timeline
 }
 
 /// What the sockets of a rank take, where ranks talk over TCP by choice: a chunk for each peer in each group. Shared memory has none on

@@ -114,12 +114,13 @@ mod x86 {
         }
         // At the edges by way of a whole tile.
         let mut sums = [0f32; ROWS * COLUMNS];
+        let place = sums.as_mut_ptr();
         let inner = Tile {
             rows: t.rows.next_multiple_of(SIDE),
             columns: COLUMNS,
-            start: if t.start.is_null() { t.start } else { sums.as_ptr() },
+            start: if t.start.is_null() { t.start } else { place.cast_const() },
             start_rows: COLUMNS,
-            out: sums.as_mut_ptr(),
+            out: place,
             out_rows: COLUMNS,
             ..t
         };
