@@ -15,10 +15,13 @@ mod manifest;
 mod save;
 mod tensors;
 mod together;
+mod verify;
 mod weights;
+mod writer;
 
 pub use error::CheckpointError;
 pub use load::{committed, load, newest};
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
 pub use save::{Save, save};
+pub use verify::{Damage, verify};
 pub use weights::load_weights;

@@ -10,9 +10,9 @@ use zero_partition::{Kind, Range, Zero};
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, tensor_name};
-use crate::save::checksum;
 use crate::tensors::TensorFile;
 use crate::together::together;
+use crate::verify::intact;
 
 /// Committed checkpoints under `root`, oldest step first.
 ///
@@ -46,7 +46,7 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     Ok(committed(root)?.pop().map(|(_, path)| path))
 }
 
-/// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksum is verified by one rank, before
+/// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksums are verified by one rank, before
 /// any rank's state is touched.
 ///
 /// # Errors
@@ -63,16 +63,8 @@ pub fn load(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<M
 fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(folder)?;
     fits(folder, &manifest, zero)?;
-    for shard in manifest.shards.iter().skip(comm.rank()).step_by(comm.size()) {
-        let path = folder.join(&shard.file);
-        let (bytes, crc32) = checksum(&path)?;
-        if bytes != shard.bytes {
-            let reason = format!("it has {bytes} bytes, and {} when it was written", shard.bytes);
-            return Err(CheckpointError::damaged(&path, reason));
-        }
-        if crc32 != shard.crc32 {
-            return Err(CheckpointError::damaged(&path, "its checksum is not the one that was written"));
-        }
+    for shard in (0..manifest.shards.len()).skip(comm.rank()).step_by(comm.size()) {
+        intact(folder, &manifest, shard)?;
     }
     Ok(manifest)
 }

@@ -1,6 +1,8 @@
 //! `manifest.json`: what a checkpoint consists of.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -10,9 +12,11 @@ use crate::error::CheckpointError;
 /// The value of `format`.
 pub const FORMAT: &str = "zero-train-checkpoint";
 /// The value of `version` that this library writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// A manifest larger than this is refused before it is parsed.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 256 << 20;
+/// What the manifest's last line begins with: the CRC-32 of all bytes before that line follows.
+const SEAL: &str = "\n  \"crc32\": ";
 
 /// All there is to know about a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -64,7 +68,7 @@ pub struct ParameterEntry {
 }
 
 /// Where a range of a parameter is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PieceEntry {
     /// Index into `shards`.
@@ -73,6 +77,8 @@ pub struct PieceEntry {
     pub start: usize,
     /// One past the last element.
     pub end: usize,
+    /// CRC-32 (IEEE) of the bytes of its tensors: the parameter's, then that of each state in the order of `states`.
+    pub crc32: Vec<u32>,
 }
 
 /// The name of a piece's tensor in its shard.
@@ -84,6 +90,16 @@ pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) ->
 }
 
 impl Manifest {
+    /// The tensors of a shard, in the order in which this library writes them: name, elements, CRC-32.
+    pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, usize, u32)> {
+        let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, piece)));
+        pieces.filter(move |(_, piece)| piece.shard == shard).flat_map(|(name, piece)| {
+            let states = std::iter::once(None).chain(self.states.iter().map(|state| Some(state.as_str())));
+            let tensor = |(state, &crc32)| (tensor_name(name, piece.start, state), piece.end - piece.start, crc32);
+            states.zip(&piece.crc32).map(tensor)
+        })
+    }
+
     /// Reads and checks the manifest of a checkpoint's folder.
     ///
     /// # Errors
@@ -95,19 +111,44 @@ impl Manifest {
             return Err(CheckpointError::damaged(&path, format!("it has {size} bytes")));
         }
         let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
-        let manifest: Self =
-            serde_json::from_slice(&text).map_err(|e| CheckpointError::damaged(&path, e.to_string()))?;
-        manifest.check().map_err(|reason| CheckpointError::damaged(&path, reason))?;
+        Self::parse(&text).map_err(|reason| CheckpointError::damaged(&path, reason))
+    }
+
+    /// Writes the manifest into a checkpoint's folder, and puts it on the disk.
+    pub(crate) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join("manifest.json");
+        let text = self.text().map_err(|e| CheckpointError::damaged(&path, e.to_string()))?;
+        let mut file = File::create(&path).map_err(CheckpointError::io(&path))?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(CheckpointError::io(&path))
+    }
+
+    /// JSON, whose last key is the checksum of what is before it.
+    fn text(&self) -> serde_json::Result<String> {
+        let text = serde_json::to_string_pretty(self)?;
+        let body = format!("{},", text.trim_end_matches("\n}"));
+        Ok(format!("{body}{SEAL}{}\n}}\n", crc32fast::hash(body.as_bytes())))
+    }
+
+    fn parse(text: &[u8]) -> Result<Self, String> {
+        let seal = text.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
+        let Some((body, sealed)) = seal.map(|at| text.split_at(at)) else {
+            // Not one of this version's: which one it is tells more than that it has no checksum.
+            let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+            other.check()?;
+            return Err("its last line is not its checksum".into());
+        };
+        if sealed != format!("{SEAL}{}\n}}\n", crc32fast::hash(body)).as_bytes() {
+            return Err("its checksum is not the one that was written".into());
+        }
+        let body = [body.strip_suffix(b",").unwrap_or(body), b"}"].concat();
+        let version: Version = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
+        version.check()?;
+        let manifest: Self = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
+        manifest.check()?;
         Ok(manifest)
     }
 
     fn check(&self) -> Result<(), String> {
-        if self.format != FORMAT {
-            return Err(format!("its format is `{}`, not `{FORMAT}`", self.format));
-        }
-        if self.version != VERSION {
-            return Err(format!("its version is {}; this program reads version {VERSION}", self.version));
-        }
         for (rank, shard) in self.shards.iter().enumerate() {
             if shard.file != shard_file(rank, self.shards.len()) {
                 return Err(format!("shard {rank} is named `{}`", shard.file));
@@ -120,11 +161,34 @@ impl Manifest {
                 if piece.start != next || piece.end <= piece.start || piece.shard >= self.shards.len() {
                     return Err(format!("the pieces of `{name}` do not join at element {next}"));
                 }
+                if piece.crc32.len() != 1 + self.states.len() {
+                    let (found, needed) = (piece.crc32.len(), 1 + self.states.len());
+                    return Err(format!("element {next} of `{name}` has {found} of {needed} checksums"));
+                }
                 next = piece.end;
             }
             if next != elements {
                 return Err(format!("the pieces of `{name}` have {next} of {elements} elements"));
             }
+        }
+        Ok(())
+    }
+}
+
+/// What is read of a manifest first: another version's may have other keys.
+#[derive(Deserialize)]
+struct Version {
+    format: String,
+    version: u32,
+}
+
+impl Version {
+    fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("its format is `{}`, not `{FORMAT}`", self.format));
+        }
+        if self.version != VERSION {
+            return Err(format!("its version is {}; this program reads version {VERSION}", self.version));
         }
         Ok(())
     }

@@ -1,21 +1,20 @@
 //! Writing a checkpoint.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Read;
+use std::ops;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, View, serialize_to_file};
+use safetensors::tensor::Dtype;
 use zero_comm::{Buffer, Communicator};
-use zero_partition::{Kind, Range, Zero, ZeroError};
+use zero_partition::{Kind, Range, Zero};
 use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
 use crate::load::committed;
 use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
 use crate::together::together;
+use crate::writer::TensorWriter;
 
 /// What a checkpoint records besides parameters and optimizer state.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,10 +42,23 @@ pub fn save(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> R
     } else {
         together(comm, Ok(()))?;
     }
-    let entry = together(comm, write_shard(&unfinished, zero, comm))?;
-    let entries = exchange(comm, &entry)?;
+    let mut parameters = parameters(zero);
+    let entry = together(comm, write_shard(&unfinished, zero, comm, &mut parameters))?;
+    let shards = exchange(comm, &entry, &mut parameters, zero.kinds().len())?;
+    let manifest = Manifest {
+        format: FORMAT.into(),
+        version: VERSION,
+        step: save.step,
+        updates: zero.updates(),
+        world_size: comm.size(),
+        zero_stage: save.zero_stage,
+        states: zero.state_names().iter().map(ToString::to_string).collect(),
+        engine: save.engine.clone(),
+        shards,
+        parameters,
+    };
     let committing =
-        if comm.rank() == 0 { commit(root, &unfinished, &folder, zero, comm, save, entries) } else { Ok(()) };
+        if comm.rank() == 0 { commit(root, &unfinished, &folder, &manifest, save.keep_last) } else { Ok(()) };
     together(comm, committing)?;
     Ok(folder)
 }
@@ -60,125 +72,89 @@ fn fresh(root: &Path, unfinished: &Path) -> Result<(), CheckpointError> {
     fs::create_dir(unfinished).map_err(CheckpointError::io(unfinished))
 }
 
-/// One tensor of a shard: f32, little endian. It is read when it is written, so that a shard is never in memory as a whole.
-struct Values<'a> {
-    zero: &'a Zero,
-    kind: Kind,
-    range: Range,
-    shape: [usize; 1],
-    /// Why a tensor of the shard could not be read, if one could not.
-    failed: &'a RefCell<Option<ZeroError>>,
-}
-
-impl View for Values<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
+/// Writes this rank's shard, one piece after the other, so that it is never in memory as a whole; the checksums of its pieces
+/// are put into `parameters`.
+fn write_shard(
+    folder: &Path,
+    zero: &Zero,
+    comm: &dyn Communicator,
+    parameters: &mut BTreeMap<String, ParameterEntry>,
+) -> Result<ShardEntry, CheckpointError> {
+    let (kinds, states) = (zero.kinds(), zero.state_names());
+    let state = |kind: Kind| match kind {
+        Kind::Parameter => None,
+        Kind::State(index) => states.get(index).copied(),
+    };
+    let file = shard_file(comm.rank(), comm.size());
+    let mut tensors = vec![];
+    for (name, entry) in &*parameters {
+        for piece in entry.pieces.iter().filter(|piece| piece.shard == comm.rank()) {
+            let tensor =
+                |&kind| (tensor_name(name, piece.start, state(kind)), Dtype::F32, vec![piece.end - piece.start]);
+            tensors.extend(kinds.iter().map(tensor));
+        }
     }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        match self.zero.read(self.kind, &self.range) {
-            Ok(values) => Cow::Owned(bytemuck::cast_slice(&values).to_vec()),
-            Err(error) => {
-                self.failed.borrow_mut().get_or_insert(error);
-                Cow::Owned(vec![0; self.data_len()])
+    let mut writer = TensorWriter::create(&folder.join(&file), tensors, None)?;
+    let named = zero.model().parameters().iter().enumerate();
+    let ids: BTreeMap<&str, usize> = named.map(|(id, parameter)| (parameter.name(), id)).collect();
+    for (name, entry) in parameters {
+        for piece in entry.pieces.iter_mut().filter(|piece| piece.shard == comm.rank()) {
+            let range = Range { parameter: ids[name.as_str()], elements: piece.start..piece.end };
+            for &kind in &kinds {
+                piece.crc32.push(writer.write(bytemuck::cast_slice(&zero.read(kind, &range)?))?);
             }
         }
     }
-    fn data_len(&self) -> usize {
-        self.range.elements.len() * 4
-    }
-}
-
-fn write_shard(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<ShardEntry, CheckpointError> {
-    let file = shard_file(comm.rank(), comm.size());
-    let path = folder.join(&file);
-    let failed = RefCell::new(None);
-    let mut tensors = vec![];
-    for range in zero.saved_ranges() {
-        let parameter = zero.model().parameters()[range.parameter].name();
-        for kind in zero.kinds() {
-            let state = match kind {
-                Kind::Parameter => None,
-                Kind::State(index) => zero.state_names().get(index).copied(),
-            };
-            let shape = [range.elements.len()];
-            let values = Values { zero, kind, range: range.clone(), shape, failed: &failed };
-            tensors.push((tensor_name(parameter, range.elements.start, state), values));
-        }
-    }
-    serialize_to_file(tensors, None, &path).map_err(|e| match e {
-        safetensors::SafeTensorError::IoError(source) => CheckpointError::io(&path)(source),
-        other => CheckpointError::damaged(&path, other.to_string()),
-    })?;
-    if let Some(error) = failed.into_inner() {
-        return Err(error.into());
-    }
-    sync(&path)?;
-    let (bytes, crc32) = checksum(&path)?;
+    let (bytes, crc32) = writer.finish()?;
     Ok(ShardEntry { file, bytes, crc32 })
 }
 
-/// Size and CRC-32 of a file.
-pub(crate) fn checksum(path: &Path) -> Result<(u64, u32), CheckpointError> {
-    let mut file = File::open(path).map_err(CheckpointError::io(path))?;
-    let (mut hasher, mut bytes) = (crc32fast::Hasher::new(), 0);
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let read = file.read(&mut buffer).map_err(CheckpointError::io(path))?;
-        if read == 0 {
-            return Ok((bytes, hasher.finalize()));
+/// Every rank's size and checksum, in rank order; and the checksums of all pieces.
+fn exchange(
+    comm: &dyn Communicator,
+    entry: &ShardEntry,
+    parameters: &mut BTreeMap<String, ParameterEntry>,
+    kinds: usize,
+) -> Result<Vec<ShardEntry>, CheckpointError> {
+    let mut mine = vec![entry.bytes as i64, i64::from(entry.crc32)];
+    let mut counts = vec![2; comm.size()];
+    for piece in parameters.values().flat_map(|entry| &entry.pieces) {
+        counts[piece.shard] += kinds;
+        if piece.shard == comm.rank() {
+            mine.extend(piece.crc32.iter().map(|&crc32| i64::from(crc32)));
         }
-        hasher.update(&buffer[..read]);
-        bytes += read as u64;
     }
-}
-
-/// Every rank's size and checksum, in rank order.
-fn exchange(comm: &dyn Communicator, entry: &ShardEntry) -> Result<Vec<ShardEntry>, CheckpointError> {
-    let mine = Buffer::I64(vec![entry.bytes as i64, i64::from(entry.crc32)]);
-    let all = Buffer::I64(vec![0; 2 * comm.size()]);
-    let all = comm.all_gather(mine, all, &vec![2; comm.size()]).wait()?.output;
-    let Buffer::I64(all) = all else { return Ok(vec![]) };
-    let entry = |(rank, pair): (usize, &[i64])| ShardEntry {
-        file: shard_file(rank, comm.size()),
-        bytes: pair[0] as u64,
-        crc32: pair[1] as u32,
-    };
-    Ok(all.chunks(2).enumerate().map(entry).collect())
+    let all = Buffer::I64(vec![0; counts.iter().sum()]);
+    let all = comm.all_gather(Buffer::I64(mine), all, &counts).wait()?.output.into_i64()?;
+    let mut rest = all.as_slice();
+    let mut of_ranks = vec![];
+    for &count in &counts {
+        let (of_rank, after) = rest.split_at(count);
+        of_ranks.push(of_rank.iter().copied());
+        rest = after;
+    }
+    let mut next = |rank: usize| of_ranks[rank].next().unwrap_or_default();
+    let entry =
+        |rank| ShardEntry { file: shard_file(rank, comm.size()), bytes: next(rank) as u64, crc32: next(rank) as u32 };
+    let shards = (0..comm.size()).map(entry).collect();
+    for piece in parameters.values_mut().flat_map(|entry| &mut entry.pieces) {
+        piece.crc32 = (0..kinds).map(|_| next(piece.shard) as u32).collect();
+    }
+    Ok(shards)
 }
 
 fn commit(
     root: &Path,
     unfinished: &Path,
     folder: &Path,
-    zero: &Zero,
-    comm: &dyn Communicator,
-    save: &Save,
-    shards: Vec<ShardEntry>,
+    manifest: &Manifest,
+    keep_last: usize,
 ) -> Result<(), CheckpointError> {
-    let manifest = Manifest {
-        format: FORMAT.into(),
-        version: VERSION,
-        step: save.step,
-        updates: zero.updates(),
-        world_size: comm.size(),
-        zero_stage: save.zero_stage,
-        states: zero.state_names().iter().map(ToString::to_string).collect(),
-        engine: save.engine.clone(),
-        shards,
-        parameters: parameters(zero),
-    };
-    let text = serde_json::to_vec_pretty(&manifest)
-        .map_err(|e| CheckpointError::damaged(unfinished, format!("manifest: {e}")))?;
-    let path = unfinished.join("manifest.json");
-    fs::write(&path, text).map_err(CheckpointError::io(&path))?;
-    sync(&path)?;
+    manifest.write(unfinished)?;
     sync(unfinished)?;
     // A run that was set back writes a step anew: the old folder makes room, and is still there under another name
     // until the new one is.
-    let replaced = root.join(format!(".replaced-step-{:08}", save.step));
+    let replaced = root.join(format!(".replaced-step-{:08}", manifest.step));
     let replaces = folder.exists();
     if replaces {
         fs::rename(folder, &replaced).map_err(CheckpointError::io(folder))?;
@@ -189,9 +165,10 @@ fn commit(
         fs::remove_dir_all(&replaced).map_err(CheckpointError::io(&replaced))?;
     }
     point(root, folder)?;
-    retain(root, save.keep_last)
+    retain(root, keep_last)
 }
 
+/// What is where; checksums are still to come.
 fn parameters(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
     let model = zero.model();
     let mut entries: BTreeMap<String, ParameterEntry> = model
@@ -206,7 +183,9 @@ fn parameters(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
             for (parameter, elements, _) in segment.overlaps(segment.shard(replica)) {
                 if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
                     let portions = Range { parameter, elements }.portions().map(|range| range.elements);
-                    entry.pieces.extend(portions.map(|at| PieceEntry { shard, start: at.start, end: at.end }));
+                    let piece =
+                        |at: ops::Range<usize>| PieceEntry { shard, start: at.start, end: at.end, crc32: vec![] };
+                    entry.pieces.extend(portions.map(piece));
                 }
             }
         }

@@ -175,10 +175,14 @@ fn damage_is_refused_by_every_rank() {
     let good = saved(root.path(), 2, 2, &settings(3, ""));
     let shard = |folder: &Path, rank: usize| folder.join(format!("shard-{rank:05}-of-00002.safetensors"));
     let manifest = |folder: &Path| folder.join("manifest.json");
+    // A manifest that says something else under a checksum that is right: what it says is checked as well.
     let replace = |path: &Path, from: &str, to: &str| {
         let text = fs::read_to_string(path).unwrap();
         assert!(text.contains(from), "no {from:?} to replace");
-        fs::write(path, text.replacen(from, to, 1)).unwrap();
+        let text = text.replacen(from, to, 1);
+        let (body, _) = text.rsplit_once("\n  \"crc32\": ").unwrap();
+        let crc32 = crc32fast::hash(body.as_bytes());
+        fs::write(path, format!("{body}\n  \"crc32\": {crc32}\n}}\n")).unwrap();
     };
     type Damage<'a> = Box<dyn Fn(&Path) + 'a>;
     let cases: Vec<(&str, Damage<'_>, &str)> = vec![
@@ -192,7 +196,9 @@ fn damage_is_refused_by_every_rank() {
             Box::new(|f| edit(&shard(f, 1), |b| *b.last_mut().unwrap() ^= 1)),
             "checksum",
         ),
-        ("a flipped bit in a header", Box::new(|f| edit(&shard(f, 1), |b| b[20] ^= 4)), "checksum"),
+        ("a flipped bit in a header", Box::new(|f| edit(&shard(f, 1), |b| b[9] ^= 4)), "header is damaged"),
+        ("a flipped bit in a name", Box::new(|f| edit(&shard(f, 1), |b| b[20] ^= 4)), "it is not in the manifest"),
+        ("a flipped bit in the manifest", Box::new(|f| edit(&manifest(f), |b| b[20] ^= 4)), "its checksum is not"),
         ("a truncated shard", Box::new(|f| edit(&shard(f, 1), |b| b.truncate(b.len() / 2))), "when it was written"),
         ("an empty shard", Box::new(|f| edit(&shard(f, 0), Vec::clear)), "0 bytes, and"),
         ("a longer shard", Box::new(|f| edit(&shard(f, 0), |b| b.push(0))), "when it was written"),
@@ -211,8 +217,8 @@ fn damage_is_refused_by_every_rank() {
         ),
         (
             "a later version",
-            Box::new(|f| replace(&manifest(f), "\"version\": 1", "\"version\": 2")),
-            "its version is 2",
+            Box::new(|f| replace(&manifest(f), "\"version\": 2", "\"version\": 3")),
+            "its version is 3",
         ),
         ("an unknown field", Box::new(|f| replace(&manifest(f), "\"step\"", "\"stepp\"")), "unknown field `stepp`"),
         (

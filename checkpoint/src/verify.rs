@@ -1,0 +1,289 @@
+//! Whether a checkpoint is what was written, and if not, where it is not.
+
+use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Dtype;
+
+use crate::error::CheckpointError;
+use crate::manifest::Manifest;
+use crate::tensors::TensorFile;
+
+/// One thing that is not as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The shard, or the manifest.
+    pub path: PathBuf,
+    /// The tensor in the shard, `name@start` or `name@start/state`, where it is known.
+    pub tensor: Option<String>,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl Display for Damage {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match &self.tensor {
+            Some(tensor) => write!(f, "{}: `{tensor}`: {}", self.path.display(), self.reason),
+            None => write!(f, "{}: {}", self.path.display(), self.reason),
+        }
+    }
+}
+
+/// Reads all of a checkpoint's folder, and tells all that is not as it was written, in the order of shards and of what is in them.
+#[must_use]
+pub fn verify(folder: &Path) -> Vec<Damage> {
+    let manifest = match Manifest::read(folder) {
+        Ok(manifest) => manifest,
+        Err(error) => return vec![unreadable(&folder.join("manifest.json"), error)],
+    };
+    (0..manifest.shards.len()).flat_map(|shard| damages(folder, &manifest, shard)).collect()
+}
+
+/// As an error where a shard has one; else it is as it was written.
+pub(crate) fn intact(folder: &Path, manifest: &Manifest, shard: usize) -> Result<(), CheckpointError> {
+    match damages(folder, manifest, shard).into_iter().next() {
+        None => Ok(()),
+        Some(Damage { path, tensor: Some(tensor), reason }) => {
+            Err(CheckpointError::damaged(&path, format!("`{tensor}`: {reason}")))
+        }
+        Some(Damage { path, tensor: None, reason }) => Err(CheckpointError::damaged(&path, reason)),
+    }
+}
+
+/// An error of one file, without its path.
+fn unreadable(path: &Path, error: CheckpointError) -> Damage {
+    let reason = match error {
+        CheckpointError::Io { source, .. } => source.to_string(),
+        CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. } => reason,
+        other => other.to_string(),
+    };
+    Damage { path: path.to_path_buf(), tensor: None, reason }
+}
+
+/// What is wrong with a shard. Every byte is read once; the whole file's checksum is made of those of header and tensors.
+fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
+    let entry = &manifest.shards[shard];
+    let path = folder.join(&entry.file);
+    let damage =
+        |tensor: Option<&str>, reason: String| Damage { path: path.clone(), tensor: tensor.map(String::from), reason };
+    let size = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) => return vec![damage(None, error.to_string())],
+    };
+    let mut found = vec![];
+    if size != entry.bytes {
+        found.push(damage(None, format!("it has {size} bytes, and had {} when it was written", entry.bytes)));
+    }
+    let file = match TensorFile::open(&path) {
+        Ok(file) => file,
+        Err(error) => {
+            let Damage { reason, .. } = unreadable(&path, error);
+            found.push(damage(None, format!("its header is damaged, so its tensors are not found: {reason}")));
+            return found;
+        }
+    };
+    let expected: Vec<_> = manifest.tensors(shard).collect();
+    let mut unread: HashMap<&str, (usize, u32)> =
+        expected.iter().map(|(name, elements, crc32)| (name.as_str(), (*elements, *crc32))).collect();
+    let mut whole = file.header_crc32.clone();
+    let mut end = file.data_start;
+    for tensor in file.metadata.offset_keys() {
+        let Some(info) = file.metadata.info(&tensor) else { continue };
+        end = file.end(info);
+        let known = unread.remove(tensor.as_str());
+        match known {
+            None => found.push(damage(Some(&tensor), "it is not in the manifest".into())),
+            Some((elements, _)) if info.dtype != Dtype::F32 || info.shape != [elements] => {
+                let reason = format!("it is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
+                found.push(damage(Some(&tensor), reason));
+            }
+            Some(_) => {}
+        }
+        if end > size {
+            found.push(damage(Some(&tensor), format!("it ends at byte {end}, beyond the end of the file")));
+            continue;
+        }
+        match file.portions(info, |_| Ok(())) {
+            Err(error) => found.push(damage(Some(&tensor), unreadable(&path, error).reason)),
+            Ok(crc32) => {
+                whole.combine(&crc32);
+                let crc32 = crc32.finalize();
+                if known.is_some_and(|(_, written)| written != crc32) {
+                    found.push(damage(Some(&tensor), "its checksum is not the one that was written".into()));
+                }
+            }
+        }
+    }
+    for (tensor, ..) in expected.iter().filter(|(tensor, ..)| unread.contains_key(tensor.as_str())) {
+        found.push(damage(Some(tensor), "it is missing".into()));
+    }
+    if found.is_empty() && end != size {
+        found.push(damage(None, format!("its header is damaged: it says {end} bytes, and the file has {size}")));
+    }
+    if found.is_empty() && whole.finalize() != entry.crc32 {
+        found.push(damage(None, "its header is damaged: its checksum is not the one that was written".into()));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use super::*;
+    use crate::manifest::{FORMAT, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file};
+    use crate::writer::TensorWriter;
+
+    /// Two parameters with one state over two shards, one of them cut.
+    fn written(folder: &Path) -> Manifest {
+        let piece = |shard, start, end| PieceEntry { shard, start, end, crc32: vec![] };
+        let entry = |shape: &[usize], pieces| ParameterEntry { shape: shape.to_vec(), pieces };
+        let mut manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            step: 7,
+            updates: 6,
+            world_size: 2,
+            zero_stage: 3,
+            states: vec!["exp_avg".into()],
+            engine: serde_json::json!({"best": 0.5}),
+            shards: vec![],
+            parameters: BTreeMap::from([
+                ("a.weight".into(), entry(&[4, 25], vec![piece(0, 0, 60), piece(1, 60, 100)])),
+                ("b".into(), entry(&[], vec![piece(1, 0, 1)])),
+            ]),
+        };
+        for shard in 0..2 {
+            let mut tensors = vec![];
+            for (name, entry) in &manifest.parameters {
+                for piece in entry.pieces.iter().filter(|piece| piece.shard == shard) {
+                    for state in ["", "/exp_avg"] {
+                        tensors.push((
+                            format!("{name}@{}{state}", piece.start),
+                            Dtype::F32,
+                            vec![piece.end - piece.start],
+                        ));
+                    }
+                }
+            }
+            let file = shard_file(shard, 2);
+            let mut writer = TensorWriter::create(&folder.join(&file), tensors, None).unwrap();
+            for entry in manifest.parameters.values_mut() {
+                for piece in entry.pieces.iter_mut().filter(|piece| piece.shard == shard) {
+                    for kind in 0..2 {
+                        let value = |i: usize| ((i * 31 + kind * 7) as f32).sin().to_le_bytes();
+                        let bytes: Vec<u8> = (piece.start..piece.end).flat_map(value).collect();
+                        piece.crc32.push(writer.write(&bytes).unwrap());
+                    }
+                }
+            }
+            let (bytes, crc32) = writer.finish().unwrap();
+            manifest.shards.push(ShardEntry { file, bytes, crc32 });
+        }
+        manifest.write(folder).unwrap();
+        manifest
+    }
+
+    /// What is found when a file has this content.
+    fn found_with(folder: &Path, file: &str, content: &[u8]) -> Vec<Damage> {
+        fs::write(folder.join(file), content).unwrap();
+        verify(folder)
+    }
+
+    #[test]
+    fn what_was_written_is_found_intact() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = written(folder.path());
+        assert_eq!(verify(folder.path()), []);
+        assert_eq!(Manifest::read(folder.path()).unwrap(), manifest);
+        // The file's checksum, which is made of those of its parts, is that of its bytes.
+        for shard in &manifest.shards {
+            let bytes = fs::read(folder.path().join(&shard.file)).unwrap();
+            assert_eq!((bytes.len() as u64, crc32fast::hash(&bytes)), (shard.bytes, shard.crc32));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = written(folder.path());
+        for (index, shard) in manifest.shards.iter().enumerate() {
+            let good = fs::read(folder.path().join(&shard.file)).unwrap();
+            let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
+            // Tensors lie in the manifest's order: the one that holds each byte.
+            let held = manifest.tensors(index).flat_map(|(name, elements, _)| vec![name; 4 * elements]);
+            let held: Vec<String> = held.collect();
+            assert_eq!(header + held.len(), good.len());
+            for bit in 0..8 * good.len() {
+                let mut bad = good.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                let found = found_with(folder.path(), &shard.file, &bad);
+                assert!(!found.is_empty(), "bit {bit} of {}", shard.file);
+                assert!(found.iter().all(|damage| damage.path.ends_with(&shard.file)));
+                if bit / 8 >= header {
+                    assert_eq!(found.len(), 1, "{found:?}");
+                    assert_eq!(found[0].tensor.as_ref(), Some(&held[bit / 8 - header]), "bit {bit}");
+                }
+            }
+            assert_eq!(found_with(folder.path(), &shard.file, &good), []);
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_the_manifest_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        written(folder.path());
+        let good = fs::read(folder.path().join("manifest.json")).unwrap();
+        for bit in 0..8 * good.len() {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let found = found_with(folder.path(), "manifest.json", &bad);
+            assert!(found.len() == 1 && found[0].path.ends_with("manifest.json"), "bit {bit}: {found:?}");
+        }
+        for length in 0..good.len() {
+            assert_eq!(found_with(folder.path(), "manifest.json", &good[..length]).len(), 1, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_growth_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = written(folder.path());
+        let file = &manifest.shards[1].file;
+        let good = fs::read(folder.path().join(file)).unwrap();
+        for length in 0..good.len() {
+            let found = found_with(folder.path(), file, &good[..length]);
+            assert!(found[0].reason.contains("when it was written"), "{length} bytes: {found:?}");
+            assert!(found.len() >= 2, "what is lost is named: {found:?}");
+        }
+        let found = found_with(folder.path(), file, &[&good[..], &[0]].concat());
+        assert_eq!(found.len(), 1, "{found:?}");
+        fs::remove_file(folder.path().join(file)).unwrap();
+        assert!(verify(folder.path())[0].to_string().contains("shard-00001-of-00002.safetensors: No such file"));
+    }
+
+    #[test]
+    fn shards_that_changed_places_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = written(folder.path());
+        let path = |shard: usize| folder.path().join(&manifest.shards[shard].file);
+        fs::rename(path(0), folder.path().join("other")).unwrap();
+        fs::rename(path(1), path(0)).unwrap();
+        fs::rename(folder.path().join("other"), path(1)).unwrap();
+        let found = verify(folder.path());
+        let says = |tensor: &str, reason: &str| {
+            found.iter().any(|damage| damage.tensor.as_deref() == Some(tensor) && damage.reason.contains(reason))
+        };
+        assert!(says("a.weight@60", "not in the manifest") && says("a.weight@0", "missing"), "{found:?}");
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = format!("{{\"format\": \"{FORMAT}\", \"version\": 1, \"step\": 7, \"shards\": []}}");
+        let found = found_with(folder.path(), "manifest.json", old.as_bytes());
+        assert_eq!(found[0].reason, "its version is 1; this program reads version 2");
+    }
+}

@@ -1,0 +1,79 @@
+//! A safetensors file that is written a portion at a time, with the checksums of what is written.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crc32fast::Hasher;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+
+use crate::error::CheckpointError;
+use crate::tensors::MAX_HEADER;
+
+/// A file that is being written: its header is, its tensors follow in the header's order.
+pub(crate) struct TensorWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    crc32: Hasher,
+    written: u64,
+    promised: u64,
+}
+
+impl TensorWriter {
+    /// Writes the header of a file with these tensors, by name, dtype and shape.
+    pub(crate) fn create(
+        path: &Path,
+        tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
+        metadata: Option<HashMap<String, String>>,
+    ) -> Result<Self, CheckpointError> {
+        let mut end = 0usize;
+        let info = |(name, dtype, shape): (String, Dtype, Vec<usize>)| {
+            let start = end;
+            end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            (name, TensorInfo { dtype, shape, data_offsets: (start, end) })
+        };
+        let tensors: Vec<_> = tensors.into_iter().map(info).collect();
+        let refused = |reason: String| CheckpointError::mismatch(path, reason);
+        let metadata = Metadata::new(metadata, tensors).map_err(|e| refused(e.to_string()))?;
+        let mut header = serde_json::to_vec(&metadata).map_err(|e| refused(e.to_string()))?;
+        // Data begin at a multiple of eight bytes, so that they may be mapped as floats.
+        header.resize(header.len().next_multiple_of(8), b' ');
+        if header.len() as u64 > MAX_HEADER {
+            return Err(refused(format!("its header would have {} bytes, more than can be read", header.len())));
+        }
+        let file = File::create(path).map_err(CheckpointError::io(path))?;
+        let mut writer = Self {
+            path: path.to_path_buf(),
+            file: BufWriter::with_capacity(1 << 20, file),
+            crc32: Hasher::new(),
+            written: 0,
+            promised: (8 + header.len() + end) as u64,
+        };
+        writer.write(&(header.len() as u64).to_le_bytes())?;
+        writer.write(&header)?;
+        Ok(writer)
+    }
+
+    /// Appends bytes of the tensors, and gives their CRC-32.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<u32, CheckpointError> {
+        self.file.write_all(bytes).map_err(CheckpointError::io(&self.path))?;
+        let mut part = Hasher::new();
+        part.update(bytes);
+        // Each byte is hashed once: the file's checksum is made of those of its parts.
+        self.crc32.combine(&part);
+        self.written += bytes.len() as u64;
+        Ok(part.finalize())
+    }
+
+    /// Puts the file on the disk, and gives its size and CRC-32.
+    pub(crate) fn finish(self) -> Result<(u64, u32), CheckpointError> {
+        if self.written != self.promised {
+            let reason = format!("{} bytes were written, and its header says {}", self.written, self.promised);
+            return Err(CheckpointError::damaged(&self.path, reason));
+        }
+        let file = self.file.into_inner().map_err(|e| CheckpointError::io(&self.path)(e.into_error()))?;
+        file.sync_all().map_err(CheckpointError::io(&self.path))?;
+        Ok((self.written, self.crc32.finalize()))
+    }
+}
