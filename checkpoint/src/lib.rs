@@ -10,6 +10,7 @@
 //! [`load_weights`] starts a model from plain safetensors files that somebody else wrote.
 
 mod error;
+mod folders;
 mod load;
 mod manifest;
 mod save;
@@ -20,7 +21,8 @@ mod weights;
 mod writer;
 
 pub use error::CheckpointError;
-pub use load::{committed, load, newest};
+pub use folders::{committed, meant, newest};
+pub use load::load;
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
 pub use save::{Save, save};
 pub use verify::{Damage, verify};

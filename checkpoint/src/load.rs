@@ -1,8 +1,7 @@
 //! Reading a checkpoint, into any layout.
 
 use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
@@ -13,38 +12,6 @@ use crate::manifest::{Manifest, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
-
-/// Committed checkpoints under `root`, oldest step first.
-///
-/// # Errors
-/// If the folder cannot be listed; one that does not exist has none.
-pub fn committed(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
-    let entries = match fs::read_dir(root) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
-        other => other.map_err(CheckpointError::io(root))?,
-    };
-    let mut found = vec![];
-    for entry in entries {
-        let path = entry.map_err(CheckpointError::io(root))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let step = name.strip_prefix("step-").and_then(|digits| digits.parse().ok());
-        if let Some(step) = step
-            && path.join("manifest.json").is_file()
-        {
-            found.push((step, path));
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// The newest committed checkpoint under `root`, if there is one.
-///
-/// # Errors
-/// If the folder cannot be listed.
-pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    Ok(committed(root)?.pop().map(|(_, path)| path))
-}
 
 /// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksums are verified by one rank, before
 /// any rank's state is touched.

@@ -11,7 +11,7 @@ use zero_partition::{Kind, Range, Zero};
 use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
-use crate::load::committed;
+use crate::folders::committed;
 use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
 use crate::together::together;
 use crate::writer::TensorWriter;

@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure this machine: kernels, collectives or whole steps
     Bench(BenchArgs),
+    /// Look at a checkpoint, check it
+    Checkpoint(CheckpointArgs),
 }
 
 /// Where the configuration comes from.
@@ -234,6 +236,34 @@ pub(crate) enum Bench {
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
+    },
+}
+
+/// Options of `checkpoint`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) what: Checkpoint,
+}
+
+/// What can be done with a checkpoint.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Checkpoint {
+    /// Print what is in a checkpoint: step, layout, parameters and where they are
+    Inspect {
+        /// A checkpoint's folder; or a run's, or its `checkpoints`, for the newest of them
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read all of a checkpoint and name each shard and tensor that is not as it was written; status 1 if there is one
+    Verify {
+        /// A checkpoint's folder; or a run's, or its `checkpoints`, for all of them
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
     },
 }
 

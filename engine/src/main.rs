@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod checkpoint;
 mod cli;
 mod cores;
 mod launch;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use cli::{Bench, Cli, Command, ConfigArgs, PlanArgs, TrainArgs};
+use cli::{Bench, Checkpoint, Cli, Command, ConfigArgs, PlanArgs, TrainArgs};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_comm::place::Place;
@@ -35,6 +36,10 @@ fn main() -> ExitCode {
         (Some(Command::Check(args)), _) => check(&args.config),
         (Some(Command::Plan(args)), _) => plan(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
+        (Some(Command::Checkpoint(args)), _) => match &args.what {
+            Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
+            Checkpoint::Verify { folder } => checkpoint::verify(folder),
+        },
         (None, args) => train(&args),
     };
     match result {

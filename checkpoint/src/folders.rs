@@ -1,0 +1,70 @@
+//! Which checkpoints there are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::CheckpointError;
+
+/// Committed checkpoints under `root`, oldest step first.
+///
+/// # Errors
+/// If the folder cannot be listed; one that does not exist has none.
+pub fn committed(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let mut found = numbered(root)?;
+    found.retain(|(_, path)| path.join("manifest.json").is_file());
+    Ok(found)
+}
+
+/// The newest committed checkpoint under `root`, if there is one.
+///
+/// # Errors
+/// If the folder cannot be listed.
+pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    Ok(committed(root)?.pop().map(|(_, path)| path))
+}
+
+/// The checkpoints that a user means by a path, oldest step first: that folder itself, or all `step-…` in it or in its `checkpoints`.
+/// One without a manifest is among them, though it was never committed or has lost it.
+///
+/// # Errors
+/// If there is none, or a folder cannot be listed.
+pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    if path.join("manifest.json").is_file() || step(path).is_some() && path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    for root in [path.to_path_buf(), path.join("checkpoints")] {
+        let found = numbered(&root)?;
+        if !found.is_empty() {
+            return Ok(found.into_iter().map(|(_, path)| path).collect());
+        }
+    }
+    let reason = match path.is_dir() {
+        true => "there is no checkpoint in it, no folder `step-…`",
+        false => "there is no such folder",
+    };
+    Err(CheckpointError::mismatch(path, reason))
+}
+
+/// Folders that are called `step-…`, by step.
+fn numbered(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        other => other.map_err(CheckpointError::io(root))?,
+    };
+    let mut found = vec![];
+    for entry in entries {
+        let path = entry.map_err(CheckpointError::io(root))?.path();
+        if let Some(step) = step(&path)
+            && path.is_dir()
+        {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The step that a folder's name tells.
+fn step(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
+}
