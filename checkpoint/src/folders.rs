@@ -42,7 +42,7 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         true => "there is no checkpoint in it, no folder `step-…`",
         false => "there is no such folder",
     };
-    Err(CheckpointError::mismatch(path, reason))
+    Err(CheckpointError::io(path)(std::io::Error::other(reason)))
 }
 
 /// Folders that are called `step-…`, by step.

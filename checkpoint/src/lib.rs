@@ -7,9 +7,11 @@
 //! The folder is written under another name, synced, and renamed when every rank is done: a folder that is called
 //! `step-…` is complete. `latest` names the newest, for people; loading trusts the manifests.
 //!
+//! [`verify()`] finds and names what is not as it was written; [`export()`] writes the parameters as Hugging Face's libraries read them;
 //! [`load_weights`] starts a model from plain safetensors files that somebody else wrote.
 
 mod error;
+mod export;
 mod folders;
 mod load;
 mod manifest;
@@ -21,6 +23,7 @@ mod weights;
 mod writer;
 
 pub use error::CheckpointError;
+pub use export::{Export, ExportDtype, Exported, export};
 pub use folders::{committed, meant, newest};
 pub use load::load;
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};

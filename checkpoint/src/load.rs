@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
 use zero_partition::{Kind, Range, Zero};
 
@@ -100,11 +99,7 @@ fn assemble(
             }
         };
         let (tensor, elements) = (tensor_name(name, piece.start, state), piece.end - piece.start);
-        let info = shard.info(&tensor)?;
-        if info.dtype != Dtype::F32 || info.shape != [elements] {
-            let reason = format!("`{tensor}` is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
-            return Err(CheckpointError::damaged(&shard.path, reason));
-        }
+        shard.floats(&tensor, elements)?;
         let target = &mut values[start - range.elements.start..end - range.elements.start];
         shard.read(&tensor, start - piece.start, target)?;
     }

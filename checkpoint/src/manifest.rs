@@ -38,6 +38,8 @@ pub struct Manifest {
     pub states: Vec<String>,
     /// What the engine keeps besides: early stopping, seeds.
     pub engine: serde_json::Value,
+    /// What the configuration says of model and tokenizer, for an export; null where the model is the caller's own.
+    pub config: serde_json::Value,
     /// One file a rank.
     pub shards: Vec<ShardEntry>,
     /// By name.

@@ -25,6 +25,8 @@ pub struct Save {
     pub zero_stage: u8,
     /// What the engine keeps besides.
     pub engine: serde_json::Value,
+    /// What the configuration says of model and tokenizer, for an export.
+    pub config: serde_json::Value,
     /// How many checkpoints stay; 0 keeps all.
     pub keep_last: usize,
 }
@@ -54,6 +56,7 @@ pub fn save(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> R
         zero_stage: save.zero_stage,
         states: zero.state_names().iter().map(ToString::to_string).collect(),
         engine: save.engine.clone(),
+        config: save.config.clone(),
         shards,
         parameters,
     };

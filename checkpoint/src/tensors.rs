@@ -48,6 +48,16 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), metadata, header_crc32, file, data_start: 8 + length })
     }
 
+    /// A one-dimensional tensor of so many f32.
+    pub(crate) fn floats(&self, tensor: &str, elements: usize) -> Result<&TensorInfo, CheckpointError> {
+        let info = self.info(tensor)?;
+        if info.dtype != Dtype::F32 || info.shape != [elements] {
+            let reason = format!("`{tensor}` is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
+            return Err(CheckpointError::damaged(&self.path, reason));
+        }
+        Ok(info)
+    }
+
     /// Where a tensor ends in the file.
     pub(crate) fn end(&self, info: &TensorInfo) -> u64 {
         self.data_start + info.data_offsets.1 as u64

@@ -149,6 +149,7 @@ mod tests {
             zero_stage: 3,
             states: vec!["exp_avg".into()],
             engine: serde_json::json!({"best": 0.5}),
+            config: serde_json::Value::Null,
             shards: vec![],
             parameters: BTreeMap::from([
                 ("a.weight".into(), entry(&[4, 25], vec![piece(0, 0, 60), piece(1, 60, 100)])),

@@ -1,12 +1,13 @@
-//! `zero-train checkpoint`: what is in a checkpoint, and whether it is as it was written.
+//! `zero-train checkpoint`: what is in a checkpoint, whether it is as it was written, and its weights for others.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
-use zero_train::{Error, bytes};
+use zero_train::{Error, ExportDtype, Weights, bytes};
 
+use crate::cli::Floats;
 use crate::show;
 
 /// The newest checkpoint that a path means, with its manifest.
@@ -148,4 +149,28 @@ fn earlier(path: &Path) -> Result<String, CheckpointError> {
         0 => "start anew, or from another run's checkpoint".into(),
         _ => format!("there are others beside it: zero-train checkpoint verify {}", root.display()),
     })
+}
+
+/// Exports the weights of a checkpoint, and prints what was written and what was not; returns the exit status.
+///
+/// # Errors
+/// See [`zero_train::export`].
+pub(crate) fn export(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
+    let (folder, _) = newest(path)?;
+    let dtype = match dtype {
+        Floats::F32 => ExportDtype::F32,
+        Floats::Bf16 => ExportDtype::Bf16,
+        Floats::F16 => ExportDtype::F16,
+    };
+    let (exported, left_out) = zero_train::export(&folder, out, Weights { dtype, max_shard_bytes })?;
+    show(&format!(
+        "{} -> {}\n{} tensors, {}: {}\n",
+        folder.display(),
+        out.display(),
+        exported.tensors,
+        bytes(exported.bytes),
+        exported.files.join(", "),
+    ));
+    left_out.iter().for_each(|line| show(&format!("{line}\n")));
+    Ok(0)
 }

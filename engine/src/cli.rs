@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// ZeRO-style memory-optimized training for candle models.
 #[derive(Debug, Parser)]
@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure this machine: kernels, collectives or whole steps
     Bench(BenchArgs),
-    /// Look at a checkpoint, check it
+    /// Look at a checkpoint, check it, or export its weights
     Checkpoint(CheckpointArgs),
 }
 
@@ -265,6 +265,32 @@ pub(crate) enum Checkpoint {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
+    /// Write the weights as Hugging Face's libraries read them: safetensors, config.json, tokenizer
+    Export {
+        /// A checkpoint's folder; or a run's, or its `checkpoints`, for the newest of them
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// The folder to write, which is not there yet, or is empty
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+        /// Type of the floats
+        #[arg(long, value_enum, default_value_t = Floats::F32)]
+        dtype: Floats,
+        /// Bytes of tensors in a file, at most
+        #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
+        max_shard_size: u64,
+    },
+}
+
+/// Types that weights can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Floats {
+    /// As they were trained
+    F32,
+    /// Rounded
+    Bf16,
+    /// Rounded; refused where a value is too large
+    F16,
 }
 
 impl TrainArgs {

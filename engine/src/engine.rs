@@ -382,6 +382,7 @@ impl Engine {
             step: self.step,
             zero_stage: self.settings.layout.zero_stage.number(),
             engine: state,
+            config: crate::export::recorded(&self.config),
             keep_last: self.config.training.keep_last,
         };
         Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &save)?)

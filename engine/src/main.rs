@@ -39,6 +39,9 @@ fn main() -> ExitCode {
         (Some(Command::Checkpoint(args)), _) => match &args.what {
             Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
             Checkpoint::Verify { folder } => checkpoint::verify(folder),
+            Checkpoint::Export { folder, out, dtype, max_shard_size } => {
+                checkpoint::export(folder, out, *dtype, *max_shard_size)
+            }
         },
         (None, args) => train(&args),
     };

@@ -1,0 +1,222 @@
+//! Consolidated weights: one safetensors file, or several with an index, as Hugging Face's libraries read them.
+//!
+//! Tensors are read, checked and written a portion at a time, so that neither the number of ranks nor the size of a tensor
+//! says how much memory it takes. The files depend on the values alone, not on the layout that the checkpoint was written under.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+use crate::error::CheckpointError;
+use crate::manifest::{Manifest, ParameterEntry, tensor_name};
+use crate::tensors::TensorFile;
+use crate::writer::TensorWriter;
+
+/// The type of exported floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportDtype {
+    /// As in the checkpoint.
+    F32,
+    /// Rounded to the nearest, ties to even; a finite value that becomes infinite is an error, as below.
+    Bf16,
+    /// Rounded to the nearest, ties to even; a finite value that becomes infinite is an error.
+    F16,
+}
+
+impl ExportDtype {
+    fn of_file(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::BF16,
+            Self::F16 => Dtype::F16,
+        }
+    }
+
+    /// Little-endian f32 in this type, little-endian; `None` where a finite value has no finite one in it.
+    fn convert(self, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        out.clear();
+        let values = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        match self {
+            Self::F32 => out.extend_from_slice(bytes),
+            Self::Bf16 => narrow(values, |x| (bf16::from_f32(x).to_le_bytes(), bf16::from_f32(x).is_finite()), out)?,
+            Self::F16 => narrow(values, |x| (f16::from_f32(x).to_le_bytes(), f16::from_f32(x).is_finite()), out)?,
+        }
+        Some(())
+    }
+}
+
+/// Appends each value in two bytes; `None` where a finite one has none that is finite.
+fn narrow(values: impl Iterator<Item = f32>, round: impl Fn(f32) -> ([u8; 2], bool), out: &mut Vec<u8>) -> Option<()> {
+    for x in values {
+        let (bytes, is_finite) = round(x);
+        if x.is_finite() && !is_finite {
+            return None;
+        }
+        out.extend(bytes);
+    }
+    Some(())
+}
+
+/// How to export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Export {
+    /// The type of the floats.
+    pub dtype: ExportDtype,
+    /// Bytes of tensors in a file, at most; a tensor that is larger has a file of its own.
+    pub max_shard_bytes: u64,
+    /// Files that are put beside the tensors, by name: `config.json` and the like.
+    pub beside: Vec<(String, Vec<u8>)>,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// Names of all files.
+    pub files: Vec<String>,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Bytes of tensors.
+    pub bytes: u64,
+}
+
+/// Writes the parameters of a checkpoint's folder into `out`, which is there whole or not at all: `model.safetensors`, or
+/// `model-00001-of-0000n.safetensors` and so on with `model.safetensors.index.json`. Parameters keep their names.
+///
+/// # Errors
+/// `out` is there and not empty, the checkpoint is damaged, a value is too large for the type, or a file operation fails.
+pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, CheckpointError> {
+    let manifest = Manifest::read(folder)?;
+    let is_used = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
+    if is_used || out.is_file() {
+        let reason = "it is there already; name a folder that is not, or an empty one";
+        return Err(CheckpointError::io(out)(std::io::Error::other(reason)));
+    }
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = out.with_file_name(format!(".unfinished-{name}"));
+    match fs::remove_dir_all(&unfinished) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(CheckpointError::io(&unfinished)(e)),
+        _ => {}
+    }
+    fs::create_dir_all(&unfinished).map_err(CheckpointError::io(&unfinished))?;
+    let written = write(folder, &manifest, &unfinished, options);
+    if written.is_err() {
+        // The error is what counts; what is left of it is in nobody's way.
+        let _ = fs::remove_dir_all(&unfinished);
+    }
+    let exported = written?;
+    if out.is_dir() {
+        fs::remove_dir(out).map_err(CheckpointError::io(out))?;
+    }
+    fs::rename(&unfinished, out).map_err(CheckpointError::io(out))?;
+    Ok(exported)
+}
+
+fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Result<Exported, CheckpointError> {
+    let size = |entry: &ParameterEntry| (elements(entry) * options.dtype.of_file().bitsize() / 8) as u64;
+    let parts = distribute(manifest, options.max_shard_bytes, size);
+    let file_name = |part: usize| match parts.len() {
+        1 => "model.safetensors".to_string(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", part + 1),
+    };
+    let mut source = Source { folder, manifest, open: HashMap::new() };
+    let (mut files, mut weight_map) = (vec![], serde_json::Map::new());
+    for (index, part) in parts.iter().enumerate() {
+        let file = file_name(index);
+        let tensors = part.iter().map(|&(name, entry)| (name.clone(), options.dtype.of_file(), entry.shape.clone()));
+        // Without it Hugging Face's library does not know whose layout the tensors have.
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let mut writer = TensorWriter::create(&out.join(&file), tensors, Some(metadata))?;
+        for (name, entry) in part {
+            source.copy(name, entry, options.dtype, &mut writer)?;
+            weight_map.insert((*name).clone(), json!(file));
+        }
+        writer.finish()?;
+        files.push(file);
+    }
+    let bytes = manifest.parameters.values().map(size).sum();
+    let tensors = manifest.parameters.len();
+    let mut beside = options.beside.clone();
+    if parts.len() > 1 {
+        let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
+        beside.push(("model.safetensors.index.json".into(), format!("{index:#}\n").into_bytes()));
+    }
+    for (name, content) in beside {
+        let path = out.join(&name);
+        let mut file = File::create(&path).map_err(CheckpointError::io(&path))?;
+        file.write_all(&content).and_then(|()| file.sync_all()).map_err(CheckpointError::io(&path))?;
+        files.push(name);
+    }
+    Ok(Exported { files, tensors, bytes })
+}
+
+fn elements(entry: &ParameterEntry) -> usize {
+    entry.shape.iter().product()
+}
+
+/// Parameters by file, in the order of their names: a file is full when the next tensor would be too much.
+fn distribute(
+    manifest: &Manifest,
+    most: u64,
+    size: impl Fn(&ParameterEntry) -> u64,
+) -> Vec<Vec<(&String, &ParameterEntry)>> {
+    let mut parts = vec![vec![]];
+    let mut held = 0;
+    for (name, entry) in &manifest.parameters {
+        if held > 0 && held + size(entry) > most {
+            parts.push(vec![]);
+            held = 0;
+        }
+        held += size(entry);
+        if let Some(part) = parts.last_mut() {
+            part.push((name, entry));
+        }
+    }
+    parts
+}
+
+/// The checkpoint that is read.
+struct Source<'a> {
+    folder: &'a Path,
+    manifest: &'a Manifest,
+    open: HashMap<usize, TensorFile>,
+}
+
+impl Source<'_> {
+    /// Appends all pieces of a parameter, and checks each against its checksum.
+    fn copy(
+        &mut self,
+        name: &str,
+        entry: &ParameterEntry,
+        dtype: ExportDtype,
+        writer: &mut TensorWriter,
+    ) -> Result<(), CheckpointError> {
+        let mut converted = vec![];
+        for piece in &entry.pieces {
+            let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
+            let file = match self.open.entry(piece.shard) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(TensorFile::open(&shard)?),
+            };
+            let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
+            let info = file.floats(&tensor, elements)?;
+            let crc32 = file.portions(info, |bytes| {
+                dtype.convert(bytes, &mut converted).ok_or_else(|| {
+                    let reason = format!("a value of `{name}` is too large for {dtype:?}; export it as f32");
+                    CheckpointError::io(&shard)(std::io::Error::other(reason))
+                })?;
+                writer.write(&converted).map(drop)
+            })?;
+            if crc32.finalize() != piece.crc32[0] {
+                let reason = format!("`{tensor}`: its checksum is not the one that was written");
+                return Err(CheckpointError::damaged(&shard, reason));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! A checkpoint as Hugging Face's libraries read it: weights, `config.json`, tokenizer.
+
+use std::fs;
+use std::path::Path;
+
+use candle_core::DType;
+use serde_json::{Value, json};
+use zero_checkpoint::{Export, ExportDtype, Exported, Manifest};
+use zero_config::{Activation, Config, Gpt2, Llama, Model, Tokenizer};
+
+use crate::configured_model;
+use crate::error::Error;
+
+/// Files beside a `tokenizer.json` that belong to it.
+const TOKENIZER_FILES: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+
+/// How weights are exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    /// The type of the floats.
+    pub dtype: ExportDtype,
+    /// Bytes of tensors in a file, at most.
+    pub max_shard_bytes: u64,
+}
+
+/// What a checkpoint records of the configuration.
+pub(crate) fn recorded(config: &Config) -> Value {
+    let Some(model) = &config.model else { return Value::Null };
+    let tokenizer = match config.data.as_ref().map(|data| &data.tokenizer) {
+        None => Value::Null,
+        Some(Tokenizer::Byte) => json!("byte"),
+        // An export may be asked for in another folder.
+        Some(Tokenizer::File(path)) => {
+            json!(std::path::absolute(path).unwrap_or_else(|_| path.into()).display().to_string())
+        }
+    };
+    json!({"model": model, "tokenizer": tokenizer})
+}
+
+/// Writes the parameters of a checkpoint's folder (`…/step-00000100`) into `out` as Hugging Face's libraries read them, with `config.json` for
+/// a GPT-2 or a Llama of the configuration (with a sliding window: a Mistral), and with the files of its tokenizer. Says what was
+/// left out, and why.
+///
+/// # Errors
+/// `out` is there and not empty, the checkpoint is damaged, or a file cannot be read or written.
+pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, Vec<String>), Error> {
+    let manifest = Manifest::read(folder)?;
+    let (mut beside, mut left_out) = (vec![], vec![]);
+    match architecture(&manifest, weights.dtype) {
+        Ok(config) => {
+            beside.push(("config.json".into(), format!("{config:#}\n").into_bytes()));
+            match tokenizer_files(&manifest)? {
+                Ok(files) => beside.extend(files),
+                Err(reason) => left_out.push(format!("no tokenizer: {reason}")),
+            }
+        }
+        Err(reason) => left_out.push(format!("no config.json: {reason}")),
+    }
+    let options = Export { dtype: weights.dtype, max_shard_bytes: weights.max_shard_bytes, beside };
+    Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
+}
+
+/// `config.json`, or why there is none.
+fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String> {
+    let section = &manifest.config["model"];
+    if section.is_null() {
+        return Err("the model is not one of a configuration".into());
+    }
+    let text = json!({"train_micro_batch_size_per_gpu": 1, "model": section}).to_string();
+    let config =
+        Config::parse("manifest.json", text).map_err(|errors| format!("its configuration is unknown: {errors}"))?;
+    let vocabulary = |name: &str| manifest.parameters.get(name).and_then(|entry| entry.shape.first()).copied();
+    let (vocabulary, of) = match &config.model {
+        Some(Model::Gpt2(_)) => (vocabulary("transformer.wte.weight"), "GPT-2"),
+        Some(Model::Llama(_)) => (vocabulary("model.embed_tokens.weight"), "Llama"),
+        Some(Model::Mlp(_)) => return Err("Hugging Face has no architecture for an MLP".into()),
+        None => return Err("the model is not one of a configuration".into()),
+    };
+    // What a library's user trains under a configuration need not be the model of that configuration.
+    let other = || format!("its parameters are not those of the {of} of its configuration");
+    let layers = configured_model::from_config(&config, vocabulary).map_err(|_| other())?;
+    let model = layers.build(DType::F32).map_err(|_| other())?;
+    let is_in = |p: &zero_model::Parameter| {
+        manifest.parameters.get(p.name()).is_some_and(|entry| entry.shape == p.shape().dims())
+    };
+    if model.parameters().len() != manifest.parameters.len() || !model.parameters().iter().all(is_in) {
+        return Err(other());
+    }
+    let vocabulary = vocabulary.ok_or_else(other)?;
+    let mut fields = match &config.model {
+        Some(Model::Gpt2(model)) => gpt2(model, vocabulary),
+        Some(Model::Llama(model)) => llama(model, vocabulary),
+        _ => return Err(other()),
+    };
+    // Tokens that begin and end a text are the tokenizer's matter; the defaults of the library's classes are of other vocabularies.
+    for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        fields[token] = Value::Null;
+    }
+    fields["torch_dtype"] = json!(match dtype {
+        ExportDtype::F32 => "float32",
+        ExportDtype::Bf16 => "bfloat16",
+        ExportDtype::F16 => "float16",
+    });
+    Ok(fields)
+}
+
+fn activation(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Relu => "relu",
+        Activation::Gelu => "gelu",
+        Activation::GeluNew => "gelu_new",
+        Activation::Silu => "silu",
+    }
+}
+
+fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": vocabulary,
+        "n_positions": model.n_positions,
+        "n_embd": model.n_embd,
+        "n_layer": model.n_layer,
+        "n_head": model.n_head,
+        "n_inner": model.n_inner,
+        "activation_function": activation(model.activation_function),
+        "layer_norm_epsilon": model.layer_norm_epsilon,
+        "initializer_range": model.initializer_range,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "embd_pdrop": model.embd_pdrop,
+        "resid_pdrop": model.resid_pdrop,
+        "attn_pdrop": model.attn_pdrop,
+    })
+}
+
+fn llama(model: &Llama, vocabulary: usize) -> Value {
+    let mut fields = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_position_embeddings,
+        "rope_theta": model.rope_theta,
+        "rms_norm_eps": model.rms_norm_eps,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "initializer_range": model.initializer_range,
+        "attention_bias": model.attention_bias,
+        "hidden_act": activation(model.hidden_act),
+    });
+    // Hugging Face's Llama has no window; Mistral is that Llama with one.
+    if let Some(window) = model.sliding_window {
+        fields["architectures"] = json!(["MistralForCausalLM"]);
+        fields["model_type"] = json!("mistral");
+        fields["sliding_window"] = json!(window);
+    }
+    fields
+}
+
+/// The files of the tokenizer by name, or why there are none.
+#[expect(clippy::type_complexity, reason = "named files, or a reason, or an error")]
+fn tokenizer_files(manifest: &Manifest) -> Result<Result<Vec<(String, Vec<u8>)>, String>, Error> {
+    let path = match manifest.config["tokenizer"].as_str() {
+        None => return Ok(Err("the checkpoint names none".into())),
+        Some("byte") => return Ok(Err("a token is a byte, for which there is no file".into())),
+        Some(path) => Path::new(path),
+    };
+    if !path.is_file() {
+        return Ok(Err(format!("{} is not there any more", path.display())));
+    }
+    let read = |path: &Path| fs::read(path).map_err(Error::io(path));
+    let mut files = vec![("tokenizer.json".to_string(), read(path)?)];
+    for name in &TOKENIZER_FILES[1..] {
+        let beside = path.with_file_name(name);
+        if beside.is_file() {
+            files.push(((*name).to_string(), read(&beside)?));
+        }
+    }
+    if !files.iter().any(|(name, _)| name == "tokenizer_config.json") {
+        let config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+        files.push(("tokenizer_config.json".into(), format!("{config:#}\n").into_bytes()));
+    }
+    Ok(Ok(files))
+}
