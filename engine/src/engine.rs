@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zero_comm::place::Place;
-use zero_comm::{Buffer, Communicator, Options, ReduceOp, Stats, Transport};
+use zero_comm::{Buffer, Communicator, ReduceOp, Stats};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_partition::{Groups, Kind, Layout, Order, Zero};
@@ -14,6 +14,7 @@ use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
 use crate::arrangement::Arrangement;
 use crate::batch::Batch;
+use crate::comm_options::comm_options;
 use crate::costs::{Choice, chosen_by_the_first};
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, run};
@@ -568,23 +569,6 @@ impl Engine {
     #[must_use]
     pub fn zero(&self) -> &Zero {
         &self.zero
-    }
-}
-
-/// Communication as the configuration asks for it. The job's token comes from `ZERO_TRAIN_TOKEN`.
-#[must_use]
-pub fn comm_options(config: &Config) -> Options {
-    let transport = match config.launcher.transport {
-        zero_config::Transport::Auto | zero_config::Transport::Threads => Transport::Auto,
-        zero_config::Transport::SharedMemory => Transport::SharedMemory,
-        zero_config::Transport::Tcp => Transport::Tcp,
-    };
-    Options {
-        timeout: Duration::from_secs_f64(config.launcher.timeout_seconds),
-        transport,
-        interface: config.launcher.interface.clone(),
-        token: std::env::var("ZERO_TRAIN_TOKEN").ok(),
-        ..Options::default()
     }
 }
 

@@ -21,6 +21,7 @@
 mod advice;
 mod arrangement;
 mod batch;
+mod comm_options;
 mod configured_model;
 mod costs;
 pub mod data;
@@ -47,8 +48,9 @@ mod words;
 
 pub use advice::{Advice, advice};
 pub use batch::Batch;
+pub use comm_options::comm_options;
 pub use costs::{CostTable, Prediction, RankTimes, measure as measure_costs};
-pub use engine::{Engine, Step, comm_options};
+pub use engine::{Engine, Step};
 pub use error::Error;
 pub use export::{Weights, export};
 pub use memory::Limit;
