@@ -32,6 +32,14 @@ pub enum CheckpointError {
         /// What does not fit.
         reason: String,
     },
+    /// Another run writes the folder, or has taken it over.
+    #[error("{folder} belongs to {holder}\n  help: one run at a time writes a folder; give this one another with --out", folder = folder.display())]
+    Locked {
+        /// The run's folder.
+        folder: PathBuf,
+        /// Whose it is.
+        holder: String,
+    },
     /// Another rank failed to write or read its part.
     #[error("rank {rank}: {reason}")]
     OtherRank {

@@ -1,7 +1,9 @@
 //! Which checkpoints there are.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::error::CheckpointError;
 
@@ -43,6 +45,39 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         false => "there is no such folder",
     };
     Err(CheckpointError::io(path)(std::io::Error::other(reason)))
+}
+
+/// Sets aside the checkpoints of later steps than `step`, where a run goes on: they are of what it does anew. They keep their content under
+/// the name `superseded-step-…`. Returns where they are now.
+///
+/// # Errors
+/// If one cannot be renamed.
+pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut aside = vec![];
+    for (_, later) in numbered(root)?.into_iter().filter(|&(other, _)| other > step) {
+        let name = later.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let names =
+            std::iter::once(format!("superseded-{name}")).chain((1..).map(|n| format!("superseded-{name}.{n}")));
+        let Some(free) = names.map(|name| root.join(name)).find(|path| !path.exists()) else { continue };
+        fs::rename(&later, &free).map_err(CheckpointError::io(&later))?;
+        aside.push(free);
+    }
+    Ok(aside)
+}
+
+/// Bytes that can be written to a disk in a second, going by a few that are: `bytes` of them, 8 MiB at most.
+///
+/// # Errors
+/// If they cannot be written.
+pub fn write_rate(root: &Path, bytes: u64) -> Result<f64, CheckpointError> {
+    fs::create_dir_all(root).map_err(CheckpointError::io(root))?;
+    let path = root.join(".probe");
+    let zeros = vec![0u8; bytes.clamp(1, 8 << 20) as usize];
+    let started = Instant::now();
+    let written = File::create(&path).and_then(|mut file| file.write_all(&zeros).and_then(|()| file.sync_all()));
+    let rate = zeros.len() as f64 / started.elapsed().as_secs_f64();
+    let removed = fs::remove_file(&path);
+    written.and(removed).map(|()| rate).map_err(CheckpointError::io(&path))
 }
 
 /// Folders that are called `step-…`, by step.

@@ -5,17 +5,24 @@
 //! together hold each element once, and a reader with another layout takes just the ranges that it needs.
 //!
 //! The folder is written under another name, synced, and renamed when every rank is done: a folder that is called
-//! `step-…` is complete. `latest` names the newest, for people; loading trusts the manifests.
+//! `step-…` is complete. `latest` names the newest, for people; loading trusts the manifests. [`Background`] writes a copy of the
+//! state while the ranks train on; [`RunLock`] keeps a second run out of the folder.
 //!
 //! [`verify()`] finds and names what is not as it was written; [`export()`] writes the parameters as Hugging Face's libraries read them;
 //! [`load_weights`] starts a model from plain safetensors files that somebody else wrote.
 
+mod commit;
 mod error;
 mod export;
+mod failpoint;
 mod folders;
+mod layout;
 mod load;
+mod lock;
 mod manifest;
 mod save;
+mod shard;
+mod snapshot;
 mod tensors;
 mod together;
 mod verify;
@@ -24,9 +31,12 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use export::{Export, ExportDtype, Exported, export};
-pub use folders::{committed, meant, newest};
+pub use failpoint::{FAILPOINTS, failpoints};
+pub use folders::{committed, meant, newest, set_back, write_rate};
 pub use load::load;
+pub use lock::RunLock;
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
-pub use save::{Save, save};
+pub use save::{Background, Progress, Save, save};
+pub use snapshot::{Snapshot, copy};
 pub use verify::{Damage, verify};
 pub use weights::load_weights;

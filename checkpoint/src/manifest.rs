@@ -12,7 +12,7 @@ use crate::error::CheckpointError;
 /// The value of `format`.
 pub const FORMAT: &str = "zero-train-checkpoint";
 /// The value of `version` that this library writes and reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// A manifest larger than this is refused before it is parsed.
 const MAX_BYTES: u64 = 256 << 20;
 /// What the manifest's last line begins with: the CRC-32 of all bytes before that line follows.
@@ -30,6 +30,8 @@ pub struct Manifest {
     pub step: u64,
     /// Optimizer steps taken: what Adam's bias correction counts.
     pub updates: u64,
+    /// Samples that the run had trained on: where its data go on.
+    pub samples: u64,
     /// Ranks that wrote it.
     pub world_size: usize,
     /// ZeRO stage under which it was written.

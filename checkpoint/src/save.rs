@@ -1,26 +1,29 @@
-//! Writing a checkpoint.
+//! Writing a checkpoint: while the ranks wait, or while they train on.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::ops;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use safetensors::tensor::Dtype;
-use zero_comm::{Buffer, Communicator};
-use zero_partition::{Kind, Range, Zero};
-use zero_pipeline::Coordinates;
+use zero_comm::Communicator;
+use zero_partition::Zero;
 
+use crate::commit::{self, commit, exchange, unfinished};
 use crate::error::CheckpointError;
-use crate::folders::committed;
-use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
-use crate::together::together;
-use crate::writer::TensorWriter;
+use crate::layout::{Shard, entries};
+use crate::lock::RunLock;
+use crate::manifest::{FORMAT, Manifest, VERSION};
+use crate::shard::{self, State, Written};
+use crate::snapshot::Snapshot;
+use crate::together::{any, patiently, together};
 
-/// What a checkpoint records besides parameters and optimizer state.
-#[derive(Debug, Clone, PartialEq)]
+/// What a checkpoint records besides parameters and optimizer state, and which others stay.
+#[derive(Debug, Clone)]
 pub struct Save {
     /// Optimizer steps of the run, skipped ones included.
     pub step: u64,
+    /// Samples that the run has trained on.
+    pub samples: u64,
     /// ZeRO stage, for the record.
     pub zero_stage: u8,
     /// What the engine keeps besides.
@@ -29,6 +32,10 @@ pub struct Save {
     pub config: serde_json::Value,
     /// How many checkpoints stay; 0 keeps all.
     pub keep_last: usize,
+    /// Those of every so many steps stay in any case; 0 none.
+    pub keep_every: u64,
+    /// The lock of the run's folder, which is looked at before the checkpoint gets its name.
+    pub lock: Option<Arc<RunLock>>,
 }
 
 /// Writes `root/step-…` and returns its path; a collective. It is there whole or not at all.
@@ -36,185 +43,204 @@ pub struct Save {
 /// # Errors
 /// On every rank if one of them fails; then no folder named `step-…` has appeared.
 pub fn save(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> Result<PathBuf, CheckpointError> {
-    let name = format!("step-{:08}", save.step);
-    let folder = root.join(&name);
-    let unfinished = root.join(format!(".unfinished-{name}"));
-    if comm.rank() == 0 {
-        together(comm, fresh(root, &unfinished))?;
-    } else {
-        together(comm, Ok(()))?;
-    }
-    let mut parameters = parameters(zero);
-    let entry = together(comm, write_shard(&unfinished, zero, comm, &mut parameters))?;
-    let shards = exchange(comm, &entry, &mut parameters, zero.kinds().len())?;
+    let (manifest, shard) = begin(root, zero, comm, save)?;
+    let unfinished = unfinished(root, save.step);
+    let written = patiently(comm, || shard::write(&unfinished, &shard, &mut State::of(zero)))?;
+    let manifest = conclude(root, comm, written, manifest)?;
+    let committed = patiently(comm, || if comm.rank() == 0 { commit(root, &manifest, save) } else { Ok(()) })?;
+    together(comm, committed)?;
+    Ok(folder(root, save))
+}
+
+/// Makes the folder, and says what is to be in it; a collective. Checksums and shards of the manifest are still to come.
+fn begin(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> Result<(Manifest, Shard), CheckpointError> {
+    let made = if comm.rank() == 0 { commit::begin(root, &unfinished(root, save.step)) } else { Ok(()) };
+    together(comm, made)?;
+    let parameters = entries(zero);
+    let shard = Shard::of(zero, &parameters, (comm.rank(), comm.size()));
     let manifest = Manifest {
         format: FORMAT.into(),
         version: VERSION,
         step: save.step,
         updates: zero.updates(),
+        samples: save.samples,
         world_size: comm.size(),
         zero_stage: save.zero_stage,
         states: zero.state_names().iter().map(ToString::to_string).collect(),
         engine: save.engine.clone(),
         config: save.config.clone(),
-        shards,
+        shards: vec![],
         parameters,
     };
-    let committing =
-        if comm.rank() == 0 { commit(root, &unfinished, &folder, &manifest, save.keep_last) } else { Ok(()) };
-    together(comm, committing)?;
-    Ok(folder)
+    Ok((manifest, shard))
 }
 
-fn fresh(root: &Path, unfinished: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_dir_all(unfinished) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(CheckpointError::io(unfinished)(e)),
-        _ => {}
-    }
-    fs::create_dir_all(root).map_err(CheckpointError::io(root))?;
-    fs::create_dir(unfinished).map_err(CheckpointError::io(unfinished))
-}
-
-/// Writes this rank's shard, one piece after the other, so that it is never in memory as a whole; the checksums of its pieces
-/// are put into `parameters`.
-fn write_shard(
-    folder: &Path,
-    zero: &Zero,
-    comm: &dyn Communicator,
-    parameters: &mut BTreeMap<String, ParameterEntry>,
-) -> Result<ShardEntry, CheckpointError> {
-    let (kinds, states) = (zero.kinds(), zero.state_names());
-    let state = |kind: Kind| match kind {
-        Kind::Parameter => None,
-        Kind::State(index) => states.get(index).copied(),
-    };
-    let file = shard_file(comm.rank(), comm.size());
-    let mut tensors = vec![];
-    for (name, entry) in &*parameters {
-        for piece in entry.pieces.iter().filter(|piece| piece.shard == comm.rank()) {
-            let tensor =
-                |&kind| (tensor_name(name, piece.start, state(kind)), Dtype::F32, vec![piece.end - piece.start]);
-            tensors.extend(kinds.iter().map(tensor));
-        }
-    }
-    let mut writer = TensorWriter::create(&folder.join(&file), tensors, None)?;
-    let named = zero.model().parameters().iter().enumerate();
-    let ids: BTreeMap<&str, usize> = named.map(|(id, parameter)| (parameter.name(), id)).collect();
-    for (name, entry) in parameters {
-        for piece in entry.pieces.iter_mut().filter(|piece| piece.shard == comm.rank()) {
-            let range = Range { parameter: ids[name.as_str()], elements: piece.start..piece.end };
-            for &kind in &kinds {
-                piece.crc32.push(writer.write(bytemuck::cast_slice(&zero.read(kind, &range)?))?);
-            }
-        }
-    }
-    let (bytes, crc32) = writer.finish()?;
-    Ok(ShardEntry { file, bytes, crc32 })
-}
-
-/// Every rank's size and checksum, in rank order; and the checksums of all pieces.
-fn exchange(
-    comm: &dyn Communicator,
-    entry: &ShardEntry,
-    parameters: &mut BTreeMap<String, ParameterEntry>,
-    kinds: usize,
-) -> Result<Vec<ShardEntry>, CheckpointError> {
-    let mut mine = vec![entry.bytes as i64, i64::from(entry.crc32)];
-    let mut counts = vec![2; comm.size()];
-    for piece in parameters.values().flat_map(|entry| &entry.pieces) {
-        counts[piece.shard] += kinds;
-        if piece.shard == comm.rank() {
-            mine.extend(piece.crc32.iter().map(|&crc32| i64::from(crc32)));
-        }
-    }
-    let all = Buffer::I64(vec![0; counts.iter().sum()]);
-    let all = comm.all_gather(Buffer::I64(mine), all, &counts).wait()?.output.into_i64()?;
-    let mut rest = all.as_slice();
-    let mut of_ranks = vec![];
-    for &count in &counts {
-        let (of_rank, after) = rest.split_at(count);
-        of_ranks.push(of_rank.iter().copied());
-        rest = after;
-    }
-    let mut next = |rank: usize| of_ranks[rank].next().unwrap_or_default();
-    let entry =
-        |rank| ShardEntry { file: shard_file(rank, comm.size()), bytes: next(rank) as u64, crc32: next(rank) as u32 };
-    let shards = (0..comm.size()).map(entry).collect();
-    for piece in parameters.values_mut().flat_map(|entry| &mut entry.pieces) {
-        piece.crc32 = (0..kinds).map(|_| next(piece.shard) as u32).collect();
-    }
-    Ok(shards)
-}
-
-fn commit(
+/// The whole manifest, when all shards are written; a collective. If one is not, rank 0 removes the others.
+fn conclude(
     root: &Path,
-    unfinished: &Path,
-    folder: &Path,
-    manifest: &Manifest,
-    keep_last: usize,
-) -> Result<(), CheckpointError> {
-    manifest.write(unfinished)?;
-    sync(unfinished)?;
-    // A run that was set back writes a step anew: the old folder makes room, and is still there under another name
-    // until the new one is.
-    let replaced = root.join(format!(".replaced-step-{:08}", manifest.step));
-    let replaces = folder.exists();
-    if replaces {
-        fs::rename(folder, &replaced).map_err(CheckpointError::io(folder))?;
+    comm: &dyn Communicator,
+    written: Result<Written, CheckpointError>,
+    mut manifest: Manifest,
+) -> Result<Manifest, CheckpointError> {
+    let all = together(comm, written).and_then(|written| exchange(comm, &written, &mut manifest));
+    if all.is_err() && comm.rank() == 0 {
+        // So that a full disk is not full of it. What cannot be removed now, the next save of that step removes.
+        let _ = commit::remove(&unfinished(root, manifest.step));
     }
-    fs::rename(unfinished, folder).map_err(CheckpointError::io(folder))?;
-    sync(root)?;
-    if replaces {
-        fs::remove_dir_all(&replaced).map_err(CheckpointError::io(&replaced))?;
-    }
-    point(root, folder)?;
-    retain(root, keep_last)
+    all.map(|()| manifest)
 }
 
-/// What is where; checksums are still to come.
-fn parameters(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
-    let model = zero.model();
-    let mut entries: BTreeMap<String, ParameterEntry> = model
-        .parameters()
-        .iter()
-        .map(|p| (p.name().to_string(), ParameterEntry { shape: p.shape().dims().to_vec(), pieces: vec![] }))
-        .collect();
-    let mesh = zero.groups().mesh();
-    for (id, segment) in zero.layout().segments().iter().enumerate() {
-        for replica in 0..zero.layout().ranks() {
-            let shard = mesh.rank(Coordinates { stage: zero.stages().owner(id), replica });
-            for (parameter, elements, _) in segment.overlaps(segment.shard(replica)) {
-                if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
-                    let portions = Range { parameter, elements }.portions().map(|range| range.elements);
-                    let piece =
-                        |at: ops::Range<usize>| PieceEntry { shard, start: at.start, end: at.end, crc32: vec![] };
-                    entry.pieces.extend(portions.map(piece));
+/// A save that goes on while the ranks train.
+///
+/// Each rank writes a copy of its state on a thread. When all have, which they find out in [`poll`](Background::poll), rank 0
+/// commits, on a thread too.
+#[derive(Debug)]
+pub struct Background {
+    root: PathBuf,
+    save: Save,
+    stage: Stage,
+    stall: Duration,
+}
+
+/// What is under way; the same on all ranks.
+#[derive(Debug)]
+enum Stage {
+    Writing(JoinHandle<(Result<Written, CheckpointError>, Snapshot)>, Box<Manifest>),
+    /// By rank 0.
+    Committing(Option<JoinHandle<Result<(), CheckpointError>>>),
+}
+
+/// How far a save in the background is.
+#[derive(Debug)]
+pub enum Progress {
+    /// It goes on.
+    Saving(Background),
+    /// It is over: the checkpoint's folder, or why there is none; the same on all ranks.
+    Over(Result<PathBuf, CheckpointError>),
+}
+
+impl Background {
+    /// Copies this rank's state and begins to write `root/step-…`; a collective.
+    ///
+    /// # Errors
+    /// On every rank if the folder cannot be made.
+    pub fn begin(
+        root: &Path,
+        zero: &Zero,
+        comm: &dyn Communicator,
+        save: Save,
+        mut snapshot: Snapshot,
+    ) -> Result<Self, CheckpointError> {
+        let started = Instant::now();
+        let (manifest, shard) = begin(root, zero, comm, &save)?;
+        let copied = snapshot.take(zero, &shard);
+        let folder = unfinished(root, save.step);
+        let writer = thread::Builder::new().name("checkpoint".into()).spawn(move || {
+            let written = copied.and_then(|()| shard::write(&folder, &shard, &mut snapshot.values()));
+            (written, snapshot)
+        });
+        let stage = Stage::Writing(together(comm, writer.map_err(CheckpointError::io(root)))?, Box::new(manifest));
+        Ok(Self { root: root.to_path_buf(), save, stage, stall: started.elapsed() })
+    }
+
+    /// How long this rank waited for its copy.
+    #[must_use]
+    pub fn stall(&self) -> Duration {
+        self.stall
+    }
+
+    /// The step that is saved.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.save.step
+    }
+
+    /// Looks how far it is, and begins what is next; a collective, that waits for no disk. The memory of the copy is given back when
+    /// it is written.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn poll(mut self, comm: &dyn Communicator, memory: &mut Snapshot) -> Result<Progress, CheckpointError> {
+        let works = match &self.stage {
+            Stage::Writing(writer, _) => !writer.is_finished(),
+            Stage::Committing(committer) => committer.as_ref().is_some_and(|committer| !committer.is_finished()),
+        };
+        if any(comm, works)? {
+            return Ok(Progress::Saving(self));
+        }
+        match self.stage {
+            Stage::Writing(writer, manifest) => {
+                match written(&self.root, comm, writer, *manifest, &self.save, memory) {
+                    Err(CheckpointError::Comm(lost)) => Err(lost.into()),
+                    Err(error) => Ok(Progress::Over(Err(error))),
+                    Ok(committing) => {
+                        self.stage = Stage::Committing(committing);
+                        Ok(Progress::Saving(self))
+                    }
                 }
             }
+            Stage::Committing(committer) => match together(comm, committer.map_or(Ok(()), joined)) {
+                Err(CheckpointError::Comm(lost)) => Err(lost.into()),
+                other => Ok(Progress::Over(other.map(|()| folder(&self.root, &self.save)))),
+            },
         }
     }
-    entries
-}
 
-/// `latest` names the newest checkpoint; replaced by rename, so that it is never half written.
-fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let (temporary, latest) = (root.join(".latest"), root.join("latest"));
-    fs::write(&temporary, format!("{name}\n")).map_err(CheckpointError::io(&temporary))?;
-    sync(&temporary)?;
-    fs::rename(&temporary, &latest).map_err(CheckpointError::io(&latest))?;
-    sync(root)
-}
-
-fn retain(root: &Path, keep_last: usize) -> Result<(), CheckpointError> {
-    let all = committed(root)?;
-    let excess = if keep_last == 0 { 0 } else { all.len().saturating_sub(keep_last) };
-    for (_, old) in &all[..excess] {
-        fs::remove_dir_all(old).map_err(CheckpointError::io(old))?;
+    /// Waits until it is over; a collective.
+    ///
+    /// # Errors
+    /// On every rank if one of them fails; if a rank is lost.
+    pub fn finish(self, comm: &dyn Communicator, memory: &mut Snapshot) -> Result<PathBuf, CheckpointError> {
+        let committer = match self.stage {
+            Stage::Writing(writer, manifest) => {
+                patiently(comm, || wait(&writer))?;
+                written(&self.root, comm, writer, *manifest, &self.save, memory)?
+            }
+            Stage::Committing(committer) => committer,
+        };
+        let committed = patiently(comm, || committer.map_or(Ok(()), joined))?;
+        together(comm, committed)?;
+        Ok(folder(&self.root, &self.save))
     }
-    Ok(())
 }
 
-fn sync(path: &Path) -> Result<(), CheckpointError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(CheckpointError::io(path))
+fn folder(root: &Path, save: &Save) -> PathBuf {
+    root.join(format!("step-{:08}", save.step))
+}
+
+/// Until a thread is over, whose result is taken later.
+fn wait<T>(thread: &JoinHandle<T>) {
+    while !thread.is_finished() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// When all ranks have written: rank 0 begins to commit; a collective.
+fn written(
+    root: &Path,
+    comm: &dyn Communicator,
+    writer: JoinHandle<(Result<Written, CheckpointError>, Snapshot)>,
+    manifest: Manifest,
+    save: &Save,
+    memory: &mut Snapshot,
+) -> Result<Option<JoinHandle<Result<(), CheckpointError>>>, CheckpointError> {
+    let (written, snapshot) = writer.join().unwrap_or_else(|_| (Err(panicked(root)), Snapshot::default()));
+    *memory = snapshot;
+    let manifest = conclude(root, comm, written, manifest)?;
+    let begun = if comm.rank() == 0 {
+        let (root, save) = (root.to_path_buf(), save.clone());
+        let thread = thread::Builder::new().name("commit".into());
+        thread.spawn(move || commit(&root, &manifest, &save)).map(Some)
+    } else {
+        Ok(None)
+    };
+    together(comm, begun.map_err(CheckpointError::io(root)))
+}
+
+fn joined(committer: JoinHandle<Result<(), CheckpointError>>) -> Result<(), CheckpointError> {
+    committer.join().unwrap_or_else(|_| Err(panicked(Path::new("the commit"))))
+}
+
+fn panicked(at: &Path) -> CheckpointError {
+    CheckpointError::io(at)(std::io::Error::other("internal error: the thread that writes panicked"))
 }

@@ -1,6 +1,10 @@
 //! Ranks go on together or not at all.
 
-use zero_comm::{Buffer, CommError, Communicator};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use zero_comm::{Buffer, CommError, Communicator, ReduceOp};
 
 use crate::error::CheckpointError;
 
@@ -13,6 +17,37 @@ pub(crate) fn together<T>(comm: &dyn Communicator, mine: Result<T, CheckpointErr
         None => Ok(value),
         Some((rank, reason)) => Err(CheckpointError::OtherRank { rank, reason }),
     }
+}
+
+/// How long a rank works before it tells the others that it still does; far below every deadline.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
+
+/// Does what may take long, and longer on one rank than on another; a collective. A rank that is done would take one that is not for
+/// lost, had it to wait for it: so all tell each other that they work until the last is done.
+pub(crate) fn patiently<T>(comm: &dyn Communicator, work: impl FnOnce() -> T) -> Result<T, CommError> {
+    thread::scope(|scope| {
+        let (done, wait) = mpsc::channel::<()>();
+        let signs = scope.spawn(move || {
+            // Ends with an error when the other end is dropped, be it by a panic.
+            let mut works = true;
+            loop {
+                works = works && wait.recv_timeout(SIGN_OF_LIFE) == Err(mpsc::RecvTimeoutError::Timeout);
+                if !any(comm, works)? {
+                    return Ok(());
+                }
+            }
+        });
+        let value = work();
+        drop(done);
+        signs.join().unwrap_or(Ok(()))?;
+        Ok(value)
+    })
+}
+
+/// Whether it is so on any rank; a collective.
+pub(crate) fn any(comm: &dyn Communicator, here: bool) -> Result<bool, CommError> {
+    let all = comm.all_reduce(Buffer::I64(vec![i64::from(here)]), ReduceOp::Max).wait()?.into_i64()?;
+    Ok(all.iter().any(|&one| one != 0))
 }
 
 /// What each rank says, in rank order.

@@ -145,6 +145,7 @@ mod tests {
             version: VERSION,
             step: 7,
             updates: 6,
+            samples: 28,
             world_size: 2,
             zero_stage: 3,
             states: vec!["exp_avg".into()],
@@ -285,6 +286,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let old = format!("{{\"format\": \"{FORMAT}\", \"version\": 1, \"step\": 7, \"shards\": []}}");
         let found = found_with(folder.path(), "manifest.json", old.as_bytes());
-        assert_eq!(found[0].reason, "its version is 1; this program reads version 2");
+        assert_eq!(found[0].reason, "its version is 1; this program reads version 3");
     }
 }

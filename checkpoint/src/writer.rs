@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crc32fast::Hasher;
+use rustix::io::Errno;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::error::CheckpointError;
@@ -43,6 +44,7 @@ impl TensorWriter {
             return Err(refused(format!("its header would have {} bytes, more than can be read", header.len())));
         }
         let file = File::create(path).map_err(CheckpointError::io(path))?;
+        reserve(&file, (8 + header.len() + end) as u64).map_err(CheckpointError::io(path))?;
         let mut writer = Self {
             path: path.to_path_buf(),
             file: BufWriter::with_capacity(1 << 20, file),
@@ -75,5 +77,13 @@ impl TensorWriter {
         let file = self.file.into_inner().map_err(|e| CheckpointError::io(&self.path)(e.into_error()))?;
         file.sync_all().map_err(CheckpointError::io(&self.path))?;
         Ok((self.written, self.crc32.finalize()))
+    }
+}
+
+/// Reserves space, so that a disk that is too full says so before anything is written; where the file system can.
+fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        other => other.map_err(Into::into),
     }
 }

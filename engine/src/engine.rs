@@ -1,7 +1,6 @@
 //! The engine: a model, a communicator and a configuration, made into steps.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +22,7 @@ use crate::measure::CutCosts;
 use crate::memory::Subject;
 use crate::messages::{Boundary, share};
 use crate::offload;
+use crate::saving::Saving;
 use crate::settings::Settings;
 use crate::timing::{self, Timing};
 use crate::tracked::Tracked;
@@ -51,7 +51,7 @@ pub struct Engine {
     pub(crate) config: Config,
     pub(crate) settings: Settings,
     pub(crate) zero: Zero,
-    comm: Arc<dyn Communicator>,
+    pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) arrangement: Arrangement,
     program: Program,
     /// By number of micro-batches.
@@ -65,7 +65,10 @@ pub struct Engine {
     pub(crate) kept: Option<KeptOnDisk>,
     /// Whether it communicates while computing, where a cost table decided that.
     pub(crate) choice: Option<Choice>,
-    step: u64,
+    pub(crate) saving: Saving,
+    pub(crate) step: u64,
+    /// Samples of all steps so far: where the data go on.
+    pub(crate) samples: u64,
 }
 
 impl Engine {
@@ -162,6 +165,7 @@ impl Engine {
         if let Some(sources) = &config.training.initial_weights {
             zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
         }
+        let saving = Saving::new(&config, &mut zero);
         let traced = timing::is_traced(&config);
         if traced {
             comm.barrier().wait()?;
@@ -183,7 +187,9 @@ impl Engine {
             memory_limit,
             kept,
             choice,
+            saving,
             step: 0,
+            samples: 0,
         })
     }
 
@@ -215,7 +221,8 @@ impl Engine {
         let lr = settings.schedule.lr(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches, size) = (settings.deal, settings.micro_batches, settings.micro_batch_size);
         let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
-        let sample = |local: usize| ((step - 1) * (micro_batches * ranks) as u64 + global(local) as u64) * size as u64;
+        let first = self.samples;
+        let sample = |local: usize| first + (global(local) * size) as u64;
         let mut load_local = |local: usize| {
             let batch = load(global(local))?;
             let rows = batch.rows()?;
@@ -245,9 +252,11 @@ impl Engine {
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
         self.kept.iter().for_each(KeptOnDisk::rest);
         self.step = step;
+        self.samples += self.config.train_batch_size as u64;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
         let loss = self.mean_loss(&outcome)?;
         let norm = outcome.norm.map_or(f64::NAN, |norm| norm.norm);
+        self.look_after_save()?;
         Ok(Step {
             step,
             loss,
@@ -374,50 +383,6 @@ impl Engine {
         outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
     }
 
-    /// Writes `root/step-…`; a collective. `state` is kept with it, for [`Engine::load_checkpoint`] to give back.
-    ///
-    /// # Errors
-    /// On every rank if one cannot write; an older checkpoint of the folder stays.
-    pub fn save_checkpoint_with(&self, root: impl AsRef<Path>, state: serde_json::Value) -> Result<PathBuf, Error> {
-        let save = zero_checkpoint::Save {
-            step: self.step,
-            zero_stage: self.settings.layout.zero_stage.number(),
-            engine: state,
-            config: crate::export::recorded(&self.config),
-            keep_last: self.config.training.keep_last,
-        };
-        Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &save)?)
-    }
-
-    /// Writes `root/step-…`; a collective.
-    ///
-    /// # Errors
-    /// As [`Engine::save_checkpoint_with`].
-    pub fn save_checkpoint(&self, root: impl AsRef<Path>) -> Result<PathBuf, Error> {
-        self.save_checkpoint_with(root, serde_json::Value::Null)
-    }
-
-    /// Continues from a checkpoint's folder (`…/step-00000100`), written under any layout; a collective. Gives back the state
-    /// that was saved with it.
-    ///
-    /// # Errors
-    /// On every rank if one cannot read: missing, damaged, or of another model.
-    pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<serde_json::Value, Error> {
-        let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
-        self.step = manifest.step;
-        Ok(manifest.engine)
-    }
-
-    /// Continues from the newest checkpoint under `root`, if there is one; a collective.
-    ///
-    /// # Errors
-    /// As [`Engine::load_checkpoint`].
-    pub fn resume(&mut self, root: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
-        let Some(folder) = zero_checkpoint::newest(root.as_ref())? else { return Ok(None) };
-        self.load_checkpoint(&folder)?;
-        Ok(Some(folder))
-    }
-
     /// All values of a parameter in f32, on every rank; a collective.
     ///
     /// # Errors
@@ -469,6 +434,12 @@ impl Engine {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.step
+    }
+
+    /// Samples of the steps so far, of all replicas: the first of the next step.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
     /// The learning rate of the next step.

@@ -92,6 +92,7 @@ impl Error {
         match self {
             Self::Config(_) | Self::Setting { .. } | Self::Build(_) | Self::Memory(_) => 2,
             Self::Batch(_) | Self::NoParameter(_) => 2,
+            Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,
             Self::Comm(_) => 4,
             // What is so at the start is the user's to say otherwise.
@@ -101,6 +102,20 @@ impl Error {
             Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) => 1,
             Self::Zero(_) | Self::Disk(_) | Self::Io { .. } => 1,
         }
+    }
+
+    /// Whether a file could not be written, which training can do without.
+    pub(crate) fn is_only_a_file(&self) -> bool {
+        matches!(
+            self,
+            Self::Io { .. } | Self::Checkpoint(CheckpointError::Io { .. } | CheckpointError::OtherRank { .. })
+        )
+    }
+
+    /// Whether a checkpoint cannot be read, here or on another rank, though it may be of this model.
+    pub(crate) fn is_damage(&self) -> bool {
+        use CheckpointError::{Damaged, Io, OtherRank};
+        matches!(self, Self::Checkpoint(Damaged { .. } | Io { .. } | OtherRank { .. }))
     }
 
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {

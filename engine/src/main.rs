@@ -29,6 +29,7 @@ use zero_train::{Limit, Plan};
 static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
 
 fn main() -> ExitCode {
+    let _failpoints = zero_checkpoint::failpoints();
     zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
     surroundings::follow_launcher();
     let cli = Cli::parse();

@@ -217,8 +217,8 @@ fn damage_is_refused_by_every_rank() {
         ),
         (
             "a later version",
-            Box::new(|f| replace(&manifest(f), "\"version\": 2", "\"version\": 3")),
-            "its version is 3",
+            Box::new(|f| replace(&manifest(f), "\"version\": 3", "\"version\": 4")),
+            "its version is 4",
         ),
         ("an unknown field", Box::new(|f| replace(&manifest(f), "\"step\"", "\"stepp\"")), "unknown field `stepp`"),
         (
@@ -345,6 +345,139 @@ fn the_last_checkpoints_are_kept() {
     };
     assert_eq!(steps("keep_last: 2"), ["step-00000003", "step-00000004"]);
     assert_eq!(steps("keep_last: 0").len(), 4, "0 keeps all");
+}
+
+/// Checkpoints of every so many steps stay; what `keep_last` counts is the others.
+#[test]
+fn every_so_many_steps_are_kept() {
+    let root = tempfile::tempdir().unwrap();
+    let text = settings(1, "training: {keep_last: 2, keep_every: 3}");
+    world(2, |comm| {
+        let mut engine = engine(2, &text, comm);
+        for _ in 0..8 {
+            train(&mut engine, 1);
+            engine.save_checkpoint(root.path()).unwrap();
+        }
+    });
+    assert_eq!(steps(root.path()), [3, 6, 7, 8]);
+}
+
+/// After a run was set back, checkpoints of its later steps are not the newest, and the one just written is not the oldest.
+#[test]
+fn a_run_that_is_set_back_keeps_what_it_writes() {
+    let root = tempfile::tempdir().unwrap();
+    let text = settings(1, "training: {keep_last: 1}");
+    let first = saved(root.path(), 2, 2, &text);
+    fs::rename(&first, root.path().join("kept")).unwrap();
+    saved(root.path(), 2, 6, &text);
+    fs::rename(root.path().join("kept"), &first).unwrap();
+    world(2, |comm| {
+        let mut engine = engine(2, &text, comm);
+        engine.load_checkpoint(&first).unwrap();
+        train(&mut engine, 1);
+        engine.save_checkpoint(root.path()).unwrap();
+    });
+    assert_eq!(steps(root.path()), [3, 6], "2 is old, 6 was there");
+    assert_eq!(fs::read_to_string(root.path().join("latest")).unwrap(), "step-00000003\n");
+    let aside = zero_checkpoint::set_back(root.path(), 3).unwrap();
+    assert_eq!(aside, [root.path().join("superseded-step-00000006")]);
+    assert_eq!(steps(root.path()), [3]);
+}
+
+fn steps(root: &Path) -> Vec<u64> {
+    zero_checkpoint::committed(root).unwrap().into_iter().map(|(step, _)| step).collect()
+}
+
+/// What is written while training goes on is what was there when the save began, to the byte; and training does not notice.
+#[test]
+fn a_save_in_the_background_is_of_its_step() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, more) in [("plain", ""), ("bf16", "bf16: {enabled: true}")] {
+        for zero_stage in 0..=3 {
+            let root = root.path().join(format!("{name}-{zero_stage}"));
+            let text = settings(zero_stage, &format!("{more}\ntraining: {{save_async: true, keep_last: 0}}"));
+            let whole = world(2, |comm| trajectory(&mut engine(2, &text, comm), 6));
+            let waited = root.join("waited");
+            world(2, |comm| {
+                let mut engine = engine(2, &text, comm);
+                for _ in 0..2 {
+                    train(&mut engine, 2);
+                    engine.save_checkpoint(&waited).unwrap();
+                }
+            });
+            let trajectories = world(2, |comm| {
+                let mut engine = engine(2, &text, comm);
+                train(&mut engine, 2);
+                engine.save_checkpoint_in_background(&root, serde_json::Value::Null).unwrap();
+                train(&mut engine, 2);
+                // The second waits for the first.
+                engine.save_checkpoint_in_background(&root, serde_json::Value::Null).unwrap();
+                let trajectory = trajectory(&mut engine, 2);
+                engine.finish_save().unwrap();
+                let ended = engine.ended_save().unwrap();
+                assert_eq!((ended.step, ended.result.unwrap()), (4, root.join("step-00000004")));
+                assert!(engine.ended_save().is_none(), "told once");
+                trajectory
+            });
+            for (whole, rest) in whole.iter().zip(&trajectories) {
+                assert_eq!(rest.losses, whole.losses[4..], "{name}, stage {zero_stage}");
+                assert!(rest.parameters == whole.parameters, "{name}, stage {zero_stage}");
+            }
+            for step in [2, 4] {
+                let step = format!("step-{step:08}");
+                for entry in fs::read_dir(waited.join(&step)).unwrap() {
+                    let name = entry.unwrap().file_name();
+                    let [expected, found] =
+                        [&waited, &root].map(|root| fs::read(root.join(&step).join(&name)).unwrap());
+                    assert!(expected == found, "{name:?} of {step}");
+                }
+            }
+        }
+    }
+}
+
+/// A save in the background that fails on one rank is told to all, and the next one works.
+#[test]
+fn a_save_in_the_background_fails_on_every_rank() {
+    let root = tempfile::tempdir().unwrap();
+    let text = settings(3, "training: {save_async: true}");
+    world(2, |comm| {
+        let rank = comm.rank();
+        let mut engine = engine(2, &text, comm);
+        train(&mut engine, 1);
+        engine.save_checkpoint_in_background(root.path(), serde_json::Value::Null).unwrap();
+        engine.finish_save().unwrap();
+        engine.ended_save().unwrap().result.unwrap();
+        train(&mut engine, 1);
+        let file = root.path().join("step-00000001/manifest.json");
+        engine.save_checkpoint_in_background(&file, serde_json::Value::Null).expect_err("a folder in a file");
+        // Its folder goes away while it is written, or before it is committed.
+        engine.save_checkpoint_in_background(root.path(), serde_json::Value::Null).unwrap();
+        if rank == 0 {
+            fs::remove_dir_all(root.path().join(".unfinished-step-00000002")).unwrap();
+        }
+        engine.finish_save().unwrap();
+        let ended = engine.ended_save().unwrap();
+        assert_eq!(ended.step, 2);
+        ended.result.expect_err("committed without its folder");
+        train(&mut engine, 1);
+        engine.save_checkpoint(root.path()).unwrap();
+        assert_eq!(engine.resume(root.path()).unwrap(), Some(root.path().join("step-00000003")));
+    });
+}
+
+/// Data go on after the samples that were seen, not after the steps: also when the global batch has changed.
+#[test]
+fn data_go_on_after_the_samples_that_were_seen() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = saved(root.path(), 2, 3, &settings(1, "gradient_accumulation_steps: 2"));
+    world(1, |comm| {
+        let mut engine = engine(1, &settings(1, ""), comm);
+        engine.load_checkpoint(&folder).unwrap();
+        assert_eq!((engine.steps(), engine.samples()), (3, 12));
+        train(&mut engine, 1);
+        assert_eq!((engine.steps(), engine.samples()), (4, 13));
+    });
 }
 
 /// A step that is saved again, after the run was set back, replaces the old folder.

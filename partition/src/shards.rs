@@ -4,11 +4,12 @@ use candle_core::CpuStorage;
 use zero_comm::Buffer;
 use zero_model::ParameterId;
 use zero_optim::read_bf16;
-use zero_pipeline::{Coordinates, Placement, SegmentId};
+use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
 use crate::disk::Stored;
 use crate::error::ZeroError;
-use crate::layout::Segment;
+use crate::layout::{Layout, Segment};
+use crate::ledger::Category;
 use crate::zero::Zero;
 
 /// What a value belongs to.
@@ -41,7 +42,23 @@ impl Range {
     }
 }
 
+impl Layout {
+    /// Elements that a rank writes into a checkpoint of each kind of value.
+    #[must_use]
+    pub fn saved_elements(&self, stages: &Stages, at: Coordinates) -> usize {
+        let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
+        let saved =
+            |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
+        owned.map(|(_, segment)| saved(segment)).sum()
+    }
+}
+
 impl Zero {
+    /// Counts memory that is kept for copies of the state.
+    pub fn count_copy(&mut self, bytes: usize) {
+        self.ledger.add(Category::Staging, bytes, 1);
+    }
+
     /// Kinds of values that every parameter has.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
@@ -86,19 +103,25 @@ impl Zero {
         segments.flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements })).collect()
     }
 
-    /// Values of a range that this rank holds.
+    /// Values of a range that this rank holds, into as many.
     ///
     /// # Errors
-    /// If it does not hold it.
-    pub fn read(&self, kind: Kind, range: &Range) -> Result<Vec<f32>, ZeroError> {
+    /// If it does not hold it, or the lengths differ.
+    pub fn read_into(&self, kind: Kind, range: &Range, values: &mut [f32]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
         let own = self.own_range(id);
         let local = |base: usize| at.start.wrapping_sub(base)..at.end.wrapping_sub(base);
         let missing = || ZeroError::internal("a range that this rank does not hold");
+        if values.len() != range.elements.len() {
+            return Err(ZeroError::internal("values of another length than their range"));
+        }
         if let Some(stored) = self.stored_as(kind, id) {
             let range = local(own.start);
-            let is_held = range.start <= range.end && range.end <= own.len();
-            return if is_held { self.read_stored(id, stored, range) } else { Err(missing()) };
+            if range.start > range.end || range.end > own.len() {
+                return Err(missing());
+            }
+            values.copy_from_slice(&self.read_stored(id, stored, range)?);
+            return Ok(());
         }
         let state = &self.segments[id];
         let held = match (kind, &state.shard) {
@@ -106,15 +129,27 @@ impl Zero {
             (Kind::Parameter, _) if !state.master.is_empty() => state.master.get(local(own.start)),
             (Kind::Parameter, Some(CpuStorage::F32(shard))) => shard.get(local(own.start)),
             (Kind::Parameter, _) => {
-                return self.model.parameters()[range.parameter]
-                    .read(|values| match values {
-                        CpuStorage::F32(full) => Ok(full.get(range.elements.clone()).map(<[f32]>::to_vec)),
-                        _ => Ok(None),
-                    })?
-                    .ok_or_else(missing);
+                let read = |full: &CpuStorage| match full {
+                    CpuStorage::F32(full) => {
+                        Ok(full.get(range.elements.clone()).map(|held| values.copy_from_slice(held)))
+                    }
+                    _ => Ok(None),
+                };
+                return self.model.parameters()[range.parameter].read(read)?.ok_or_else(missing);
             }
         };
-        held.map(<[f32]>::to_vec).ok_or_else(missing)
+        values.copy_from_slice(held.ok_or_else(missing)?);
+        Ok(())
+    }
+
+    /// Values of a range that this rank holds.
+    ///
+    /// # Errors
+    /// If it does not hold it.
+    pub fn read(&self, kind: Kind, range: &Range) -> Result<Vec<f32>, ZeroError> {
+        let mut values = vec![0.0; range.elements.len()];
+        self.read_into(kind, range, &mut values)?;
+        Ok(values)
     }
 
     /// Overwrites a range that this rank holds; the working copy follows the master.

@@ -29,8 +29,12 @@ pub struct Training {
     pub save_every: usize,
     /// Save a checkpoint when training is over. A run that a signal stops saves one in any case.
     pub save_last: bool,
+    /// Write those on the way while training goes on, from a copy of the state.
+    pub save_async: bool,
     /// Checkpoints kept; 0 keeps all.
     pub keep_last: usize,
+    /// Checkpoints of every so many steps are kept in any case; 0 none.
+    pub keep_every: usize,
     /// Folder of the run.
     pub output_dir: String,
     /// Stop when the evaluation loss no longer falls.
@@ -97,7 +101,9 @@ impl Training {
             eval_batches: keys.int("eval_batches"),
             save_every: keys.int("save_every"),
             save_last: keys.bool("save_last"),
+            save_async: keys.bool("save_async"),
             keep_last: keys.int("keep_last"),
+            keep_every: keys.int("keep_every"),
             output_dir: keys.optional_text("output_dir").unwrap_or_else(|| format!("runs/{stem}")),
             early_stopping: keys
                 .inner("early_stopping")

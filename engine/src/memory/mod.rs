@@ -46,7 +46,9 @@ pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_
     let mut peaks = walk.peaks();
     let transport = transport(config, mesh);
     let lists = lists(config, step.program, evaluation.program);
-    peaks.total += OWN + transport + lists;
+    let copy = copy(&work, config);
+    peaks.total += OWN + transport + lists + copy;
+    peaks.by_category[Category::Staging as usize] += copy;
     peaks.by_category[Category::Activations as usize] += lists;
     peaks.by_category[Category::Communication as usize] += transport;
     peaks
@@ -57,6 +59,13 @@ fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     let instructions = step.instructions.len() + evaluation.instructions.len();
     let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len()) } else { 0 };
     (instructions * size_of::<Instruction>()) as u64 + timeline
+}
+
+/// The copy of a rank's state that is written while it trains on.
+fn copy(work: &Work<'_>, config: &Config) -> u64 {
+    let kinds = 1 + work.options.optimizer.states().len();
+    let elements = if config.training.save_async { work.layout.saved_elements(work.stages, work.at) } else { 0 };
+    (elements * kinds * size_of::<f32>()) as u64
 }
 
 /// What the sockets of a rank take, where ranks talk over TCP by choice: a chunk for each peer in each group. Shared memory has none on

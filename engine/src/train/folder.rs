@@ -1,7 +1,8 @@
 //! The folder of a run.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -12,6 +13,8 @@ use crate::error::Error;
 pub(super) struct Folder {
     path: PathBuf,
     metrics: File,
+    /// Bytes of whole lines in it.
+    written: u64,
 }
 
 impl Folder {
@@ -22,7 +25,7 @@ impl Folder {
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let file = path.join("metrics.jsonl");
         let metrics = File::create(&file).map_err(Error::io(&file))?;
-        Ok((Self { path: path.to_path_buf(), metrics }, moved))
+        Ok((Self { path: path.to_path_buf(), metrics, written: 0 }, moved))
     }
 
     /// Opens the folder of a run that goes on after `step`: later lines of its metrics are dropped.
@@ -31,19 +34,26 @@ impl Folder {
         let file = path.join("metrics.jsonl");
         let kept = kept_lines(&file, step)?;
         let temporary = path.join(".metrics.jsonl");
-        fs::write(&temporary, kept).map_err(Error::io(&temporary))?;
+        fs::write(&temporary, &kept).map_err(Error::io(&temporary))?;
         fs::rename(&temporary, &file).map_err(Error::io(&file))?;
-        let metrics = OpenOptions::new().append(true).open(&file).map_err(Error::io(&file))?;
-        Ok(Self { path: path.to_path_buf(), metrics })
+        let metrics = OpenOptions::new().write(true).open(&file).map_err(Error::io(&file))?;
+        Ok(Self { path: path.to_path_buf(), metrics, written: kept.len() as u64 })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// One line of `metrics.jsonl`.
+    /// One line of `metrics.jsonl`, whole or not at all.
     pub(super) fn metrics(&mut self, line: &Value) -> Result<(), Error> {
-        writeln!(self.metrics, "{line}").map_err(Error::io(self.path.join("metrics.jsonl")))
+        let line = format!("{line}\n");
+        let written = self.metrics.write_all_at(line.as_bytes(), self.written);
+        match written {
+            Ok(()) => self.written += line.len() as u64,
+            // What a full disk took of it.
+            Err(_) => self.metrics.set_len(self.written).unwrap_or(()),
+        }
+        written.map_err(Error::io(self.path.join("metrics.jsonl")))
     }
 
     pub(super) fn resolved(&self, config: &zero_config::Config) -> Result<(), Error> {

@@ -7,6 +7,7 @@ mod progress;
 mod report;
 mod run;
 mod sample;
+mod saves;
 mod signals;
 mod steps;
 mod verify;
@@ -30,6 +31,7 @@ use evaluation::EarlyStop;
 use progress::Progress;
 use report::Report;
 use run::{Files, Run};
+use saves::Saves;
 use signals::StopRequest;
 
 pub use progress::Output;
@@ -92,19 +94,31 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
         engine.lift_memory_limit();
     }
     let out = PathBuf::from(&engine.config().training.output_dir);
+    let main = comm.rank() == 0;
     let mut early = EarlyStop::new(engine.config().training.early_stopping.clone());
     let resumed = resume(&mut engine, options, &out)?;
     if let Some((_, state)) = &resumed {
         early.restore(state);
     }
-    let main = comm.rank() == 0;
+    // A run in epochs has a number of samples to see, whatever the batch was before.
+    let steps = match engine.config().training.max_steps {
+        Some(_) => steps,
+        None => {
+            let batch = engine.config().train_batch_size as u64;
+            engine.steps() + (steps * batch).saturating_sub(engine.samples()).div_ceil(batch)
+        }
+    };
     let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
     let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
-    let mut files = if main { Some(Files::open(&engine, &out, resumed.is_some(), &progress)?) } else { None };
+    let mut files = if main { Some(Files::open(&mut engine, &out, resumed.is_some(), &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
-    let mut run = Run::new(engine, corpus, early, progress, Report::new(started, resident_before));
+    let saves = Saves::new(&out, resumed.map(|_| engine.steps()));
+    if main {
+        progress.say(&saves.foretell(&engine));
+    }
+    let mut run = Run::new(engine, corpus, (early, saves), progress, Report::new(started, resident_before));
     let finished = run.train(steps, &stop, files.as_mut())?;
-    let saved = run.save_last(&out, finished)?;
+    let saved = run.save_last(finished)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };
     run.finish(files.as_mut(), saved.as_deref(), text.as_deref(), finished)?;
     comm.barrier().wait()?;
@@ -180,17 +194,34 @@ fn with_total_steps(mut config: Config, steps: u64) -> Config {
     config
 }
 
+/// Goes on where the options say. `auto` takes the newest checkpoint that is as it was written: of one that is damaged it says so, and
+/// tries the one before.
 fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Option<(PathBuf, Value)>, Error> {
-    let folder = match &options.resume {
-        None => return Ok(None),
-        Some(Resume::From(folder)) => folder.clone(),
-        Some(Resume::Auto) => match zero_checkpoint::newest(&out.join("checkpoints"))? {
-            Some(folder) => folder,
-            None => return Ok(None),
-        },
-    };
-    let state = engine.load_checkpoint(&folder)?;
-    Ok(Some((folder, state)))
+    let root = out.join("checkpoints");
+    match &options.resume {
+        None => Ok(None),
+        Some(Resume::From(folder)) => {
+            let state = engine.load_checkpoint(folder)?;
+            Ok(Some((folder.clone(), state)))
+        }
+        Some(Resume::Auto) => {
+            let mut damaged = None;
+            for (step, folder) in zero_checkpoint::committed(&root)?.into_iter().rev() {
+                match engine.load_checkpoint(&folder) {
+                    Ok(state) => return Ok(Some((folder, state))),
+                    Err(error) if error.is_damage() => {
+                        if engine.communicator().rank() == 0 {
+                            eprintln!("warning: step {step} cannot be loaded: {error}");
+                        }
+                        damaged = damaged.or(Some(error));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            // A run that has checkpoints is not begun anew because none can be read.
+            damaged.map_or(Ok(None), Err)
+        }
+    }
 }
 
 fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {

@@ -80,6 +80,15 @@ impl Progress {
     }
 
     /// A line that stands between steps.
+    /// A line on standard error, however little is printed: something is not as it should be, and training goes on.
+    pub(super) fn warn(&self, text: &str) {
+        let line = format!("warning: {text}");
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) if !bar.is_finished() => bar.suspend(|| show(line)),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use zero_checkpoint::RunLock;
 use zero_comm::{Buffer, ReduceOp, Stats};
 
 use super::corpus::Corpus;
@@ -10,6 +11,7 @@ use super::evaluation::{self, EarlyStop};
 use super::folder::Folder;
 use super::progress::{Progress, Shown};
 use super::report::{self, Report};
+use super::saves::Saves;
 use super::signals::StopRequest;
 use super::{Finished, sample};
 use crate::engine::{Engine, Step};
@@ -24,22 +26,52 @@ const MAX_SKIPPED: u64 = 20;
 pub(super) struct Files {
     folder: Folder,
     monitors: Monitors,
+    /// Steps that could not be logged, up to now.
+    missing: u64,
 }
 
 impl Files {
-    pub(super) fn open(engine: &Engine, out: &Path, resumed: bool, progress: &Progress) -> Result<Self, Error> {
+    /// Takes the lock of the folder, for the engine's saves too.
+    pub(super) fn open(engine: &mut Engine, out: &Path, resumed: bool, progress: &Progress) -> Result<Self, Error> {
+        let mut lock = RunLock::take(out)?;
         let folder = if resumed {
+            for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
+                progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
+            }
             Folder::resume(out, engine.steps())?
         } else {
             let (folder, moved) = Folder::new(out)?;
             if let Some(moved) = moved {
                 progress.say(&format!("an earlier run was moved to {}", moved.display()));
+                // Its lock went with it.
+                lock = RunLock::take(out)?;
             }
             folder
         };
+        engine.hold(lock);
         folder.resolved(engine.config())?;
         let monitors = Monitors::open(engine.config(), out)?;
-        Ok(Self { folder, monitors })
+        Ok(Self { folder, monitors, missing: 0 })
+    }
+
+    /// A disk that is full does not end training: it is said once, and once more when lines are written again.
+    fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
+        match written {
+            Ok(()) if self.missing > 0 => {
+                progress
+                    .warn(&format!("the log is written again from step {step}; {} steps are missing", self.missing));
+                self.missing = 0;
+            }
+            Ok(()) => {}
+            Err(error) if error.is_only_a_file() => {
+                if self.missing == 0 {
+                    progress.warn(&format!("the log of step {step} is not written: {error}; training goes on"));
+                }
+                self.missing += 1;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 }
 
@@ -48,6 +80,7 @@ pub(super) struct Run {
     engine: Engine,
     corpus: Corpus,
     early: EarlyStop,
+    saves: Saves,
     progress: Progress,
     report: Report,
     skipped_in_a_row: u64,
@@ -64,8 +97,14 @@ struct Together {
 }
 
 impl Run {
-    pub(super) fn new(engine: Engine, corpus: Corpus, early: EarlyStop, progress: Progress, report: Report) -> Self {
-        Self { engine, corpus, early, progress, report, skipped_in_a_row: 0, seen: Stats::default() }
+    pub(super) fn new(
+        engine: Engine,
+        corpus: Corpus,
+        (early, saves): (EarlyStop, Saves),
+        progress: Progress,
+        report: Report,
+    ) -> Self {
+        Self { engine, corpus, early, saves, progress, report, skipped_in_a_row: 0, seen: Stats::default() }
     }
 
     pub(super) fn train(
@@ -77,10 +116,11 @@ impl Run {
         let rows = self.engine.config().train_micro_batch_size_per_gpu;
         let training = self.engine.config().training.clone();
         while self.engine.steps() < steps {
-            let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
+            let first = self.engine.samples();
             let corpus = &self.corpus;
             let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
             let together = self.gather(&step, stop)?;
+            self.saves.look(&mut self.engine, &self.progress)?;
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
             let eval_loss = if evaluates { Some(self.evaluate()?) } else { None };
             self.record(&step, &together, eval_loss, files.as_deref_mut())?;
@@ -95,9 +135,7 @@ impl Run {
             }
             let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
             if saves && (step.step < steps || !training.save_last) {
-                let out = PathBuf::from(&training.output_dir);
-                let folder = self.save(&out)?;
-                self.progress.say(&format!("saved {}", folder.display()));
+                self.saves.on_the_way(&mut self.engine, self.early.state(), &self.progress)?;
             }
         }
         Ok(Finished::Done)
@@ -152,13 +190,13 @@ impl Run {
             self.seen = stats;
         }
         let Some(files) = files else { return Ok(()) };
-        files.folder.metrics(&json!({
+        let line = json!({
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm, "loss_scale": null,
             "skipped": step.skipped, "samples": samples, "tokens": samples * length,
             "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
             "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
-        }))?;
-        let seen = step.step * samples;
+        });
+        let seen = self.engine.samples();
         let scalar = |tag, value| Scalar { tag, samples: seen, value };
         let mut scalars = vec![
             scalar("Train/Samples/train_loss", f64::from(step.loss)),
@@ -166,7 +204,8 @@ impl Run {
             scalar("Train/Samples/grad_norm", step.grad_norm),
         ];
         scalars.extend(eval_loss.map(|loss| scalar("Train/Samples/eval_loss", f64::from(loss))));
-        files.monitors.write(&scalars)
+        let written = files.folder.metrics(&line).and_then(|()| files.monitors.write(&scalars));
+        files.log(step.step, written, &self.progress)
     }
 
     fn check_divergence(&mut self, step: &Step) -> Result<(), Error> {
@@ -178,15 +217,17 @@ impl Run {
     }
 
     /// The checkpoint at the end. What a signal stopped is to go on later: it is saved, whether that is wanted of others or not.
-    pub(super) fn save_last(&self, out: &Path, finished: Finished) -> Result<Option<PathBuf>, Error> {
+    pub(super) fn save_last(&mut self, finished: Finished) -> Result<Option<PathBuf>, Error> {
         match finished {
-            Finished::Done if !self.engine.config().training.save_last => Ok(None),
-            Finished::Done | Finished::Stopped(_) => self.save(out).map(Some),
+            Finished::Done if !self.engine.config().training.save_last => {
+                self.engine.finish_save()?;
+                self.saves.look(&mut self.engine, &self.progress)?;
+                Ok(None)
+            }
+            Finished::Done | Finished::Stopped(_) => {
+                self.saves.last(&mut self.engine, self.early.state(), &self.progress).map(Some)
+            }
         }
-    }
-
-    fn save(&self, out: &Path) -> Result<PathBuf, Error> {
-        self.engine.save_checkpoint_with(out.join("checkpoints"), self.early.state())
     }
 
     fn evaluate(&mut self) -> Result<f32, Error> {

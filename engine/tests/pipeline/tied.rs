@@ -115,7 +115,8 @@ fn a_checkpoint_has_each_element_once_on_a_rank_of_its_owner() {
             let mut all = world(stages * data, |comm| {
                 let mut engine = engine(gpt2(40, true), &text, comm);
                 train(&mut engine, 1);
-                let (zero, folder) = (engine.zero(), engine.save_checkpoint(&root).unwrap());
+                let folder = engine.save_checkpoint(&root).unwrap();
+                let zero = engine.zero();
                 let owner = |parameter: usize| {
                     let with = |s: &zero_partition::Segment| s.pieces.iter().any(|p| p.parameter == parameter);
                     zero.stages().owner(zero.layout().segments().iter().position(with).unwrap())

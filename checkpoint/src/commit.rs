@@ -1,0 +1,131 @@
+//! From shards to a checkpoint: whole or not at all, whenever the process dies.
+//!
+//! A save writes into `.unfinished-step-…`. When every shard is on the disk, the manifest is, and then the folder gets its name; then
+//! `latest` is replaced, and what is no longer to be kept removed. Each is on the disk before the next begins.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use zero_comm::{Buffer, Communicator};
+
+use crate::error::CheckpointError;
+use crate::failpoint;
+use crate::folders::committed;
+use crate::manifest::{Manifest, ShardEntry, shard_file};
+use crate::save::Save;
+use crate::shard::Written;
+
+/// The folder in which a save of a step writes.
+pub(crate) fn unfinished(root: &Path, step: u64) -> PathBuf {
+    root.join(format!(".unfinished-step-{step:08}"))
+}
+
+/// Makes that folder, new and empty.
+pub(crate) fn begin(root: &Path, unfinished: &Path) -> Result<(), CheckpointError> {
+    remove(unfinished)?;
+    fs::create_dir_all(root).map_err(CheckpointError::io(root))?;
+    fs::create_dir(unfinished).map_err(CheckpointError::io(unfinished))?;
+    failpoint::at("save::begun", unfinished)
+}
+
+/// Removes a folder, if it is there.
+pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(folder) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io(folder)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Puts every rank's sizes and checksums into the manifest; a collective.
+pub(crate) fn exchange(
+    comm: &dyn Communicator,
+    written: &Written,
+    manifest: &mut Manifest,
+) -> Result<(), CheckpointError> {
+    let kinds = 1 + manifest.states.len();
+    let mut mine = vec![written.bytes as i64, i64::from(written.crc32)];
+    mine.extend(written.tensors.iter().map(|&crc32| i64::from(crc32)));
+    let mut counts = vec![2; comm.size()];
+    for piece in manifest.parameters.values().flat_map(|entry| &entry.pieces) {
+        counts[piece.shard] += kinds;
+    }
+    let all = Buffer::I64(vec![0; counts.iter().sum()]);
+    let all = comm.all_gather(Buffer::I64(mine), all, &counts).wait()?.output.into_i64()?;
+    let mut rest = all.as_slice();
+    let mut of_ranks = vec![];
+    for &count in &counts {
+        let (of_rank, after) = rest.split_at(count);
+        of_ranks.push(of_rank.iter().copied());
+        rest = after;
+    }
+    let mut next = |rank: usize| of_ranks[rank].next().unwrap_or_default();
+    let entry =
+        |rank| ShardEntry { file: shard_file(rank, comm.size()), bytes: next(rank) as u64, crc32: next(rank) as u32 };
+    manifest.shards = (0..comm.size()).map(entry).collect();
+    for piece in manifest.parameters.values_mut().flat_map(|entry| &mut entry.pieces) {
+        piece.crc32 = (0..kinds).map(|_| next(piece.shard) as u32).collect();
+    }
+    Ok(())
+}
+
+/// Makes a checkpoint of shards that are on the disk.
+pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<(), CheckpointError> {
+    let unfinished = unfinished(root, manifest.step);
+    let folder = root.join(format!("step-{:08}", manifest.step));
+    manifest.write(&unfinished)?;
+    sync(&unfinished)?;
+    failpoint::at("save::manifest-written", &unfinished)?;
+    if let Some(lock) = &save.lock {
+        lock.check()?;
+    }
+    // A run that was set back writes a step anew: the old folder makes room, and is still there under another name
+    // until the new one is.
+    let replaced = root.join(format!(".replaced-step-{:08}", manifest.step));
+    if folder.exists() {
+        remove(&replaced)?;
+        fs::rename(&folder, &replaced).map_err(CheckpointError::io(&folder))?;
+    }
+    failpoint::at("save::moved-aside", &folder)?;
+    fs::rename(&unfinished, &folder).map_err(CheckpointError::io(&folder))?;
+    failpoint::at("save::renamed", &folder)?;
+    sync(root)?;
+    failpoint::at("save::synced", &folder)?;
+    point(root, &folder)?;
+    // What a killed save left goes too.
+    remove(&replaced)?;
+    retain(root, manifest.step, save)?;
+    failpoint::at("save::retained", root)
+}
+
+/// `latest` names the newest checkpoint; replaced by rename, so that it is never half written.
+fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (temporary, latest) = (root.join(".latest"), root.join("latest"));
+    fs::write(&temporary, format!("{name}\n")).map_err(CheckpointError::io(&temporary))?;
+    sync(&temporary)?;
+    failpoint::at("save::pointer-written", &temporary)?;
+    fs::rename(&temporary, &latest).map_err(CheckpointError::io(&latest))?;
+    sync(root)?;
+    failpoint::at("save::pointed", &latest)
+}
+
+/// Removes checkpoints that are no longer to be kept: older ones than that of `step`, which is good, but the newest `keep_last - 1`
+/// and those of every `keep_every`th step.
+fn retain(root: &Path, step: u64, save: &Save) -> Result<(), CheckpointError> {
+    if save.keep_last == 0 {
+        return Ok(());
+    }
+    let mut older = committed(root)?;
+    older.retain(|&(other, _)| other < step && (save.keep_every == 0 || !other.is_multiple_of(save.keep_every)));
+    let excess = older.len().saturating_sub(save.keep_last - 1);
+    older[..excess].iter().try_for_each(|(_, old)| {
+        // Its manifest first: what is left by a kill on the way is no checkpoint.
+        let manifest = old.join("manifest.json");
+        fs::remove_file(&manifest).map_err(CheckpointError::io(&manifest))?;
+        remove(old)
+    })
+}
+
+fn sync(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(CheckpointError::io(path))
+}

@@ -1,0 +1,83 @@
+//! Which values are written where: the pieces of every parameter, and the tensors of one rank's shard.
+
+use std::collections::BTreeMap;
+use std::ops;
+
+use zero_partition::{Kind, Range, Zero};
+use zero_pipeline::Coordinates;
+
+use crate::manifest::{ParameterEntry, PieceEntry, shard_file, tensor_name};
+
+/// Where every parameter is to be; checksums are still to come.
+pub(crate) fn entries(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
+    let model = zero.model();
+    let mut entries: BTreeMap<String, ParameterEntry> = model
+        .parameters()
+        .iter()
+        .map(|p| (p.name().to_string(), ParameterEntry { shape: p.shape().dims().to_vec(), pieces: vec![] }))
+        .collect();
+    let mesh = zero.groups().mesh();
+    for (id, segment) in zero.layout().segments().iter().enumerate() {
+        for replica in 0..zero.layout().ranks() {
+            let shard = mesh.rank(Coordinates { stage: zero.stages().owner(id), replica });
+            for (parameter, elements, _) in segment.overlaps(segment.shard(replica)) {
+                if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
+                    let portions = Range { parameter, elements }.portions().map(|range| range.elements);
+                    let piece =
+                        |at: ops::Range<usize>| PieceEntry { shard, start: at.start, end: at.end, crc32: vec![] };
+                    entry.pieces.extend(portions.map(piece));
+                }
+            }
+        }
+    }
+    entries
+}
+
+/// What one rank writes.
+#[derive(Debug, Clone)]
+pub(crate) struct Shard {
+    /// Its file's name.
+    pub(crate) file: String,
+    /// In the order in which they are written: by parameter, piece and kind.
+    pub(crate) tensors: Vec<ShardTensor>,
+}
+
+/// One tensor of a shard.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardTensor {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) range: Range,
+}
+
+impl Shard {
+    /// The shard of `rank` of `ranks`.
+    pub(crate) fn of(zero: &Zero, entries: &BTreeMap<String, ParameterEntry>, (rank, ranks): (usize, usize)) -> Self {
+        let (kinds, states) = (zero.kinds(), zero.state_names());
+        let named = zero.model().parameters().iter().enumerate();
+        let ids: BTreeMap<&str, usize> = named.map(|(id, parameter)| (parameter.name(), id)).collect();
+        let mut tensors = vec![];
+        for (name, entry) in entries {
+            for piece in entry.pieces.iter().filter(|piece| piece.shard == rank) {
+                tensors.extend(kinds.iter().map(|&kind| ShardTensor {
+                    name: tensor_name(name, piece.start, state(kind, states)),
+                    kind,
+                    range: Range { parameter: ids[name.as_str()], elements: piece.start..piece.end },
+                }));
+            }
+        }
+        Self { file: shard_file(rank, ranks), tensors }
+    }
+
+    /// Elements of all tensors.
+    pub(crate) fn elements(&self) -> usize {
+        self.tensors.iter().map(|tensor| tensor.range.elements.len()).sum()
+    }
+}
+
+fn state(kind: Kind, states: &[&'static str]) -> Option<&'static str> {
+    match kind {
+        Kind::Parameter => None,
+        Kind::State(index) => states.get(index).copied(),
+    }
+}

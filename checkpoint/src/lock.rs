@@ -1,0 +1,138 @@
+//! One run at a time writes a folder.
+//!
+//! The lock is the kernel's, on an open file, so it goes with the process that holds it, however that ends. Where a file system has
+//! no locks, or does not keep them between hosts, the number in the file still tells a run that another has taken its place: each
+//! writes a higher one, and a checkpoint is committed only while the number is its run's own (a *fencing token*).
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::CheckpointError;
+
+/// The file's name in a run's folder.
+const NAME: &str = ".lock";
+
+/// The right to write a run's folder, until it is dropped.
+#[derive(Debug)]
+pub struct RunLock {
+    path: PathBuf,
+    /// Holds the kernel's lock.
+    _file: File,
+    holder: Holder,
+}
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Holder {
+    /// Higher than that of every run before.
+    token: u64,
+    pid: u32,
+    host: String,
+    /// Seconds since 1970.
+    since: u64,
+}
+
+impl RunLock {
+    /// Takes the lock of a run's folder, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Locked`] if another run has it; the folder cannot be written.
+    pub fn take(folder: &Path) -> Result<Self, CheckpointError> {
+        fs::create_dir_all(folder).map_err(CheckpointError::io(folder))?;
+        let path = folder.join(NAME);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(CheckpointError::io(&path))?;
+        let before = read(&file);
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let holder =
+                    before.map_or_else(|| "another process".into(), |h| format!("process {} on {}", h.pid, h.host));
+                return Err(CheckpointError::Locked { folder: folder.to_path_buf(), holder });
+            }
+            // No locks on this file system: the token is left.
+            Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(e)) => return Err(CheckpointError::io(&path)(e)),
+        }
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let holder = Holder {
+            token: before.map_or(0, |before| before.token) + 1,
+            pid: std::process::id(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since: now.map_or(0, |now| now.as_secs()),
+        };
+        let text = serde_json::to_string(&holder).map_err(|e| CheckpointError::io(&path)(e.into()))? + "\n";
+        let written =
+            file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0)).and_then(|()| file.sync_all());
+        written.map_err(CheckpointError::io(&path))?;
+        Ok(Self { path, _file: file, holder })
+    }
+
+    /// Whether the folder is still this run's to write.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Locked`] if another run has taken it, or it was moved away.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        let now = File::open(&self.path).ok().and_then(|file| read(&file));
+        if now.as_ref() == Some(&self.holder) {
+            return Ok(());
+        }
+        let holder = now
+            .map_or_else(|| "nobody: it was moved or removed".into(), |h| format!("process {} on {}", h.pid, h.host));
+        Err(CheckpointError::Locked { folder: self.path.parent().unwrap_or(&self.path).to_path_buf(), holder })
+    }
+}
+
+/// What a lock's file says; nothing if it is new, or was written in part.
+fn read(file: &File) -> Option<Holder> {
+    let mut text = [0; 1024];
+    let length = file.read_at(&mut text, 0).ok()?;
+    serde_json::from_slice(&text[..length]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let first = RunLock::take(&run).unwrap();
+        let error = RunLock::take(&run).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        first.check().unwrap();
+        drop(first);
+        let second = RunLock::take(&run).unwrap();
+        assert_eq!(second.holder.token, 2, "each run's is higher");
+        second.check().unwrap();
+    }
+
+    /// Where there are no locks, the later run's token ends the earlier one's right.
+    #[test]
+    fn a_later_run_fences_off_an_earlier_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = RunLock::take(folder.path()).unwrap();
+        let later = Holder { token: first.holder.token + 1, pid: 1, host: "elsewhere".into(), since: 0 };
+        fs::write(folder.path().join(NAME), serde_json::to_vec(&later).unwrap()).unwrap();
+        let error = first.check().unwrap_err().to_string();
+        assert!(error.contains("process 1 on elsewhere"), "{error}");
+        fs::remove_file(folder.path().join(NAME)).unwrap();
+        assert!(first.check().unwrap_err().to_string().contains("moved or removed"));
+    }
+
+    #[test]
+    fn a_damaged_file_is_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["", "{", "null", &"x".repeat(5000)] {
+            fs::write(folder.path().join(NAME), text).unwrap();
+            let lock = RunLock::take(folder.path()).unwrap();
+            assert_eq!(lock.holder.token, 1);
+            lock.check().unwrap();
+        }
+    }
+}

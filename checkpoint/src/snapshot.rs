@@ -1,0 +1,64 @@
+//! A copy of what a rank writes into a checkpoint, from which it is written while training goes on.
+
+use zero_partition::Zero;
+
+use crate::error::CheckpointError;
+use crate::layout::{Shard, ShardTensor, entries};
+use crate::shard::Values;
+
+/// Memory for a copy of a rank's shard: its parameters and optimizer state in f32. It is kept from one save to the next.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    values: Vec<f32>,
+}
+
+impl Snapshot {
+    /// Memory for the copy of a rank's state. It is not touched yet.
+    #[must_use]
+    pub fn of(zero: &Zero) -> Self {
+        let elements = zero.layout().saved_elements(zero.stages(), zero.groups().at());
+        Self { values: vec![0.0; elements * zero.kinds().len()] }
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.values.as_slice())
+    }
+
+    /// Copies what the rank's shard is to be.
+    pub(crate) fn take(&mut self, zero: &Zero, shard: &Shard) -> Result<(), CheckpointError> {
+        self.values.resize(shard.elements(), 0.0);
+        let mut rest = self.values.as_mut_slice();
+        for tensor in &shard.tensors {
+            let (own, after) = rest.split_at_mut(tensor.range.elements.len());
+            zero.read_into(tensor.kind, &tensor.range, own)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// The copied values, tensor by tensor.
+    pub(crate) fn values(&self) -> Copied<'_> {
+        Copied(&self.values)
+    }
+}
+
+/// What is still to be written of a copy.
+pub(crate) struct Copied<'a>(&'a [f32]);
+
+impl Values for Copied<'_> {
+    fn next(&mut self, tensor: &ShardTensor) -> Result<&[f32], CheckpointError> {
+        let (own, after) = self.0.split_at(tensor.range.elements.len());
+        self.0 = after;
+        Ok(own)
+    }
+}
+
+/// Copies a rank's state, and nothing else: what an asynchronous save keeps training waiting for, for benchmarks.
+///
+/// # Errors
+/// If a range cannot be read.
+pub fn copy(zero: &Zero, snapshot: &mut Snapshot, (rank, ranks): (usize, usize)) -> Result<(), CheckpointError> {
+    snapshot.take(zero, &Shard::of(zero, &entries(zero), (rank, ranks)))
+}
