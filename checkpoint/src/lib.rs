@@ -37,6 +37,6 @@ pub use load::load;
 pub use lock::RunLock;
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
 pub use save::{Background, Progress, Save, save};
-pub use snapshot::{Snapshot, copy};
+pub use snapshot::Snapshot;
 pub use verify::{Damage, verify};
 pub use weights::load_weights;

@@ -3,7 +3,7 @@
 use zero_partition::Zero;
 
 use crate::error::CheckpointError;
-use crate::layout::{Shard, ShardTensor, entries};
+use crate::layout::{Shard, ShardTensor};
 use crate::shard::Values;
 
 /// Memory for a copy of a rank's shard: its parameters and optimizer state in f32. It is kept from one save to the next.
@@ -53,12 +53,4 @@ impl Values for Copied<'_> {
         self.0 = after;
         Ok(own)
     }
-}
-
-/// Copies a rank's state, and nothing else: what an asynchronous save keeps training waiting for, for benchmarks.
-///
-/// # Errors
-/// If a range cannot be read.
-pub fn copy(zero: &Zero, snapshot: &mut Snapshot, (rank, ranks): (usize, usize)) -> Result<(), CheckpointError> {
-    snapshot.take(zero, &Shard::of(zero, &entries(zero), (rank, ranks)))
 }

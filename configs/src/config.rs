@@ -39,7 +39,7 @@ pub use optimizer::Optimizer;
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype};
 pub use scheduler::{Scheduler, WarmupType};
-pub use training::{EarlyStopping, Sample, Training, WeightDecayOn};
+pub use training::{EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 
 /// One run, resolved. Made by [`Typed::resolve`](crate::Typed::resolve) or one of the shortcuts here.

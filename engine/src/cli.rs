@@ -225,6 +225,18 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
         steps: u32,
     },
+    /// What checkpoints of a configuration cost training, in turn with the copying and the writing alone
+    Save {
+        /// Where the configuration comes from.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Where they are written: a folder on the disk
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        folder: PathBuf,
+        /// Runs of each
+        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+        repeats: u32,
+    },
     /// Training steps of a configuration on synthetic tokens: time and tokens per second
     Step {
         /// Where the configuration comes from.

@@ -16,7 +16,7 @@ use crate::batch::Batch;
 use crate::comm_options::comm_options;
 use crate::costs::{Choice, chosen_by_the_first};
 use crate::error::Error;
-use crate::executor::{Context, Load, Outcome, run};
+use crate::executor::{Context, Load, Outcome, admits, run};
 use crate::kept::KeptOnDisk;
 use crate::measure::CutCosts;
 use crate::memory::Subject;
@@ -38,7 +38,7 @@ pub struct Step {
     pub lr: f64,
     /// Global L2 norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// The gradient was not finite, and no update was made.
+    /// No update was made: the gradient was not finite, or above [`Engine::skip_beyond`].
     pub skipped: bool,
     /// Wall-clock time of this rank.
     pub duration: Duration,
@@ -66,6 +66,7 @@ pub struct Engine {
     /// Whether it communicates while computing, where a cost table decided that.
     pub(crate) choice: Option<Choice>,
     pub(crate) saving: Saving,
+    norm_limit: f64,
     pub(crate) step: u64,
     /// Samples of all steps so far: where the data go on.
     pub(crate) samples: u64,
@@ -188,6 +189,7 @@ impl Engine {
             kept,
             choice,
             saving,
+            norm_limit: f64::INFINITY,
             step: 0,
             samples: 0,
         })
@@ -247,6 +249,7 @@ impl Engine {
                 loss_gradient: settings.loss_gradient,
                 lr,
                 skips_overflow: settings.skips_overflow,
+                norm_limit: self.norm_limit,
             },
         )
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
@@ -262,7 +265,7 @@ impl Engine {
             loss,
             lr,
             grad_norm: norm,
-            skipped: !norm.is_finite() && self.settings.skips_overflow,
+            skipped: !admits(norm, self.settings.skips_overflow, self.norm_limit),
             duration: started.elapsed(),
             sent_bytes: self.stats().sent_bytes() - sent_before,
         })
@@ -302,6 +305,11 @@ impl Engine {
     fn has_last_layer(&self) -> bool {
         let stages = &self.arrangement.stages;
         stages.stage_of(stages.layers() - 1) == self.zero.groups().at().stage
+    }
+
+    /// From now on a gradient whose global norm is above `limit` makes no update; infinity lets all be.
+    pub fn skip_beyond(&mut self, limit: f64) {
+        self.norm_limit = limit;
     }
 
     /// The mean loss over all replicas of one micro-batch each, without dropout and without an update; a collective. Ranks of
@@ -377,6 +385,7 @@ impl Engine {
                 loss_gradient: 0.0,
                 lr: 0.0,
                 skips_overflow: false,
+                norm_limit: f64::INFINITY,
             },
         );
         self.evaluations.insert(count, program);

@@ -67,13 +67,11 @@ pub enum Error {
         /// Steps that were compared.
         steps: u64,
     },
-    /// Loss or gradients stopped being finite.
-    #[error("training diverged: the gradient was not finite in {steps} steps in a row, the last one step {step}")]
+    /// Loss or gradients stopped being finite, or grew.
+    #[error("training diverged: {reason}")]
     Diverged {
-        /// The last step.
-        step: u64,
-        /// How many in a row.
-        steps: u64,
+        /// What, and when.
+        reason: String,
     },
     /// A file of the run could not be written.
     #[error("{path}: {source}", path = path.display())]

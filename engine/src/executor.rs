@@ -35,6 +35,20 @@ pub(crate) struct Context<'a> {
     pub(crate) lr: f64,
     /// Whether a gradient that is not finite is thrown away, and not taken into the parameters.
     pub(crate) skips_overflow: bool,
+    /// A norm above this is thrown away too.
+    pub(crate) norm_limit: f64,
+}
+
+impl Context<'_> {
+    /// Whether a gradient of this norm is taken into the parameters.
+    fn admits(&self, norm: Norm) -> bool {
+        admits(norm.norm, self.skips_overflow, self.norm_limit)
+    }
+}
+
+/// Whether a gradient of this norm is taken into the parameters; one that is not finite is neither above nor below a limit.
+pub(crate) fn admits(norm: f64, skips_overflow: bool, limit: f64) -> bool {
+    if norm.is_finite() { norm <= limit } else { !skips_overflow }
 }
 
 pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>), Error> + 'a;
@@ -138,13 +152,13 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
             Instruction::GradientNorm => outcome.norm = Some(context.zero.gradient_norm()?),
             Instruction::Update { segment } => match outcome.norm {
-                Some(norm) if norm.is_finite() || !context.skips_overflow => {
+                Some(norm) if context.admits(norm) => {
                     context.zero.update(*segment, context.lr)?;
                 }
                 _ => context.zero.discard(*segment)?,
             },
             Instruction::UpdateTile { segment, tile } => match outcome.norm {
-                Some(norm) if norm.is_finite() || !context.skips_overflow => {
+                Some(norm) if context.admits(norm) => {
                     context.zero.update_tile(*segment, *tile, context.lr)?;
                 }
                 _ => context.zero.discard_tile(*segment, *tile)?,
@@ -188,7 +202,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
         }
         context.timing.record(instruction, context.training.then_some(index), started);
     }
-    if outcome.norm.is_some_and(|norm| norm.is_finite() || !context.skips_overflow) {
+    if outcome.norm.is_some_and(|norm| context.admits(norm)) {
         context.zero.finish_step();
     }
     outcome.boundaries = messages.boundaries();

@@ -267,6 +267,7 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
             bench::pipeline(&stages, *micro_batches as usize, *repeats as usize)
         }
         Bench::Profile { config, steps } => bench::profile(config, *steps as usize),
+        Bench::Save { config, folder, repeats } => bench::save(config, folder, *repeats as usize),
         Bench::Step { config, steps, json } => bench::step(config, *steps, *json),
     }
 }

@@ -136,6 +136,21 @@ impl Engine {
         }
     }
 
+    /// Bytes of this rank's part of a checkpoint: of its shard of the parameters, and of each optimizer state, in f32.
+    #[must_use]
+    pub fn checkpoint_bytes(&self) -> u64 {
+        let elements = self.zero.layout().saved_elements(self.zero.stages(), self.zero.groups().at());
+        (elements * self.zero.kinds().len() * size_of::<f32>()) as u64
+    }
+
+    /// Compares what ranks hold alike, parameters and optimizer state; a collective, between steps.
+    ///
+    /// # Errors
+    /// If a rank differs, by name.
+    pub fn compare_replicas(&self) -> Result<(), Error> {
+        Ok(self.zero.compare_replicas()?)
+    }
+
     /// Continues from a checkpoint's folder (`…/step-00000100`), written under any layout; a collective. Gives back the state
     /// that was saved with it.
     ///

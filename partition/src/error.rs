@@ -30,6 +30,19 @@ pub enum ZeroError {
         /// The layer whose backward ran.
         layer: String,
     },
+    /// Ranks that must hold the same do not: a processor or a memory has erred.
+    #[error(
+        "{what} is not the same on all of {of} ranks: {}\n  help: a processor or a memory is faulty; go on without that machine \
+         from a checkpoint, with --resume auto", who(.ranks, *.of)
+    )]
+    Differs {
+        /// Ranks of the world that have another value than most.
+        ranks: Vec<usize>,
+        /// How many have it.
+        of: usize,
+        /// What differs.
+        what: String,
+    },
     /// The program and the state do not fit: a defect of a pass that the validator did not find.
     #[error("internal error: {0}")]
     Internal(String),
@@ -38,5 +51,14 @@ pub enum ZeroError {
 impl ZeroError {
     pub(crate) fn internal(what: impl Into<String>) -> Self {
         Self::Internal(what.into())
+    }
+}
+
+fn who(ranks: &[usize], of: usize) -> String {
+    let list = ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match ranks {
+        [one] => format!("rank {one} differs"),
+        _ if ranks.len() == of => format!("ranks {list} differ, with no majority that could say who is wrong"),
+        _ => format!("ranks {list} differ"),
     }
 }

@@ -15,6 +15,7 @@ mod ledger;
 mod parameters;
 pub mod passes;
 mod pool;
+mod replicas;
 mod shards;
 mod threads;
 mod tied;

@@ -37,6 +37,14 @@ pub struct Training {
     pub keep_every: usize,
     /// Folder of the run.
     pub output_dir: String,
+    /// What a gradient or loss that is not finite does.
+    pub nonfinite: Nonfinite,
+    /// So many skipped steps in a row stop the run.
+    pub max_skipped_steps: usize,
+    /// What to do about a gradient norm far above those before it.
+    pub spikes: Option<Spikes>,
+    /// Compare what ranks hold alike every so many steps; 0 never.
+    pub compare_replicas_every: usize,
     /// Stop when the evaluation loss no longer falls.
     pub early_stopping: Option<EarlyStopping>,
     /// Which parameters are decayed.
@@ -49,6 +57,17 @@ pub struct Training {
     pub sample: Option<Sample>,
     /// Write the measured timeline of the run.
     pub trace: bool,
+}
+
+/// `training.spikes`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Spikes {
+    /// Steps whose median a norm is compared with.
+    pub window: usize,
+    /// What is more than so many times the median is a spike.
+    pub factor: f64,
+    /// What is done about one.
+    pub action: OnSpike,
 }
 
 /// `training.early_stopping`.
@@ -71,6 +90,28 @@ pub struct Sample {
     pub temperature: f64,
     /// Draw from the likeliest so many tokens only.
     pub top_k: Option<usize>,
+}
+
+choice! {
+    /// What a gradient or loss that is not finite does.
+    pub enum Nonfinite {
+        /// Nothing is updated, and training goes on.
+        Skip = "skip",
+        /// The run ends.
+        Stop = "stop",
+    }
+}
+
+choice! {
+    /// What is done about a gradient norm far above those before it.
+    pub enum OnSpike {
+        /// It is said.
+        Warn = "warn",
+        /// Nothing is updated, and training goes on.
+        Skip = "skip",
+        /// The run ends.
+        Stop = "stop",
+    }
 }
 
 choice! {
@@ -105,6 +146,14 @@ impl Training {
             keep_last: keys.int("keep_last"),
             keep_every: keys.int("keep_every"),
             output_dir: keys.optional_text("output_dir").unwrap_or_else(|| format!("runs/{stem}")),
+            nonfinite: keys.choice("nonfinite", Nonfinite::Skip),
+            max_skipped_steps: keys.int("max_skipped_steps"),
+            spikes: keys.inner("spikes").map(|mut keys| Spikes {
+                window: keys.int("window"),
+                factor: keys.float("factor"),
+                action: keys.choice("action", OnSpike::Skip),
+            }),
+            compare_replicas_every: keys.int("compare_replicas_every"),
             early_stopping: keys
                 .inner("early_stopping")
                 .map(|mut keys| EarlyStopping { patience: keys.int("patience"), min_delta: keys.float("min_delta") }),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::choice::Choice as _;
-use crate::config::{DataFormat, TokenDtype, Transport, WeightDecayOn};
+use crate::config::{DataFormat, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn};
 
 /// Bounds that keep every product of a model's sizes far from overflow.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
@@ -99,12 +99,23 @@ pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
     key("keep_last", COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all"),
     key("keep_every", COUNT_OR_0, "0", "Keep those of every so many steps in any case"),
     key("output_dir", Kind::Text, "= runs/<name of the file>", "Folder of the run"),
+    key("nonfinite", Kind::Choice { names: Nonfinite::NAMES, later: &[] }, "skip", "What a gradient or loss that is not finite does: skip the update, or stop the run"),
+    key("max_skipped_steps", COUNT, "20", "So many skipped steps in a row stop the run"),
+    section("spikes", &SPIKES, "What to do about a gradient norm far above those before it"),
+    key("compare_replicas_every", COUNT_OR_0, "100", "Compare checksums of what ranks hold alike every so many steps; 0 never"),
     section("early_stopping", &EARLY_STOPPING, "Stop when the evaluation loss no longer falls"),
     key("weight_decay_on", Kind::Choice { names: WeightDecayOn::NAMES, later: &[] }, "matrices", "Which parameters are decayed: matrices leaves out biases and norms"),
     key("memory_limit", Kind::Bytes { min: 1 << 20 }, "= the cgroup's, or the machine's memory", "Bytes that a rank may hold, as a number or like `6GiB` or `800 MB`"),
     key("cost_table", Kind::Path, "null", "Table of `zero-train bench costs`, relative to the working directory: says how long a step takes, and decides overlap_comm"),
     section("sample", &SAMPLE, "Text to generate when training is over"),
     key("trace", Kind::Bool, "false", "Write the measured timeline of the run"),
+] };
+
+#[rustfmt::skip]
+static SPIKES: Section = Section { switch: Switch::Keys, keys: &[
+    key("window", COUNT, "32", "Steps whose median a norm is compared with; before there are so many, none is a spike"),
+    key("factor", Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "What is more than so many times the median is a spike"),
+    key("action", Kind::Choice { names: OnSpike::NAMES, later: &[] }, "skip", "Say so (warn), make no update (skip), or end the run (stop)"),
 ] };
 
 #[rustfmt::skip]

@@ -66,7 +66,7 @@ fn one_of_each() -> Vec<Config> {
         .map(|index| {
             let text = format!(
                 "train_batch_size: 1\noptimizer: {{type: {}}}\nscheduler: {}\nmodel: {}\ndata: {{train: a, eval: b}}\n\
-                 training: {{eval_every: 1, early_stopping: {{patience: 1}}{}}}\n\
+                 training: {{eval_every: 1, early_stopping: {{patience: 1}}, spikes: {{window: 8}}{}}}\n\
                  activation_checkpointing: {{}}\n",
                 optimizers[index],
                 schedulers[index % 4],

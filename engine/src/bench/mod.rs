@@ -7,6 +7,7 @@ mod offload;
 mod ops;
 mod pipeline;
 mod profile;
+mod save;
 mod step;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub(crate) use offload::offload;
 pub(crate) use ops::ops;
 pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
+pub(crate) use save::save;
 pub(crate) use step::step;
 
 /// Steps before those that are measured: the first one touches all memory.

@@ -1,6 +1,7 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
 mod corpus;
+mod divergence;
 mod evaluation;
 mod folder;
 mod progress;
@@ -10,6 +11,7 @@ mod sample;
 mod saves;
 mod signals;
 mod steps;
+mod stragglers;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +29,7 @@ use crate::plan::{Draft, Plan};
 use crate::words::{bytes, counted, grouped};
 use crate::{memory, offload, resident};
 use corpus::Corpus;
+use divergence::Divergence;
 use evaluation::EarlyStop;
 use progress::Progress;
 use report::Report;
@@ -97,8 +100,10 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let main = comm.rank() == 0;
     let mut early = EarlyStop::new(engine.config().training.early_stopping.clone());
     let resumed = resume(&mut engine, options, &out)?;
+    let mut divergence = Divergence::new(&engine.config().training);
     if let Some((_, state)) = &resumed {
         early.restore(state);
+        divergence.restore(&state["divergence"]);
     }
     // A run in epochs has a number of samples to see, whatever the batch was before.
     let steps = match engine.config().training.max_steps {
@@ -116,7 +121,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     if main {
         progress.say(&saves.foretell(&engine));
     }
-    let mut run = Run::new(engine, corpus, (early, saves), progress, Report::new(started, resident_before));
+    let mut run = Run::new(engine, corpus, (early, divergence, saves), progress, Report::new(started, resident_before));
     let finished = run.train(steps, &stop, files.as_mut())?;
     let saved = run.save_last(finished)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };

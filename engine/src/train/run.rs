@@ -4,23 +4,22 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zero_checkpoint::RunLock;
-use zero_comm::{Buffer, ReduceOp, Stats};
+use zero_comm::{Buffer, Stats};
 
 use super::corpus::Corpus;
+use super::divergence::Divergence;
 use super::evaluation::{self, EarlyStop};
 use super::folder::Folder;
 use super::progress::{Progress, Shown};
 use super::report::{self, Report};
 use super::saves::Saves;
 use super::signals::StopRequest;
+use super::stragglers::Stragglers;
 use super::{Finished, sample};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::monitor::{Monitors, Scalar};
 use crate::trace;
-
-/// After so many steps in a row whose gradient is not finite, a run ends.
-const MAX_SKIPPED: u64 = 20;
 
 /// What rank 0 writes to while training.
 pub(super) struct Files {
@@ -83,7 +82,8 @@ pub(super) struct Run {
     saves: Saves,
     progress: Progress,
     report: Report,
-    skipped_in_a_row: u64,
+    divergence: Divergence,
+    stragglers: Stragglers,
     /// What communication had done at the last line of `comms_logger.verbose`.
     seen: Stats,
 }
@@ -94,17 +94,20 @@ struct Together {
     peak_bytes: u64,
     micros: u64,
     signal: i64,
+    /// What each rank's own work took, by rank.
+    own_ms: Vec<f64>,
 }
 
 impl Run {
     pub(super) fn new(
         engine: Engine,
         corpus: Corpus,
-        (early, saves): (EarlyStop, Saves),
+        (early, divergence, saves): (EarlyStop, Divergence, Saves),
         progress: Progress,
         report: Report,
     ) -> Self {
-        Self { engine, corpus, early, saves, progress, report, skipped_in_a_row: 0, seen: Stats::default() }
+        let stragglers = Stragglers::new(&**engine.communicator());
+        Self { engine, corpus, early, divergence, saves, progress, report, stragglers, seen: Stats::default() }
     }
 
     pub(super) fn train(
@@ -118,13 +121,17 @@ impl Run {
         while self.engine.steps() < steps {
             let first = self.engine.samples();
             let corpus = &self.corpus;
+            self.divergence.prepare(&mut self.engine);
             let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
             let together = self.gather(&step, stop)?;
             self.saves.look(&mut self.engine, &self.progress)?;
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
             let eval_loss = if evaluates { Some(self.evaluate()?) } else { None };
             self.record(&step, &together, eval_loss, files.as_deref_mut())?;
-            self.check_divergence(&step)?;
+            self.divergence.judge(&step, &self.progress)?;
+            if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
+                self.engine.compare_replicas()?;
+            }
             if together.signal != 0 {
                 self.progress.say(&format!("stopping after step {}: signal {}", step.step, together.signal));
                 return Ok(Finished::Stopped(together.signal as i32));
@@ -135,25 +142,29 @@ impl Run {
             }
             let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
             if saves && (step.step < steps || !training.save_last) {
-                self.saves.on_the_way(&mut self.engine, self.early.state(), &self.progress)?;
+                let state = self.state();
+                self.saves.on_the_way(&mut self.engine, state, &self.progress)?;
             }
         }
         Ok(Finished::Done)
     }
 
     /// What the ranks must know of each other after a step.
-    fn gather(&self, step: &Step, stop: &StopRequest) -> Result<Together, Error> {
-        let comm = self.engine.communicator();
+    fn gather(&mut self, step: &Step, stop: &StopRequest) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
-        let maxima = vec![peak, step.duration.as_micros() as i64, stop.received()];
-        let maxima = comm.all_reduce(Buffer::I64(maxima), ReduceOp::Max);
-        let sums = comm.all_reduce(Buffer::I64(vec![step.sent_bytes as i64]), ReduceOp::Sum);
-        let (maxima, sums) = (maxima.wait()?.into_i64()?, sums.wait()?.into_i64()?);
+        let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
+        let own = [peak, step.duration.as_micros() as i64, stop.received(), step.sent_bytes as i64, own_micros as i64];
+        let comm = self.engine.communicator();
+        let all = Buffer::I64(vec![0; own.len() * comm.size()]);
+        let all = comm.all_gather(Buffer::I64(own.to_vec()), all, &vec![own.len(); comm.size()]);
+        let all = all.wait()?.output.into_i64()?;
+        let column = |index: usize| all.chunks_exact(own.len()).map(move |row| row[index]);
         Ok(Together {
-            sent_bytes: sums[0] as u64,
-            peak_bytes: maxima[0] as u64,
-            micros: maxima[1] as u64,
-            signal: maxima[2],
+            peak_bytes: column(0).max().unwrap_or(0) as u64,
+            micros: column(1).max().unwrap_or(0) as u64,
+            signal: column(2).max().unwrap_or(0),
+            sent_bytes: column(3).sum::<i64>() as u64,
+            own_ms: column(4).map(|micros| micros as f64 / 1e3).collect(),
         })
     }
 
@@ -172,8 +183,8 @@ impl Run {
         self.report.step(step, together.peak_bytes);
         let (loss, lr, grad_norm) = (step.loss, step.lr, step.grad_norm);
         self.progress.step(&Shown { step: step.step, loss, lr, grad_norm, tokens_per_s });
-        if step.skipped {
-            self.progress.say(&format!("step {} skipped: the gradient norm is {}", step.step, step.grad_norm));
+        if let Some(word) = self.stragglers.word(step.step, &together.own_ms) {
+            self.progress.say(&word);
         }
         if let Some(loss) = eval_loss {
             self.progress.say(&format!("step {:>6}  evaluation loss {loss:.4}", step.step));
@@ -190,12 +201,15 @@ impl Run {
             self.seen = stats;
         }
         let Some(files) = files else { return Ok(()) };
-        let line = json!({
+        let mut line = json!({
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm, "loss_scale": null,
             "skipped": step.skipped, "samples": samples, "tokens": samples * length,
             "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
             "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
         });
+        if Stragglers::slow(&together.own_ms).is_some() {
+            line["rank_ms"] = json!(together.own_ms.iter().copied().map(round).collect::<Vec<_>>());
+        }
         let seen = self.engine.samples();
         let scalar = |tag, value| Scalar { tag, samples: seen, value };
         let mut scalars = vec![
@@ -208,14 +222,6 @@ impl Run {
         files.log(step.step, written, &self.progress)
     }
 
-    fn check_divergence(&mut self, step: &Step) -> Result<(), Error> {
-        self.skipped_in_a_row = if !step.grad_norm.is_finite() { self.skipped_in_a_row + 1 } else { 0 };
-        if self.skipped_in_a_row >= MAX_SKIPPED {
-            return Err(Error::Diverged { step: step.step, steps: self.skipped_in_a_row });
-        }
-        Ok(())
-    }
-
     /// The checkpoint at the end. What a signal stopped is to go on later: it is saved, whether that is wanted of others or not.
     pub(super) fn save_last(&mut self, finished: Finished) -> Result<Option<PathBuf>, Error> {
         match finished {
@@ -225,9 +231,17 @@ impl Run {
                 Ok(None)
             }
             Finished::Done | Finished::Stopped(_) => {
-                self.saves.last(&mut self.engine, self.early.state(), &self.progress).map(Some)
+                let state = self.state();
+                self.saves.last(&mut self.engine, state, &self.progress).map(Some)
             }
         }
+    }
+
+    /// What is saved besides the engine's own.
+    fn state(&self) -> Value {
+        let mut state = self.early.state();
+        state["divergence"] = self.divergence.state();
+        state
     }
 
     fn evaluate(&mut self) -> Result<f32, Error> {

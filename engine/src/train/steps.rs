@@ -73,6 +73,11 @@ impl Steps {
         self.engine.model().elements()
     }
 
+    /// The engine, to save with.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
     /// The engine.
     #[must_use]
     pub fn engine(&self) -> &Engine {
