@@ -123,7 +123,7 @@ impl Background {
     /// Copies this rank's state and begins to write `root/step-…`; a collective.
     ///
     /// # Errors
-    /// On every rank if the folder cannot be made.
+    /// On every rank if the folder cannot be made; on one that cannot start a thread.
     pub fn begin(
         root: &Path,
         zero: &Zero,
@@ -136,10 +136,11 @@ impl Background {
         let copied = snapshot.take(zero, &shard);
         let folder = unfinished(root, save.step);
         let writer = thread::Builder::new().name("checkpoint".into()).spawn(move || {
+            step_back();
             let written = copied.and_then(|()| shard::write(&folder, &shard, &mut snapshot.values()));
             (written, snapshot)
         });
-        let stage = Stage::Writing(together(comm, writer.map_err(CheckpointError::io(root)))?, Box::new(manifest));
+        let stage = Stage::Writing(writer.map_err(CheckpointError::io(root))?, Box::new(manifest));
         Ok(Self { root: root.to_path_buf(), save, stage, stall: started.elapsed() })
     }
 
@@ -202,6 +203,12 @@ impl Background {
         together(comm, committed)?;
         Ok(folder(&self.root, &self.save))
     }
+}
+
+/// Lets those that compute have the core, which a rank's threads share.
+fn step_back() {
+    // Where it is refused, the threads share alike.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
 }
 
 fn folder(root: &Path, save: &Save) -> PathBuf {

@@ -15,7 +15,7 @@ pub(crate) const AHEAD: usize = 4096;
 ///
 /// # Panics
 /// If they differ in length.
-pub(crate) fn copy(from: &[u8], to: &mut [u8], whole: usize) {
+pub fn copy(from: &[u8], to: &mut [u8], whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= LARGE && is_x86_feature_detected!("avx") {
         // SAFETY: AVX was just found on this machine.

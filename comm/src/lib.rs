@@ -32,7 +32,7 @@ pub mod bench;
 mod buffer;
 mod communicator;
 mod connect;
-mod copy;
+pub mod copy;
 mod doorkeeper;
 mod error;
 mod group;

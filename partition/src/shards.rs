@@ -1,5 +1,6 @@
 //! Reading and writing ranges of parameters and optimizer state, for checkpoints and for the user.
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::CpuStorage;
 use zero_comm::Buffer;
 use zero_model::ParameterId;
@@ -40,6 +41,11 @@ impl Range {
         let end = elements.end;
         elements.step_by(PORTION).map(move |start| Range { parameter, elements: start..(start + PORTION).min(end) })
     }
+}
+
+/// Copies past the cache: a save copies all of a rank's state, which no cache holds.
+fn copy(from: &[f32], to: &mut [f32]) {
+    zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
 }
 
 impl Layout {
@@ -131,14 +137,14 @@ impl Zero {
             (Kind::Parameter, _) => {
                 let read = |full: &CpuStorage| match full {
                     CpuStorage::F32(full) => {
-                        Ok(full.get(range.elements.clone()).map(|held| values.copy_from_slice(held)))
+                        Ok(full.get(range.elements.clone()).map(|held| copy(held, values)))
                     }
                     _ => Ok(None),
                 };
                 return self.model.parameters()[range.parameter].read(read)?.ok_or_else(missing);
             }
         };
-        values.copy_from_slice(held.ok_or_else(missing)?);
+        copy(held.ok_or_else(missing)?, values);
         Ok(())
     }
 
