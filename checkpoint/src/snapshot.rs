@@ -5,6 +5,7 @@ use zero_partition::Zero;
 use crate::error::CheckpointError;
 use crate::layout::{Shard, ShardTensor};
 use crate::shard::Values;
+use crate::writer::BUFFER;
 
 /// Memory for a copy of a rank's shard: its parameters and optimizer state in f32. It is kept from one save to the next.
 #[derive(Debug, Default)]
@@ -18,6 +19,13 @@ impl Snapshot {
     pub fn of(zero: &Zero) -> Self {
         let elements = zero.layout().saved_elements(zero.stages(), zero.groups().at());
         Self { values: vec![0.0; elements * zero.kinds().len()] }
+    }
+
+    /// Bytes of memory that saves in the background take on a rank that saves so many elements of each of so many kinds: the copy, and what
+    /// writing it takes.
+    #[must_use]
+    pub fn planned_bytes(elements: usize, kinds: usize) -> u64 {
+        (elements * kinds * size_of::<f32>() + BUFFER) as u64
     }
 
     /// Bytes that it takes.

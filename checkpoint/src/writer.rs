@@ -12,6 +12,9 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use crate::error::CheckpointError;
 use crate::tensors::MAX_HEADER;
 
+/// Bytes that are collected before they are given to the system; more go there at once. Not past its cache: new files are written no faster so.
+pub(crate) const BUFFER: usize = 64 << 10;
+
 /// A file that is being written: its header is, its tensors follow in the header's order.
 pub(crate) struct TensorWriter {
     path: PathBuf,
@@ -47,7 +50,7 @@ impl TensorWriter {
         reserve(&file, (8 + header.len() + end) as u64).map_err(CheckpointError::io(path))?;
         let mut writer = Self {
             path: path.to_path_buf(),
-            file: BufWriter::with_capacity(1 << 20, file),
+            file: BufWriter::with_capacity(BUFFER, file),
             crc32: Hasher::new(),
             written: 0,
             promised: (8 + header.len() + end) as u64,

@@ -81,6 +81,16 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
     holds(3, "stage: 2", &["launcher.transport=tcp"]);
 }
 
+/// The copy that is written while training goes on, and the writing.
+#[test]
+fn saves_in_the_background() {
+    let training = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
+    for stage in 0..=3 {
+        holds(2, &format!("stage: {stage}"), &[training]);
+    }
+    holds(1, "stage: 2", &[training, "bf16.enabled=true"]);
+}
+
 #[test]
 fn models_and_dtypes() {
     for model in [UNTIED, WIDE, LLAMA] {

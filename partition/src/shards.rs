@@ -136,9 +136,7 @@ impl Zero {
             (Kind::Parameter, Some(CpuStorage::F32(shard))) => shard.get(local(own.start)),
             (Kind::Parameter, _) => {
                 let read = |full: &CpuStorage| match full {
-                    CpuStorage::F32(full) => {
-                        Ok(full.get(range.elements.clone()).map(|held| copy(held, values)))
-                    }
+                    CpuStorage::F32(full) => Ok(full.get(range.elements.clone()).map(|held| copy(held, values))),
                     _ => Ok(None),
                 };
                 return self.model.parameters()[range.parameter].read(read)?.ok_or_else(missing);

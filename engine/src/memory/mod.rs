@@ -63,9 +63,11 @@ fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
 
 /// The copy of a rank's state that is written while it trains on.
 fn copy(work: &Work<'_>, config: &Config) -> u64 {
+    if !config.training.save_async {
+        return 0;
+    }
     let kinds = 1 + work.options.optimizer.states().len();
-    let elements = if config.training.save_async { work.layout.saved_elements(work.stages, work.at) } else { 0 };
-    (elements * kinds * size_of::<f32>()) as u64
+    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at), kinds)
 }
 
 /// What the sockets of a rank take, where ranks talk over TCP by choice: a chunk for each peer in each group. Shared memory has none on
