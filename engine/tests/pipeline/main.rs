@@ -5,6 +5,7 @@ mod by_time;
 mod checkpoints;
 mod evaluation;
 mod failures;
+mod layouts;
 mod parameters;
 mod recomputation;
 mod tensors;
