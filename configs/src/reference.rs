@@ -78,6 +78,7 @@ fn variant_tables(path: &str, key: &Key, variants: &'static Variants, out: &mut 
     for variant in variants.list.iter().filter(|variant| !variant.keys.is_empty()) {
         let _ = writeln!(out, "\n### `{inside}` of type `{}`", variant.name);
         table(variant.keys, out);
+        sections(&inside, variant.keys, out);
     }
 }
 

@@ -1,15 +1,16 @@
 //! The zoo's models from a configuration.
 
 use zero_config::{self as config, Config};
+use zero_model::ops::RopeScaling;
 use zero_model::{Layers, zoo};
 
 use crate::error::Error;
 
-/// The model that a configuration names. `vocabulary` is the tokenizer's, for `vocab_size: auto`.
+/// The layers of the model that a configuration names: what the binary trains. `vocabulary` is the tokenizer's, for `vocab_size: auto`.
 ///
 /// # Errors
 /// No `model` section, or a vocabulary smaller than the tokenizer's.
-pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
+pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
     match &config.model {
         None => Err(Error::setting(
             "model",
@@ -31,13 +32,12 @@ pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<
             embd_pdrop: m.embd_pdrop as f32,
             resid_pdrop: m.resid_pdrop as f32,
         })),
-        Some(config::Model::Llama(m)) if m.attention_bias || m.hidden_act != config::Activation::Silu => {
-            Err(Error::setting(
-                "model",
-                "Llama with `attention_bias` or another `hidden_act` than silu is not implemented yet",
-                "leave both keys out",
-            ))
-        }
+        // The schema knows no other; a program may have written one there.
+        Some(config::Model::Llama(m)) if m.hidden_act != config::Activation::Silu => Err(Error::setting(
+            "model.hidden_act",
+            "Llama with another `hidden_act` than silu is not implemented yet",
+            "leave the key out",
+        )),
         Some(config::Model::Llama(m)) => Ok(zoo::llama(&zoo::LlamaConfig {
             vocab_size: vocab_size(m.vocab_size, vocabulary)?,
             hidden_size: m.hidden_size,
@@ -48,9 +48,13 @@ pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<
             head_dim: Some(m.head_dim),
             max_position_embeddings: m.max_position_embeddings,
             rope_theta: m.rope_theta,
+            rope_scaling: m.rope_scaling.map(rope_scaling),
             sliding_window: m.sliding_window,
             rms_norm_eps: m.rms_norm_eps as f32,
             tie_word_embeddings: m.tie_word_embeddings,
+            qkv_bias: m.qkv_bias,
+            attention_bias: m.attention_bias,
+            mlp_bias: m.mlp_bias,
             tiled_mlp_rows: m.tiled_mlp_rows,
             initializer_range: m.initializer_range,
         })),
@@ -60,6 +64,15 @@ pub(crate) fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<
             num_labels: m.output_size,
             hidden_act: activation(m.activation),
         })),
+    }
+}
+
+fn rope_scaling(scaling: config::RopeScaling) -> RopeScaling {
+    match scaling {
+        config::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
+        config::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
+        }
     }
 }
 

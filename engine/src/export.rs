@@ -46,7 +46,7 @@ pub(crate) fn recorded(config: &Config) -> Value {
 }
 
 /// Writes the parameters of a checkpoint's folder (`…/step-00000100`) into `out` as Hugging Face's libraries read them, with `config.json` for
-/// a GPT-2 or a Llama of the configuration (with a sliding window: a Mistral), and with the files of its tokenizer. Says what was
+/// a GPT-2 or a Llama of the configuration (with a sliding window a Mistral, with `qkv_bias` a Qwen2), and with the files of its tokenizer. Says what was
 /// left out, and why.
 ///
 /// # Errors
@@ -97,7 +97,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
     let vocabulary = vocabulary.ok_or_else(other)?;
     let mut fields = match &config.model {
         Some(Model::Gpt2(model)) => gpt2(model, vocabulary),
-        Some(Model::Llama(model)) => llama(model, vocabulary),
+        Some(Model::Llama(model)) => llama(model, vocabulary)?,
         _ => return Err(other()),
     };
     // Tokens that begin and end a text are the tokenizer's matter; the defaults of the library's classes are of other vocabularies.
@@ -141,10 +141,9 @@ fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
     })
 }
 
-fn llama(model: &Llama, vocabulary: usize) -> Value {
+/// The class that has what this Llama has, if there is one, and its fields.
+fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
     let mut fields = json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
         "vocab_size": vocabulary,
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
@@ -157,16 +156,35 @@ fn llama(model: &Llama, vocabulary: usize) -> Value {
         "rms_norm_eps": model.rms_norm_eps,
         "tie_word_embeddings": model.tie_word_embeddings,
         "initializer_range": model.initializer_range,
-        "attention_bias": model.attention_bias,
         "hidden_act": activation(model.hidden_act),
     });
-    // Hugging Face's Llama has no window; Mistral is that Llama with one.
-    if let Some(window) = model.sliding_window {
-        fields["architectures"] = json!(["MistralForCausalLM"]);
-        fields["model_type"] = json!("mistral");
-        fields["sliding_window"] = json!(window);
+    if let Some(scaling) = model.rope_scaling {
+        fields["rope_scaling"] = json!(scaling);
     }
-    fields
+    let has_other_biases = model.attention_bias || model.mlp_bias;
+    let class = match (model.sliding_window, model.qkv_bias, has_other_biases) {
+        (None, false, _) => {
+            fields["attention_bias"] = json!(model.attention_bias);
+            fields["mlp_bias"] = json!(model.mlp_bias);
+            "Llama"
+        }
+        (Some(window), false, false) => {
+            fields["sliding_window"] = json!(window);
+            "Mistral"
+        }
+        (window, true, false) => {
+            // The window of layers from `max_window_layers` on, if it is used.
+            fields["use_sliding_window"] = json!(window.is_some());
+            fields["sliding_window"] = json!(window);
+            fields["max_window_layers"] = json!(if window.is_some() { 0 } else { model.num_hidden_layers });
+            "Qwen2"
+        }
+        (Some(_), false, true) => return Err("Hugging Face has no such architecture with biases and a window".into()),
+        (_, true, true) => return Err("Hugging Face has no such architecture with these biases".into()),
+    };
+    fields["architectures"] = json!([format!("{class}ForCausalLM")]);
+    fields["model_type"] = json!(class.to_lowercase());
+    Ok(fields)
 }
 
 /// The files of the tokenizer by name, or why there are none.

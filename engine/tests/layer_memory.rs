@@ -288,6 +288,9 @@ fn llama_cases() -> Result<Vec<Case>> {
                 max_position_embeddings: 256,
                 sliding_window: window,
                 tie_word_embeddings: window.is_some(),
+                qkv_bias: kv_heads == 1,
+                attention_bias: kv_heads == 8,
+                mlp_bias: kv_heads == 8,
                 tiled_mlp_rows: tile_rows,
                 ..LlamaConfig::default()
             };

@@ -30,6 +30,7 @@ fn llama(tiled_mlp_rows: Option<usize>) -> Layers {
         num_key_value_heads: 2,
         max_position_embeddings: 16,
         initializer_range: 0.1,
+        mlp_bias: true,
         tiled_mlp_rows,
         ..zoo::LlamaConfig::default()
     })

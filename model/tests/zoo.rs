@@ -133,6 +133,18 @@ fn llama_has_hugging_faces_names_and_layouts() {
         }
     }
     assert_eq!(parameters(&model), want);
+    let biases = |config: LlamaConfig| {
+        let model = built(llama(&config));
+        let of_first = |name: &str| name.strip_prefix("model.layers.0.")?.strip_suffix("_proj.bias").map(String::from);
+        let mut names: Vec<_> = model.parameters().iter().filter_map(|p| of_first(p.name())).collect();
+        names.sort();
+        names.join(" ")
+    };
+    // As Qwen2 has them, and as Llama does with either of its keys.
+    assert_eq!(biases(LlamaConfig { qkv_bias: true, ..small_llama() }), "self_attn.k self_attn.q self_attn.v");
+    let attention = LlamaConfig { attention_bias: true, ..small_llama() };
+    assert_eq!(biases(attention), "self_attn.k self_attn.o self_attn.q self_attn.v");
+    assert_eq!(biases(LlamaConfig { mlp_bias: true, ..small_llama() }), "mlp.down mlp.gate mlp.up");
     // The published size.
     assert_eq!(llama(&LlamaConfig::default()).build(DType::F32).unwrap().elements(), 6_738_415_616);
 }
@@ -164,6 +176,10 @@ fn every_parameter_is_trained() {
     every_parameter_gets_a_gradient(&built(llama(&small_llama())), &ids(2, 7), &targets);
     let tied = LlamaConfig { tie_word_embeddings: true, head_dim: Some(6), ..small_llama() };
     every_parameter_gets_a_gradient(&built(llama(&tied)), &ids(2, 7), &targets);
+    let biased = LlamaConfig { attention_bias: true, mlp_bias: true, ..small_llama() };
+    every_parameter_gets_a_gradient(&built(llama(&biased)), &ids(2, 7), &targets);
+    let tiled = LlamaConfig { tiled_mlp_rows: Some(64), ..biased };
+    every_parameter_gets_a_gradient(&built(llama(&tiled)), &ids(2, 7), &targets);
     let config = MlpConfig { input_size: 5, hidden_sizes: vec![9, 7], num_labels: 3, hidden_act: Activation::Silu };
     let mut x = vec![0.0; 20];
     Stream::new(1, "x", 0).fill_normal(0, &mut x);

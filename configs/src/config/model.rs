@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
+use crate::config::RopeScaling;
 use crate::node::At;
 use crate::reader::{Reader, Resolver};
 
@@ -74,6 +75,8 @@ pub struct Llama {
     pub max_position_embeddings: usize,
     /// Base of the rotary embedding's frequencies.
     pub rope_theta: f64,
+    /// How the frequencies are scaled for longer sequences; `None`: they are not.
+    pub rope_scaling: Option<RopeScaling>,
     /// How many positions one attends to, its own included; `None`: all before it.
     pub sliding_window: Option<usize>,
     /// Added to the mean square in RMS norm.
@@ -84,8 +87,12 @@ pub struct Llama {
     pub tiled_mlp_rows: Option<usize>,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Biases in the attention's projections.
+    /// Biases in the projections of queries, keys and values.
+    pub qkv_bias: bool,
+    /// Biases in all four projections of the attention.
     pub attention_bias: bool,
+    /// Biases in the three projections of the feed-forward part.
+    pub mlp_bias: bool,
     /// Non-linearity of the gate.
     pub hidden_act: Activation,
 }
@@ -201,12 +208,15 @@ impl Llama {
             head_dim: keys.optional_int("head_dim").unwrap_or(hidden_size / num_attention_heads),
             max_position_embeddings: keys.int("max_position_embeddings"),
             rope_theta: keys.float("rope_theta"),
+            rope_scaling: RopeScaling::read(keys),
             sliding_window: keys.optional_int("sliding_window"),
             rms_norm_eps: keys.float("rms_norm_eps"),
             tie_word_embeddings: keys.bool("tie_word_embeddings"),
             tiled_mlp_rows: keys.optional_int("tiled_mlp_rows"),
             initializer_range: keys.float("initializer_range"),
+            qkv_bias: keys.bool("qkv_bias"),
             attention_bias: keys.bool("attention_bias"),
+            mlp_bias: keys.bool("mlp_bias"),
             hidden_act: keys.choice("hidden_act", Activation::Silu),
         }
     }
@@ -216,6 +226,14 @@ impl Llama {
         divides(resolver, ("num_key_value_heads", self.num_key_value_heads), heads);
         if resolver.at("model.head_dim") == At::Default {
             divides(resolver, heads, ("hidden_size", self.hidden_size));
+        }
+        if resolver.has_section("model.rope_scaling") {
+            RopeScaling::check(self.rope_scaling, resolver);
+        }
+        if self.qkv_bias && self.attention_bias {
+            let message = "`attention_bias` has the biases of `qkv_bias` among its own".to_string();
+            let help = Some("keep one of the two: Llama's is attention_bias, Qwen2's is qkv_bias".to_string());
+            resolver.contradiction(&["model.qkv_bias", "model.attention_bias"], message, help);
         }
         if !self.head_dim.is_multiple_of(2) {
             let message =

@@ -54,14 +54,26 @@ static LLAMA: &[Key] = &[
     key("head_dim", WIDTH, "= hidden_size / num_attention_heads", "Width of a head; even"),
     key("max_position_embeddings", POSITIONS, "2048", "Longest sequence"),
     key("rope_theta", POSITIVE, "10000.0", "Base of the rotary embedding's frequencies"),
+    section("rope_scaling", &ROPE_SCALING, "How the rotary embedding's frequencies are scaled for sequences longer than those of an earlier training; null: they are not"),
     key("sliding_window", POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it"),
     key("rms_norm_eps", POSITIVE, "1.0e-6", "Added to the mean square in RMS norm"),
     key("tie_word_embeddings", Kind::Bool, "false", "The head shares the embedding's weights"),
     key("tiled_mlp_rows", TILES, "null", TILED),
     key("initializer_range", NON_NEGATIVE, "0.02", "Standard deviation of the initial weights"),
-    key("attention_bias", Kind::Bool, "false", "Biases in the attention's projections"),
+    key("qkv_bias", Kind::Bool, "false", "Biases in the projections of queries, keys and values, as Qwen2"),
+    key("attention_bias", Kind::Bool, "false", "Biases in all four projections of the attention"),
+    key("mlp_bias", Kind::Bool, "false", "Biases in the three projections of the feed-forward part"),
     key("hidden_act", Kind::Choice { names: &["silu", "swish"], later: &["gelu", "gelu_new", "relu"] }, "silu", "Non-linearity of the gate"),
 ];
+
+#[rustfmt::skip]
+static ROPE_SCALING: Section = Section { switch: Switch::Keys, keys: &[
+    key("rope_type", Kind::Choice { names: &["default", "linear", "llama3"], later: &["dynamic", "yarn", "longrope"] }, REQUIRED, "default: none; linear: every frequency divided by factor; llama3: the low ones, as Llama 3.1"),
+    key("factor", POSITIVE, "null", "What frequencies are divided by; with linear and llama3"),
+    key("low_freq_factor", POSITIVE, "null", "llama3: a pair that turns less often than this over the original positions is divided"),
+    key("high_freq_factor", POSITIVE, "null", "llama3: a pair that turns more often than this is kept; larger than low_freq_factor"),
+    key("original_max_position_embeddings", POSITIONS, "null", "llama3: longest sequence of the earlier training"),
+] };
 
 #[rustfmt::skip]
 static MLP: &[Key] = &[

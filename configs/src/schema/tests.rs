@@ -61,7 +61,11 @@ fn one_of_each() -> Vec<Config> {
         "{type: WarmupDecayLR, params: {total_num_steps: 9}}",
         "{type: WarmupCosineLR, params: {total_num_steps: 9}}",
     ];
-    let models = ["{type: gpt2}", "{type: llama}", "{type: mlp, input_size: 1, output_size: 1}"];
+    let models = [
+        "{type: gpt2}",
+        "{type: llama, rope_scaling: {rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 64}}",
+        "{type: mlp, input_size: 1, output_size: 1}",
+    ];
     (0..5)
         .map(|index| {
             let text = format!(

@@ -69,5 +69,5 @@ pub use linear_cross_entropy::linear_cross_entropy;
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{in_parallel, set_threads, threads};
 pub use reach::Reach;
-pub use rotary::Rotary;
+pub use rotary::{RopeScaling, Rotary};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};

@@ -1,4 +1,4 @@
-//! Rotary position embedding, in the half-split convention of Hugging Face's Llama.
+//! Rotary position embedding, in the half-split convention of Hugging Face's Llama, and its scalings.
 
 use super::apply::apply1;
 use super::footprint::{Costs, Footprint, Reads, rooms};
@@ -10,6 +10,57 @@ use super::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::Arc;
+
+/// How the frequencies of a model that was trained on shorter sequences are changed: Hugging Face's `rope_scaling`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// All are divided by `factor`: positional interpolation (Chen et al., "Extending context window of large language models via
+    /// positional interpolation", 2023).
+    Linear {
+        /// At least 1 where sequences become longer.
+        factor: f64,
+    },
+    /// Low ones are divided by `factor`, high ones are kept, those between are mixed: Llama 3.1's.
+    Llama3 {
+        /// At least 1 where sequences become longer.
+        factor: f64,
+        /// A pair that turns less often than this over the original positions is of low frequency.
+        low_freq_factor: f64,
+        /// A pair that turns more often than this is of high frequency. Larger than `low_freq_factor`.
+        high_freq_factor: f64,
+        /// Positions that the model was trained on before.
+        original_max_position_embeddings: usize,
+    },
+}
+
+impl RopeScaling {
+    /// Factors that are no positive numbers, or cross each other, are an error.
+    fn check(self) -> Result<()> {
+        let (Self::Linear { factor } | Self::Llama3 { factor, .. }) = self;
+        let is_positive = |x: f64| x.is_finite() && x > 0.0;
+        if !is_positive(factor) {
+            bail!("{OP}: the factor of a scaling must be positive, got {factor}");
+        }
+        if let Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = self
+            && !(is_positive(low) && high.is_finite() && low < high)
+        {
+            bail!("{OP}: low_freq_factor must be positive and below high_freq_factor, got {low} and {high}");
+        }
+        Ok(())
+    }
+
+    /// What becomes of a frequency, in radians a position.
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let turns = original_max_position_embeddings as f64 * frequency / (2.0 * std::f64::consts::PI);
+                let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                (1.0 - kept) * frequency / factor + kept * frequency
+            }
+        }
+    }
+}
 
 /// The angles of all positions. A clone shares them.
 #[derive(Clone, Debug)]
@@ -25,14 +76,25 @@ impl Rotary {
     ///
     /// The angles are computed in f64 and rounded once. An odd `size` is an error.
     pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
+        Self::of(size, positions, theta, |frequency| frequency)
+    }
+
+    /// [`new`](Self::new) with other frequencies.
+    ///
+    /// An odd `size`, and factors that are not positive or cross each other, are errors.
+    pub fn scaled(size: usize, positions: usize, theta: f64, scaling: RopeScaling) -> Result<Self> {
+        scaling.check()?;
+        Self::of(size, positions, theta, |frequency| scaling.apply(frequency))
+    }
+
+    fn of(size: usize, positions: usize, theta: f64, scale: impl Fn(f64) -> f64) -> Result<Self> {
         if size == 0 || !size.is_multiple_of(2) {
             bail!("{OP}: the head size must be even, got {size}");
         }
         let half = size / 2;
-        let angle = |at: usize| {
-            let (position, pair) = ((at / half) as f64, (at % half) as f64);
-            position * libm::pow(theta, -2.0 * pair / size as f64)
-        };
+        let frequency = |pair: usize| scale(libm::pow(theta, -2.0 * pair as f64 / size as f64));
+        let frequencies: Vec<f64> = (0..half).map(frequency).collect();
+        let angle = |at: usize| (at / half) as f64 * frequencies[at % half];
         let cos = (0..positions * half).map(|at| libm::cos(angle(at)) as f32);
         let sin = (0..positions * half).map(|at| libm::sin(angle(at)) as f32);
         Ok(Self { table: cos.chain(sin).collect(), positions, half })

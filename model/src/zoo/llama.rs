@@ -1,13 +1,14 @@
-//! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, no biases.
+//! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, no biases unless they are asked for.
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
-//! `LlamaForCausalLM`. With a sliding window it is Mistral (Jiang et al., "Mistral 7B", 2023).
+//! `LlamaForCausalLM`. With a sliding window it is Mistral (Jiang et al., "Mistral 7B", 2023), with biases of
+//! queries, keys and values Qwen2 (Yang et al., "Qwen2 technical report", 2024).
 
 use super::{Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers, Pass};
 use crate::ops::apply::{reshape, sum};
 use crate::ops::region::region;
-use crate::ops::{Embedding, Linear, Reach, RmsNorm, Rotary, TiledMlp, causal_attention_within, swiglu};
+use crate::ops::{Embedding, Linear, Reach, RmsNorm, RopeScaling, Rotary, TiledMlp, causal_attention_within, swiglu};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 /// [`cross_entropy`](crate::ops::cross_entropy), which [`LanguageHead`] finds without all logits.
 ///
 /// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights start normal with
-/// `initializer_range`, norms at 1.
+/// `initializer_range`, norms at 1, biases at 0.
 pub fn llama(config: &LlamaConfig) -> Layers {
     let (embed, block, head) = (config.clone(), config.clone(), config.clone());
     let (width, eps) = (config.hidden_size, config.rms_norm_eps);
@@ -54,6 +55,8 @@ pub struct LlamaConfig {
     pub max_position_embeddings: usize,
     /// Base of the rotary angles.
     pub rope_theta: f64,
+    /// How the rotary angles are scaled for longer sequences; as they are if not given.
+    pub rope_scaling: Option<RopeScaling>,
     /// How many positions one attends to, its own and those just before it: `MistralConfig`'s. All before it if not given.
     pub sliding_window: Option<usize>,
     /// ε of the norms.
@@ -62,6 +65,12 @@ pub struct LlamaConfig {
     pub initializer_range: f64,
     /// Whether the head is the token embedding.
     pub tie_word_embeddings: bool,
+    /// Biases of the projections of queries, keys and values: Qwen2's.
+    pub qkv_bias: bool,
+    /// Biases of all four projections of the attention.
+    pub attention_bias: bool,
+    /// Biases of the three projections of the MLP.
+    pub mlp_bias: bool,
     /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](crate::ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
     /// of its inner rows. All, and they are kept, if not given.
     pub tiled_mlp_rows: Option<usize>,
@@ -80,10 +89,14 @@ impl Default for LlamaConfig {
             head_dim: None,
             max_position_embeddings: 2048,
             rope_theta: 10_000.0,
+            rope_scaling: None,
             sliding_window: None,
             rms_norm_eps: 1e-6,
             initializer_range: 0.02,
             tie_word_embeddings: false,
+            qkv_bias: false,
+            attention_bias: false,
+            mlp_bias: false,
             tiled_mlp_rows: None,
         }
     }
@@ -121,6 +134,10 @@ impl LlamaConfig {
     }
 }
 
+fn linear(inputs: usize, outputs: usize, bias: bool, std: f64, vb: VarBuilder) -> Result<Linear> {
+    if bias { Linear::new(inputs, outputs, std, vb) } else { Linear::no_bias(inputs, outputs, std, vb) }
+}
+
 enum Mlp {
     Whole { gate: Linear, up: Linear, down: Linear },
     Tiled(TiledMlp),
@@ -129,9 +146,9 @@ enum Mlp {
 impl Mlp {
     fn new(config: &LlamaConfig, vb: &VarBuilder) -> Result<Self> {
         let (width, inner, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
-        let gate = Linear::no_bias(width, inner, std, vb.pp("gate_proj"))?;
-        let up = Linear::no_bias(width, inner, std, vb.pp("up_proj"))?;
-        let down = Linear::no_bias(inner, width, std, vb.pp("down_proj"))?;
+        let gate = linear(width, inner, config.mlp_bias, std, vb.pp("gate_proj"))?;
+        let up = linear(width, inner, config.mlp_bias, std, vb.pp("up_proj"))?;
+        let down = linear(inner, width, config.mlp_bias, std, vb.pp("down_proj"))?;
         Ok(match config.tiled_mlp_rows {
             None => Self::Whole { gate, up, down },
             Some(rows) => Self::Tiled(TiledMlp::gated(gate, up, down, rows)?),
@@ -171,18 +188,23 @@ impl Block {
         let rotary = match rotary.get() {
             Some(rotary) => rotary.clone(),
             None => {
-                let table = Rotary::new(head_size, config.max_position_embeddings, config.rope_theta)?;
+                let (positions, theta) = (config.max_position_embeddings, config.rope_theta);
+                let table = match config.rope_scaling {
+                    None => Rotary::new(head_size, positions, theta)?,
+                    Some(scaling) => Rotary::scaled(head_size, positions, theta, scaling)?,
+                };
                 rotary.get_or_init(|| table).clone()
             }
         };
         let attn = vb.pp("self_attn");
+        let (out_bias, qkv_bias) = (config.attention_bias, config.attention_bias || config.qkv_bias);
         let norm = |name| RmsNorm::new(width, config.rms_norm_eps, vb.pp(name));
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
-            q_proj: Linear::no_bias(width, heads * head_size, std, attn.pp("q_proj"))?,
-            k_proj: Linear::no_bias(width, kv_heads * head_size, std, attn.pp("k_proj"))?,
-            v_proj: Linear::no_bias(width, kv_heads * head_size, std, attn.pp("v_proj"))?,
-            o_proj: Linear::no_bias(heads * head_size, width, std, attn.pp("o_proj"))?,
+            q_proj: linear(width, heads * head_size, qkv_bias, std, attn.pp("q_proj"))?,
+            k_proj: linear(width, kv_heads * head_size, qkv_bias, std, attn.pp("k_proj"))?,
+            v_proj: linear(width, kv_heads * head_size, qkv_bias, std, attn.pp("v_proj"))?,
+            o_proj: linear(heads * head_size, width, out_bias, std, attn.pp("o_proj"))?,
             heads,
             kv_heads,
             head_size,

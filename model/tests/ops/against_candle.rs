@@ -206,26 +206,65 @@ fn packed_attention() {
     }
 }
 
-#[test]
-fn rotary() {
-    let (time, size, theta) = (9, 6, 100.0f64);
-    let rotary = ops::Rotary::new(size, 12, theta).unwrap();
+/// `rotary` of heads of `size`, against pairs that turn at `frequency(pair)` radians a position.
+fn check_rotary(rotary: &ops::Rotary, size: usize, frequency: impl Fn(usize) -> f64) {
+    let (time, half) = (9, size / 2);
     check(
         &[&[2, time, 3, size]],
         |t| rotary.apply(&t[0]),
         |t| {
-            let angle = |at: usize| (at / 3) as f64 * theta.powf(-((at % 3) as f64) / 3.0);
             let table = |f: fn(f64) -> f64| {
-                let values: Vec<f64> = (0..time * 3).map(|at| f(angle(at))).collect();
-                Tensor::from_vec(values, (1, time, 1, 3), t[0].device())
+                let values: Vec<f64> =
+                    (0..time * half).map(|at| f((at / half) as f64 * frequency(at % half))).collect();
+                Tensor::from_vec(values, (1, time, 1, half), t[0].device())
             };
             let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
-            let (a, b) = (t[0].narrow(3, 0, 3)?, t[0].narrow(3, 3, 3)?);
+            let (a, b) = (t[0].narrow(3, 0, half)?, t[0].narrow(3, half, half)?);
             let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
             let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
             Tensor::cat(&[left, right], 3)
         },
     );
+}
+
+#[test]
+fn rotary() {
+    let (size, theta) = (6, 100.0f64);
+    let plain = |pair: usize| theta.powf(-(pair as f64) / 3.0);
+    check_rotary(&ops::Rotary::new(size, 12, theta).unwrap(), size, plain);
+    let linear = ops::RopeScaling::Linear { factor: 4.0 };
+    check_rotary(&ops::Rotary::scaled(size, 12, theta, linear).unwrap(), size, |pair| plain(pair) / 4.0);
+}
+
+/// The steps of Hugging Face's `_compute_llama3_parameters`, one after the other.
+#[test]
+fn rotary_as_llama_3_scales_it() {
+    let (size, theta, factor, low, high, before) = (16, 50.0f64, 8.0, 1.0, 4.0, 64);
+    let scaling = ops::RopeScaling::Llama3 {
+        factor,
+        low_freq_factor: low,
+        high_freq_factor: high,
+        original_max_position_embeddings: before,
+    };
+    let mut ranges = [0; 3];
+    let mut scaled = vec![];
+    for pair in 0..size / 2 {
+        let frequency = theta.powf(-(pair as f64) / 8.0);
+        let wavelength = 2.0 * std::f64::consts::PI / frequency;
+        let context = before as f64;
+        let range = usize::from(wavelength >= context / high) + usize::from(wavelength > context / low);
+        ranges[range] += 1;
+        scaled.push(match range {
+            0 => frequency,
+            2 => frequency / factor,
+            _ => {
+                let smooth = (context / wavelength - low) / (high - low);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        });
+    }
+    assert!(ranges.iter().all(|&pairs| pairs > 0), "{ranges:?} pairs of high, medium and low frequency");
+    check_rotary(&ops::Rotary::scaled(size, 12, theta, scaling).unwrap(), size, |pair| scaled[pair]);
 }
 
 #[test]

@@ -48,6 +48,23 @@ fn errors_name_the_trouble() {
     refuses(rotary.apply(&n(&[1, 4, 1, 4])), "longer than the 3 positions");
     refuses(rotary.apply(&n(&[1, 2, 1, 6])), "heads of 4");
     assert!(ops::Rotary::new(5, 3, 1e4).is_err());
+    let llama3 = |factor, low_freq_factor, high_freq_factor| ops::RopeScaling::Llama3 {
+        factor,
+        low_freq_factor,
+        high_freq_factor,
+        original_max_position_embeddings: 8,
+    };
+    assert!(ops::Rotary::scaled(4, 3, 1e4, llama3(8.0, 1.0, 4.0)).is_ok());
+    for scaling in [
+        ops::RopeScaling::Linear { factor: 0.0 },
+        ops::RopeScaling::Linear { factor: f64::NAN },
+        llama3(-1.0, 1.0, 4.0),
+        llama3(8.0, 0.0, 4.0),
+        llama3(8.0, 4.0, 4.0),
+        llama3(8.0, 1.0, f64::INFINITY),
+    ] {
+        assert!(ops::Rotary::scaled(4, 3, 1e4, scaling).is_err(), "{scaling:?}");
+    }
     let pass = Pass { training: true, seed: 1, step: 1, sample: 0, layer: 0 };
     refuses(ops::dropout(&n(&[2]), 1.0, "d", &pass), "probability");
     refuses(ops::dropout(&n(&[2]), f32::NAN, "d", &pass), "probability");

@@ -1,0 +1,55 @@
+//! `model.rope_scaling` and biases: what goes together, and what is said of what does not.
+
+use zero_config::{Config, Model, RopeScaling};
+
+fn parse(keys: &str) -> Result<Config, String> {
+    let text = format!("train_batch_size: 1\nmodel: {{type: llama, {keys}}}");
+    Config::parse("ds.yaml", text).map_err(|errors| errors.to_string())
+}
+
+fn scaling(keys: &str) -> Option<RopeScaling> {
+    match parse(&format!("rope_scaling: {keys}")).unwrap_or_else(|errors| panic!("{errors}")).model {
+        Some(Model::Llama(model)) => model.rope_scaling,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_type_is_read_with_its_keys() {
+    assert_eq!(scaling("null"), None);
+    assert_eq!(scaling("{rope_type: default}"), None);
+    assert_eq!(scaling("{rope_type: linear, factor: 2}"), Some(RopeScaling::Linear { factor: 2.0 }));
+    let llama3 = RopeScaling::Llama3 {
+        factor: 32.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192,
+    };
+    let keys = "{rope_type: llama3, factor: 32.0, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 8192}";
+    assert_eq!(scaling(keys), Some(llama3));
+    let config = parse(&format!("rope_scaling: {keys}")).unwrap();
+    assert_eq!(Config::parse("again", config.to_yaml()).unwrap(), config);
+}
+
+#[test]
+fn what_does_not_go_together_is_said() {
+    for (keys, said) in [
+        ("rope_scaling: {factor: 2}", "`model.rope_scaling.rope_type` is missing"),
+        ("rope_scaling: {rope_type: yarn, factor: 2}", "`model.rope_scaling.rope_type: yarn` is not implemented yet"),
+        ("rope_scaling: {rope_type: default, factor: 2}", "`rope_type: default` has no use for `factor`"),
+        ("rope_scaling: {rope_type: linear}", "`rope_type: linear` needs `factor`"),
+        ("rope_scaling: {rope_type: linear, factor: 2, low_freq_factor: 1}", "has no use for `low_freq_factor`"),
+        (
+            "rope_scaling: {rope_type: llama3, factor: 2, low_freq_factor: 1, high_freq_factor: 4}",
+            "`rope_type: llama3` needs `original_max_position_embeddings`",
+        ),
+        (
+            "rope_scaling: {rope_type: llama3, factor: 2, low_freq_factor: 4, high_freq_factor: 4, original_max_position_embeddings: 9}",
+            "high_freq_factor 4 is not larger than low_freq_factor 4",
+        ),
+        ("qkv_bias: true, attention_bias: true", "`attention_bias` has the biases of `qkv_bias` among its own"),
+    ] {
+        let errors = parse(keys).expect_err(keys);
+        assert!(errors.contains(said) && errors.matches("error:").count() == 1, "{keys}\n{errors}");
+    }
+}
