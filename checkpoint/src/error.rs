@@ -40,6 +40,14 @@ pub enum CheckpointError {
         /// Whose it is.
         holder: String,
     },
+    /// A file or folder that is not read, though it may be as somebody wrote it.
+    #[error("{path}: {reason}", path = path.display())]
+    Refused {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// Another rank failed to write or read its part.
     #[error("rank {rank}: {reason}")]
     OtherRank {
@@ -68,5 +76,9 @@ impl CheckpointError {
 
     pub(crate) fn mismatch(path: &Path, reason: impl Into<String>) -> Self {
         Self::Mismatch { path: path.to_path_buf(), reason: reason.into() }
+    }
+
+    pub(crate) fn refused(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Refused { path: path.to_path_buf(), reason: reason.into() }
     }
 }

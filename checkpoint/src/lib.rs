@@ -9,17 +9,20 @@
 //! state while the ranks train on; [`RunLock`] keeps a second run out of the folder.
 //!
 //! [`verify()`] finds and names what is not as it was written; [`export()`] writes the parameters as Hugging Face's libraries read them;
-//! [`load_weights`] starts a model from plain safetensors files that somebody else wrote.
+//! [`load_pretrained`] starts a model from a Hugging Face folder, [`import`] makes a checkpoint of one, and [`load_weights`] takes plain
+//! safetensors files.
 
 mod commit;
 mod error;
 mod export;
 mod failpoint;
 mod folders;
+mod import;
 mod layout;
 mod load;
 mod lock;
 mod manifest;
+mod pretrained;
 mod save;
 mod shard;
 mod snapshot;
@@ -33,9 +36,11 @@ pub use error::CheckpointError;
 pub use export::{Export, ExportDtype, Exported, export};
 pub use failpoint::{FAILPOINTS, failpoints};
 pub use folders::{committed, meant, newest, set_back, write_rate};
+pub use import::import;
 pub use load::load;
 pub use lock::RunLock;
 pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
+pub use pretrained::{check_pretrained, load_pretrained};
 pub use save::{Background, Progress, Save, save};
 pub use snapshot::Snapshot;
 pub use verify::{Damage, verify};

@@ -15,6 +15,8 @@ use crate::verify::intact;
 /// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksums are verified by one rank, before
 /// any rank's state is touched.
 ///
+/// A checkpoint of parameters alone, as [`import`](crate::import()) makes one, leaves the optimizer's state as it starts: zeros.
+///
 /// # Errors
 /// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model. The state is
 /// still the old one then, unless reading a verified file failed.
@@ -38,8 +40,12 @@ fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifes
 fn read(folder: &Path, manifest: &Manifest, zero: &mut Zero) -> Result<(), CheckpointError> {
     let mut open: HashMap<usize, TensorFile> = HashMap::new();
     for kind in zero.kinds() {
+        let is_saved = !has_parameters_alone(manifest) || kind == Kind::Parameter;
         for range in zero.held_ranges(kind).into_iter().flat_map(Range::portions) {
-            let values = assemble(folder, manifest, &mut open, zero, kind, &range)?;
+            let values = match is_saved {
+                true => assemble(folder, manifest, &mut open, zero, kind, &range)?,
+                false => vec![0.0; range.elements.len()],
+            };
             zero.write(kind, &range, &values)?;
         }
     }
@@ -64,11 +70,16 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &Zero) -> Result<(), Checkpoin
     {
         return Err(CheckpointError::mismatch(&path, format!("its `{name}` is not in the model")));
     }
-    if manifest.states != zero.state_names() {
+    if manifest.states != zero.state_names() && !has_parameters_alone(manifest) {
         let reason = format!("its optimizer keeps {:?}, this one {:?}", manifest.states, zero.state_names());
         return Err(CheckpointError::mismatch(&path, reason));
     }
     Ok(())
+}
+
+/// Whether no optimizer has seen the parameters yet, so that there is no state to go on from.
+fn has_parameters_alone(manifest: &Manifest) -> bool {
+    manifest.states.is_empty() && manifest.step == 0 && manifest.updates == 0
 }
 
 /// One range out of the pieces that it overlaps.

@@ -1,17 +1,23 @@
-//! Initial weights from safetensors files: a pretrained model, or the start that another trainer had.
+//! Parameters from safetensors files that somebody else wrote: a pretrained model, or the start that another trainer had.
 //!
-//! The files hold each of the model's parameters once, under its name, in its shape, as f32, bf16 or f16, and nothing
-//! else: what does not fit is refused, so that no parameter keeps its random values without a word.
+//! The files hold each of the model's parameters once, in its shape, as f32, bf16 or f16, and nothing else: what does not fit
+//! is refused, so that no parameter keeps its random values without a word. Ranges are read, never whole files, so that a rank
+//! reads what it holds.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
-use zero_partition::{Kind, Zero};
+use zero_model::Parameter;
+use zero_partition::{Kind, Range, Zero};
 
 use crate::error::CheckpointError;
 use crate::tensors::TensorFile;
 use crate::together::together;
+
+/// Most names in an error.
+const MAX_NAMED: usize = 10;
 
 /// Overwrites the parameters with those of the files, of which each rank reads what it holds; a collective.
 ///
@@ -19,57 +25,130 @@ use crate::together::together;
 /// On every rank if one of them fails: a file is missing or damaged, or the files are of another model. The parameters
 /// are still the old ones then, unless reading a tensor failed.
 pub fn load_weights(files: &[PathBuf], zero: &mut Zero, comm: &dyn Communicator) -> Result<(), CheckpointError> {
-    let weights = together(comm, Weights::open(files, zero))?;
-    together(comm, weights.read(zero))
+    let all: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
+    let meaning = |name: &str| Meaning::Parameter(name.into());
+    let weights = Weights::open(files, all.join(", ").as_ref(), zero.model().parameters(), meaning);
+    let weights = together(comm, weights)?;
+    together(comm, weights.fill(zero))
 }
 
-struct Weights {
+/// What a tensor of a file is to the model.
+pub(crate) enum Meaning {
+    /// The values of the parameter of this name, if the model has it.
+    Parameter(String),
+    /// The values of a parameter once more.
+    Copy(String),
+    /// No parameter: it is computed.
+    Computed,
+}
+
+/// Where a parameter's values are.
+struct Tensor {
+    /// Index of the file.
+    file: usize,
+    name: String,
+    /// Where they are once more: file and name.
+    copy: Option<(usize, String)>,
+}
+
+/// Files that have all parameters of a model.
+pub(crate) struct Weights {
     files: Vec<TensorFile>,
-    /// Index of the file that has a parameter, by the parameter's index.
-    file_of: Vec<usize>,
+    /// By the parameter's index.
+    tensors: Vec<Tensor>,
 }
 
 impl Weights {
-    fn open(paths: &[PathBuf], zero: &Zero) -> Result<Self, CheckpointError> {
+    /// Opens files and holds them against a model; `meaning` says what a tensor is, `of` what the files are called as a whole.
+    pub(crate) fn open(
+        paths: &[PathBuf],
+        of: &Path,
+        parameters: &[Parameter],
+        meaning: impl Fn(&str) -> Meaning,
+    ) -> Result<Self, CheckpointError> {
         let files = paths.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
-        let mut by_name = BTreeMap::new();
+        let mut found: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        let mut copies: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {
             for name in file.metadata.offset_keys() {
-                if let Some(other) = by_name.insert(name.clone(), index) {
-                    let reason = format!("its `{name}` is in {} too", files[other].path.display());
+                let (place, parameter) = match meaning(&name) {
+                    Meaning::Parameter(parameter) => (&mut found, parameter),
+                    Meaning::Copy(parameter) => (&mut copies, parameter),
+                    Meaning::Computed => continue,
+                };
+                if let Some((other, first)) = place.insert(parameter, (index, name.clone())) {
+                    let reason = format!("its `{name}` is `{first}` of {} once more", files[other].path.display());
                     return Err(CheckpointError::mismatch(&file.path, reason));
                 }
             }
         }
-        let mut file_of = vec![];
-        for parameter in zero.model().parameters() {
+        let mut problems = vec![];
+        let mut tensors = vec![];
+        for parameter in parameters {
             let (name, shape) = (parameter.name(), parameter.shape().dims());
-            let Some(index) = by_name.remove(name) else {
-                let all: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-                let reason = format!("the model's `{name}` is not in it");
-                return Err(CheckpointError::mismatch(all.join(", ").as_ref(), reason));
+            let Some((file, tensor)) = found.remove(name) else {
+                problems.push(format!("`{name}` is missing"));
+                continue;
             };
-            let theirs = &files[index].info(name)?.shape;
-            if theirs != shape {
-                let reason = format!("`{name}` is {theirs:?} in it and {shape:?} in the model");
-                return Err(CheckpointError::mismatch(&files[index].path, reason));
+            let copy = copies.remove(name);
+            for (file, tensor) in std::iter::once(&(file, tensor.clone())).chain(&copy) {
+                problems.extend(unfit(&files[*file], tensor, shape)?);
             }
-            file_of.push(index);
+            tensors.push(Tensor { file, name: tensor, copy });
         }
-        if let Some((name, index)) = by_name.pop_first() {
-            let reason = format!("its `{name}` is not in the model");
-            return Err(CheckpointError::mismatch(&files[index].path, reason));
+        let others = found.into_values().chain(copies.into_values());
+        problems.extend(others.map(|(_, name)| format!("`{name}` is not in the model")));
+        if !problems.is_empty() {
+            return Err(CheckpointError::mismatch(of, listed(problems)));
         }
-        Ok(Self { files, file_of })
+        Ok(Self { files, tensors })
     }
 
-    fn read(&self, zero: &mut Zero) -> Result<(), CheckpointError> {
-        for range in zero.held_ranges(Kind::Parameter) {
-            let mut values = vec![0.0; range.elements.len()];
-            let name = zero.model().parameters()[range.parameter].name();
-            self.files[self.file_of[range.parameter]].read(name, range.elements.start, &mut values)?;
+    /// Whether the file at `path` is one of these, and has a tensor of that name.
+    pub(crate) fn has(&self, path: &Path, tensor: &str) -> bool {
+        self.files.iter().any(|file| file.path == path && file.metadata.info(tensor).is_some())
+    }
+
+    /// Values of a range of a parameter. Where the files have them twice, both must be the same.
+    pub(crate) fn read(&self, range: &Range) -> Result<Vec<f32>, CheckpointError> {
+        let tensor = &self.tensors[range.parameter];
+        let mut values = vec![0.0; range.elements.len()];
+        self.files[tensor.file].read(&tensor.name, range.elements.start, &mut values)?;
+        if let Some((file, name)) = &tensor.copy {
+            let mut again = vec![0.0; values.len()];
+            self.files[*file].read(name, range.elements.start, &mut again)?;
+            if values.iter().zip(&again).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                let reason = format!("`{name}` differs from `{}`, which the model ties it to", tensor.name);
+                return Err(CheckpointError::mismatch(&self.files[*file].path, reason));
+            }
+        }
+        Ok(values)
+    }
+
+    /// Overwrites what a rank holds of each parameter.
+    pub(crate) fn fill(&self, zero: &mut Zero) -> Result<(), CheckpointError> {
+        for range in zero.held_ranges(Kind::Parameter).into_iter().flat_map(Range::portions) {
+            let values = self.read(&range)?;
             zero.write(Kind::Parameter, &range, &values)?;
         }
         Ok(())
     }
+}
+
+/// Why a tensor cannot be a parameter of this shape, if it cannot.
+fn unfit(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Option<String>, CheckpointError> {
+    let info = file.info(name)?;
+    if info.shape != shape {
+        return Ok(Some(format!("`{name}` is {:?} in it and {shape:?} in the model", info.shape)));
+    }
+    let is_float = matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
+    Ok((!is_float).then(|| format!("`{name}` is {:?}; F32, BF16 and F16 are read", info.dtype)))
+}
+
+/// As one reason, with the first few told.
+fn listed(mut problems: Vec<String>) -> String {
+    let more = problems.len().saturating_sub(MAX_NAMED);
+    problems.truncate(MAX_NAMED);
+    let told = problems.join("; ");
+    if more == 0 { told } else { format!("{told}; and {more} more") }
 }

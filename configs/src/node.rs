@@ -38,6 +38,8 @@ pub(crate) enum At {
     Default,
     /// Nowhere: it is the number of ranks that were started.
     Launch(usize),
+    /// In the `config.json` of a pretrained model.
+    Pretrained,
 }
 
 impl Node {

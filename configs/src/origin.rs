@@ -16,6 +16,8 @@ pub enum Origin {
     Auto,
     /// The number of ranks that were started.
     Launch,
+    /// The folder of the pretrained model.
+    Pretrained,
     /// Changed by the program after the configuration was read.
     Program,
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Origin {
             Self::Default => f.write_str("default"),
             Self::Auto => f.write_str("auto"),
             Self::Launch => f.write_str("ranks started"),
+            Self::Pretrained => f.write_str("pretrained"),
             Self::Program => f.write_str("program"),
         }
     }

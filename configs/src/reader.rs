@@ -228,5 +228,6 @@ fn origin(at: At) -> Origin {
         At::Set(_) => Origin::Set,
         At::Default => Origin::Default,
         At::Launch(_) => Origin::Launch,
+        At::Pretrained => Origin::Pretrained,
     }
 }

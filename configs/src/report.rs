@@ -18,6 +18,8 @@ const MAX_BEFORE: usize = 60;
 pub(crate) struct Report {
     source: Source,
     overrides: Vec<String>,
+    /// Path of the pretrained model's `config.json`.
+    pretrained: String,
     list: Vec<Error>,
     omitted: usize,
     warnings: Vec<Warning>,
@@ -30,6 +32,7 @@ impl Report {
         Self {
             source,
             overrides: overrides.to_vec(),
+            pretrained: String::new(),
             list: Vec::new(),
             omitted: 0,
             warnings: Vec::new(),
@@ -39,6 +42,11 @@ impl Report {
 
     pub(crate) fn source(&self) -> &Source {
         &self.source
+    }
+
+    /// Where [`At::Pretrained`] is.
+    pub(crate) fn set_pretrained(&mut self, path: String) {
+        self.pretrained = path;
     }
 
     pub(crate) fn override_text(&self, index: usize) -> &str {
@@ -113,6 +121,7 @@ impl Report {
             At::Default if path.is_empty() => Spot::Whole(self.source.name.clone()),
             At::Default => Spot::Default(self.source.name.clone()),
             At::Launch(ranks) => Spot::Launch(ranks),
+            At::Pretrained => Spot::Whole(self.pretrained.clone()),
             At::File { line, column, width } => self.spot_in_file(line, column, width),
         };
         Place { path: path.to_string(), spot }

@@ -170,6 +170,11 @@ fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         let message = "an mlp does not generate text".to_string();
         resolver.contradiction(&["training.sample", "model.type"], message, Some("leave `sample` out".to_string()));
     }
+    if config.training.initial_weights.is_some() && config.model.as_ref().is_some_and(|m| m.pretrained().is_some()) {
+        let message = "`model.pretrained` and `training.initial_weights` both say what to start from".to_string();
+        let help = Some("keep one of the two".to_string());
+        resolver.contradiction(&["model.pretrained", "training.initial_weights"], message, help);
+    }
     if config.training.reproducible {
         reproducible(config, world, resolver);
     }

@@ -4,6 +4,7 @@ use crate::check::{self, Fields};
 use crate::errors::Errors;
 use crate::overrides;
 use crate::parse;
+use crate::pretrained;
 use crate::report::Report;
 use crate::source::{MAX_BYTES, Source, too_large};
 use crate::value::Leaf;
@@ -18,7 +19,7 @@ pub struct Typed {
     pub(crate) fields: Fields,
 }
 
-/// Reads YAML or JSON, and applies `path.to.key=value` overrides whose values are YAML; an empty value unsets the key.
+/// Reads YAML or JSON, with the `config.json` of the folder that `model.pretrained` names, and applies `path.to.key=value` overrides whose values are YAML; an empty value unsets the key.
 ///
 /// # Errors
 /// Only what keeps the text from being read: not YAML, too large, too deep, an alias that explodes, no keys at all. Everything
@@ -30,6 +31,7 @@ pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
     let mut report = Report::new(source, overrides);
     let Some(mut root) = parse::file(&mut report) else { return Err(report.into_errors()) };
     overrides::apply(&mut root, overrides, &mut report);
+    pretrained::apply(&mut root, &mut report);
     match check::check(&root, &mut report) {
         Some(fields) => Ok(Typed { report, fields }),
         None => Err(report.into_errors()),

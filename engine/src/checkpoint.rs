@@ -1,4 +1,4 @@
-//! `zero-train checkpoint`: what is in a checkpoint, whether it is as it was written, and its weights for others.
+//! `zero-train checkpoint`: what is in a checkpoint, whether it is as it was written, and weights from and for others.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -149,6 +149,26 @@ fn earlier(path: &Path) -> Result<String, CheckpointError> {
         0 => "start anew, or from another run's checkpoint".into(),
         _ => format!("there are others beside it: zero-train checkpoint verify {}", root.display()),
     })
+}
+
+/// Makes a checkpoint of pretrained weights, and prints where; returns the exit status.
+///
+/// # Errors
+/// See [`zero_train::import`].
+pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
+    let (checkpoint, warnings) = zero_train::import(folder, out)?;
+    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    let manifest = Manifest::read(&checkpoint).map_err(Error::from)?;
+    let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    show(&format!(
+        "{} -> {}\n{} parameters, {}; go on from it with --resume {}\n",
+        folder.display(),
+        checkpoint.display(),
+        manifest.parameters.len(),
+        bytes(size),
+        checkpoint.display(),
+    ));
+    Ok(0)
 }
 
 /// Exports the weights of a checkpoint, and prints what was written and what was not; returns the exit status.

@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure this machine: kernels, collectives or whole steps
     Bench(BenchArgs),
-    /// Look at a checkpoint, check it, or export its weights
+    /// Look at a checkpoint, check it, or make one of pretrained weights and weights of one
     Checkpoint(CheckpointArgs),
 }
 
@@ -276,6 +276,15 @@ pub(crate) enum Checkpoint {
         /// A checkpoint's folder; or a run's, or its `checkpoints`, for all of them
         #[arg(value_name = "DIR")]
         folder: PathBuf,
+    },
+    /// Make a checkpoint at step 0 of a Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, to resume from
+    Import {
+        /// The folder: config.json and model.safetensors, or several files with an index
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Where the checkpoint is made, as FOLDER/step-00000000; there are no others in it yet
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
     },
     /// Write the weights as Hugging Face's libraries read them: safetensors, config.json, tokenizer
     Export {

@@ -18,7 +18,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             "add a `model` section, for example `model: {type: gpt2, n_layer: 4, n_head: 4, n_embd: 128}`",
         )),
         Some(config::Model::Gpt2(m)) => Ok(zoo::gpt2(&zoo::Gpt2Config {
-            vocab_size: vocab_size(m.vocab_size, vocabulary)?,
+            vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
             n_positions: m.n_positions,
             n_embd: m.n_embd,
             n_layer: m.n_layer,
@@ -39,7 +39,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             "leave the key out",
         )),
         Some(config::Model::Llama(m)) => Ok(zoo::llama(&zoo::LlamaConfig {
-            vocab_size: vocab_size(m.vocab_size, vocabulary)?,
+            vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
             hidden_size: m.hidden_size,
             intermediate_size: m.intermediate_size,
             num_hidden_layers: m.num_hidden_layers,
@@ -85,8 +85,13 @@ fn activation(activation: config::Activation) -> zoo::Activation {
     }
 }
 
-fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>) -> Result<usize, Error> {
+fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: Option<&str>) -> Result<usize, Error> {
     match (configured, tokenizer) {
+        (Some(configured), Some(needed)) if configured < needed && pretrained.is_some() => Err(Error::setting(
+            "data.tokenizer",
+            format!("it has {needed} tokens, and the pretrained model knows {configured}"),
+            "name the tokenizer that the model was trained with",
+        )),
         (Some(configured), Some(needed)) if configured < needed => Err(Error::setting(
             "model.vocab_size",
             format!("{configured} is smaller than the data's vocabulary of {needed} tokens"),

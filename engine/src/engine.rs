@@ -24,6 +24,7 @@ use crate::messages::{Boundary, share};
 use crate::offload;
 use crate::saving::Saving;
 use crate::settings::Settings;
+use crate::start::Start;
 use crate::timing::{self, Timing};
 use crate::tracked::Tracked;
 
@@ -75,10 +76,11 @@ pub struct Engine {
 impl Engine {
     /// An engine on the rank that the environment names (torchrun, mpirun, srun, our own launcher), or on a world of one.
     ///
-    /// The batch sizes of the configuration are resolved anew for the number of ranks that is found.
+    /// The batch sizes of the configuration are resolved anew for the number of ranks that is found. The parameters are those of
+    /// `model.pretrained` or `training.initial_weights`, if the configuration has one of them.
     ///
     /// # Errors
-    /// A configuration that does not fit the world or the model; ranks that do not meet.
+    /// A configuration that does not fit the world or the model; weights that do not fit it; ranks that do not meet.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = Place::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
             Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
@@ -108,7 +110,7 @@ impl Engine {
         micro_batch: &Batch,
     ) -> Result<Self, Error> {
         let config = config.for_world_size(comm.size())?;
-        Self::measured_with(config, model, comm, || Ok(micro_batch.clone()))
+        Self::measured_with(config, model, comm, Start::Anew, || Ok(micro_batch.clone()))
     }
 
     /// The same with a configuration that is resolved, and a micro-batch that is loaded only if it is needed.
@@ -116,23 +118,25 @@ impl Engine {
         config: Config,
         model: Layers,
         comm: Arc<dyn Communicator>,
+        start: Start,
         micro_batch: impl FnOnce() -> Result<Batch, Error>,
     ) -> Result<Self, Error> {
         let by_time = config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time;
         if !by_time {
-            return Self::resolved(config, model, comm);
+            let model = model.build(Settings::new(&config)?.dtype)?;
+            return Self::of_model(config, model, comm, None, start);
         }
         let settings = Settings::new(&config)?;
         let built = model.build(settings.dtype)?;
         let measured = CutCosts::measured(&built, &settings, config.training.seed, &*comm, micro_batch);
         let costs = measured.inspect_err(|error| comm.abort(&error.to_string()))?;
-        Self::of_model(config, built, comm, Some(&costs))
+        Self::of_model(config, built, comm, Some(&costs), start)
     }
 
     /// An engine of a configuration that is as it should be for this communicator.
     pub(crate) fn resolved(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
         let model = model.build(Settings::new(&config)?.dtype)?;
-        Self::of_model(config, model, comm, None)
+        Self::of_model(config, model, comm, None, Start::Anew)
     }
 
     fn of_model(
@@ -140,6 +144,7 @@ impl Engine {
         model: Model,
         comm: Arc<dyn Communicator>,
         costs: Option<&CutCosts>,
+        start: Start,
     ) -> Result<Self, Error> {
         let tracked = Tracked::begin(&*comm);
         let mut config = config;
@@ -163,9 +168,7 @@ impl Engine {
         let zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
         // A disk may be full for one rank alone.
         let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
-        if let Some(sources) = &config.training.initial_weights {
-            zero_checkpoint::load_weights(&crate::data::files(sources)?, &mut zero, &*comm)?;
-        }
+        start.load(&config, &mut zero, &*comm)?;
         let saving = Saving::new(&config, &mut zero);
         let traced = timing::is_traced(&config);
         if traced {

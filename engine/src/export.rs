@@ -33,7 +33,8 @@ pub struct Weights {
 
 /// What a checkpoint records of the configuration.
 pub(crate) fn recorded(config: &Config) -> Value {
-    let Some(model) = &config.model else { return Value::Null };
+    // As it is resolved: what comes later needs no other folder.
+    let Some(model) = config.model.clone().map(Model::without_pretrained) else { return Value::Null };
     let tokenizer = match config.data.as_ref().map(|data| &data.tokenizer) {
         None => Value::Null,
         Some(Tokenizer::Byte) => json!("byte"),

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         (Some(Command::Checkpoint(args)), _) => match &args.what {
             Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
             Checkpoint::Verify { folder } => checkpoint::verify(folder),
+            Checkpoint::Import { folder, out } => checkpoint::import(folder, out),
             Checkpoint::Export { folder, out, dtype, max_shard_size } => {
                 checkpoint::export(folder, out, *dtype, *max_shard_size)
             }
@@ -201,7 +202,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     let ranks = config.world_size;
     let threads = surroundings::threads(Some(&config.launcher), ranks);
     zero_model::ops::set_threads(threads);
-    let plan = zero_train::train::check(&config)?;
+    let plan = zero_train::train::check(&config, &options)?;
     if !args.force
         && let Some(limit) = Limit::of_rank(&config, ranks)
         && plan.peak_bytes() > limit.bytes

@@ -1,15 +1,14 @@
 //! Exported weights: the same bytes from every layout, the values of the checkpoint, and Hugging Face's own logits.
-//!
-//! What needs Python runs the one that `ZERO_TRAIN_PYTHON` names, or `python3`, and is skipped where packages are missing.
 
+mod python;
 mod world;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use candle_core::{DType, Device, Tensor};
+use python::python;
 use serde_json::{Value, json};
 use world::{batch, train, world};
 use zero_train::{Config, Engine, ExportDtype, Layers, Weights, zoo};
@@ -205,29 +204,6 @@ fn a_model_that_is_not_hugging_faces_has_no_config() {
     assert_eq!(other, "no config.json: its parameters are not those of the GPT-2 of its configuration");
     let mlp = reason("mlp", "model: {type: mlp, input_size: 4, hidden_sizes: [4], output_size: 2}");
     assert_eq!(mlp, "no config.json: Hugging Face has no architecture for an MLP");
-}
-
-/// What a Python script prints, or nothing where a package is missing, which is said.
-fn python(packages: &[&str], script: &str) -> Option<String> {
-    let program = std::env::var_os("ZERO_TRAIN_PYTHON").unwrap_or_else(|| "python3".into());
-    let run = |script: &str| Command::new(&program).args(["-W", "ignore", "-c", script]).output();
-    match run(&format!("import {}", packages.join(", "))) {
-        Err(error) => {
-            println!("skipped: {} does not start: {error}", program.to_string_lossy());
-            return None;
-        }
-        Ok(output) if !output.status.success() => {
-            println!(
-                "skipped: {} has not all of {packages:?}; ZERO_TRAIN_PYTHON names another",
-                program.to_string_lossy()
-            );
-            return None;
-        }
-        Ok(_) => {}
-    }
-    let output = run(script).unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(String::from_utf8(output.stdout).unwrap())
 }
 
 #[test]

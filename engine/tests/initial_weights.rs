@@ -117,12 +117,12 @@ fn what_does_not_fit_is_refused_by_every_rank() {
     let cases = [
         (
             changed("missing.safetensors", &|w| drop(w.remove(norm))),
-            "the model's `transformer.ln_f.weight` is not in it",
+            "missing.safetensors does not fit: `transformer.ln_f.weight` is missing",
         ),
-        (changed("strange.safetensors", &strange), "its `transformer.h.0.attn.bias` is not in the model"),
+        (changed("strange.safetensors", &strange), "`transformer.h.0.attn.bias` is not in the model"),
         (changed("narrow.safetensors", &narrow), "`transformer.ln_f.weight` is [31] in it and [32] in the model"),
-        (changed("integers.safetensors", &integers), "`transformer.ln_f.weight` is U32, no float"),
-        (format!("[{whole}, {again}]"), "is in"),
+        (changed("integers.safetensors", &integers), "`transformer.ln_f.weight` is U32; F32, BF16 and F16 are read"),
+        (format!("[{whole}, {again}]"), "once more"),
         (cut, "cut.safetensors: failed to fill whole buffer"),
         (header.display().to_string(), "its header claims 18446744073709551615 bytes"),
         (folder.path().join("nowhere.safetensors").display().to_string(), "No such file"),

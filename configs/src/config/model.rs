@@ -22,6 +22,8 @@ pub enum Model {
 /// GPT-2, with the names of Hugging Face's `GPT2Config`. The dropouts' default is 0 here, not 0.1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gpt2 {
+    /// Hugging Face folder that says the rest, and whose weights training starts from; `None`: weights are drawn from the seed.
+    pub pretrained: Option<String>,
     /// Number of tokens; `None` is `auto`: the tokenizer's.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub vocab_size: Option<usize>,
@@ -56,6 +58,8 @@ pub struct Gpt2 {
 /// Llama, with the names of Hugging Face's `LlamaConfig`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Llama {
+    /// Hugging Face folder that says the rest, and whose weights training starts from; `None`: weights are drawn from the seed.
+    pub pretrained: Option<String>,
     /// Number of tokens; `None` is `auto`: the tokenizer's.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub vocab_size: Option<usize>,
@@ -162,6 +166,26 @@ impl Model {
         }
     }
 
+    /// The Hugging Face folder whose weights training starts from.
+    pub fn pretrained(&self) -> Option<&str> {
+        match self {
+            Self::Gpt2(model) => model.pretrained.as_deref(),
+            Self::Llama(model) => model.pretrained.as_deref(),
+            Self::Mlp(_) => None,
+        }
+    }
+
+    /// The same model without its folder.
+    #[must_use]
+    pub fn without_pretrained(mut self) -> Self {
+        match &mut self {
+            Self::Gpt2(model) => model.pretrained = None,
+            Self::Llama(model) => model.pretrained = None,
+            Self::Mlp(_) => {}
+        }
+        self
+    }
+
     /// The longest sequence that the model can be given; `None` when it does not read sequences.
     pub fn max_sequence_length(&self) -> Option<usize> {
         match self {
@@ -176,6 +200,7 @@ impl Gpt2 {
     fn read(keys: &mut Reader<'_, '_>) -> Self {
         let n_embd = keys.int("n_embd");
         Self {
+            pretrained: keys.optional_text("pretrained"),
             vocab_size: keys.optional_int("vocab_size"),
             n_positions: keys.int("n_positions"),
             n_embd,
@@ -199,6 +224,7 @@ impl Llama {
         let hidden_size = keys.int("hidden_size");
         let num_attention_heads = keys.int("num_attention_heads");
         Self {
+            pretrained: keys.optional_text("pretrained"),
             vocab_size: keys.optional_int("vocab_size"),
             hidden_size,
             intermediate_size: keys.int("intermediate_size"),

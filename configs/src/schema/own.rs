@@ -12,6 +12,7 @@ const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 /// `zero_model::ops::TILE_UNIT`: tiles of so many rows keep the bits of sums over rows.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
+const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";
 const DROPOUT: &str = "Dropout; more than 0 is not implemented yet (Hugging Face's default is 0.1)";
 
 #[rustfmt::skip]
@@ -27,6 +28,7 @@ pub(super) static MODEL: Variants = Variants {
 
 #[rustfmt::skip]
 static GPT2: &[Key] = &[
+    key("pretrained", Kind::Path, "null", PRETRAINED),
     engine("vocab_size", VOCABULARY, "50257", "Number of tokens; auto: the tokenizer's"),
     key("n_positions", POSITIONS, "1024", "Longest sequence"),
     key("n_embd", WIDTH, "768", "Width of the residual stream"),
@@ -45,6 +47,7 @@ static GPT2: &[Key] = &[
 
 #[rustfmt::skip]
 static LLAMA: &[Key] = &[
+    key("pretrained", Kind::Path, "null", PRETRAINED),
     engine("vocab_size", VOCABULARY, "32000", "Number of tokens; auto: the tokenizer's"),
     key("hidden_size", WIDTH, "4096", "Width of the residual stream"),
     key("intermediate_size", WIDTH, "11008", "Width inside the feed-forward part"),

@@ -33,6 +33,9 @@ impl Corpus {
         let is_text = !matches!(data.format, config::DataFormat::Tokens | config::DataFormat::Csv)
             && !matches!(model, config::Model::Mlp(_));
         let vocabulary = is_text.then(|| tokenizer.vocabulary());
+        if is_text {
+            are_the_models(config, model, vocabulary)?;
+        }
         // A model that cannot take these tokens is told of before gigabytes are read.
         configured_model::from_config(config, vocabulary)?;
         let sequence_length = sequence_length(model, data)?;
@@ -100,6 +103,19 @@ impl Corpus {
     /// Optimizer steps of so many epochs.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
         (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
+    }
+}
+
+/// Bytes by default are not the tokens of a pretrained model with another vocabulary.
+fn are_the_models(config: &Config, model: &config::Model, vocabulary: Option<usize>) -> Result<(), Error> {
+    let by_default = config.origins.get("data.tokenizer") == config::Origin::Default;
+    match (model.pretrained(), classes(model)) {
+        (Some(folder), Some(known)) if by_default && vocabulary != Some(known) => Err(Error::setting(
+            "data.tokenizer",
+            format!("{folder} has no tokenizer.json, and its model knows {known} tokens, which are not bytes"),
+            "name the tokenizer.json that the model was trained with",
+        )),
+        _ => Ok(()),
     }
 }
 

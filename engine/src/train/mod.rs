@@ -18,14 +18,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use candle_core::DType;
 use serde_json::Value;
 use zero_comm::Communicator;
-use zero_config::{Config, LogLevel};
+use zero_config::{Config, LogLevel, Origin};
 
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::plan::{Draft, Plan};
+use crate::start::Start;
 use crate::words::{bytes, counted, grouped};
 use crate::{memory, offload, resident};
 use corpus::Corpus;
@@ -92,7 +94,8 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let rows = config.train_micro_batch_size_per_gpu;
     let sample = || corpus.training_batch(0, rows);
     let resident_before = resident::peak();
-    let mut engine = Engine::measured_with(config, layers, comm.clone(), sample)?;
+    let start = start(&config, options)?;
+    let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
     if options.force {
         engine.lift_memory_limit();
     }
@@ -171,21 +174,26 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
     Planner::open(config)?.plan(config)
 }
 
-/// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, the
-/// programs of all ranks may run, and the disks have room. Gives the plan, in which a vocabulary that would be taken from the data counts
+/// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, pretrained
+/// weights fit it, the programs of all ranks may run, and the disks have room. Gives the plan, in which a vocabulary that would be taken from the data counts
 /// as one token.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn check(config: &Config) -> Result<Plan, Error> {
+pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     // A vocabulary that is taken from the data does not change what fits together.
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
         Some(zero_config::Model::Llama(m)) => m.vocab_size,
         _ => None,
     };
-    let layers = configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))?;
-    let plan = Plan::new(with_total_steps(config.clone(), 1), layers)?;
+    let layers = || configured_model::from_config(config, Some(vocabulary.unwrap_or(1)));
+    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
+        && start(config, options)? == Start::Anew
+    {
+        zero_checkpoint::check_pretrained(folder.as_ref(), &layers()?.build(DType::F32)?)?;
+    }
+    let plan = Plan::new(with_total_steps(config.clone(), 1), layers()?)?;
     plan.check_disks()?;
     Ok(plan)
 }
@@ -197,6 +205,17 @@ fn with_total_steps(mut config: Config, steps: u64) -> Config {
         total_num_steps.get_or_insert(steps as usize);
     }
     config
+}
+
+/// Whether there is a checkpoint to go on from.
+fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
+    let root = Path::new(&config.training.output_dir).join("checkpoints");
+    Ok(match &options.resume {
+        None => Start::Anew,
+        Some(Resume::From(_)) => Start::GoesOn,
+        Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => Start::Anew,
+        Some(Resume::Auto) => Start::GoesOn,
+    })
 }
 
 /// Goes on where the options say. `auto` takes the newest checkpoint that is as it was written: of one that is damaged it says so, and
@@ -273,6 +292,13 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     ));
     if config.dump_state || config.log_level >= LogLevel::Debug {
         progress.say(&format!("step program:\n{}", engine.program()));
+    }
+    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
+        && resumed.is_none()
+    {
+        let taken = config.origins.get("data.tokenizer") == Origin::Pretrained;
+        progress
+            .say(&format!("pretrained: {}{folder}", if taken { "weights and tokenizer of " } else { "weights of " }));
     }
     if let Some(from) = resumed {
         progress.say(&format!("resumed from {} after step {}", from.display(), engine.steps()));

@@ -11,6 +11,7 @@ use crate::batch::Batch;
 use crate::configured_model;
 use crate::engine::{Engine, Step};
 use crate::error::Error;
+use crate::start::Start;
 
 /// A model and its data, ready to train step by step.
 pub struct Steps {
@@ -29,7 +30,8 @@ impl Steps {
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = super::with_total_steps(config, 1000);
         let rows = config.train_micro_batch_size_per_gpu;
-        let engine = Engine::measured_with(config, layers, comm.clone(), || corpus.training_batch(0, rows))?;
+        let sample = || corpus.training_batch(0, rows);
+        let engine = Engine::measured_with(config, layers, comm.clone(), Start::Anew, sample)?;
         Ok(Self { engine, corpus })
     }
 

@@ -12,6 +12,7 @@ use super::progress::{Output, Progress};
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::start::Start;
 
 /// Largest relative difference of the losses that is taken for another order of summation. With
 /// `training.reproducible` not one bit may differ.
@@ -28,7 +29,8 @@ pub(super) fn verify(
     output: Output,
 ) -> Result<Finished, Error> {
     let rows = config.train_micro_batch_size_per_gpu;
-    let mut engine = Engine::measured_with(config.clone(), layers, comm.clone(), || corpus.training_batch(0, rows))?;
+    let mut engine =
+        Engine::measured_with(config.clone(), layers, comm.clone(), Start::Anew, || corpus.training_batch(0, rows))?;
     let ours = losses(&mut engine, corpus, steps)?;
     drop(engine);
     let failed = if comm.rank() == 0 { i64::from(!compare(config, corpus, &ours, output)?) } else { 0 };

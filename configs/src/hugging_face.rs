@@ -1,0 +1,199 @@
+//! What a `config.json` of Hugging Face's transformers says of a model, in the keys of `model`.
+//!
+//! Whatever changes the arithmetic is translated or refused. Keys that are known to change nothing are passed over in silence;
+//! all others are given back, to be told.
+
+mod json;
+mod keys;
+mod llama;
+
+use serde_json::{Map, Value as Json};
+
+use crate::node::Value;
+use json::{Otherwise, node, short};
+use keys::{HARMLESS, OFF, TYPES};
+
+/// The model of a `config.json`.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Translated {
+    /// Keys of the section `model`, `type` first; null where the model does without.
+    pub(crate) keys: Vec<(&'static str, Value)>,
+    /// What has no effect and may have been meant to, in words.
+    pub(crate) ignored: Vec<String>,
+}
+
+/// A key that cannot be followed: its name, what is wrong, and what to do.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Refusal {
+    pub(crate) key: String,
+    pub(crate) message: String,
+    pub(crate) help: Option<String>,
+}
+
+/// Most keys that are told of as ignored.
+const MAX_TOLD: usize = 10;
+
+/// The model that a `config.json` describes.
+///
+/// # Errors
+/// All keys that it cannot be built with.
+pub(crate) fn translate(config: &Map<String, Json>) -> Result<Translated, Vec<Refusal>> {
+    let mut reader = Reader { config, read: vec![], refusals: vec![], ignored: vec![] };
+    let Some(kind) = reader.kind() else { return Err(reader.refusals) };
+    let keys = match kind {
+        "gpt2" => reader.gpt2(),
+        kind => reader.llama(kind),
+    };
+    reader.refuse_what_is_on();
+    let ignored = reader.ignored();
+    if reader.refusals.is_empty() { Ok(Translated { keys, ignored }) } else { Err(reader.refusals) }
+}
+
+struct Reader<'c> {
+    config: &'c Map<String, Json>,
+    /// Keys that were looked at.
+    read: Vec<&'static str>,
+    refusals: Vec<Refusal>,
+    ignored: Vec<String>,
+}
+
+type Keys = Vec<(&'static str, Value)>;
+
+impl<'c> Reader<'c> {
+    /// The value of a key; null is none.
+    fn get(&mut self, name: &'static str) -> Option<&'c Json> {
+        self.read.push(name);
+        self.config.get(name).filter(|value| !value.is_null())
+    }
+
+    /// As written, for the schema to judge, or what transformers takes where it is not.
+    fn value(&mut self, name: &'static str, default: impl Into<Otherwise>) -> Value {
+        self.get(name).map_or_else(|| default.into().0, node)
+    }
+
+    fn whole(&mut self, name: &'static str, default: usize) -> usize {
+        self.get(name).and_then(Json::as_u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(default)
+    }
+
+    fn bool(&mut self, name: &'static str, default: bool) -> bool {
+        self.get(name).and_then(Json::as_bool).unwrap_or(default)
+    }
+
+    fn refuse(&mut self, key: &str, message: String, help: Option<&str>) {
+        self.refusals.push(Refusal { key: key.to_string(), message, help: help.map(String::from) });
+    }
+
+    fn not_implemented(&mut self, key: &str, value: &Json, help: Option<&str>) {
+        self.refuse(key, format!("`{key}: {}` is not implemented yet", short(value)), help);
+    }
+
+    fn kind(&mut self) -> Option<&'static str> {
+        let implemented = TYPES.map(|(kind, _)| kind).join(", ");
+        let Some(value) = self.get("model_type") else {
+            self.refuse(
+                "model_type",
+                "`model_type` is missing".into(),
+                Some(&format!("implemented are {implemented}")),
+            );
+            return None;
+        };
+        let Some((kind, class)) = TYPES.into_iter().find(|(kind, _)| value == kind) else {
+            self.not_implemented("model_type", value, Some(&format!("implemented are {implemented}")));
+            return None;
+        };
+        // A model without its head has the weights of one whose head is tied.
+        let base = class.replace("LMHeadModel", "Model").replace("ForCausalLM", "Model");
+        let classes = self.get("architectures").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
+        if let Some(other) = classes.iter().find(|other| *other != class && **other != *base) {
+            self.not_implemented("architectures", other, Some(&format!("implemented of {kind} is {class}")));
+        }
+        Some(kind)
+    }
+
+    fn gpt2(&mut self) -> Keys {
+        // Names of other models that transformers takes for those of this one.
+        for (alias, name) in [
+            ("hidden_size", "n_embd"),
+            ("max_position_embeddings", "n_positions"),
+            ("num_attention_heads", "n_head"),
+            ("num_hidden_layers", "n_layer"),
+        ] {
+            let (other, value) = (self.get(alias), self.get(name));
+            if let Some(other) = other
+                && value != Some(other)
+            {
+                let own = value.map_or("not written".to_string(), short);
+                let message = format!("`{alias}` is {} and `{name}`, which is the same, is {own}", short(other));
+                self.refuse(alias, message, None);
+            }
+        }
+        let width = self.whole("n_embd", 768);
+        let keys = vec![
+            ("type", Value::Text("gpt2".into())),
+            ("vocab_size", self.value("vocab_size", 50_257)),
+            ("n_positions", self.value("n_positions", 1024)),
+            ("n_embd", self.value("n_embd", 768)),
+            ("n_layer", self.value("n_layer", 12)),
+            ("n_head", self.value("n_head", 12)),
+            ("n_inner", self.value("n_inner", width.saturating_mul(4))),
+            (
+                "activation_function",
+                self.activation("activation_function", "gelu_new", &["gelu_new", "gelu_pytorch_tanh"]),
+            ),
+            ("layer_norm_epsilon", self.value("layer_norm_epsilon", 1e-5)),
+            ("initializer_range", self.value("initializer_range", 0.02)),
+            ("tie_word_embeddings", self.value("tie_word_embeddings", true)),
+        ];
+        // What transformers drops out where the file does not say.
+        for name in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
+            let probability = self.get(name).map_or(Some(0.1), Json::as_f64);
+            self.dropout(name, probability);
+        }
+        keys
+    }
+
+    fn activation(&mut self, name: &'static str, default: &str, implemented: &[&str]) -> Value {
+        match self.get(name) {
+            None => Value::Text(default.into()),
+            Some(value) if implemented.iter().any(|known| value == known) => node(value),
+            Some(value) => {
+                self.not_implemented(name, value, Some(&format!("implemented is {}", implemented.join(" or "))));
+                Value::Null
+            }
+        }
+    }
+
+    /// Dropout is the training's matter, not the weights'; what the file says of it is told.
+    fn dropout(&mut self, name: &str, probability: Option<f64>) {
+        if let Some(probability) = probability.filter(|probability| *probability != 0.0) {
+            self.ignored.push(format!("`{name}: {probability}` (dropout is not implemented yet)"));
+        }
+    }
+
+    fn refuse_what_is_on(&mut self) {
+        for (name, off) in OFF {
+            let Some(value) = self.get(name) else { continue };
+            let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
+            if !is_empty && !off.contains(&value.to_string().as_str()) {
+                self.not_implemented(name, value, None);
+            }
+        }
+    }
+
+    /// What is known to be ignored, and the keys that nobody has looked at, unless they are off.
+    fn ignored(&mut self) -> Vec<String> {
+        let is_off = |value: &Json| value.is_null() || *value == false;
+        let is_unknown = |(name, value): &(&String, &Json)| {
+            !is_off(value) && !self.read.contains(&name.as_str()) && !HARMLESS.contains(&name.as_str())
+        };
+        let unknown: Vec<String> =
+            self.config.iter().filter(is_unknown).map(|(name, _)| format!("`{}`", name.escape_debug())).collect();
+        let mut ignored = std::mem::take(&mut self.ignored);
+        let more = unknown.len().saturating_sub(MAX_TOLD);
+        ignored.extend(unknown.into_iter().take(MAX_TOLD));
+        if more > 0 {
+            ignored.push(format!("{more} more"));
+        }
+        ignored
+    }
+}

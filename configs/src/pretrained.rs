@@ -1,0 +1,186 @@
+//! `model.pretrained`: what a Hugging Face folder says of the model stands beside what was typed, and must not contradict it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use crate::errors::ErrorKind;
+use crate::hugging_face::{Translated, translate};
+use crate::node::{At, Entry, Node, Value};
+use crate::report::Report;
+
+/// Most bytes of a `config.json`; those of transformers have some thousand.
+const MAX_BYTES: u64 = 1 << 20;
+const KEY: &str = "model.pretrained";
+
+/// Writes the model of `config.json` into the section that names its folder, and the folder's tokenizer where none is named.
+/// Where that fails the section is taken out, so that nothing else is said of it.
+pub(crate) fn apply(root: &mut Node, report: &mut Report) {
+    let Some(model) = section(root, "model") else { return };
+    let Some(Node { value: Value::Text(folder), at }) = written(model, "pretrained").cloned() else { return };
+    let folder = Path::new(&folder);
+    let path = folder.join("config.json");
+    let has_type = written(model, "type").is_some();
+    let config = match read(&path) {
+        Ok(config) => config,
+        Err(Unreadable::Missing) if has_type => {
+            let message = format!("{} is not there: the model is what is written here alone", path.display());
+            return report.warn(KEY, at, message);
+        }
+        Err(error) => {
+            let (message, help) = error.told(&path);
+            report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
+            return remove(root, "model");
+        }
+    };
+    report.set_pretrained(path.display().to_string());
+    match translate(&config) {
+        Err(refusals) => {
+            for refusal in refusals {
+                let kind = ErrorKind::NotImplemented;
+                report.error(kind, &refusal.key, At::Pretrained, refusal.message, refusal.help);
+            }
+            remove(root, "model");
+        }
+        Ok(Translated { keys, ignored }) => {
+            if !ignored.is_empty() {
+                let message = format!("{} has keys without effect here: {}", path.display(), ignored.join(", "));
+                report.warn(KEY, at, message);
+            }
+            for (name, value) in keys {
+                merge(model, name, value, report);
+            }
+            let tokenizer = folder.join("tokenizer.json");
+            if tokenizer.is_file()
+                && let Some(data) = section(root, "data")
+                && written(data, "tokenizer").is_none()
+            {
+                insert(data, "tokenizer", Value::Text(tokenizer.display().to_string()));
+            }
+        }
+    }
+}
+
+enum Unreadable {
+    Missing,
+    File(io::Error),
+    TooLarge,
+    Syntax(String),
+}
+
+impl Unreadable {
+    /// What is wrong, and what to do.
+    fn told(self, path: &Path) -> (String, String) {
+        let path = path.display();
+        let help = "name a folder with config.json and model.safetensors, as transformers saves one".to_string();
+        match self {
+            Self::Missing => {
+                let help = format!("{help}; a run that goes on does without it by its resolved.yaml");
+                (format!("{path} is not there"), help)
+            }
+            Self::File(error) => (format!("{path} cannot be read: {error}"), help),
+            Self::TooLarge => (format!("{path} is larger than {} KiB", MAX_BYTES >> 10), help),
+            Self::Syntax(message) => (format!("{path} is not a JSON object: {message}"), help),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Map<String, Json>, Unreadable> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Unreadable::Missing,
+        _ => Unreadable::File(error),
+    };
+    // What is no file, such as a pipe, might never end or begin.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Unreadable::File(io::Error::other("it is not a file")));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Unreadable::TooLarge);
+    }
+    serde_json::from_slice(&bytes).map_err(|error| Unreadable::Syntax(error.to_string()))
+}
+
+/// The entries of a section at the top of the file.
+fn section<'n>(root: &'n mut Node, name: &str) -> Option<&'n mut Vec<Entry>> {
+    let Value::Map(entries) = &mut root.value else { return None };
+    match &mut entries.iter_mut().find(|entry| entry.key == name)?.value.value {
+        Value::Map(entries) => Some(entries),
+        _ => None,
+    }
+}
+
+fn remove(root: &mut Node, name: &str) {
+    if let Value::Map(entries) = &mut root.value {
+        entries.retain(|entry| entry.key != name);
+    }
+}
+
+/// What is written at a key; null is nothing.
+fn written<'n>(entries: &'n [Entry], name: &str) -> Option<&'n Node> {
+    entries.iter().find(|entry| entry.key == name).map(|entry| &entry.value).filter(|node| node.value != Value::Null)
+}
+
+/// In place of what is there, which says nothing.
+fn insert(entries: &mut Vec<Entry>, name: &str, value: Value) {
+    let at = At::Pretrained;
+    entries.retain(|entry| entry.key != name);
+    entries.push(Entry { key: name.into(), key_at: at, value: Node { value, at } });
+}
+
+/// Puts a value of `config.json` where nothing is written; what is written must be the same.
+fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mut Report) {
+    match written(entries, name).filter(|node| !node.value.says("auto")) {
+        None if value == Value::Null => {}
+        None => insert(entries, name, value),
+        Some(node) if same(&node.value, &value) => {}
+        Some(node) => {
+            let path = format!("model.{name}");
+            let message =
+                format!("`{path}` is {}, and {} in the pretrained model", described(&node.value), described(&value));
+            let help = "leave it out: the pretrained model says what it is".to_string();
+            report.contradiction(&[(&path, node.at), (&path, At::Pretrained)], message, Some(help));
+        }
+    }
+}
+
+fn described(value: &Value) -> String {
+    match value {
+        Value::Map(entries) => {
+            let entry = |entry: &Entry| format!("{}: {}", entry.key, described(&entry.value.value));
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+        other => other.describe(),
+    }
+}
+
+/// Whether two values mean the same: `1` and `1.0`, sections in another order, and the names of one activation.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Int(a), Value::Float(b)) | (Value::Float(b), Value::Int(a)) => *a as f64 == *b,
+        (Value::Text(a), Value::Text(b)) => a == b || is_tanh_gelu(a) && is_tanh_gelu(b) || is_silu(a) && is_silu(b),
+        (Value::Map(a), Value::Map(b)) => {
+            let one_way = |a: &[Entry], b: &[Entry]| {
+                let present = a.iter().filter(|entry| entry.value.value != Value::Null);
+                present.into_iter().all(|e| written(b, &e.key).is_some_and(|other| same(&e.value.value, &other.value)))
+            };
+            one_way(a, b) && one_way(b, a)
+        }
+        (Value::Map(entries), Value::Null) | (Value::Null, Value::Map(entries)) => {
+            // A scaling of the kind that changes nothing.
+            entries.iter().all(|entry| entry.key == "rope_type" && entry.value.value.says("default"))
+        }
+        (a, b) => a == b,
+    }
+}
+
+fn is_tanh_gelu(name: &str) -> bool {
+    matches!(name, "gelu_new" | "gelu_pytorch_tanh")
+}
+
+fn is_silu(name: &str) -> bool {
+    matches!(name, "silu" | "swish")
+}

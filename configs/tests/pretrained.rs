@@ -1,0 +1,322 @@
+//! `model.pretrained`: what a Hugging Face folder says becomes the model, contradictions name both, and what cannot be followed is
+//! refused by name.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use zero_config::{Config, Gpt2, Llama, Model, Origin, RopeScaling, Tokenizer};
+
+/// A folder with this `config.json`.
+fn folder(config: &Value) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("config.json"), config.to_string()).expect("written");
+    folder
+}
+
+/// A configuration with the folder and more keys of its model.
+fn with(folder: &TempDir, model: &str, more: &str) -> Result<Config, String> {
+    let text = format!("train_batch_size: 1\nmodel: {{pretrained: {:?}, {model}}}\n{more}", folder.path());
+    Config::parse("ds.yaml", text).map_err(|errors| errors.to_string())
+}
+
+fn resolved(config: &Value) -> Config {
+    with(&folder(config), "", "").unwrap_or_else(|errors| panic!("{config}\n{errors}"))
+}
+
+fn gpt2(config: Config) -> Gpt2 {
+    match config.model {
+        Some(Model::Gpt2(model)) => model,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn llama(config: &Value) -> Llama {
+    match resolved(config).model {
+        Some(Model::Llama(model)) => model,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What is said of a `config.json` that cannot be followed: one error.
+fn refused(config: &Value) -> String {
+    match with(&folder(config), "", "") {
+        Ok(config) => panic!("accepted: {}", config.to_yaml()),
+        Err(errors) => {
+            assert_eq!(errors.matches("error:").count(), 1, "{errors}");
+            errors
+        }
+    }
+}
+
+#[test]
+fn sizes_come_from_the_folder_and_the_rest_stands_beside_them() {
+    let config = json!({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 61, "n_positions": 32, "n_ctx": 32, "n_embd": 24,
+        "n_layer": 3, "n_head": 4, "n_inner": null, "embd_pdrop": 0.0, "resid_pdrop": 0, "attn_pdrop": 0.0,
+        "layer_norm_epsilon": 1e-6, "torch_dtype": "float32", "use_cache": true, "scale_attn_weights": true,
+    });
+    let folder = folder(&config);
+    let config = with(&folder, "tiled_mlp_rows: 64, vocab_size: auto", "").unwrap();
+    assert_eq!(config.warnings, []);
+    assert_eq!(config.origins.get("model.n_embd"), Origin::Pretrained);
+    assert_eq!(config.origins.get("model.tiled_mlp_rows"), Origin::Line(2));
+    assert!(config.to_yaml_with_origins().contains("# pretrained"));
+    let model = gpt2(config.clone());
+    assert_eq!(model.pretrained.as_deref(), folder.path().to_str());
+    assert_eq!((model.vocab_size, model.n_positions, model.n_embd, model.n_layer), (Some(61), 32, 24, 3));
+    assert_eq!((model.n_head, model.n_inner, model.layer_norm_epsilon), (4, 96, 1e-6));
+    assert_eq!((model.tie_word_embeddings, model.tiled_mlp_rows), (true, Some(64)));
+
+    // What is resolved runs again as it is, without the folder too, and then says so.
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).unwrap(), config);
+    drop(folder);
+    let without = Config::parse("resolved.yaml", config.to_yaml()).unwrap();
+    assert_eq!(without, config);
+    assert_eq!(without.warnings.len(), 1);
+    assert!(without.warnings[0].message.ends_with("config.json is not there: the model is what is written here alone"));
+}
+
+#[test]
+fn what_is_not_in_the_folder_is_what_transformers_takes() {
+    let model = gpt2(resolved(&json!({"model_type": "gpt2"})));
+    assert_eq!((model.vocab_size, model.n_positions, model.n_embd, model.n_inner), (Some(50_257), 1024, 768, 3072));
+    let of = |kind: &str| llama(&json!({"model_type": kind}));
+    let (llama, mistral, qwen2) = (of("llama"), of("mistral"), of("qwen2"));
+    let sizes = |m: &Llama| (m.vocab_size, m.intermediate_size, m.num_key_value_heads, m.max_position_embeddings);
+    assert_eq!(sizes(&llama), (Some(32_000), 11_008, 32, 2048));
+    assert_eq!(sizes(&mistral), (Some(32_000), 14_336, 8, 131_072));
+    assert_eq!(sizes(&qwen2), (Some(151_936), 22_016, 32, 32_768));
+    assert_eq!([&llama, &mistral, &qwen2].map(|m| m.sliding_window), [None, Some(4096), None]);
+    assert_eq!([&llama, &mistral, &qwen2].map(|m| m.qkv_bias), [false, false, true]);
+    for model in [llama, mistral, qwen2] {
+        assert_eq!((model.hidden_size, model.head_dim, model.rope_theta, model.rms_norm_eps), (4096, 128, 1e4, 1e-6));
+        assert!(!model.tie_word_embeddings && !model.attention_bias && !model.mlp_bias && model.rope_scaling.is_none());
+    }
+}
+
+#[test]
+fn what_is_written_must_be_the_same() {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": null, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000, "rope_scaling": {"type": "linear", "factor": 2},
+    });
+    let folder = folder(&config);
+    for same in [
+        "type: llama, hidden_size: 32, num_key_value_heads: 4, head_dim: 8",
+        "rms_norm_eps: 0.00001, rope_theta: 5.0e5, hidden_act: swish",
+        "rope_scaling: {factor: 2.0, rope_type: linear}",
+    ] {
+        with(&folder, same, "").unwrap_or_else(|errors| panic!("{same}\n{errors}"));
+    }
+    let errors = with(&folder, "type: llama, hidden_size: 64", "").unwrap_err();
+    let path = folder.path().join("config.json");
+    let text = "\
+error: `model.hidden_size` is `64`, and `32` in the pretrained model
+  in: model.hidden_size (ds.yaml:2:";
+    assert!(errors.starts_with(text), "{errors}");
+    assert!(
+        errors.contains(&format!("\n  in: model.hidden_size ({})\n  help: leave it out", path.display())),
+        "{errors}"
+    );
+    for (other, said) in [
+        ("type: gpt2", "`model.type` is the text \"gpt2\", and the text \"llama\" in the pretrained model"),
+        ("head_dim: 16", "`model.head_dim` is `16`, and `8` in the pretrained model"),
+        ("sliding_window: 5", "`model.sliding_window` is `5`, and nothing in the pretrained model"),
+        ("qkv_bias: true", "`model.qkv_bias` is `true`, and `false` in the pretrained model"),
+        ("tie_word_embeddings: true", "`model.tie_word_embeddings` is `true`, and `false`"),
+        ("rope_scaling: {rope_type: linear, factor: 4}", "and {rope_type: the text \"linear\", factor: `2`} in the"),
+    ] {
+        let errors = with(&folder, other, "").unwrap_err();
+        assert!(errors.contains(said), "{other}\n{errors}");
+    }
+    let both = with(&folder, "", "training: {initial_weights: a.safetensors}").unwrap_err();
+    assert!(both.contains("`model.pretrained` and `training.initial_weights` both say what to start from"), "{both}");
+}
+
+#[test]
+fn rotary_scaling_is_read_in_both_of_its_forms() {
+    let llama3 = |original_max_position_embeddings| {
+        Some(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings,
+        })
+    };
+    let keys = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    let with = |more: Value| {
+        let mut keys = keys.clone();
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        keys
+    };
+    let of = |more: Value| {
+        let mut config = json!({"model_type": "llama", "max_position_embeddings": 4096});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let model = llama(&config);
+        (model.rope_theta, model.rope_scaling)
+    };
+    let before = with(json!({"original_max_position_embeddings": 64}));
+    assert_eq!(of(json!({"rope_theta": 5e5, "rope_scaling": before})), (5e5, llama3(64)));
+    let inside = with(json!({"original_max_position_embeddings": 64, "rope_theta": 7e5}));
+    assert_eq!(of(json!({"rope_theta": 5e5, "rope_parameters": inside})), (7e5, llama3(64)));
+    // Where the earlier length is not told with the rest, it is the one beside it, or the length of the model.
+    assert_eq!(of(json!({"rope_scaling": keys})), (1e4, llama3(4096)));
+    assert_eq!(of(json!({"rope_scaling": before, "original_max_position_embeddings": 128})), (1e4, llama3(128)));
+    assert_eq!(of(json!({"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}})), (3.0, None));
+    assert_eq!(of(json!({"rope_scaling": null, "rope_theta": 3.0, "partial_rotary_factor": 1.0})), (3.0, None));
+    let linear = Some(RopeScaling::Linear { factor: 2.5 });
+    assert_eq!(of(json!({"rope_scaling": {"type": "linear", "factor": 2.5}})), (1e4, linear));
+}
+
+#[test]
+fn a_window_is_in_all_layers_or_in_none() {
+    let window = |more: Value| {
+        let mut config = json!({"num_hidden_layers": 2, "sliding_window": 7});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    let of = |more: Value| llama(&window(more)).sliding_window;
+    assert_eq!(of(json!({"model_type": "mistral"})), Some(7));
+    assert_eq!(of(json!({"model_type": "mistral", "sliding_window": null})), None);
+    assert_eq!(of(json!({"model_type": "llama", "use_sliding_window": false})), None);
+    assert_eq!(of(json!({"model_type": "qwen2"})), None);
+    let qwen2 = |first: usize| json!({"model_type": "qwen2", "use_sliding_window": true, "max_window_layers": first});
+    assert_eq!((of(qwen2(0)), of(qwen2(2))), (Some(7), None));
+    let listed = |kinds: [&str; 2]| {
+        let kinds = kinds.map(|kind| format!("{kind}_attention"));
+        json!({"model_type": "qwen2", "use_sliding_window": true, "layer_types": kinds})
+    };
+    assert_eq!((of(listed(["full", "full"])), of(listed(["sliding", "sliding"]))), (None, Some(7)));
+    for mixed in [qwen2(1), listed(["full", "sliding"])] {
+        let said = refused(&window(mixed));
+        assert!(said.contains("`sliding_window: 7` in 1 of 2 layers is not implemented yet"), "{said}");
+    }
+    let said = refused(&window(json!({"model_type": "llama"})));
+    assert!(said.contains("`sliding_window: 7` is not implemented yet"), "{said}");
+    let said = refused(&window(listed(["full", "chunked"])));
+    assert!(said.contains("`layer_types: chunked_attention` is not implemented yet"), "{said}");
+}
+
+#[test]
+fn what_changes_the_arithmetic_is_refused_by_name() {
+    for (kind, key, value, said) in [
+        ("gpt2", "activation_function", json!("gelu"), "`activation_function: gelu` is not implemented yet"),
+        ("gpt2", "scale_attn_weights", json!(false), "`scale_attn_weights: false` is not implemented yet"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "`scale_attn_by_inverse_layer_idx: true` is not"),
+        ("gpt2", "reorder_and_upcast_attn", json!(true), "`reorder_and_upcast_attn: true` is not implemented yet"),
+        ("gpt2", "add_cross_attention", json!(true), "`add_cross_attention: true` is not implemented yet"),
+        ("gpt2", "pruned_heads", json!({"0": [1]}), "`pruned_heads: {…}` is not implemented yet"),
+        ("gpt2", "hidden_size", json!(64), "`hidden_size` is 64 and `n_embd`, which is the same, is not written"),
+        ("gpt2", "architectures", json!(["GPT2ForSequenceClassification"]), "implemented of gpt2 is GPT2LMHeadModel"),
+        ("llama", "quantization_config", json!({"bits": 4}), "`quantization_config: {…}` is not implemented yet"),
+        ("llama", "auto_map", json!({"AutoModel": "x.Y"}), "`auto_map: {…}` is not implemented yet"),
+        ("llama", "hidden_act", json!("gelu"), "`hidden_act: gelu` is not implemented yet"),
+        ("llama", "num_local_experts", json!(8), "`num_local_experts: 8` is not implemented yet"),
+        ("llama", "partial_rotary_factor", json!(0.5), "`partial_rotary_factor: 0.5` is not implemented yet"),
+        ("llama", "final_logit_softcapping", json!(30.0), "`final_logit_softcapping: 30.0` is not implemented yet"),
+        (
+            "llama",
+            "rope_scaling",
+            json!({"type": "dynamic", "factor": 2}),
+            "`rope_type: dynamic` is not implemented yet",
+        ),
+        (
+            "llama",
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": 2}),
+            "`rope_type: yarn` is not implemented yet",
+        ),
+        ("llama", "rope_parameters", json!({"rope_type": "longrope"}), "`rope_type: longrope` is not implemented yet"),
+        (
+            "llama",
+            "rope_scaling",
+            json!({"rope_type": "linear", "factor": 2, "mscale": 3}),
+            "`mscale: 3` of the rotary",
+        ),
+        ("llama", "rope_scaling", json!({"rope_type": "linear"}), "`rope_type: linear` needs `factor`"),
+        ("llama", "rope_scaling", json!("linear"), "it should be a section of keys"),
+        ("mistral", "attention_bias", json!(true), "`attention_bias` is none of mistral's"),
+        ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is none of qwen2's"),
+        // The schema's own words, at the place of the file.
+        ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected a whole number"),
+        ("llama", "head_dim", json!(7), "rotary embedding turns pairs, so it must be even"),
+        ("llama", "num_key_value_heads", json!(5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
+        ("gpt2", "n_layer", json!(0), "`model.n_layer`: expected a whole number"),
+    ] {
+        let mut config = json!({"model_type": kind});
+        config[key] = value;
+        let folder = folder(&config);
+        let errors = with(&folder, "", "").map(|config| config.to_yaml()).expect_err(said);
+        assert!(errors.contains(said), "{key}\n{errors}");
+        assert!(errors.contains(&folder.path().join("config.json").display().to_string()), "{key}\n{errors}");
+    }
+    for (config, said) in [
+        (json!({"model_type": "mixtral"}), "`model_type: mixtral` is not implemented yet"),
+        (json!({"model_type": 3}), "`model_type: 3` is not implemented yet"),
+        (json!({}), "`model_type` is missing"),
+    ] {
+        let errors = refused(&config);
+        assert!(errors.contains(said) && errors.contains("implemented are gpt2, llama, mistral, qwen2"), "{errors}");
+    }
+    // All in one go.
+    let two = json!({"model_type": "gpt2", "quantization_config": {"bits": 4}, "activation_function": "relu"});
+    assert_eq!(with(&folder(&two), "", "").unwrap_err().matches("error:").count(), 2);
+}
+
+#[test]
+fn what_is_ignored_is_told_in_one_line() {
+    let mut config = json!({
+        "model_type": "llama", "attention_dropout": 0.1, "new_key": [1], "off": false, "nothing": null, "use_cache": false,
+        "bos_token_id": 1, "transformers_version": "5.0", "pretraining_tp": 1, "quantization_config": null, "num_experts": 0,
+    });
+    let warnings = resolved(&config).warnings;
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let said = "config.json has keys without effect here: `attention_dropout: 0.1` (dropout is not implemented yet), `new_key`";
+    assert!(warnings[0].message.ends_with(said), "{}", warnings[0].message);
+    for index in 0..15 {
+        config[format!("k{index:02}")] = json!(1);
+    }
+    let warnings = resolved(&config).warnings;
+    assert!(warnings[0].message.ends_with("`k08`, 6 more"), "{}", warnings[0].message);
+    // Transformers drops out by default, and we do not yet.
+    let gpt2 = resolved(&json!({"model_type": "gpt2", "resid_pdrop": 0.0})).warnings;
+    assert!(gpt2[0].message.contains("`embd_pdrop: 0.1`") && !gpt2[0].message.contains("resid"), "{gpt2:?}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_one_error() {
+    let said = |prepare: &dyn Fn(&TempDir)| {
+        let folder = tempfile::tempdir().unwrap();
+        prepare(&folder);
+        let errors = with(&folder, "", "data: {train: a}").unwrap_err();
+        assert!(
+            errors.matches("error:").count() == 1 && errors.contains("in: model.pretrained (ds.yaml:2:"),
+            "{errors}"
+        );
+        errors
+    };
+    let config = |folder: &TempDir| folder.path().join("config.json");
+    assert!(said(&|_| ()).contains("config.json is not there"));
+    assert!(said(&|folder| fs::create_dir(config(folder)).unwrap()).contains("it is not a file"));
+    for text in ["", "{", "[]", "{\"a\": NaN}", &"[".repeat(1000)] {
+        assert!(said(&|folder| fs::write(config(folder), text).unwrap()).contains("is not a JSON object"), "{text}");
+    }
+    let long = format!("{{\"a\": {:?}}}", "x".repeat(1 << 20));
+    assert!(said(&|folder| fs::write(config(folder), &long).unwrap()).contains("is larger than 1024 KiB"));
+}
+
+#[test]
+fn the_folders_tokenizer_is_taken_where_none_is_named() {
+    let folder = folder(&json!({"model_type": "gpt2"}));
+    let of = |data: &str| with(&folder, "", data).unwrap().data.map(|data| data.tokenizer);
+    assert_eq!(of("data: {train: a}"), Some(Tokenizer::Byte));
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, "{}").unwrap();
+    let taken = Some(Tokenizer::File(path.display().to_string()));
+    assert_eq!((of("data: {train: a}"), of("data: {train: a, tokenizer: null}")), (taken.clone(), taken));
+    assert_eq!(of("data: {train: a, tokenizer: byte}"), Some(Tokenizer::Byte));
+    assert_eq!(of(""), None);
+    let config = with(&folder, "", "data: {train: a}").unwrap();
+    assert_eq!(config.origins.get("data.tokenizer"), Origin::Pretrained);
+}

@@ -1,0 +1,31 @@
+//! A Hugging Face folder as a checkpoint at step 0.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::DType;
+use serde_json::json;
+use zero_config::{Config, Warning};
+
+use crate::configured_model;
+use crate::error::Error;
+use crate::export::recorded;
+
+/// Writes the weights of a Hugging Face folder (GPT-2, Llama, Mistral or Qwen2) as the checkpoint `root/step-00000000`: parameters alone
+/// in f32, from which any layout goes on with an optimizer at its start. Returns its path, and what of the folder's `config.json`
+/// has no effect.
+///
+/// # Errors
+/// `config.json` asks for what is not there, weights are missing or do not fit, there are checkpoints in `root`, or a file cannot be
+/// read or written.
+pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Error> {
+    let path = |path: &Path| path.display().to_string();
+    let mut text = json!({"train_micro_batch_size_per_gpu": 1, "model": {"pretrained": path(folder)}});
+    let tokenizer = folder.join("tokenizer.json");
+    if tokenizer.is_file() {
+        // So that an export has it; nothing is read of the data.
+        text["data"] = json!({"train": "none", "tokenizer": path(&tokenizer)});
+    }
+    let config = Config::parse("checkpoint import", text.to_string())?;
+    let model = configured_model::from_config(&config, None)?.build(DType::F32)?;
+    Ok((zero_checkpoint::import(folder, &model, root, recorded(&config))?, config.warnings))
+}
