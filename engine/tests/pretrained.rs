@@ -100,6 +100,25 @@ fn every_layout_starts_from_the_bits_of_an_export() {
 }
 
 #[test]
+fn pipelines_and_other_dtypes_start_from_it_too() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, model) in [("gpt2", GPT2.to_string()), ("qwen2", format!("{LLAMA}, qkv_bias: true"))] {
+        let (folder, expected, _) = trained(&root.path().join(name), &model);
+        for (ranks, layout) in [
+            (2, "pipeline: {stages: 2}"),
+            (4, "pipeline: {stages: 2}\nzero_optimization: {stage: 3, stage3_param_persistence_threshold: 64}"),
+            (2, "bf16: {enabled: true}\nzero_optimization: {stage: 1}"),
+            (2, "bf16: {enabled: true}\nzero_optimization: {stage: 3, stage3_param_persistence_threshold: 64}"),
+        ] {
+            let ranks = world(ranks, |comm| {
+                parameters(&mut engine(comm, &format!("{}{layout}", pretrained(&folder))).unwrap())
+            });
+            assert!(ranks.iter().all(|parameters| *parameters == expected), "{name}, {layout}");
+        }
+    }
+}
+
+#[test]
 fn an_export_of_what_was_pretrained_has_the_same_bytes() {
     let root = tempfile::tempdir().unwrap();
     for (name, model) in [("qwen2", format!("{LLAMA}, qkv_bias: true")), ("gpt2", GPT2.to_string())] {
