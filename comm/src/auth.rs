@@ -19,7 +19,7 @@ pub(crate) const PENDING: usize = 64;
 /// Bytes of what a connection says it wants.
 pub(crate) const HELLO_BYTES: usize = 64;
 
-const GREETING: &[u8; 8] = b"zero-c1\n";
+const GREETING: &[u8; 8] = b"zero-c2\n";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 

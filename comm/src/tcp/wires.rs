@@ -1,9 +1,13 @@
-//! Streams over non-blocking sockets.
+//! Streams over non-blocking sockets, each chunk with its checksum behind it.
+//!
+//! TCP's own checksum has 16 bits, and is made anew by whatever forwards a packet. A chunk that does not fit its CRC-32 ends the job before it is
+//! used. Behind the bytes of a chunk follow four of the checksum; the last byte of a chunk counts as pushed or pulled when those are.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crc32fast::Hasher;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::stream::{Broken, Wait, Wires};
@@ -19,9 +23,44 @@ pub(crate) struct TcpWires {
 
 struct Peer {
     stream: TcpStream,
-    /// The present chunk, when it is to be reduced where it lies; words, for the alignment.
+    sending: Option<Tail>,
+    receiving: Tail,
+    /// The present chunk and its checksum, when it is to be reduced where it lies; words, for the alignment.
     staging: Vec<u64>,
     staged: usize,
+}
+
+/// The checksum of the present chunk, on its way.
+#[derive(Default)]
+struct Tail {
+    /// Of what has come so far, at the receiving end.
+    crc32: Hasher,
+    bytes: [u8; TAIL],
+    /// How many of those bytes are gone, or here.
+    moved: usize,
+    /// Whether all bytes of the chunk are, though the last one was not reported.
+    last: bool,
+}
+
+/// Bytes of a checksum.
+const TAIL: usize = 4;
+
+impl Tail {
+    /// What to report of `moved` bytes of the `rest` of a chunk and of the checksum behind it.
+    fn report(&mut self, moved: usize, rest: usize) -> usize {
+        // Of a chunk whose last byte was held back, that is all that is offered, and it is there already.
+        let own = if self.last { 0 } else { moved.min(rest) };
+        self.moved += moved - own;
+        let is_last = self.last || own == rest;
+        match (is_last, self.moved == TAIL) {
+            (false, _) => own,
+            (true, true) => rest,
+            (true, false) => {
+                self.last = true;
+                own.saturating_sub(1)
+            }
+        }
+    }
 }
 
 impl TcpWires {
@@ -29,7 +68,7 @@ impl TcpWires {
         let peer = |stream: Option<TcpStream>| -> io::Result<Option<Peer>> {
             let Some(stream) = stream else { return Ok(None) };
             stream.set_nonblocking(true)?;
-            Ok(Some(Peer { stream, staging: Vec::new(), staged: 0 }))
+            Ok(Some(Peer { stream, sending: None, receiving: Tail::default(), staging: Vec::new(), staged: 0 }))
         };
         Ok(TcpWires { peers: streams.into_iter().map(peer).collect::<io::Result<_>>()? })
     }
@@ -49,31 +88,67 @@ fn transferred(result: io::Result<usize>) -> Result<Option<usize>, Broken> {
     }
 }
 
+/// Whether what has come is what was sent.
+fn intact(found: u32, sent: [u8; TAIL]) -> Result<(), Broken> {
+    match found == u32::from_le_bytes(sent) {
+        true => Ok(()),
+        false => Err(Broken { detail: "what it sent arrived damaged: its checksum is another".into() }),
+    }
+}
+
 impl Wires for TcpWires {
     fn chunk(&self) -> usize {
         CHUNK
     }
 
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken> {
-        let peer = self.peer(peer)?;
-        Ok(transferred(peer.stream.write(bytes))?.unwrap_or(0))
+        let Peer { stream, sending, .. } = self.peer(peer)?;
+        // The first that is offered of a chunk is all of it.
+        let tail = sending.get_or_insert_with(|| Tail { bytes: crc32fast::hash(bytes).to_le_bytes(), ..Tail::default() });
+        let own = if tail.last { &[] } else { bytes };
+        let written = stream.write_vectored(&[IoSlice::new(own), IoSlice::new(&tail.bytes[tail.moved..])]);
+        let Some(count) = transferred(written)? else { return Ok(0) };
+        let reported = tail.report(count, bytes.len());
+        if reported == bytes.len() {
+            *sending = None;
+        }
+        Ok(reported)
     }
 
     fn pull(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Broken> {
-        let peer = self.peer(peer)?;
-        Ok(transferred(peer.stream.read(into))?.unwrap_or(0))
+        let Peer { stream, receiving: tail, .. } = self.peer(peer)?;
+        let rest = into.len();
+        let own = if tail.last { &mut [] } else { &mut *into };
+        let read = stream.read_vectored(&mut [IoSliceMut::new(own), IoSliceMut::new(&mut tail.bytes[tail.moved..])]);
+        let Some(count) = transferred(read)? else { return Ok(0) };
+        if !tail.last {
+            tail.crc32.update(&into[..count.min(rest)]);
+        }
+        let reported = tail.report(count, rest);
+        if reported == rest {
+            let Tail { crc32, bytes, .. } = std::mem::take(tail);
+            intact(crc32.finalize(), bytes)?;
+        }
+        Ok(reported)
     }
 
     fn arrived(&mut self, peer: usize, length: usize) -> Result<bool, Broken> {
         let peer = self.peer(peer)?;
-        peer.staging.resize(CHUNK / size_of::<u64>(), 0);
-        while peer.staged < length {
-            let rest = &mut bytemuck::cast_slice_mut(&mut peer.staging)[peer.staged..length];
-            match transferred(peer.stream.read(rest))? {
+        let whole = length + TAIL;
+        if peer.staged == whole {
+            return Ok(true);
+        }
+        peer.staging.resize(CHUNK / size_of::<u64>() + 1, 0);
+        let staging: &mut [u8] = bytemuck::cast_slice_mut(&mut peer.staging);
+        while peer.staged < whole {
+            match transferred(peer.stream.read(&mut staging[peer.staged..whole]))? {
                 Some(count) => peer.staged += count,
                 None => return Ok(false),
             }
         }
+        let mut tail = [0; TAIL];
+        tail.copy_from_slice(&staging[length..whole]);
+        intact(crc32fast::hash(&staging[..length]), tail)?;
         Ok(true)
     }
 
@@ -113,5 +188,96 @@ impl Wires for TcpWires {
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // An error means no more than that the caller looks again.
         let _ = poll(&mut polled, Some(&limit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Two ends of a connection; what goes from the first to the second passes through a socket pair of its own.
+    fn pair() -> (TcpWires, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        (TcpWires::new(vec![Some(near)]).unwrap(), far)
+    }
+
+    fn push_all(wires: &mut TcpWires, bytes: &[u8]) {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            sent += wires.push(0, &bytes[sent..]).unwrap();
+        }
+    }
+
+    fn pull_all(wires: &mut TcpWires, into: &mut [u8]) -> Result<(), Broken> {
+        let mut received = 0;
+        while received < into.len() {
+            received += wires.pull(0, &mut into[received..])?;
+        }
+        Ok(())
+    }
+
+    /// What a chunk is on the wire.
+    fn on_the_wire(chunk: &[u8]) -> Vec<u8> {
+        let (mut wires, mut far) = pair();
+        push_all(&mut wires, chunk);
+        let mut bytes = vec![0; chunk.len() + TAIL];
+        far.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes[..chunk.len()], *chunk);
+        bytes
+    }
+
+    #[test]
+    fn chunks_arrive_however_they_are_cut_on_the_way() {
+        for length in [1, 2, 3, 4, 5, 100, 1000] {
+            let chunk: Vec<u8> = (0..length).map(|i| (i * 37 + 11) as u8).collect();
+            let bytes = [on_the_wire(&chunk), on_the_wire(&chunk)].concat();
+            for cut in 1..=bytes.len().min(40) {
+                let (mut wires, mut far) = pair();
+                let bytes = bytes.clone();
+                let sender = std::thread::spawn(move || {
+                    for part in bytes.chunks(cut) {
+                        far.write_all(part).unwrap();
+                        std::thread::yield_now();
+                    }
+                    far
+                });
+                let mut into = vec![0; length];
+                pull_all(&mut wires, &mut into).unwrap();
+                assert_eq!(into, chunk, "{length} bytes cut every {cut}");
+                while !wires.arrived(0, length).unwrap() {}
+                assert_eq!(wires.view(0, length), chunk);
+                wires.consume(0);
+                sender.join().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found_before_a_chunk_is_used() {
+        let chunk = *b"sixteen bytes...";
+        let bytes = on_the_wire(&chunk);
+        for bit in 0..8 * bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            for staged in [false, true] {
+                let (mut wires, mut far) = pair();
+                far.write_all(&damaged).unwrap();
+                let said = match staged {
+                    false => pull_all(&mut wires, &mut [0; 16]).unwrap_err(),
+                    true => loop {
+                        match wires.arrived(0, 16) {
+                            Ok(false) => {}
+                            Ok(true) => panic!("bit {bit} was not found"),
+                            Err(broken) => break broken,
+                        }
+                    },
+                };
+                assert!(said.detail.contains("arrived damaged"), "{}", said.detail);
+            }
+        }
     }
 }
