@@ -201,7 +201,7 @@ impl Source<'_> {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = match self.open.entry(piece.shard) {
                 Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(TensorFile::open(&shard)?),
+                Entry::Vacant(entry) => entry.insert(TensorFile::open_own(&shard)?),
             };
             let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
             let info = file.floats(&tensor, elements)?;

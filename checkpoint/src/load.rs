@@ -106,7 +106,7 @@ fn assemble(
         let shard = match open.entry(piece.shard) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(TensorFile::open(&folder.join(&manifest.shards[piece.shard].file))?)
+                entry.insert(TensorFile::open_own(&folder.join(&manifest.shards[piece.shard].file))?)
             }
         };
         let (tensor, elements) = (tensor_name(name, piece.start, state), piece.end - piece.start);

@@ -3,17 +3,25 @@
 //! Nothing in the file is trusted: the header's length has a bound, its offsets must fit the shapes (`safetensors`
 //! checks that), and a read beyond the end is an error.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crc32fast::Hasher;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::CheckpointError;
 
-/// A header larger than this is refused before it is read, and never written: the limit of the safetensors libraries.
-pub(crate) const MAX_HEADER: u64 = 100_000_000;
+/// A header larger than this is refused before it is read, and never written. The safetensors libraries take 100 MB, which are seconds of
+/// parsing and a gigabyte of memory; the largest models' headers have less than one.
+pub(crate) const MAX_HEADER: u64 = 16 << 20;
+/// More tensors than these are refused.
+const MAX_TENSORS: usize = 65_536;
 /// Bytes that are read at a time where a tensor is read as a whole.
 const PORTION: usize = 1 << 20;
 
@@ -28,9 +36,59 @@ pub(crate) struct TensorFile {
     pub(crate) data_start: u64,
 }
 
+/// The header of a safetensors file. Names are there once: what a reader makes of two tensors of one name is its own affair, and each
+/// makes something else.
+pub(crate) fn parse(header: &[u8]) -> Result<Metadata, String> {
+    let Names(names) = serde_json::from_slice(header).map_err(|e| e.to_string())?;
+    if names.len() > MAX_TENSORS {
+        return Err(format!("it has {} tensors, more than {MAX_TENSORS}", names.len()));
+    }
+    serde_json::from_slice(header).map_err(|e| e.to_string())
+}
+
+/// The keys of a JSON object, none of them twice.
+struct Names(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let mut names = BTreeSet::new();
+                while let Some((name, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+                    if let Some(name) = names.replace(name) {
+                        return Err(serde::de::Error::custom(format!("`{name}` is in it twice")));
+                    }
+                }
+                Ok(Names(names))
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
+
 impl TensorFile {
+    /// Opens a file that this library has written, under a name of its own: no link to elsewhere.
+    pub(crate) fn open_own(path: &Path) -> Result<Self, CheckpointError> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(file) => Self::of(path, file.into()),
+            Err(Errno::LOOP) => Err(CheckpointError::damaged(path, "it is a symbolic link")),
+            Err(errno) => Err(CheckpointError::io(path)(errno.into())),
+        }
+    }
+
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let file = File::open(path).map_err(CheckpointError::io(path))?;
+        Self::of(path, File::open(path).map_err(CheckpointError::io(path))?)
+    }
+
+    fn of(path: &Path, file: File) -> Result<Self, CheckpointError> {
         let mut prefix = [0; 8];
         file.read_exact_at(&mut prefix, 0).map_err(CheckpointError::io(path))?;
         let length = u64::from_le_bytes(prefix);
@@ -40,8 +98,7 @@ impl TensorFile {
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(CheckpointError::io(path))?;
-        let metadata: Metadata =
-            serde_json::from_slice(&header).map_err(|e| CheckpointError::damaged(path, e.to_string()))?;
+        let metadata = parse(&header).map_err(|reason| CheckpointError::damaged(path, reason))?;
         let mut header_crc32 = Hasher::new();
         header_crc32.update(&prefix);
         header_crc32.update(&header);
@@ -110,5 +167,49 @@ impl TensorFile {
             *value = widen(bits);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(header: &str, data: usize) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.safetensors");
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; data]].concat();
+        std::fs::write(&path, bytes).unwrap();
+        (folder, path)
+    }
+
+    fn refused(header: &str, data: usize) -> String {
+        let (_folder, path) = file(header, data);
+        TensorFile::open(&path).err().expect("a header that must be refused").to_string()
+    }
+
+    #[test]
+    fn headers_that_mislead_are_refused() {
+        let tensor = |name: &str, start: usize| format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":[{start},{}]}}"#, start + 8);
+        assert!(TensorFile::open(&file(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 8)), 16).1).is_ok());
+        let twice = refused(&format!("{{{},{}}}", tensor("a", 0), tensor("a", 8)), 16);
+        assert!(twice.contains("`a` is in it twice"), "{twice}");
+        assert!(refused("[]", 0).contains("damaged") && refused("{", 0).contains("damaged"));
+        let many: Vec<String> = (0..=MAX_TENSORS).map(|i| format!(r#""{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#)).collect();
+        assert!(refused(&format!("{{{}}}", many.join(",")), 0).contains("65537 tensors"));
+        let large = format!("{{{}{}}}", tensor("a", 0), " ".repeat(MAX_HEADER as usize));
+        assert!(refused(&large, 8).contains("its header claims"));
+        // Offsets that overlap, and shapes that do not fit them, are the safetensors library's to find.
+        assert!(refused(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 4)), 12).contains("damaged"));
+        assert!(refused(r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8).contains("damaged"));
+    }
+
+    #[test]
+    fn a_link_is_no_shard() {
+        let (folder, path) = file("{}", 0);
+        assert!(TensorFile::open_own(&path).is_ok());
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let said = TensorFile::open_own(&link).err().expect("a link").to_string();
+        assert!(said.contains("symbolic link"), "{said}");
     }
 }
