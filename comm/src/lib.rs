@@ -52,6 +52,7 @@ pub mod store;
 mod stream;
 mod tcp;
 mod threads;
+pub mod token;
 mod tree;
 
 pub use buffer::{Buffer, Dtype};
