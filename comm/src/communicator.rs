@@ -112,6 +112,9 @@ pub struct Options {
     /// The secret of the job; each connection proves that it knows it. Without one only loopback is served, and anybody
     /// on the host who reaches the port can join.
     pub token: Option<String>,
+    /// What the ranks must have in common, key by key, such as the program's version and its settings. Processes that differ do not
+    /// connect, and each gets [`CommError::Disagreement`], which names the first key that differs.
+    pub terms: Vec<(String, String)>,
 }
 
 impl Default for Options {
@@ -123,6 +126,7 @@ impl Default for Options {
             interface: None,
             host: None,
             token: None,
+            terms: Vec::new(),
         }
     }
 }

@@ -5,10 +5,11 @@
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
+use crate::agreement::Terms;
 use crate::auth::Key;
 use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
@@ -25,7 +26,7 @@ use crate::threads::threads;
 /// Meets the other ranks of the job and connects to them. A world of one never waits for anybody.
 ///
 /// Several hosts need a named interface and a token in the options. Errors are [`CommError::Rendezvous`],
-/// [`CommError::Unauthorized`], or those of an operation if a rank is lost while the ranks connect.
+/// [`CommError::Unauthorized`], [`CommError::Disagreement`], or those of an operation if a rank is lost while the ranks connect.
 pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>, CommError> {
     if place.world_size == 1 {
         return Ok(Arc::clone(&threads(1, options)[0]));
@@ -41,9 +42,10 @@ pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>
     let identity = Identity { job, attempt: place.attempt, rank: place.rank, key: Key::new(Some(&token)) };
     let hub = Hub::listen(listener, identity).map_err(|error| meeting.error(&error.to_string()))?;
     let peers = meeting.introduce(&mut store, hub.address(), deadline)?;
+    meeting.agree(&mut store, &peers, server.is_some())?;
     drop(store);
 
-    let (addresses, hosts): (Vec<_>, Vec<_>) = peers.into_iter().unzip();
+    let (addresses, hosts): (Vec<_>, Vec<_>) = peers.into_iter().map(|peer| (peer.address, peer.host)).unzip();
     meeting.check_reach(&hosts)?;
     hub.addresses.get_or_init(|| addresses);
     let board = Board::new(place.world_size);
@@ -65,6 +67,25 @@ pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>
 /// The group of all ranks.
 const WORLD: u64 = 0;
 
+/// How long whoever serves the store stays, when the ranks do not agree, for the others to see why.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What a rank leaves in the store.
+struct Introduction {
+    address: SocketAddr,
+    /// Digest of its terms.
+    terms: String,
+    host: String,
+}
+
+impl Introduction {
+    fn read(text: &str) -> Option<Introduction> {
+        let mut words = text.splitn(3, ' ');
+        let mut word = || words.next();
+        Some(Introduction { address: word()?.parse().ok()?, terms: word()?.into(), host: word()?.into() })
+    }
+}
+
 /// Where and as who this rank meets the others.
 struct Meeting<'a> {
     place: &'a Place,
@@ -74,6 +95,7 @@ struct Meeting<'a> {
     /// The store's address.
     address: String,
     keys: String,
+    terms: Terms,
 }
 
 impl Meeting<'_> {
@@ -84,14 +106,14 @@ impl Meeting<'_> {
         let error = |detail| CommError::Rendezvous { rank: place.rank, address: address.clone(), detail };
         let interface = bind_address(options.interface.as_deref()).map_err(error)?;
         if !interface.is_loopback() && options.token.is_none() {
-            let detail = "other hosts are only let in with a job token: set ZERO_TRAIN_TOKEN, the same on all ranks";
+            let detail = "other hosts are only let in with a job token: set ZERO_TRAIN_TOKEN or ZERO_TRAIN_TOKEN_FILE, the same on all ranks";
             return Err(error(detail.into()));
         }
         if place.rank >= place.world_size {
             return Err(error(format!("rank {} of {}", place.rank, place.world_size)));
         }
         let keys = format!("/zero/{}/{}", place.run_id, place.attempt);
-        Ok(Meeting { place, options, interface, address, keys })
+        Ok(Meeting { place, options, interface, address, keys, terms: Terms::new(&options.terms) })
     }
 
     fn error(&self, detail: &str) -> CommError {
@@ -153,24 +175,43 @@ impl Meeting<'_> {
         String::from_utf8(token).map_err(|_| self.error("what the store holds under the token's key is no text"))
     }
 
-    /// Leaves this rank's address and reads everybody's: address and host, by rank.
+    /// Leaves this rank's address and reads everybody's, by rank.
     fn introduce(
         &self,
         store: &mut StoreClient,
         own: SocketAddr,
         deadline: Instant,
-    ) -> Result<Vec<(SocketAddr, String)>, CommError> {
+    ) -> Result<Vec<Introduction>, CommError> {
         let key = |rank: usize| format!("{}/{rank}", self.keys);
         let host = self.options.host.as_deref().unwrap_or_default();
-        let introduction = format!("{own} {}/{host}", host_identity());
+        let introduction = format!("{own} {} {}/{host}", self.terms.digest(), host_identity());
         store.set(&key(self.place.rank), introduction.as_bytes()).map_err(|error| self.store_error(error))?;
         let read = |rank: usize| {
             let value = store.get(&key(rank), deadline).map_err(|error| self.store_error(error))?;
             let text = String::from_utf8_lossy(&value).into_owned();
-            let parsed = text.split_once(' ').and_then(|(address, host)| Some((address.parse().ok()?, host.into())));
-            parsed.ok_or_else(|| self.error(&format!("rank {rank} left no address but {text:?}")))
+            let introduction = Introduction::read(&text);
+            introduction.ok_or_else(|| self.error(&format!("rank {rank} left no address but {text:?}")))
         };
         (0..self.place.world_size).map(read).collect()
+    }
+
+    /// Refuses ranks that were not started alike. All ranks know all digests, so all of them come to the same error.
+    fn agree(&self, store: &mut StoreClient, peers: &[Introduction], serves: bool) -> Result<(), CommError> {
+        let Some(other) = peers.iter().position(|peer| peer.terms != peers[0].terms) else { return Ok(()) };
+        let (rank, deadline) = (self.place.rank, Instant::now() + FAREWELL);
+        let key = |what: &str, rank: usize| format!("{}/{what}/{rank}", self.keys);
+        let failed = |error| self.store_error(error);
+        if rank == 0 || rank == other {
+            store.set(&key("terms", rank), &self.terms.encode()).map_err(failed)?;
+        }
+        let mut of = |rank: usize| store.get(&key("terms", rank), deadline).map(|bytes| Terms::decode(&bytes));
+        let (first, second) = (of(0).map_err(failed)?, of(other).map_err(failed)?);
+        store.set(&key("read", rank), b"1").map_err(failed)?;
+        if serves {
+            // Whoever has not read it by then hears that the store is gone.
+            let _ = (0..peers.len()).try_for_each(|rank| store.get(&key("read", rank), deadline).map(drop));
+        }
+        Err(first.disagreement(0, &second, other))
     }
 
     /// Loopback does not lead to other hosts.

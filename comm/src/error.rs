@@ -79,6 +79,20 @@ pub enum CommError {
         /// Why it failed, and what to set where that is known.
         detail: String,
     },
+    /// Two ranks were started with different versions, programs or settings: [`Options::terms`](crate::Options).
+    #[error("the ranks were not started alike: {key} is {here} on rank {rank}, and {there} on rank {peer}")]
+    Disagreement {
+        /// The lowest rank.
+        rank: usize,
+        /// The lowest that differs from it.
+        peer: usize,
+        /// The first of the terms that differs.
+        key: String,
+        /// Its value on `rank`.
+        here: String,
+        /// Its value on `peer`.
+        there: String,
+    },
     /// The other side of a connection could not prove that it knows the job token, or refused our proof.
     #[error("{address}: {detail}")]
     Unauthorized {

@@ -26,6 +26,7 @@
 //! memory or a socket. In a program that declares the [`SharedAllocator`], processes of one host reach each other's buffers
 //! as well, and only headers go through the rings.
 
+mod agreement;
 mod auth;
 mod bell;
 pub mod bench;

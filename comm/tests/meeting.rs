@@ -34,6 +34,22 @@ fn meet(size: usize, port: u16, options: &Options) -> Vec<Result<i64, CommError>
     })
 }
 
+/// As [`meet`], each rank started with its own terms.
+fn meet_with(terms: &[&[(&str, &str)]], port: u16) -> Vec<Result<i64, CommError>> {
+    let size = terms.len();
+    let rank = |rank: usize| {
+        let terms = terms[rank].iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let comm = connect(&place(rank, size, port), &Options { terms, ..Options::default() })?;
+        let sum = comm.all_reduce(vec![rank as i64].into(), ReduceOp::Sum).wait()?.into_i64()?;
+        comm.barrier().wait()?;
+        Ok(sum[0])
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
@@ -109,6 +125,56 @@ fn rank_0_serves_the_store_where_nobody_does() {
             assert_eq!(sum, Ok(6));
         }
     }
+}
+
+#[test]
+fn ranks_that_were_not_started_alike_all_name_the_same_key() {
+    let usual = [("version", "1"), ("zero_optimization.stage", "3")];
+    let other = [("version", "1"), ("zero_optimization.stage", "2")];
+    // A launcher's store, and rank 0's own, which must stay until the others have read it.
+    let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
+    for port in [server.address().port(), free_port()] {
+        let error = CommError::Disagreement {
+            rank: 0,
+            peer: 2,
+            key: "zero_optimization.stage".into(),
+            here: "3".into(),
+            there: "2".into(),
+        };
+        for result in meet_with(&[&usual, &usual, &other, &other], port) {
+            assert_eq!(result, Err(error.clone()));
+        }
+        assert!(error.to_string().contains("stage is 3 on rank 0, and 2 on rank 2"), "{error}");
+    }
+    for sum in meet_with(&[&usual, &usual, &usual], free_port()) {
+        assert_eq!(sum, Ok(3));
+    }
+}
+
+#[test]
+fn a_rank_that_is_left_of_an_earlier_attempt_neither_joins_nor_disturbs() {
+    let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
+    let port = server.address().port();
+    let in_attempt = |attempt: u32, rank: usize, size: usize| Place { attempt, ..place(rank, size, port) };
+    std::thread::scope(|scope| {
+        // Rank 1 of attempt 0 comes late: it has missed the others of its own, and waits for them.
+        let patience = Options { meeting_timeout: Duration::from_secs(4), ..Options::default() };
+        let late = scope.spawn(move || connect(&in_attempt(0, 1, 2), &patience).map(drop));
+        std::thread::sleep(Duration::from_millis(100));
+        let ranks: Vec<_> = (0..2)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let comm = connect(&in_attempt(1, rank, 2), &Options::default())?;
+                    comm.all_reduce(vec![rank as i64].into(), ReduceOp::Sum).wait()?.into_i64()
+                })
+            })
+            .collect();
+        for rank in ranks {
+            assert_eq!(rank.join().expect("no panic"), Ok(vec![1]));
+        }
+        let error = late.join().expect("no panic").expect_err("nobody of its attempt is there").to_string();
+        assert!(error.contains("/zero/local/0/") && error.contains("did not appear"), "{error}");
+    });
 }
 
 #[test]

@@ -56,7 +56,9 @@ pub(super) fn port(environment: &Environment) -> Result<u16, PlaceError> {
 }
 
 pub(super) fn attempt(environment: &Environment) -> Result<u32, PlaceError> {
-    let found = environment.first_number(&["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;
+    // Our own launcher's is the innermost: it may itself run inside of a job of Slurm.
+    let found =
+        environment.first_number(&["ZERO_TRAIN_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;
     Ok(found.map_or(0, |(_, attempt)| attempt as u32))
 }
 

@@ -79,6 +79,16 @@ fn a_slurm_step() {
 }
 
 #[test]
+fn the_attempt_of_the_innermost_launcher_counts() {
+    let ranks = [("LOCAL_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")];
+    let counts = [("SLURM_RESTART_COUNT", "4"), ("TORCHELASTIC_RESTART_COUNT", "2"), ("ZERO_TRAIN_ATTEMPT", "1")];
+    for (set, attempt) in [(0, 0), (1, 4), (2, 2), (3, 1)] {
+        let found = place(&[&ranks[..], &counts[..set]].concat()).map(|place| place.attempt);
+        assert_eq!(found, Ok(attempt));
+    }
+}
+
+#[test]
 fn ranks_without_local_ranks() {
     let plain = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "pod-0")];
     assert_eq!(place(&plain).map(|place| numbers(&place)), Ok([1, 2, 0, 1]));

@@ -1,0 +1,123 @@
+//! What all ranks must have in common: versions, programs, settings. Compared when they meet, before anything is allocated.
+//!
+//! Each rank leaves a digest of its terms beside its address. Only where digests differ are the terms themselves exchanged, so that
+//! every rank names the same rank, the same key and both values.
+
+use sha2::{Digest, Sha256};
+
+use crate::error::CommError;
+use crate::store::MAX_VALUE;
+
+/// Longer values are cut, with a digest of the whole in place of the rest.
+const LONGEST: usize = 160;
+
+/// Keys with their values, in the order in which differences are looked for.
+pub(crate) struct Terms(Vec<(String, String)>);
+
+impl Terms {
+    pub(crate) fn new(terms: &[(String, String)]) -> Terms {
+        Terms(terms.iter().map(|(key, value)| (shown(key), shown(value))).collect())
+    }
+
+    /// 16 hexadecimal digits.
+    pub(crate) fn digest(&self) -> String {
+        short_digest(&self.text())
+    }
+
+    /// Keys and values with zeros behind them, as many as a store takes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.text();
+        if bytes.len() > MAX_VALUE {
+            let end = bytes[..MAX_VALUE].iter().rposition(|&byte| byte == 0).map_or(0, |last| last + 1);
+            bytes.truncate(end);
+        }
+        bytes
+    }
+
+    fn text(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|(key, value)| [key.as_bytes(), &[0], value.as_bytes(), &[0]].concat()).collect()
+    }
+
+    /// Reads what another rank has left.
+    pub(crate) fn decode(bytes: &[u8]) -> Terms {
+        let text = String::from_utf8_lossy(bytes);
+        let words: Vec<&str> = text.split('\0').collect();
+        Terms(words.as_chunks().0.iter().map(|[key, value]| (key.to_string(), value.to_string())).collect())
+    }
+
+    /// The error of a world whose rank `peer` has other terms than these, those of rank `rank`.
+    pub(crate) fn disagreement(&self, rank: usize, other: &Terms, peer: usize) -> CommError {
+        let of =
+            |terms: &Terms, key: &str| terms.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
+        let keys = self.0.iter().chain(&other.0).map(|(key, _)| key);
+        let differing = keys.map(|key| (key.clone(), of(self, key), of(other, key))).find(|(_, a, b)| a != b);
+        // Beyond what a store takes.
+        let whole = || ("what they were started with".to_string(), Some(self.digest()), Some(other.digest()));
+        let (key, here, there) = differing.unwrap_or_else(whole);
+        let value = |value: Option<String>| value.unwrap_or_else(|| "not there".to_string());
+        CommError::Disagreement { rank, peer, key, here: value(here), there: value(there) }
+    }
+}
+
+fn shown(text: &str) -> String {
+    let text = text.replace('\0', " ");
+    if text.len() <= LONGEST {
+        return text;
+    }
+    let end = (0..=LONGEST - 40).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}… (digest {})", &text[..end], short_digest(text.as_bytes()))
+}
+
+fn short_digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(list: &[(&str, &str)]) -> Terms {
+        Terms::new(&list.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect::<Vec<_>>())
+    }
+
+    fn difference(first: &Terms, second: &Terms) -> [String; 3] {
+        match first.disagreement(0, &Terms::decode(&second.encode()), 3) {
+            CommError::Disagreement { rank: 0, peer: 3, key, here, there } => [key, here, there],
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn the_first_key_that_differs_is_named_with_both_values() {
+        let first = terms(&[("version", "1"), ("stage", "2"), ("lr", "0.1")]);
+        let second = terms(&[("version", "1"), ("stage", "3"), ("lr", "0.2")]);
+        assert_ne!(first.digest(), second.digest());
+        assert_eq!(difference(&first, &second), ["stage", "2", "3"]);
+        let shorter = terms(&[("version", "1"), ("stage", "2")]);
+        assert_eq!(difference(&first, &shorter), ["lr", "0.1", "not there"]);
+        assert_eq!(difference(&shorter, &first), ["lr", "not there", "0.1"]);
+    }
+
+    #[test]
+    fn long_values_differ_where_they_are_cut() {
+        let long = "ä".repeat(3000);
+        let (first, second) = (terms(&[("data", &long)]), terms(&[("data", &format!("{long}x"))]));
+        let [key, here, there] = difference(&first, &second);
+        assert!(key == "data" && here != there && here.len() < 2 * LONGEST, "{here} {there}");
+        assert_eq!(first.digest(), terms(&[("data", &long)]).digest());
+    }
+
+    #[test]
+    fn more_than_a_store_takes_still_differs() {
+        let many = |last: &str| {
+            let mut list: Vec<(String, String)> = (0..5000).map(|i| (format!("key {i}"), "x".repeat(100))).collect();
+            list.push(("last".into(), last.into()));
+            Terms::new(&list)
+        };
+        let (first, second) = (many("1"), many("2"));
+        assert!(first.encode().len() <= MAX_VALUE);
+        let here = Terms::decode(&first.encode());
+        assert_ne!(first.digest(), second.digest());
+        assert_eq!(difference(&here, &second)[0], "what they were started with");
+    }
+}
