@@ -175,6 +175,7 @@ fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         let help = Some("keep one of the two".to_string());
         resolver.contradiction(&["model.pretrained", "training.initial_weights"], message, help);
     }
+    config.launcher.check(resolver);
     if config.training.reproducible {
         reproducible(config, world, resolver);
     }

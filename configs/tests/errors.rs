@@ -399,7 +399,7 @@ fn a_warm_up_longer_than_the_run_is_a_warning() {
 
 #[test]
 fn contradictions_between_keys_name_all_of_them() {
-    let cases: [(&str, &[&str]); 10] = [
+    let cases: [(&str, &[&str]); 13] = [
         (
             "training: {reproducible: true}\ndata_types: {grad_accum_dtype: bf16}",
             &["training.reproducible", "data_types.grad_accum_dtype"],
@@ -424,6 +424,12 @@ fn contradictions_between_keys_name_all_of_them() {
         (
             "training: {reproducible: true}\ngradient_accumulation_steps: 3",
             &["training.reproducible", "gradient_accumulation_steps", "launcher.num_processes"],
+        ),
+        ("launcher: {max_restarts: 1, transport: threads}", &["launcher.max_restarts", "launcher.transport"]),
+        ("launcher: {min_ranks: 1}", &["launcher.min_ranks", "launcher.max_restarts"]),
+        (
+            "launcher: {max_restarts: 1, num_processes: 2, min_ranks: 3}",
+            &["launcher.min_ranks", "launcher.num_processes"],
         ),
     ];
     for (text, paths) in cases {

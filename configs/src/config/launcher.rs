@@ -21,6 +21,10 @@ pub struct Launcher {
     pub threads_per_rank: Option<usize>,
     /// Bind each rank to cores of its own where there are enough.
     pub bind_cores_to_rank: bool,
+    /// How often the launcher starts all ranks again after one has died.
+    pub max_restarts: usize,
+    /// A restart may have so few ranks, instead of those that died; `None`: it has as many as before.
+    pub min_ranks: Option<usize>,
     /// The cores of this machine that ranks may use, as `0-27,32-59`; `None`: those that the process may.
     pub bind_core_list: Option<String>,
 }
@@ -49,7 +53,31 @@ impl Launcher {
             timeout_seconds: keys.float("timeout_seconds"),
             threads_per_rank: keys.optional_int("threads_per_rank"),
             bind_cores_to_rank: keys.bool("bind_cores_to_rank"),
+            max_restarts: keys.optional_int("max_restarts").unwrap_or(0),
+            min_ranks: keys.optional_int("min_ranks"),
             bind_core_list: keys.optional_text("bind_core_list"),
+        }
+    }
+
+    /// What does not go together about restarts.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        const RESTARTS: &str = "launcher.max_restarts";
+        const MIN_RANKS: &str = "launcher.min_ranks";
+        if self.max_restarts > 0 && self.transport == Transport::Threads {
+            let message =
+                "ranks that are threads of one process end together: none is left to start others".to_string();
+            let help = "leave one of them out".to_string();
+            resolver.contradiction(&[RESTARTS, "launcher.transport"], message, Some(help));
+        }
+        let Some(min_ranks) = self.min_ranks else { return };
+        if self.max_restarts == 0 {
+            let message = "fewer ranks can only go on if they are started again".to_string();
+            let help = format!("write `{RESTARTS}` as well");
+            resolver.contradiction(&[MIN_RANKS, RESTARTS], message, Some(help));
+        }
+        if min_ranks > self.num_processes {
+            let message = format!("at least {min_ranks} ranks of {} cannot be left", self.num_processes);
+            resolver.contradiction(&[MIN_RANKS, "launcher.num_processes"], message, None);
         }
     }
 }
