@@ -85,7 +85,7 @@ impl Engine {
         let place = Place::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
             Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
         })?;
-        let comm = zero_comm::connect(&place, &comm_options(&config))?;
+        let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
         Self::with_communicator(config, model, comm)
     }
 

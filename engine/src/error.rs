@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use zero_checkpoint::CheckpointError;
 use zero_comm::CommError;
+use zero_comm::token::TokenError;
 use zero_model::BuildError;
 use zero_partition::ZeroError;
 use zero_pipeline::Violation;
@@ -49,6 +50,9 @@ pub enum Error {
     /// A rank or a connection was lost.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The job's token cannot be had.
+    #[error("{0}\n  help: {help}", help = .0.help())]
+    Token(#[from] TokenError),
     /// The disk on which state or parameters live.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Disk(DiskError),
@@ -89,7 +93,8 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Setting { .. } | Self::Build(_) | Self::Memory(_) => 2,
-            Self::Batch(_) | Self::NoParameter(_) => 2,
+Self::Batch(_) | Self::NoParameter(_) | Self::Token(_) => 2,
+            Self::Comm(CommError::Disagreement { .. }) => 2,
             Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,
             Self::Comm(_) => 4,

@@ -6,7 +6,7 @@ use zero_comm::place::Place;
 use zero_comm::{Communicator, Options};
 use zero_config::Config;
 use zero_train::Error;
-use zero_train::train::{Finished, Output, RunOptions, train};
+use zero_train::train::{Finished, Output, Resume, RunOptions, train};
 
 use crate::surroundings;
 
@@ -22,7 +22,9 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyho
         }
         println!("{cores}");
     }
-    let comm = zero_comm::connect(place, &zero_train::comm_options(config)).map_err(Error::Comm)?;
+    let mut comm_options = zero_train::comm_options(config, place)?;
+    comm_options.terms.extend(terms(options));
+    let comm = zero_comm::connect(place, &comm_options).map_err(Error::Comm)?;
     train_on(config, options, &comm)
 }
 
@@ -36,7 +38,7 @@ pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::R
     if says(config, options) {
         println!("{cores}");
     }
-    let comm_options = Options { timeout: zero_train::comm_options(config).timeout, ..Options::default() };
+    let comm_options = Options { timeout: zero_train::timeout(config), ..Options::default() };
     let results: Vec<anyhow::Result<u8>> = std::thread::scope(|scope| {
         let ranks = zero_comm::threads(config.world_size, &comm_options);
         let started: Vec<_> =
@@ -66,6 +68,17 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
             Err(error.into())
         }
     }
+}
+
+/// What of the command line is not in the configuration, and must be the same on all ranks.
+fn terms(options: &RunOptions) -> [(String, String); 2] {
+    let resume = match &options.resume {
+        None => "not given".to_string(),
+        Some(Resume::Auto) => "auto".to_string(),
+        Some(Resume::From(folder)) => folder.display().to_string(),
+    };
+    let verify = options.verify.map_or("not given".to_string(), |steps| steps.to_string());
+    [("--resume".to_string(), resume), ("--verify".to_string(), verify)]
 }
 
 /// Whether what is not about training itself is printed.

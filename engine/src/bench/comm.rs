@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zero_comm::bench::{compare, median};
 use zero_comm::place::Place;
-use zero_comm::{Operation, Options, Transport};
+use zero_comm::{Operation, Options, Transport, token};
 
 use crate::launch;
 
@@ -23,7 +23,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     if place == Place::alone() {
         return launch::launch(ranks, 1, None);
     }
-    let options = Options { transport, token: std::env::var("ZERO_TRAIN_TOKEN").ok(), ..Options::default() };
+    let options = Options { transport, token: token::find(|name| std::env::var_os(name))?, ..Options::default() };
     let comm = zero_comm::connect(&place, &options)?;
     let print = |line: String| {
         if comm.rank() == 0 {

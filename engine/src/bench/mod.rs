@@ -53,7 +53,7 @@ fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
         return launch::launch(config.world_size, threads, text.as_deref()).map(Role::Launcher);
     }
     let cores = surroundings::settle(&config, &place)?;
-    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config))?;
+    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config, &place)?)?;
     Ok(Role::Rank { config: Box::new(config), cores, comm })
 }
 

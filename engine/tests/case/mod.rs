@@ -39,7 +39,11 @@ impl Case {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_zero-train"));
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_zero-train")), args)
+    }
+
+    pub fn command_of(&self, program: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
             command.env_remove(name);
