@@ -60,6 +60,12 @@ pub(crate) struct TrainArgs {
     /// Stop after this many optimizer steps
     #[arg(long, value_name = "N", alias = "max_steps")]
     pub(crate) max_steps: Option<u64>,
+    /// Start all ranks again from the newest checkpoint when one has died, so often [default: launcher.max_restarts]
+    #[arg(long, value_name = "K", alias = "max_restarts")]
+    pub(crate) max_restarts: Option<u32>,
+    /// Restart without the ranks that died, while so many are left [default: launcher.min_ranks, else all are started]
+    #[arg(long, value_name = "M", alias = "min_ranks", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) min_ranks: Option<u32>,
     /// Train K steps, compare them with one process at stage 0, and stop
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) verify: Option<u64>,
@@ -326,6 +332,8 @@ impl TrainArgs {
         if let Some(out) = &self.out {
             overrides.push(format!("training.output_dir={:?}", out.display().to_string()));
         }
+        overrides.extend(self.max_restarts.map(|restarts| format!("launcher.max_restarts={restarts}")));
+        overrides.extend(self.min_ranks.map(|ranks| format!("launcher.min_ranks={ranks}")));
         overrides
     }
 }

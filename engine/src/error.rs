@@ -93,7 +93,7 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Setting { .. } | Self::Build(_) | Self::Memory(_) => 2,
-Self::Batch(_) | Self::NoParameter(_) | Self::Token(_) => 2,
+            Self::Batch(_) | Self::NoParameter(_) | Self::Token(_) => 2,
             Self::Comm(CommError::Disagreement { .. }) => 2,
             Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,

@@ -13,14 +13,16 @@ mod surroundings;
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use cli::{Bench, Checkpoint, Cli, Command, ConfigArgs, PlanArgs, TrainArgs};
+use launch::{Before, Recovery, Team};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
-use zero_train::train::{Output, Planner, Resume, RunOptions};
+use zero_train::train::{Again, Output, Planner, Resume, RunOptions};
 use zero_train::{Limit, Plan};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
@@ -58,17 +60,20 @@ fn main() -> ExitCode {
 
 /// A configuration as typed, and its text if it came from standard input.
 fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
+    let source = read(args)?;
+    let text = from_standard_input(args).then(|| source.text.clone());
+    Ok((zero_config::load(source, overrides)?, text))
+}
+
+fn from_standard_input(args: &ConfigArgs) -> bool {
+    args.config.as_ref().is_some_and(|path| path.as_os_str() == "-")
+}
+
+fn read(args: &ConfigArgs) -> anyhow::Result<Source> {
     let Some(path) = &args.config else {
         Cli::command().error(ErrorKind::MissingRequiredArgument, "--config <FILE> is missing").exit()
     };
-    let (source, text) = if path.as_os_str() == "-" {
-        let source = Source::from_stdin()?;
-        let text = source.text.clone();
-        (source, Some(text))
-    } else {
-        (Source::from_path(path)?, None)
-    };
-    Ok((zero_config::load(source, overrides)?, text))
+    Ok(if from_standard_input(args) { Source::from_stdin()? } else { Source::from_path(path)? })
 }
 
 fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
@@ -181,9 +186,10 @@ fn warn(config: &Config) {
 }
 
 fn train(args: &TrainArgs) -> anyhow::Result<u8> {
+    zero_train::train::note_save_requests();
     let place = Place::from_environment(|name| std::env::var(name).ok())?;
     let is_rank = place != Place::alone();
-    let options = run_options(args);
+    let options = run_options(args)?;
     if is_rank {
         // Standard input is read once, by the process that stays.
         let threads = threads_before_reading(args, place.local_world_size)?;
@@ -192,7 +198,8 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
         let config = typed.resolve(Some(place.world_size))?;
         return rank::run(&config, &options, &place);
     }
-    let (typed, text) = load(&args.config, &args.overrides())?;
+    let source = read(&args.config)?;
+    let typed = zero_config::load(source.clone(), &args.overrides())?;
     let config = typed.resolve(args.config.num_processes.map(|n| n as usize))?;
     config.model_and_data()?;
     if options.output != Output::Quiet && config.log_level >= LogLevel::Warning {
@@ -214,12 +221,48 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     if config.launcher.transport == Transport::Threads {
         return rank::run_as_threads(&config, &options);
     }
-    launch::launch(ranks, threads, text.as_deref())
+    let standard_input = from_standard_input(&args.config).then_some(source.text.as_str());
+    let team = Team::new(ranks, threads);
+    // What does not verify will not do so the next time.
+    if config.launcher.max_restarts == 0 || options.verify.is_some() {
+        return launch::launch(team, standard_input, None);
+    }
+    let recovery = Recovery {
+        max_restarts: config.launcher.max_restarts,
+        min_ranks: config.launcher.min_ranks,
+        before: Before::look(config.training.output_dir.as_ref())?,
+        unchanged: &|| match standard_input.is_some() || read(&args.config)?.text == source.text {
+            true => Ok(()),
+            false => anyhow::bail!("{} has changed since the run began; go on with --resume auto", source.name),
+        },
+        smaller: &|ranks| smaller(args, &source, &config, ranks),
+    };
+    launch::launch(team, standard_input, Some(&recovery))
+}
+
+/// As many ranks with the micro-batch and the global batch of `config`, and more micro-batches a rank, if that can be trained here.
+fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> anyhow::Result<Team> {
+    let changes = vec![
+        format!("train_batch_size={}", config.train_batch_size),
+        format!("train_micro_batch_size_per_gpu={}", config.train_micro_batch_size_per_gpu),
+        "gradient_accumulation_steps=".to_string(),
+    ];
+    let overrides = [args.overrides(), changes.clone()].concat();
+    let config = zero_config::load(source.clone(), &overrides)?.resolve(Some(ranks))?;
+    let plan = zero_train::train::check(&config)?;
+    if !args.force
+        && let Some(limit) = Limit::of_rank(&config, ranks)
+        && plan.peak_bytes() > limit.bytes
+    {
+        let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+        anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
+    }
+    Ok(Team { ranks, threads: surroundings::threads(Some(&config.launcher), ranks), overrides: changes })
 }
 
 /// The thread count of a rank that another launcher started, without touching standard input.
 fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
-    let launcher = if args.config.config.as_ref().is_some_and(|path| path.as_os_str() == "-") {
+    let launcher = if from_standard_input(&args.config) {
         None
     } else {
         let (typed, _) = load(&args.config, &args.overrides())?;
@@ -228,8 +271,14 @@ fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Resul
     Ok(surroundings::threads(launcher.as_ref(), local_ranks))
 }
 
-fn run_options(args: &TrainArgs) -> RunOptions {
-    RunOptions {
+fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
+    let again = match std::env::var(surroundings::RESTARTED) {
+        Ok(told) if surroundings::launched_by_us() => Again::from_json(&told)
+            .with_context(|| format!("{} is not what our launcher sets", surroundings::RESTARTED))?,
+        _ => Again::default(),
+    };
+    Ok(RunOptions {
+        again,
         resume: args.resume.as_deref().map(|from| match from {
             "auto" => Resume::Auto,
             folder => Resume::From(folder.into()),
@@ -241,7 +290,7 @@ fn run_options(args: &TrainArgs) -> RunOptions {
             (_, true) => Output::Plain,
             _ => Output::Auto,
         },
-    }
+    })
 }
 
 fn bench(what: &Bench) -> anyhow::Result<u8> {

@@ -13,6 +13,8 @@ use crate::cores::Cores;
 
 /// Set on ranks that our launcher started: they end with it.
 pub(crate) const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
+/// What our launcher tells ranks that it has started again: [`zero_train::train::Again`].
+pub(crate) const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
 /// Set once the environment is as [`variables`] says, or was chosen by the user.
 const READY: &str = "ZERO_TRAIN_READY";
 

@@ -18,7 +18,8 @@ use zero_comm::place::Place;
 use zero_config::Config;
 
 use crate::cli::ConfigArgs;
-use crate::{launch, surroundings};
+use crate::launch::{self, Team};
+use crate::surroundings;
 
 pub(crate) use comm::comm;
 pub(crate) use costs::costs;
@@ -50,7 +51,7 @@ fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     let config = typed.resolve(ranks)?;
     if !is_rank {
         let threads = surroundings::threads(Some(&config.launcher), config.world_size);
-        return launch::launch(config.world_size, threads, text.as_deref()).map(Role::Launcher);
+        return launch::launch(Team::new(config.world_size, threads), text.as_deref(), None).map(Role::Launcher);
     }
     let cores = surroundings::settle(&config, &place)?;
     let comm = zero_comm::connect(&place, &zero_train::comm_options(&config, &place)?)?;

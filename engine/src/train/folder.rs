@@ -20,8 +20,7 @@ pub(super) struct Folder {
 impl Folder {
     /// Opens the folder of a new run. What an earlier run left there is moved aside; where to is returned.
     pub(super) fn new(path: &Path) -> Result<(Self, Option<PathBuf>), Error> {
-        let is_used = ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists());
-        let moved = if is_used { Some(set_aside(path)?) } else { None };
+        let moved = if holds_a_run(path) { Some(set_aside(path)?) } else { None };
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let file = path.join("metrics.jsonl");
         let metrics = File::create(&file).map_err(Error::io(&file))?;
@@ -74,6 +73,12 @@ impl Folder {
         fs::write(&temporary, content).map_err(Error::io(&temporary))?;
         fs::rename(&temporary, &path).map_err(Error::io(&path))
     }
+}
+
+/// Whether a run has written to a folder: the next one moves it aside, unless it goes on with it.
+#[must_use]
+pub fn holds_a_run(path: &Path) -> bool {
+    ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists())
 }
 
 fn set_aside(path: &Path) -> Result<PathBuf, Error> {

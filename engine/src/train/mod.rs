@@ -1,5 +1,6 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
+mod again;
 mod corpus;
 mod divergence;
 mod evaluation;
@@ -37,9 +38,12 @@ use progress::Progress;
 use report::Report;
 use run::{Files, Run};
 use saves::Saves;
-use signals::StopRequest;
+use signals::Requests;
 
+pub use again::{Again, Restart};
+pub use folder::holds_a_run;
 pub use progress::Output;
+pub use signals::note_save_requests;
 pub use steps::Steps;
 
 /// Where a run goes on.
@@ -56,6 +60,8 @@ pub enum Resume {
 pub struct RunOptions {
     /// Go on instead of starting anew.
     pub resume: Option<Resume>,
+    /// What earlier attempts have left, where a launcher has started the run again.
+    pub again: Again,
     /// Train so many steps, and compare them with one process at ZeRO stage 0.
     pub verify: Option<u64>,
     /// Go on beyond `training.memory_limit`.
@@ -79,7 +85,7 @@ pub enum Finished {
 /// Everything that can go wrong: see [`Error`].
 pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>) -> Result<Finished, Error> {
     let started = Instant::now();
-    let stop = StopRequest::listen();
+    let requests = Requests::listen();
     let mut config = config.for_world_size(comm.size())?;
     let corpus = Corpus::open(&config)?;
     let steps = match (config.training.max_steps, config.training.epochs) {
@@ -118,14 +124,16 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     };
     let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
     let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
-    let mut files = if main { Some(Files::open(&mut engine, &out, resumed.is_some(), &progress)?) } else { None };
+    let goes_on = resumed.is_some() || options.again.keeps_folder;
+    let mut files = if main { Some(Files::open(&mut engine, &out, goes_on, &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
     let saves = Saves::new(&out, resumed.map(|_| engine.steps()));
     if main {
         progress.say(&saves.foretell(&engine));
     }
-    let mut run = Run::new(engine, corpus, (early, divergence, saves), progress, Report::new(started, resident_before));
-    let finished = run.train(steps, &stop, files.as_mut())?;
+    let report = Report::new(started, resident_before, options.again.restarts.clone());
+    let mut run = Run::new(engine, corpus, (early, divergence, saves), progress, report);
+    let finished = run.train(steps, &requests, files.as_mut())?;
     let saved = run.save_last(finished)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };
     run.finish(files.as_mut(), saved.as_deref(), text.as_deref(), finished)?;
@@ -221,31 +229,30 @@ fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
 /// Goes on where the options say. `auto` takes the newest checkpoint that is as it was written: of one that is damaged it says so, and
 /// tries the one before.
 fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Option<(PathBuf, Value)>, Error> {
-    let root = out.join("checkpoints");
-    match &options.resume {
-        None => Ok(None),
+    let mut candidates = match &options.resume {
+        _ if !options.again.from.is_empty() => options.again.from.clone(),
+        None => return Ok(None),
         Some(Resume::From(folder)) => {
             let state = engine.load_checkpoint(folder)?;
-            Ok(Some((folder.clone(), state)))
+            return Ok(Some((folder.clone(), state)));
         }
-        Some(Resume::Auto) => {
-            let mut damaged = None;
-            for (step, folder) in zero_checkpoint::committed(&root)?.into_iter().rev() {
-                match engine.load_checkpoint(&folder) {
-                    Ok(state) => return Ok(Some((folder, state))),
-                    Err(error) if error.is_damage() => {
-                        if engine.communicator().rank() == 0 {
-                            eprintln!("warning: step {step} cannot be loaded: {error}");
-                        }
-                        damaged = damaged.or(Some(error));
-                    }
-                    Err(error) => return Err(error),
+        Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,
+    };
+    let mut damaged = None;
+    while let Some((step, folder)) = candidates.pop() {
+        match engine.load_checkpoint(&folder) {
+            Ok(state) => return Ok(Some((folder, state))),
+            Err(error) if error.is_damage() => {
+                if engine.communicator().rank() == 0 {
+                    eprintln!("warning: step {step} cannot be loaded: {error}");
                 }
+                damaged = damaged.or(Some(error));
             }
-            // A run that has checkpoints is not begun anew because none can be read.
-            damaged.map_or(Ok(None), Err)
+            Err(error) => return Err(error),
         }
     }
+    // A run that has checkpoints is not begun anew because none can be read.
+    damaged.map_or(Ok(None), Err)
 }
 
 fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {

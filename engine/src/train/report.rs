@@ -9,8 +9,8 @@ use zero_comm::{Buffer, Stats};
 use zero_partition::{CATEGORIES, Ledger, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
 
-use super::Finished;
 use super::progress::seconds;
+use super::{Finished, Restart};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::memory;
@@ -29,10 +29,11 @@ pub(super) struct Report {
     peak_bytes: u64,
     /// What the process had occupied at most before there was an engine.
     resident_before: Option<u64>,
+    restarts: Vec<Restart>,
 }
 
 impl Report {
-    pub(super) fn new(started: Instant, resident_before: Option<u64>) -> Self {
+    pub(super) fn new(started: Instant, resident_before: Option<u64>, restarts: Vec<Restart>) -> Self {
         Self {
             started,
             first_step: None,
@@ -42,6 +43,7 @@ impl Report {
             last_loss: f32::NAN,
             peak_bytes: 0,
             resident_before,
+            restarts,
         }
     }
 
@@ -94,6 +96,7 @@ impl Report {
         Ok(json!({
             "version": env!("CARGO_PKG_VERSION"),
             "finished": match finished { Finished::Done => "done".to_string(), Finished::Stopped(s) => format!("signal {s}") },
+            "restarts": self.restarts,
             "world_size": comm.size(),
             "transport": comm.transport(),
             "zero_stage": engine.settings.layout.zero_stage.number(),

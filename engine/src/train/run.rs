@@ -13,7 +13,7 @@ use super::folder::Folder;
 use super::progress::{Progress, Shown};
 use super::report::{self, Report};
 use super::saves::Saves;
-use super::signals::StopRequest;
+use super::signals::Requests;
 use super::stragglers::Stragglers;
 use super::{Finished, sample};
 use crate::engine::{Engine, Step};
@@ -30,10 +30,11 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Takes the lock of the folder, for the engine's saves too.
-    pub(super) fn open(engine: &mut Engine, out: &Path, resumed: bool, progress: &Progress) -> Result<Self, Error> {
+    /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
+    /// too.
+    pub(super) fn open(engine: &mut Engine, out: &Path, goes_on: bool, progress: &Progress) -> Result<Self, Error> {
         let mut lock = RunLock::take(out)?;
-        let folder = if resumed {
+        let folder = if goes_on {
             for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
                 progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
             }
@@ -94,6 +95,8 @@ struct Together {
     peak_bytes: u64,
     micros: u64,
     signal: i64,
+    /// A rank was asked to save a checkpoint.
+    save: bool,
     /// What each rank's own work took, by rank.
     own_ms: Vec<f64>,
 }
@@ -113,7 +116,7 @@ impl Run {
     pub(super) fn train(
         &mut self,
         steps: u64,
-        stop: &StopRequest,
+        requests: &Requests,
         mut files: Option<&mut Files>,
     ) -> Result<Finished, Error> {
         let rows = self.engine.config().train_micro_batch_size_per_gpu;
@@ -123,7 +126,7 @@ impl Run {
             let corpus = &self.corpus;
             self.divergence.prepare(&mut self.engine);
             let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
-            let together = self.gather(&step, stop)?;
+            let together = self.gather(&step, requests)?;
             self.saves.look(&mut self.engine, &self.progress)?;
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
             let eval_loss = if evaluates { Some(self.evaluate()?) } else { None };
@@ -140,7 +143,11 @@ impl Run {
                 self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
                 break;
             }
+            if together.save {
+                self.progress.say(&format!("saving after step {}: SIGUSR1", step.step));
+            }
             let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
+            let saves = saves || together.save;
             if saves && (step.step < steps || !training.save_last) {
                 let state = self.state();
                 self.saves.on_the_way(&mut self.engine, state, &self.progress)?;
@@ -150,10 +157,12 @@ impl Run {
     }
 
     /// What the ranks must know of each other after a step.
-    fn gather(&mut self, step: &Step, stop: &StopRequest) -> Result<Together, Error> {
+    fn gather(&mut self, step: &Step, requests: &Requests) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
-        let own = [peak, step.duration.as_micros() as i64, stop.received(), step.sent_bytes as i64, own_micros as i64];
+        let (stop, save) = (requests.stop(), i64::from(requests.take_save()));
+        let (micros, sent) = (step.duration.as_micros() as i64, step.sent_bytes as i64);
+        let own = [peak, micros, stop, sent, own_micros as i64, save];
         let comm = self.engine.communicator();
         let all = Buffer::I64(vec![0; own.len() * comm.size()]);
         let all = comm.all_gather(Buffer::I64(own.to_vec()), all, &vec![own.len(); comm.size()]);
@@ -163,6 +172,7 @@ impl Run {
             peak_bytes: column(0).max().unwrap_or(0) as u64,
             micros: column(1).max().unwrap_or(0) as u64,
             signal: column(2).max().unwrap_or(0),
+            save: column(5).any(|asked| asked != 0),
             sent_bytes: column(3).sum::<i64>() as u64,
             own_ms: column(4).map(|micros| micros as f64 / 1e3).collect(),
         })
