@@ -189,12 +189,15 @@ mod tests {
 
     #[test]
     fn headers_that_mislead_are_refused() {
-        let tensor = |name: &str, start: usize| format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":[{start},{}]}}"#, start + 8);
+        let tensor = |name: &str, start: usize| {
+            format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":[{start},{}]}}"#, start + 8)
+        };
         assert!(TensorFile::open(&file(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 8)), 16).1).is_ok());
         let twice = refused(&format!("{{{},{}}}", tensor("a", 0), tensor("a", 8)), 16);
         assert!(twice.contains("`a` is in it twice"), "{twice}");
         assert!(refused("[]", 0).contains("damaged") && refused("{", 0).contains("damaged"));
-        let many: Vec<String> = (0..=MAX_TENSORS).map(|i| format!(r#""{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#)).collect();
+        let many: Vec<String> =
+            (0..=MAX_TENSORS).map(|i| format!(r#""{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#)).collect();
         assert!(refused(&format!("{{{}}}", many.join(",")), 0).contains("65537 tensors"));
         let large = format!("{{{}{}}}", tensor("a", 0), " ".repeat(MAX_HEADER as usize));
         assert!(refused(&large, 8).contains("its header claims"));

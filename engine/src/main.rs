@@ -249,7 +249,7 @@ fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> 
     ];
     let overrides = [args.overrides(), changes.clone()].concat();
     let config = zero_config::load(source.clone(), &overrides)?.resolve(Some(ranks))?;
-    let plan = zero_train::train::check(&config)?;
+    let plan = zero_train::train::check(&config, &run_options(args)?)?;
     if !args.force
         && let Some(limit) = Limit::of_rank(&config, ranks)
         && plan.peak_bytes() > limit.bytes

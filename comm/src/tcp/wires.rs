@@ -104,7 +104,8 @@ impl Wires for TcpWires {
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken> {
         let Peer { stream, sending, .. } = self.peer(peer)?;
         // The first that is offered of a chunk is all of it.
-        let tail = sending.get_or_insert_with(|| Tail { bytes: crc32fast::hash(bytes).to_le_bytes(), ..Tail::default() });
+        let tail =
+            sending.get_or_insert_with(|| Tail { bytes: crc32fast::hash(bytes).to_le_bytes(), ..Tail::default() });
         let own = if tail.last { &[] } else { bytes };
         let written = stream.write_vectored(&[IoSlice::new(own), IoSlice::new(&tail.bytes[tail.moved..])]);
         let Some(count) = transferred(written)? else { return Ok(0) };

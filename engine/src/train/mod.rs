@@ -219,6 +219,7 @@ fn with_total_steps(mut config: Config, steps: u64) -> Config {
 fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     let root = Path::new(&config.training.output_dir).join("checkpoints");
     Ok(match &options.resume {
+        _ if !options.again.from.is_empty() => Start::GoesOn,
         None => Start::Anew,
         Some(Resume::From(_)) => Start::GoesOn,
         Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => Start::Anew,
