@@ -79,7 +79,7 @@ impl Divergence {
             return Err(Error::Diverged { reason: format!("{reason}; the configuration says to stop then") });
         }
         if self.skipped_in_a_row >= self.max_skipped {
-            let reason = format!("{reason}; it is bad step {} in a row", self.skipped_in_a_row);
+            let reason = format!("{reason}, the last of {} such steps in a row", self.skipped_in_a_row);
             return Err(Error::Diverged { reason });
         }
         Ok(())
@@ -147,7 +147,7 @@ mod tests {
         let mut usual = divergence("");
         assert_eq!(outcome(&mut usual, &[1.0, nan, 1.0]).unwrap(), [false, true, false]);
         let error = outcome(&mut usual, &[nan; 20]).unwrap_err();
-        assert!(error.contains("in step 20 ") && error.contains("bad step 20 in a row"), "{error}");
+        assert!(error.contains("in step 20 ") && error.contains("the last of 20 such steps in a row"), "{error}");
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, nan, 1.0, nan, nan]).unwrap();
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, f64::INFINITY, nan]).unwrap_err();
         let error = outcome(&mut divergence("nonfinite: stop"), &[1.0, nan]).unwrap_err();
