@@ -1,7 +1,7 @@
 //! Which checkpoints there are.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -72,10 +72,14 @@ pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError>
 pub fn write_rate(root: &Path, bytes: u64) -> Result<f64, CheckpointError> {
     fs::create_dir_all(root).map_err(CheckpointError::io(root))?;
     let path = root.join(".probe");
-    let zeros = vec![0u8; bytes.clamp(1, 8 << 20) as usize];
+    let bytes = bytes.clamp(1, 8 << 20);
     let started = Instant::now();
-    let written = File::create(&path).and_then(|mut file| file.write_all(&zeros).and_then(|()| file.sync_all()));
-    let rate = zeros.len() as f64 / started.elapsed().as_secs_f64();
+    let write = |mut file: File| {
+        io::copy(&mut io::repeat(0).take(bytes), &mut file)?;
+        file.sync_all()
+    };
+    let written = File::create(&path).and_then(write);
+    let rate = bytes as f64 / started.elapsed().as_secs_f64();
     let removed = fs::remove_file(&path);
     written.and(removed).map(|()| rate).map_err(CheckpointError::io(&path))
 }

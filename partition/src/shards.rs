@@ -126,8 +126,7 @@ impl Zero {
             if range.start > range.end || range.end > own.len() {
                 return Err(missing());
             }
-            values.copy_from_slice(&self.read_stored(id, stored, range)?);
-            return Ok(());
+            return self.read_stored(id, stored, range.start, values);
         }
         let state = &self.segments[id];
         let held = match (kind, &state.shard) {

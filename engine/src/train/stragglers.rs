@@ -9,6 +9,8 @@ use crate::timing::Lane;
 const SLOW: f64 = 2.0;
 /// Work that takes less is not looked at: a process is off its core for as long now and then.
 const SHORT_MS: f64 = 20.0;
+/// It is said of a rank that is slow in so many steps in a row: in one, any may be. The log has each.
+const IN_A_ROW: u64 = 3;
 /// It is said of a rank no more often than every so many steps.
 const EVERY: u64 = 100;
 
@@ -16,13 +18,15 @@ const EVERY: u64 = 100;
 pub(super) struct Stragglers {
     /// Of this rank, up to the last step.
     worked: f64,
+    /// Which rank was slow in the last steps, and in how many.
+    latest: Option<(usize, u64)>,
     /// The step after which it was last said, by rank.
     said: Vec<Option<u64>>,
 }
 
 impl Stragglers {
     pub(super) fn new(comm: &dyn Communicator) -> Self {
-        Self { worked: 0.0, said: vec![None; comm.size()] }
+        Self { worked: 0.0, latest: None, said: vec![None; comm.size()] }
     }
 
     /// Milliseconds of the last step in which this rank did not wait for others.
@@ -46,7 +50,12 @@ impl Stragglers {
 
     /// What to say of a slow rank, if it was not said lately.
     pub(super) fn word(&mut self, step: u64, all: &[f64]) -> Option<String> {
-        let (rank, median) = Self::slow(all)?;
+        let slow = Self::slow(all);
+        self.latest = slow.map(|(rank, _)| match self.latest {
+            Some((before, steps)) if before == rank => (rank, steps + 1),
+            _ => (rank, 1),
+        });
+        let (rank, median) = slow.filter(|_| self.latest.is_some_and(|(_, steps)| steps >= IN_A_ROW))?;
         let said = self.said.get_mut(rank)?;
         if said.is_some_and(|before| step < before + EVERY) {
             return None;
@@ -65,14 +74,20 @@ mod tests {
 
     #[test]
     fn a_slow_rank_is_named_now_and_then() {
-        let mut stragglers = Stragglers { worked: 0.0, said: vec![None; 4] };
-        assert_eq!(stragglers.word(1, &[100.0, 110.0, 90.0, 199.0]), None, "not twice the median");
-        assert_eq!(stragglers.word(1, &[1.0, 1.0, 1.0, 19.0]), None, "too short to tell");
-        let said = stragglers.word(2, &[100.0, 110.0, 90.0, 230.0]).unwrap();
-        assert_eq!(said, "rank 3 is slow: 230 ms of its own work in step 2, the median rank 100 ms");
-        assert_eq!(stragglers.word(3, &[100.0, 110.0, 90.0, 900.0]), None, "said lately");
-        assert!(stragglers.word(3, &[1000.0, 110.0, 90.0, 120.0]).unwrap().starts_with("rank 0 "), "another one");
-        assert!(stragglers.word(102, &[100.0, 110.0, 90.0, 900.0]).is_some());
+        let mut stragglers = Stragglers { worked: 0.0, latest: None, said: vec![None; 4] };
+        let (even, third) = ([100.0, 110.0, 90.0, 199.0], [100.0, 110.0, 90.0, 230.0]);
+        let mut words = |steps: std::ops::Range<u64>, all: &[f64]| -> Vec<String> {
+            steps.filter_map(|step| stragglers.word(step, all)).collect()
+        };
+        assert!(words(0..9, &even).is_empty(), "not twice the median");
+        assert!(words(0..9, &[1.0, 1.0, 1.0, 19.0]).is_empty(), "too short to tell");
+        assert!(words(1..3, &third).is_empty(), "twice in a row");
+        assert!(words(3..4, &even).is_empty());
+        let said = "rank 3 is slow: 230 ms of its own work in step 6, the median rank 100 ms";
+        assert_eq!(words(4..60, &third), [said], "and no more soon");
+        let first = words(60..63, &[1000.0, 110.0, 90.0, 120.0]);
+        assert!(first.len() == 1 && first[0].starts_with("rank 0 "), "another one: {first:?}");
+        assert_eq!(words(100..120, &third).len(), 1, "again after a while");
         assert_eq!(Stragglers::slow(&[100.0, 250.0]), Some((1, 100.0)), "of two");
         assert_eq!(Stragglers::slow(&[100.0]), None);
     }

@@ -31,21 +31,31 @@ impl Disk {
         })
     }
 
-    /// Reads a range of this rank's part.
-    fn read(&self, id: SegmentId, stored: Stored, range: Range<usize>, dtype: DType) -> Result<Vec<f32>, ZeroError> {
+    /// Reads as many of this rank's part as `values` takes, from element `start` on.
+    fn read(
+        &self,
+        id: SegmentId,
+        stored: Stored,
+        start: usize,
+        values: &mut [f32],
+        dtype: DType,
+    ) -> Result<(), ZeroError> {
         let place = self.place(id)?;
-        let mut values = Vec::with_capacity(range.len());
+        let range = start..start + values.len();
+        let mut rest = values;
         for (index, part) in parts(&place, range) {
             let bytes = self.read_tile(&place, stored, index)?;
+            let (now, later) = rest.split_at_mut(part.len());
+            rest = later;
             match (stored, dtype) {
                 (Stored::Parameters, DType::BF16) => {
                     let rounded = &cast_slice::<u8, bf16>(bytes.as_bytes())[part];
-                    values.extend(rounded.iter().map(|value| value.to_f32()));
+                    now.iter_mut().zip(rounded).for_each(|(value, rounded)| *value = rounded.to_f32());
                 }
-                _ => values.extend_from_slice(&bytes.as_f32()[part]),
+                _ => now.copy_from_slice(&bytes.as_f32()[part]),
             }
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Overwrites a range of this rank's part; parameters are rounded to the working dtype.
@@ -121,9 +131,10 @@ impl Zero {
         &self,
         id: SegmentId,
         stored: Stored,
-        range: Range<usize>,
-    ) -> Result<Vec<f32>, ZeroError> {
-        self.disk.as_ref().ok_or_else(no_disk)?.read(id, stored, range, self.dtype)
+        start: usize,
+        values: &mut [f32],
+    ) -> Result<(), ZeroError> {
+        self.disk.as_ref().ok_or_else(no_disk)?.read(id, stored, start, values, self.dtype)
     }
 
     pub(crate) fn write_stored(
@@ -139,7 +150,9 @@ impl Zero {
     /// This rank's shard of the parameters, from the disk.
     pub(crate) fn stored_shard(&self, id: SegmentId) -> Result<CpuStorage, ZeroError> {
         let elements = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?.elements;
-        Ok(self.working(self.read_stored(id, Stored::Parameters, 0..elements)?))
+        let mut values = vec![0.0; elements];
+        self.read_stored(id, Stored::Parameters, 0, &mut values)?;
+        Ok(self.working(values))
     }
 
     /// Writes initial values of what lives on the disk, a tile at a time. The optimizer's states are zeros already.
