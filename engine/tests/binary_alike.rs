@@ -3,38 +3,15 @@
 mod case;
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use case::{Case, text};
+use case::{Alone, Case, port};
 
-/// A port that is free now.
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// A rank that no launcher of ours has started.
-struct Alone(Child);
-
-impl Alone {
-    fn start(mut command: Command, rank: usize, ranks: usize, port: u16) -> Self {
-        let (rank, ranks) = (rank.to_string(), ranks.to_string());
-        command
-            .env("RANK", &rank)
-            .env("LOCAL_RANK", &rank)
-            .env("WORLD_SIZE", &ranks)
-            .env("LOCAL_WORLD_SIZE", &ranks)
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string());
-        Self(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    /// Status and errors.
-    fn end(self) -> (Option<i32>, String) {
-        let output = self.0.wait_with_output().unwrap();
-        (output.status.code(), text(&output.stderr))
-    }
+/// One of several ranks of this host.
+fn start(mut command: Command, rank: usize, ranks: usize, port: u16) -> Alone {
+    case::place(&mut command, [rank, ranks], [rank, ranks], ("127.0.0.1", port));
+    Alone::start(command)
 }
 
 #[test]
@@ -48,7 +25,7 @@ fn a_token_file_that_others_can_read_is_refused_in_one_line() {
             .map(|rank| {
                 let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2"]);
                 command.env("ZERO_TRAIN_TOKEN_FILE", case.path("token"));
-                Alone::start(command, rank, 2, port)
+                start(command, rank, 2, port)
             })
             .collect();
         ranks.into_iter().map(Alone::end).collect::<Vec<_>>()
@@ -82,7 +59,7 @@ fn ranks_with_other_settings_or_another_program_refuse_to_start() {
                     Some(program) if rank == 1 => case.command_of(program, &args),
                     _ => case.command(&args),
                 };
-                Alone::start(command, rank, 3, port)
+                start(command, rank, 3, port)
             })
             .collect();
         ranks.into_iter().map(Alone::end).collect::<Vec<_>>()

@@ -2,9 +2,11 @@
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
 use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -45,7 +47,9 @@ impl Case {
     pub fn command_of(&self, program: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
-        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        for name in
+            ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ZERO_TRAIN_TOKEN"]
+        {
             command.env_remove(name);
         }
         command
@@ -80,6 +84,50 @@ impl Case {
         let manifest = self.path(out).join(format!("checkpoints/step-{step:08}/manifest.json"));
         let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
         manifest["shards"].clone()
+    }
+}
+
+/// What a launcher tells a rank: its place among all and among those of its host, and where they meet.
+pub fn place(command: &mut Command, rank: [usize; 2], local: [usize; 2], master: (&str, u16)) {
+    for (name, [index, of]) in [(["RANK", "WORLD_SIZE"], rank), (["LOCAL_RANK", "LOCAL_WORLD_SIZE"], local)] {
+        command.env(name[0], index.to_string()).env(name[1], of.to_string());
+    }
+    command.env("MASTER_ADDR", master.0).env("MASTER_PORT", master.1.to_string());
+}
+
+/// A port of the loopback interface that is free now.
+pub fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A rank that no launcher of ours has started; killed when it is dropped.
+pub struct Alone(Child);
+
+impl Alone {
+    pub fn start(mut command: Command) -> Self {
+        Self(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
+    /// Status and errors.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let mut errors = Vec::new();
+        self.0.stderr.take().unwrap().read_to_end(&mut errors).unwrap();
+        (self.0.wait().unwrap().code(), text(&errors))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -1,0 +1,104 @@
+//! Two network namespaces, joined by a cable: what two hosts are to a job.
+#![allow(unreachable_pub)] // part of one test
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::case::{Case, text};
+
+/// Of the interface `eth0` of each host.
+pub const ADDRESSES: [&str; 2] = ["10.231.0.1", "10.231.0.2"];
+
+/// Begins the name of a namespace; the number of the test's process follows.
+const PREFIX: &str = "zero-train-test-";
+
+/// The namespaces are gone when this is dropped, also by a test that fails.
+pub struct Hosts {
+    names: [String; 2],
+}
+
+impl Hosts {
+    /// `None`, with the reason printed, where this is not permitted.
+    pub fn new() -> Option<Self> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        remove_those_of_ended_tests();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = |host: usize| format!("{PREFIX}{}-{number}-{host}", std::process::id());
+        let hosts = Self { names: [0, 1].map(name) };
+        match hosts.connect() {
+            Ok(()) => Some(hosts),
+            Err(reason) => {
+                eprintln!("skipped, no network namespaces: {reason}");
+                None
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<(), String> {
+        let [first, second] = [self.name(0), self.name(1)];
+        for name in [first, second] {
+            ip(&["netns", "add", name])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        ip(&["link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second])?;
+        for (host, address) in ADDRESSES.iter().enumerate() {
+            ip(&["-n", self.name(host), "address", "add", &format!("{address}/30"), "dev", "eth0"])?;
+            ip(&["-n", self.name(host), "link", "set", "eth0", "up"])?;
+        }
+        Ok(())
+    }
+
+    pub fn name(&self, host: usize) -> &str {
+        &self.names[host]
+    }
+
+    /// Plugs the cable in (`up`), or out (`down`).
+    pub fn link(&self, state: &str) {
+        ip(&["-n", self.name(0), "link", "set", "eth0", state]).unwrap();
+    }
+
+    /// The binary on a host.
+    pub fn command(&self, case: &Case, host: usize, args: &[&str]) -> Command {
+        let there = ["netns", "exec", self.name(host), env!("CARGO_BIN_EXE_zero-train")];
+        case.command_of(Path::new("ip"), &[&there, args].concat())
+    }
+
+    /// The ports on which somebody listens.
+    pub fn listening(&self, host: usize) -> Vec<u16> {
+        let table = ip(&["netns", "exec", self.name(host), "cat", "/proc/net/tcp"]).unwrap();
+        // Own address and port, the other's, and the state, in hexadecimal.
+        let port = |line: &str| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let listens = fields[3] == "0A";
+            listens.then(|| u16::from_str_radix(fields[1].rsplit_once(':').unwrap().1, 16).unwrap())
+        };
+        table.lines().skip(1).filter_map(port).collect()
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Not all of them may have come to be.
+            let _ = ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+/// A test that was killed could not do it itself.
+fn remove_those_of_ended_tests() {
+    for name in ip(&["netns", "list"]).unwrap_or_default().split_whitespace() {
+        let process = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+/// What `ip` prints, or why it fails.
+fn ip(args: &[&str]) -> Result<String, String> {
+    let output = Command::new("ip").args(args).output().map_err(|error| format!("ip: {error}"))?;
+    let line = || format!("ip {}: {}", args.join(" "), text(&output.stderr).trim());
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(line()) }
+}
