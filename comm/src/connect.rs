@@ -71,7 +71,7 @@ const WORLD: u64 = 0;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What a rank leaves in the store.
-struct Introduction {
+pub(crate) struct Introduction {
     address: SocketAddr,
     /// Digest of its terms.
     terms: String,
@@ -79,7 +79,7 @@ struct Introduction {
 }
 
 impl Introduction {
-    fn read(text: &str) -> Option<Introduction> {
+    pub(crate) fn read(text: &str) -> Option<Introduction> {
         let mut words = text.splitn(3, ' ');
         let mut word = || words.next();
         Some(Introduction { address: word()?.parse().ok()?, terms: word()?.into(), host: word()?.into() })

@@ -36,6 +36,9 @@ mod connect;
 pub mod copy;
 mod doorkeeper;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod health;
 pub mod heap;

@@ -85,6 +85,27 @@ impl Drop for Control {
     }
 }
 
+#[cfg(feature = "fuzzing")]
+impl Control {
+    /// What arrives from rank 1 of 2 in pieces of at most `piece` bytes.
+    pub(crate) fn fuzz(bytes: &[u8], piece: usize) {
+        let (board, desk) = (Board::new(2), Arc::<Desk>::default());
+        let streams = vec![None, None];
+        let shared = Shared { streams, board: Arc::clone(&board), desk, leaving: AtomicBool::new(false) };
+        let mut peer = Peer { rank: 1, unread: Vec::new(), ended: None, gone: false };
+        for piece in bytes.chunks(piece) {
+            peer.unread.extend_from_slice(piece);
+            shared.understand(&mut peer);
+        }
+        // What is passed on is what was heard, cut to length.
+        if let Some(cause) = board.cause() {
+            let (code, payload) = take_frame(&mut encode(cause)).expect("a whole frame");
+            let heard = decode(code, &payload).expect("a cause");
+            assert_eq!(encode(&heard), encode(cause));
+        }
+    }
+}
+
 /// What the monitor knows of a peer.
 struct Peer {
     rank: usize,
@@ -153,6 +174,11 @@ impl Shared {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             _ => peer.ended = Some(Instant::now()),
         }
+        self.understand(peer);
+    }
+
+    /// Acts on all whole frames of a peer.
+    fn understand(&self, peer: &mut Peer) {
         while let Some((code, payload)) = take_frame(&mut peer.unread) {
             if code == GOODBYE {
                 self.board.leave(peer.rank);

@@ -11,13 +11,13 @@ use crate::auth::{self, HELLO_BYTES, Key, PROOF_TIME, Refusal, read_by};
 
 /// A connection to a store.
 pub struct StoreClient {
-    stream: TcpStream,
-    address: String,
-    protocol: Protocol,
+    pub(super) stream: TcpStream,
+    pub(super) address: String,
+    pub(super) protocol: Protocol,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Protocol {
+pub(super) enum Protocol {
     Ours,
     Torch,
 }
@@ -145,7 +145,7 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
 }
 
 /// Finds out whom we have, and proves the token where it is asked for.
-fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
+pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
     // Any number that our own server's answer cannot be.
     let number = (std::process::id()).to_le_bytes();
     stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;

@@ -5,6 +5,8 @@
 //! answer to its first message, which is a valid `TCPStore` ping.
 
 mod client;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod server;
 mod torch;
 

@@ -21,10 +21,10 @@ pub struct StoreServer {
 }
 
 #[derive(Default)]
-struct Shared {
+pub(super) struct Shared {
     values: Mutex<HashMap<String, Vec<u8>>>,
     changed: Condvar,
-    closing: AtomicBool,
+    pub(super) closing: AtomicBool,
 }
 
 /// The answer to a client's first message that tells it that this is not PyTorch's store.
@@ -75,6 +75,11 @@ fn serve(stream: &mut TcpStream, pending: Pending, key: &Key, shared: &Shared) -
         return Ok(());
     }
     drop(pending);
+    requests(stream, shared)
+}
+
+/// Answers a client that has proven itself, until it goes.
+pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()> {
     loop {
         let Some(code) = next_code(stream, shared)? else { return Ok(()) };
         match code {

@@ -1,0 +1,80 @@
+//! What a peer can send, for the fuzz target `frames`: nothing of it may panic, hang, or be taken for more than it is.
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::agreement::Terms;
+use crate::auth::{self, Key, Refusal, WELCOME};
+use crate::buffer::Dtype;
+use crate::connect::Introduction;
+use crate::processes::Control;
+use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
+use crate::store;
+
+/// Reads `data` as a peer's: its first byte says as what, the rest is what is read.
+pub fn frames(data: &[u8]) {
+    let Some((&kind, bytes)) = data.split_first() else { return };
+    match kind {
+        b'h' => header(bytes),
+        b'c' => control(bytes),
+        b's' => store::fuzzing::server(bytes),
+        b'a' => store::fuzzing::client(bytes),
+        b'g' => store::fuzzing::greeting(bytes),
+        b'p' => stranger(bytes),
+        b'i' => drop(Introduction::read(&String::from_utf8_lossy(bytes))),
+        b't' => terms(bytes),
+        _ => {}
+    }
+}
+
+fn header(bytes: &[u8]) {
+    let Some(theirs) = bytes.first_chunk::<HEADER_BYTES>().and_then(Header::decode) else { return };
+    assert_eq!(Header::decode(&theirs.encode()), Some(theirs));
+    let dtype = Some(Dtype::F32);
+    let signature = Signature { operation: Operation::Recv, sequence: 1, dtype, length: 2, reduce: None, layout: 0 };
+    let ours = Header { job: 3, attempt: 0, group: 0, signature, place: None };
+    match ours.difference(&theirs) {
+        Some((here, there)) => assert!(!here.is_empty() && !there.is_empty()),
+        None => assert_eq!((theirs.job, theirs.signature.length), (3, 2)),
+    }
+}
+
+fn control(bytes: &[u8]) {
+    if let Some((&piece, bytes)) = bytes.split_first() {
+        Control::fuzz(bytes, 1 + usize::from(piece));
+    }
+}
+
+/// Nobody who does not know the token passes, in either direction.
+fn stranger(bytes: &[u8]) {
+    let key = Key::new(Some("a token that no input holds"));
+    let (mut stream, _peer) = peer_that_sends(bytes);
+    let met = auth::demand(&mut stream, &key, |_| WELCOME);
+    assert!(matches!(met, Err(Refusal::Proof | Refusal::Io(_))));
+    let (mut stream, _peer) = peer_that_sends(bytes);
+    assert!(auth::prove(&mut stream, &key, &[0; auth::HELLO_BYTES]).is_err());
+}
+
+fn terms(bytes: &[u8]) {
+    let ours = Terms::new(&[("version".into(), "1".into())]);
+    let theirs = Terms::decode(bytes);
+    assert!(!ours.disagreement(0, &theirs, 1).to_string().is_empty());
+    assert!(theirs.encode().len() <= store::MAX_VALUE);
+}
+
+/// A connection whose other end has sent all of this and will send no more; that end must live as long as it is read.
+pub(crate) fn peer_that_sends(bytes: &[u8]) -> (TcpStream, UnixStream) {
+    // A pair has no port that stays taken for a minute, as those of thousands of connections a second would.
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    theirs.set_nonblocking(true).expect("a socket");
+    // Beyond the kernel's buffer nothing more is sent.
+    let _ = theirs.write_all(bytes);
+    theirs.shutdown(Shutdown::Write).expect("a socket");
+    let ours = TcpStream::from(OwnedFd::from(ours));
+    // The other end does not read.
+    ours.set_write_timeout(Some(Duration::from_millis(10))).expect("a socket");
+    (ours, theirs)
+}
