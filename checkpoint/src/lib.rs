@@ -17,6 +17,9 @@ mod error;
 mod export;
 mod failpoint;
 mod folders;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod import;
 mod layout;
 mod load;

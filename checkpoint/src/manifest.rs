@@ -127,13 +127,19 @@ impl Manifest {
     }
 
     /// JSON, whose last key is the checksum of what is before it.
-    fn text(&self) -> serde_json::Result<String> {
+    pub(crate) fn text(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string_pretty(self)?;
         let body = format!("{},", text.trim_end_matches("\n}"));
         Ok(format!("{body}{SEAL}{}\n}}\n", crc32fast::hash(body.as_bytes())))
     }
 
-    fn parse(text: &[u8]) -> Result<Self, String> {
+    /// Anything with the checksum of a manifest behind it.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn sealed(body: &[u8]) -> Vec<u8> {
+        [body, format!("{SEAL}{}\n}}\n", crc32fast::hash(body)).as_bytes()].concat()
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let seal = text.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
         let Some((body, sealed)) = seal.map(|at| text.split_at(at)) else {
             // Not one of this version's: which one it is tells more than that it has no checksum.
