@@ -12,7 +12,8 @@ fuzz_target!(|data: &[u8]| {
     match loaded.and_then(|typed| typed.resolve(None)) {
         Ok(config) => {
             assert!(config.warnings.iter().all(|warning| !warning.to_string().is_empty()));
-            let again = Config::parse("fuzz", config.to_yaml_with_origins()).unwrap_or_else(|errors| panic!("{errors}"));
+            let again =
+                Config::parse("fuzz", config.to_yaml_with_origins()).unwrap_or_else(|errors| panic!("{errors}"));
             assert_eq!(again, config);
         }
         Err(errors) => assert!(errors.count() > 0 && errors.to_string().starts_with("error: ")),
