@@ -98,6 +98,14 @@ pub(crate) struct Desk {
 struct Wait {
     ranks: Vec<usize>,
     audience: Arc<Audience>,
+    /// Whether it was given up, and kept this rank from everything else to the last.
+    given_up: bool,
+}
+
+impl Wait {
+    fn keeps_a_thread(&self) -> bool {
+        self.given_up || self.audience.since().is_some()
+    }
 }
 
 impl Desk {
@@ -108,7 +116,7 @@ impl Desk {
             return Whereabouts::Waiting(wait.ranks.clone());
         }
         // A rank that is kept in one operation is late for all others.
-        let keeping = waiting.values().filter(|wait| wait.audience.since().is_some());
+        let keeping = waiting.values().filter(|wait| wait.keeps_a_thread());
         let ranks: BTreeSet<usize> = keeping.flat_map(|wait| &wait.ranks).copied().collect();
         match ranks.is_empty() {
             true => Whereabouts::Elsewhere,
@@ -170,7 +178,7 @@ impl<'a> Inquest<'a> {
         if self.begun.elapsed() < self.patience.min(SLICE) {
             return;
         }
-        let wait = Wait { ranks: waits.to_vec(), audience: Arc::clone(&self.topic.audience) };
+        let wait = Wait { ranks: waits.to_vec(), audience: Arc::clone(&self.topic.audience), given_up: false };
         lock(&self.health.desk.waiting).insert(self.topic.id, wait);
         self.public = true;
         if self.waited().is_none_or(|waited| waited < 2 * self.patience) {
@@ -244,11 +252,15 @@ impl<'a> Inquest<'a> {
 impl Drop for Inquest<'_> {
     fn drop(&mut self) {
         if self.public {
-            // Where the job has ended, this rank waits for as long as it lives: who has not heard of the end yet and asks must
-            // not take it for idle.
-            if !self.closed && self.health.check().is_ok() {
-                lock(&self.health.desk.waiting).remove(&self.topic.id);
+            let mut waiting = lock(&self.health.desk.waiting);
+            // Where the job has ended, this rank waits for as long as it lives, though its threads have gone on: who has not heard of
+            // the end yet and asks, about whatever operation, must not take it for idle.
+            if self.closed || self.health.check().is_err() {
+                waiting.entry(self.topic.id).and_modify(|wait| wait.given_up |= wait.audience.since().is_some());
+            } else {
+                waiting.remove(&self.topic.id);
             }
+            drop(waiting);
             lock(&self.health.desk.answers).retain(|(topic, _), _| *topic != self.topic.id);
         }
     }
@@ -304,7 +316,7 @@ mod tests {
             let health = Health::new(0, Board::new(3), Arc::default(), None);
             let audience = Arc::<Audience>::default();
             let topic = Topic::collectives(7, &audience);
-            let _seat = Arc::clone(&audience).sit_down();
+            let seat = Arc::clone(&audience).sit_down();
             let deadline = Deadline { started: Instant::now(), timeout: Duration::from_millis(200) };
             let mut inquest = Inquest::new(&health, &topic, deadline);
             while blames && inquest.verdict(&[1]).is_none() || !inquest.public {
@@ -312,8 +324,12 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
             drop(inquest);
-            let left = health.desk.whereabouts(topic.id);
-            assert_eq!(left == Whereabouts::Waiting(vec![1]), blames, "{left:?}");
+            drop(seat);
+            // About the operation, and about one that the rank has not come to.
+            for asked in [topic.id, topic.id + 1] {
+                let left = health.desk.whereabouts(asked);
+                assert_eq!(left == Whereabouts::Waiting(vec![1]), blames, "{left:?}");
+            }
         }
     }
 }
