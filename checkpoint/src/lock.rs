@@ -4,6 +4,7 @@
 //! no locks, or does not keep them between hosts, the number in the file still tells a run that another has taken its place: each
 //! writes a higher one, and a checkpoint is committed only while the number is its run's own (a *fencing token*).
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,12 @@ struct Holder {
     since: u64,
 }
 
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} on {}", self.pid, self.host)
+    }
+}
+
 impl RunLock {
     /// Takes the lock of a run's folder, which is made if it is not there.
     ///
@@ -50,8 +57,7 @@ impl RunLock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let holder =
-                    before.map_or_else(|| "another process".into(), |h| format!("process {} on {}", h.pid, h.host));
+                let holder = before.map_or_else(|| "another process".into(), |holder| holder.to_string());
                 return Err(CheckpointError::Locked { folder: folder.to_path_buf(), holder });
             }
             // No locks on this file system: the token is left.
@@ -81,8 +87,7 @@ impl RunLock {
         if now.as_ref() == Some(&self.holder) {
             return Ok(());
         }
-        let holder = now
-            .map_or_else(|| "nobody: it was moved or removed".into(), |h| format!("process {} on {}", h.pid, h.host));
+        let holder = now.map_or_else(|| "nobody: it was moved or removed".into(), |holder| holder.to_string());
         Err(CheckpointError::Locked { folder: self.path.parent().unwrap_or(&self.path).to_path_buf(), holder })
     }
 }

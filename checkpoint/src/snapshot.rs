@@ -14,11 +14,16 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Elements that a rank saves, of all kinds together.
+    #[must_use]
+    pub fn elements(zero: &Zero) -> usize {
+        zero.layout().saved_elements(zero.stages(), zero.groups().at()) * zero.kinds().len()
+    }
+
     /// Memory for the copy of a rank's state. It is not touched yet.
     #[must_use]
     pub fn of(zero: &Zero) -> Self {
-        let elements = zero.layout().saved_elements(zero.stages(), zero.groups().at());
-        Self { values: vec![0.0; elements * zero.kinds().len()] }
+        Self { values: vec![0.0; Self::elements(zero)] }
     }
 
     /// Bytes of memory that saves in the background take on a rank that saves so many elements of each of so many kinds: the copy, and what

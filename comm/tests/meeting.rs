@@ -20,10 +20,11 @@ fn place(rank: usize, size: usize, port: u16) -> Place {
     Place { rank, world_size: size, local_rank: rank, local_world_size: size, master_port: port, ..Place::alone() }
 }
 
-/// A world that meets at `port` and adds up its ranks.
-fn meet(size: usize, port: u16, options: &Options) -> Vec<Result<i64, CommError>> {
-    let rank = |rank| {
-        let comm = connect(&place(rank, size, port), options)?;
+/// A world that meets at `port` and adds up its ranks, each started with its own options.
+fn meet(options: &[Options], port: u16) -> Vec<Result<i64, CommError>> {
+    let size = options.len();
+    let rank = |rank: usize| {
+        let comm = connect(&place(rank, size, port), &options[rank])?;
         let sum = comm.all_reduce(vec![rank as i64].into(), ReduceOp::Sum).wait()?.into_i64()?;
         comm.barrier().wait()?;
         Ok(sum[0])
@@ -34,20 +35,10 @@ fn meet(size: usize, port: u16, options: &Options) -> Vec<Result<i64, CommError>
     })
 }
 
-/// As [`meet`], each rank started with its own terms.
-fn meet_with(terms: &[&[(&str, &str)]], port: u16) -> Vec<Result<i64, CommError>> {
-    let size = terms.len();
-    let rank = |rank: usize| {
-        let terms = terms[rank].iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        let comm = connect(&place(rank, size, port), &Options { terms, ..Options::default() })?;
-        let sum = comm.all_reduce(vec![rank as i64].into(), ReduceOp::Sum).wait()?.into_i64()?;
-        comm.barrier().wait()?;
-        Ok(sum[0])
-    };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
-    })
+/// Options of a rank that was started with these terms.
+fn with_terms(terms: &[(&str, &str)]) -> Options {
+    let terms = terms.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    Options { terms, ..Options::default() }
 }
 
 fn free_port() -> u16 {
@@ -111,7 +102,7 @@ fn strangers_at_the_door_do_not_keep_the_ranks_apart() {
         })
         .collect();
     let options = Options { token: Some("token".into()), ..Options::default() };
-    for sum in meet(3, server.address().port(), &options) {
+    for sum in meet(&vec![options; 3], server.address().port()) {
         assert_eq!(sum, Ok(3));
     }
     drop(strangers);
@@ -121,7 +112,7 @@ fn strangers_at_the_door_do_not_keep_the_ranks_apart() {
 fn rank_0_serves_the_store_where_nobody_does() {
     for token in [None, Some("token".to_string())] {
         let options = Options { token, ..Options::default() };
-        for sum in meet(4, free_port(), &options) {
+        for sum in meet(&vec![options; 4], free_port()) {
             assert_eq!(sum, Ok(6));
         }
     }
@@ -141,12 +132,12 @@ fn ranks_that_were_not_started_alike_all_name_the_same_key() {
             here: "3".into(),
             there: "2".into(),
         };
-        for result in meet_with(&[&usual, &usual, &other, &other], port) {
+        for result in meet(&[&usual, &usual, &other, &other].map(|terms| with_terms(terms)), port) {
             assert_eq!(result, Err(error.clone()));
         }
         assert!(error.to_string().contains("stage is 3 on rank 0, and 2 on rank 2"), "{error}");
     }
-    for sum in meet_with(&[&usual, &usual, &usual], free_port()) {
+    for sum in meet(&vec![with_terms(&usual); 3], free_port()) {
         assert_eq!(sum, Ok(3));
     }
 }
@@ -207,7 +198,7 @@ fn other_hosts_are_let_in_with_a_token_only() {
     let error = connect(&place(0, 2, 29500), &options).map(|_| ()).expect_err("no interface");
     assert!(error.to_string().contains("nowhere0"), "{error}");
     let options = Options { interface: Some("lo".into()), token: Some("t".into()), ..Options::default() };
-    assert_eq!(meet(2, free_port(), &options), [Ok(1), Ok(1)]);
+    assert_eq!(meet(&vec![options; 2], free_port()), [Ok(1), Ok(1)]);
 }
 
 /// As much of PyTorch's `TCPStore` as clients of ours use, written from the description of its protocol.
@@ -271,7 +262,7 @@ fn a_store_of_pytorch_serves_as_well() {
     let address: SocketAddr = listener.local_addr().expect("an address");
     let store = std::thread::spawn(move || torch_store(&listener));
     let options = Options { transport: Transport::Tcp, ..Options::default() };
-    for sum in meet(3, address.port(), &options) {
+    for sum in meet(&vec![options; 3], address.port()) {
         assert_eq!(sum, Ok(3));
     }
     store.join().expect("the store understood everything");

@@ -210,10 +210,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     let threads = surroundings::threads(Some(&config.launcher), ranks);
     zero_model::ops::set_threads(threads);
     let plan = zero_train::train::check(&config, &options)?;
-    if !args.force
-        && let Some(limit) = Limit::of_rank(&config, ranks)
-        && plan.peak_bytes() > limit.bytes
-    {
+    if let Some(limit) = exceeded(&plan, &config, args.force) {
         let planner = Planner::open(&config)?;
         let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
         anyhow::bail!(zero_train::Error::Memory(told));
@@ -240,6 +237,14 @@ fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     launch::launch(team, standard_input, Some(&recovery))
 }
 
+/// The limit that a rank of this plan does not fit into, unless it is to be tried anyway.
+fn exceeded(plan: &Plan, config: &Config, force: bool) -> Option<Limit> {
+    if force {
+        return None;
+    }
+    Limit::of_rank(config, config.world_size).filter(|limit| plan.peak_bytes() > limit.bytes)
+}
+
 /// As many ranks with the micro-batch and the global batch of `config`, and more micro-batches a rank, if that can be trained here.
 fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> anyhow::Result<Team> {
     let changes = vec![
@@ -250,10 +255,7 @@ fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> 
     let overrides = [args.overrides(), changes.clone()].concat();
     let config = zero_config::load(source.clone(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
-    if !args.force
-        && let Some(limit) = Limit::of_rank(&config, ranks)
-        && plan.peak_bytes() > limit.bytes
-    {
+    if let Some(limit) = exceeded(&plan, &config, args.force) {
         let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
         anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
     }

@@ -139,8 +139,7 @@ impl Engine {
     /// Bytes of this rank's part of a checkpoint: of its shard of the parameters, and of each optimizer state, in f32.
     #[must_use]
     pub fn checkpoint_bytes(&self) -> u64 {
-        let elements = self.zero.layout().saved_elements(self.zero.stages(), self.zero.groups().at());
-        (elements * self.zero.kinds().len() * size_of::<f32>()) as u64
+        (Snapshot::elements(&self.zero) * size_of::<f32>()) as u64
     }
 
     /// Compares what ranks hold alike, parameters and optimizer state; a collective, between steps.

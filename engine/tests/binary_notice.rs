@@ -6,7 +6,7 @@
 mod case;
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use case::{Alone, Case, port, signal, wait_for};
@@ -93,24 +93,11 @@ fn survivors_of_a_lost_rank_end_soon_and_name_it() {
     assert!(stopped.iter().all(|took| *took > DEADLINE / 2), "before its time: {stopped:?}");
 }
 
-/// Processes that keep the cores busy until they are dropped.
-struct Load(Vec<Child>);
-
-impl Load {
-    fn new() -> Self {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
-        Self((0..cores).map(|_| spin()).collect())
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        for process in &mut self.0 {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
+/// Processes that keep all cores busy.
+fn load(case: &Case) -> Vec<Alone> {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let spin = || Alone::start(case.command_of(Path::new("sh"), &["-c", "while :; do :; done"]));
+    (0..cores).map(|_| spin()).collect()
 }
 
 #[test]
@@ -120,9 +107,9 @@ fn nobody_is_taken_for_lost_on_busy_cores() {
     let args = ["--quiet", "-n", "2", "--out", "busy", "--max-steps", &steps.to_string()];
     let small = ["--set", "model.n_layer=1", "--set", "zero_optimization.stage=1"];
     let started = Instant::now();
-    let load = Load::new();
+    let load = load(&case);
     case.train(&[&args[..], &small].concat());
-    println!("{steps} steps of 2 ranks beside {} busy processes: no alarm, {:.0?}", load.0.len(), started.elapsed());
+    println!("{steps} steps of 2 ranks beside {} busy processes: no alarm, {:.0?}", load.len(), started.elapsed());
     drop(load);
     assert_eq!(self::steps(&case, "busy"), steps);
 }

@@ -2,13 +2,12 @@
 
 mod case;
 
-use std::net::TcpListener;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use case::{Case, signal, text, wait_for};
+use case::{Alone, Case, port, signal, wait_for};
 
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
 const MICRO_BATCHES: usize = 4;
@@ -145,37 +144,16 @@ fn a_stopped_pipeline_goes_on_under_another_one_bit_for_bit() {
 }
 
 /// Ranks that no launcher looks after: none is ended but by what it notices itself.
-struct Ranks(Vec<Child>);
-
-impl Ranks {
-    fn start(case: &Case, count: usize, out: &str, options: &[String]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-        let args = ["--config", "ds.yaml", "--plain", "--max-steps", "1000000", "--out", out];
-        let args: Vec<&str> = args.into_iter().chain(options.iter().map(String::as_str)).collect();
-        let start = |rank: usize| {
-            let (rank, count) = (rank.to_string(), count.to_string());
-            let mut command = case.command(&args);
-            command
-                .env("RANK", &rank)
-                .env("LOCAL_RANK", &rank)
-                .env("WORLD_SIZE", &count)
-                .env("LOCAL_WORLD_SIZE", &count);
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-        };
-        Self((0..count).map(start).collect())
-    }
-}
-
-/// A test that fails leaves none behind.
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // It may have ended, as it should.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+fn ranks_alone(case: &Case, count: usize, out: &str, options: &[String]) -> Vec<Alone> {
+    let port = port();
+    let args = ["--config", "ds.yaml", "--plain", "--max-steps", "1000000", "--out", out];
+    let args: Vec<&str> = args.into_iter().chain(options.iter().map(String::as_str)).collect();
+    let start = |rank: usize| {
+        let mut command = case.command(&args);
+        case::place(&mut command, [rank, count], [rank, count], ("127.0.0.1", port));
+        Alone::start(command)
+    };
+    (0..count).map(start).collect()
 }
 
 /// Every other rank ends and says who: in its own stage, before and behind it.
@@ -188,18 +166,17 @@ fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
         let options = pipeline(3, schedule, 2, &[&deadline[0], &deadline[1]]);
         for victim in [0, 3, 5] {
             let out = format!("{transport}-{victim}");
-            let mut ranks = Ranks::start(&case, 6, &out, &options);
+            let mut ranks = ranks_alone(&case, 6, &out, &options);
             let metrics = case.path(&out).join("metrics.jsonl");
             wait_for(|| std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
-            signal(ranks.0[victim].id(), "KILL");
+            signal(ranks[victim].id(), "KILL");
             let killed = Instant::now();
-            wait_for(|| ranks.0.iter_mut().all(|child| child.try_wait().unwrap().is_some()));
+            wait_for(|| ranks.iter_mut().all(Alone::has_ended));
             // The promise is a second; a loaded machine may need longer to schedule us, so the limit only catches hangs.
             assert!(killed.elapsed() < Duration::from_secs(20), "{out}: {:?}", killed.elapsed());
-            for (rank, child) in ranks.0.drain(..).enumerate().filter(|(rank, _)| *rank != victim) {
-                let output = child.wait_with_output().unwrap();
-                let errors = text(&output.stderr);
-                assert_eq!(output.status.code(), Some(4), "{out}, rank {rank}: {errors}");
+            for (rank, ended) in ranks.into_iter().map(Alone::end).enumerate().filter(|(rank, _)| *rank != victim) {
+                let (status, errors) = ended;
+                assert_eq!(status, Some(4), "{out}, rank {rank}: {errors}");
                 assert!(errors.contains(&format!("rank {rank} ")), "{out}, rank {rank}: {errors}");
                 assert!(errors.contains(&format!("lost rank {victim} in ")), "{out}, rank {rank}: {errors}");
             }

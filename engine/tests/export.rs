@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use python::python;
 use serde_json::{Value, json};
-use world::{batch, train, world};
+use world::{batch, gpt2_config, train, world};
 use zero_train::{Config, Engine, ExportDtype, Layers, Weights, zoo};
 
 const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000 };
@@ -18,16 +18,7 @@ const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_0
 const GPT2: &str = "{type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 2, n_head: 2, n_inner: 64, initializer_range: 0.1}";
 
 fn gpt2() -> Layers {
-    zoo::gpt2(&zoo::Gpt2Config {
-        vocab_size: 61,
-        n_positions: 16,
-        n_embd: 32,
-        n_layer: 2,
-        n_head: 2,
-        n_inner: Some(64),
-        initializer_range: 0.1,
-        ..zoo::Gpt2Config::default()
-    })
+    zoo::gpt2(&gpt2_config())
 }
 
 fn config_of(ranks: usize, model: &str, more: &str) -> Config {

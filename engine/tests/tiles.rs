@@ -2,22 +2,12 @@
 
 mod world;
 
-use world::{assert_same, run_of};
+use world::{assert_same, gpt2_config, run_of};
 use zero_train::{Layers, zoo};
 
 /// With dropout, whose masks must be those of the first time.
 fn gpt2(tiled_mlp_rows: Option<usize>) -> Layers {
-    zoo::gpt2(&zoo::Gpt2Config {
-        vocab_size: 61,
-        n_positions: 16,
-        n_embd: 32,
-        n_layer: 2,
-        n_head: 2,
-        initializer_range: 0.1,
-        resid_pdrop: 0.1,
-        tiled_mlp_rows,
-        ..zoo::Gpt2Config::default()
-    })
+    zoo::gpt2(&zoo::Gpt2Config { n_inner: None, resid_pdrop: 0.1, tiled_mlp_rows, ..gpt2_config() })
 }
 
 fn llama(tiled_mlp_rows: Option<usize>) -> Layers {

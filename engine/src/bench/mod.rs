@@ -67,19 +67,24 @@ fn summary(times: &[Duration]) -> String {
     format!("{median:>9.3} ms  ({:.3} – {:.3})", ms(sorted.first()), ms(sorted.last()))
 }
 
+/// Median and spread of anything else, in `unit`.
+fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
+    values.sort_by(f64::total_cmp);
+    let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+    let (middle, last) = (at(values.len() / 2), at(values.len().saturating_sub(1)));
+    format!("{middle:>9.digits$} {unit}  ({:.digits$} – {last:.digits$})", at(0))
+}
+
 /// AdamW in turn with its floor.
 ///
 /// # Errors
 /// None; the signature is that of all benchmarks.
 pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
     let (subject, floor) = zero_optim::bench::adamw(millions * 1_000_000, repeats);
-    let mut ratios: Vec<f64> = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64()).collect();
-    ratios.sort_by(f64::total_cmp);
+    let of_rate = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
     println!("AdamW on {millions} million f32 parameters, one thread, {repeats} runs each in turn");
     println!("  AdamW                       {}", summary(&subject));
     println!("  floor: reads 4, writes 3    {}", summary(&floor));
-    let middle = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
-    let (low, high) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
-    println!("  of the floor's rate         {:>9.1} %   ({:.1} – {:.1})", middle * 100.0, low * 100.0, high * 100.0);
+    println!("  of the floor's rate         {}", spread(of_rate, 1, "%"));
     Ok(0)
 }

@@ -11,7 +11,7 @@ use zero_pipeline::{Instruction, Item, Tier};
 use zero_tier::bench::Floor;
 use zero_train::train::Steps;
 
-use super::{Role, WARM_UP, summary, take_part};
+use super::{Role, WARM_UP, spread, summary, take_part};
 use crate::cli::ConfigArgs;
 
 /// Bytes that are read and written.
@@ -164,16 +164,8 @@ fn print(what: &str, moved: Moved, times: &Times) {
     println!("  arithmetic in the subject   {}", summary(&times.computing));
     let both = times.subject.iter().zip(&times.floor);
     let of_rate = both.clone().map(|(subject, floor)| floor.as_secs_f64() / subject.as_secs_f64() * 100.0);
-    println!("  of the floor's rate         {} %", spread(of_rate.collect(), 1));
+    println!("  of the floor's rate         {}", spread(of_rate.collect(), 1, "%"));
     let bound = both.zip(&times.computing).map(|((subject, floor), computing)| (subject, floor.max(computing)));
     let times = bound.map(|(subject, bound)| subject.as_secs_f64() / bound.as_secs_f64());
-    println!("  times the longer of floor and arithmetic {}", spread(times.collect(), 2));
-}
-
-/// Median, smallest and largest.
-fn spread(mut values: Vec<f64>, digits: usize) -> String {
-    values.sort_by(f64::total_cmp);
-    let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
-    let (middle, last) = (at(values.len() / 2), at(values.len().saturating_sub(1)));
-    format!("{middle:>9.digits$}  ({:.digits$} – {last:.digits$})", at(0))
+    println!("  times the longer of floor and arithmetic {}", spread(times.collect(), 2, "×"));
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use zero_train::bytes;
 use zero_train::train::Steps;
 
-use super::{Role, WARM_UP, summary, take_part};
+use super::{Role, WARM_UP, spread, summary, take_part};
 use crate::cli::ConfigArgs;
 
 /// What is timed in turn, on one rank.
@@ -108,10 +108,7 @@ fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// The median of the ratios of what was timed in turn, and their spread.
+/// How many times its floor something took, of what was timed in turn.
 fn over(subject: &[Duration], floor: &[Duration]) -> String {
-    let mut ratios: Vec<f64> = subject.iter().zip(floor).map(|(s, f)| s.as_secs_f64() / f.as_secs_f64()).collect();
-    ratios.sort_by(f64::total_cmp);
-    let at = |index: usize| ratios.get(index).copied().unwrap_or(0.0);
-    format!("{:.2} ×  ({:.2} – {:.2})", at(ratios.len() / 2), at(0), at(ratios.len() - 1))
+    spread(subject.iter().zip(floor).map(|(s, f)| s.as_secs_f64() / f.as_secs_f64()).collect(), 2, "×")
 }

@@ -193,7 +193,8 @@ impl Run {
         self.report.step(step, together.peak_bytes);
         let (loss, lr, grad_norm) = (step.loss, step.lr, step.grad_norm);
         self.progress.step(&Shown { step: step.step, loss, lr, grad_norm, tokens_per_s });
-        if let Some(word) = self.stragglers.word(step.step, &together.own_ms) {
+        let slow = Stragglers::slow(&together.own_ms);
+        if let Some(word) = self.stragglers.word(step.step, &together.own_ms, slow) {
             self.progress.say(&word);
         }
         if let Some(loss) = eval_loss {
@@ -217,7 +218,7 @@ impl Run {
             "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
             "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
         });
-        if Stragglers::slow(&together.own_ms).is_some() {
+        if slow.is_some() {
             line["rank_ms"] = json!(together.own_ms.iter().copied().map(round).collect::<Vec<_>>());
         }
         let seen = self.engine.samples();

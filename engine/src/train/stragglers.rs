@@ -48,9 +48,8 @@ impl Stragglers {
         (most > SLOW * median && most > SHORT_MS).then_some((rank, median))
     }
 
-    /// What to say of a slow rank, if it was not said lately.
-    pub(super) fn word(&mut self, step: u64, all: &[f64]) -> Option<String> {
-        let slow = Self::slow(all);
+    /// What to say of the rank that is [slow](Self::slow) in this step, if it was not said lately.
+    pub(super) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
         self.latest = slow.map(|(rank, _)| match self.latest {
             Some((before, steps)) if before == rank => (rank, steps + 1),
             _ => (rank, 1),
@@ -77,7 +76,7 @@ mod tests {
         let mut stragglers = Stragglers { worked: 0.0, latest: None, said: vec![None; 4] };
         let (even, third) = ([100.0, 110.0, 90.0, 199.0], [100.0, 110.0, 90.0, 230.0]);
         let mut words = |steps: std::ops::Range<u64>, all: &[f64]| -> Vec<String> {
-            steps.filter_map(|step| stragglers.word(step, all)).collect()
+            steps.filter_map(|step| stragglers.word(step, all, Stragglers::slow(all))).collect()
         };
         assert!(words(0..9, &even).is_empty(), "not twice the median");
         assert!(words(0..9, &[1.0, 1.0, 1.0, 19.0]).is_empty(), "too short to tell");

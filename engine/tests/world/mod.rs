@@ -16,8 +16,9 @@ pub fn world<T: Send>(ranks: usize, rank: impl Fn(Arc<dyn Communicator>) -> T + 
     })
 }
 
-pub fn gpt2() -> Layers {
-    zoo::gpt2(&zoo::Gpt2Config {
+/// Without dropout.
+pub fn gpt2_config() -> zoo::Gpt2Config {
+    zoo::Gpt2Config {
         vocab_size: 61,
         n_positions: 16,
         n_embd: 32,
@@ -25,9 +26,12 @@ pub fn gpt2() -> Layers {
         n_head: 2,
         n_inner: Some(64),
         initializer_range: 0.1,
-        resid_pdrop: 0.1,
         ..zoo::Gpt2Config::default()
-    })
+    }
+}
+
+pub fn gpt2() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config { resid_pdrop: 0.1, ..gpt2_config() })
 }
 
 /// A configuration of the small model's runs; `extra` is appended.
