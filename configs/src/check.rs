@@ -31,7 +31,7 @@ pub(crate) struct Fields {
 pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {
         Value::Map(entries) => {
-            let mut check = Check { report, fields: Fields::default() };
+            let mut check = Check { report, fields: Fields::default(), root: entries };
             check.section("", At::Default, entries, &[schema::TOP.keys]);
             Some(check.fields)
         }
@@ -49,9 +49,11 @@ pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     }
 }
 
-struct Check<'r> {
-    report: &'r mut Report,
-    fields: Fields,
+pub(crate) struct Check<'r> {
+    pub(crate) report: &'r mut Report,
+    pub(crate) fields: Fields,
+    /// The whole file.
+    pub(crate) root: &'r [Entry],
 }
 
 impl Check<'_> {
@@ -107,7 +109,7 @@ impl Check<'_> {
         self.report.error(ErrorKind::UnknownKey, &full, entry.key_at, message, help);
     }
 
-    fn entry(&mut self, path: &str, key: &'static Key, entry: &Entry) {
+    pub(crate) fn entry(&mut self, path: &str, key: &'static Key, entry: &Entry) {
         let value = &entry.value.value;
         match (key.status, key.kind) {
             (Status::Removed, _) => {
@@ -116,6 +118,7 @@ impl Check<'_> {
             }
             (Status::Now, Kind::Section(section)) => self.now_section(path, section, entry),
             (Status::Now, Kind::Variants(variants)) => self.variants(path, variants, entry),
+            (Status::Now, Kind::Space { continuous }) => self.space(path, continuous, &entry.value),
             (Status::Later { .. } | Status::Rejected { .. }, Kind::Section(section)) => {
                 self.switched(path, key, section, entry);
             }
@@ -179,7 +182,7 @@ impl Check<'_> {
         }
     }
 
-    fn params(&mut self, path: &str, at: At, written: Option<&Entry>, variant: &'static Variant) {
+    pub(crate) fn params(&mut self, path: &str, at: At, written: Option<&Entry>, variant: &'static Variant) {
         match written.map(|entry| (&entry.value.value, entry)) {
             None | Some((Value::Null, _)) => self.section(path, at, &[], &[variant.keys]),
             Some((Value::Map(entries), entry)) => self.section(path, entry.key_at, entries, &[variant.keys]),
@@ -191,7 +194,7 @@ impl Check<'_> {
     }
 
     /// The variant that `type` names, when it can be used.
-    fn variant(
+    pub(crate) fn variant(
         &mut self,
         path: &str,
         variants: &'static Variants,
@@ -352,7 +355,7 @@ impl Check<'_> {
         }
     }
 
-    fn wrong(&mut self, path: &str, node: &Node, message: String) {
+    pub(crate) fn wrong(&mut self, path: &str, node: &Node, message: String) {
         self.report.error(ErrorKind::Value, path, node.at, format!("`{path}`: {message}"), None);
     }
 }

@@ -5,6 +5,7 @@
 //! Serialised, a [`Config`] has the shape of `ds.yaml`: the same keys in the same sections.
 
 mod activations;
+mod autotuning;
 mod data;
 mod launcher;
 mod layers;
@@ -30,6 +31,7 @@ use crate::typed::Typed;
 use crate::yaml_out;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
+pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{Launcher, Transport};
 pub use layers::LayerPattern;
@@ -106,6 +108,8 @@ pub struct Config {
     pub training: Training,
     /// How ranks are started and how they talk.
     pub launcher: Launcher,
+    /// What `zero-train autotune` searches. Training ignores it.
+    pub autotuning: Autotuning,
     /// Name of the file it was read from, for messages.
     #[serde(skip)]
     pub name: String,

@@ -40,6 +40,7 @@ mod resolve;
 mod scalar;
 mod schema;
 mod source;
+mod space;
 mod typed;
 mod value;
 mod world;

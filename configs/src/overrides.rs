@@ -4,6 +4,7 @@ use crate::errors::ErrorKind;
 use crate::node::{At, Entry, Node, Value};
 use crate::parse;
 use crate::report::Report;
+use crate::schema::{self, Key};
 
 /// Deepest path that can be set; the schema's deepest key is at depth 5.
 const MAX_PATH: usize = 16;
@@ -20,7 +21,7 @@ pub(crate) fn apply(root: &mut Node, overrides: &[String], report: &mut Report) 
             Ok((path, value)) => match parse::override_value(value, index, report) {
                 Ok(mut node) => {
                     node.at = at;
-                    set(root, &path, node, at);
+                    set(root, schema::TOP.keys, &path, node, at);
                 }
                 Err((message, help)) => report.error(ErrorKind::Override, &path.join("."), at, message, help),
             },
@@ -39,7 +40,8 @@ fn split(text: &str) -> Result<(Vec<&str>, &str), String> {
     Ok((path, value))
 }
 
-fn set(root: &mut Node, path: &[&str], value: Node, at: At) {
+/// Keys under another name are found under the one that is written.
+fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At) {
     let Some((name, rest)) = path.split_first() else {
         *root = value;
         return;
@@ -48,7 +50,7 @@ fn set(root: &mut Node, path: &[&str], value: Node, at: At) {
         *root = Node { value: Value::Map(Vec::new()), at };
     }
     let Value::Map(entries) = &mut root.value else { return };
-    let index = entries.iter().position(|entry| entry.key == *name).unwrap_or_else(|| {
+    let index = position(entries, keys, name).unwrap_or_else(|| {
         let empty = Node { value: Value::Null, at };
         entries.push(Entry { key: (*name).to_string(), key_at: at, value: empty });
         entries.len() - 1
@@ -57,5 +59,11 @@ fn set(root: &mut Node, path: &[&str], value: Node, at: At) {
     if rest.is_empty() {
         entry.key_at = at;
     }
-    set(&mut entry.value, rest, value, at);
+    set(&mut entry.value, schema::inside(keys, name), rest, value, at);
+}
+
+/// The entry that writes the key `name` of `keys`, under whichever of its names.
+fn position(entries: &[Entry], keys: &'static [Key], name: &str) -> Option<usize> {
+    let same = |entry: &Entry| schema::first_name(keys, &entry.key) == schema::first_name(keys, name);
+    entries.iter().position(|entry| entry.key == name).or_else(|| entries.iter().position(same))
 }

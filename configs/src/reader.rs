@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use crate::check::{Field, Fields};
 use crate::choice::Choice;
+use crate::config::Dimension;
 use crate::node::At;
 use crate::origin::{Origin, Origins};
 use crate::parse;
@@ -181,6 +182,16 @@ impl<'t> Reader<'_, 't> {
             }
             _ => Vec::new(),
         }
+    }
+
+    /// What is tried, each with the place of its values.
+    pub(crate) fn space(&mut self, name: &str) -> Vec<(Dimension, At)> {
+        let Leaf::Space(dimensions) = self.leaf(name) else { return Vec::new() };
+        for (dimension, at) in &dimensions {
+            let path = join(&join(&self.path, name), &dimension.path);
+            self.resolver.origins.record(path, origin(*at));
+        }
+        dimensions
     }
 
     /// One of the spellings of `T`; `otherwise` only stands in after an error.

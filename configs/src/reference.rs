@@ -38,6 +38,29 @@ activation_checkpointing: {interval: 1}
 training: {memory_limit: 6GiB}
 ```
 
+## What a search tries
+
+`zero-train autotune` takes what it tries from the section `autotuning`, and has defaults for all of it. A key of the file with a
+list of values, or a range, is a dimension of the search. Values are lists and sections where the key takes those. Every value
+is checked before anything runs:
+
+```yaml
+train_micro_batch_size_per_gpu: 1
+optimizer: {type: AdamW, params: {lr: 6.0e-4}}
+autotuning:
+  metric: throughput
+  space:
+    zero_optimization.stage: [1, 2, 3]
+    train_micro_batch_size_per_gpu: {from: 1, to: 16, times: 2}
+    zero_optimization.offload_optimizer: [null, {device: nvme, nvme_path: /mnt/nvme}]
+    zero_optimization.overlap_comm: true
+  sweep:
+    method: tpe
+    space:
+      optimizer.params.lr: {low: 1.0e-5, high: 1.0e-2, log: true}
+      optimizer.params.betas: [[0.9, 0.95], [0.9, 0.999]]
+```
+
 ## Top level
 ";
 

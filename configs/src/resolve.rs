@@ -152,6 +152,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         data,
         training,
         launcher: Launcher::read(resolver, world.ranks),
+        autotuning: Autotuning::read(resolver),
         name: resolver.report.source().name.clone(),
         warnings: Vec::new(),
         typed: None,
@@ -174,6 +175,11 @@ fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         let message = "`model.pretrained` and `training.initial_weights` both say what to start from".to_string();
         let help = Some("keep one of the two".to_string());
         resolver.contradiction(&["model.pretrained", "training.initial_weights"], message, help);
+    }
+    if config.autotuning.sweep.is_some() && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
+        let message = "a sweep is judged by the evaluation loss, and there is nothing to evaluate on".to_string();
+        let help = "write `data.eval` or `data.eval_fraction`".to_string();
+        resolver.contradiction(&["autotuning.sweep", "data"], message, Some(help));
     }
     config.launcher.check(resolver);
     if config.training.reproducible {

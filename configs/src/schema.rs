@@ -3,6 +3,7 @@
 //! One table drives the detection of unknown keys, the messages, the defaults that are filled in and the reference in
 //! `docs/`, so that none of them can say something else than the others.
 
+mod autotuning;
 mod deepspeed;
 mod inactive;
 mod offload;
@@ -94,6 +95,10 @@ pub(crate) enum Kind {
     Ints {
         min: u64,
         max: u64,
+    },
+    /// Keys of the whole file, each with what is tried for it; `continuous` when that may be all between two numbers.
+    Space {
+        continuous: bool,
     },
     Section(&'static Section),
     Variants(&'static Variants),
@@ -223,6 +228,22 @@ impl Key {
 /// The key of that name.
 pub(crate) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
     keys.iter().find(|key| key.name == name)
+}
+
+/// The name that a key goes by: its own, or that of the key which it is another name of.
+pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
+    match find(keys, name) {
+        Some(key) if key.status == Status::Alias => key.meaning,
+        _ => name,
+    }
+}
+
+/// The keys of the section that `name` is among `keys`; none when it is no section, or one that depends on its `type`.
+pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
+    match find(keys, first_name(keys, name)).map(|key| key.kind) {
+        Some(Kind::Section(section)) => section.keys,
+        _ => &[],
+    }
 }
 
 /// Calls `visit` with the path of each key of a section and of all sections in it; a variant's type stands in brackets.

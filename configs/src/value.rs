@@ -1,8 +1,8 @@
 //! From what YAML says to what a key expects.
 
 use crate::bytes::bytes;
-use crate::config::{LayerPattern, PartitionMethod};
-use crate::node::{Node, Value};
+use crate::config::{Dimension, LayerPattern, PartitionMethod};
+use crate::node::{At, Node, Value};
 use crate::schema::{Kind, Range};
 
 /// Most regular expressions in a list: each takes milliseconds to compile when it is meant to.
@@ -22,6 +22,8 @@ pub(crate) enum Leaf {
     Text(String),
     Texts(Vec<String>),
     Ints(Vec<u64>),
+    /// Each with the place of its values.
+    Space(Vec<(Dimension, At)>),
 }
 
 /// The value as `kind` expects it; `None` when it is something else.
@@ -56,6 +58,8 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
         (Kind::Ints { min, max }, Value::List(items)) => {
             items.iter().map(|item| whole(&item.value, *min, *max)).collect::<Option<_>>().map(Leaf::Ints)
         }
+        // One with dimensions is read with the file at hand.
+        (Kind::Space { .. }, Value::Map(entries)) if entries.is_empty() => Some(Leaf::Space(Vec::new())),
         _ => None,
     }
 }
@@ -84,6 +88,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Texts => "a list of texts".to_string(),
         Kind::Patterns => format!("a list of 1 to {MAX_PATTERNS} regular expressions"),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
+        Kind::Space { .. } => "keys with the values to try".to_string(),
         Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
         Kind::Any => "nothing".to_string(),
     }

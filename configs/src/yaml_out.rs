@@ -1,13 +1,15 @@
 //! Writes a resolved configuration as YAML that runs again as it is, and that other YAML readers understand too.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Config;
+use crate::config::{Dimension, Interval};
 use crate::node;
+use crate::parse;
 use crate::scalar;
 use crate::schema::join;
 
@@ -43,6 +45,49 @@ pub(crate) fn auto<T: Serialize, S: Serializer>(value: &Option<T>, serializer: S
 /// Serialises a path as text; of a program's own path that is none, what can be shown of it.
 pub(crate) fn path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
+
+/// Serialises a path as text, as [`path`] does.
+pub(crate) fn folder<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+/// Serialises what is tried as `path.to.key: [values]`.
+pub(crate) fn space<S: Serializer>(space: &[Dimension], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(space.iter().map(|dimension| (&dimension.path, tried(dimension))))
+}
+
+fn tried(dimension: &Dimension) -> Value {
+    if let Some(Interval { low, high, log, is_integer }) = dimension.range {
+        let number = |number: f64| if is_integer { json!(number as u64) } else { json!(number) };
+        return json!({"low": number(low), "high": number(high), "log": log});
+    }
+    // A program's own value that is not YAML is the text that it is.
+    let value = |text: &String| parse::constant(text).map_or_else(|| json!(text), |node| json_of(&node.value));
+    Value::Array(dimension.values.iter().map(value).collect())
+}
+
+fn json_of(value: &node::Value) -> Value {
+    match value {
+        node::Value::Null => Value::Null,
+        node::Value::Bool(value) => json!(value),
+        node::Value::Int(number) => match (u64::try_from(*number), i64::try_from(*number)) {
+            (Ok(number), _) => json!(number),
+            (_, Ok(number)) => json!(number),
+            _ => json!(*number as f64),
+        },
+        node::Value::Float(number) => json!(number),
+        node::Value::Text(text) => json!(text),
+        node::Value::List(items) => items.iter().map(|item| json_of(&item.value)).collect(),
+        node::Value::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), json_of(&entry.value.value))).collect()
+        }
+    }
+}
+
+/// A value as `--set path=VALUE` takes it.
+pub(crate) fn value(value: &node::Value) -> String {
+    flow(&json_of(value))
 }
 
 /// The configuration in the shape of `ds.yaml`, keys in order.
@@ -85,19 +130,26 @@ fn write(config: &Config, origins: bool) -> String {
     out
 }
 
-/// Calls `each` with depth, path, name and written value of every key; a section has no value.
+/// Calls `each` with depth, path, name and written value of every key; a section has no value. What is tried for a key of a space
+/// stands on one line.
 fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &str, &str, Option<String>)) {
     let Value::Object(entries) = value else { return };
+    let path_of_section = path;
     for (name, value) in entries {
         let path = join(path, name);
         match value {
-            Value::Object(inner) if !inner.is_empty() => {
+            Value::Object(inner) if !inner.is_empty() && !is_in_space(path_of_section) => {
                 each(depth, &path, name, None);
                 visit(&path, value, depth + 1, each);
             }
             value => each(depth, &path, name, Some(flow(value))),
         }
     }
+}
+
+/// Whether the keys of the section at `path` are dimensions.
+fn is_in_space(path: &str) -> bool {
+    matches!(path, "autotuning.space" | "autotuning.sweep.space")
 }
 
 /// A value on one line.
@@ -111,7 +163,10 @@ fn flow(value: &Value) -> String {
         },
         Value::String(text) => quoted(text),
         Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
-        Value::Object(_) => "{}".to_string(),
+        Value::Object(entries) => {
+            let entry = |(name, value): (&String, &Value)| format!("{}: {}", quoted(name), flow(value));
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
     }
 }
 

@@ -253,7 +253,7 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
     let on = [
         "fp16: {enabled: true}",
         "wandb: {enabled: true}",
-        "autotuning: {enabled: true, fast: false}",
+        "autotuning: {mp_size: 2}",
         "flops_profiler: {enabled: true}",
         "data_efficiency: {enabled: true}",
         "optimizer: {type: Muon}",
@@ -282,6 +282,7 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
         "disable_allgather: true",
         "checkpoint: {writer: {type: FAST}}",
         "aio: {use_gds: true}",
+        "autotuning: {arg_mappings: {a: b}}",
         "pipeline: {activation_checkpoint_interval: 1}",
         "activation_checkpointing: {partition_activations: true}",
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
@@ -297,7 +298,7 @@ train_micro_batch_size_per_gpu: 1
 fp16: {enabled: false, loss_scale: 0, initial_scale_power: 32}
 wandb: {enabled: false, project: x}
 comet: {enabled: false, workspace: x}
-autotuning: {enabled: false, fast: false, model_info: {profile: true}}
+autotuning: {enabled: false, mp_size: 1, arg_mappings: null, model_info: {profile: false}}
 flops_profiler: {enabled: false, detailed: false}
 data_efficiency: {enabled: false, data_sampling: {num_epochs: 3}}
 pipeline: {stages: auto, activation_checkpoint_interval: 0}
@@ -333,6 +334,7 @@ zero_force_ds_cpu_optimizer: true
 vocabulary_size: 50304
 activation_checkpointing: {profile: true, contiguous_memory_optimization: false}
 zero_optimization: {contiguous_gradients: false, allgather_partitions: true}
+autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
 ";
     let config = Config::parse("ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"));
     let paths: Vec<_> = config.warnings.iter().map(|warning| warning.place.path.as_str()).collect();
@@ -342,7 +344,9 @@ zero_optimization: {contiguous_gradients: false, allgather_partitions: true}
             "zero_allow_untested_optimizer",
             "vocabulary_size",
             "activation_checkpointing.profile",
-            "zero_optimization.contiguous_gradients"
+            "zero_optimization.contiguous_gradients",
+            "autotuning.exps_dir",
+            "autotuning.model_info.profile"
         ]
     );
     assert_eq!(

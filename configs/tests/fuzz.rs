@@ -11,7 +11,7 @@ const PRESETS: [&str; 4] = [
 ];
 
 /// Pieces that mean something to YAML or to the schema.
-const PIECES: [&str; 49] = [
+const PIECES: [&str; 53] = [
     "{",
     "}",
     "[",
@@ -61,6 +61,30 @@ const PIECES: [&str; 49] = [
     "activation_checkpointing:\n  ",
     "layers: [",
     "training: {memory_limit: 6GiB}\n",
+    "autotuning: {space: {",
+    "training.seed: ",
+    "{from: 0, to: 8, step: 3}",
+    "{low: 1, high: 1e9, log: true}",
+];
+
+/// Values and parts of values in a space.
+const SPACE_PIECES: [&str; 16] = [
+    "{from: 1, to: 8, times: 2}",
+    "{from: 0, to: 1e300, step: 1}",
+    "{low: 1, high: 18446744073709551615, log: true}",
+    "[1, 2]",
+    "[",
+    "]",
+    ", ",
+    "{",
+    "}",
+    "stage: 1",
+    "null",
+    "0.1",
+    "-9223372036854775809",
+    "1e999",
+    "SGD",
+    "from: ",
 ];
 
 fn try_all(source: Source, overrides: &[String], ranks: usize) {
@@ -124,6 +148,18 @@ proptest! {
         let at = doubled.index(lines.len());
         lines.insert(at, lines[at]);
         try_all(Source { name: "fuzz".to_string(), text: lines.join("\n") }, &[], 2);
+    }
+
+    #[test]
+    fn spaces_of_any_values(
+        path in prop::sample::select(&["training.seed", "optimizer.params.lr", "zero_optimization", "optimizer.type", "data.train"][..]),
+        pieces in prop::collection::vec(prop::sample::select(&SPACE_PIECES[..]), 0..8),
+        sweep in any::<bool>(),
+    ) {
+        let space = format!("space: {{{path}: {}}}", pieces.concat());
+        let space = if sweep { format!("sweep: {{method: random, {space}}}") } else { space };
+        let text = format!("train_batch_size: 1\noptimizer: {{type: SGD}}\nautotuning: {{{space}}}");
+        try_all(Source { name: "fuzz".to_string(), text }, &[], 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The top of the file, and DeepSpeed's sections that are implemented.
 
+use super::autotuning::AUTOTUNING;
 use super::inactive::*;
 use super::offload::{ACTIVATION_CHECKPOINTING, AIO};
 use super::optimizer::{OPTIMIZER, SCHEDULER};
@@ -42,10 +43,10 @@ pub(super) static TOP: &[Key] = &[
     section("data", &DATA, "What to train on; a program may feed its own batches instead"),
     section("training", &TRAINING, "How long to train, when to evaluate and save"),
     section("launcher", &LAUNCHER, "How ranks are started and how they talk"),
+    section("autotuning", &AUTOTUNING, "What `zero-train autotune` searches; it does without the section, too. Training ignores it"),
     later_section("fp16", &FP16, "f16 parameters with loss scaling"),
     section("checkpoint", &CHECKPOINT, "How checkpoints are written"),
     section("timers", &TIMERS, "Timers"),
-    later_section("autotuning", &AUTOTUNING, "Search for the fastest configuration"),
     later_section("flops_profiler", &FLOPS_PROFILER, "Operations by layer"),
     later_section("data_efficiency", &DATA_EFFICIENCY, "Curriculum and dynamic batches"),
     later_section("wandb", &WANDB, "Weights & Biases"),

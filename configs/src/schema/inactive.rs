@@ -55,39 +55,6 @@ static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
 ] };
 
 #[rustfmt::skip]
-pub(super) static AUTOTUNING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
-    later("enabled", "false", "Tune"),
-    later("fast", "true", "Micro-batch only"),
-    later("results_dir", "autotuning_results", "Folder of results"),
-    later("exps_dir", "autotuning_exps", "Folder of experiments"),
-    later("overwrite", "true", "Delete old results"),
-    later("start_profile_step", "3", "First measured step"),
-    later("end_profile_step", "5", "Last measured step"),
-    later("metric", "throughput", "throughput, latency or flops"),
-    later("metric_path", "null", "File of the metric"),
-    later("model_info_path", "null", "File of the model's sizes"),
-    later("tuner_type", "gridsearch", "gridsearch, random or model_based"),
-    later("tuner_early_stopping", "5", "Experiments without improvement"),
-    later("tuner_num_trials", "50", "Most experiments"),
-    rejected("arg_mappings", "null", "there is no script to pass arguments to"),
-    later_section("model_info", &MODEL_INFO, "Sizes of the model"),
-    later("mp_size", "1", "Ranks of the model axis"),
-    later("max_train_batch_size", "null", "Largest batch"),
-    later("min_train_batch_size", "1", "Smallest batch"),
-    later("max_train_micro_batch_size_per_gpu", "1024", "Largest micro-batch"),
-    later("min_train_micro_batch_size_per_gpu", "1", "Smallest micro-batch"),
-    later("num_tuning_micro_batch_sizes", "3", "Micro-batches tried"),
-] };
-
-#[rustfmt::skip]
-static MODEL_INFO: Section = Section { switch: Switch::Presence, keys: &[
-    later("profile", "false", "Measure them"),
-    later("num_params", "null", "Number of parameters"),
-    later("hidden_size", "null", "Width"),
-    later("num_layers", "null", "Depth"),
-] };
-
-#[rustfmt::skip]
 pub(super) static FLOPS_PROFILER: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
     later("enabled", "false", "Profile"),
     later("recompute_fwd_factor", "0.0", "Forwards that are recomputed"),

@@ -1,0 +1,220 @@
+//! `autotuning.space` and `autotuning.sweep.space`: keys of the whole file, each with what is tried for it. Every value is held
+//! against its key here, so that a search does not find out after an hour.
+
+mod range;
+mod target;
+
+use std::collections::BTreeSet;
+
+use crate::check::{Check, Field, Fields};
+use crate::config::{Dimension, Interval};
+use crate::errors::ErrorKind;
+use crate::node::{At, Entry, Node, Value};
+use crate::report::Report;
+use crate::schema::{Kind, join};
+use crate::value::Leaf;
+use crate::yaml_out;
+
+use target::Target;
+
+/// Most values of a dimension, and most dimensions.
+const MAX_VALUES: usize = 1000;
+const MAX_DIMENSIONS: usize = 100;
+
+/// A key of the space and what stands at it.
+struct Written<'n> {
+    /// As it is written.
+    path: String,
+    key_at: At,
+    node: &'n Node,
+}
+
+impl Check<'_> {
+    /// Checks the space at `path`, and keeps what is right of it.
+    pub(crate) fn space(&mut self, path: &str, continuous: bool, node: &Node) {
+        let Value::Map(entries) = &node.value else {
+            let message = format!("expected keys with the values to try, found {}", node.value.describe());
+            return self.wrong(path, node, message);
+        };
+        let mut written = Vec::new();
+        flatten("", entries, &mut written);
+        if written.len() > MAX_DIMENSIONS {
+            return self.wrong(path, node, format!("at most {MAX_DIMENSIONS} keys are tried, found {}", written.len()));
+        }
+        let mut dimensions: Vec<(Dimension, At)> = Vec::new();
+        for one in &written {
+            let place = join(path, &one.path);
+            let target = match target::find(&one.path, self.root, &written) {
+                Ok(Some(target)) => target,
+                Ok(None) => continue,
+                Err(problem) => {
+                    self.report.error(problem.kind, &place, one.key_at, problem.message, problem.help);
+                    continue;
+                }
+            };
+            let Some((values, range)) = self.values(&place, &target, continuous, one.node) else { continue };
+            let dimension = Dimension { path: target.path, values, range };
+            if let Some(index) = dimensions.iter().position(|(other, _)| overlap(&other.path, &dimension.path)) {
+                let (other, at) = &mut dimensions[index];
+                match one.key_at {
+                    // The command line's word over the file's.
+                    At::Set(_) if other.path == dimension.path => (*other, *at) = (dimension, one.node.at),
+                    _ => self.overlap(&place, one.key_at, &dimension.path, &other.path.clone(), *at),
+                }
+                continue;
+            }
+            dimensions.push((dimension, one.node.at));
+        }
+        if dimensions.is_empty() && continuous && !self.report.has_errors() {
+            self.wrong(path, node, "there is nothing to try".to_string());
+        }
+        let field = Field { leaf: Leaf::Space(dimensions), at: node.at, auto: false };
+        self.fields.values.insert(path.to_string(), field);
+    }
+
+    fn overlap(&mut self, place: &str, key_at: At, path: &str, other: &str, at: At) {
+        let line = match at {
+            At::File { line, .. } => format!(" on line {line}"),
+            _ => String::new(),
+        };
+        let message = match path == other {
+            true => format!("`{path}` is given twice"),
+            false => format!("`{path}` and `{other}` set each other's values"),
+        };
+        let help = format!("`{other}` is already there{line}; keep one of the two");
+        self.report.error(ErrorKind::DuplicateKey, place, key_at, message, Some(help));
+    }
+
+    /// What is tried for a key: values, or all between two numbers. `None` when it is wrong: the report says so.
+    fn values(
+        &mut self,
+        place: &str,
+        target: &Target,
+        continuous: bool,
+        node: &Node,
+    ) -> Option<(Vec<String>, Option<Interval>)> {
+        let range;
+        let items = match &node.value {
+            Value::List(items) => items.as_slice(),
+            Value::Map(entries) if entries.iter().any(|entry| matches!(entry.key.as_str(), "low" | "high" | "log")) => {
+                let interval = self.interval(place, target, continuous, entries, node)?;
+                return Some((Vec::new(), Some(interval)));
+            }
+            Value::Map(entries) if target.kind().is_some() => match range::steps(entries, node.at, MAX_VALUES) {
+                Ok(nodes) => {
+                    range = nodes;
+                    range.as_slice()
+                }
+                Err((at, message)) => return self.refuse(place, at, &message),
+            },
+            Value::Map(_) => {
+                let message = "expected a list of sections, or values for one of its keys";
+                return self.refuse(place, node.at, message);
+            }
+            _ => std::slice::from_ref(node),
+        };
+        match items.len() {
+            0 => return self.refuse(place, node.at, "expected a value at least, found an empty list"),
+            1..=MAX_VALUES => {}
+            many => {
+                return self.refuse(place, node.at, &format!("at most {MAX_VALUES} values are tried, found {many}"));
+            }
+        }
+        let (mut values, mut seen) = (Vec::with_capacity(items.len()), BTreeSet::new());
+        let mut valid = true;
+        for item in items {
+            valid &= self.accepts(place, target, item);
+            let value = yaml_out::value(&item.value);
+            if !seen.insert(value.clone()) {
+                self.refuse::<()>(place, item.at, &format!("{value} is there twice"));
+                valid = false;
+            }
+            values.push(value);
+        }
+        valid.then_some((values, None))
+    }
+
+    /// `{low, high, log}`.
+    fn interval(
+        &mut self,
+        place: &str,
+        target: &Target,
+        continuous: bool,
+        entries: &[Entry],
+        node: &Node,
+    ) -> Option<Interval> {
+        if !continuous {
+            let message = "all between two numbers can be tried in `autotuning.sweep.space` only; write a list, \
+                           or `{from: 1, to: 16, times: 2}`";
+            return self.refuse(place, node.at, message);
+        }
+        let Some(is_integer) = target.is_integer() else {
+            return self.refuse(
+                place,
+                node.at,
+                "expected a list of values: not all between two numbers are possible here",
+            );
+        };
+        match range::interval(entries, node.at, is_integer) {
+            Ok((interval, [low, high])) => {
+                let (low, high) = (self.accepts(place, target, low), self.accepts(place, target, high));
+                (low && high).then_some(interval)
+            }
+            Err((at, message)) => self.refuse(place, at, &message),
+        }
+    }
+
+    /// Whether the key takes the value. Where its section may be of several types, one that takes it is enough.
+    fn accepts(&mut self, place: &str, target: &Target, item: &Node) -> bool {
+        let mut first = None;
+        for index in 0..target.len() {
+            let mut report = Report::new(crate::Source { name: String::new(), text: String::new() }, &[]);
+            let mut scratch = Check { report: &mut report, fields: Fields::default(), root: &[] };
+            target.check(index, &mut scratch, place, item);
+            if !report.has_errors() {
+                return true;
+            }
+            first.get_or_insert(index);
+        }
+        if let Some(index) = first {
+            let mut told = Check { report: self.report, fields: Fields::default(), root: &[] };
+            target.check(index, &mut told, place, item);
+        }
+        false
+    }
+
+    fn refuse<T>(&mut self, place: &str, at: At, message: &str) -> Option<T> {
+        self.report.error(ErrorKind::Value, place, at, format!("`{place}`: {message}"), None);
+        None
+    }
+}
+
+/// Keys written in their sections, or by `--set`, beside those written with dots.
+fn flatten<'n>(path: &str, entries: &'n [Entry], out: &mut Vec<Written<'n>>) {
+    for entry in entries {
+        let path = join(path, &entry.key);
+        match &entry.value.value {
+            // As if it were not written.
+            Value::Null => {}
+            Value::Map(inner) if target::is_section(&path) && !inner.is_empty() => flatten(&path, inner, out),
+            _ => out.push(Written { path, key_at: entry.key_at, node: &entry.value }),
+        }
+    }
+}
+
+/// Whether they are the same, or one is the section of the other.
+fn overlap(one: &str, other: &str) -> bool {
+    let (short, long) = if one.len() <= other.len() { (one, other) } else { (other, one) };
+    long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+impl Target {
+    /// Whether whole numbers are expected; `None` when not every number between two others is possible.
+    fn is_integer(&self) -> Option<bool> {
+        match self.kind()? {
+            Kind::Int { .. } | Kind::Bytes { .. } => Some(true),
+            Kind::Float(_) => Some(false),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The key of the schema that a path means, with the file at hand: what stands in `optimizer.params` depends on
+//! `optimizer.type`.
+
+use crate::check::Check;
+use crate::errors::ErrorKind;
+use crate::nearest;
+use crate::node::{Entry, Node, Value};
+use crate::schema::{self, Key, Kind, Status, Variant, Variants, join};
+use crate::value::expected;
+
+use super::Written;
+
+/// What a path means.
+pub(super) struct Target {
+    /// Under the keys' first names.
+    pub(super) path: String,
+    /// One for each type that its section may have.
+    meanings: Vec<Meaning>,
+}
+
+#[derive(Clone, Copy)]
+enum Meaning {
+    /// The whole file.
+    Top,
+    Key(&'static Key),
+    /// `optimizer.type`.
+    Type(&'static Variants),
+    /// `optimizer.params`.
+    Params(&'static Variant),
+}
+
+/// What is wrong with a path.
+pub(super) struct Problem {
+    pub(super) kind: ErrorKind,
+    pub(super) message: String,
+    pub(super) help: Option<String>,
+}
+
+/// Whether a section of keys stands at the path, whatever types sections have.
+pub(super) fn is_section(path: &str) -> bool {
+    let mut meanings = vec![Meaning::Top];
+    for name in path.split('.') {
+        meanings = meanings.iter().flat_map(|meaning| meaning.down(name, &|_| true)).map(|(_, inner)| inner).collect();
+    }
+    meanings.iter().any(|meaning| match meaning {
+        Meaning::Key(key) => matches!(key.kind, Kind::Section(_) | Kind::Variants(_)),
+        Meaning::Params(_) => true,
+        Meaning::Top | Meaning::Type(_) => false,
+    })
+}
+
+/// What `path` means in the file that has the entries of `root` at its top, where the keys in `space` are tried. `Ok(None)` when
+/// the type of a section is wrong, of which something is said where it stands.
+pub(super) fn find(path: &str, root: &[Entry], space: &[Written<'_>]) -> Result<Option<Target>, Problem> {
+    let parts: Vec<&str> = path.split('.').collect();
+    let mut meanings = vec![Meaning::Top];
+    let mut whole = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        let mut types = Vec::new();
+        if let Some(Meaning::Key(Key { kind: Kind::Variants(variants), .. })) = meanings.first()
+            && *part != "type"
+        {
+            types = types_of(&whole, root, space);
+            if types.is_empty() {
+                return Err(untyped(path, &whole, variants));
+            }
+            if !usable(variants).any(|variant| is_named(variant, &types)) {
+                return Ok(None);
+            }
+        }
+        let is_of_type = |variant: &Variant| is_named(variant, &types);
+        let next: Vec<_> = meanings.iter().flat_map(|meaning| meaning.down(part, &is_of_type)).collect();
+        let Some((name, _)) = next.first() else {
+            return Err(unknown(&whole, part, &parts[index + 1..], &meanings, &is_of_type));
+        };
+        whole = join(&whole, name);
+        meanings = next.into_iter().map(|(_, inner)| inner).collect();
+        if whole == "autotuning" {
+            let message = "`autotuning` itself is not tuned".to_string();
+            return Err(Problem { kind: ErrorKind::Value, message, help: None });
+        }
+    }
+    if let Some(Meaning::Key(key)) = meanings.first()
+        && key.status == Status::Ignored
+    {
+        let message = format!("`{whole}` has no effect: {}", key.meaning);
+        return Err(Problem { kind: ErrorKind::Value, message, help: None });
+    }
+    Ok(Some(Target { path: whole, meanings }))
+}
+
+/// The types that the section at `path` may have: those that are tried, else the one that is written.
+fn types_of<'n>(path: &str, root: &'n [Entry], space: &[Written<'n>]) -> Vec<&'n str> {
+    let text = |node: &'n Node| match &node.value {
+        Value::Text(text) => Some(text.as_str()),
+        _ => None,
+    };
+    let name = join(path, "type");
+    if let Some(written) = space.iter().find(|written| written.path == name) {
+        return match &written.node.value {
+            Value::List(items) => items.iter().filter_map(text).collect(),
+            _ => text(written.node).into_iter().collect(),
+        };
+    }
+    let mut entries = root;
+    let mut found = None;
+    for part in name.split('.') {
+        found = entries.iter().find(|entry| entry.key == part).map(|entry| &entry.value);
+        entries = match found.map(|node| &node.value) {
+            Some(Value::Map(inner)) => inner,
+            _ => &[],
+        };
+    }
+    found.and_then(text).into_iter().collect()
+}
+
+fn usable(variants: &'static Variants) -> impl Iterator<Item = &'static Variant> {
+    variants.list.iter().filter(|variant| variant.status == Status::Now)
+}
+
+fn is_named(variant: &Variant, names: &[&str]) -> bool {
+    names.iter().any(|name| variant.name.eq_ignore_ascii_case(name))
+}
+
+fn untyped(path: &str, section: &str, variants: &'static Variants) -> Problem {
+    let names: Vec<_> = usable(variants).map(|variant| variant.name).collect();
+    let message = format!("`{path}` needs `{section}.type`, which is not written");
+    Problem { kind: ErrorKind::Missing, message, help: Some(format!("write one of {}", names.join(", "))) }
+}
+
+fn unknown(
+    section: &str,
+    name: &str,
+    rest: &[&str],
+    meanings: &[Meaning],
+    is_of_type: &dyn Fn(&Variant) -> bool,
+) -> Problem {
+    let path = join(section, name);
+    let mut keys = Vec::new();
+    let mut beside = Vec::new();
+    for meaning in meanings {
+        if let Meaning::Key(key) = meaning
+            && !matches!(key.kind, Kind::Section(_) | Kind::Variants(_))
+        {
+            let message = format!("`{section}` has no keys in it: it is {}", expected(&key.kind));
+            return Problem { kind: ErrorKind::UnknownKey, message, help: Some(format!("write `{section}`")) };
+        }
+        keys.extend(meaning.keys(is_of_type));
+        if let Meaning::Key(Key { kind: Kind::Variants(variants), .. }) = meaning {
+            beside.push("type");
+            beside.extend(variants.params);
+        }
+    }
+    let (near, help) = nearest::unknown_key(section, name, &keys, &beside);
+    let help = match near {
+        Some(near) => {
+            let path = rest.iter().fold(join(section, near), |path, part| join(&path, part));
+            Some(format!("did you mean `{path}`?"))
+        }
+        None => help,
+    };
+    Problem { kind: ErrorKind::UnknownKey, message: format!("unknown key `{path}`"), help }
+}
+
+impl Meaning {
+    /// What `name` means inside, with its first name; one for each type that counts.
+    fn down<'a>(self, name: &'a str, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<(&'a str, Self)> {
+        match self {
+            Self::Key(Key { kind: Kind::Variants(variants), .. }) if name == "type" => {
+                return vec![(name, Self::Type(variants))];
+            }
+            Self::Key(Key { kind: Kind::Variants(variants), .. }) if variants.params == Some(name) => {
+                let list = usable(variants).filter(|variant| is_of_type(variant));
+                return list.map(|variant| (name, Self::Params(variant))).collect();
+            }
+            // It is not looked into: the key itself says what is the matter with it.
+            Self::Key(Key { kind: Kind::Any, .. }) => return vec![(name, self)],
+            _ => {}
+        }
+        let lookup = |keys: &'static [Key]| match schema::find(keys, name) {
+            Some(key) if key.status == Status::Alias => schema::find(keys, key.meaning),
+            key => key,
+        };
+        self.keys(is_of_type).into_iter().filter_map(lookup).map(|key| (key.name, Self::Key(key))).collect()
+    }
+
+    /// The keys inside.
+    fn keys(self, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<&'static [Key]> {
+        match self {
+            Self::Top => vec![schema::TOP.keys],
+            Self::Params(variant) => vec![variant.keys],
+            Self::Key(Key { kind: Kind::Section(section), .. }) => vec![section.keys],
+            Self::Key(Key { kind: Kind::Variants(variants), .. }) => {
+                let own = usable(variants).filter(|variant| variants.params.is_none() && is_of_type(variant));
+                std::iter::once(variants.shared).chain(own.map(|variant| variant.keys)).collect()
+            }
+            Self::Key(_) | Self::Type(_) => vec![],
+        }
+    }
+}
+
+impl Target {
+    /// How many types its section may have.
+    pub(super) fn len(&self) -> usize {
+        self.meanings.len()
+    }
+
+    /// What its values must be, where it is no section.
+    pub(super) fn kind(&self) -> Option<Kind> {
+        match self.meanings.first() {
+            Some(Meaning::Key(Key { kind: Kind::Section(_) | Kind::Variants(_), .. })) => None,
+            Some(Meaning::Key(key)) => Some(key.kind),
+            _ => None,
+        }
+    }
+
+    /// Checks a value as if it stood at the key, of the type of that index; `place` is what messages call it.
+    pub(super) fn check(&self, index: usize, check: &mut Check<'_>, place: &str, item: &Node) {
+        let name = |name: &str| Entry { key: name.to_string(), key_at: item.at, value: item.clone() };
+        match self.meanings.get(index) {
+            Some(Meaning::Key(key)) if item.value == Value::Null => {
+                if key.is_required() {
+                    check.wrong(place, item, format!("expected {}, found nothing", expected(&key.kind)));
+                }
+            }
+            Some(Meaning::Key(key)) => check.entry(place, key, &name(key.name)),
+            Some(Meaning::Params(variant)) => check.params(place, item.at, Some(&name("params")), variant),
+            Some(Meaning::Type(variants)) => {
+                let section = place.strip_suffix(".type").unwrap_or(place);
+                check.variant(section, variants, &[name("type")], item.at);
+            }
+            Some(Meaning::Top) | None => {}
+        }
+    }
+}
