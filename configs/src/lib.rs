@@ -2,7 +2,8 @@
 //!
 //! Two phases. [`load`] reads YAML or JSON into a [`Typed`]: what was written, checked value by value, each with its line and
 //! column or its `--set`. [`Typed::resolve`] makes a [`Config`] of it: every default and `auto` filled in, keys held against each
-//! other, each value with its [`Origin`]. Both together tell everything that is wrong in one [`Errors`].
+//! other, each value with its [`Origin`]. Both together tell everything that is wrong in one [`Errors`]. [`edit`] changes values in
+//! the text itself.
 //!
 //! ```
 //! let config = zero_config::Config::parse("ds.yaml", "train_micro_batch_size_per_gpu: 4\nzero_optimization: {stage: 3}").unwrap();
@@ -25,6 +26,7 @@ mod bytes;
 mod check;
 mod choice;
 mod config;
+mod edit;
 mod errors;
 mod hugging_face;
 mod nearest;
@@ -48,6 +50,7 @@ mod yaml_out;
 
 pub use bytes::bytes;
 pub use config::*;
+pub use edit::edit;
 pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};
 pub use reference::reference;

@@ -12,32 +12,59 @@ const MAX_PATH: usize = 16;
 /// Puts each override where it belongs, later ones over earlier ones. A section is replaced by what is not a section.
 pub(crate) fn apply(root: &mut Node, overrides: &[String], report: &mut Report) {
     for (index, text) in overrides.iter().enumerate() {
-        let at = At::Set(index);
-        match split(text) {
-            Err(message) => {
-                let help = "write `--set path.to.key=value`".to_string();
-                report.error(ErrorKind::Override, "", at, message, Some(help));
-            }
-            Ok((path, value)) => match parse::override_value(value, index, report) {
-                Ok(mut node) => {
-                    node.at = at;
-                    set(root, schema::TOP.keys, &path, node, at);
-                }
-                Err((message, help)) => report.error(ErrorKind::Override, &path.join("."), at, message, help),
-            },
+        apply_one(root, text, index, report);
+    }
+}
+
+/// Puts the override of that index where it belongs.
+pub(crate) fn apply_one(root: &mut Node, text: &str, index: usize, report: &mut Report) {
+    let at = At::Set(index);
+    let Some(path) = path(text, index, report) else { return };
+    let value = text.split_once('=').map_or("", |(_, value)| value);
+    match parse::override_value(value, index, report) {
+        Ok(mut node) => {
+            node.at = at;
+            set(root, schema::TOP.keys, &path, node, at);
+        }
+        Err((message, help)) => report.error(ErrorKind::Override, &path.join("."), at, message, help),
+    }
+}
+
+/// The keys that the override of that index names. `None` when it is none: the report says so.
+pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Option<Vec<&'t str>> {
+    match split(text) {
+        Ok(path) => Some(path),
+        Err(message) => {
+            let help = "write `--set path.to.key=value`".to_string();
+            report.error(ErrorKind::Override, "", At::Set(index), message, Some(help));
+            None
         }
     }
 }
 
-fn split(text: &str) -> Result<(Vec<&str>, &str), String> {
-    let Some((path, value)) = text.split_once('=') else {
+/// Takes out the key at `path`, if it is there.
+pub(crate) fn remove(root: &mut Node, path: &[&str]) {
+    let (mut node, mut keys) = (root, schema::TOP.keys);
+    for (index, name) in path.iter().enumerate() {
+        let Value::Map(entries) = &mut node.value else { return };
+        let Some(at) = position(entries.iter().map(|entry| entry.key.as_str()), keys, name) else { return };
+        if index + 1 == path.len() {
+            entries.remove(at);
+            return;
+        }
+        (node, keys) = (&mut entries[at].value, schema::inside(keys, name));
+    }
+}
+
+fn split(text: &str) -> Result<Vec<&str>, String> {
+    let Some((path, _)) = text.split_once('=') else {
         return Err("an override needs `=` between the path and the value".to_string());
     };
     let path: Vec<&str> = path.trim().split('.').collect();
     if path.iter().any(|part| part.is_empty()) || path.len() > MAX_PATH {
         return Err("the path of an override is keys with dots between them".to_string());
     }
-    Ok((path, value))
+    Ok(path)
 }
 
 /// Keys under another name are found under the one that is written.
@@ -50,7 +77,7 @@ fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At
         *root = Node { value: Value::Map(Vec::new()), at };
     }
     let Value::Map(entries) = &mut root.value else { return };
-    let index = position(entries, keys, name).unwrap_or_else(|| {
+    let index = position(entries.iter().map(|entry| entry.key.as_str()), keys, name).unwrap_or_else(|| {
         let empty = Node { value: Value::Null, at };
         entries.push(Entry { key: (*name).to_string(), key_at: at, value: empty });
         entries.len() - 1
@@ -62,8 +89,12 @@ fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At
     set(&mut entry.value, schema::inside(keys, name), rest, value, at);
 }
 
-/// The entry that writes the key `name` of `keys`, under whichever of its names.
-fn position(entries: &[Entry], keys: &'static [Key], name: &str) -> Option<usize> {
-    let same = |entry: &Entry| schema::first_name(keys, &entry.key) == schema::first_name(keys, name);
-    entries.iter().position(|entry| entry.key == name).or_else(|| entries.iter().position(same))
+/// Which of the keys written writes the key `name` of `keys`, under whichever of its names.
+pub(crate) fn position<'e>(
+    written: impl Iterator<Item = &'e str> + Clone,
+    keys: &'static [Key],
+    name: &str,
+) -> Option<usize> {
+    let same = |written: &str| schema::first_name(keys, written) == schema::first_name(keys, name);
+    written.clone().position(|written| written == name).or_else(|| written.clone().position(same))
 }

@@ -67,7 +67,8 @@ fn tried(dimension: &Dimension) -> Value {
     Value::Array(dimension.values.iter().map(value).collect())
 }
 
-fn json_of(value: &node::Value) -> Value {
+/// What JSON can say of a value: no infinity, and 64 bits of a whole number.
+pub(crate) fn json_of(value: &node::Value) -> Value {
     match value {
         node::Value::Null => Value::Null,
         node::Value::Bool(value) => json!(value),
@@ -85,9 +86,26 @@ fn json_of(value: &node::Value) -> Value {
     }
 }
 
-/// A value as `--set path=VALUE` takes it.
+/// A value on one line, as `--set path=VALUE` takes it. It reads back as it is.
 pub(crate) fn value(value: &node::Value) -> String {
-    flow(&json_of(value))
+    match value {
+        node::Value::Int(number) => number.to_string(),
+        node::Value::Float(number) if number.is_nan() => ".nan".to_string(),
+        node::Value::Float(number) if number.is_infinite() => {
+            (if *number > 0.0 { ".inf" } else { "-.inf" }).to_string()
+        }
+        node::Value::List(items) => list(items.iter().map(|item| self::value(&item.value))),
+        node::Value::Map(entries) => map(entries.iter().map(|entry| (&*entry.key, self::value(&entry.value.value)))),
+        scalar => flow(&json_of(scalar)),
+    }
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
+
+fn map<'k>(entries: impl Iterator<Item = (&'k str, String)>) -> String {
+    format!("{{{}}}", entries.map(|(key, value)| format!("{}: {value}", quoted(key))).collect::<Vec<_>>().join(", "))
 }
 
 /// The configuration in the shape of `ds.yaml`, keys in order.
@@ -162,11 +180,8 @@ fn flow(value: &Value) -> String {
             None => number.to_string(),
         },
         Value::String(text) => quoted(text),
-        Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
-        Value::Object(entries) => {
-            let entry = |(name, value): (&String, &Value)| format!("{}: {}", quoted(name), flow(value));
-            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
-        }
+        Value::Array(items) => list(items.iter().map(flow)),
+        Value::Object(entries) => map(entries.iter().map(|(key, value)| (key.as_str(), flow(value)))),
     }
 }
 

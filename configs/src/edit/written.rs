@@ -1,0 +1,59 @@
+//! Values as text: on one line, or as the lines of a block.
+
+use crate::node::{Node, Value};
+use crate::yaml_out;
+
+/// How a text writes its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    Yaml,
+    Json,
+}
+
+impl Style {
+    /// JSON where all of the text is, else YAML.
+    pub(super) fn of(text: &str) -> Self {
+        let is_json = text.trim_start().starts_with('{') && serde_json::from_str::<serde_json::Value>(text).is_ok();
+        if is_json { Self::Json } else { Self::Yaml }
+    }
+
+    pub(super) fn value(self, value: &Value) -> String {
+        match self {
+            Self::Yaml => yaml_out::value(value),
+            Self::Json => yaml_out::json_of(value).to_string(),
+        }
+    }
+
+    pub(super) fn key(self, key: &str) -> String {
+        self.value(&Value::Text(key.to_string()))
+    }
+
+    /// A key with its value, sections in blocks.
+    pub(super) fn lines(self, key: &str, node: &Node) -> Vec<String> {
+        match &node.value {
+            Value::Map(entries) if !entries.is_empty() => {
+                let inner = entries.iter().flat_map(|entry| self.lines(&entry.key, &entry.value));
+                std::iter::once(format!("{}:", self.key(key))).chain(inner.map(|line| format!("  {line}"))).collect()
+            }
+            value => vec![format!("{}: {}", self.key(key), self.value(value))],
+        }
+    }
+
+    /// The whole file anew.
+    pub(super) fn whole(self, node: &Node) -> String {
+        match (self, &node.value) {
+            (Self::Json, value) => format!("{:#}\n", yaml_out::json_of(value)),
+            (Self::Yaml, Value::Map(entries)) if !entries.is_empty() => entries
+                .iter()
+                .flat_map(|entry| self.lines(&entry.key, &entry.value))
+                .fold(ANEW.to_string(), |mut text, line| {
+                    text.push_str(&line);
+                    text.push('\n');
+                    text
+                }),
+            (Self::Yaml, value) => format!("{ANEW}{}\n", self.value(value)),
+        }
+    }
+}
+
+const ANEW: &str = "# Written anew: what was changed could not be changed in place. Comments are lost.\n";
