@@ -1,0 +1,17 @@
+#!/bin/sh
+# Installs the browser that engine/tests/report_page.rs opens pages with: scripts/install-browser.sh
+#
+# Debian's package where there is one (as root, or by sudo); elsewhere the headless shell of Playwright, by npm: ZERO_TRAIN_BROWSER must
+# then name the program that is printed last. Node, which runs the test, is not installed here.
+set -eu
+
+root=$([ "$(id -u)" = 0 ] || echo sudo)
+if command -v apt-get >/dev/null && $root apt-get update --quiet && $root apt-get install --yes --no-install-recommends chromium fonts-dejavu-core
+then
+    chromium --version
+else
+    npx --yes playwright install chromium-headless-shell
+    for cache in "${PLAYWRIGHT_BROWSERS_PATH:-}" ~/.cache/ms-playwright ~/Library/Caches/ms-playwright; do
+        [ ! -d "$cache" ] || find "$cache" -type f \( -name headless_shell -o -name chrome-headless-shell \)
+    done
+fi
