@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print who has which layers, what each rank needs and sends, and with --grid when it computes what; starts nothing
     Plan(PlanArgs),
+    /// Find the fastest configuration that fits, by plans, short profiles and runs in turn
+    Autotune(AutotuneArgs),
     /// Measure this machine: kernels, collectives or whole steps
     Bench(BenchArgs),
     /// Look at a checkpoint, check it, or make one of pretrained weights and weights of one
@@ -118,6 +120,26 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Options of `autotune`.
+#[derive(Debug, Args)]
+pub(crate) struct AutotuneArgs {
+    /// Where the configuration comes from; -n is the most ranks
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+    /// Folder of the results [default: autotuning.results_dir]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Go on with what an earlier search of the same configuration has measured
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Plain lines instead of a table, also on a terminal
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) plain: bool,
+    /// Print nothing but errors
+    #[arg(long)]
+    pub(crate) quiet: bool,
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -248,9 +270,15 @@ pub(crate) enum Bench {
         /// Where the configuration comes from.
         #[command(flatten)]
         config: ConfigArgs,
-        /// Measured steps, after two that are not
-        #[arg(long, default_value_t = 10)]
-        steps: usize,
+        /// Measured steps, after those that are not
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+        steps: u32,
+        /// Steps before them: the first one touches all memory
+        #[arg(long, value_name = "STEPS", default_value_t = 2)]
+        warm_up: u32,
+        /// Go on until steps were measured for so long
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        seconds: u32,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,

@@ -20,6 +20,7 @@
 
 mod advice;
 mod arrangement;
+pub mod autotune;
 mod batch;
 mod comm_options;
 mod configured_model;

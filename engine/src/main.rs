@@ -9,9 +9,11 @@ mod cores;
 mod launch;
 mod rank;
 mod surroundings;
+mod tuner;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::error::ErrorKind;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
     let result = match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),
         (Some(Command::Plan(args)), _) => plan(&args),
+        (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
         (Some(Command::Checkpoint(args)), _) => match &args.what {
             Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
@@ -320,6 +323,13 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
         }
         Bench::Profile { config, steps } => bench::profile(config, *steps as usize),
         Bench::Save { config, folder, repeats } => bench::save(config, folder, *repeats as usize),
-        Bench::Step { config, steps, json } => bench::step(config, *steps, *json),
+        Bench::Step { config, steps, warm_up, seconds, json } => {
+            let (steps, warm_up) = (*steps as usize, *warm_up as usize);
+            bench::step(
+                config,
+                &bench::Length { warm_up, steps, at_least: Duration::from_secs((*seconds).into()) },
+                *json,
+            )
+        }
     }
 }

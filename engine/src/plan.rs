@@ -8,7 +8,7 @@ use zero_config::{Config, PartitionMethod};
 use zero_model::{Layers, Model};
 use zero_partition::{CATEGORIES, Layout, LayoutOptions, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Stages, ZeroStage, grid};
+use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Stages, Timeline, ZeroStage, grid};
 
 use crate::arrangement::Arrangement;
 use crate::costs::{Choice, CostTable, Prediction, choose, costs};
@@ -119,10 +119,24 @@ impl Draft {
     /// # Errors
     /// What the table has not, in words.
     pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
+        let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
+        Ok(Prediction::of(&self.timeline(table)?, tokens))
+    }
+
+    /// A step by a cost table: what each rank does when.
+    ///
+    /// # Errors
+    /// What the table has not, in words.
+    pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
         let simulated = self.arrangement.simulate(&self.programs, self.layout.shape(), &costs);
-        let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
-        Ok(Prediction::of(&simulated.map_err(|e| e.to_string())?.timeline, tokens))
+        Ok(simulated.map_err(|e| e.to_string())?.timeline)
+    }
+
+    /// Elements of all parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.model.elements()
     }
 
     /// Checks the programs of all ranks, and sees when they do what.

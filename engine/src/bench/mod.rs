@@ -29,7 +29,7 @@ pub(crate) use ops::ops;
 pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
 pub(crate) use save::save;
-pub(crate) use step::step;
+pub(crate) use step::{Length, step};
 
 /// Steps before those that are measured: the first one touches all memory.
 const WARM_UP: usize = 2;

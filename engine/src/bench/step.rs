@@ -1,11 +1,11 @@
 //! `zero-train bench step`: training steps of a configuration, without the run around them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use zero_comm::Buffer;
+use zero_comm::{Buffer, ReduceOp};
 
-use super::{Role, WARM_UP, summary, take_part};
+use super::{Role, summary, take_part};
 use crate::cli::ConfigArgs;
 
 /// What the steps took, for people or as JSON for scripts.
@@ -21,16 +21,29 @@ struct Measured {
     tokens_per_step: usize,
     /// Of all steps, from the first one on, those that are not measured included.
     losses: Vec<f32>,
+    /// The most bytes that a rank held, by the program's own count.
+    peak_bytes: i64,
     /// Largest resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched
     /// it: added up, these are more than the machine held.
     peak_resident_bytes: Vec<i64>,
+}
+
+/// How many steps are taken.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Length {
+    /// Before those that are measured.
+    pub(crate) warm_up: usize,
+    /// At least so many are measured.
+    pub(crate) steps: usize,
+    /// And as many as take so long.
+    pub(crate) at_least: Duration,
 }
 
 /// Training steps of a configuration, without writing a run.
 ///
 /// # Errors
 /// What training itself would say.
-pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Result<u8> {
+pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
@@ -39,16 +52,28 @@ pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Resul
     let mut subject = zero_train::train::Steps::open(&config, &comm)?;
     let opened = started.elapsed();
     let (mut times, mut losses) = (vec![], vec![]);
-    for index in 0..steps + WARM_UP {
-        let step = subject.step()?;
-        losses.push(step.loss);
-        if index >= WARM_UP {
-            times.push(step.duration);
+    let mut steps = |count: usize| -> anyhow::Result<Vec<Duration>> {
+        let mut taken = vec![];
+        for _ in 0..count {
+            let step = subject.step()?;
+            losses.push(step.loss);
+            taken.push(step.duration);
         }
-    }
+        Ok(taken)
+    };
+    steps(length.warm_up)?;
+    times.extend(steps(length.steps)?);
+    let left = length.at_least.saturating_sub(times.iter().sum());
+    let more = left.as_secs_f64() / zero_comm::bench::median(&times).as_secs_f64().max(1e-6);
+    // As many on all ranks, whose clocks differ.
+    let more = comm.all_reduce(Buffer::I64(vec![more.ceil() as i64]), ReduceOp::Max).wait()?.into_i64()?;
+    times.extend(steps(more.first().map_or(0, |&more| more as usize))?);
     let peak = zero_train::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;
-    let own = Buffer::I64(vec![peak as i64]);
-    let all = comm.all_gather(own, Buffer::I64(vec![0; comm.size()]), &vec![1; comm.size()]).wait()?;
+    let tracked = subject.engine().zero().ledger().peak_total();
+    let own = Buffer::I64(vec![peak as i64, tracked as i64]);
+    let all = comm.all_gather(own, Buffer::I64(vec![0; 2 * comm.size()]), &vec![2; comm.size()]).wait()?;
+    let all = all.output.into_i64()?;
+    let of_ranks = |index: usize| all.iter().skip(index).step_by(2).copied();
     let measured = Measured {
         ranks: comm.size(),
         transport: comm.transport().to_string(),
@@ -59,7 +84,8 @@ pub(crate) fn step(args: &ConfigArgs, steps: usize, json: bool) -> anyhow::Resul
         step_ms: times.iter().map(|time| time.as_secs_f64() * 1e3).collect(),
         tokens_per_step: subject.tokens_per_step(),
         losses,
-        peak_resident_bytes: all.output.into_i64()?,
+        peak_bytes: of_ranks(1).max().unwrap_or(0),
+        peak_resident_bytes: of_ranks(0).collect(),
     };
     match (comm.rank(), json) {
         (0, true) => println!("{}", serde_json::to_string(&measured)?),

@@ -4,6 +4,7 @@
 //! nothing is guessed but the time of a transfer, which is on a line through those that were measured.
 
 mod apply;
+mod between;
 mod fit;
 mod measure;
 mod overlap;

@@ -21,11 +21,15 @@ impl Limit {
         if let Some(bytes) = config.training.memory_limit {
             return Some(Self { bytes, source: "`training.memory_limit`" });
         }
-        let share = |bytes: u64| bytes / local_ranks.max(1) as u64;
-        let machine =
-            physical().map(|bytes| Self { bytes: share(bytes), source: "its share of this machine's memory" });
-        let group =
-            group().map(|bytes| Self { bytes: share(bytes), source: "its share of the control group's memory" });
+        let all = Self::of_machine()?;
+        Some(Self { bytes: all.bytes / local_ranks.max(1) as u64, ..all })
+    }
+
+    /// What all ranks of this machine may hold together.
+    #[must_use]
+    pub fn of_machine() -> Option<Self> {
+        let machine = physical().map(|bytes| Self { bytes, source: "its share of this machine's memory" });
+        let group = group().map(|bytes| Self { bytes, source: "its share of the control group's memory" });
         machine.into_iter().chain(group).min_by_key(|limit| limit.bytes)
     }
 }

@@ -1,0 +1,127 @@
+//! What measured runs say of predictions that were not measured: a factor for each setting, by ridge regression.
+//!
+//! The logarithm of measured over predicted is taken for a sum of one term for all, and one for each setting (a key with its value) that a
+//! configuration has. Terms are kept small: with no measurement, or of a setting that was not measured, they are zero.
+
+use std::collections::BTreeMap;
+
+/// How strongly the term of a setting, and that for all, are kept at zero: so many measurements would have to speak against it.
+const OF_A_SETTING: f64 = 1.0;
+const OF_ALL: f64 = 0.05;
+/// Predictions are never taken for more certain than this, in logarithms.
+const LEAST_SPREAD: f64 = 0.02;
+/// And as uncertain as this, before anything was measured.
+const FIRST_SPREAD: f64 = 0.15;
+
+/// A setting: a key and its value.
+pub(super) type Setting = (String, String);
+
+/// Terms by setting.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Correction {
+    all: f64,
+    terms: BTreeMap<Setting, f64>,
+    /// What is left between corrected and measured: a standard deviation, in logarithms.
+    pub(super) spread: f64,
+}
+
+impl Correction {
+    /// Of configurations: what each has set, and measured over predicted.
+    pub(super) fn fit(measured: &[(&[Setting], f64)]) -> Self {
+        let mut ids: BTreeMap<&Setting, usize> = BTreeMap::new();
+        for setting in measured.iter().flat_map(|(settings, _)| settings.iter()) {
+            let next = ids.len() + 1;
+            ids.entry(setting).or_insert(next);
+        }
+        let size = ids.len() + 1;
+        let mut matrix = vec![vec![0.0; size]; size];
+        let mut right = vec![0.0; size];
+        for (settings, ratio) in measured {
+            let has: Vec<usize> = std::iter::once(0).chain(settings.iter().map(|setting| ids[setting])).collect();
+            for &i in &has {
+                right[i] += ratio.ln();
+                has.iter().for_each(|&j| matrix[i][j] += 1.0);
+            }
+        }
+        for (i, row) in matrix.iter_mut().enumerate() {
+            row[i] += if i == 0 { OF_ALL } else { OF_A_SETTING };
+        }
+        let solved = solve(matrix, right);
+        let terms = ids.into_iter().map(|(setting, id)| (setting.clone(), solved[id])).collect();
+        let mut correction = Self { all: solved[0], terms, spread: FIRST_SPREAD };
+        if measured.len() > 1 {
+            let off = measured.iter().map(|(settings, ratio)| (ratio.ln() - correction.term(settings)).powi(2));
+            let found = (off.sum::<f64>() / (measured.len() - 1) as f64).sqrt();
+            // Terms fit what they were made of better than the rest: the first guess counts as two measurements.
+            let count = measured.len() as f64;
+            correction.spread = ((found.powi(2) * count + 2.0 * FIRST_SPREAD.powi(2)) / (count + 2.0)).sqrt();
+            correction.spread = correction.spread.max(LEAST_SPREAD);
+        }
+        correction
+    }
+
+    /// By what to multiply the prediction of a configuration with these settings.
+    pub(super) fn factor(&self, settings: &[Setting]) -> f64 {
+        self.term(settings).exp()
+    }
+
+    fn term(&self, settings: &[Setting]) -> f64 {
+        self.all + settings.iter().filter_map(|setting| self.terms.get(setting)).sum::<f64>()
+    }
+}
+
+/// Solves a system whose matrix is symmetric and positive definite: Gauss's elimination needs no pivots then.
+fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
+    let size = right.len();
+    for column in 0..size {
+        for row in column + 1..size {
+            let factor = matrix[row][column] / matrix[column][column];
+            let (above, below) = matrix.split_at_mut(row);
+            below[0][column..].iter_mut().zip(&above[column][column..]).for_each(|(own, other)| *own -= factor * other);
+            right[row] -= factor * right[column];
+        }
+    }
+    for row in (0..size).rev() {
+        let known: f64 = (row + 1..size).map(|k| matrix[row][k] * right[k]).sum();
+        right[row] = (right[row] - known) / matrix[row][row];
+    }
+    right
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting(key: &str, value: &str) -> Setting {
+        (key.into(), value.into())
+    }
+
+    #[test]
+    fn a_setting_that_is_slower_than_predicted_is_found_out() {
+        let (slow, other) = (setting("stage", "3"), setting("micro", "4"));
+        let cases = [
+            (vec![], 1.1),
+            (vec![other.clone()], 1.1),
+            (vec![slow.clone()], 1.1 * 1.5),
+            (vec![slow.clone(), other.clone()], 1.1 * 1.5),
+        ];
+        let measured: Vec<(&[Setting], f64)> = cases.iter().map(|(settings, ratio)| (&settings[..], *ratio)).collect();
+        let correction = Correction::fit(&measured);
+        let ratio = correction.factor(std::slice::from_ref(&slow)) / correction.factor(&[]);
+        assert!(ratio > 1.2 && ratio <= 1.5, "{ratio}: most of it, though not all after four measurements");
+        assert!((correction.factor(std::slice::from_ref(&other)) / correction.factor(&[]) - 1.0).abs() < 0.06);
+        let more: Vec<_> = (0..20).flat_map(|_| measured.clone()).collect();
+        let sure = Correction::fit(&more);
+        assert!((sure.factor(&[slow, other]) - 1.65).abs() < 0.02);
+        assert!(sure.spread < correction.spread && sure.spread >= LEAST_SPREAD);
+    }
+
+    #[test]
+    fn nothing_measured_corrects_nothing() {
+        let none = Correction::fit(&[]);
+        assert_eq!((none.factor(&[setting("a", "b")]), none.spread), (1.0, FIRST_SPREAD));
+        // A single measurement speaks of all.
+        let one = Correction::fit(&[(&[], 1.2)]);
+        assert!((one.factor(&[setting("a", "b")]) - 1.19).abs() < 0.01, "{one:?}");
+    }
+}

@@ -1,0 +1,76 @@
+//! What is to be best, and which way: a higher throughput, a lower latency, more arithmetic a second.
+
+use zero_config::Metric;
+
+/// What a step does, as far as a metric counts it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Samples of a global batch.
+    pub samples: usize,
+    /// Tokens of a sample; `None` where the data alone say it, or there are none.
+    pub tokens: Option<usize>,
+    /// Elements of all parameters.
+    pub parameters: usize,
+    /// Ranks that share it.
+    pub ranks: usize,
+}
+
+/// The value of `metric` for a step of so many seconds.
+#[must_use]
+pub fn value(metric: Metric, work: &Work, seconds: f64) -> f64 {
+    let samples = work.samples as f64;
+    let tokens = samples * work.tokens.unwrap_or(1) as f64;
+    match metric {
+        Metric::Throughput => tokens / seconds,
+        Metric::Latency => seconds,
+        // Kaplan et al. 2020, section 2.1: two for each weight and token forward, twice as many backward; what is computed again does not count.
+        Metric::Flops => 6.0 * work.parameters as f64 * tokens / seconds / work.ranks as f64,
+    }
+}
+
+/// What is minimised, whatever the metric: the ratio of two costs is how many times better one is.
+pub(super) fn cost(metric: Metric, work: &Work, seconds: f64) -> f64 {
+    let value = value(metric, work, seconds);
+    if is_better_higher(metric) { 1.0 / value } else { value }
+}
+
+/// Whether more of it is better.
+#[must_use]
+pub fn is_better_higher(metric: Metric) -> bool {
+    match metric {
+        Metric::Throughput | Metric::Flops => true,
+        Metric::Latency => false,
+    }
+}
+
+/// What a value of the metric is counted in.
+#[must_use]
+pub fn unit(metric: Metric, work: &Work) -> &'static str {
+    match (metric, work.tokens) {
+        (Metric::Throughput, Some(_)) => "tokens/s",
+        (Metric::Throughput, None) => "samples/s",
+        (Metric::Latency, _) => "s",
+        (Metric::Flops, _) => "FLOP/s a rank",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One rank takes its time; two are faster and waste some of it; a small batch is done first.
+    #[test]
+    fn each_metric_has_its_own_best_and_the_right_direction() {
+        let work = |samples, ranks| Work { samples, tokens: Some(10), parameters: 1000, ranks };
+        let planted = [(work(16, 1), 1.0), (work(16, 2), 0.6), (work(1, 2), 0.1)];
+        let best = |metric| {
+            let cost = |index: &usize| cost(metric, &planted[*index].0, planted[*index].1);
+            (0..planted.len()).min_by(|a, b| cost(a).total_cmp(&cost(b)))
+        };
+        assert_eq!(best(Metric::Flops), Some(0));
+        assert_eq!(best(Metric::Throughput), Some(1));
+        assert_eq!(best(Metric::Latency), Some(2));
+        assert_eq!(value(Metric::Throughput, &planted[0].0, 2.0), 80.0);
+        assert_eq!(value(Metric::Flops, &planted[1].0, 2.0), 6.0 * 1000.0 * 160.0 / 4.0);
+    }
+}

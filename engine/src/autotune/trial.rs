@@ -1,0 +1,259 @@
+//! A trial: a process group of its own, with a deadline and a limit on its memory. Whatever becomes of it, the tuner goes on.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How often a trial is looked at.
+const EVERY: Duration = Duration::from_millis(20);
+/// And its memory: reading it takes the kernel some time.
+const MEMORY_EVERY: u32 = 10;
+/// Of what a trial prints, so many bytes are kept.
+const KEPT: u64 = 1 << 20;
+
+/// What to run.
+pub(super) struct Trial<'a> {
+    pub(super) program: &'a Path,
+    pub(super) arguments: Vec<OsString>,
+    /// How long it may take.
+    pub(super) deadline: Duration,
+    /// Bytes that all its processes may hold together.
+    pub(super) memory: Option<u64>,
+    /// Set when the user wants an end.
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Well, with what it printed.
+    Well(String),
+    /// Not well, and why.
+    Badly(String),
+    /// It was ended at its deadline.
+    TimedOut,
+    /// It was ended when it held so many bytes.
+    TooLarge(u64),
+    /// The user wants an end.
+    Interrupted,
+}
+
+impl Trial<'_> {
+    /// Runs it until it ends, one way or another; then none of its processes is left.
+    pub(super) fn run(self) -> Ended {
+        let mut command = Command::new(self.program);
+        command
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+            command.env_remove(name);
+        }
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => return Ended::Badly(format!("{} cannot be started: {error}", self.program.display())),
+        };
+        let mut running = Running::new(child);
+        let ended = self.watch(&mut running);
+        let (out, errors) = running.end();
+        match ended {
+            Some(status) if status.success() => Ended::Well(out),
+            Some(status) => Ended::Badly(reason(status, &errors)),
+            None if self.stop.load(Ordering::Relaxed) => Ended::Interrupted,
+            None if self.memory.is_some_and(|limit| running.most > limit) => Ended::TooLarge(running.most),
+            None => Ended::TimedOut,
+        }
+    }
+
+    /// Its status, if it ended by itself.
+    fn watch(&self, running: &mut Running) -> Option<ExitStatus> {
+        let started = Instant::now();
+        for look in 0u32.. {
+            match running.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) => {}
+                Err(_) => return None,
+            }
+            if self.stop.load(Ordering::Relaxed) || started.elapsed() >= self.deadline {
+                return None;
+            }
+            if let Some(limit) = self.memory.filter(|_| look.is_multiple_of(MEMORY_EVERY)) {
+                running.most = running.most.max(held(running.group, limit));
+                if running.most > limit {
+                    return None;
+                }
+            }
+            std::thread::sleep(EVERY);
+        }
+        None
+    }
+}
+
+/// A process group under way.
+struct Running {
+    child: Child,
+    group: Pid,
+    readers: Option<[JoinHandle<String>; 2]>,
+    /// The most bytes that were seen.
+    most: u64,
+}
+
+impl Running {
+    fn new(mut child: Child) -> Self {
+        let group = Pid::from_child(&child);
+        let out = child.stdout.take().map(|pipe| std::thread::spawn(move || read(pipe)));
+        let errors = child.stderr.take().map(|pipe| std::thread::spawn(move || read(pipe)));
+        Self { child, group, readers: out.zip(errors).map(|(out, errors)| [out, errors]), most: 0 }
+    }
+
+    /// Ends what is left of the group; gives what it printed.
+    fn end(&mut self) -> (String, String) {
+        // There may be none left.
+        let _ = kill_process_group(self.group, Signal::KILL);
+        let _ = self.child.wait();
+        let [out, errors] = self
+            .readers
+            .take()
+            .map_or_else(Default::default, |readers| readers.map(|reader| reader.join().unwrap_or_default()));
+        (out, errors)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.readers.is_some() {
+            self.end();
+        }
+    }
+}
+
+/// All that comes, of which the beginning is kept.
+fn read(pipe: impl Read) -> String {
+    let mut pipe = pipe;
+    let mut kept = vec![];
+    let _ = pipe.by_ref().take(KEPT).read_to_end(&mut kept);
+    let _ = std::io::copy(&mut pipe, &mut std::io::sink());
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+/// Why it ended badly: its own error if it said one.
+fn reason(status: ExitStatus, errors: &str) -> String {
+    let lines: Vec<&str> = errors.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let said = lines.iter().position(|line| line.starts_with("error: ")).map(|at| &lines[at..]);
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "no status".into(),
+    };
+    match (said, lines.last()) {
+        (Some(said), _) => format!("{how}: {}", said[0].trim_start_matches("error: ")),
+        (None, Some(last)) => format!("{how}: {last}"),
+        (None, None) => how,
+    }
+}
+
+/// Bytes that the processes of a group hold. Pages that several of them share count once where the sum of all would be above `limit`:
+/// that takes longer to find out.
+fn held(group: Pid, limit: u64) -> u64 {
+    let processes = members(group);
+    let resident: u64 = processes.iter().filter_map(|&pid| field(&format!("/proc/{pid}/status"), "VmRSS:")).sum();
+    if resident <= limit {
+        return resident;
+    }
+    let shares = processes.iter().filter_map(|&pid| field(&format!("/proc/{pid}/smaps_rollup"), "Pss:"));
+    shares.sum()
+}
+
+/// The processes of a group.
+fn members(group: Pid) -> Vec<i32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return vec![] };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // `pid (name) state parent group …`, and a name may have anything in it.
+    let is_member = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split_whitespace().nth(2)?.parse::<i32>().ok()) == Some(group.as_raw_nonzero().get())
+    };
+    pids.filter(is_member).collect()
+}
+
+/// A field in kilobytes, as bytes.
+fn field(path: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str, deadline: Duration, memory: Option<u64>, stop: &AtomicBool) -> Ended {
+        let arguments = ["-c", script].map(OsString::from).to_vec();
+        Trial { program: Path::new("sh"), arguments, deadline, memory, stop }.run()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_a_trial_says_is_its_result_or_its_reason() {
+        let stop = AtomicBool::new(false);
+        assert_eq!(run("echo one; echo two", LONG, None, &stop), Ended::Well("one\ntwo\n".into()));
+        let error = "echo training >&2; printf 'error: no such file\\n  help: none\\n' >&2; exit 3";
+        assert_eq!(run(error, LONG, None, &stop), Ended::Badly("status 3: no such file".into()));
+        // The word alone is no failure, and neither is a last line an error of ours.
+        assert_eq!(run("echo 'error: 0.1' >&2", LONG, None, &stop), Ended::Well(String::new()));
+        assert_eq!(
+            run("echo core dumped >&2; kill -SEGV $$", LONG, None, &stop),
+            Ended::Badly("signal 11: core dumped".into())
+        );
+        assert_eq!(run("exit 1", LONG, None, &stop), Ended::Badly("status 1".into()));
+        let none =
+            Trial { program: Path::new("/nowhere"), arguments: vec![], deadline: LONG, memory: None, stop: &stop };
+        assert!(matches!(none.run(), Ended::Badly(reason) if reason.starts_with("/nowhere cannot be started")));
+    }
+
+    #[test]
+    fn one_that_hangs_is_ended_with_all_its_processes() {
+        let stop = AtomicBool::new(false);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        // A child that would go on by itself.
+        let script = format!("sleep 600 & echo $! > {}; sleep 600", file.display());
+        assert_eq!(run(&script, Duration::from_millis(500), None, &stop), Ended::TimedOut);
+        let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+        let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+        let gone = || state().is_none_or(|stat| stat.contains(") Z "));
+        let started = Instant::now();
+        while !gone() {
+            assert!(started.elapsed() < LONG, "{:?}", state());
+            std::thread::sleep(EVERY);
+        }
+    }
+
+    #[test]
+    fn one_that_takes_all_memory_is_ended_before_the_machine_is() {
+        let stop = AtomicBool::new(false);
+        // The shell doubles a text until somebody stops it.
+        let bomb = "x=0123456789abcdef; while :; do x=$x$x; done";
+        match run(bomb, LONG, Some(64 << 20), &stop) {
+            Ended::TooLarge(bytes) => assert!(bytes > 64 << 20),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_user_can_end_it() {
+        let stop = AtomicBool::new(true);
+        assert_eq!(run("sleep 600", LONG, None, &stop), Ended::Interrupted);
+    }
+}
