@@ -45,6 +45,8 @@ use trial::{Ended, Trial};
 
 /// Measured steps of a profile, after two that are not.
 const PROFILE_STEPS: usize = 4;
+/// Micro-batches of such a step, where the configuration has so many.
+const PROFILE_MICRO_BATCHES: usize = 4;
 /// Seconds for which a run measures steps, though they be so short that it takes more of them than is asked for.
 const AT_LEAST: &str = "1";
 /// Of what the machine has, a trial may hold so much; the rest is the system's and the tuner's.
@@ -279,10 +281,15 @@ impl Bench<'_> {
                 crate::words::counted(conditions.ranks, "rank", "ranks"),
                 crate::words::counted(conditions.threads, "thread", "threads"),
             ));
-            let mut overrides = self.outlook.overrides(&rows[*id].candidate.settings);
+            let settings = &rows[*id].candidate.settings;
+            // What a gradient is added to is read as well.
+            let accumulation = self.outlook.resolve(rows[*id].candidate.ranks, settings);
+            let accumulation =
+                accumulation.map_or(1, |config| config.gradient_accumulation_steps.min(PROFILE_MICRO_BATCHES));
+            let mut overrides = self.outlook.overrides(settings);
             overrides.extend([
                 "pipeline.stages=1".into(),
-                "gradient_accumulation_steps=1".into(),
+                format!("gradient_accumulation_steps={accumulation}"),
                 "train_batch_size=".into(),
                 format!("train_micro_batch_size_per_gpu={micro}"),
                 format!("launcher.threads_per_rank={}", conditions.threads),
