@@ -24,7 +24,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print who has which layers, what each rank needs and sends, and with --grid when it computes what; starts nothing
     Plan(PlanArgs),
-    /// Find the fastest configuration that fits, by plans, short profiles and runs in turn
+    /// Find the fastest configuration that fits, by plans, short profiles and runs in turn; with --sweep the best hyperparameters
     Autotune(AutotuneArgs),
     /// Measure this machine: kernels, collectives or whole steps
     Bench(BenchArgs),
@@ -128,6 +128,9 @@ pub(crate) struct AutotuneArgs {
     /// Where the configuration comes from; -n is the most ranks
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
+    /// Train with the hyperparameters of autotuning.sweep instead, and find those with the lowest evaluation loss
+    #[arg(long)]
+    pub(crate) sweep: bool,
     /// Folder of the results [default: autotuning.results_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,

@@ -1,4 +1,6 @@
-//! `zero-train autotune`: the search of the library, with its table.
+//! `zero-train autotune`: the search of the library, with its table. (With `--sweep`: `tuner/sweep.rs`.)
+
+mod sweep;
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ const SHOWN: usize = 12;
 /// Searches, and says what it found.
 ///
 /// # Errors
-/// Those of [`tune`].
+/// Those of [`tune`], or of a sweep.
 pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -47,16 +49,24 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         resume: args.resume,
         stop: &stop,
     };
+    if args.sweep {
+        let (interrupted, has_best) = sweep::sweep(&request, args.quiet)?;
+        return Ok(status(interrupted, has_best));
+    }
     let mut table = Table::new(args);
     let tuned = tune(&request, &mut table)?;
     if !args.quiet {
         conclude(&tuned);
     }
-    Ok(match (tuned.interrupted, tuned.best) {
+    Ok(status(tuned.interrupted, tuned.best.is_some()))
+}
+
+fn status(interrupted: bool, has_best: bool) -> u8 {
+    match (interrupted, has_best) {
         (true, _) => INTERRUPTED,
-        (false, Some(_)) => 0,
-        (false, None) => NOTHING_RAN,
-    })
+        (false, true) => 0,
+        (false, false) => NOTHING_RAN,
+    }
 }
 
 /// The table while the search goes on: redrawn on a terminal, lines elsewhere.

@@ -1,20 +1,14 @@
 //! The search as a library, over a program that stands in for `zero-train`: what its trials do is planted.
 
+mod planted;
+
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tempfile::TempDir;
+use planted::Planted;
 use zero_train::Config;
-use zero_train::autotune::{Request, Row, State, Tuned, Watch, tune};
-
-/// A folder with a configuration and a program.
-struct Planted {
-    folder: TempDir,
-    text: String,
-    stop: AtomicBool,
-}
+use zero_train::autotune::{Row, State, Tuned, Watch, tune};
 
 /// Looks on, and may end the search.
 struct Onlooker<'a> {
@@ -35,57 +29,16 @@ impl Watch for Onlooker<'_> {
     fn say(&mut self, _: &str) {}
 }
 
-impl Planted {
-    /// `script` is given `$ranks` and `$set`, all overrides in one line, and prints nothing: it calls `takes` with milliseconds.
-    fn new(more: &str, script: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let corpus = folder.path().join("corpus.txt");
-        fs::write(&corpus, "a line of a corpus that repeats itself\n".repeat(200)).unwrap();
-        let text = format!(
-            "# a comment that stays\nmodel: {{type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}}\n\
-             data: {{train: {}}}\n{more}",
-            corpus.display()
-        );
-        let program = format!(
-            "#!/bin/sh\ncase \"$2\" in costs) echo 'error: nothing to profile' >&2; exit 3;; esac\n\
-             echo run >> {}/runs\n\
-             takes() {{ echo \"{{\\\"step_ms\\\": [$1, $1, $1], \\\"peak_bytes\\\": 1000}}\"; }}\n\
-             set=\" \"\nwhile [ $# -gt 0 ]; do case \"$1\" in -n) ranks=$2;; --set) set=\"$set$2 \";; esac; shift; done\n{script}\n",
-            folder.path().display()
-        );
-        let planted = Self { folder, text, stop: AtomicBool::new(false) };
-        fs::write(planted.program(), program).unwrap();
-        fs::set_permissions(planted.program(), fs::Permissions::from_mode(0o755)).unwrap();
-        planted
-    }
+/// `script` is given `$ranks` and `$set`, all overrides in one line, and prints nothing: it calls `takes` with milliseconds.
+fn plant(more: &str, script: &str) -> Planted {
+    let before = "case \"$2\" in costs) echo 'error: nothing to profile' >&2; exit 3;; esac\n\
+                  takes() { echo \"{\\\"step_ms\\\": [$1, $1, $1], \\\"peak_bytes\\\": 1000}\"; }";
+    Planted::new("", more, before, script)
+}
 
-    fn program(&self) -> PathBuf {
-        self.folder.path().join("program")
-    }
-
-    fn results(&self) -> PathBuf {
-        self.folder.path().join("results")
-    }
-
-    fn tune(&self, ranks: usize, resume: bool, stop_after: usize) -> Tuned {
-        self.stop.store(false, Ordering::Relaxed);
-        let request = Request {
-            source: zero_config::Source { name: "ds.yaml".into(), text: self.text.clone() },
-            overrides: vec![],
-            ranks: Some(ranks),
-            program: self.program(),
-            threads: &|_: &Config| 1,
-            results_dir: Some(self.results()),
-            resume,
-            stop: &self.stop,
-        };
-        tune(&request, &mut Onlooker { stop: &self.stop, stop_after, runs: 0 }).unwrap()
-    }
-
-    /// How often the program was started for a run.
-    fn runs(&self) -> usize {
-        fs::read_to_string(self.folder.path().join("runs")).map_or(0, |text| text.lines().count())
-    }
+fn search(planted: &Planted, ranks: usize, resume: bool, stop_after: usize) -> Tuned {
+    planted.stop.store(false, Ordering::Relaxed);
+    tune(&planted.request(ranks, resume), &mut Onlooker { stop: &planted.stop, stop_after, runs: 0 }).unwrap()
 }
 
 fn best(tuned: &Tuned) -> &Row {
@@ -104,11 +57,11 @@ fn each_metric_picks_its_own_best() {
             "train_batch_size: 16\ntrain_micro_batch_size_per_gpu: 1\nautotuning:\n  metric: {metric}\n  fast: true\n  repeats: 2\n  \
              space: {{launcher.num_processes: [1, 2], zero_optimization.stage: [0], train_batch_size: [2, 16], train_micro_batch_size_per_gpu: [1]}}\n"
         );
-        let planted = Planted::new(
+        let planted = plant(
             &more,
             "case \"$ranks$set\" in\n1*train_batch_size=2*) takes 400;;\n*train_batch_size=2*) takes 100;;\n1*) takes 1000;;\n*) takes 600;;\nesac",
         );
-        let tuned = planted.tune(2, false, usize::MAX);
+        let tuned = search(&planted, 2, false, usize::MAX);
         let best = best(&tuned);
         assert_eq!((best.candidate.ranks, setting(best, "train_batch_size")), (ranks, batch), "{metric}");
         if batch.is_some() {
@@ -122,7 +75,7 @@ fn each_metric_picks_its_own_best() {
 fn a_crash_a_hang_and_a_bomb_are_rows_and_not_the_end() {
     let more = "train_micro_batch_size_per_gpu: 1\ntrain_batch_size: 4\ntraining: {memory_limit: 64MB}\nautotuning:\n  trial_timeout_seconds: 3\n  \
                 fast: true\n  repeats: 2\n  space: {train_micro_batch_size_per_gpu: [1, 2]}\n";
-    let planted = Planted::new(
+    let planted = plant(
         more,
         "case \"$set\" in\n\
          *stage=1*) echo 'step 1: loss error: 0.1' >&2; echo 'error: planted crash' >&2; exit 2;;\n\
@@ -131,7 +84,7 @@ fn a_crash_a_hang_and_a_bomb_are_rows_and_not_the_end() {
          *size_per_gpu=2*) echo 'no error: only the word' >&2; takes 50;;\n\
          *) takes 100;;\nesac",
     );
-    let tuned = planted.tune(2, false, usize::MAX);
+    let tuned = search(&planted, 2, false, usize::MAX);
     assert_eq!(tuned.rows.len(), 8);
     for row in &tuned.rows {
         let state = match setting(row, "zero_optimization.stage") {
@@ -164,9 +117,9 @@ fn a_crash_a_hang_and_a_bomb_are_rows_and_not_the_end() {
 #[test]
 fn what_does_not_fit_is_never_started() {
     let more = "train_micro_batch_size_per_gpu: 1\ntraining: {memory_limit: 1MiB}\nautotuning: {fast: true}\n";
-    let mut planted = Planted::new(more, "takes 100");
+    let mut planted = plant(more, "takes 100");
     planted.text = planted.text.replace("n_embd: 16", "n_embd: 256");
-    let tuned = planted.tune(1, false, usize::MAX);
+    let tuned = search(&planted, 1, false, usize::MAX);
     assert_eq!((tuned.best, planted.runs()), (None, 0));
     let reason = tuned.rows[0].reason.as_deref().unwrap();
     assert!(tuned.rows[0].state == State::TooLarge && reason.contains("may have 1.0 MB"), "{reason}");
@@ -177,15 +130,15 @@ fn what_does_not_fit_is_never_started() {
 fn an_interrupted_search_goes_on_and_measures_nothing_twice() {
     let more = "train_micro_batch_size_per_gpu: 1\ntrain_batch_size: 8\nautotuning: {fast: true, repeats: 1, tuner_early_stopping: 0}\n";
     let script = "case \"$set\" in\n*stage=2*size_per_gpu=4*) takes 10;;\n*) takes 100;;\nesac";
-    let planted = Planted::new(more, script);
-    let whole = planted.tune(2, false, usize::MAX);
+    let planted = plant(more, script);
+    let whole = search(&planted, 2, false, usize::MAX);
     let all = planted.runs();
     assert_eq!(setting(best(&whole), "zero_optimization.stage"), Some("2"));
-    fs::remove_file(planted.folder.path().join("runs")).unwrap();
-    let part = planted.tune(2, false, 3);
+    fs::remove_file(planted.path().join("runs")).unwrap();
+    let part = search(&planted, 2, false, 3);
     assert!(part.interrupted && part.best.is_some());
     let first = planted.runs();
-    let rest = planted.tune(2, true, usize::MAX);
+    let rest = search(&planted, 2, true, usize::MAX);
     assert!(!rest.interrupted);
     assert_eq!(setting(best(&rest), "train_micro_batch_size_per_gpu"), Some("4"));
     assert_eq!(rest.rows.iter().filter(|row| row.runs.is_empty()).count(), 0);
@@ -193,24 +146,14 @@ fn an_interrupted_search_goes_on_and_measures_nothing_twice() {
     let journal = planted.results().join("results.jsonl");
     let is_json = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
     assert!(fs::read_to_string(&journal).unwrap().lines().all(is_json));
-    other_results_are_not_taken_for_ones_own(&planted, &journal);
+    other_results_are_not_taken_for_ones_own(&journal);
 }
 
-fn other_results_are_not_taken_for_ones_own(planted: &Planted, journal: &Path) {
-    let other = Planted::new("train_micro_batch_size_per_gpu: 2\n", "takes 1");
+fn other_results_are_not_taken_for_ones_own(journal: &Path) {
+    let other = plant("train_micro_batch_size_per_gpu: 2\n", "takes 1");
     fs::create_dir_all(other.results()).unwrap();
     fs::copy(journal, other.results().join("results.jsonl")).unwrap();
-    let request = Request {
-        source: zero_config::Source { name: "ds.yaml".into(), text: other.text.clone() },
-        overrides: vec![],
-        ranks: Some(1),
-        program: planted.program(),
-        threads: &|_: &Config| 1,
-        results_dir: Some(other.results()),
-        resume: true,
-        stop: &other.stop,
-    };
     let stop = AtomicBool::new(false);
-    let error = tune(&request, &mut Onlooker { stop: &stop, stop_after: 9, runs: 0 }).unwrap_err();
+    let error = tune(&other.request(1, true), &mut Onlooker { stop: &stop, stop_after: 9, runs: 0 }).unwrap_err();
     assert!(error.to_string().contains("another configuration"), "{error}");
 }

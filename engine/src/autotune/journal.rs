@@ -1,4 +1,4 @@
-//! `results.jsonl`: a line for each thing that was found out, from which a search goes on after an interruption.
+//! `results.jsonl`, and `sweep.jsonl` of a sweep: a line for each thing that was found out, from which a search goes on after an interruption.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -8,9 +8,6 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// The file's name in `autotuning.results_dir`.
-const NAME: &str = "results.jsonl";
-
 /// The file, open at its end.
 #[derive(Debug)]
 pub(super) struct Journal {
@@ -19,9 +16,9 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Begins a new one, whose first line is `head`.
-    pub(super) fn create(folder: &Path, head: &Value) -> Result<Self, Error> {
-        let path = folder.join(NAME);
+    /// Begins a new one of this name in `autotuning.results_dir`, whose first line is `head`.
+    pub(super) fn create(folder: &Path, name: &str, head: &Value) -> Result<Self, Error> {
+        let path = folder.join(name);
         let file = File::create(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let mut journal = Self { path, file };
         journal.write(head)?;
@@ -32,8 +29,8 @@ impl Journal {
     ///
     /// # Errors
     /// One of another search: its head is not `head`.
-    pub(super) fn reopen(folder: &Path, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
-        let path = folder.join(NAME);
+    pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
+        let path = folder.join(name);
         let failed = |source| Error::Io { path: path.clone(), source };
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
@@ -69,23 +66,25 @@ mod tests {
 
     use super::*;
 
+    const NAME: &str = "results.jsonl";
+
     #[test]
     fn a_cut_line_is_dropped_and_what_follows_is_whole() {
         let folder = tempfile::tempdir().unwrap();
         let head = json!({"event": "begin", "crc32": 7});
-        assert!(Journal::reopen(folder.path(), &head).unwrap().is_none());
-        let mut journal = Journal::create(folder.path(), &head).unwrap();
+        assert!(Journal::reopen(folder.path(), NAME, &head).unwrap().is_none());
+        let mut journal = Journal::create(folder.path(), NAME, &head).unwrap();
         journal.write(&json!({"event": "run", "id": 1})).unwrap();
         drop(journal);
         let path = folder.path().join(NAME);
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"{\"event\": \"ru").unwrap();
-        let (mut journal, lines) = Journal::reopen(folder.path(), &head).unwrap().unwrap();
+        let (mut journal, lines) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
         assert_eq!(lines, [json!({"event": "run", "id": 1})]);
         journal.write(&json!({"event": "run", "id": 2})).unwrap();
-        let (_, lines) = Journal::reopen(folder.path(), &head).unwrap().unwrap();
+        let (_, lines) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
         assert_eq!(lines.len(), 2);
-        let error = Journal::reopen(folder.path(), &json!({"event": "begin", "crc32": 8})).unwrap_err();
+        let error = Journal::reopen(folder.path(), NAME, &json!({"event": "begin", "crc32": 8})).unwrap_err();
         assert!(error.to_string().contains("another configuration"), "{error}");
     }
 }

@@ -4,7 +4,8 @@
 //! predicts a step of each candidate. The best are run, in processes of their own, in turn with each other, until it is clear which is fastest;
 //! what the runs say corrects the predictions.
 //!
-//! [`tune`] is what `zero-train autotune` calls. It starts copies of that program for its runs.
+//! [`tune`] is what `zero-train autotune` calls, and [`sweep()`] what it calls with `--sweep`: hyperparameters, by the evaluation loss. Both
+//! start copies of that program for their runs.
 
 mod correction;
 mod interval;
@@ -17,6 +18,7 @@ mod rounds;
 mod row;
 mod search;
 mod space;
+mod sweep;
 mod tables;
 mod trial;
 
@@ -32,6 +34,7 @@ pub use interval::Interval;
 pub use objective::{Work, is_better_higher, unit, value};
 pub use row::{Planned, Row, Run, State};
 pub use space::Candidate;
+pub use sweep::{Evaluation, SweepTrial, SweepWatch, Swept, TrialState, sweep};
 
 use crate::costs::CostTable;
 use crate::error::Error;
@@ -43,6 +46,8 @@ use search::{End, Measure, Outcome, Search};
 use tables::{Conditions, Tables, measured, uses_disk};
 use trial::{Ended, Trial};
 
+/// Where runs are written down.
+const JOURNAL: &str = "results.jsonl";
 /// Measured steps of a profile, after two that are not.
 const PROFILE_STEPS: usize = 4;
 /// Micro-batches of such a step, where the configuration has so many.
@@ -110,7 +115,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     base.model_and_data()?;
     let mut tuning = base.autotuning.clone();
     if tuning.sweep.is_some() {
-        return Err(Error::setting("autotuning.sweep", "it is not implemented yet", "leave it out"));
+        watch.say("autotuning.sweep is for --sweep: this is a search of speed");
     }
     if let Some(folder) = &request.results_dir {
         tuning.results_dir.clone_from(folder);
@@ -160,18 +165,11 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
     let folder = tuning.results_dir.clone();
     let failed = |source| Error::Io { path: folder.clone(), source };
     std::fs::create_dir_all(folder.join("costs")).map_err(failed)?;
-    if resume && let Some((journal, lines)) = Journal::reopen(&folder, head)? {
+    if resume && let Some((journal, lines)) = Journal::reopen(&folder, JOURNAL, head)? {
         lines.iter().for_each(|line| replay(line, rows));
         return Ok((folder, journal));
     }
-    let has_results = folder.join("results.jsonl").exists();
-    if has_results && !tuning.overwrite {
-        return Err(Error::setting(
-            "autotuning.results_dir",
-            format!("{} has results already, and `autotuning.overwrite` is false", folder.display()),
-            "go on with --resume, or name another folder",
-        ));
-    }
+    refuse_to_overwrite(tuning, JOURNAL)?;
     // Only what a search writes.
     for entry in std::fs::read_dir(folder.join("costs")).map_err(failed)?.flatten() {
         if entry.path().extension().is_some_and(|extension| extension == "json") {
@@ -181,8 +179,21 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
     for name in ["best.yaml", "report.html"] {
         let _ = std::fs::remove_file(folder.join(name));
     }
-    let journal = Journal::create(&folder, head)?;
+    let journal = Journal::create(&folder, JOURNAL, head)?;
     Ok((folder, journal))
+}
+
+/// Refuses a folder that has this journal already, unless that may be overwritten.
+fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<(), Error> {
+    let folder = &tuning.results_dir;
+    if tuning.overwrite || !folder.join(journal).exists() {
+        return Ok(());
+    }
+    Err(Error::setting(
+        "autotuning.results_dir",
+        format!("{} has results already, and `autotuning.overwrite` is false", folder.display()),
+        "go on with --resume, or name another folder",
+    ))
 }
 
 /// Puts a line of an earlier search where it belongs.
@@ -306,18 +317,18 @@ impl Bench<'_> {
                     }
                     Err(error) => error.to_string(),
                 },
-                Ended::Badly(reason) => reason,
-                Ended::TimedOut => self.too_long(),
+                Ended::Badly { reason, .. } => reason,
+                Ended::TimedOut | Ended::Dropped => too_long(self.tuning),
                 Ended::TooLarge(bytes) => too_much(bytes),
             };
             self.watch.say(&format!("  no table: {told}"));
         }
         Ok((tables, false))
     }
+}
 
-    fn too_long(&self) -> String {
-        format!("it took longer than {} s: autotuning.trial_timeout_seconds", self.tuning.trial_timeout_seconds)
-    }
+fn too_long(tuning: &Autotuning) -> String {
+    format!("it took longer than {} s: autotuning.trial_timeout_seconds", tuning.trial_timeout_seconds)
 }
 
 fn too_much(bytes: u64) -> String {
@@ -345,8 +356,8 @@ impl Measure for Bench<'_> {
                 Some((step_seconds, peak_bytes)) => Outcome::Ran { step_seconds, peak_bytes },
                 None => Outcome::Fell(State::Failed, "it did not say how long its steps took".into()),
             },
-            Ended::Badly(reason) => Outcome::Fell(State::Failed, reason),
-            Ended::TimedOut => Outcome::Fell(State::TimedOut, self.too_long()),
+            Ended::Badly { reason, .. } => Outcome::Fell(State::Failed, reason),
+            Ended::TimedOut | Ended::Dropped => Outcome::Fell(State::TimedOut, too_long(self.tuning)),
             Ended::TooLarge(bytes) => Outcome::Fell(State::OutOfMemory, too_much(bytes)),
         };
         let line = match &outcome {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use zero_config::{Autotuning, Config};
 use zero_pipeline::Timeline;
 
+use super::correction::Setting;
 use super::journal::Journal;
 use super::objective::{is_better_higher, unit, value};
 use super::outlook::Outlook;
@@ -71,17 +72,20 @@ pub(super) fn finish(
 
 /// The user's file with the settings of a row.
 fn best_yaml(found: &Found<'_>, row: &Row) -> Result<String, Error> {
+    edited(found.request, found.request.ranks.map(|_| row.candidate.ranks), &row.candidate.settings)
+}
+
+/// The user's file with other values, and so many ranks where they are to be written.
+pub(super) fn edited(request: &Request<'_>, ranks: Option<usize>, settings: &[Setting]) -> Result<String, Error> {
     // What the command line said of the file belongs to the configuration as much as what was found.
-    let typed = found.request.overrides.iter().filter_map(|change| change.split_once('='));
+    let typed = request.overrides.iter().filter_map(|change| change.split_once('='));
     let typed = typed.map(|(path, value)| (path.trim().to_string(), value.to_string()));
     let mut changes: BTreeMap<String, String> = typed.collect();
-    if found.request.ranks.is_some() {
-        changes.insert("launcher.num_processes".into(), row.candidate.ranks.to_string());
-    }
-    changes.extend(row.candidate.settings.iter().cloned());
+    changes.extend(ranks.map(|ranks| ("launcher.num_processes".into(), ranks.to_string())));
+    changes.extend(settings.iter().cloned());
     let value = |value: String| if value.trim().is_empty() { None } else { Some(value) };
     let changes: Vec<(String, Option<String>)> = changes.into_iter().map(|(path, text)| (path, value(text))).collect();
-    Ok(zero_config::edit(&found.request.source, &changes)?)
+    Ok(zero_config::edit(&request.source, &changes)?)
 }
 
 /// What the report shows.

@@ -35,8 +35,10 @@ pub(super) struct Trial<'a> {
 pub(super) enum Ended {
     /// Well, with what it printed.
     Well(String),
-    /// Not well, and why.
-    Badly(String),
+    /// Not well, with its status if it has one, and why.
+    Badly { status: Option<i32>, reason: String },
+    /// The caller did not want it to go on.
+    Dropped,
     /// It was ended at its deadline.
     TimedOut,
     /// It was ended when it held so many bytes.
@@ -48,6 +50,11 @@ pub(super) enum Ended {
 impl Trial<'_> {
     /// Runs it until it ends, one way or another; then none of its processes is left.
     pub(super) fn run(self) -> Ended {
+        self.run_while(&|| true)
+    }
+
+    /// The same, as long as `goes_on` says so, which is asked again and again.
+    pub(super) fn run_while(self, goes_on: &dyn Fn() -> bool) -> Ended {
         let mut command = Command::new(self.program);
         command
             .args(&self.arguments)
@@ -60,22 +67,26 @@ impl Trial<'_> {
         }
         let child = match command.spawn() {
             Ok(child) => child,
-            Err(error) => return Ended::Badly(format!("{} cannot be started: {error}", self.program.display())),
+            Err(error) => {
+                let reason = format!("{} cannot be started: {error}", self.program.display());
+                return Ended::Badly { status: None, reason };
+            }
         };
         let mut running = Running::new(child);
-        let ended = self.watch(&mut running);
+        let ended = self.watch(&mut running, goes_on);
         let (out, errors) = running.end();
         match ended {
             Some(status) if status.success() => Ended::Well(out),
-            Some(status) => Ended::Badly(reason(status, &errors)),
+            Some(status) => Ended::Badly { status: status.code(), reason: reason(status, &errors) },
             None if self.stop.load(Ordering::Relaxed) => Ended::Interrupted,
             None if self.memory.is_some_and(|limit| running.most > limit) => Ended::TooLarge(running.most),
+            None if running.is_dropped => Ended::Dropped,
             None => Ended::TimedOut,
         }
     }
 
     /// Its status, if it ended by itself.
-    fn watch(&self, running: &mut Running) -> Option<ExitStatus> {
+    fn watch(&self, running: &mut Running, goes_on: &dyn Fn() -> bool) -> Option<ExitStatus> {
         let started = Instant::now();
         for look in 0u32.. {
             match running.child.try_wait() {
@@ -84,6 +95,10 @@ impl Trial<'_> {
                 Err(_) => return None,
             }
             if self.stop.load(Ordering::Relaxed) || started.elapsed() >= self.deadline {
+                return None;
+            }
+            if !goes_on() {
+                running.is_dropped = true;
                 return None;
             }
             if let Some(limit) = self.memory.filter(|_| look.is_multiple_of(MEMORY_EVERY)) {
@@ -105,6 +120,8 @@ struct Running {
     readers: Option<[JoinHandle<String>; 2]>,
     /// The most bytes that were seen.
     most: u64,
+    /// The caller did not want it to go on.
+    is_dropped: bool,
 }
 
 impl Running {
@@ -112,7 +129,7 @@ impl Running {
         let group = Pid::from_child(&child);
         let out = child.stdout.take().map(|pipe| std::thread::spawn(move || read(pipe)));
         let errors = child.stderr.take().map(|pipe| std::thread::spawn(move || read(pipe)));
-        Self { child, group, readers: out.zip(errors).map(|(out, errors)| [out, errors]), most: 0 }
+        Self { child, group, readers: out.zip(errors).map(|(out, errors)| [out, errors]), most: 0, is_dropped: false }
     }
 
     /// Ends what is left of the group; gives what it printed.
@@ -202,6 +219,10 @@ mod tests {
         Trial { program: Path::new("sh"), arguments, deadline, memory, stop }.run()
     }
 
+    fn badly(status: Option<i32>, reason: &str) -> Ended {
+        Ended::Badly { status, reason: reason.into() }
+    }
+
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
@@ -209,17 +230,17 @@ mod tests {
         let stop = AtomicBool::new(false);
         assert_eq!(run("echo one; echo two", LONG, None, &stop), Ended::Well("one\ntwo\n".into()));
         let error = "echo training >&2; printf 'error: no such file\\n  help: none\\n' >&2; exit 3";
-        assert_eq!(run(error, LONG, None, &stop), Ended::Badly("status 3: no such file".into()));
+        assert_eq!(run(error, LONG, None, &stop), badly(Some(3), "status 3: no such file"));
         // The word alone is no failure, and neither is a last line an error of ours.
         assert_eq!(run("echo 'error: 0.1' >&2", LONG, None, &stop), Ended::Well(String::new()));
         assert_eq!(
             run("echo core dumped >&2; kill -SEGV $$", LONG, None, &stop),
-            Ended::Badly("signal 11: core dumped".into())
+            badly(None, "signal 11: core dumped")
         );
-        assert_eq!(run("exit 1", LONG, None, &stop), Ended::Badly("status 1".into()));
+        assert_eq!(run("exit 1", LONG, None, &stop), badly(Some(1), "status 1"));
         let none =
             Trial { program: Path::new("/nowhere"), arguments: vec![], deadline: LONG, memory: None, stop: &stop };
-        assert!(matches!(none.run(), Ended::Badly(reason) if reason.starts_with("/nowhere cannot be started")));
+        assert!(matches!(none.run(), Ended::Badly { reason, .. } if reason.starts_with("/nowhere cannot be started")));
     }
 
     #[test]
@@ -255,5 +276,17 @@ mod tests {
     fn the_user_can_end_it() {
         let stop = AtomicBool::new(true);
         assert_eq!(run("sleep 600", LONG, None, &stop), Ended::Interrupted);
+    }
+
+    #[test]
+    fn one_that_is_not_wanted_any_more_is_ended() {
+        let (stop, looks) = (AtomicBool::new(false), std::cell::Cell::new(0));
+        let arguments = ["-c", "sleep 600"].map(OsString::from).to_vec();
+        let trial = Trial { program: Path::new("sh"), arguments, deadline: LONG, memory: None, stop: &stop };
+        let goes_on = || {
+            looks.set(looks.get() + 1);
+            looks.get() < 5
+        };
+        assert_eq!((trial.run_while(&goes_on), looks.get()), (Ended::Dropped, 5));
     }
 }

@@ -1,0 +1,79 @@
+//! `metrics.jsonl` of a trial while it is written.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::trial::Evaluation;
+
+/// The file, and what was read of it.
+pub(super) struct Metrics {
+    path: PathBuf,
+    /// Bytes of whole lines.
+    read: u64,
+    /// Evaluations come every so many steps.
+    every: u64,
+}
+
+/// What an evaluation said.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Evaluated {
+    Loss(Evaluation),
+    /// Its loss is infinite or not a number.
+    NotFinite {
+        step: u64,
+    },
+}
+
+impl Metrics {
+    pub(super) fn new(path: PathBuf, every: u64) -> Self {
+        Self { path, read: 0, every }
+    }
+
+    /// The evaluations that were added since the last call.
+    pub(super) fn new_ones(&mut self) -> Vec<Evaluated> {
+        // It is not there before the first step, and what cannot be read now may be later.
+        let Ok(mut file) = File::open(&self.path) else { return vec![] };
+        let mut bytes = vec![];
+        if file.seek(SeekFrom::Start(self.read)).and_then(|_| file.read_to_end(&mut bytes)).is_err() {
+            return vec![];
+        }
+        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        self.read += whole as u64;
+        let lines = bytes[..whole].split(|&byte| byte == b'\n');
+        lines.filter_map(|line| self.evaluation(&serde_json::from_slice(line).ok()?)).collect()
+    }
+
+    fn evaluation(&self, line: &Value) -> Option<Evaluated> {
+        let step = line["step"].as_u64()?;
+        match line["eval_loss"].as_f64().map(|loss| loss as f32) {
+            Some(loss) if loss.is_finite() => Some(Evaluated::Loss(Evaluation { step, loss })),
+            // What is not finite is written as null, as is an evaluation that was not made.
+            _ => (self.every > 0 && step.is_multiple_of(self.every)).then_some(Evaluated::NotFinite { step }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_once_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut metrics = Metrics::new(path.clone(), 2);
+        assert_eq!(metrics.new_ones(), []);
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"{\"step\": 1, \"eval_loss\": null}\n{\"step\": 2, \"eval_loss\": 1.5}\n{\"step\": 3, \"eva")
+            .unwrap();
+        assert_eq!(metrics.new_ones(), [Evaluated::Loss(Evaluation { step: 2, loss: 1.5 })]);
+        assert_eq!(metrics.new_ones(), []);
+        file.write_all(b"l_loss\": null}\n{\"step\": 4, \"eval_loss\": null}\n").unwrap();
+        assert_eq!(metrics.new_ones(), [Evaluated::NotFinite { step: 4 }]);
+    }
+}

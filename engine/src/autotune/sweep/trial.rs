@@ -1,0 +1,163 @@
+//! A trial of a sweep: its settings, its evaluations, and what became of it.
+
+use std::cmp::Ordering;
+
+use serde_json::{Map, Value, json};
+
+use crate::autotune::correction::Setting;
+
+/// An evaluation while a trial trained.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluation {
+    /// After so many optimizer steps.
+    pub step: u64,
+    /// The evaluation loss.
+    pub loss: f32,
+}
+
+/// How a trial ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrialState {
+    /// It trained all its steps.
+    Finished,
+    /// It was behind the others: the median rule.
+    Stopped,
+    /// Its loss stopped being a finite number, or it was told to stop by `training.spikes`.
+    Diverged,
+    /// Its settings contradict each other: it was never started.
+    Refused,
+    /// It ended with another error.
+    Failed,
+    /// It took longer than a trial may.
+    TimedOut,
+    /// It took more memory than there is, and was ended.
+    OutOfMemory,
+}
+
+impl TrialState {
+    const ALL: [Self; 7] =
+        [Self::Finished, Self::Stopped, Self::Diverged, Self::Refused, Self::Failed, Self::TimedOut, Self::OutOfMemory];
+
+    /// As it is written in tables and files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Stopped => "stopped early",
+            Self::Diverged => "diverged",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed out",
+            Self::OutOfMemory => "out of memory",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+}
+
+/// What became of a trial.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) state: TrialState,
+    pub(super) reason: Option<String>,
+    pub(super) evaluations: Vec<Evaluation>,
+}
+
+/// A trial that has ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SweepTrial {
+    /// Its place among all, from 0 on.
+    pub id: usize,
+    /// Its hyperparameters: keys and values, as `--set` takes them.
+    pub settings: Vec<Setting>,
+    /// How it ended.
+    pub state: TrialState,
+    /// Why it came no further.
+    pub reason: Option<String>,
+    /// In order of their steps; every loss is finite.
+    pub evaluations: Vec<Evaluation>,
+}
+
+impl SweepTrial {
+    pub(super) fn new(id: usize, settings: Vec<Setting>, outcome: Outcome) -> Self {
+        let Outcome { state, reason, evaluations } = outcome;
+        Self { id, settings, state, reason, evaluations }
+    }
+
+    /// The evaluation with the lowest loss, the first of several.
+    #[must_use]
+    pub fn best(&self) -> Option<Evaluation> {
+        self.evaluations.iter().copied().min_by(|a, b| a.loss.total_cmp(&b.loss))
+    }
+
+    /// The better one first: those that finished by their losses, those that were stopped by theirs, then the others.
+    #[must_use]
+    pub fn compare(&self, other: &Self) -> Ordering {
+        let key = |trial: &Self| {
+            let place = match trial.state {
+                TrialState::Finished => 0,
+                TrialState::Stopped => 1,
+                _ => 2,
+            };
+            (place, trial.best().map_or(f32::INFINITY, |of| of.loss), trial.id)
+        };
+        let (a, b) = (key(self), key(other));
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
+    }
+
+    /// The settings as a line.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let words = self.settings.iter().map(|(path, value)| format!("{path}={value}"));
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// As a line of `sweep.jsonl`.
+    #[must_use]
+    pub fn value(&self) -> Value {
+        let settings: Map<String, Value> =
+            self.settings.iter().map(|(path, value)| (path.clone(), json!(value))).collect();
+        let evaluations: Vec<Value> = self.evaluations.iter().map(|of| json!([of.step, of.loss])).collect();
+        let best = self.best().map(|of| json!({ "step": of.step, "loss": of.loss }));
+        json!({
+            "event": "trial", "id": self.id, "settings": settings, "state": self.state.name(), "reason": self.reason, "best": best,
+            "evaluations": evaluations,
+        })
+    }
+
+    /// The outcome that such a line tells, if it is of the trial with this number and these settings.
+    pub(super) fn outcome(line: &Value, id: usize, settings: &[Setting]) -> Option<Outcome> {
+        let told: Map<String, Value> = settings.iter().map(|(path, value)| (path.clone(), json!(value))).collect();
+        if line["event"] != "trial" || line["id"] != id || line["settings"] != Value::Object(told) {
+            return None;
+        }
+        let evaluation = |of: &Value| Some(Evaluation { step: of[0].as_u64()?, loss: of[1].as_f64()? as f32 });
+        Some(Outcome {
+            state: TrialState::named(line["state"].as_str()?)?,
+            reason: line["reason"].as_str().map(str::to_string),
+            evaluations: line["evaluations"].as_array()?.iter().map(evaluation).collect::<Option<_>>()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_gives_the_same_trial_again() {
+        for state in TrialState::ALL {
+            let evaluations = vec![Evaluation { step: 7, loss: 0.1 }, Evaluation { step: 14, loss: f32::MIN_POSITIVE }];
+            let settings = vec![("a.b".to_string(), "[1, 2]".to_string()), ("c".to_string(), "0.1".to_string())];
+            let trial =
+                SweepTrial { id: 3, settings: settings.clone(), state, reason: Some("why".into()), evaluations };
+            let line: Value = serde_json::from_str(&trial.value().to_string()).unwrap();
+            let outcome = SweepTrial::outcome(&line, 3, &settings).unwrap();
+            assert_eq!(SweepTrial::new(3, settings.clone(), outcome), trial);
+            assert_eq!(SweepTrial::outcome(&line, 2, &settings), None);
+            assert_eq!(SweepTrial::outcome(&line, 3, &settings[..1]), None);
+        }
+    }
+}

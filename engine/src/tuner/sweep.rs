@@ -1,0 +1,75 @@
+//! `zero-train autotune --sweep`: the sweep of the library, line by line, and the table at its end.
+
+use zero_train::autotune::{Request, SweepTrial, SweepWatch, Swept, TrialState};
+
+/// Searches, and says what it found; whether it was interrupted, and whether a trial finished.
+///
+/// # Errors
+/// Those of [`zero_train::autotune::sweep`].
+pub(super) fn sweep(request: &Request<'_>, is_quiet: bool) -> anyhow::Result<(bool, bool)> {
+    let swept = zero_train::autotune::sweep(request, &mut Lines { is_quiet })?;
+    if !is_quiet {
+        conclude(&swept);
+    }
+    Ok((swept.interrupted, swept.best.is_some()))
+}
+
+struct Lines {
+    is_quiet: bool,
+}
+
+impl SweepWatch for Lines {
+    fn trial(&mut self, trial: &SweepTrial) {
+        if !self.is_quiet {
+            let reason = trial.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+            println!("  trial {}: {}: {}{reason}", trial.id + 1, told(trial), trial.words());
+        }
+    }
+
+    fn say(&mut self, word: &str) {
+        if !self.is_quiet {
+            println!("{word}");
+        }
+    }
+}
+
+fn told(trial: &SweepTrial) -> String {
+    match (trial.state, trial.best()) {
+        (TrialState::Finished, Some(best)) => format!("evaluation loss {:.4} after step {}", best.loss, best.step),
+        (state, Some(best)) => format!("{}, {:.4} after step {}", state.name(), best.loss, best.step),
+        (state, None) => state.name().to_string(),
+    }
+}
+
+/// All trials, the best first.
+fn table(trials: &[SweepTrial]) -> Vec<String> {
+    let mut sorted: Vec<&SweepTrial> = trials.iter().collect();
+    sorted.sort_by(|a, b| a.compare(b));
+    let row = |rank: &str, loss: &str, step: &str, state: &str, rest: &str| {
+        format!("{rank:>4}  {loss:>10}  {step:>7}  {state:<13}  {rest}")
+    };
+    let mut lines = vec![row("rank", "loss", "at step", "state", "hyperparameters")];
+    lines.extend(sorted.iter().enumerate().map(|(index, trial)| {
+        // Only those that finished are compared for good.
+        let rank = if trial.state == TrialState::Finished { (index + 1).to_string() } else { "-".into() };
+        let (loss, step) = match trial.best() {
+            Some(best) => (format!("{:.4}", best.loss), best.step.to_string()),
+            None => ("-".into(), "-".into()),
+        };
+        row(&rank, &loss, &step, trial.state.name(), &trial.words())
+    }));
+    lines
+}
+
+fn conclude(swept: &Swept) {
+    println!();
+    table(&swept.trials).iter().for_each(|line| println!("{line}"));
+    match swept.best.map(|best| &swept.trials[best]) {
+        Some(best) => println!("best: {}: {}", told(best), best.words()),
+        None => println!("no trial finished"),
+    }
+    swept.files.iter().for_each(|file| println!("{}", file.display()));
+    if swept.interrupted {
+        println!("interrupted; --resume goes on");
+    }
+}
