@@ -29,7 +29,7 @@ pub(super) static AUTOTUNING: Section = Section { switch: Switch::Keys, keys: &[
     key("trial_timeout_seconds", COUNT, "300", "A run of a trial that takes longer is ended, and listed with that reason"),
     key("budget_seconds", COUNT, "null", "Measuring ends after so long; null: when the search does"),
     key("repeats", COUNT, "5", "Most runs of a configuration, in turn with the others"),
-    section("sweep", &SWEEP, "Search of hyperparameters, judged by the evaluation loss"),
+    section("sweep", &SWEEP, "Search of hyperparameters, judged by the evaluation loss: `zero-train autotune --sweep`"),
     ignored("exps_dir", Kind::Path, "autotuning_exps", "trials have their folders in `results_dir`"),
     ignored("model_info_path", Kind::Path, "null", SIZES),
     section("model_info", &MODEL_INFO, "Sizes of the model, which DeepSpeed measures in a run of its own"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use zero_config::{Autotuning, Config};
+use zero_config::{Autotuning, Config, Origin};
 
 use super::SweepWatch;
 use super::metrics::{Evaluated, Metrics};
@@ -67,6 +67,14 @@ impl Seen {
 }
 
 impl Bench<'_> {
+    /// How long a trial may take. The default is meant for runs of a few steps, and a trial is a whole training.
+    fn deadline(&self) -> Duration {
+        match self.base.origins.get("autotuning.trial_timeout_seconds") {
+            Origin::Default => Duration::MAX,
+            _ => Duration::from_secs(self.tuning.trial_timeout_seconds),
+        }
+    }
+
     /// The configuration of a trial, or why there is none.
     fn resolve(&self, overrides: &[String]) -> Result<Config, String> {
         let first =
@@ -130,7 +138,7 @@ impl Train for Bench<'_> {
         let trial = Trial {
             program: &self.request.program,
             arguments: self.arguments(&out, &overrides),
-            deadline: Duration::from_secs(self.tuning.trial_timeout_seconds),
+            deadline: self.deadline(),
             memory: memory(self.base, self.base.world_size),
             stop: self.request.stop,
         };
