@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use console::Term;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use zero_config::{Autotuning, Config, Metric};
-use zero_train::autotune::{Interval, Request, Row, State, Tuned, Watch, tune, unit, value};
+use zero_train::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 use zero_train::bytes;
 
 use crate::cli::AutotuneArgs;
@@ -152,14 +152,7 @@ fn table(rows: &[Row], metric: Metric) -> Vec<String> {
     let key = |row: &Row| {
         let measured = row.state == State::Measured;
         let seconds = if measured { seconds(row) } else { row.corrected.or(row.predicted).unwrap_or(f64::INFINITY) };
-        let work = row.planned.as_ref().map(|planned| planned.work);
-        // Per unit of work, whichever the metric.
-        let cost = work.map_or(f64::INFINITY, |work| match metric {
-            Metric::Latency => seconds,
-            Metric::Throughput => seconds / work.samples as f64,
-            Metric::Flops => seconds * work.ranks as f64 / work.samples as f64,
-        });
-        (!measured, cost)
+        (!measured, row.planned.as_ref().map_or(f64::INFINITY, |planned| cost(metric, &planned.work, seconds)))
     };
     let mut sorted: Vec<&Row> =
         rows.iter().filter(|row| row.planned.is_some() && row.state != State::TooLarge).collect();

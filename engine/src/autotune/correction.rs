@@ -16,6 +16,11 @@ const FIRST_SPREAD: f64 = 0.15;
 /// A setting: a key and its value.
 pub(super) type Setting = (String, String);
 
+/// Settings as `--set` takes them.
+pub(super) fn overrides(settings: &[Setting]) -> impl Iterator<Item = String> {
+    settings.iter().map(|(path, value)| format!("{path}={value}"))
+}
+
 /// Terms by setting.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Correction {

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use zero_config::{Autotuning, Config, Source};
 
 pub use interval::Interval;
-pub use objective::{Work, is_better_higher, unit, value};
+pub use objective::{Work, cost, is_better_higher, unit, value};
 pub use row::{Planned, Row, Run, State};
 pub use space::Candidate;
 pub use sweep::{Evaluation, SweepTrial, SweepWatch, Swept, TrialState, sweep};
@@ -111,14 +111,9 @@ pub struct Tuned {
 /// A configuration that is wrong by itself, data that cannot be read, a folder that cannot be written. A trial that fails is none.
 pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error> {
     let began = Instant::now();
-    let base = zero_config::load(request.source.clone(), &request.overrides)?.resolve(request.ranks)?;
-    base.model_and_data()?;
-    let mut tuning = base.autotuning.clone();
+    let (base, tuning, head) = begin(request)?;
     if tuning.sweep.is_some() {
         watch.say("autotuning.sweep is for --sweep: this is a search of speed");
-    }
-    if let Some(folder) = &request.results_dir {
-        tuning.results_dir.clone_from(folder);
     }
     let planner = Planner::open(&base)?;
     let outlook =
@@ -131,11 +126,6 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
         // That is the user's own: its error is worth all its lines.
         planner.draft(&base)?;
     }
-    let head = json!({
-        "event": "begin", "version": 1, "program": concat!("zero-train ", env!("CARGO_PKG_VERSION")),
-        "configuration": request.source.name, "ranks": base.world_size, "overrides": request.overrides,
-        "crc32": crc32c::crc32c(request.source.text.as_bytes()),
-    });
     let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
     let file = folder.join("base.yaml");
     std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;
@@ -146,8 +136,8 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let mut end = if interrupted { End::Interrupted } else { End::Done };
     if !interrupted {
         for row in rows.iter_mut().filter(|row| row.planned.is_some() && row.state != State::TooLarge) {
-            match outlook.predict(row, &tables) {
-                Ok(seconds) => row.predicted = Some(seconds),
+            match outlook.timeline(row, &tables) {
+                Ok(timeline) => row.predicted = Some(timeline.makespan()),
                 Err(reason) => row.reason = row.reason.take().or(Some(format!("not predicted: {reason}"))),
             }
         }
@@ -158,6 +148,22 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let journal = bench.journal;
     let found = results::Found { request, base: &base, outlook: &outlook, tables: &tables, folder: &folder };
     results::finish(&found, rows, tuning.clone(), journal, end, began)
+}
+
+/// The user's configuration, what it says of tuning, and the first line of a journal: who wants what.
+fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value), Error> {
+    let base = zero_config::load(request.source.clone(), &request.overrides)?.resolve(request.ranks)?;
+    base.model_and_data()?;
+    let mut tuning = base.autotuning.clone();
+    if let Some(folder) = &request.results_dir {
+        tuning.results_dir.clone_from(folder);
+    }
+    let head = json!({
+        "event": "begin", "version": 1, "program": concat!("zero-train ", env!("CARGO_PKG_VERSION")),
+        "configuration": request.source.name, "ranks": base.world_size, "overrides": request.overrides,
+        "crc32": crc32c::crc32c(request.source.text.as_bytes()),
+    });
+    Ok((base, tuning, head))
 }
 
 /// The folder of the results, and what an earlier search left there.
@@ -216,7 +222,7 @@ fn replay(line: &Value, rows: &mut [Row]) {
 }
 
 fn settings(row: &Row) -> Value {
-    json!(row.candidate.settings.iter().map(|(path, value)| format!("{path}={value}")).collect::<Vec<_>>())
+    json!(correction::overrides(&row.candidate.settings).collect::<Vec<_>>())
 }
 
 /// Runs this program on candidates.

@@ -29,7 +29,8 @@ pub fn value(metric: Metric, work: &Work, seconds: f64) -> f64 {
 }
 
 /// What is minimised, whatever the metric: the ratio of two costs is how many times better one is.
-pub(super) fn cost(metric: Metric, work: &Work, seconds: f64) -> f64 {
+#[must_use]
+pub fn cost(metric: Metric, work: &Work, seconds: f64) -> f64 {
     let value = value(metric, work, seconds);
     if is_better_higher(metric) { 1.0 / value } else { value }
 }

@@ -1,8 +1,9 @@
 //! What a candidate comes to before anything of it runs: refused, too large, or worth a run.
 
 use zero_config::{Config, Source};
+use zero_pipeline::Timeline;
 
-use super::correction::Setting;
+use super::correction::{Setting, overrides};
 use super::objective::Work;
 use super::row::{Planned, Row, State};
 use super::space::Candidate;
@@ -25,8 +26,7 @@ pub(super) struct Outlook<'a> {
 impl Outlook<'_> {
     /// Overrides of a candidate, as `--set` takes them.
     pub(super) fn overrides(&self, settings: &[Setting]) -> Vec<String> {
-        let own = settings.iter().map(|(path, value)| format!("{path}={value}"));
-        self.overrides.iter().cloned().chain(own).collect()
+        self.overrides.iter().cloned().chain(overrides(settings)).collect()
     }
 
     /// Its configuration.
@@ -34,17 +34,14 @@ impl Outlook<'_> {
     /// # Errors
     /// The first thing that is wrong with it, in words.
     pub(super) fn resolve(&self, ranks: usize, settings: &[Setting]) -> Result<Config, String> {
-        let first =
-            |errors: zero_config::Errors| errors.iter().next().map_or_else(String::new, |error| error.message.clone());
-        let typed = zero_config::load(self.source.clone(), &self.overrides(settings)).map_err(first)?;
-        typed.resolve(Some(ranks)).map_err(first)
+        resolve(self.source, &self.overrides(settings), ranks)
     }
 
     /// Its row: planned, and neither predicted nor measured.
     pub(super) fn row(&self, id: usize, candidate: Candidate) -> Row {
         let found = self.resolve(candidate.ranks, &candidate.settings).and_then(|config| {
             let draft = self.draft(&config).map_err(|error| error.to_string())?;
-            Ok((planned(&config, &draft), config))
+            Ok(planned(&config, &draft))
         });
         let mut row = Row {
             id,
@@ -58,7 +55,7 @@ impl Outlook<'_> {
         };
         match found {
             Err(reason) => (row.state, row.reason) = (State::Refused, Some(reason)),
-            Ok((planned, _)) => {
+            Ok(planned) => {
                 row.planned = Some(planned);
                 if let Some(limit) = planned.limit_bytes.filter(|&limit| planned.peak_bytes > limit) {
                     let (needs, has) = (crate::bytes(planned.peak_bytes), crate::bytes(limit));
@@ -87,16 +84,27 @@ impl Outlook<'_> {
         }
     }
 
-    /// Seconds of a step of a row, by the tables.
+    /// A step of a row, by the tables.
     ///
     /// # Errors
     /// What they have not, in words.
-    pub(super) fn predict(&self, row: &Row, tables: &Tables) -> Result<f64, String> {
+    pub(super) fn timeline(&self, row: &Row, tables: &Tables) -> Result<Timeline, String> {
         let config = self.resolve(row.candidate.ranks, &row.candidate.settings)?;
         let table = tables.of(&self.conditions(&config, &row.candidate), &config)?;
         let draft = self.draft(&config).map_err(|error| error.to_string())?;
-        Ok(draft.predict(&table)?.step_seconds)
+        draft.timeline(&table)
     }
+}
+
+/// The configuration of a file with these overrides.
+///
+/// # Errors
+/// The first thing that is wrong with it, in words.
+pub(super) fn resolve(source: &Source, overrides: &[String], ranks: usize) -> Result<Config, String> {
+    let first =
+        |errors: zero_config::Errors| errors.iter().next().map_or_else(String::new, |error| error.message.clone());
+    let typed = zero_config::load(source.clone(), overrides).map_err(first)?;
+    typed.resolve(Some(ranks)).map_err(first)
 }
 
 fn planned(config: &Config, draft: &Draft) -> Planned {

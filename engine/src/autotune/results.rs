@@ -96,7 +96,7 @@ fn data(found: &Found<'_>, tuned: &Tuned, began: Instant) -> Value {
     let mut off: Vec<f64> =
         rows.iter().filter_map(|row| Some((row.predicted? / row.seconds()?.mean - 1.0).abs())).collect();
     off.sort_by(f64::total_cmp);
-    let timeline = tuned.best.and_then(|best| timeline(found, &rows[best]));
+    let timeline = tuned.best.and_then(|best| found.outlook.timeline(&rows[best], found.tables).ok());
     json!({
         "version": 1,
         "configuration": found.request.source.name,
@@ -118,7 +118,7 @@ fn data(found: &Found<'_>, tuned: &Tuned, began: Instant) -> Value {
             "too_large": count(&[State::TooLarge]),
             "predicted": rows.iter().filter(|row| row.predicted.is_some()).count(),
             "measured": count(&[State::Measured]),
-            "failed": count(&[State::Failed, State::TimedOut, State::OutOfMemory]),
+            "failed": rows.iter().filter(|row| row.state.has_fallen()).count(),
         },
         "median_error": off.get(off.len() / 2),
         "rows": rows.iter().map(|row| row.value(metric)).collect::<Vec<_>>(),
@@ -129,13 +129,6 @@ fn data(found: &Found<'_>, tuned: &Tuned, began: Instant) -> Value {
 /// JSON has no infinity.
 fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
-}
-
-/// The simulated step of a row.
-fn timeline(found: &Found<'_>, row: &Row) -> Option<Timeline> {
-    let config = found.outlook.resolve(row.candidate.ranks, &row.candidate.settings).ok()?;
-    let table = found.tables.of(&found.outlook.conditions(&config, &row.candidate), &config).ok()?;
-    found.outlook.draft(&config).ok()?.timeline(&table).ok()
 }
 
 /// A timeline, by rank and lane.

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use zero_config::Metric;
 
+use super::correction::overrides;
 use super::interval::{Interval, median};
 use super::objective::{Work, cost, value};
 use super::space::Candidate;
@@ -46,6 +47,11 @@ impl State {
             Self::TimedOut => "timed out",
             Self::OutOfMemory => "out of memory",
         }
+    }
+
+    /// Whether it ran, and not to its end.
+    pub(super) fn has_fallen(self) -> bool {
+        matches!(self, Self::Failed | Self::TimedOut | Self::OutOfMemory)
     }
 
     /// That of a name.
@@ -160,8 +166,7 @@ impl Row {
         if self.candidate.settings.is_empty() {
             return "as configured".into();
         }
-        let words = self.candidate.settings.iter().map(|(path, value)| format!("{path}={value}"));
-        words.collect::<Vec<_>>().join(" ")
+        overrides(&self.candidate.settings).collect::<Vec<_>>().join(" ")
     }
 
     /// As JSON, for files and the report.

@@ -110,7 +110,7 @@ impl Search<'_> {
     /// The next ones to be measured for the first time; none if there is no reason to go on.
     fn next(&self, measure: &mut impl Measure) -> Vec<usize> {
         let mut open: Vec<&Row> = self.rows.iter().filter(|row| row.state == State::Predicted).collect();
-        let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || is_fallen(row.state)).count();
+        let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count();
         let left = self.tuning.tuner_num_trials.saturating_sub(tried);
         if left == 0 && !open.is_empty() {
             measure.say(&format!("{tried} configurations are measured: autotuning.tuner_num_trials"));
@@ -312,10 +312,6 @@ pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
 /// How much of the user's file it changes.
 fn changes(row: &Row) -> usize {
     row.candidate.settings.len()
-}
-
-fn is_fallen(state: State) -> bool {
-    matches!(state, State::Failed | State::TimedOut | State::OutOfMemory)
 }
 
 #[cfg(test)]

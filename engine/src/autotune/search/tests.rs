@@ -109,7 +109,7 @@ fn regret(rows: &[Row], planted: &Planted, metric: Metric) -> f64 {
 }
 
 fn tried(rows: &[Row]) -> usize {
-    rows.iter().filter(|row| !row.runs.is_empty() || is_fallen(row.state)).count()
+    rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count()
 }
 
 #[test]

@@ -12,10 +12,10 @@ use super::SweepWatch;
 use super::metrics::{Evaluated, Metrics};
 use super::search::{Judge, Train};
 use super::trial::{Evaluation, Outcome, SweepTrial, TrialState};
-use crate::autotune::correction::Setting;
+use crate::autotune::correction::{Setting, overrides};
 use crate::autotune::journal::Journal;
 use crate::autotune::trial::{Ended, Trial};
-use crate::autotune::{Request, memory, too_long, too_much};
+use crate::autotune::{Request, memory, outlook, too_long, too_much};
 use crate::error::Error;
 
 /// The status of a run that diverged: `Error::exit_status`.
@@ -77,10 +77,7 @@ impl Bench<'_> {
 
     /// The configuration of a trial, or why there is none.
     fn resolve(&self, overrides: &[String]) -> Result<Config, String> {
-        let first =
-            |errors: zero_config::Errors| errors.iter().next().map_or_else(String::new, |error| error.message.clone());
-        let typed = zero_config::load(self.request.source.clone(), overrides).map_err(first)?;
-        let config = typed.resolve(Some(self.base.world_size)).map_err(first)?;
+        let config = outlook::resolve(&self.request.source, overrides, self.base.world_size)?;
         match no_evaluation(&config) {
             Some(reason) => Err(reason),
             None => Ok(config),
@@ -118,8 +115,7 @@ impl Train for Bench<'_> {
         if self.request.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let own = settings.iter().map(|(path, value)| format!("{path}={value}"));
-        let overrides: Vec<String> = self.overrides.iter().cloned().chain(own).collect();
+        let overrides: Vec<String> = self.overrides.iter().cloned().chain(overrides(settings)).collect();
         let config = match self.resolve(&overrides) {
             Ok(config) => config,
             Err(reason) => {

@@ -65,23 +65,13 @@ pub struct Swept {
 /// trial that fails is none.
 pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept, Error> {
     let began = Instant::now();
-    let base = zero_config::load(request.source.clone(), &request.overrides)?.resolve(request.ranks)?;
-    base.model_and_data()?;
-    let mut tuning = base.autotuning.clone();
-    if let Some(folder) = &request.results_dir {
-        tuning.results_dir.clone_from(folder);
-    }
+    let (base, tuning, head) = super::begin(request)?;
     let Some(sweep) = &tuning.sweep else {
         let help = "write for example `autotuning: {sweep: {space: {optimizer.params.lr: [1e-4, 3e-4, 1e-3]}}}`";
         return Err(Error::setting("autotuning.sweep", "there is no such section, and it says what to try", help));
     };
     let (_, most) = propose::strategy(sweep)?;
     let changes = changes(&base, sweep, watch)?;
-    let head = json!({
-        "event": "begin", "version": 1, "program": concat!("zero-train ", env!("CARGO_PKG_VERSION")),
-        "configuration": request.source.name, "ranks": base.world_size, "overrides": request.overrides,
-        "crc32": crc32c::crc32c(request.source.text.as_bytes()),
-    });
     let (journal, lines) = open(&tuning, request.resume, &head)?;
     let folder = tuning.results_dir.join(TRIALS);
     let file = folder.join("base.yaml");

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde_json::{Map, Value, json};
 
-use crate::autotune::correction::Setting;
+use crate::autotune::correction::{Setting, overrides};
 
 /// An evaluation while a trial trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -110,8 +110,7 @@ impl SweepTrial {
     /// The settings as a line.
     #[must_use]
     pub fn words(&self) -> String {
-        let words = self.settings.iter().map(|(path, value)| format!("{path}={value}"));
-        words.collect::<Vec<_>>().join(" ")
+        overrides(&self.settings).collect::<Vec<_>>().join(" ")
     }
 
     /// As a line of `sweep.jsonl`.
