@@ -195,6 +195,9 @@ pub(crate) enum Bench {
         /// Measured steps, after two that are not
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=18))]
         steps: u32,
+        /// Begin no further step after so long, though fewer were measured; one always is
+        #[arg(long, value_name = "SECONDS")]
+        seconds: Option<u32>,
     },
     /// A disk as `nvme_path` would use it, against the same bytes read and written by threads
     Io {

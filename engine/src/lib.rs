@@ -54,7 +54,7 @@ pub use advice::{Advice, advice};
 pub use batch::Batch;
 pub use comm_options::{comm_options, timeout};
 pub use configured_model::from_config as configured_layers;
-pub use costs::{CostTable, Prediction, RankTimes, measure as measure_costs};
+pub use costs::{CostTable, Length as CostLength, Prediction, RankTimes, measure as measure_costs};
 pub use engine::{Engine, Step};
 pub use error::Error;
 pub use export::{Weights, export};

@@ -25,7 +25,7 @@ use zero_comm::heap::Counted;
 use zero_comm::place::Place;
 use zero_config::{Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Again, Output, Planner, Resume, RunOptions};
-use zero_train::{Limit, Plan};
+use zero_train::{CostLength, Limit, Plan};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
 /// is counted.
@@ -304,7 +304,10 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
         Bench::Comm { num_processes, megabytes, repeats, transport } => {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }
-        Bench::Costs { config, out, steps } => bench::costs(config, out, *steps as usize),
+        Bench::Costs { config, out, steps, seconds } => {
+            let at_most = seconds.map(|seconds| Duration::from_secs(seconds.into()));
+            bench::costs(config, out, &CostLength { steps: *steps as usize, at_most })
+        }
         Bench::Io { folder, megabytes, request_megabytes, requests, repeats, threads, json } => {
             let size = zero_tier::bench::Size {
                 file: megabytes << 20,

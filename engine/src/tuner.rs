@@ -94,8 +94,10 @@ impl Table {
     fn draw(&mut self) {
         let Some(terminal) = &self.terminal else { return };
         let _ = terminal.clear_last_lines(self.height);
-        let width = usize::from(terminal.size().1).max(20);
-        let lines = self.drawn.iter().chain(std::iter::once(&self.word));
+        let (height, width) = terminal.size();
+        let (height, width) = (usize::from(height), usize::from(width).max(20));
+        // What scrolls out of sight is never cleared, and the cursor has a line of its own.
+        let lines = self.drawn.iter().take(height.saturating_sub(2)).chain(std::iter::once(&self.word));
         self.height = 0;
         for line in lines {
             let _ = terminal.write_line(&console::truncate_str(line, width - 1, "…"));
@@ -247,9 +249,11 @@ fn conclude(tuned: &Tuned) {
                     println!("      {mean:.2} times as good as the configuration as it is ({low:.2} – {high:.2})");
                 }
                 Some(Interval { mean, .. }) => {
-                    println!("      {mean:.2} times as good as the configuration as it is, by one run of each");
+                    println!(
+                        "      {mean:.2} times as good as the configuration as it is; too few runs to say how sure that is"
+                    );
                 }
-                None => println!("      the configuration as it is did not run beside it"),
+                None => println!("      the configuration as it is did not run"),
             }
         }
     }

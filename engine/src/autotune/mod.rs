@@ -48,8 +48,10 @@ use trial::{Ended, Trial};
 
 /// Where runs are written down.
 const JOURNAL: &str = "results.jsonl";
-/// Measured steps of a profile, after two that are not.
-const PROFILE_STEPS: usize = 4;
+/// Measured steps of a profile, after two that are not, at most.
+const PROFILE_STEPS: &str = "4";
+/// Seconds after which it begins no other one: in each of a large model, every layer runs many times.
+const PROFILE_SECONDS: &str = "6";
 /// Micro-batches of such a step, where the configuration has so many.
 const PROFILE_MICRO_BATCHES: usize = 4;
 /// Seconds for which a run measures steps, though they be so short that it takes more of them than is asked for.
@@ -95,7 +97,7 @@ pub struct Tuned {
     pub rows: Vec<Row>,
     /// The best one that ran; `None` if none did.
     pub best: Option<usize>,
-    /// How many times better than the user's own it is.
+    /// How many times better than the user's own it is; of runs that were not in turn, an interval from 0 to infinity.
     pub gain: Option<Interval>,
     /// What was tuned for.
     pub tuning: Autotuning,
@@ -129,8 +131,17 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
     let file = folder.join("base.yaml");
     std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;
-    let mut bench =
-        Bench { base: &base, request, outlook: &outlook, folder: &folder, file, tuning: &tuning, journal, watch };
+    let mut bench = Bench {
+        began,
+        base: &base,
+        request,
+        outlook: &outlook,
+        folder: &folder,
+        file,
+        tuning: &tuning,
+        journal,
+        watch,
+    };
     bench.watch.rows(&rows, None, &tuning);
     let (tables, interrupted) = bench.profile(&rows)?;
     let mut end = if interrupted { End::Interrupted } else { End::Done };
@@ -142,8 +153,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
             }
         }
         bench.watch.rows(&rows, None, &tuning);
-        let until = tuning.budget_seconds.map(|seconds| began + Duration::from_secs(seconds));
-        end = Search { rows: &mut rows, tuning: &tuning, until }.run(&mut bench)?;
+        end = Search::new(&mut rows, &tuning).run(&mut bench)?;
     }
     let journal = bench.journal;
     let found = results::Found { request, base: &base, outlook: &outlook, tables: &tables, folder: &folder };
@@ -227,6 +237,7 @@ fn settings(row: &Row) -> Value {
 
 /// Runs this program on candidates.
 struct Bench<'a> {
+    began: Instant,
     base: &'a Config,
     request: &'a Request<'a>,
     outlook: &'a Outlook<'a>,
@@ -285,11 +296,20 @@ impl Bench<'_> {
             let config = self.outlook.resolve(rows[id].candidate.ranks, &rows[id].candidate.settings).ok()?;
             Some((self.outlook.conditions(&config, &rows[id].candidate), config.train_micro_batch_size_per_gpu, id))
         }));
+        // The user's own first, whatever becomes of the rest.
+        let own = self.outlook.conditions(self.base, &rows[0].candidate);
+        asked.sort_by_key(|(conditions, ..)| *conditions != own);
+        let enough = self.tuning.budget_seconds.map(|seconds| Duration::from_secs(seconds) / 2);
         for (index, (conditions, micro, id)) in asked.iter().enumerate() {
             let file = self.folder.join(format!("costs/{index}.json"));
             if let (true, Ok(table)) = (self.request.resume, CostTable::read(&file)) {
                 tables.add(conditions.clone(), table);
                 continue;
+            }
+            if enough.is_some_and(|enough| self.began.elapsed() >= enough) {
+                let left = crate::words::counted(asked.len() - index, "profile is", "profiles are");
+                self.watch.say(&format!("{left} left out: half of autotuning.budget_seconds is over"));
+                break;
             }
             self.watch.say(&format!(
                 "profile {} of {}: micro-batch {micro}, {} × {}",
@@ -311,8 +331,8 @@ impl Bench<'_> {
                 format!("train_micro_batch_size_per_gpu={micro}"),
                 format!("launcher.threads_per_rank={}", conditions.threads),
             ]);
-            let (steps, out) = (PROFILE_STEPS.to_string(), file.display().to_string());
-            let command = ["bench", "costs", "--steps", &steps, "--out", &out];
+            let out = file.display().to_string();
+            let command = ["bench", "costs", "--steps", PROFILE_STEPS, "--seconds", PROFILE_SECONDS, "--out", &out];
             let ended = self.trial(&command, conditions.ranks, &overrides);
             let told = match ended {
                 Ended::Interrupted => return Ok((tables, true)),
@@ -378,6 +398,10 @@ impl Measure for Bench<'_> {
         };
         self.journal.write(&line)?;
         Ok(outcome)
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.began.elapsed()
     }
 
     fn changed(&mut self, rows: &[Row], changed: usize) {

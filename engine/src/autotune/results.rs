@@ -14,7 +14,7 @@ use super::objective::{is_better_higher, unit, value};
 use super::outlook::Outlook;
 use super::report;
 use super::row::{Row, State};
-use super::search::{End, best};
+use super::search::{End, best, gain};
 use super::tables::Tables;
 use super::{Request, Tuned};
 use crate::error::Error;
@@ -40,7 +40,7 @@ pub(super) fn finish(
 ) -> Result<Tuned, Error> {
     let metric = tuning.metric;
     let best = best(&rows, metric);
-    let gain = best.and_then(|best| rows[0].over(&rows[best], metric));
+    let gain = best.and_then(|best| gain(&rows, best, metric));
     let mut files = vec![];
     let mut write = |path: PathBuf, text: &str| -> Result<(), Error> {
         std::fs::write(&path, text).map_err(|source| Error::Io { path: path.clone(), source })?;

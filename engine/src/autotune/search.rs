@@ -5,11 +5,12 @@
 //! with each other, round after round, so that whatever slows the machine down slows all of them: half of them go after each round while there
 //! are many, and one goes when its ratio to the leader, round by round, is above 1 with 95 % confidence.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use zero_config::{Autotuning, Metric, TunerType};
 
 use super::correction::{Correction, Setting};
+use super::interval::Interval;
 use super::rounds::slowness;
 use super::row::{Row, Run, State};
 use crate::error::Error;
@@ -29,6 +30,9 @@ pub(super) enum Outcome {
 pub(super) trait Measure {
     /// Starts one.
     fn run(&mut self, row: &Row, round: usize) -> Result<Outcome, Error>;
+
+    /// Since the search began, what came before its first run included.
+    fn elapsed(&self) -> Duration;
 
     /// Is told of all rows whenever one has changed.
     fn changed(&mut self, rows: &[Row], changed: usize);
@@ -63,13 +67,17 @@ const OWN_ROUNDS: usize = 3;
 
 /// A search under way.
 pub(super) struct Search<'a> {
-    pub(super) rows: &'a mut [Row],
-    pub(super) tuning: &'a Autotuning,
-    /// When measuring is to end.
-    pub(super) until: Option<Instant>,
+    rows: &'a mut [Row],
+    tuning: &'a Autotuning,
+    /// What all trials of this search took, and how many they were.
+    spent: (Duration, u32),
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    pub(super) fn new(rows: &'a mut [Row], tuning: &'a Autotuning) -> Self {
+        Self { rows, tuning, spent: (Duration::ZERO, 0) }
+    }
+
     /// Measures until there is nothing more to find out.
     ///
     /// # Errors
@@ -89,11 +97,18 @@ impl Search<'_> {
     fn explore(&mut self, measure: &mut impl Measure) -> Result<Option<End>, Error> {
         loop {
             self.correct();
-            if self.is_over() {
+            let left = self.left(measure);
+            if left == 0 {
                 return Ok(Some(End::Budget));
             }
             let mut next = self.next(measure);
             if next.is_empty() {
+                return Ok(None);
+            }
+            // Two that ran are worth more when it is known which is better than a third one.
+            let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
+            if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
+                measure.say("what is left of autotuning.budget_seconds is for the best in turn");
                 return Ok(None);
             }
             // The best one so far runs beside them: the machine may be slower than it was then.
@@ -178,7 +193,8 @@ impl Search<'_> {
         let costs: Vec<f64> = self.costs().into_iter().map(|cost| cost.unwrap_or(f64::INFINITY)).collect();
         let mut contenders: Vec<usize> = (0..costs.len()).filter(|&id| costs[id] <= costs[best] * NEAR).collect();
         contenders.sort_by(|&a, &b| costs[a].total_cmp(&costs[b]));
-        contenders.truncate(CONTENDERS);
+        let room = (self.left(measure) / OWN_ROUNDS).max(2);
+        contenders.truncate(if room > CONTENDERS { CONTENDERS } else { room - 1 });
         if !contenders.contains(&0) && !self.rows[0].runs.is_empty() {
             contenders.push(0);
         }
@@ -191,7 +207,7 @@ impl Search<'_> {
             contenders.reverse();
             let number = self.rounds();
             for &id in &contenders {
-                let end = match self.is_over() {
+                let end = match self.left(measure) == 0 {
                     true => Some(End::Budget),
                     false => self.measure(id, number, measure)?.then_some(End::Interrupted),
                 };
@@ -234,7 +250,10 @@ impl Search<'_> {
 
     /// Measures one; whether the user wants an end.
     fn measure(&mut self, id: usize, round: usize, measure: &mut impl Measure) -> Result<bool, Error> {
-        match measure.run(&self.rows[id], round)? {
+        let began = measure.elapsed();
+        let outcome = measure.run(&self.rows[id], round)?;
+        self.spent = (self.spent.0 + measure.elapsed().saturating_sub(began), self.spent.1 + 1);
+        match outcome {
             Outcome::Interrupted => return Ok(true),
             Outcome::Ran { step_seconds, peak_bytes } => {
                 let row = &mut self.rows[id];
@@ -256,8 +275,16 @@ impl Search<'_> {
         self.rows.iter().flat_map(|row| &row.runs).map(|run| run.round + 1).max().unwrap_or(0)
     }
 
-    fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+    /// How many more trials the budget allows, if they take as long as those before; without a budget, any number.
+    fn left(&self, measure: &impl Measure) -> usize {
+        let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
+        let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
+        let each = self.spent.0.as_secs_f64() / f64::from(self.spent.1.max(1));
+        match each > 0.0 {
+            true => (left.as_secs_f64() / each).ceil() as usize,
+            false if left.is_zero() => 0,
+            false => usize::MAX,
+        }
     }
 
     /// What is minimised, by row; only of those that run.
@@ -307,6 +334,16 @@ pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
     // No run tells a hundredth apart: what the user's file need not change it does not.
     let near = finalists.iter().filter(|row| cost(row) <= least * ALIKE);
     near.min_by(|a, b| changes(a).cmp(&changes(b)).then(cost(a).total_cmp(&cost(b)))).map(|row| row.id)
+}
+
+/// How many times better a row is than the user's own: round by round where both ran, or else as if all rounds had been as fast, and then
+/// nobody knows how sure that is.
+pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> {
+    let paired = rows[0].over(&rows[of], metric);
+    paired.or_else(|| {
+        let costs = costs(rows, metric);
+        Interval::of(&[costs[0]? / costs[of]?])
+    })
 }
 
 /// How much of the user's file it changes.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use zero_train::CostLength;
+
 use super::{Role, take_part};
 use crate::cli::ConfigArgs;
 
@@ -9,12 +11,12 @@ use crate::cli::ConfigArgs;
 ///
 /// # Errors
 /// What training itself would say, and a place that cannot be written to.
-pub(crate) fn costs(args: &ConfigArgs, out: &Path, steps: usize) -> anyhow::Result<u8> {
+pub(crate) fn costs(args: &ConfigArgs, out: &Path, length: &CostLength) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
     };
-    let table = zero_train::measure_costs(&config, &comm, steps)?;
+    let table = zero_train::measure_costs(&config, &comm, length)?;
     if comm.rank() == 0 {
         table.write(out)?;
         println!("{cores}");

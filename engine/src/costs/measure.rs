@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use zero_comm::bench::compare;
@@ -22,6 +22,15 @@ use crate::train::Steps;
 /// Steps before those that count: the first one touches all memory.
 const WARM_UP: usize = 2;
 
+/// How many steps are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Length {
+    /// That count, at most.
+    pub steps: usize,
+    /// No step begins when so much time is over, but for the first two, of which the second counts.
+    pub at_most: Option<Duration>,
+}
+
 /// Bytes of the vectors that are sent: a norm's weights, a layer of a small model, one of a large one.
 const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
@@ -30,12 +39,16 @@ const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 ///
 /// # Errors
 /// What training itself would say.
-pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, steps: usize) -> Result<CostTable, Error> {
+pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -> Result<CostTable, Error> {
     let mut config = config.for_world_size(comm.size())?;
     // Nothing beside what is measured, and when each instruction began and ended.
     (config.zero.overlap_comm, config.wall_clock_breakdown) = (Some(false), true);
     let mut subject = Steps::open(&config, comm)?;
-    for _ in 0..WARM_UP + steps {
+    let began = Instant::now();
+    for taken in 0..WARM_UP + length.steps {
+        if taken > 1 && is_over(began, length, &**comm)? {
+            break;
+        }
         subject.step()?;
     }
     let (programs, ranks) = (subject.engine().all_programs(), gathered(subject.engine())?);
@@ -70,6 +83,13 @@ pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, steps: usize) -> R
     Ok(table)
 }
 
+/// Whether the time is over on any rank.
+fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<bool, Error> {
+    let Some(at_most) = length.at_most else { return Ok(false) };
+    let own = Buffer::I64(vec![i64::from(began.elapsed() >= at_most)]);
+    Ok(comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()? != [0])
+}
+
 /// What the instructions of steps took.
 #[derive(Default)]
 struct Found {
@@ -85,7 +105,7 @@ impl Found {
         let shape = subject.layout.shape();
         let keys: Vec<_> = (0..shape.layers.len()).map(|layer| key(subject, forms, layer)).collect();
         let steps = ranks.iter().map(|done| by_step(done).count()).min().unwrap_or(0);
-        let warming_up = WARM_UP.min(steps.saturating_sub(1));
+        let warming_up = WARM_UP.min(steps / 2);
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.arrangement.mesh.coordinates(rank).stage];

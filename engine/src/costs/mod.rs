@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::words::counted;
 
 pub(crate) use apply::costs;
-pub use measure::measure;
+pub use measure::{Length, measure};
 pub(crate) use overlap::{Choice, choose, chosen_by_the_first};
 pub use prediction::{Prediction, RankTimes};
 

@@ -29,6 +29,9 @@ struct Planted {
     /// How much slower the machine is in each round.
     drift: f64,
     random: Random,
+    /// Of its clock, and what a run takes.
+    elapsed: Duration,
+    each: Duration,
     runs: usize,
     stop_after: usize,
     words: Vec<String>,
@@ -40,11 +43,16 @@ impl Measure for Planted {
             return Ok(Outcome::Interrupted);
         }
         self.runs += 1;
+        self.elapsed += self.each;
         if let Some(state) = self.falls[row.id] {
             return Ok(Outcome::Fell(state, "planted".into()));
         }
         let slower = (1.0 + self.drift).powi(round as i32) * (self.noise * self.random.normal()).exp();
         Ok(Outcome::Ran { step_seconds: vec![self.seconds[row.id] * slower; 3], peak_bytes: 1 })
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.elapsed
     }
 
     fn changed(&mut self, _: &[Row], _: usize) {}
@@ -93,13 +101,23 @@ fn planted(seed: u64) -> (Vec<Row>, Planted) {
         });
     }
     let falls = vec![None; 64];
-    let planted =
-        Planted { seconds, falls, noise: 0.02, drift: 0.0, random, runs: 0, stop_after: usize::MAX, words: vec![] };
+    let planted = Planted {
+        seconds,
+        falls,
+        noise: 0.02,
+        drift: 0.0,
+        random,
+        elapsed: Duration::ZERO,
+        each: Duration::from_secs(10),
+        runs: 0,
+        stop_after: usize::MAX,
+        words: vec![],
+    };
     (rows, planted)
 }
 
 fn search(rows: &mut [Row], planted: &mut Planted, tuning: &Autotuning) -> End {
-    Search { rows, tuning, until: None }.run(planted).unwrap()
+    Search::new(rows, tuning).run(planted).unwrap()
 }
 
 /// How much slower the one that was chosen is than the best there is.
@@ -208,10 +226,42 @@ fn an_end_keeps_what_is_measured_and_a_search_goes_on_from_there() {
     planted.stop_after = usize::MAX;
     assert_eq!(search(&mut rows, &mut planted, &tuning), End::Done);
     assert!(tried(&rows) > 4 && regret(&rows, &planted, tuning.metric) <= 0.05);
-    let (mut rows, mut planted) = self::planted(5);
-    let now = Some(Instant::now() - Duration::from_secs(1));
-    let end = Search { rows: &mut rows, tuning: &tuning, until: now }.run(&mut planted).unwrap();
-    assert_eq!((end, tried(&rows)), (End::Budget, 0));
+}
+
+/// Runs of ten seconds: what they found must be compared before the budget is over.
+#[test]
+fn a_budget_ends_the_search_with_a_gain_that_is_known() {
+    for (budget, least) in [(120, 3), (300, 5)] {
+        let tuning = tuning(&format!("budget_seconds: {budget}"));
+        for seed in 0..20 {
+            let (mut rows, mut planted) = planted(seed);
+            search(&mut rows, &mut planted, &tuning);
+            assert!(planted.elapsed.as_secs() <= budget, "{:?}: {:?}", planted.elapsed, planted.words);
+            assert!(tried(&rows) >= least, "{}: {:?}", tried(&rows), planted.words);
+            let found = best(&rows, tuning.metric).unwrap();
+            let gain = gain(&rows, found, tuning.metric).unwrap();
+            assert!(found == 0 || gain.high.is_finite(), "{gain:?}: {:?}", planted.words);
+        }
+    }
+    let tuning = tuning("budget_seconds: 60");
+    let (mut rows, mut planted) = planted(5);
+    planted.elapsed = Duration::from_secs(61);
+    assert_eq!((search(&mut rows, &mut planted, &tuning), tried(&rows)), (End::Budget, 0));
+}
+
+/// A gain between runs of different rounds is found by way of what ran in both.
+#[test]
+fn a_gain_needs_no_common_round() {
+    let metric = Metric::Throughput;
+    let (mut rows, _) = planted(5);
+    let run = |round, seconds| Run { round, step_seconds: vec![seconds], peak_bytes: 1 };
+    rows.iter_mut().take(3).for_each(|row| row.state = State::Measured);
+    rows[0].runs = vec![run(0, 2.0)];
+    // The machine was half as fast in the second round.
+    (rows[1].runs, rows[2].runs) = (vec![run(0, 1.5), run(1, 3.0)], vec![run(1, 2.0)]);
+    assert!(rows[0].over(&rows[2], metric).is_none());
+    let gain = gain(&rows, 2, metric).unwrap();
+    assert!((gain.mean - 2.0).abs() < 1e-6 && gain.high.is_infinite(), "{gain:?}");
 }
 
 /// Without cost tables there are no predictions; the search is then one in the order of the list.
