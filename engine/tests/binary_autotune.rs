@@ -2,9 +2,12 @@
 
 mod case;
 
-use std::fs;
-use std::process::Stdio;
+use std::fs::{self, File};
+use std::io::Read;
+use std::process::{Child, Stdio};
 
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
 use case::{Case, signal, text, wait_for};
@@ -71,6 +74,57 @@ fn an_interrupted_search_leaves_what_it_found() {
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
     assert!(!said.contains("profile 1 of "), "tables are there: {said}");
+}
+
+/// A search on a terminal of so many rows and columns, and the other end of that terminal.
+fn on_a_terminal(case: &Case, (rows, columns): (u16, u16)) -> (Child, File) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, vec![]).unwrap().into_string().unwrap();
+    let theirs = File::options().read(true).write(true).open(name).unwrap();
+    tcsetwinsize(&theirs, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let mut command = case.command(&[&["autotune", "--config", "ds.yaml", "--out", "tuned"], &SPACE[..]].concat());
+    (command.env("TERM", "xterm-256color").stdout(theirs).spawn().unwrap(), File::from(ours))
+}
+
+#[test]
+fn a_terminal_shows_one_table_that_changes() {
+    for (rows, columns) in [(30, 70), (6, 140)] {
+        let case = Case::new();
+        let (mut child, mut terminal) = on_a_terminal(&case, (rows, columns));
+        let mut screen = vt100::Parser::new(rows.try_into().unwrap(), columns.try_into().unwrap(), 500);
+        let (mut headings, mut wrapped, mut bytes) = (vec![], 0, [0; 4096]);
+        // Reading ends with an error when the last one who could write is gone.
+        while let Ok(count @ 1..) = terminal.read(&mut bytes) {
+            screen.process(&bytes[..count]);
+            let screen = screen.screen();
+            let shown = screen.contents();
+            headings.push(shown.matches("memory planned").count().max(shown.matches("configurations, ").count()));
+            let is_over = shown.contains("\nbest: ");
+            wrapped = wrapped.max((0..rows).filter(|&row| !is_over && screen.row_wrapped(row)).count());
+        }
+        assert!(child.wait().unwrap().success());
+        assert_eq!(wrapped, 0, "lines of the table that are wider than {columns}");
+        assert_eq!(headings.iter().max(), Some(&1), "{}", screen.screen().contents());
+        // Nothing of an earlier table has scrolled away.
+        screen.screen_mut().set_scrollback(500);
+        let mut all = String::new();
+        for back in (1..=screen.screen().scrollback()).rev() {
+            screen.screen_mut().set_scrollback(back);
+            all += &format!("{}\n", screen.screen().rows(0, columns).next().unwrap());
+        }
+        screen.screen_mut().set_scrollback(0);
+        let shown = screen.screen().contents();
+        all += &shown;
+        assert_eq!(all.matches("configurations, ").count(), 1, "{all}");
+        assert!(all.contains("\nbest: "), "{all}");
+        if rows == 30 {
+            for word in ["6 configurations, ", "rank   predicted    measured", "   1  ", " runs", "±"] {
+                assert!(shown.contains(word), "{word}: {shown}");
+            }
+        }
+    }
 }
 
 #[test]
