@@ -30,17 +30,9 @@ impl Default for AdamW {
 }
 
 impl AdamW {
-    pub(crate) fn decoupled_rule(&self, step: &Step) -> Decoupled {
-        let decay = if step.decay { self.weight_decay } else { 0.0 };
-        Decoupled { keep: (1.0 - step.lr * decay) as f32, moments: self.moments(step) }
-    }
-
-    pub(crate) fn l2_rule(&self, step: &Step) -> L2 {
-        let decay = if step.decay { self.weight_decay } else { 0.0 };
-        L2 { decay: decay as f32, moments: self.moments(step) }
-    }
-
-    fn moments(&self, step: &Step) -> Moments {
+    /// What a step does to every element alike.
+    #[must_use]
+    pub fn factors(&self, step: &Step) -> AdamFactors {
         let (beta1, beta2) = self.betas;
         let (correction1, correction2) = if self.bias_correction {
             let t = step.step as f64;
@@ -48,7 +40,9 @@ impl AdamW {
         } else {
             (1.0, 1.0)
         };
-        Moments {
+        let decay = if step.decay { self.weight_decay } else { 0.0 };
+        AdamFactors {
+            decay: if self.decoupled { (1.0 - step.lr * decay) as f32 } else { decay as f32 },
             grad_scale: step.grad_scale,
             one_minus_beta1: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
@@ -60,19 +54,29 @@ impl AdamW {
     }
 }
 
-/// What both forms share, rounded to f32 once.
-#[derive(Clone, Copy)]
-struct Moments {
-    grad_scale: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    inv_root_correction2: f32,
-    eps: f32,
-    minus_step_size: f32,
+/// The factors of a step, computed in f64 and rounded to f32 once. Whoever applies them in the order of this file's formulas, with its
+/// fused multiply-adds, gets the same bits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamFactors {
+    /// 1 − lr·λ of the decoupled form, λ of the classic one.
+    pub decay: f32,
+    /// What gradients are multiplied by first.
+    pub grad_scale: f32,
+    /// 1 − β₁
+    pub one_minus_beta1: f32,
+    /// β₂
+    pub beta2: f32,
+    /// 1 − β₂
+    pub one_minus_beta2: f32,
+    /// 1/√(1 − β₂ᵗ)
+    pub inv_root_correction2: f32,
+    /// ε
+    pub eps: f32,
+    /// −lr/(1 − β₁ᵗ)
+    pub minus_step_size: f32,
 }
 
-impl Moments {
+impl AdamFactors {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
         let m = self.one_minus_beta1.mul_add(grad - m, m);
@@ -84,27 +88,21 @@ impl Moments {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Decoupled {
-    keep: f32,
-    moments: Moments,
-}
+pub(crate) struct Decoupled(pub(crate) AdamFactors);
 
 impl Rule<2> for Decoupled {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, states: [f32; 2]) -> (f32, [f32; 2]) {
-        self.moments.step(param * self.keep, grad * self.moments.grad_scale, states)
+        self.0.step(param * self.0.decay, grad * self.0.grad_scale, states)
     }
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct L2 {
-    decay: f32,
-    moments: Moments,
-}
+pub(crate) struct L2(pub(crate) AdamFactors);
 
 impl Rule<2> for L2 {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, states: [f32; 2]) -> (f32, [f32; 2]) {
-        self.moments.step(param, self.decay.mul_add(param, grad * self.moments.grad_scale), states)
+        self.0.step(param, self.0.decay.mul_add(param, grad * self.0.grad_scale), states)
     }
 }

@@ -31,13 +31,14 @@ pub mod norm;
 pub mod schedule;
 
 pub use adagrad::Adagrad;
-pub use adamw::AdamW;
+pub use adamw::{AdamFactors, AdamW};
 pub use bf16::{read_bf16, rounded, write_bf16};
 pub use exact_sum::ExactSum;
 pub use lion::Lion;
 pub use schedule::{Schedule, Warmup};
 pub use sgd::Sgd;
 
+use adamw::{Decoupled, L2};
 use rule::apply;
 use simd::Level;
 
@@ -141,9 +142,9 @@ fn update_at(
     }
     match (optimizer, states) {
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
-            apply(level, adamw.decoupled_rule(step), params, grads, [m, v])
+            apply(level, Decoupled(adamw.factors(step)), params, grads, [m, v])
         }
-        (Optimizer::AdamW(adamw), [m, v]) => apply(level, adamw.l2_rule(step), params, grads, [m, v]),
+        (Optimizer::AdamW(adamw), [m, v]) => apply(level, L2(adamw.factors(step)), params, grads, [m, v]),
         (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => {
             apply(level, sgd.nesterov_rule(step), params, grads, [buffer])
         }
