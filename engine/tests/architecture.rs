@@ -166,7 +166,9 @@ fn edges_between_crates_are_those_of_the_table_and_go_down() {
     for (index, row) in crates.iter().enumerate() {
         let mut allowed = row.uses.clone();
         allowed.sort();
-        let found = edges(&read(&format!("{}/Cargo.toml", row.folder)));
+        let mut found = edges(&read(&format!("{}/Cargo.toml", row.folder)));
+        // Tests of a crate may want a feature of it.
+        found.retain(|name| *name != row.name);
         assert_eq!(found, allowed, "{} uses the left ones, ARCHITECTURE.md says the right ones", row.name);
         for used in &row.uses {
             let at = crates.iter().position(|other| other.name == *used);

@@ -2,6 +2,7 @@
 
 mod against_candle;
 mod check;
+mod device;
 mod edges;
 mod head;
 mod invariance;

@@ -1,0 +1,52 @@
+//! Compiles the kernels with nvcc, where feature `cuda` asks for them: for sm_80 and sm_90, and PTX for what comes later.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+fn main() {
+    println!("cargo::rerun-if-changed=cu");
+    for name in ["NVCC", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let nvcc = nvcc();
+    let mut sources: Vec<PathBuf> =
+        fs::read_dir("cu").expect("the sources are there").map(|entry| entry.expect("an entry").path()).collect();
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
+    // As many at once as cargo lets this script have: they are few, and a second each.
+    std::thread::scope(|scope| {
+        for source in &sources {
+            scope.spawn(|| compile(&nvcc, source, &out));
+        }
+    });
+}
+
+/// What `NVCC` names, or that of `CUDA_HOME`, or the one that is found.
+fn nvcc() -> PathBuf {
+    if let Some(named) = env::var_os("NVCC") {
+        return named.into();
+    }
+    let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc"));
+    home.filter(|path| path.exists()).unwrap_or_else(|| "nvcc".into())
+}
+
+fn compile(nvcc: &Path, source: &Path, out: &Path) {
+    let to = out.join(source.file_stem().expect("a file")).with_extension("fatbin");
+    let mut command = Command::new(nvcc);
+    command.args(["-std=c++17", "-O3", "-fmad=false", "-Wno-deprecated-gpu-targets", "-fatbin"]);
+    for code in ["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"] {
+        command.args(["-gencode", code]);
+    }
+    let output = command.arg(source).arg("-o").arg(&to).output().unwrap_or_else(|error| {
+        panic!(
+            "{}: {error}: feature `cuda` needs nvcc of CUDA 12 or 13; docs/gpu.md says how to get one",
+            nvcc.display()
+        )
+    });
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: nvcc failed:\n{said}", source.display());
+}

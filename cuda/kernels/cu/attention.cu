@@ -1,0 +1,326 @@
+// Causal attention over tiles of keys, forward and backward, without a matrix of scores in memory (Dao et al., "FlashAttention",
+// 2022; Dao, "FlashAttention-2", 2023).
+//
+// A block of 16 × 16 threads takes a tile of queries of one head, or of keys of one key and value head. Thread (y, x) has some
+// consecutive rows of it, and of each every sixteenth column from x on. Tiles of keys begin at multiples of KEYS, whatever the
+// queries, so a row's bits depend on that row and what it sees alone. Nothing is added by atomics: gradients of queries have a kernel of their
+// own, and one block adds up those of a tile of keys, head by head and query by query. All in f32 with fused multiply-adds.
+#include "math.cuh"
+
+struct AttentionArgs {
+    uint64_t q, k, v, out;
+    // Backward only: gradient of out, and where those of q, k and v go.
+    uint64_t d_out, dq, dk, dv;
+    // f32 of [batch, heads, time]: ln Σ e^score, written by the forward; Σ out·d_out, written by attention_deltas.
+    uint64_t log_sums, deltas;
+    // u32 of [batch, time], the first position that each sees, never decreasing in a row; 0 if all see from their own sequence's begin.
+    uint64_t firsts;
+    // Elements from one position to the next; gradients lie as what they are of. Heads of a position follow each other.
+    uint64_t q_row, k_row, v_row, out_row;
+    uint32_t time, heads, kv_heads, size;
+    float scale;
+    uint32_t unused;
+};
+
+constexpr unsigned SIDE = 16;
+constexpr unsigned KEYS = 32;
+
+// Queries of a tile of the forward and of the gradient of q, for heads padded to SIZE.
+template <unsigned SIZE> constexpr unsigned QUERIES_OF = SIZE <= 64 ? 64 : 32;
+
+// A tile of COUNT rows of SIZE floats and one of padding, so that columns of it lie in different banks.
+template <unsigned SIZE> struct Tile {
+    static constexpr unsigned WIDTH = SIZE + 1;
+    float* at;
+    DEVICE float* row(unsigned i) const { return at + i * WIDTH; }
+};
+
+// COUNT rows of a tile: those of one head from position `first` on, zeros beyond its size and beyond the sequence.
+template <class T, unsigned COUNT, unsigned SIZE>
+DEVICE void fill(
+    Tile<SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned first, const AttentionArgs& a) {
+    for (unsigned i = threadIdx.x; i < COUNT * SIZE; i += blockDim.x) {
+        unsigned row = i / SIZE, column = i % SIZE, position = first + row;
+        bool is_there = position < a.time && column < a.size;
+        tile.row(row)[column] = is_there ? load(as<T>(from)[offset + position * stride + column]) : 0.0f;
+    }
+}
+
+// Over the sixteen threads that share rows.
+template <class OP> DEVICE float over_side(float x) {
+    for (unsigned distance = SIDE / 2; distance > 0; distance /= 2) x = OP::of(x, __shfl_xor_sync(ALL, x, distance));
+    return x;
+}
+
+// rows · columnsᵀ of two tiles: products[r][c] of row y·ROWS + r with column x + 16·c.
+template <unsigned SIZE, unsigned ROWS, unsigned COLUMNS>
+DEVICE void products(Tile<SIZE> rows, Tile<SIZE> columns, unsigned y, unsigned x, float (&to)[ROWS][COLUMNS]) {
+    for (unsigned r = 0; r < ROWS; r++) {
+        for (unsigned c = 0; c < COLUMNS; c++) to[r][c] = 0.0f;
+    }
+    for (unsigned i = 0; i < SIZE; i++) {
+        float column[COLUMNS];
+        for (unsigned c = 0; c < COLUMNS; c++) column[c] = columns.row(x + SIDE * c)[i];
+        for (unsigned r = 0; r < ROWS; r++) {
+            float row = rows.row(y * ROWS + r)[i];
+            for (unsigned c = 0; c < COLUMNS; c++) to[r][c] = fmaf(row, column[c], to[r][c]);
+        }
+    }
+}
+
+// What a block works on.
+struct Place {
+    unsigned sample, head, x, y;
+    DEVICE explicit Place(unsigned heads) {
+        sample = blockIdx.y / heads;
+        head = blockIdx.y % heads;
+        x = threadIdx.x % SIDE;
+        y = threadIdx.x / SIDE;
+    }
+    DEVICE uint64_t at(const AttentionArgs& a, uint64_t row, unsigned head) const {
+        return uint64_t(sample) * a.time * row + uint64_t(head) * a.size;
+    }
+    // Of [batch, heads, time].
+    DEVICE uint64_t statistic(const AttentionArgs& a, unsigned head) const {
+        return (uint64_t(sample) * a.heads + head) * a.time;
+    }
+    // The first position that `position` sees.
+    DEVICE unsigned first(const AttentionArgs& a, unsigned position) const {
+        return a.firsts ? as<uint32_t>(a.firsts)[uint64_t(sample) * a.time + position] : 0;
+    }
+};
+
+template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
+    constexpr unsigned QUERIES = QUERIES_OF<SIZE>, ROWS = QUERIES / SIDE, COLUMNS = KEYS / SIDE, PARTS = SIZE / SIDE;
+    DYNAMIC_SHARED(float, room);
+    Tile<SIZE> q{room}, k{q.row(QUERIES)}, v{k.row(KEYS)};
+    Tile<KEYS> p{v.row(KEYS)};
+    Place place(a.heads);
+    // The tiles with most keys first.
+    unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned kv_head = place.head / (a.heads / a.kv_heads);
+    fill<T, QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+
+    unsigned firsts[ROWS];
+    float largest[ROWS], sums[ROWS], out[ROWS][PARTS];
+    for (unsigned r = 0; r < ROWS; r++) {
+        unsigned query = begin + place.y * ROWS + r;
+        firsts[r] = query < a.time ? place.first(a, query) : 0;
+        largest[r] = -INFINITY;
+        sums[r] = 0.0f;
+        for (unsigned e = 0; e < PARTS; e++) out[r][e] = 0.0f;
+    }
+    for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
+        __syncthreads();
+        fill<T, KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
+        fill<T, KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
+        __syncthreads();
+        float scores[ROWS][COLUMNS];
+        products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
+        for (unsigned r = 0; r < ROWS; r++) {
+            unsigned query = begin + place.y * ROWS + r;
+            float top = largest[r];
+            for (unsigned c = 0; c < COLUMNS; c++) {
+                unsigned position = key + place.x + SIDE * c;
+                bool is_seen = firsts[r] <= position && position <= query;
+                scores[r][c] = is_seen ? scores[r][c] * a.scale : -INFINITY;
+                top = Max::of(top, scores[r][c]);
+            }
+            top = over_side<Max>(top);
+            // A row that sees nothing of this tile, nor of those before it, stays as it is.
+            float base = top == -INFINITY ? 0.0f : top;
+            float correction = exponential(largest[r] - base), sum = 0.0f;
+            for (unsigned c = 0; c < COLUMNS; c++) {
+                float e = exponential(scores[r][c] - base);
+                p.row(place.y * ROWS + r)[place.x + SIDE * c] = e;
+                sum += e;
+            }
+            sums[r] = fmaf(sums[r], correction, over_side<Add>(sum));
+            largest[r] = top;
+            for (unsigned e = 0; e < PARTS; e++) out[r][e] *= correction;
+        }
+        __syncthreads();
+        for (unsigned i = 0; i < KEYS; i++) {
+            for (unsigned r = 0; r < ROWS; r++) {
+                float weight = p.row(place.y * ROWS + r)[i];
+                for (unsigned e = 0; e < PARTS; e++) {
+                    out[r][e] = fmaf(weight, v.row(i)[place.x + SIDE * e], out[r][e]);
+                }
+            }
+        }
+    }
+    for (unsigned r = 0; r < ROWS; r++) {
+        unsigned query = begin + place.y * ROWS + r;
+        if (query >= a.time) continue;
+        T* to = as_mut<T>(a.out) + place.at(a, a.out_row, place.head) + query * a.out_row;
+        for (unsigned e = 0; e < PARTS; e++) {
+            unsigned column = place.x + SIDE * e;
+            if (column < a.size) store(to[column], out[r][e] / sums[r]);
+        }
+        if (place.x == 0) {
+            as_mut<float>(a.log_sums)[place.statistic(a, place.head) + query] = largest[r] + logf(sums[r]);
+        }
+    }
+}
+
+// A warp takes one position of one head.
+template <class T> DEVICE void attention_deltas(const AttentionArgs& a) {
+    unsigned position = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (position >= a.time) return;
+    Place place(a.heads);
+    uint64_t at = place.at(a, a.out_row, place.head) + position * a.out_row;
+    float delta = 0.0f;
+    for (unsigned i = lane; i < a.size; i += WARP) {
+        delta = fmaf(load(as<T>(a.out)[at + i]), load(as<T>(a.d_out)[at + i]), delta);
+    }
+    for (unsigned distance = WARP / 2; distance > 0; distance /= 2) delta += __shfl_xor_sync(ALL, delta, distance);
+    if (lane == 0) as_mut<float>(a.deltas)[place.statistic(a, place.head) + position] = delta;
+}
+
+// The probability of a score, and the gradient of the score from that of the probability; both 0 where it is not seen.
+struct Scored { float p, d; };
+
+DEVICE Scored scored(const AttentionArgs& a, bool is_seen, float product, float dp, float log_sum, float delta) {
+    float p = is_seen ? exponential(fmaf(product, a.scale, -log_sum)) : 0.0f;
+    return Scored{p, a.scale * p * (dp - delta)};
+}
+
+template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
+    constexpr unsigned QUERIES = QUERIES_OF<SIZE>, ROWS = QUERIES / SIDE, COLUMNS = KEYS / SIDE, PARTS = SIZE / SIDE;
+    DYNAMIC_SHARED(float, room);
+    Tile<SIZE> q{room}, upstream{q.row(QUERIES)}, k{upstream.row(QUERIES)}, v{k.row(KEYS)};
+    Tile<KEYS> ds{v.row(KEYS)};
+    Place place(a.heads);
+    unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned kv_head = place.head / (a.heads / a.kv_heads);
+    fill<T, QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    fill<T, QUERIES>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, place.head), begin, a);
+
+    unsigned firsts[ROWS];
+    float log_sums[ROWS], deltas[ROWS], dq[ROWS][PARTS];
+    for (unsigned r = 0; r < ROWS; r++) {
+        unsigned query = begin + place.y * ROWS + r;
+        bool is_there = query < a.time;
+        uint64_t at = place.statistic(a, place.head) + query;
+        firsts[r] = is_there ? place.first(a, query) : 0;
+        log_sums[r] = is_there ? as<float>(a.log_sums)[at] : 0.0f;
+        deltas[r] = is_there ? as<float>(a.deltas)[at] : 0.0f;
+        for (unsigned e = 0; e < PARTS; e++) dq[r][e] = 0.0f;
+    }
+    for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
+        __syncthreads();
+        fill<T, KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
+        fill<T, KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
+        __syncthreads();
+        float scores[ROWS][COLUMNS], dp[ROWS][COLUMNS];
+        products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
+        products<SIZE, ROWS, COLUMNS>(upstream, v, place.y, place.x, dp);
+        for (unsigned r = 0; r < ROWS; r++) {
+            unsigned query = begin + place.y * ROWS + r;
+            for (unsigned c = 0; c < COLUMNS; c++) {
+                unsigned position = key + place.x + SIDE * c;
+                bool is_seen = query < a.time && firsts[r] <= position && position <= query;
+                Scored s = scored(a, is_seen, scores[r][c], dp[r][c], log_sums[r], deltas[r]);
+                ds.row(place.y * ROWS + r)[place.x + SIDE * c] = s.d;
+            }
+        }
+        __syncthreads();
+        for (unsigned i = 0; i < KEYS; i++) {
+            for (unsigned r = 0; r < ROWS; r++) {
+                float d = ds.row(place.y * ROWS + r)[i];
+                for (unsigned e = 0; e < PARTS; e++) dq[r][e] = fmaf(d, k.row(i)[place.x + SIDE * e], dq[r][e]);
+            }
+        }
+    }
+    for (unsigned r = 0; r < ROWS; r++) {
+        unsigned query = begin + place.y * ROWS + r;
+        if (query >= a.time) continue;
+        T* to = as_mut<T>(a.dq) + place.at(a, a.q_row, place.head) + query * a.q_row;
+        for (unsigned e = 0; e < PARTS; e++) {
+            unsigned column = place.x + SIDE * e;
+            if (column < a.size) store(to[column], dq[r][e]);
+        }
+    }
+}
+
+template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
+    // As many queries as keys in a tile.
+    constexpr unsigned ROWS = KEYS / SIDE, PARTS = SIZE / SIDE;
+    DYNAMIC_SHARED(float, room);
+    Tile<SIZE> k{room}, v{k.row(KEYS)}, q{v.row(KEYS)}, upstream{q.row(KEYS)};
+    Tile<KEYS> p{upstream.row(KEYS)}, ds{p.row(KEYS)};
+    Place place(a.kv_heads);
+    unsigned group = a.heads / a.kv_heads, begin = blockIdx.x * KEYS;
+    fill<T, KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
+    fill<T, KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, place.head), begin, a);
+
+    float dk[ROWS][PARTS], dv[ROWS][PARTS];
+    for (unsigned r = 0; r < ROWS; r++) {
+        for (unsigned e = 0; e < PARTS; e++) dk[r][e] = dv[r][e] = 0.0f;
+    }
+    for (unsigned head = place.head * group; head < (place.head + 1) * group; head++) {
+        // Queries before a key do not see it; from the first that begins behind this tile on nobody does.
+        for (unsigned query = begin; query < a.time && place.first(a, query) < begin + KEYS; query += KEYS) {
+            __syncthreads();
+            fill<T, KEYS>(q, a.q, a.q_row, place.at(a, a.q_row, head), query, a);
+            fill<T, KEYS>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, head), query, a);
+            __syncthreads();
+            float scores[ROWS][ROWS], dp[ROWS][ROWS];
+            products<SIZE, ROWS, ROWS>(q, k, place.y, place.x, scores);
+            products<SIZE, ROWS, ROWS>(upstream, v, place.y, place.x, dp);
+            for (unsigned r = 0; r < ROWS; r++) {
+                unsigned row = place.y * ROWS + r, at = query + row;
+                bool is_there = at < a.time;
+                unsigned first = is_there ? place.first(a, at) : 0;
+                uint64_t statistic = place.statistic(a, head) + at;
+                float log_sum = is_there ? as<float>(a.log_sums)[statistic] : 0.0f;
+                float delta = is_there ? as<float>(a.deltas)[statistic] : 0.0f;
+                for (unsigned c = 0; c < ROWS; c++) {
+                    unsigned column = place.x + SIDE * c, position = begin + column;
+                    bool is_seen = is_there && first <= position && position <= at;
+                    Scored s = scored(a, is_seen, scores[r][c], dp[r][c], log_sum, delta);
+                    p.row(row)[column] = s.p;
+                    ds.row(row)[column] = s.d;
+                }
+            }
+            __syncthreads();
+            for (unsigned i = 0; i < KEYS; i++) {
+                for (unsigned r = 0; r < ROWS; r++) {
+                    float weight = p.row(i)[place.y * ROWS + r], d = ds.row(i)[place.y * ROWS + r];
+                    for (unsigned e = 0; e < PARTS; e++) {
+                        unsigned column = place.x + SIDE * e;
+                        dv[r][e] = fmaf(weight, upstream.row(i)[column], dv[r][e]);
+                        dk[r][e] = fmaf(d, q.row(i)[column], dk[r][e]);
+                    }
+                }
+            }
+        }
+    }
+    for (unsigned r = 0; r < ROWS; r++) {
+        unsigned position = begin + place.y * ROWS + r;
+        if (position >= a.time) continue;
+        T* to_k = as_mut<T>(a.dk) + place.at(a, a.k_row, place.head) + position * a.k_row;
+        T* to_v = as_mut<T>(a.dv) + place.at(a, a.v_row, place.head) + position * a.v_row;
+        for (unsigned e = 0; e < PARTS; e++) {
+            unsigned column = place.x + SIDE * e;
+            if (column >= a.size) continue;
+            store(to_k[column], dk[r][e]);
+            store(to_v[column], dv[r][e]);
+        }
+    }
+}
+
+#define ATTENTION(SIZE) \
+    template <class T> DEVICE void attention_##SIZE(const AttentionArgs& a) { forward<T, SIZE>(a); } \
+    template <class T> DEVICE void attention_queries_##SIZE(const AttentionArgs& a) { queries_backward<T, SIZE>(a); } \
+    template <class T> DEVICE void attention_keys_##SIZE(const AttentionArgs& a) { keys_backward<T, SIZE>(a); } \
+    KERNEL(attention_##SIZE, AttentionArgs, 256) \
+    KERNEL(attention_queries_##SIZE, AttentionArgs, 256) \
+    KERNEL(attention_keys_##SIZE, AttentionArgs, 256)
+
+ATTENTION(32)
+ATTENTION(64)
+ATTENTION(128)
+KERNEL(attention_deltas, AttentionArgs, 256)

@@ -1,0 +1,87 @@
+// What every kernel is written with: entries, dynamic shared memory, numbers as they are stored, sums over a block.
+//
+// The same source is compiled by nvcc for a device and by a C++ compiler for the host, where tests/emulated/emulator.h stands for
+// the device. There is no header of CUDA's in it. Contraction is off (-fmad=false): a fused multiply-add is written fmaf, so both
+// compilers make the same roundings.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define DEVICE __device__ __forceinline__
+#define ENTRY(NAME, ARGS, THREADS) \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ARGS a)
+// Shared memory of as many bytes as the launch says.
+#define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = reinterpret_cast<TYPE*>(dynamic_shared)
+extern __shared__ __align__(16) unsigned char dynamic_shared[];
+DEVICE float of_bits(uint32_t bits) { return __uint_as_float(bits); }
+DEVICE uint32_t to_bits(float x) { return __float_as_uint(x); }
+#endif
+
+// An entry for each of the types that parameters and activations are stored in.
+#define KERNEL(NAME, ARGS, THREADS) \
+    ENTRY(NAME##_f32, ARGS, THREADS) { NAME<float>(a); } \
+    ENTRY(NAME##_bf16, ARGS, THREADS) { NAME<Bf16>(a); } \
+    ENTRY(NAME##_f16, ARGS, THREADS) { NAME<F16>(a); }
+
+struct Bf16 { uint16_t bits; };
+struct F16 { uint16_t bits; };
+
+DEVICE float load(float x) { return x; }
+DEVICE float load(Bf16 x) { return of_bits(uint32_t(x.bits) << 16); }
+
+// Rounded once, to nearest, ties to even; NaN stays a quiet NaN.
+DEVICE void store(float& to, float x) { to = x; }
+DEVICE void store(Bf16& to, float x) {
+    uint32_t bits = to_bits(x);
+    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    to.bits = uint16_t(is_nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#ifdef __CUDACC__
+DEVICE float load(F16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+DEVICE void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+#else
+DEVICE float load(F16 x) {
+    _Float16 y;
+    __builtin_memcpy(&y, &x.bits, 2);
+    return float(y);
+}
+DEVICE void store(F16& to, float x) {
+    _Float16 y = _Float16(x);
+    __builtin_memcpy(&to.bits, &y, 2);
+}
+#endif
+
+template <class T> DEVICE const T* as(uint64_t address) { return reinterpret_cast<const T*>(address); }
+template <class T> DEVICE T* as_mut(uint64_t address) { return reinterpret_cast<T*>(address); }
+
+// Where this thread is among all of a launch in one dimension, and how many those are.
+DEVICE uint64_t global_thread() { return uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+DEVICE uint64_t global_threads() { return uint64_t(gridDim.x) * blockDim.x; }
+
+constexpr unsigned WARP = 32;
+constexpr unsigned ALL = 0xffffffffu;
+
+struct Add { DEVICE static float of(float a, float b) { return a + b; } };
+struct Max { DEVICE static float of(float a, float b) { return a < b ? b : a; } };
+
+// `OP` over the threads of a block, for all of them, in a tree that depends on the size of the block alone. `room` holds a float for
+// each warp.
+template <class OP> DEVICE float over_block(float x, float* room) {
+    for (unsigned distance = WARP / 2; distance > 0; distance /= 2) {
+        x = OP::of(x, __shfl_xor_sync(ALL, x, distance));
+    }
+    unsigned warps = blockDim.x / WARP;
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = room[0];
+    for (unsigned warp = 1; warp < warps; warp++) x = OP::of(x, room[warp]);
+    return x;
+}

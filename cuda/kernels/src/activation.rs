@@ -1,0 +1,71 @@
+//! Activations, one element a thread, with the bits of the CPU's.
+
+use crate::launch::{Address, Dtype, Launch, Source};
+
+/// `ActivationArgs` of `cu/activation.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Args {
+    a: Address,
+    b: Address,
+    d: Address,
+    x: Address,
+    y: Address,
+    count: u64,
+}
+
+/// Elementwise functions of one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// GELU's tanh form.
+    GeluTanh,
+    /// GELU by the error function.
+    GeluErf,
+    /// x·σ(x).
+    Silu,
+    /// max(x, 0).
+    Relu,
+}
+
+impl Function {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::GeluTanh, Self::GeluErf, Self::Silu, Self::Relu];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::GeluTanh => "gelu_tanh",
+            Self::GeluErf => "gelu_erf",
+            Self::Silu => "silu",
+            Self::Relu => "relu",
+        }
+    }
+}
+
+/// y = f(x) of `count` elements; y may be x. `None` if there are none.
+pub fn forward(f: Function, dtype: Dtype, count: u64, x: Address, y: Address) -> Option<Launch<Args>> {
+    Launch::over(Source::Activation, f.name(), dtype, count, Args { a: x, y, count, ..Args::default() })
+}
+
+/// dx = dy·f′(x); dx may be x or dy.
+pub fn backward(f: Function, dtype: Dtype, count: u64, x: Address, dy: Address, dx: Address) -> Option<Launch<Args>> {
+    let args = Args { a: x, d: dy, x: dx, count, ..Args::default() };
+    Launch::over(Source::Activation, &format!("{}_backward", f.name()), dtype, count, args)
+}
+
+/// y = gate·σ(gate)·up; y may be either.
+pub fn swiglu(dtype: Dtype, count: u64, [gate, up]: [Address; 2], y: Address) -> Option<Launch<Args>> {
+    let args = Args { a: gate, b: up, y, count, ..Args::default() };
+    Launch::over(Source::Activation, "swiglu", dtype, count, args)
+}
+
+/// The gradients of gate and up; they may be where gate, up or dy are.
+pub fn swiglu_backward(
+    dtype: Dtype,
+    count: u64,
+    [gate, up]: [Address; 2],
+    dy: Address,
+    [d_gate, d_up]: [Address; 2],
+) -> Option<Launch<Args>> {
+    let args = Args { a: gate, b: up, d: dy, x: d_gate, y: d_up, count };
+    Launch::over(Source::Activation, "swiglu_backward", dtype, count, args)
+}

@@ -1,0 +1,194 @@
+//! A host that stands for a device: kernels compiled by the host's C++ compiler and run by `tests/emulated/emulator.h`, for tests.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+
+use half::{bf16, f16};
+use libloading::Library;
+
+use crate::launch::{Address, Dtype, Launch, Source};
+
+/// Orders in which the threads of a block may run between two barriers: first to last, last to first, and two that mix them. A kernel
+/// whose result depends on it has a race.
+pub const ORDERS: [u32; 4] = [0, 1, 2, 3];
+
+/// The kernels, compiled for this machine.
+pub struct Emulator {
+    sources: HashMap<Source, Compiled>,
+}
+
+impl Emulator {
+    /// Compiles them; `None` where there is no C++ compiler, neither `c++` nor what `CXX` names.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub fn new() -> Result<Option<Self>, String> {
+        let file = |source: Source| Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("cu/{}.cu", source.name()));
+        let compiled = std::thread::scope(|scope| {
+            let threads = Source::ALL.map(|source| (source, scope.spawn(move || Compiled::new(&file(source)))));
+            threads.map(|(source, thread)| (source, thread.join().expect("no panic")))
+        });
+        let mut sources = HashMap::new();
+        for (source, compiled) in compiled {
+            match compiled? {
+                Some(compiled) => sources.insert(source, compiled),
+                None => return Ok(None),
+            };
+        }
+        Ok(Some(Self { sources }))
+    }
+
+    /// As [`Compiled::run`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
+        // SAFETY: the caller promises what that asks for.
+        unsafe { self.sources[&launch.source].run(launch, order) }
+    }
+}
+
+/// One file of kernels, compiled for this machine.
+pub struct Compiled {
+    library: Library,
+    /// It runs one launch at a time.
+    turn: Mutex<()>,
+    /// Where it lies.
+    _folder: tempfile::TempDir,
+}
+
+impl Compiled {
+    /// Compiles a file; `None` where there is no C++ compiler, neither `c++` nor what `CXX` names.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub fn new(source: &Path) -> Result<Option<Self>, String> {
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let to = folder.path().join("kernels.so");
+        let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+        command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++", "-include"]);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/emulator.h"));
+        let output = match command.arg(source).arg("-o").arg(&to).output() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            output => output.map_err(|error| error.to_string())?,
+        };
+        if !output.status.success() {
+            return Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
+        }
+        // SAFETY: the library was made a moment ago of a source that runs nothing when it is loaded.
+        let library = unsafe { Library::new(to) }.map_err(|error| error.to_string())?;
+        Ok(Some(Self { library, turn: Mutex::new(()), _folder: folder }))
+    }
+
+    /// Runs a launch to its end, with threads in one of the [`ORDERS`].
+    ///
+    /// # Errors
+    /// What the emulator found wrong: a barrier that not all threads reach, a write beyond the shared memory, arguments of another size
+    /// than the kernel's.
+    ///
+    /// # Safety
+    /// The addresses in the arguments are those of [`Memory`] that lives and is as large as the kernel reads and writes.
+    pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
+        type Entry = unsafe extern "C" fn(*const c_void, usize, *const u32, u32, usize, u32) -> *const c_char;
+        let _turn = self.turn.lock().map_err(|error| error.to_string())?;
+        let name = &launch.entry;
+        // SAFETY: every entry of the sources has this signature there, by the macro ENTRY of the emulator.
+        let entry = unsafe { self.library.get::<Entry>(name.as_bytes()) }.map_err(|error| error.to_string())?;
+        let args = std::ptr::from_ref(&launch.args).cast();
+        let (bytes, shared) = (size_of::<A>(), launch.shared_bytes as usize);
+        // SAFETY: the arguments are read for the length of the call; addresses in them are the caller's promise.
+        let failure = unsafe { entry(args, bytes, launch.grid.as_ptr(), launch.threads, shared, order) };
+        if failure.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a literal of the library, which is loaded.
+        Err(format!("{name}: {}", unsafe { CStr::from_ptr(failure) }.to_string_lossy()))
+    }
+}
+
+/// Bytes before and behind what a kernel may touch.
+const SENTINELS: usize = 64;
+const SENTINEL: u8 = 0xa5;
+
+/// Memory that a kernel may read and write, with sentinels around it. Nothing else may be there.
+#[derive(Debug)]
+pub struct Memory {
+    words: Vec<u128>,
+    bytes: usize,
+}
+
+impl Memory {
+    /// So many bytes, all ones: numbers of every type are NaN.
+    #[must_use]
+    pub fn unwritten(bytes: usize) -> Self {
+        Self::of(&vec![0xff; bytes])
+    }
+
+    /// Numbers in a type, each rounded once.
+    #[must_use]
+    pub fn floats(dtype: Dtype, values: &[f32]) -> Self {
+        Self::of(&match dtype {
+            Dtype::F32 => values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>(),
+            Dtype::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_ne_bytes()).collect(),
+            Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect(),
+        })
+    }
+
+    /// Whole numbers.
+    #[must_use]
+    pub fn integers(values: &[u32]) -> Self {
+        Self::of(&values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>())
+    }
+
+    fn of(bytes: &[u8]) -> Self {
+        let around = [SENTINEL; SENTINELS];
+        let mut all = [&around[..], bytes, &around].concat();
+        all.resize(all.len().next_multiple_of(16), SENTINEL);
+        let words = all.chunks_exact(16).map(|word| u128::from_ne_bytes(word.try_into().expect("sixteen"))).collect();
+        Self { words, bytes: bytes.len() }
+    }
+
+    /// Where it begins, a multiple of 16.
+    pub fn address(&mut self) -> Address {
+        (self.words.as_mut_ptr().expose_provenance() + SENTINELS) as Address
+    }
+
+    /// What is there.
+    ///
+    /// # Panics
+    /// Something was written beyond its ends.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let all: Vec<u8> = self.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let (before, rest) = all.split_at(SENTINELS);
+        let (own, after) = rest.split_at(self.bytes);
+        assert!(before.iter().chain(after).all(|&byte| byte == SENTINEL), "a write beyond the ends of memory");
+        own.to_vec()
+    }
+
+    /// The same as numbers of a type.
+    #[must_use]
+    pub fn to_floats(&self, dtype: Dtype) -> Vec<f32> {
+        let bytes = self.bytes();
+        match dtype {
+            Dtype::F32 => bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect(),
+            Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).to_f32()).collect(),
+            Dtype::F16 => bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x).to_f32()).collect(),
+        }
+    }
+
+    /// The same as f64.
+    #[must_use]
+    pub fn to_doubles(&self) -> Vec<f64> {
+        self.bytes().as_chunks().0.iter().map(|&x| f64::from_ne_bytes(x)).collect()
+    }
+}

@@ -1,0 +1,120 @@
+//! What is launched: an entry of a source, with arguments.
+
+/// Where something begins in the device's memory; 0 is nowhere.
+pub type Address = u64;
+
+/// Types that parameters and activations are stored in. Kernels compute in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32,
+    /// The upper half of that.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+impl Dtype {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// `cu/activation.cu`
+    Activation,
+    /// `cu/attention.cu`
+    Attention,
+    /// `cu/cross_entropy.cu`
+    CrossEntropy,
+    /// `cu/norm.cu`
+    Norm,
+    /// `cu/optimizer.cu`
+    Optimizer,
+    /// `cu/rotary.cu`
+    Rotary,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Activation, Self::Attention, Self::CrossEntropy, Self::Norm, Self::Optimizer, Self::Rotary];
+
+    /// Its file's name without the extension.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Activation => "activation",
+            Self::Attention => "attention",
+            Self::CrossEntropy => "cross_entropy",
+            Self::Norm => "norm",
+            Self::Optimizer => "optimizer",
+            Self::Rotary => "rotary",
+        }
+    }
+
+    /// What nvcc made of it: a fat binary for `cuModuleLoadData`.
+    #[cfg(feature = "cuda")]
+    pub fn image(self) -> &'static [u8] {
+        macro_rules! image {
+            ($name:literal) => {
+                include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin"))
+            };
+        }
+        match self {
+            Self::Activation => image!("activation"),
+            Self::Attention => image!("attention"),
+            Self::CrossEntropy => image!("cross_entropy"),
+            Self::Norm => image!("norm"),
+            Self::Optimizer => image!("optimizer"),
+            Self::Rotary => image!("rotary"),
+        }
+    }
+}
+
+/// An entry to start, by `cuLaunchKernel` with one argument.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch<A> {
+    /// Where the entry is.
+    pub source: Source,
+    /// Its name.
+    pub entry: String,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block, all in x.
+    pub threads: u32,
+    /// Bytes of shared memory of a block. Above 48 KiB the function's attribute must allow it first.
+    pub shared_bytes: u32,
+    /// What it is called with, by value.
+    pub args: A,
+}
+
+/// Blocks of a launch whose threads go through elements in strides: enough to fill any device.
+const MOST_BLOCKS: u64 = 4096;
+/// Threads of most blocks.
+pub(crate) const THREADS: u32 = 256;
+/// Bytes of a float for each warp of the largest block.
+pub(crate) const SUMS_BYTES: u32 = 32 * 4;
+
+impl<A> Launch<A> {
+    /// `kernel` of a type, for `count` elements of which each thread takes some; `None` if there are none.
+    pub(crate) fn over(source: Source, kernel: &str, dtype: Dtype, count: u64, args: A) -> Option<Self> {
+        let blocks = count.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32;
+        let launch = Self::new(source, kernel, dtype, [blocks, 1, 1], args);
+        (count > 0).then_some(launch)
+    }
+
+    /// `kernel` of a type, with blocks of the usual size and no shared memory.
+    pub(crate) fn new(source: Source, kernel: &str, dtype: Dtype, grid: [u32; 3], args: A) -> Self {
+        let entry = format!("{kernel}_{}", dtype.suffix());
+        Self { source, entry, grid, threads: THREADS, shared_bytes: 0, args }
+    }
+}

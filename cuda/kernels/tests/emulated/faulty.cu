@@ -1,0 +1,28 @@
+// Kernels with faults, for the emulator's own test. Each takes the address of a float for each of its threads.
+#include "../../cu/device.cuh"
+
+// Reads what another thread writes, without a barrier between.
+ENTRY(faulty_race, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    room[threadIdx.x] = float(threadIdx.x);
+    as_mut<float>(a)[threadIdx.x] = room[(threadIdx.x + 1) % blockDim.x];
+}
+
+// Half of the threads wait for all of them, the others for their warp alone.
+ENTRY(faulty_divergence, uint64_t, 64) {
+    if (threadIdx.x % 2) {
+        __syncthreads();
+    } else {
+        __syncwarp();
+    }
+}
+
+ENTRY(faulty_overrun, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    room[threadIdx.x + 1] = 0.0f;
+}
+
+// A float behind those of its threads, which are one.
+ENTRY(faulty_beyond, uint64_t, 64) {
+    if (threadIdx.x == 0) as_mut<float>(a)[1] = 0.0f;
+}

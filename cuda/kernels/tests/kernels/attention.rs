@@ -1,0 +1,181 @@
+//! Attention against f64.
+
+use zero_kernels::attention::{Geometry, Saved, backward, forward};
+use zero_kernels::emulated::Memory;
+use zero_kernels::{Address, Dtype};
+
+use crate::{assert_near, numbers, on_device, rounded};
+
+/// Of [batch, time, heads, size] each: q, k, v, the gradient of the result.
+struct Case {
+    of: Geometry,
+    qkv: [Vec<f32>; 3],
+    d_out: Vec<f32>,
+    firsts: Vec<u32>,
+}
+
+impl Case {
+    fn new(of: Geometry, documents: bool) -> Self {
+        let count = |heads| (of.batch * of.time * heads * of.size) as usize;
+        let values = |seed, heads| rounded(of.dtype, &numbers(seed, count(heads)));
+        let q: Vec<f32> = values(1, of.heads).iter().map(|x| 2.0 * x).collect();
+        let position = |at: u32| at % of.time;
+        // Documents of lengths that fit no tile.
+        let first = |at: u32| if documents { position(at) / 41 * 41 } else { 0 };
+        Self {
+            of,
+            qkv: [q, values(2, of.kv_heads), values(3, of.kv_heads)],
+            d_out: values(4, of.heads),
+            firsts: (0..of.batch * of.time).map(first).collect(),
+        }
+    }
+
+    fn at(&self, heads: u32, sample: u32, position: u32, head: u32) -> usize {
+        (((sample * self.of.time + position) * heads + head) * self.of.size) as usize
+    }
+
+    /// The result and the gradients of q, k and v, in f64.
+    fn exact(&self) -> [Vec<f64>; 4] {
+        let Geometry { batch, time, heads, kv_heads, size, .. } = self.of;
+        let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+        let [q, k, v] = self.qkv.each_ref().map(|values| wide(values));
+        let d_out = wide(&self.d_out);
+        let mut all = [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]];
+        let (n, scale) = (size as usize, 1.0 / f64::from(size).sqrt());
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        for (sample, head, t) in
+            (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..time).map(move |t| (b, h, t))))
+        {
+            let query = self.at(heads, sample, t, head);
+            let keys: Vec<usize> = (self.firsts[(sample * time + t) as usize]..=t)
+                .map(|key| self.at(kv_heads, sample, key, head / (heads / kv_heads)))
+                .collect();
+            let (q, d) = (&q[query..query + n], &d_out[query..query + n]);
+            let scores: Vec<f64> = keys.iter().map(|&key| scale * dot(q, &k[key..key + n])).collect();
+            let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+            let p: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
+            let dp: Vec<f64> = keys.iter().map(|&key| dot(d, &v[key..key + n])).collect();
+            let delta = dot(&p, &dp);
+            for (i, &key) in keys.iter().enumerate() {
+                let ds = scale * p[i] * (dp[i] - delta);
+                for e in 0..n {
+                    all[0][query + e] += p[i] * v[key + e];
+                    all[1][query + e] += ds * k[key + e];
+                    all[2][key + e] += ds * q[e];
+                    all[3][key + e] += p[i] * d[e];
+                }
+            }
+        }
+        all
+    }
+
+    /// The same by the kernels.
+    fn found(&self) -> Option<[Vec<f32>; 4]> {
+        let dtype = self.of.dtype;
+        on_device(|device| {
+            let mut firsts = Memory::integers(&self.firsts);
+            let firsts = if self.firsts.iter().all(|&first| first == 0) { 0 } else { firsts.address() };
+            let of = Geometry { firsts, ..self.of };
+            let statistics = (of.batch * of.heads * of.time * 4) as usize;
+            let (mut log_sums, mut deltas) = (Memory::unwritten(statistics), Memory::unwritten(statistics));
+            let unwritten = |like: &Vec<f32>| Memory::floats(dtype, &vec![f32::NAN; like.len()]);
+            let (mut out, mut d_out) = (unwritten(&self.d_out), Memory::floats(dtype, &self.d_out));
+            let run = |qkv: [Address; 3], gradients: [Address; 3], out: &mut Memory| {
+                let saved = Saved { qkv, out: out.address(), log_sums: log_sums.address(), d_out: d_out.address() };
+                device.run(&forward(&of, qkv, saved.out, saved.log_sums).unwrap());
+                for launch in backward(&of, &saved, gradients, deltas.address()).unwrap() {
+                    device.run(&launch);
+                }
+            };
+            if !of.packed {
+                let mut memories = self.qkv.each_ref().map(|values| Memory::floats(dtype, values));
+                let mut gradients = self.qkv.each_ref().map(unwritten);
+                let mut run = run;
+                run(memories.each_mut().map(Memory::address), gradients.each_mut().map(Memory::address), &mut out);
+                let [dq, dk, dv] = gradients.map(|memory| memory.to_floats(dtype));
+                return [out.to_floats(dtype), dq, dk, dv];
+            }
+            // One buffer, in which the three follow each other at each position.
+            let width = (of.heads * of.size) as usize;
+            let all: Vec<f32> = (0..self.d_out.len() / width)
+                .flat_map(|row| self.qkv.each_ref().map(|of| &of[row * width..(row + 1) * width]))
+                .flatten()
+                .copied()
+                .collect();
+            let (mut packed, mut gradients) = (Memory::floats(dtype, &all), unwritten(&all));
+            let bytes = width as u64 * if dtype == Dtype::F32 { 4 } else { 2 };
+            let parts = |begin: Address| [begin, begin + bytes, begin + 2 * bytes];
+            let mut run = run;
+            run(parts(packed.address()), parts(gradients.address()), &mut out);
+            let gradients = gradients.to_floats(dtype);
+            let part = |i: usize| {
+                let rows = gradients.chunks(3 * width);
+                rows.flat_map(|row| row[i * width..(i + 1) * width].iter().copied()).collect::<Vec<_>>()
+            };
+            [out.to_floats(dtype), part(0), part(1), part(2)]
+        })
+    }
+
+    fn check(&self) {
+        let Some(found) = self.found() else { return };
+        let names = ["out", "dq", "dk", "dv"];
+        for ((name, found), want) in names.into_iter().zip(&found).zip(&self.exact()) {
+            let largest = want.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
+            // The gradient of a score reads the result, which was rounded.
+            let scale = largest * if self.of.dtype == Dtype::F32 { 32.0 } else { 2f64.powi(14) };
+            assert_near(&format!("{name} of {:?}", self.of), self.of.dtype, found, want, 2.0, scale);
+        }
+    }
+}
+
+const SMALL: Geometry =
+    Geometry { batch: 2, time: 70, heads: 2, kv_heads: 1, size: 24, dtype: Dtype::F32, packed: false, firsts: 0 };
+
+#[test]
+fn every_type_and_every_size_of_a_head() {
+    for dtype in Dtype::ALL {
+        Case::new(Geometry { dtype, ..SMALL }, false).check();
+    }
+    for (size, time) in [(1, 3), (32, 33), (40, 65), (64, 64), (96, 40), (128, 35)] {
+        let heads = Geometry { batch: 1, heads: 1, ..SMALL };
+        Case::new(Geometry { size, time, ..heads }, false).check();
+    }
+}
+
+#[test]
+fn documents_do_not_see_each_other_and_packed_buffers_have_the_same_bits() {
+    Case::new(Geometry { time: 130, batch: 1, ..SMALL }, true).check();
+    let of = Geometry { kv_heads: 2, dtype: Dtype::Bf16, ..SMALL };
+    let (apart, packed) = (Case::new(of, true), Case::new(Geometry { packed: true, ..of }, true));
+    assert!(apart.found() == packed.found());
+    packed.check();
+}
+
+/// Documents that come before in a buffer leave no trace, and neither do other samples.
+#[test]
+fn a_rows_bits_depend_on_what_it_sees_alone() {
+    let of = Geometry { batch: 2, time: 82, heads: 1, ..SMALL };
+    let whole = Case::new(of, true);
+    let mut changed = Case::new(of, true);
+    let row = of.size as usize;
+    // All but the second document of the second sample.
+    let kept = (82 + 41) * row..(82 + 82) * row;
+    for values in changed.qkv.iter_mut().chain([&mut changed.d_out]) {
+        values[..kept.start].iter_mut().for_each(|x| *x = 1.5 - *x);
+    }
+    let (Some(whole), Some(changed)) = (whole.found(), changed.found()) else { return };
+    for (whole, changed) in whole.iter().zip(&changed) {
+        assert!(whole[kept.clone()] == changed[kept.clone()]);
+        assert!(whole[..kept.start] != changed[..kept.start]);
+    }
+}
+
+#[test]
+fn what_no_kernel_is_for_is_refused() {
+    let message = |of: Geometry| forward(&of, [0; 3], 0, 0).unwrap_err().to_string();
+    let large = message(Geometry { size: 160, ..SMALL });
+    assert_eq!(large, "attention on a GPU: a head has 1 to 128 elements, not 160");
+    let odd = message(Geometry { heads: 3, kv_heads: 2, ..SMALL });
+    assert_eq!(odd, "attention on a GPU: 3 heads are no multiple of 2");
+}

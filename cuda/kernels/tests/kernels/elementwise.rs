@@ -1,0 +1,119 @@
+//! Activations and rotary embedding against f64. (Their bits against the CPU's operations: `model/tests/ops`.)
+
+use zero_kernels::Dtype;
+use zero_kernels::activation::{self, Function};
+use zero_kernels::emulated::Memory;
+use zero_kernels::rotary::{Turn, rotary};
+
+use crate::{assert_near, epsilon, numbers, on_device, rounded};
+
+/// Φ(x), by the complementary error function's continued fraction and series.
+fn cdf(x: f64) -> f64 {
+    // Simpson's rule over the density.
+    let (n, from) = (4000, -12.0);
+    let h = (x - from) / f64::from(n);
+    let density = |t: f64| (-0.5 * t * t).exp() / std::f64::consts::TAU.sqrt();
+    let inner: f64 = (1..n).map(|i| density(from + h * f64::from(i)) * if i % 2 == 1 { 4.0 } else { 2.0 }).sum();
+    h / 3.0 * (density(from) + inner + density(x))
+}
+
+fn exact(f: Function, x: f64) -> f64 {
+    match f {
+        Function::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
+        }
+        Function::GeluErf => x * cdf(x),
+        Function::Silu => x / (1.0 + (-x).exp()),
+        Function::Relu => x.max(0.0),
+    }
+}
+
+#[test]
+fn activations_and_their_slopes() {
+    for dtype in Dtype::ALL {
+        for f in Function::ALL {
+            let count = 700;
+            let x: Vec<f32> = rounded(dtype, &numbers(1, count).iter().map(|x| 4.0 * x).collect::<Vec<_>>());
+            let dy = rounded(dtype, &numbers(2, count));
+            let Some((y, dx)) = on_device(|device| {
+                let (mut from, mut upstream) = (Memory::floats(dtype, &x), Memory::floats(dtype, &dy));
+                let (mut y, mut dx) =
+                    (Memory::floats(dtype, &vec![f32::NAN; count]), Memory::floats(dtype, &vec![f32::NAN; count]));
+                let n = count as u64;
+                device.run(&activation::forward(f, dtype, n, from.address(), y.address()).unwrap());
+                let slope = activation::backward(f, dtype, n, from.address(), upstream.address(), dx.address());
+                device.run(&slope.unwrap());
+                (y.to_floats(dtype), dx.to_floats(dtype))
+            }) else {
+                return;
+            };
+            let want: Vec<f64> = x.iter().map(|&x| exact(f, f64::from(x))).collect();
+            assert_near("y", dtype, &y, &want, 2.0, 2.0);
+            let slope = |x: f64| (exact(f, x + 1e-5) - exact(f, x - 1e-5)) / 2e-5;
+            let want: Vec<f64> = x.iter().zip(&dy).map(|(&x, &dy)| f64::from(dy) * slope(f64::from(x))).collect();
+            assert_near("dx", dtype, &dx, &want, 2.0, 4.0);
+        }
+    }
+}
+
+#[test]
+fn swiglu_and_its_gradients() {
+    for dtype in Dtype::ALL {
+        let count = 300;
+        let [gate, up, dy] = [3, 4, 5].map(|seed| rounded(dtype, &numbers(seed, count)));
+        let Some((y, d_gate, d_up)) = on_device(|device| {
+            let [mut g, mut u, mut d] = [&gate, &up, &dy].map(|values| Memory::floats(dtype, values));
+            let mut y = Memory::unwritten(count * 4);
+            let n = count as u64;
+            device.run(&activation::swiglu(dtype, n, [g.address(), u.address()], y.address()).unwrap());
+            // In the place of gate and up.
+            let (from, to) = ([g.address(), u.address()], [g.address(), u.address()]);
+            device.run(&activation::swiglu_backward(dtype, n, from, d.address(), to).unwrap());
+            (y.to_floats(dtype)[..count].to_vec(), g.to_floats(dtype), u.to_floats(dtype))
+        }) else {
+            return;
+        };
+        for i in 0..count {
+            let (g, u, d) = (f64::from(gate[i]), f64::from(up[i]), f64::from(dy[i]));
+            let s = 1.0 / (1.0 + (-g).exp());
+            let near = |what, got: f32, want: f64| assert_near(what, dtype, &[got], &[want], 2.0, 1.0);
+            near("y", y[i], g * s * u);
+            near("gate", d_gate[i], d * u * (s + g * s * (1.0 - s)));
+            near("up", d_up[i], d * g * s);
+        }
+    }
+}
+
+#[test]
+fn pairs_turn_and_turn_back() {
+    let shape @ [batch, time, heads, size] = [2u32, 5, 3, 8];
+    let (count, half, positions) = ((batch * time * heads * size) as usize, size as usize / 2, 7);
+    let angle = |at: usize| (at / half) as f64 * 100f64.powf(-((at % half) as f64) / half as f64);
+    let tables =
+        [f64::cos, f64::sin].map(|of| (0..positions * half).map(|at| of(angle(at)) as f32).collect::<Vec<_>>());
+    for dtype in Dtype::ALL {
+        let x = rounded(dtype, &numbers(6, count));
+        let Some((y, back)) = on_device(|device| {
+            let [mut cos, mut sin] = tables.each_ref().map(|table| Memory::floats(Dtype::F32, table));
+            let mut memory = Memory::floats(dtype, &x);
+            let (tables, at) = ([cos.address(), sin.address()], [memory.address(); 2]);
+            device.run(&rotary(dtype, shape, tables, at, Turn::Forth).unwrap());
+            let y = memory.to_floats(dtype);
+            device.run(&rotary(dtype, shape, tables, at, Turn::Back).unwrap());
+            (y, memory.to_floats(dtype))
+        }) else {
+            return;
+        };
+        let (size, row) = (size as usize, (heads * size) as usize);
+        let turned = |at: usize| {
+            let (position, i) = (at / row % time as usize, at % size);
+            let angle = angle(position * half + i % half);
+            let first = at - i + i % half;
+            let (a, b) = (f64::from(x[first]), f64::from(x[first + half]));
+            if i < half { a * angle.cos() - b * angle.sin() } else { b * angle.cos() + a * angle.sin() }
+        };
+        assert_near("y", dtype, &y, &(0..count).map(turned).collect::<Vec<_>>(), 1.0, 1.0);
+        let x: Vec<f64> = x.into_iter().map(f64::from).collect();
+        assert_near("back", dtype, &back, &x, 2.0, 2.0 * epsilon(dtype) / epsilon(Dtype::F32));
+    }
+}

@@ -1,0 +1,117 @@
+//! Layer norm and RMS norm against f64.
+
+use zero_kernels::Dtype;
+use zero_kernels::emulated::Memory;
+use zero_kernels::norm::{self, BLOCK, Rows, Weights};
+
+use crate::{assert_near, numbers, on_device, rounded};
+
+const EPS: f64 = 1e-5;
+
+/// What a norm does in f64: y, the gradients of x, weight and bias.
+struct Exact {
+    y: Vec<f64>,
+    dx: Vec<f64>,
+    d_weight: Vec<f64>,
+    d_bias: Vec<f64>,
+}
+
+fn exact(centred: bool, [x, dy, weight, bias]: [&[f32]; 4]) -> Exact {
+    let size = weight.len();
+    let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let (x, dy, weight, bias) = (wide(x), wide(dy), wide(weight), wide(bias));
+    let mut all = Exact { y: vec![], dx: vec![], d_weight: vec![0.0; size], d_bias: vec![0.0; size] };
+    for (x, dy) in x.chunks(size).zip(dy.chunks(size)) {
+        let n = size as f64;
+        let mean = if centred { x.iter().sum::<f64>() / n } else { 0.0 };
+        let scale = 1.0 / (x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n + EPS).sqrt();
+        let normal: Vec<f64> = x.iter().map(|x| (x - mean) * scale).collect();
+        let g: Vec<f64> = dy.iter().zip(&weight).map(|(d, w)| d * w).collect();
+        let mean_g = if centred { g.iter().sum::<f64>() / n } else { 0.0 };
+        let mean_gx = g.iter().zip(&normal).map(|(g, x)| g * x).sum::<f64>() / n;
+        for i in 0..size {
+            all.y.push(normal[i] * weight[i] + if centred { bias[i] } else { 0.0 });
+            all.dx.push(scale * (g[i] - mean_g - normal[i] * mean_gx));
+            all.d_weight[i] += dy[i] * normal[i];
+            all.d_bias[i] += dy[i];
+        }
+    }
+    all
+}
+
+#[test]
+fn norms_and_the_gradients_of_all_they_read() {
+    // Fewer elements than threads, more of them, and more rows than one partial sum has.
+    for (rows, size) in [(1, 1), (3, 100), (2 * BLOCK + 5, 48), (2, 1000)] {
+        for dtype in Dtype::ALL {
+            for centred in [true, false] {
+                check(rows, size, dtype, centred);
+            }
+        }
+    }
+}
+
+fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
+    let (count, width) = ((rows * size) as usize, size as usize);
+    let of = Rows { rows, size, dtype, eps: EPS as f32 };
+    let x: Vec<f32> = numbers(1, count).iter().map(|x| 2.0 * x + 0.5).collect();
+    let (x, dy) = (rounded(dtype, &x), rounded(dtype, &numbers(2, count)));
+    let [weight, bias] = [3, 4].map(|seed| rounded(dtype, &numbers(seed, width)));
+    let Some((y, dx, d_weight, d_bias)) = on_device(|device| {
+        let [mut at_x, mut at_dy] = [&x, &dy].map(|values| Memory::floats(dtype, values));
+        let [mut w, mut b] = [&weight, &bias].map(|values| Memory::floats(dtype, values));
+        let [mut y, mut dx] = [(); 2].map(|()| Memory::floats(dtype, &vec![f32::NAN; count]));
+        let mut statistics = Memory::unwritten(rows as usize * 8);
+        let mut partials = Memory::unwritten(rows.div_ceil(BLOCK) as usize * 2 * width * 4);
+        let [mut d_weight, mut d_bias] = [(); 2].map(|()| Memory::floats(Dtype::F32, &vec![1.0; width]));
+        let weights = match centred {
+            true => Weights::Layer { weight: w.address(), bias: b.address() },
+            false => Weights::Rms { weight: w.address() },
+        };
+        device.run(&norm::forward(&of, weights, at_x.address(), y.address()));
+        let (from, to) = ([at_x.address(), at_dy.address()], [dx.address(), statistics.address()]);
+        device.run(&norm::backward(&of, weights, from, to));
+        device.run(&norm::weights(&of, from, statistics.address(), partials.address()));
+        // Onto the ones that are there.
+        let sums = [d_weight.address(), if centred { d_bias.address() } else { 0 }];
+        device.run(&norm::sums(&of, partials.address(), sums, true));
+        let floats = |memory: &Memory| memory.to_floats(Dtype::F32);
+        (y.to_floats(dtype), dx.to_floats(dtype), floats(&d_weight), floats(&d_bias))
+    }) else {
+        return;
+    };
+    let want = exact(centred, [&x, &dy, &weight, &bias]);
+    let what = format!("{rows} × {size}, centred {centred}");
+    assert_near(&format!("y of {what}"), dtype, &y, &want.y, 3.0, 4.0);
+    // A row of one element has a variance of 0, and a scale of 1/√ε.
+    let scale = if size == 1 { EPS.powf(-0.5) * 4.0 } else { 16.0 };
+    assert_near(&format!("dx of {what}"), dtype, &dx, &want.dx, 3.0, scale);
+    let plus_one = |sums: &[f64]| sums.iter().map(|x| x + 1.0).collect::<Vec<_>>();
+    let (scale, want_bias) = (f64::from(rows), if centred { plus_one(&want.d_bias) } else { vec![1.0; width] });
+    assert_near(&format!("weight of {what}"), Dtype::F32, &d_weight, &plus_one(&want.d_weight), 4.0, scale);
+    assert_near(&format!("bias of {what}"), Dtype::F32, &d_bias, &want_bias, 4.0, scale);
+}
+
+/// The sum and its norm in one pass are the two after each other, bit for bit.
+#[test]
+fn a_residual_connection_comes_first() {
+    let of = Rows { rows: 5, size: 300, dtype: Dtype::Bf16, eps: EPS as f32 };
+    let count = 1500;
+    let [x, branch] = [1, 2].map(|seed| rounded(of.dtype, &numbers(seed, count)));
+    let [weight, bias] = [3, 4].map(|seed| rounded(of.dtype, &numbers(seed, 300)));
+    let Some((total, y, alone)) = on_device(|device| {
+        let [mut x, mut branch, mut w, mut b] =
+            [&x, &branch, &weight, &bias].map(|values| Memory::floats(of.dtype, values));
+        let [mut y, mut alone] = [(); 2].map(|()| Memory::floats(of.dtype, &vec![f32::NAN; count]));
+        let weights = Weights::Layer { weight: w.address(), bias: b.address() };
+        // The sum in the place of x.
+        let (from, to) = ([x.address(), branch.address()], [x.address(), y.address()]);
+        device.run(&norm::forward_residual(&of, weights, from, to));
+        device.run(&norm::forward(&of, weights, x.address(), alone.address()));
+        (x.to_floats(of.dtype), y.to_floats(of.dtype), alone.to_floats(of.dtype))
+    }) else {
+        return;
+    };
+    assert_eq!(y, alone);
+    assert_eq!(total, rounded(of.dtype, &x.iter().zip(&branch).map(|(x, b)| x + b).collect::<Vec<_>>()));
+}
