@@ -17,12 +17,15 @@ fn main() {
     let mut sources: Vec<PathBuf> =
         fs::read_dir("cu").expect("the sources are there").map(|entry| entry.expect("an entry").path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
-    // As many at once as cargo lets this script have: they are few, and a second each.
-    std::thread::scope(|scope| {
-        for source in &sources {
-            scope.spawn(|| compile(&nvcc, source, &out));
-        }
+    // All at once: they are few, and seconds each.
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = sources.iter().map(|source| scope.spawn(|| compile(&nvcc, source, &out))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().expect("no panic").err()).collect()
     });
+    if let Some(first) = failures.first() {
+        println!("cargo::error={}", first.replace('\n', " "));
+        std::process::exit(1);
+    }
 }
 
 /// What `NVCC` names, or that of `CUDA_HOME`, or the one that is found.
@@ -34,19 +37,21 @@ fn nvcc() -> PathBuf {
     home.filter(|path| path.exists()).unwrap_or_else(|| "nvcc".into())
 }
 
-fn compile(nvcc: &Path, source: &Path, out: &Path) {
+fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<(), String> {
     let to = out.join(source.file_stem().expect("a file")).with_extension("fatbin");
     let mut command = Command::new(nvcc);
     command.args(["-std=c++17", "-O3", "-fmad=false", "-Wno-deprecated-gpu-targets", "-fatbin"]);
     for code in ["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"] {
         command.args(["-gencode", code]);
     }
-    let output = command.arg(source).arg("-o").arg(&to).output().unwrap_or_else(|error| {
-        panic!(
+    let output = command.arg(source).arg("-o").arg(&to).output().map_err(|error| {
+        format!(
             "{}: {error}: feature `cuda` needs nvcc of CUDA 12 or 13; docs/gpu.md says how to get one",
             nvcc.display()
         )
-    });
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: nvcc failed:\n{said}", source.display());
+    })?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{}: nvcc failed: {}", source.display(), String::from_utf8_lossy(&output.stderr))),
+    }
 }

@@ -1,6 +1,6 @@
 //! CUDA kernels of what candle has no backward for, or wastes memory traffic on: their sources, and how each is launched.
 //!
-//! Nothing here needs a device or a toolkit. A function such as [`norm::layer_norm`] gives a [`Launch`]: an entry, its arguments, how
+//! Nothing here needs a device or a toolkit. A function such as [`norm::forward`] gives a [`Launch`]: an entry, its arguments, how
 //! many blocks of how many threads. Who has a stream launches it; the tests launch it on a host, by the emulator behind feature
 //! `emulated`. Feature `cuda` compiles the sources of `cu/` with nvcc and gives `Source::image`.
 //!
