@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Look at a checkpoint, check it, or make one of pretrained weights and weights of one
     Checkpoint(CheckpointArgs),
+    /// Print what this machine offers: cores, instructions, memory, GPUs, NCCL, and what of NVIDIA's is missing
+    Doctor,
 }
 
 /// Where the configuration comes from.

@@ -6,6 +6,7 @@ mod bench;
 mod checkpoint;
 mod cli;
 mod cores;
+mod doctor;
 mod launch;
 mod rank;
 mod surroundings;
@@ -42,6 +43,10 @@ fn main() -> ExitCode {
         (Some(Command::Plan(args)), _) => plan(&args),
         (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
+        (Some(Command::Doctor), _) => {
+            show(&doctor::report());
+            Ok(0)
+        }
         (Some(Command::Checkpoint(args)), _) => match &args.what {
             Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
             Checkpoint::Verify { folder } => checkpoint::verify(folder),

@@ -1,0 +1,47 @@
+//! Writes a trampoline for each symbol of NVIDIA's libraries, and a folder in which the linker finds libraries of their names.
+//!
+//! The bindings ask the linker for `-lcuda`, `-lcublas` and so on, and use their symbols. The trampolines of `src/trampolines.rs` are those
+//! symbols, so the libraries need not be there: an empty linker script in the place of each satisfies the linker, on every machine, and
+//! the program that comes out names none of them.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::{env, fs};
+
+/// As they are called behind `lib`; `symbols/` has a file for each. Their places here are those of `Library` in `src/libraries.rs`.
+const LIBRARIES: [&str; 7] = ["cuda", "nccl", "cudart", "cublas", "cublasLt", "curand", "nvrtc"];
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=symbols");
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where"));
+    let folder = out.join("lib");
+    fs::create_dir_all(&folder).expect("a folder of the build");
+    let (mut trampolines, mut names) = (String::new(), String::new());
+    let mut count = 0;
+    for (library, name) in LIBRARIES.iter().enumerate() {
+        fs::write(folder.join(format!("lib{name}.so")), "/* Its symbols are in the program: crate zero-cuda. */\n")
+            .expect("a linker script");
+        let list = fs::read_to_string(format!("symbols/{name}.txt")).expect("a list of symbols");
+        for line in list.lines() {
+            let (symbol, gives) = line.split_once(' ').unwrap_or((line, "status"));
+            let gives = match gives {
+                "status" => "Status",
+                "text" => "Text",
+                "number" => "Number",
+                other => panic!("symbols/{name}.txt: `{symbol}` cannot give `{other}`"),
+            };
+            writeln!(trampolines, "trampoline!({symbol}, {count});").expect("a string grows");
+            writeln!(names, "Symbol {{ library: {library}, name: c\"{symbol}\", gives: Gives::{gives} }},")
+                .expect("a string grows");
+            count += 1;
+        }
+    }
+    fs::write(out.join("trampolines.rs"), trampolines).expect("a file of the build");
+    let names = format!("const COUNT: usize = {count};\nstatic SYMBOLS: [Symbol; COUNT] = [\n{names}];\n");
+    fs::write(out.join("symbols.rs"), names).expect("a file of the build");
+    println!("cargo::rustc-link-search=native={}", folder.display());
+}

@@ -1,0 +1,43 @@
+//! What the driver says when a call fails.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+
+use cudarc::driver::sys::{self, CUresult};
+
+/// A call of the driver that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaError {
+    /// The function.
+    pub call: &'static str,
+    /// The driver's name of the code.
+    pub code: CUresult,
+    /// The driver's words for it, where it has any.
+    pub words: Option<String>,
+}
+
+impl std::fmt::Display for CudaError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {:?}", self.call, self.code)?;
+        self.words.as_ref().map_or(Ok(()), |words| write!(f, " ({words})"))
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+/// The result of a call as a `Result`.
+///
+/// # Errors
+/// Everything but `CUDA_SUCCESS`.
+pub fn check(call: &'static str, code: CUresult) -> Result<(), CudaError> {
+    if code == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut words: *const c_char = std::ptr::null();
+    // SAFETY: writes one pointer, to text that is never freed, or leaves it.
+    let known = unsafe { sys::cuGetErrorString(code, &raw mut words) };
+    let words = (known == CUresult::CUDA_SUCCESS && !words.is_null())
+        // SAFETY: as above.
+        .then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned());
+    Err(CudaError { call, code, words })
+}

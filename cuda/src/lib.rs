@@ -1,0 +1,35 @@
+//! NVIDIA's libraries, found at run time: devices, streams, events, memory.
+//!
+//! With the feature `cuda` this crate defines the symbols of the driver, of NCCL and of cuBLAS and its like, so that candle and the
+//! bindings of `cudarc` link on every machine, and the program starts on every machine: a library is opened at the first call of one of
+//! its functions. What needs a library that is not there gives that library's error code; ask [`Library::available`] first for words.
+//!
+//! Without the feature nothing of NVIDIA's is compiled, and [`inventory`] says so.
+
+mod inventory;
+
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(feature = "cuda")]
+mod error;
+#[cfg(feature = "cuda")]
+mod libraries;
+#[cfg(feature = "cuda")]
+mod memory;
+#[cfg(feature = "cuda")]
+mod stream;
+#[cfg(feature = "cuda")]
+mod trampolines;
+
+pub use inventory::{Found, Inventory, inventory};
+
+#[cfg(feature = "cuda")]
+pub use device::Device;
+#[cfg(feature = "cuda")]
+pub use error::{CudaError, check};
+#[cfg(feature = "cuda")]
+pub use libraries::Library;
+#[cfg(feature = "cuda")]
+pub use memory::{Allocation, Pinned};
+#[cfg(feature = "cuda")]
+pub use stream::{Event, Stream};

@@ -1,0 +1,163 @@
+//! Streams, which do one thing after another, and events, by which they wait for each other.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
+
+use crate::{CudaError, Device, check};
+
+/// A queue of work on a device. It does not wait for the device's default stream, nor that for it.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    raw: CUstream,
+}
+
+// SAFETY: the driver may be called from every thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// `CU_STREAM_NON_BLOCKING`
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`
+const NO_TIMING: u32 = 2;
+
+impl Stream {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        device.make_current()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, NON_BLOCKING) })?;
+        Ok(Stream { device: Arc::clone(device), raw })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// For calls of other libraries. Valid as long as this lives.
+    pub fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// What comes later on this stream begins when the event has happened.
+    ///
+    /// # Safety
+    /// `event` must be an event of the driver's that lives.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn wait_for_raw(&self, event: CUevent) -> Result<(), CudaError> {
+        self.device.make_current()?;
+        // SAFETY: the stream lives, and the caller answers for the event.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event, 0) })
+    }
+
+    /// What comes later on this stream begins when the event has happened.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: the event lives; the driver remembers what it needs of it.
+        unsafe { self.wait_for_raw(event.raw) }
+    }
+
+    /// The event happens when all is done that came before on this stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn record(&self, event: &Event) -> Result<(), CudaError> {
+        self.device.make_current()?;
+        // SAFETY: both live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw, self.raw) })
+    }
+
+    /// Whether all is done that was put on this stream.
+    ///
+    /// # Errors
+    /// What went wrong on the stream.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        self.device.make_current()?;
+        // SAFETY: the stream lives.
+        ready("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) })
+    }
+
+    /// Waits until all is done that was put on this stream.
+    ///
+    /// # Errors
+    /// What went wrong on the stream.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.device.make_current()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once; the driver finishes what is on it.
+        unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A mark on a stream.
+#[derive(Debug)]
+pub struct Event {
+    raw: CUevent,
+    /// Its context must not go before it.
+    _device: Arc<Device>,
+}
+
+// SAFETY: the driver may be called from every thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// A new event, which counts as happened until it is recorded.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
+        device.make_current()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, NO_TIMING) })?;
+        Ok(Event { raw, _device: Arc::clone(device) })
+    }
+
+    /// For calls of other libraries. Valid as long as this lives.
+    pub fn raw(&self) -> CUevent {
+        self.raw
+    }
+
+    /// Whether it has happened.
+    ///
+    /// # Errors
+    /// What went wrong on its stream.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event lives.
+        ready("cuEventQuery", unsafe { sys::cuEventQuery(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once; a stream that still waits for it may go on.
+        unsafe { sys::cuEventDestroy_v2(self.raw) };
+    }
+}
+
+fn ready(call: &'static str, code: CUresult) -> Result<bool, CudaError> {
+    match code {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        code => check(call, code).map(|()| true),
+    }
+}

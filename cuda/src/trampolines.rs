@@ -1,0 +1,173 @@
+//! The symbols of NVIDIA's libraries, as functions that jump to the real ones.
+//!
+//! The bindings that candle uses are linked with the libraries, and a program that names a library does not start where that is missing.
+//! So each symbol is defined here: its function jumps to where the table says. The table is empty at first; then the way leads through
+//! `resolve`, which keeps all registers that arguments are passed in, finds the function in its library, and fills the table. A function
+//! that is not there is replaced by one that gives the library's own error code.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::libraries::Library;
+
+/// One function of a library.
+struct Symbol {
+    /// Place in [`Library::ALL`].
+    library: usize,
+    name: &'static CStr,
+    gives: Gives,
+}
+
+/// What a function returns.
+enum Gives {
+    /// A status code of its library, or nothing.
+    Status,
+    /// A pointer to text.
+    Text,
+    /// A number that is no status, such as a version.
+    Number,
+}
+
+include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
+
+/// Where each function is, once it was called.
+static TABLE: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
+
+/// Finds a function, and remembers it.
+extern "C" fn find(index: usize) -> *const c_void {
+    let symbol = &SYMBOLS[index];
+    let library = Library::ALL[symbol.library];
+    let found = library.symbol(symbol.name).unwrap_or_else(|| match symbol.gives {
+        Gives::Status => absent(library),
+        Gives::Text => text as *const c_void,
+        Gives::Number => zero as *const c_void,
+    });
+    TABLE[index].store(found.cast_mut(), Ordering::Release);
+    found
+}
+
+fn absent(library: Library) -> *const c_void {
+    macro_rules! absent {
+        ($($library:ident),+) => {
+            match library {
+                $(Library::$library => {
+                    extern "C" fn code() -> i32 {
+                        Library::$library.absent()
+                    }
+                    code as *const c_void
+                })+
+            }
+        };
+    }
+    absent!(Cuda, Nccl, Cudart, Cublas, CublasLt, Curand, Nvrtc)
+}
+
+extern "C" fn text() -> *const c_char {
+    c"the library, or this function of it, is not on this machine".as_ptr()
+}
+
+extern "C" fn zero() -> usize {
+    0
+}
+
+/// Called with the number of a function in r11: finds it, and goes there with everything as it was.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+extern "C" fn resolve() {
+    // On entry the stack is as at a function's entry, 8 bytes off a multiple of 16: `rbp`, seven registers and 136 bytes make it even.
+    std::arch::naked_asm!(
+        "push rbp", "mov rbp, rsp",
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+        "sub rsp, 136",
+        "movups [rsp], xmm0", "movups [rsp + 16], xmm1", "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
+        "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5", "movups [rsp + 96], xmm6", "movups [rsp + 112], xmm7",
+        "mov rdi, r11",
+        "call {find}",
+        "mov r11, rax",
+        "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]", "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
+        "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]", "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
+        "add rsp, 136",
+        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "pop rbp",
+        "jmp r11",
+        find = sym find,
+    )
+}
+
+/// Called with the number of a function in x16: finds it, and goes there with everything as it was.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+extern "C" fn resolve() {
+    std::arch::naked_asm!(
+        "stp x29, x30, [sp, #-224]!",
+        "mov x29, sp",
+        "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+        // x8: where a large result goes.
+        "str x8, [sp, #80]",
+        "stp q0, q1, [sp, #96]", "stp q2, q3, [sp, #128]", "stp q4, q5, [sp, #160]", "stp q6, q7, [sp, #192]",
+        "mov x0, x16",
+        "bl {find}",
+        "mov x16, x0",
+        "ldp q0, q1, [sp, #96]", "ldp q2, q3, [sp, #128]", "ldp q4, q5, [sp, #160]", "ldp q6, q7, [sp, #192]",
+        "ldr x8, [sp, #80]",
+        "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]", "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
+        "ldp x29, x30, [sp], #224",
+        "br x16",
+        find = sym find,
+    )
+}
+
+/// The function that has the name of a library's, and its place in the table.
+#[cfg(target_arch = "x86_64")]
+macro_rules! trampoline {
+    ($name:ident, $index:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "mov r11, [rip + {table} + {offset}]",
+                "test r11, r11",
+                "jz 2f",
+                "jmp r11",
+                "2:",
+                "mov r11d, {index}",
+                "jmp {resolve}",
+                table = sym TABLE,
+                offset = const $index * size_of::<usize>(),
+                index = const $index,
+                resolve = sym resolve,
+            )
+        }
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! trampoline {
+    ($name:ident, $index:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "adrp x16, {table} + {offset}",
+                "ldr x16, [x16, #:lo12:{table} + {offset}]",
+                "cbz x16, 2f",
+                "br x16",
+                "2:",
+                "mov w16, #{index}",
+                "b {resolve}",
+                table = sym TABLE,
+                offset = const $index * size_of::<usize>(),
+                index = const $index,
+                resolve = sym resolve,
+            )
+        }
+    };
+}
+
+#[allow(non_snake_case)]
+mod functions {
+    use super::{TABLE, resolve};
+
+    include!(concat!(env!("OUT_DIR"), "/trampolines.rs"));
+}

@@ -1,0 +1,110 @@
+//! The lists of symbols against the sources of the bindings that are linked, and what a program does where no library is.
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cudarc::driver::sys::CUresult;
+use cudarc::nccl::sys::ncclResult_t;
+use zero_cuda::{Device, Library, inventory};
+
+/// Each list with the module of the bindings that it was made from.
+const MODULES: [(&str, &str); 7] = [
+    ("cuda", "driver"),
+    ("nccl", "nccl"),
+    ("cudart", "runtime"),
+    ("cublas", "cublas"),
+    ("cublasLt", "cublaslt"),
+    ("curand", "curand"),
+    ("nvrtc", "nvrtc"),
+];
+
+/// Where cargo keeps the sources of the locked version.
+fn bindings() -> PathBuf {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline", "--all-features", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .output()
+        .expect("cargo runs");
+    let text = String::from_utf8_lossy(&metadata.stdout);
+    // The only manifest of that name: two versions would not link, as both define what `links` to the same libraries.
+    let end = text.match_indices("/Cargo.toml\"").map(|(at, _)| at);
+    let start = |end: usize| text[..end].rfind('"').map_or(0, |at| at + 1);
+    let folders: Vec<&str> = end.map(|end| &text[start(end)..end]).filter(|path| path.contains("/cudarc-")).collect();
+    let folder = folders.first().unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&metadata.stderr)));
+    PathBuf::from(folder)
+}
+
+/// The functions that a module declares, with what they give in the words of the lists.
+fn declared(text: &str) -> BTreeMap<String, &'static str> {
+    let mut functions = BTreeMap::new();
+    let mut of_loader = false;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("pub unsafe fn ") {
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let result = rest.rsplit_once("-> ").map_or("", |(_, result)| result.trim_end_matches(" {"));
+            let gives = match result {
+                "*const ::core::ffi::c_char" => "text",
+                "usize" => "number",
+                _ => "status",
+            };
+            if !of_loader {
+                functions.insert(name, gives);
+            }
+        }
+        of_loader = line.contains("cfg(feature = \"dynamic-loading\")");
+    }
+    functions
+}
+
+#[test]
+fn lists_have_what_the_bindings_declare() {
+    let source = bindings();
+    for (list, module) in MODULES {
+        let path = source.join(format!("src/{module}/sys/mod.rs"));
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let declared = declared(&text);
+        assert!(declared.len() > 20, "{module}: {} functions", declared.len());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("symbols/{list}.txt"));
+        let listed = fs::read_to_string(path).expect("a list");
+        let listed: BTreeMap<String, &str> = listed
+            .lines()
+            .map(|line| line.split_once(' ').unwrap_or((line, "status")))
+            // What the compiler's own code calls is declared nowhere.
+            .filter(|(name, _)| !name.starts_with("__"))
+            .map(|(name, gives)| (name.to_string(), gives))
+            .collect();
+        assert_eq!(listed, declared, "symbols/{list}.txt is not what cudarc declares");
+    }
+}
+
+#[test]
+fn without_a_library_each_call_gives_an_error_code_and_the_reason_can_be_had() {
+    if Library::Cuda.available().is_ok() {
+        println!("skipped: there is a driver");
+        return;
+    }
+    for library in Library::ALL {
+        if let Err(reason) = library.available() {
+            assert!(reason.contains(library.file()), "{reason}");
+        }
+    }
+    let reason = inventory().expect_err("no driver");
+    assert!(reason.contains("libcuda.so.1") && !reason.contains('\n'), "{reason}");
+    for _ in 0..2 {
+        let error = Device::open(0).expect_err("no driver");
+        assert_eq!(error.code, CUresult::CUDA_ERROR_STUB_LIBRARY, "{error}");
+    }
+    if Library::Nccl.available().is_err() {
+        let mut version = 7;
+        // SAFETY: writes one number, if anything.
+        let result = unsafe { cudarc::nccl::sys::ncclGetVersion(&raw mut version) };
+        assert_eq!((result, version), (ncclResult_t::ncclSystemError, 7));
+        // SAFETY: it gives text, or null.
+        let text = unsafe { cudarc::nccl::sys::ncclGetErrorString(result) };
+        assert!(!text.is_null());
+    }
+}

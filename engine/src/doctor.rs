@@ -1,0 +1,97 @@
+//! `zero-train doctor`: what this machine offers for training, and what is missing.
+
+use std::fmt::Write;
+
+use zero_cuda::Inventory;
+use zero_train::Limit;
+
+use crate::cores::Cores;
+
+/// What was found, a line for each.
+pub(crate) fn report() -> String {
+    let mut text = String::new();
+    let mut line = |what: &str, found: &str| writeln!(text, "{what:<14}{found}").unwrap_or(());
+    line("zero-train", env!("CARGO_PKG_VERSION"));
+    let cores = Cores::allowed();
+    line("cores", &format!("{}, hardware threads {cores}", cores.len()));
+    line("instructions", &instructions());
+    let memory = Limit::of_machine().map_or("not known".into(), |limit| zero_train::bytes(limit.bytes));
+    line("memory", &memory);
+    match zero_cuda::inventory() {
+        Err(reason) => line("GPUs", &format!("none: {reason}")),
+        Ok(found) => gpus(&found).iter().for_each(|(what, found)| line(what, found)),
+    }
+    text
+}
+
+fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
+    let (major, minor) = found.driver;
+    let mut lines = vec![("driver", format!("runs CUDA {major}.{minor} and older"))];
+    for (ordinal, device) in found.devices.iter().enumerate() {
+        let (major, minor) = device.capability;
+        let peers: Vec<String> = device.peers.iter().map(ToString::to_string).collect();
+        let reach = if peers.is_empty() { "no other".into() } else { peers.join(", ") };
+        let memory = zero_train::bytes(device.memory);
+        let name = &device.name;
+        lines
+            .push(("GPU", format!("{ordinal}: {name}, compute capability {major}.{minor}, {memory}, reaches {reach}")));
+    }
+    if found.devices.is_empty() {
+        lines.push(("GPUs", "none: the driver has no device for this process (CUDA_VISIBLE_DEVICES?)".into()));
+    }
+    lines.push((
+        "NCCL",
+        match &found.nccl {
+            Ok((major, minor, patch)) => format!("{major}.{minor}.{patch}"),
+            Err(reason) => format!("none: {reason}"),
+        },
+    ));
+    lines.extend(found.missing.iter().map(|said| ("missing", said.clone())));
+    lines
+}
+
+/// The sets of vector instructions that our kernels ask for.
+fn instructions() -> String {
+    let mut found: Vec<&str> = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        let known = [
+            ("AVX2", is_x86_feature_detected!("avx2")),
+            ("FMA", is_x86_feature_detected!("fma")),
+            ("AVX-512", is_x86_feature_detected!("avx512f")),
+            ("AVX512_BF16", is_x86_feature_detected!("avx512bf16")),
+        ];
+        found.extend(known.into_iter().filter(|(_, here)| *here).map(|(name, _)| name));
+    }
+    if found.is_empty() { "none that our kernels know".into() } else { found.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_cuda::Found;
+
+    use super::*;
+
+    #[test]
+    fn every_device_and_all_that_is_missing_has_a_line() {
+        let device = |peers| Found { name: "H200".into(), capability: (9, 0), memory: 150_000_000_000, peers };
+        let found = Inventory {
+            driver: (13, 0),
+            devices: vec![device(vec![1]), device(vec![])],
+            nccl: Err("libnccl.so.2: no such file".into()),
+            missing: vec!["libcublas.so.13: no such file".into()],
+        };
+        let lines = gpus(&found);
+        let told: Vec<&str> = lines.iter().map(|(_, told)| told.as_str()).collect();
+        assert_eq!(
+            told,
+            [
+                "runs CUDA 13.0 and older",
+                "0: H200, compute capability 9.0, 150.0 GB, reaches 1",
+                "1: H200, compute capability 9.0, 150.0 GB, reaches no other",
+                "none: libnccl.so.2: no such file",
+                "libcublas.so.13: no such file",
+            ]
+        );
+    }
+}

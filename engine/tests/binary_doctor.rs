@@ -1,0 +1,20 @@
+//! `zero-train doctor`: what it says of this machine.
+
+use std::process::Command;
+
+#[test]
+fn it_says_what_is_here_and_why_there_is_no_gpu() {
+    let output = Command::new(env!("CARGO_BIN_EXE_zero-train")).arg("doctor").output().expect("the binary");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let line = |what: &str| text.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
+    assert_eq!(line("zero-train"), Some(env!("CARGO_PKG_VERSION")));
+    for what in ["cores", "instructions", "memory"] {
+        assert!(line(what).is_some_and(|found| !found.is_empty()), "{what}: {text}");
+    }
+    if cfg!(not(feature = "cuda")) {
+        assert!(line("GPUs").is_some_and(|reason| reason.contains("built without CUDA")), "{text}");
+    } else {
+        assert!(line("driver").is_some() || line("GPUs").is_some_and(|why| why.contains("libcuda.so.1")), "{text}");
+    }
+}
