@@ -1,10 +1,12 @@
 //! The data of an operation: an owned vector of one element type.
 //!
 //! An operation takes its buffers by value and gives them back when it is done, so nobody can read or free memory that a
-//! worker or a peer is still using, and no copy is made to hand data over.
+//! worker or a peer is still using, and no copy is made to hand data over. The vector is in the memory of the host, or, for groups that
+//! have devices, in that of a device.
 
 use half::{bf16, f16};
 
+use crate::device::DeviceBuffer;
 use crate::error::CommError;
 
 /// An owned vector of one of the element types that travel between ranks.
@@ -20,6 +22,8 @@ pub enum Buffer {
     I64(Vec<i64>),
     /// Bytes; sums wrap.
     U8(Vec<u8>),
+    /// Values of one of these types in the memory of a device: for groups of [`Communicator::with_devices`](crate::Communicator::with_devices).
+    Device(DeviceBuffer),
 }
 
 /// The element type of a [`Buffer`].
@@ -75,8 +79,9 @@ impl std::fmt::Display for Dtype {
 }
 
 macro_rules! for_each_dtype {
-    ($buffer:expr, $vector:ident => $value:expr) => {
+    ($buffer:expr, $vector:ident => $value:expr, $device:ident => $elsewhere:expr) => {
         match $buffer {
+            Buffer::Device($device) => $elsewhere,
             Buffer::F32($vector) => $value,
             Buffer::Bf16($vector) => $value,
             Buffer::F16($vector) => $value,
@@ -100,7 +105,7 @@ impl Buffer {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        for_each_dtype!(self, vector => vector.len())
+        for_each_dtype!(self, vector => vector.len(), device => device.memory().len())
     }
 
     /// Whether there are no elements.
@@ -116,6 +121,7 @@ impl Buffer {
             Buffer::F16(_) => Dtype::F16,
             Buffer::I64(_) => Dtype::I64,
             Buffer::U8(_) => Dtype::U8,
+            Buffer::Device(device) => device.memory().dtype(),
         }
     }
 
@@ -124,15 +130,30 @@ impl Buffer {
         self.len() * self.dtype().size()
     }
 
+    /// Whether the values are in the memory of a device.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self, Buffer::Device(_))
+    }
+
     /// The elements as bytes in the machine's order.
+    ///
+    /// # Panics
+    /// If they are in the memory of a device.
     pub fn as_bytes(&self) -> &[u8] {
-        for_each_dtype!(self, vector => bytemuck::cast_slice(vector))
+        for_each_dtype!(self, vector => bytemuck::cast_slice(vector), device => elsewhere(device))
     }
 
     /// The elements as bytes in the machine's order, to be written.
+    ///
+    /// # Panics
+    /// If they are in the memory of a device.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        for_each_dtype!(self, vector => bytemuck::cast_slice_mut(vector))
+        for_each_dtype!(self, vector => bytemuck::cast_slice_mut(vector), device => elsewhere(device))
     }
+}
+
+fn elsewhere(device: &DeviceBuffer) -> ! {
+    panic!("{device:?} are no bytes of the host; DeviceMemory::to_host copies them")
 }
 
 macro_rules! element {
@@ -144,15 +165,16 @@ macro_rules! element {
         }
 
         impl Buffer {
-            #[doc = concat!("The vector of ", $name, " inside, or [`CommError::Dtype`].")]
+            #[doc = concat!("The vector of ", $name, " inside, or [`CommError::Dtype`]; [`CommError::OnDevice`] if it is on a device.")]
             pub fn $into(self) -> Result<Vec<$type>, CommError> {
                 match self {
                     Buffer::$variant(vector) => Ok(vector),
+                    Buffer::Device(device) => Err(CommError::OnDevice { device: device.memory().device() }),
                     other => Err(CommError::Dtype { expected: Dtype::$variant, found: other.dtype() }),
                 }
             }
 
-            #[doc = concat!("The elements as a slice of ", $name, ", or `None` if they are of another type.")]
+            #[doc = concat!("The elements as a slice of ", $name, ", or `None` if they are of another type or on a device.")]
             pub fn $as_ref(&self) -> Option<&[$type]> {
                 match self {
                     Buffer::$variant(vector) => Some(vector),

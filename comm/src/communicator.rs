@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::Buffer;
+use crate::device::DeviceFabric;
 use crate::error::CommError;
 use crate::pending::Pending;
 use crate::stats::Stats;
@@ -56,6 +57,13 @@ pub trait Communicator: Send + Sync {
     /// ranks with a color of their own. A split and its parent fail together.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError>;
 
+    /// A new group of the same ranks in the same order that carries out operations on [`Buffer::Device`] as well, over `devices`; so do its
+    /// splits. Collective over this group. A group without devices refuses such buffers with [`CommError::Invalid`], and so does every group
+    /// those of one operation that are not all on the device.
+    ///
+    /// What is said of operations above holds for those on devices, but for the bits: the order of their sums is that of `devices`.
+    fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError>;
+
     /// Ends every pending and later operation of every rank of the world with [`CommError::Aborted`], which names this rank
     /// and the reason. Returns at once. The first abort or failure of a job wins.
     fn abort(&self, reason: &str);
@@ -63,7 +71,8 @@ pub trait Communicator: Send + Sync {
     /// What this communicator did so far. Splits count on their own.
     fn stats(&self) -> Stats;
 
-    /// What carries the bytes: `threads`, `shared memory`, `tcp`, or `shared memory and tcp` in a group on several hosts.
+    /// What carries the bytes: `threads`, `shared memory`, `tcp`, or `shared memory and tcp` in a group on several hosts;
+    /// in a group with devices what carries theirs.
     fn transport(&self) -> &'static str;
 }
 

@@ -10,7 +10,7 @@ use crate::signature::Operation;
 
 /// Why an operation, or the meeting of the ranks, failed.
 ///
-/// All errors but [`Invalid`](CommError::Invalid) and [`Dtype`](CommError::Dtype) are final: every later operation on the
+/// All errors but [`Invalid`](CommError::Invalid), [`Dtype`](CommError::Dtype) and [`OnDevice`](CommError::OnDevice) are final: every later operation on the
 /// communicator and on all its splits fails with the same cause, on every rank.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -118,6 +118,12 @@ pub enum CommError {
         expected: Dtype,
         /// What is in the buffer.
         found: Dtype,
+    },
+    /// A buffer is in the memory of a device, where the host's was needed.
+    #[error("the buffer is in the memory of device {device}; copy it to the host first")]
+    OnDevice {
+        /// The number of the device.
+        device: usize,
     },
     /// The operating system refused something that is not a lost peer.
     #[error("rank {rank}: {detail}")]

@@ -34,7 +34,15 @@ fn header(bytes: &[u8]) {
     let Some(theirs) = bytes.first_chunk::<HEADER_BYTES>().and_then(Header::decode) else { return };
     assert_eq!(Header::decode(&theirs.encode()), Some(theirs));
     let dtype = Some(Dtype::F32);
-    let signature = Signature { operation: Operation::Recv, sequence: 1, dtype, length: 2, reduce: None, layout: 0 };
+    let signature = Signature {
+        operation: Operation::Recv,
+        sequence: 1,
+        dtype,
+        length: 2,
+        reduce: None,
+        layout: 0,
+        on_device: false,
+    };
     let ours = Header { job: 3, attempt: 0, group: 0, signature, place: None };
     match ours.difference(&theirs) {
         Some((here, there)) => assert!(!here.is_empty() && !there.is_empty()),

@@ -1,5 +1,7 @@
 //! The communicator that users hold: checks arguments, orders operations on lanes, counts, and turns failures into errors.
-//! What carries the bytes is behind `Fabric`.
+//! What carries the bytes is behind `Fabric`; what carries those of devices, behind `DeviceFabric`.
+
+mod on_device;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +10,10 @@ use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
+use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
 use crate::health::{Cause, Failure, Health};
-use crate::inquiry::Audience;
+use crate::inquiry::{Audience, Topic};
 use crate::lane::Lane;
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
@@ -25,6 +28,8 @@ pub(crate) struct Group {
     outboxes: Mutex<BTreeMap<usize, Ordered<dyn Outbox>>>,
     inboxes: Mutex<BTreeMap<usize, Ordered<dyn Inbox>>>,
     fabric: Box<dyn Fabric>,
+    /// For buffers in the memory of devices, if the group is for those as well.
+    devices: Option<Arc<dyn DeviceFabric>>,
     splits: AtomicU64,
     context: Arc<Context>,
 }
@@ -41,6 +46,8 @@ struct Context {
 struct Ordered<E: ?Sized> {
     next: Mutex<u64>,
     lane: Lane<E>,
+    /// Used by the jobs of the lane alone.
+    device: Option<Arc<Mutex<DeviceEnd>>>,
 }
 
 impl<E: ?Sized + Send + 'static> Ordered<E> {
@@ -48,12 +55,14 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
         rank: usize,
         purpose: &str,
         endpoint: impl FnOnce(&Arc<Audience>) -> Result<Box<E>, CommError>,
+        device: impl FnOnce(&Arc<Audience>) -> Option<DeviceEnd>,
     ) -> Result<Ordered<E>, CommError> {
         let audience = Arc::default();
         let endpoint = endpoint(&audience)?;
+        let device = device(&audience).map(|end| Arc::new(Mutex::new(end)));
         let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint, audience)
             .map_err(|error| CommError::Io { rank, detail: format!("cannot start a worker thread: {error}") })?;
-        Ok(Ordered { next: Mutex::new(0), lane })
+        Ok(Ordered { next: Mutex::new(0), lane, device })
     }
 }
 
@@ -64,14 +73,31 @@ impl Group {
         health: Arc<Health>,
         timeout: Duration,
     ) -> Result<Arc<Group>, CommError> {
-        let rank = membership.members[membership.rank];
-        let collectives = Ordered::start(rank, "all", |audience| fabric.collective(audience))?;
+        Group::with(membership, fabric, None, health, timeout)
+    }
+
+    fn with(
+        membership: Membership,
+        fabric: Box<dyn Fabric>,
+        devices: Option<Arc<dyn DeviceFabric>>,
+        health: Arc<Health>,
+        timeout: Duration,
+    ) -> Result<Arc<Group>, CommError> {
+        let Membership { group, rank: place, ref members, .. } = membership;
+        let rank = members[place];
+        let end = |audience: &_| {
+            let (fabric, health) = (devices.clone()?, Arc::clone(&health));
+            let topic = Topic::collectives(group, audience);
+            Some(DeviceEnd { fabric, health, topic, rank: place, members: members.clone(), lane: None })
+        };
+        let collectives = Ordered::start(rank, "all", |audience| fabric.collective(audience), end)?;
         let context = Context { membership, timeout, stats: Mutex::default(), health };
         Ok(Arc::new(Group {
             collectives,
             outboxes: Mutex::default(),
             inboxes: Mutex::default(),
             fabric,
+            devices,
             splits: AtomicU64::new(0),
             context: Arc::new(context),
         }))
@@ -150,6 +176,37 @@ impl Group {
             _ => Ok(()),
         }
     }
+
+    fn split_with(
+        &self,
+        color: usize,
+        key: usize,
+        devices: Option<Arc<dyn DeviceFabric>>,
+    ) -> Result<Arc<dyn Communicator>, CommError> {
+        let Membership { group, rank, members, .. } = self.membership();
+        let nth = self.splits.fetch_add(1, Ordering::SeqCst);
+        let wish = Buffer::I64(vec![color as i64, key as i64]);
+        let wishes = Buffer::I64(vec![0; 2 * members.len()]);
+        let wishes = self.all_gather(wish, wishes, &vec![2; members.len()]).wait()?.output.into_i64()?;
+        let mut chosen: Vec<(i64, usize)> = (0..members.len())
+            .filter(|other| wishes[2 * other] == color as i64)
+            .map(|other| (wishes[2 * other + 1], other))
+            .collect();
+        chosen.sort_unstable();
+        let place = chosen.iter().position(|(_, other)| other == rank).unwrap_or_default();
+        let child = digest("split", &[*group as usize, nth as usize, color]);
+        let child = Membership::new(child, place, chosen.iter().map(|(_, other)| members[*other]).collect());
+        let fabric = self.fabric.connect(child.clone()).inspect_err(|error| self.abort(&error.to_string()))?;
+        let health = Arc::clone(&self.context.health);
+        let group = Group::with(child, fabric, devices, health, self.context.timeout)?;
+        Ok(group)
+    }
+}
+
+/// Where the buffers of an operation are.
+enum Place {
+    Host,
+    Device,
 }
 
 impl Context {
@@ -186,6 +243,11 @@ impl Communicator for Group {
     fn all_reduce(&self, mut buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
         let (rank, size) = (self.rank(), self.size());
         let signature = Signature { reduce: Some(op), ..describe(Operation::AllReduce, &buffer) };
+        match self.place(&[&buffer]) {
+            Err(detail) => return self.invalid(Operation::AllReduce, detail),
+            Ok(Place::Host) => {}
+            Ok(Place::Device) => return self.all_reduce_on_device(signature, buffer, op),
+        }
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(even_counts(buffer.len(), size), buffer.dtype().size());
             let own = ranges[rank].len();
@@ -206,6 +268,11 @@ impl Communicator for Group {
         }
         let (size, counts) = (self.size(), counts.to_vec());
         let signature = Signature { layout: digest("counts", &counts), ..describe(Operation::AllGather, &output) };
+        match self.place(&[&shard, &output]) {
+            Err(detail) => return self.invalid(Operation::AllGather, detail),
+            Ok(Place::Host) => {}
+            Ok(Place::Device) => return self.all_gather_on_device(signature, shard, output, counts),
+        }
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, output.dtype().size());
             let (signature, bytes) = (*signature, output.as_bytes_mut());
@@ -231,6 +298,11 @@ impl Communicator for Group {
         let counts = counts.to_vec();
         let layout = digest("counts", &counts);
         let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
+        match self.place(&[&input, &shard]) {
+            Err(detail) => return self.invalid(Operation::ReduceScatter, detail),
+            Ok(Place::Host) => {}
+            Ok(Place::Device) => return self.reduce_scatter_on_device(signature, input, shard, counts, op),
+        }
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, input.dtype().size());
             let reduce = Some(Reduction { op, dtype: input.dtype() });
@@ -248,6 +320,11 @@ impl Communicator for Group {
             return self.invalid(Operation::Broadcast, format!("root {root} of a group of {size}"));
         }
         let signature = Signature { layout: root as u64, ..describe(Operation::Broadcast, &buffer) };
+        match self.place(&[&buffer]) {
+            Err(detail) => return self.invalid(Operation::Broadcast, detail),
+            Ok(Place::Host) => {}
+            Ok(Place::Device) => return self.broadcast_on_device(signature, buffer, root),
+        }
         self.collective(signature, move |endpoint, signature, deadline| {
             let all = buffer.size_bytes();
             let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
@@ -269,14 +346,18 @@ impl Communicator for Group {
     }
 
     fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer> {
-        if let Err(detail) = self.check_peer(to) {
-            return self.invalid(Operation::Send, detail);
-        }
+        let place = match self.check_peer(to).and_then(|()| self.place(&[&buffer])) {
+            Err(detail) => return self.invalid(Operation::Send, detail),
+            Ok(place) => place,
+        };
         let endpoint = |audience: &_| self.fabric.outbox(to, audience);
-        let start = || Ordered::start(self.context.health.rank, &format!("to {to}"), endpoint);
-        match lane_to(&mut lock(&self.outboxes), to, start) {
-            Err(error) => Pending::ready(Err(error)),
-            Ok(lane) => self.submit(lane, describe(Operation::Send, &buffer), move |outbox, signature, deadline| {
+        let end = |audience: &_| self.device_end(Operation::Send, to, audience);
+        let start = || Ordered::start(self.context.health.rank, &format!("to {to}"), endpoint, end);
+        let signature = describe(Operation::Send, &buffer);
+        match (lane_to(&mut lock(&self.outboxes), to, start), place) {
+            (Err(error), _) => Pending::ready(Err(error)),
+            (Ok(lane), Place::Device) => self.send_on_device(lane, signature, buffer),
+            (Ok(lane), Place::Host) => self.submit(lane, signature, move |outbox, signature, deadline| {
                 let carried = outbox.send(signature, buffer.as_bytes(), deadline)?;
                 let sent = Sent { bytes: buffer.size_bytes(), carried };
                 Ok((buffer, sent))
@@ -285,14 +366,18 @@ impl Communicator for Group {
     }
 
     fn recv(&self, mut buffer: Buffer, from: usize) -> Pending<Buffer> {
-        if let Err(detail) = self.check_peer(from) {
-            return self.invalid(Operation::Recv, detail);
-        }
+        let place = match self.check_peer(from).and_then(|()| self.place(&[&buffer])) {
+            Err(detail) => return self.invalid(Operation::Recv, detail),
+            Ok(place) => place,
+        };
         let endpoint = |audience: &_| self.fabric.inbox(from, audience);
-        let start = || Ordered::start(self.context.health.rank, &format!("of {from}"), endpoint);
-        match lane_to(&mut lock(&self.inboxes), from, start) {
-            Err(error) => Pending::ready(Err(error)),
-            Ok(lane) => self.submit(lane, describe(Operation::Recv, &buffer), move |inbox, signature, deadline| {
+        let end = |audience: &_| self.device_end(Operation::Recv, from, audience);
+        let start = || Ordered::start(self.context.health.rank, &format!("of {from}"), endpoint, end);
+        let signature = describe(Operation::Recv, &buffer);
+        match (lane_to(&mut lock(&self.inboxes), from, start), place) {
+            (Err(error), _) => Pending::ready(Err(error)),
+            (Ok(lane), Place::Device) => self.recv_on_device(lane, signature, buffer),
+            (Ok(lane), Place::Host) => self.submit(lane, signature, move |inbox, signature, deadline| {
                 inbox.recv(signature, buffer.as_bytes_mut(), deadline)?;
                 Ok((buffer, Sent { bytes: 0, carried: Carried::streamed(0) }))
             }),
@@ -302,7 +387,8 @@ impl Communicator for Group {
     fn barrier(&self) -> Pending<()> {
         let size = self.size();
         let operation = Operation::Barrier;
-        let signature = Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0 };
+        let signature =
+            Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0, on_device: false };
         self.collective(signature, move |endpoint, signature, deadline| {
             let (signature, ranges) = (*signature, vec![0..0; size]);
             let step = Step {
@@ -321,22 +407,11 @@ impl Communicator for Group {
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
-        let Membership { group, rank, members, .. } = self.membership();
-        let nth = self.splits.fetch_add(1, Ordering::SeqCst);
-        let wish = Buffer::I64(vec![color as i64, key as i64]);
-        let wishes = Buffer::I64(vec![0; 2 * members.len()]);
-        let wishes = self.all_gather(wish, wishes, &vec![2; members.len()]).wait()?.output.into_i64()?;
-        let mut chosen: Vec<(i64, usize)> = (0..members.len())
-            .filter(|other| wishes[2 * other] == color as i64)
-            .map(|other| (wishes[2 * other + 1], other))
-            .collect();
-        chosen.sort_unstable();
-        let place = chosen.iter().position(|(_, other)| other == rank).unwrap_or_default();
-        let child = digest("split", &[*group as usize, nth as usize, color]);
-        let child = Membership::new(child, place, chosen.iter().map(|(_, other)| members[*other]).collect());
-        let fabric = self.fabric.connect(child.clone()).inspect_err(|error| self.abort(&error.to_string()))?;
-        let group = Group::new(child, fabric, Arc::clone(&self.context.health), self.context.timeout)?;
-        Ok(group)
+        self.split_with(color, key, self.devices.clone())
+    }
+
+    fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError> {
+        self.split_with(0, self.rank(), Some(devices))
     }
 
     fn abort(&self, reason: &str) {
@@ -349,7 +424,7 @@ impl Communicator for Group {
     }
 
     fn transport(&self) -> &'static str {
-        self.fabric.transport()
+        self.devices.as_ref().map_or_else(|| self.fabric.transport(), |devices| devices.transport())
     }
 }
 
@@ -363,8 +438,8 @@ impl Drop for Group {
 }
 
 fn describe(operation: Operation, buffer: &Buffer) -> Signature {
-    let dtype = Some(buffer.dtype());
-    Signature { operation, sequence: 0, dtype, length: buffer.len() as u64, reduce: None, layout: 0 }
+    let (dtype, on_device) = (Some(buffer.dtype()), buffer.is_on_device());
+    Signature { operation, sequence: 0, dtype, length: buffer.len() as u64, reduce: None, layout: 0, on_device }
 }
 
 fn lane_to<E: ?Sized>(

@@ -34,6 +34,7 @@ mod buffer;
 mod communicator;
 mod connect;
 pub mod copy;
+mod device;
 mod doorkeeper;
 mod error;
 #[cfg(feature = "fuzzing")]
@@ -62,6 +63,7 @@ mod tree;
 pub use buffer::{Buffer, Dtype};
 pub use communicator::{Communicator, Gathered, Options, ReduceOp, Scattered, Transport};
 pub use connect::connect;
+pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION};
 pub use error::CommError;
 pub use pending::Pending;
 pub use place::{Place, PlaceError};

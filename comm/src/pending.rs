@@ -9,15 +9,76 @@ use crate::lane::Help;
 /// The result of an operation that runs on a worker. The operation's buffers live with the worker until it is done, so
 /// dropping a `Pending` loses the result but never frees memory in use.
 #[must_use = "an operation that nobody waits for loses its result and its errors"]
-pub struct Pending<T> {
+pub struct Pending<T>(Source<T>);
+
+enum Source<T> {
+    Operation(Awaited<T>),
+    Mapped(Box<dyn Mapped<T> + Send>),
+}
+
+/// An operation on a lane.
+struct Awaited<T> {
     slot: Arc<Slot<T>>,
     /// Where the operation is carried out, unless it is done.
     lane: Option<Weak<dyn Help>>,
 }
 
+/// Something else that is pending, and what is to be made of it.
+trait Mapped<T> {
+    fn is_done(&self) -> bool;
+    fn wait(self: Box<Self>) -> Result<T, CommError>;
+}
+
+impl<T, U, F: FnOnce(T) -> Result<U, CommError>> Mapped<U> for (Pending<T>, F) {
+    fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    fn wait(self: Box<Self>) -> Result<U, CommError> {
+        self.0.wait().and_then(self.1)
+    }
+}
+
 impl<T> Pending<T> {
     /// Blocks until the operation is done or has failed. Every operation has a deadline, so this returns.
     pub fn wait(self) -> Result<T, CommError> {
+        match self.0 {
+            Source::Operation(operation) => operation.wait(),
+            Source::Mapped(mapped) => mapped.wait(),
+        }
+    }
+
+    /// Whether [`wait`](Pending::wait) would return at once, or has only what was mapped to do.
+    pub fn is_done(&self) -> bool {
+        match &self.0 {
+            Source::Operation(operation) => operation.is_done(),
+            Source::Mapped(mapped) => mapped.is_done(),
+        }
+    }
+
+    /// What `make` makes of the result, on the thread that waits for it.
+    pub fn map<U>(self, make: impl FnOnce(T) -> Result<U, CommError> + Send + 'static) -> Pending<U>
+    where
+        T: Send + 'static,
+    {
+        Pending(Source::Mapped(Box::new((self, make))))
+    }
+
+    pub(crate) fn ready(result: Result<T, CommError>) -> Pending<T> {
+        let slot = Arc::new(Slot { result: Mutex::new(Some(result)), done: Condvar::new() });
+        Pending(Source::Operation(Awaited { slot, lane: None }))
+    }
+
+    /// A pending value and the handle that completes it; if the handle is dropped first, the result is `abandoned`.
+    pub(crate) fn new(abandoned: CommError, lane: Weak<dyn Help>) -> (Completion<T>, Pending<T>) {
+        let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
+        let completion = Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) };
+        (completion, Pending(Source::Operation(Awaited { slot, lane: Some(lane) })))
+    }
+}
+
+impl<T> Awaited<T> {
+    fn wait(self) -> Result<T, CommError> {
         let lane = self.lane.as_ref().and_then(Weak::upgrade);
         let _seat = lane.as_ref().map(|lane| lane.audience().sit_down());
         // Usually the worker has not even been woken yet, and this thread has nothing else to do.
@@ -38,19 +99,8 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Whether [`wait`](Pending::wait) would return at once.
-    pub fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.slot.lock().is_some()
-    }
-
-    pub(crate) fn ready(result: Result<T, CommError>) -> Pending<T> {
-        Pending { slot: Arc::new(Slot { result: Mutex::new(Some(result)), done: Condvar::new() }), lane: None }
-    }
-
-    /// A pending value and the handle that completes it; if the handle is dropped first, the result is `abandoned`.
-    pub(crate) fn new(abandoned: CommError, lane: Weak<dyn Help>) -> (Completion<T>, Pending<T>) {
-        let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
-        (Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) }, Pending { slot, lane: Some(lane) })
     }
 }
 
@@ -141,6 +191,19 @@ mod tests {
         let (completion, pending) = Pending::<()>::new(gone(), nowhere());
         drop(completion);
         assert_eq!(pending.wait(), Err(gone()));
+    }
+
+    #[test]
+    fn what_is_made_of_a_result_is_made_by_who_waits() {
+        let (completion, pending) = Pending::new(gone(), nowhere());
+        let pending = pending.map(|number: i32| Ok((number + 1, std::thread::current().id())));
+        assert!(!pending.is_done());
+        std::thread::spawn(move || completion.complete(Ok(7))).join().expect("the worker completes");
+        assert!(pending.is_done());
+        assert_eq!(pending.wait(), Ok((8, std::thread::current().id())));
+        let failed =
+            Pending::<i32>::ready(Err(gone())).map(|_| -> Result<(), _> { unreachable!("there is no result") });
+        assert_eq!(failed.wait(), Err(gone()));
     }
 
     #[test]

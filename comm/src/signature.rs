@@ -80,6 +80,8 @@ pub(crate) struct Signature {
     pub(crate) reduce: Option<ReduceOp>,
     /// What else must agree: the root of a broadcast, a digest of uneven counts.
     pub(crate) layout: u64,
+    /// Whether it is about memory of devices.
+    pub(crate) on_device: bool,
 }
 
 impl Signature {
@@ -103,10 +105,11 @@ impl fmt::Display for Signature {
             None => {}
         }
         match self.operation {
-            Operation::Broadcast => write!(f, " from rank {} of the group", self.layout),
-            Operation::AllGather | Operation::ReduceScatter => write!(f, " (counts {:08x})", self.layout as u32),
-            _ => Ok(()),
+            Operation::Broadcast => write!(f, " from rank {} of the group", self.layout)?,
+            Operation::AllGather | Operation::ReduceScatter => write!(f, " (counts {:08x})", self.layout as u32)?,
+            _ => {}
         }
+        if self.on_device { f.write_str(" on the device") } else { Ok(()) }
     }
 }
 
@@ -146,6 +149,7 @@ impl Header {
             Some(ReduceOp::Sum) => 1,
             Some(ReduceOp::Max) => 2,
         };
+        bytes[52] = u8::from(signature.on_device);
         if let Some(place) = self.place {
             bytes[51] = 1;
             bytes[56..64].copy_from_slice(&place.to_le_bytes());
@@ -171,7 +175,9 @@ impl Header {
             _ => return None,
         };
         let operation = *Operation::ALL.get(usize::from(bytes[48]))?;
-        let signature = Signature { operation, sequence: word(24), dtype, length: word(32), reduce, layout: word(40) };
+        let on_device = bytes[52] == 1;
+        let signature =
+            Signature { operation, sequence: word(24), dtype, length: word(32), reduce, layout: word(40), on_device };
         let place = (bytes[51] == 1).then(|| word(56));
         Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature, place })
     }
@@ -207,7 +213,8 @@ mod tests {
 
     fn header(operation: Operation) -> Header {
         let dtype = Some(Dtype::Bf16);
-        let signature = Signature { operation, sequence: 17, dtype, length: 4096, reduce: None, layout: 3 };
+        let signature =
+            Signature { operation, sequence: 17, dtype, length: 4096, reduce: None, layout: 3, on_device: false };
         Header { job: 0x1234, attempt: 2, group: 9, signature, place: None }
     }
 
@@ -217,6 +224,7 @@ mod tests {
             let mut sent = header(operation);
             for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
                 sent.signature.reduce = reduce;
+                sent.signature.on_device = reduce.is_some();
                 for place in [None, Some(0), Some(u64::MAX)] {
                     sent.place = place;
                     assert_eq!(Header::decode(&sent.encode()), Some(sent));

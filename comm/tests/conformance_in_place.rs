@@ -21,6 +21,14 @@ mod oracle;
 #[path = "conformance/world.rs"]
 mod world;
 
+/// Sums are over the tree of ranks, to the bit.
+pub(crate) const TREE: bool = true;
+
+/// What is tested is what `connect` and `threads` give.
+pub(crate) fn tested(comm: std::sync::Arc<dyn zero_comm::Communicator>) -> std::sync::Arc<dyn zero_comm::Communicator> {
+    comm
+}
+
 /// Large vectors between processes of one host stay where they are here.
 pub(crate) const IN_PLACE: bool = true;
 

@@ -330,6 +330,7 @@ pub(crate) fn gather_all(
         length: buffer.len() as u64,
         reduce: None,
         layout: 0,
+        on_device: false,
     };
     let whole = &mut buffer[..];
     let deadline = Deadline::after(deadline.saturating_duration_since(Instant::now()));

@@ -56,6 +56,7 @@ impl Scene {
                 length: buffer.len() as u64,
                 reduce: Some(ReduceOp::Sum),
                 layout: 0,
+                on_device: false,
             };
             let ranges = consecutive([CHUNKS * CHUNK; SIZE], 1);
             let deadline = Deadline::after(TIMEOUT);

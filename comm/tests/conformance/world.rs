@@ -70,6 +70,7 @@ pub(crate) fn run_catching<T: Send>(
                 let host = (kind == Kind::Hosts).then(|| (number / first_host(size)).to_string());
                 let options = Options { host, ..options.clone() };
                 let comm = ready.unwrap_or_else(|| connect(&place(number), &options).expect("the ranks meet"));
+                let comm = crate::tested(comm);
                 assert_eq!((comm.rank(), comm.size()), (number, size));
                 met.fetch_add(1, Ordering::SeqCst);
                 let patience = Instant::now() + Duration::from_secs(60);

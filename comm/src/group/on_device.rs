@@ -1,0 +1,204 @@
+//! The operations on buffers in the memory of devices: the ranks meet in the name of the operation, then their devices carry it out.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Group, Ordered, Place, lock};
+use crate::buffer::Buffer;
+use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
+use crate::device::{DeviceEnd, DeviceMemory, DeviceWork};
+use crate::inquiry::{Audience, Topic};
+use crate::pending::Pending;
+use crate::signature::{Operation, Signature};
+use crate::stats::Sent;
+use crate::step::{Carried, Deadline, Inbox, Membership, Outbox, Step, even_counts};
+
+impl Group {
+    /// Where the buffers of an operation are, or why they cannot take part in one.
+    pub(super) fn place(&self, buffers: &[&Buffer]) -> Result<Place, String> {
+        let on_device = |buffer: &&Buffer| match buffer {
+            Buffer::Device(buffer) => Some(buffer.memory().device()),
+            _ => None,
+        };
+        let mut found = buffers.iter().filter_map(on_device).peekable();
+        if found.peek().is_none() {
+            return Ok(Place::Host);
+        }
+        let Some(devices) = &self.devices else {
+            return Err("a buffer in the memory of a device, in a group without devices".into());
+        };
+        if let Some(stranger) = found.find(|device| *device != devices.device()) {
+            return Err(format!("a buffer on device {stranger}, in a group with device {}", devices.device()));
+        }
+        match buffers.iter().all(|buffer| buffer.is_on_device()) {
+            true => Ok(Place::Device),
+            false => Err("one buffer in the memory of a device, and one in that of the host".into()),
+        }
+    }
+
+    /// The end of the messages with a peer, in the direction of the operation. The sender is the first of the two.
+    pub(super) fn device_end(&self, operation: Operation, peer: usize, audience: &Arc<Audience>) -> Option<DeviceEnd> {
+        let Membership { group, rank: own, ref members, .. } = *self.membership();
+        let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };
+        Some(DeviceEnd {
+            fabric: self.devices.clone()?,
+            health: Arc::clone(&self.context.health),
+            topic: Topic::messages(group, from, to, audience),
+            rank,
+            members: vec![members[from], members[to]],
+            lane: None,
+        })
+    }
+
+    pub(super) fn all_reduce_on_device(&self, signature: Signature, buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
+        let (rank, size) = (self.rank(), self.size());
+        let own = even_counts(buffer.len(), size).nth(rank).unwrap_or(0) * buffer.dtype().size();
+        let sent = buffer.size_bytes() - own + own * (size - 1);
+        self.collective_on_device(
+            signature,
+            sent,
+            buffer,
+            move |buffer| DeviceWork::AllReduce { buffer: memory(buffer), op },
+            |buffer| buffer,
+        )
+    }
+
+    pub(super) fn all_gather_on_device(
+        &self,
+        signature: Signature,
+        shard: Buffer,
+        output: Buffer,
+        counts: Vec<usize>,
+    ) -> Pending<Gathered> {
+        let sent = shard.size_bytes() * (self.size() - 1);
+        self.collective_on_device(
+            signature,
+            sent,
+            (shard, output, counts),
+            |(shard, output, counts)| DeviceWork::AllGather { shard: memory(shard), output: memory(output), counts },
+            |(shard, output, _)| Gathered { shard, output },
+        )
+    }
+
+    pub(super) fn reduce_scatter_on_device(
+        &self,
+        signature: Signature,
+        input: Buffer,
+        shard: Buffer,
+        counts: Vec<usize>,
+        op: ReduceOp,
+    ) -> Pending<Scattered> {
+        let sent = input.size_bytes() - shard.size_bytes();
+        self.collective_on_device(
+            signature,
+            sent,
+            (input, shard, counts),
+            move |(input, shard, counts)| DeviceWork::ReduceScatter {
+                input: memory(input),
+                shard: memory(shard),
+                counts,
+                op,
+            },
+            |(input, shard, _)| Scattered { input, shard },
+        )
+    }
+
+    pub(super) fn broadcast_on_device(&self, signature: Signature, buffer: Buffer, root: usize) -> Pending<Buffer> {
+        let sent = if self.rank() == root { buffer.size_bytes() * (self.size() - 1) } else { 0 };
+        self.collective_on_device(
+            signature,
+            sent,
+            buffer,
+            move |buffer| DeviceWork::Broadcast { buffer: memory(buffer), root },
+            |buffer| buffer,
+        )
+    }
+
+    fn collective_on_device<B: Send + 'static, T: Send + 'static>(
+        &self,
+        signature: Signature,
+        sent: usize,
+        buffers: B,
+        work: impl FnOnce(&B) -> DeviceWork<'_> + Send + 'static,
+        result: impl FnOnce(B) -> T + Send + 'static,
+    ) -> Pending<T> {
+        let Some(end) = self.collectives.device.clone() else {
+            return self.invalid(signature.operation, "the group has no devices".into());
+        };
+        let size = self.size();
+        self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
+            let meeting = step(signature, &mut [], vec![0..0; size], false, deadline);
+            endpoint.run(meeting)?;
+            let tell = |invitation: &mut [u8; _]| {
+                let mut ranges = vec![invitation.len()..invitation.len(); size];
+                ranges[0] = 0..invitation.len();
+                endpoint.run(step(signature, invitation, ranges, true, deadline)).map(|_| ())
+            };
+            let buffers = lock(&end).carry_out(buffers, work, tell, deadline)?;
+            Ok((result(buffers), Sent { bytes: sent, carried: Carried::IN_PLACE }))
+        })
+    }
+
+    pub(super) fn send_on_device(
+        &self,
+        lane: &Ordered<dyn Outbox>,
+        signature: Signature,
+        buffer: Buffer,
+    ) -> Pending<Buffer> {
+        let Some(end) = lane.device.clone() else {
+            return self.invalid(signature.operation, "the group has no devices".into());
+        };
+        self.submit(lane, signature, move |outbox, signature, deadline| {
+            outbox.send(signature, &[], deadline)?;
+            let tell = |invitation: &mut [u8; _]| outbox.send(signature, invitation, deadline).map(|_| ());
+            let bytes = buffer.size_bytes();
+            let buffer = lock(&end).carry_out(
+                buffer,
+                |buffer| DeviceWork::Send { buffer: memory(buffer), to: 1 },
+                tell,
+                deadline,
+            )?;
+            Ok((buffer, Sent { bytes, carried: Carried::IN_PLACE }))
+        })
+    }
+
+    pub(super) fn recv_on_device(
+        &self,
+        lane: &Ordered<dyn Inbox>,
+        signature: Signature,
+        buffer: Buffer,
+    ) -> Pending<Buffer> {
+        let Some(end) = lane.device.clone() else {
+            return self.invalid(signature.operation, "the group has no devices".into());
+        };
+        self.submit(lane, signature, move |inbox, signature, deadline| {
+            inbox.recv(signature, &mut [], deadline)?;
+            let tell = |invitation: &mut [u8; _]| inbox.recv(signature, invitation, deadline);
+            let buffer = lock(&end).carry_out(
+                buffer,
+                |buffer| DeviceWork::Recv { buffer: memory(buffer), from: 0 },
+                tell,
+                deadline,
+            )?;
+            Ok((buffer, Sent { bytes: 0, carried: Carried::streamed(0) }))
+        })
+    }
+}
+
+fn memory(buffer: &Buffer) -> &dyn DeviceMemory {
+    match buffer {
+        Buffer::Device(buffer) => buffer.memory(),
+        _ => unreachable!("`place` has looked"),
+    }
+}
+
+/// A step of the host's, in the name of an operation.
+fn step<'a>(
+    signature: &Signature,
+    buffer: &'a mut [u8],
+    ranges: Vec<Range<usize>>,
+    gather: bool,
+    deadline: Deadline,
+) -> Step<'a> {
+    Step { signature: *signature, reduce: None, buffer, source: None, shard: None, ranges, gather, deadline }
+}
