@@ -70,4 +70,6 @@ pub use zero_model::{Activations, Head, Layer, Layers, Pass, forward_only, ops, 
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
+/// Groups over NCCL: nothing without the feature `cuda`.
+pub use zero_nccl as nccl;
 pub use zero_pipeline as pipeline;

@@ -1,0 +1,45 @@
+//! A communicator over NCCL, for buffers in the memory of NVIDIA's GPUs.
+//!
+//! [`attach`] makes of a group on the host one that also takes [`DeviceBuffer`](zero_comm::DeviceBuffer)s, such as a [`DeviceVector`]:
+//!
+//! ```no_run
+//! # #[cfg(feature = "cuda")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use zero_comm::{Buffer, ReduceOp};
+//! use zero_nccl::DeviceVector;
+//!
+//! # let (host, local_rank): (std::sync::Arc<dyn zero_comm::Communicator>, usize) = unimplemented!();
+//! let device = zero_cuda::Device::open(local_rank)?;
+//! let comm = zero_nccl::attach(&*host, &device)?;
+//! let vector = DeviceVector::upload(&Buffer::from(vec![1f32; 1000]), &device)?;
+//! let sum = comm.all_reduce(vector.into(), ReduceOp::Sum).wait()?;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "cuda"))]
+//! # fn main() {}
+//! ```
+//!
+//! Before every operation the ranks meet on the host, each with what it is about to do. That is how a rank that is missing, or does
+//! something else, is found and named, instead of left to NCCL, which would wait for ever or mix up memory. It costs a barrier of the host's
+//! transport for each operation, some microseconds within a host and some tens between hosts, against the milliseconds of a bucket.
+//! There is no switch: what NCCL does when ranks disagree is undefined.
+//!
+//! What NCCL does not promise, and so this does not either: its sums have an order of its own, and 16-bit floats are rounded on the way.
+//! They have the same bits on all ranks and in every run of one layout on the same machines, not in another layout and not those of the host's
+//! transports. `Max` of values among which there is a NaN is not said.
+//!
+//! A group has a connection of NCCL's for its collectives, and one for the messages with each peer in each direction, made when it is first
+//! used, each with a stream of its own. Kernels of several of them are on the device at once: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, so that
+//! they do not queue behind each other, and mind that each takes some megabytes of the device's memory.
+
+#[cfg(feature = "cuda")]
+mod fabric;
+#[cfg(feature = "cuda")]
+mod lane;
+#[cfg(feature = "cuda")]
+mod vector;
+
+#[cfg(feature = "cuda")]
+pub use fabric::attach;
+#[cfg(feature = "cuda")]
+pub use vector::DeviceVector;

@@ -1,0 +1,255 @@
+//! What only a group with devices has: faults of NCCL, buffers in two places, and that all is given back.
+//!
+//! One test at a time: what is to go wrong in the mock is said for all of it.
+#![cfg(feature = "cuda")]
+
+mod mock;
+
+use std::ffi::{CStr, c_long};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use zero_comm::{Buffer, CommError, Communicator, DeviceBuffer, Dtype, Operation, Options, ReduceOp, threads};
+use zero_cuda::{Device, inventory};
+use zero_nccl::DeviceVector;
+
+use mock::device_of;
+
+/// The test that runs now, if there is something to run it on.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    mock::ready().then_some(alone)
+}
+
+/// As `alone`, for what real devices cannot be told to do.
+fn alone_with_the_mock() -> Option<MutexGuard<'static, ()>> {
+    alone().filter(|_| {
+        if mock::is_real() {
+            println!("skipped: it needs the mock");
+        }
+        !mock::is_real()
+    })
+}
+
+/// A fault of the mock's, until it is dropped.
+struct Fault(&'static CStr);
+
+impl Fault {
+    fn of_rank(name: &'static CStr, rank: i32) -> Fault {
+        mock::set(name, rank);
+        Fault(name)
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        mock::set(self.0, -1);
+    }
+}
+
+/// Runs `rank` on threads with a group over NCCL each; results in rank order.
+fn run<T: Send>(size: usize, timeout: Duration, rank: impl Fn(&dyn Communicator, &Arc<Device>) -> T + Sync) -> Vec<T> {
+    let options = Options { timeout, ..Options::default() };
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let start = |host: Arc<dyn Communicator>| {
+            scope.spawn(move || {
+                let device = device_of(host.rank());
+                let comm = zero_nccl::attach(&*host, &device).expect("a group with devices");
+                rank(&*comm, &device)
+            })
+        };
+        let running: Vec<_> = threads(size, &options).into_iter().map(start).collect();
+        running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+const PATIENT: Duration = Duration::from_secs(120);
+const IMPATIENT: Duration = Duration::from_secs(2);
+
+fn up(values: Vec<f32>, device: &Arc<Device>) -> Buffer {
+    DeviceVector::upload(&values.into(), device).expect("room").into()
+}
+
+fn down(buffer: Buffer) -> Vec<f32> {
+    let Buffer::Device(buffer) = buffer else { panic!("not on a device") };
+    buffer.memory().to_host().expect("the device answers").into_f32().expect("f32")
+}
+
+fn reduce(comm: &dyn Communicator, device: &Arc<Device>) -> Result<Vec<f32>, CommError> {
+    comm.all_reduce(up(vec![1.0; 1000], device), ReduceOp::Sum).wait().map(down)
+}
+
+/// Communicators of NCCL's that were not given back.
+fn live() -> c_long {
+    mock::read(c"mock_live")
+}
+
+#[test]
+fn an_error_of_nccl_reaches_every_rank() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let started = Instant::now();
+    let errors = run(3, PATIENT, |comm, device| {
+        assert_eq!(reduce(comm, device).expect("nothing is wrong yet"), vec![3.0; 1000]);
+        let _fault = comm.barrier().wait().map(|()| Fault::of_rank(c"mock_fails_rank", 1));
+        comm.barrier().wait().expect("all know of the fault");
+        let error = reduce(comm, device).expect_err("rank 1 fails");
+        let later = reduce(comm, device).expect_err("it stays that way");
+        assert!(matches!(later, CommError::Aborted { by: 1, .. }), "{later}");
+        error
+    });
+    for (rank, error) in errors.into_iter().enumerate() {
+        let CommError::Aborted { rank: own, by: 1, reason, operation, sequence } = error else { panic!("{error}") };
+        assert_eq!((own, operation, sequence), (rank, Operation::AllReduce, 3));
+        assert_eq!(reason, "nccl: asynchronous error: remote process exited");
+    }
+    assert!(started.elapsed() < PATIENT);
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn a_device_that_does_not_go_on_ends_with_the_deadline() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
+    for size in [2, 4] {
+        let errors = run(size, IMPATIENT, |comm, device| reduce(comm, device).expect_err("one hangs"));
+        let late = errors.iter().filter(|error| matches!(error, CommError::Deadline { sequence: 0, .. })).count();
+        let told = errors
+            .iter()
+            .filter(|error| matches!(error, CommError::Aborted { reason, .. } if reason.contains("in all_reduce #0")));
+        assert!(late >= 1 && late + told.count() == size, "{errors:?}");
+        assert_eq!(live(), 0);
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_connect_ends_with_the_deadline() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let _fault = Fault::of_rank(c"mock_absent_rank", 2);
+    let errors = run(3, IMPATIENT, |comm, device| reduce(comm, device).expect_err("one is absent"));
+    assert!(errors.iter().any(|error| matches!(error, CommError::Deadline { .. })), "{errors:?}");
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn an_abort_on_the_host_ends_what_is_on_the_device() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
+    let under_way = Barrier::new(3);
+    let errors = run(3, PATIENT, |comm, device| {
+        let pending = comm.all_reduce(up(vec![1.0; 10], device), ReduceOp::Sum);
+        under_way.wait();
+        if comm.rank() == 2 {
+            std::thread::sleep(Duration::from_millis(300));
+            comm.abort("disk full");
+        }
+        pending.wait().expect_err("aborted")
+    });
+    for error in errors {
+        assert!(matches!(&error, CommError::Aborted { by: 2, reason, .. } if reason == "disk full"), "{error}");
+    }
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn buffers_are_where_the_group_can_use_them_or_refused() {
+    let Some(_alone) = alone() else { return };
+    let devices = Device::count().expect("a driver");
+    run(2, PATIENT, |comm, device| {
+        let floats = || Buffer::from(vec![1f32; 4]);
+        let elsewhere = (devices > 1).then(|| Device::open((device.ordinal() + 1) % devices).expect("a device"));
+        let refused = [
+            comm.all_gather(up(vec![0.0; 2], device), floats(), &[2, 2]).wait().err(),
+            comm.reduce_scatter(floats(), up(vec![0.0; 2], device), &[2, 2], ReduceOp::Max).wait().err(),
+        ];
+        let stranger = elsewhere.map(|other| comm.all_reduce(up(vec![1.0], &other), ReduceOp::Sum).wait().err());
+        for error in refused.into_iter().chain(stranger) {
+            assert!(matches!(error, Some(CommError::Invalid { .. })), "{error:?}");
+        }
+        // On the host as before, and on the device, in one sequence.
+        let host = comm.all_reduce(floats(), ReduceOp::Sum);
+        let on_device = comm.all_reduce(up(vec![1.0; 4], device), ReduceOp::Sum);
+        let host = host.wait().expect("reduced");
+        assert_eq!(host.as_f32(), Some(&[2f32; 4][..]));
+        assert_eq!(on_device.wait().map(down), Ok(vec![2.0; 4]));
+        assert_eq!(comm.stats()[Operation::AllReduce].calls, 2);
+        assert!(matches!(
+            comm.all_reduce(up(vec![], device), ReduceOp::Sum).wait().expect("nothing is fine").into_f32(),
+            Err(CommError::OnDevice { .. })
+        ));
+    });
+    let alone = threads(1, &Options::default()).remove(0);
+    let device = device_of(0);
+    let error = alone.all_reduce(up(vec![1.0], &device), ReduceOp::Sum).wait().expect_err("no devices");
+    assert!(error.to_string().contains("in a group without devices"), "{error}");
+}
+
+#[test]
+fn one_rank_with_a_buffer_elsewhere_is_a_mismatch() {
+    let Some(_alone) = alone() else { return };
+    let errors = run(2, PATIENT, |comm, device| {
+        let buffer = if comm.rank() == 0 { up(vec![1.0; 4], device) } else { vec![1f32; 4].into() };
+        comm.all_reduce(buffer, ReduceOp::Sum).wait().expect_err("one is on the host")
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(matches!(error, CommError::Mismatch { .. }) && text.contains("(sum) on the device"), "{text}");
+    }
+}
+
+#[test]
+fn a_group_of_one_has_its_own_values() {
+    let Some(_alone) = alone() else { return };
+    run(1, PATIENT, |comm, device| {
+        let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
+        let gathered = comm.all_gather(up(values.clone(), device), up(vec![0.0; 10], device), &[10]).wait();
+        let gathered = gathered.expect("gathered");
+        assert_eq!((down(gathered.shard), down(gathered.output)), (values.clone(), values.clone()));
+        let scattered =
+            comm.reduce_scatter(up(values.clone(), device), up(vec![0.0; 10], device), &[10], ReduceOp::Sum);
+        assert_eq!(scattered.wait().map(|scattered| down(scattered.shard)), Ok(values.clone()));
+        assert_eq!(comm.broadcast(up(values.clone(), device), 0).wait().map(down), Ok(values));
+    });
+    if !mock::is_real() {
+        assert_eq!(live(), 0);
+    }
+}
+
+#[test]
+fn a_buffer_on_a_device_is_copied_and_compared_by_value() {
+    let Some(_alone) = alone() else { return };
+    let device = device_of(0);
+    for dtype in Dtype::ALL {
+        for length in [0, 1, 1000] {
+            let mut host = Buffer::zeros(dtype, length);
+            host.as_bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 50) as u8);
+            let vector = || DeviceVector::upload(&host, &device).expect("room");
+            let buffer = DeviceBuffer::new(vector());
+            let copy = buffer.clone();
+            assert_eq!(copy, buffer);
+            assert_eq!((copy.memory().dtype(), copy.memory().len(), copy.memory().device()), (dtype, length, 0));
+            let back: DeviceVector = copy.downcast().expect("a vector");
+            assert_eq!(back.download().as_ref(), Ok(&host));
+            if length > 0 {
+                host.as_bytes_mut()[0] ^= 1;
+                assert_ne!(DeviceBuffer::new(DeviceVector::upload(&host, &device).expect("room")), buffer);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_inventory_has_every_device_with_whom_it_reaches() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let found = inventory().expect("the mock's");
+    assert_eq!((found.driver, found.nccl, found.devices.len()), ((13, 0), Ok((2, 28, 9)), 8));
+    for (ordinal, device) in found.devices.iter().enumerate() {
+        assert_eq!((device.name.as_str(), device.capability), (format!("mock {ordinal}").as_str(), (9, 0)));
+        assert_eq!(device.memory, (ordinal as u64 + 1) << 30);
+        let island = ordinal / 4 * 4..ordinal / 4 * 4 + 4;
+        assert_eq!(device.peers, island.filter(|peer| *peer != ordinal).collect::<Vec<_>>());
+    }
+    let error = Device::open(8).expect_err("there are eight");
+    assert!(error.to_string().starts_with("cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"), "{error}");
+}

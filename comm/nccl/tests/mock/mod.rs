@@ -1,0 +1,96 @@
+//! Stands in for the driver and NCCL where there are none: compiled from C and loaded under their names, for all tests of a program.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_int, c_long, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::{env, fs};
+
+use zero_cuda::{Device, Library};
+
+/// Runs on the devices of this machine instead.
+const REAL: &str = "ZERO_TRAIN_CUDA_TESTS";
+
+/// Whether there is something to test on; if not, why is printed.
+pub(crate) fn ready() -> bool {
+    static READY: OnceLock<Result<(), String>> = OnceLock::new();
+    match READY.get_or_init(prepare) {
+        Ok(()) => true,
+        Err(reason) => {
+            println!("skipped: {reason}");
+            false
+        }
+    }
+}
+
+/// Whether these are real devices.
+pub(crate) fn is_real() -> bool {
+    env::var_os(REAL).is_some()
+}
+
+/// The device of a rank: its own, as long as there are as many.
+pub(crate) fn device_of(rank: usize) -> Arc<Device> {
+    let devices = Device::count().expect("a driver");
+    Device::open(rank % devices).expect("a device")
+}
+
+fn prepare() -> Result<(), String> {
+    if is_real() {
+        for library in [Library::Cuda, Library::Nccl] {
+            library.available().unwrap_or_else(|reason| panic!("{REAL} is set: {reason}"));
+        }
+        return Ok(());
+    }
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("mock-{}", std::process::id()));
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let loaded = build(&folder).map(|files| files.iter().for_each(|file| load(file)));
+    // What is loaded needs its file no more.
+    let _ = fs::remove_dir_all(&folder);
+    loaded
+}
+
+fn build(folder: &Path) -> Result<[PathBuf; 2], String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mock/device.c");
+    let compile = |part: &str, library: Library| -> Result<PathBuf, String> {
+        let file = folder.join(library.file());
+        let mut command = Command::new(env::var("CC").unwrap_or("cc".into()));
+        command.args(["-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread"]).arg(format!("-D{part}")).arg(&source);
+        // Whoever asks for a library of that name gets this one, once it is loaded.
+        command.arg(format!("-Wl,-soname,{}", library.file())).arg("-o").arg(&file);
+        let output = command.output().map_err(|error| format!("no C compiler for the mock: {error}"))?;
+        // A compiler that is there must like it.
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(file)
+    };
+    Ok([compile("DRIVER", Library::Cuda)?, compile("NCCL", Library::Nccl)?])
+}
+
+fn load(file: &Path) {
+    let name = CString::new(file.as_os_str().as_encoded_bytes()).expect("a path");
+    // SAFETY: the library was made for this, and does nothing when it is loaded.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!handle.is_null(), "{} does not load", file.display());
+}
+
+/// A variable of the mock, by which a test makes something go wrong.
+fn variable<T>(name: &CStr) -> *mut T {
+    // SAFETY: a C string; the libraries were loaded for all to see.
+    let found: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    assert!(!found.is_null(), "the mock has no {name:?}");
+    found.cast()
+}
+
+/// Sets a number of the mock's.
+#[allow(dead_code, reason = "one of the programs that include this file needs it")]
+pub(crate) fn set(name: &CStr, value: c_int) {
+    // SAFETY: all that tests set are of that type; the mock's threads read it as a whole.
+    unsafe { variable::<c_int>(name).write_volatile(value) };
+}
+
+/// A count of the mock's.
+#[allow(dead_code, reason = "one of the programs that include this file needs it")]
+pub(crate) fn read(name: &CStr) -> c_long {
+    // SAFETY: all that tests read are of that type; the mock's threads write it as a whole.
+    unsafe { variable::<c_long>(name).read_volatile() }
+}

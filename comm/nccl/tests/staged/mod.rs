@@ -1,0 +1,95 @@
+//! A communicator that takes every buffer of the host to the device, for one that is tested with buffers of the host: what comes back is
+//! what the device has.
+
+use std::sync::Arc;
+
+use zero_comm::{Buffer, CommError, Communicator, DeviceFabric, Gathered, Pending, ReduceOp, Scattered, Stats};
+use zero_cuda::Device;
+use zero_nccl::DeviceVector;
+
+use crate::mock::device_of;
+
+pub(crate) struct Staged {
+    inner: Arc<dyn Communicator>,
+    device: Arc<Device>,
+}
+
+/// A group over NCCL of the ranks of `host`, whose buffers are on the host.
+pub(crate) fn staged(host: &dyn Communicator) -> Arc<dyn Communicator> {
+    let device = device_of(host.rank());
+    let inner = zero_nccl::attach(host, &device).expect("a group with devices");
+    Arc::new(Staged { inner, device })
+}
+
+impl Staged {
+    fn up(&self, buffer: &Buffer) -> Buffer {
+        DeviceVector::upload(buffer, &self.device).expect("room on the device").into()
+    }
+}
+
+fn down(buffer: Buffer) -> Result<Buffer, CommError> {
+    let Buffer::Device(device) = buffer else { panic!("{buffer:?} does not come from a device") };
+    let vector: DeviceVector = device.downcast().expect("what was handed in");
+    Ok(vector.download().expect("the device answers"))
+}
+
+impl Communicator for Staged {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn all_reduce(&self, buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
+        self.inner.all_reduce(self.up(&buffer), op).map(down)
+    }
+
+    fn all_gather(&self, shard: Buffer, output: Buffer, counts: &[usize]) -> Pending<Gathered> {
+        let gathered = self.inner.all_gather(self.up(&shard), self.up(&output), counts);
+        gathered.map(|Gathered { shard, output }| Ok(Gathered { shard: down(shard)?, output: down(output)? }))
+    }
+
+    fn reduce_scatter(&self, input: Buffer, shard: Buffer, counts: &[usize], op: ReduceOp) -> Pending<Scattered> {
+        let scattered = self.inner.reduce_scatter(self.up(&input), self.up(&shard), counts, op);
+        scattered.map(|Scattered { input, shard }| Ok(Scattered { input: down(input)?, shard: down(shard)? }))
+    }
+
+    fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer> {
+        self.inner.broadcast(self.up(&buffer), root).map(down)
+    }
+
+    fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer> {
+        self.inner.send(self.up(&buffer), to).map(down)
+    }
+
+    fn recv(&self, buffer: Buffer, from: usize) -> Pending<Buffer> {
+        self.inner.recv(self.up(&buffer), from).map(down)
+    }
+
+    fn barrier(&self) -> Pending<()> {
+        self.inner.barrier()
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
+        let inner = self.inner.split(color, key)?;
+        Ok(Arc::new(Staged { inner, device: Arc::clone(&self.device) }))
+    }
+
+    fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError> {
+        self.inner.with_devices(devices)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    fn transport(&self) -> &'static str {
+        self.inner.transport()
+    }
+}
