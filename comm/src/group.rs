@@ -64,6 +64,13 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
             .map_err(|error| CommError::Io { rank, detail: format!("cannot start a worker thread: {error}") })?;
         Ok(Ordered { next: Mutex::new(0), lane, device })
     }
+
+    /// After all jobs that were submitted.
+    fn leave_device(&self) {
+        if let Some(device) = self.device.clone() {
+            self.lane.submit(move |_| lock(&device).leave());
+        }
+    }
 }
 
 impl Group {
@@ -434,6 +441,9 @@ impl Drop for Group {
         if std::thread::panicking() {
             self.abort("the rank panicked");
         }
+        self.collectives.leave_device();
+        lock(&self.outboxes).values().for_each(Ordered::leave_device);
+        lock(&self.inboxes).values().for_each(Ordered::leave_device);
     }
 }
 

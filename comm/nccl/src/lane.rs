@@ -20,6 +20,8 @@ pub(crate) struct Lane {
     comm: ncclComm_t,
     rank: usize,
     state: State,
+    /// Once it has begun to leave, whether it could.
+    left: Option<Result<(), String>>,
 }
 
 // SAFETY: NCCL lets any thread call, one at a time, which `&mut self` sees to.
@@ -47,7 +49,7 @@ impl Lane {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Lane, CudaError> {
         let (stream, done) = (Stream::new(device)?, Event::new(device)?);
         let (device, comm) = (Arc::clone(device), std::ptr::null_mut());
-        Ok(Lane { device, stream, done, comm, rank: 0, state: State::Idle })
+        Ok(Lane { device, stream, done, comm, rank: 0, state: State::Idle, left: None })
     }
 
     /// What a call of NCCL's gave. In progress is fine: `poll` looks after it.
@@ -228,17 +230,25 @@ impl DeviceLane for Lane {
             }
         }
     }
-}
 
-impl Drop for Lane {
-    fn drop(&mut self) {
-        if self.comm.is_null() || self.make_current().is_err() {
+    fn leave(&mut self) {
+        if self.comm.is_null() || self.left.is_some() || self.make_current().is_err() {
             return;
         }
         // What this rank has sent may not have come to the others yet: they say when it has.
         // SAFETY: the communicator lives.
-        let mut finished = self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) });
+        self.left = Some(self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) }));
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.leave();
+        if self.comm.is_null() || self.make_current().is_err() {
+            return;
+        }
         let until = Instant::now() + LEAVE;
+        let mut finished = self.left.take().unwrap_or(Ok(()));
         while finished.is_ok() {
             match self.settled() {
                 Ok(true) => break,

@@ -61,6 +61,13 @@ impl DeviceEnd {
         }
     }
 
+    /// Nothing is carried out afterwards.
+    pub(crate) fn leave(&mut self) {
+        if let Some(lane) = &mut self.lane {
+            lane.leave();
+        }
+    }
+
     fn connect(
         &mut self,
         tell: impl FnOnce(&mut [u8; INVITATION]) -> Result<(), Failure>,

@@ -154,6 +154,10 @@ pub trait DeviceLane: Send {
     /// Ends what was begun, here and with the others. Whether the device has let go of the buffers; it must within some seconds. Nothing is begun
     /// afterwards.
     fn abort(&mut self) -> bool;
+
+    /// Begins to leave; does not block. Nothing is begun afterwards. The drop waits for a while until the others have all that was sent to
+    /// them: a rank with several connections begins to leave all before it waits for one.
+    fn leave(&mut self);
 }
 
 /// An operation on the memory of a device. Ranks are those of the connection.
