@@ -2,7 +2,7 @@
 //!
 //! With the feature `cuda` this crate defines the symbols of the driver, of NCCL and of cuBLAS and its like, so that candle and the
 //! bindings of `cudarc` link on every machine, and the program starts on every machine: a library is opened at the first call of one of
-//! its functions. What needs a library that is not there gives that library's error code; ask [`Library::available`] first for words.
+//! its functions. What needs a library that is not there gives that library's error code; ask `Library::available` first for words.
 //!
 //! Without the feature nothing of NVIDIA's is compiled, and [`inventory`] says so.
 

@@ -1,6 +1,6 @@
 //! A communicator over NCCL, for buffers in the memory of NVIDIA's GPUs.
 //!
-//! [`attach`] makes of a group on the host one that also takes [`DeviceBuffer`](zero_comm::DeviceBuffer)s, such as a [`DeviceVector`]:
+//! `attach` makes of a group on the host one that also takes [`DeviceBuffer`](zero_comm::DeviceBuffer)s, such as a `DeviceVector`:
 //!
 //! ```no_run
 //! # #[cfg(feature = "cuda")]

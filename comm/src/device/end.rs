@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::{DeviceFabric, DeviceLane, DeviceWork, INVITATION};
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::{Inquest, Topic};
+use crate::signature::Signature;
 use crate::step::Deadline;
 
 /// A rank's end of a connection between the devices of a group, or of two of its ranks.
@@ -37,9 +38,10 @@ impl DeviceEnd {
         buffers: B,
         work: impl FnOnce(&B) -> DeviceWork<'_>,
         tell: impl FnOnce(&mut [u8; INVITATION]) -> Result<(), Failure>,
+        signature: &Signature,
         deadline: Deadline,
     ) -> Result<B, Failure> {
-        self.connect(tell, deadline)?;
+        self.connect(tell, signature, deadline)?;
         let Some(mut lane) = self.lane.take() else { return Err(self.failure("there is no connection")) };
         let work = work(&buffers);
         let outcome = lane.start(&work).map_err(|error| self.failure(&error));
@@ -49,10 +51,8 @@ impl DeviceEnd {
                 Ok(buffers)
             }
             Err(failure) => {
-                // First the others, so that they do not take our leaving for the cause.
-                if let Failure::Cause(cause) = &failure {
-                    self.health.end(cause.clone());
-                }
+                // First the others, so that they do not take our leaving for the cause, nor wait while this rank aborts.
+                self.health.end_because(&failure, signature, deadline.timeout);
                 if !lane.abort() {
                     forget(buffers);
                 }
@@ -71,6 +71,7 @@ impl DeviceEnd {
     fn connect(
         &mut self,
         tell: impl FnOnce(&mut [u8; INVITATION]) -> Result<(), Failure>,
+        signature: &Signature,
         deadline: Deadline,
     ) -> Result<(), Failure> {
         if self.lane.is_some() {
@@ -84,6 +85,7 @@ impl DeviceEnd {
         tell(&mut invitation)?;
         let begun = lane.connect(&invitation, self.rank, self.members.len()).map_err(|error| self.failure(&error));
         if let Err(failure) = begun.and_then(|()| self.wait(&mut *lane, deadline)) {
+            self.health.end_because(&failure, signature, deadline.timeout);
             lane.abort();
             return Err(failure);
         }

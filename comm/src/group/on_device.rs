@@ -134,7 +134,7 @@ impl Group {
                 ranges[0] = 0..invitation.len();
                 endpoint.run(step(signature, invitation, ranges, true, deadline)).map(|_| ())
             };
-            let buffers = lock(&end).carry_out(buffers, work, tell, deadline)?;
+            let buffers = lock(&end).carry_out(buffers, work, tell, signature, deadline)?;
             Ok((result(buffers), Sent { bytes: sent, carried: Carried::IN_PLACE }))
         })
     }
@@ -156,6 +156,7 @@ impl Group {
                 buffer,
                 |buffer| DeviceWork::Send { buffer: memory(buffer), to: 1 },
                 tell,
+                signature,
                 deadline,
             )?;
             Ok((buffer, Sent { bytes, carried: Carried::IN_PLACE }))
@@ -178,6 +179,7 @@ impl Group {
                 buffer,
                 |buffer| DeviceWork::Recv { buffer: memory(buffer), from: 0 },
                 tell,
+                signature,
                 deadline,
             )?;
             Ok((buffer, Sent { bytes: 0, carried: Carried::streamed(0) }))
