@@ -24,7 +24,8 @@
 //! carries it out on the endpoints of a `Fabric`. There are two fabrics. Threads read each other's buffers. Processes exchange
 //! streams of chunks, and one engine (`stream`) runs every collective over them, whether a chunk goes through a ring in shared
 //! memory or a socket. In a program that declares the [`SharedAllocator`], processes of one host reach each other's buffers
-//! as well, and only headers go through the rings.
+//! as well, and only headers go through the rings. Buffers in the memory of devices go behind a `DeviceFabric` of another crate, once the
+//! ranks have met for the operation over their own fabric (`device`).
 
 mod agreement;
 mod auth;

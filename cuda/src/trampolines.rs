@@ -142,6 +142,8 @@ macro_rules! trampoline {
     };
 }
 
+// The table is asked for by its page, so the way to `resolve` must be a near one too: a linker's veneer would change x16. That is so in
+// programs of up to 128 MB of code.
 #[cfg(target_arch = "aarch64")]
 macro_rules! trampoline {
     ($name:ident, $index:literal) => {

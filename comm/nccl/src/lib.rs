@@ -22,7 +22,8 @@
 //! Before every operation the ranks meet on the host, each with what it is about to do. That is how a rank that is missing, or does
 //! something else, is found and named, instead of left to NCCL, which would wait for ever or mix up memory. It costs a barrier of the host's
 //! transport for each operation, some microseconds within a host and some tens between hosts, against the milliseconds of a bucket.
-//! There is no switch: what NCCL does when ranks disagree is undefined.
+//! There is no switch: what NCCL does when ranks disagree is undefined. An operation is begun when the host has seen the end of the one
+//! before it on the same connection, so between two there is a gap of about as long again: few large operations are better than many.
 //!
 //! What NCCL does not promise, and so this does not either: its sums have an order of its own, and 16-bit floats are rounded on the way.
 //! They have the same bits on all ranks and in every run of one layout on the same machines, not in another layout and not those of the host's
