@@ -166,7 +166,7 @@ impl std::fmt::Debug for Model {
 }
 
 impl Layers {
-    /// Builds the model in no memory: every parameter is a released leaf of the working dtype (f32 or bf16).
+    /// Builds the model in no memory: every parameter is a released leaf of the working dtype (f32, bf16 or f16).
     ///
     /// # Errors
     /// See [`BuildError`].

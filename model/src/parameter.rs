@@ -27,7 +27,8 @@ impl Parameter {
         let empty = match dtype {
             DType::F32 => CpuStorage::F32(vec![]),
             DType::BF16 => CpuStorage::BF16(vec![]),
-            other => candle_core::bail!("parameter `{name}` is {other:?}; parameters are f32 or bf16"),
+            DType::F16 => CpuStorage::F16(vec![]),
+            other => candle_core::bail!("parameter `{name}` is {other:?}; parameters are f32, bf16 or f16"),
         };
         let leaf = Tensor::from_storage(Storage::Cpu(empty), shape.clone(), BackpropOp::none(), true);
         let parameter = Self { name, shape, dtype, init, layer, leaf };
@@ -53,7 +54,7 @@ impl Parameter {
         self.shape.elem_count()
     }
 
-    /// The working dtype: f32 or bf16.
+    /// The working dtype: f32, bf16 or f16.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -85,6 +86,7 @@ impl Parameter {
         let (dtype, len) = match &values {
             CpuStorage::F32(v) => (DType::F32, v.len()),
             CpuStorage::BF16(v) => (DType::BF16, v.len()),
+            CpuStorage::F16(v) => (DType::F16, v.len()),
             _ => candle_core::bail!("parameter `{}` cannot hold these values", self.name),
         };
         if dtype != self.dtype || len != self.elements() {

@@ -8,7 +8,7 @@ use super::measure;
 use super::operand::{View, f32s, rows};
 use super::output::tensor;
 use super::parallel::{Output, parts, split};
-use super::product::{Elements, Matrix, Start, add_product, new_product, new_product_bf16, product, unrounded};
+use super::product::{Elements, Matrix, Start, add_product, new_product, new_product_rounded, product, unrounded};
 use super::threads;
 use crate::sink;
 use candle_core::backend::BackendStorage;
@@ -157,10 +157,11 @@ impl Affine {
     }
 }
 
-/// A product in new storage of a dtype, f32 or bf16.
+/// A product in new storage of a dtype, f32, bf16 or f16.
 fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>) -> CpuStorage {
     match dtype {
-        DType::BF16 => CpuStorage::BF16(new_product_bf16(start, left, right, threads())),
+        DType::BF16 => CpuStorage::BF16(new_product_rounded(start, left, right, threads())),
+        DType::F16 => CpuStorage::F16(new_product_rounded(start, left, right, threads())),
         _ => CpuStorage::F32(new_product(start, left, right, threads())),
     }
 }

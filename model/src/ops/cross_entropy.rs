@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 /// The mean over rows of −ln `softmax(logits)[target]`: an f32 scalar.
 ///
-/// `logits` is `[.., classes]` in f32 or bf16, `targets` has the leading dimensions and holds u32, i64 or u8 below
+/// `logits` is `[.., classes]` in f32, bf16 or f16, `targets` has the leading dimensions and holds u32, i64 or u8 below
 /// `classes`. The rows' losses are added in f64, in order.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy::default())

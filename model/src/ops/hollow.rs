@@ -13,7 +13,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
 };
-use half::bf16;
+use half::{bf16, f16};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -165,6 +165,7 @@ pub(crate) fn nothing(dtype: DType) -> Result<CpuStorage> {
     Ok(match dtype {
         DType::F32 => CpuStorage::F32(vec![]),
         DType::BF16 => CpuStorage::BF16(Vec::<bf16>::new()),
+        DType::F16 => CpuStorage::F16(Vec::<f16>::new()),
         DType::U32 => CpuStorage::U32(vec![]),
         DType::I64 => CpuStorage::I64(vec![]),
         DType::U8 => CpuStorage::U8(vec![]),

@@ -10,7 +10,7 @@ use super::cross_entropy::row_loss;
 use super::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use super::gradient::deliver;
 use super::hollow;
-use super::kernel::{Isa, bf16::round, softmax as kernel};
+use super::kernel::{HalfFloat, Isa, softmax as kernel};
 use super::measure;
 use super::operand::{View, indices_of, rows};
 use super::output::{stored, tensor};
@@ -18,12 +18,12 @@ use super::parallel::{Output, split, threads};
 use super::product::{Elements, Matrix, Start, add_product, new_product, product};
 use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
-use half::bf16;
+use half::{bf16, f16};
 
 /// [`cross_entropy`](super::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
 ///
 /// `x` is `[.., inputs]`, `weight` `[classes, inputs]`; `targets` has the leading dimensions of `x` and holds u32, i64 or
-/// u8 below `classes`. Logits are f32 also where `x` and `weight` are bf16.
+/// u8 below `classes`. Logits are f32 also where `x` and `weight` are bf16 or f16.
 ///
 /// `gradient` is what the gradient of this loss will be in the backward: 1 for `loss.backward()`, c for
 /// `(loss * c)?.backward()`. Inside of [`sink::Gradients::capture`] the gradient of the weight goes to its place here and
@@ -99,7 +99,8 @@ impl Head<'_> {
             total = self.losses(&mut logits, targets, wanted.then_some(factor), total);
             let d_logits = match self.x {
                 Elements::F32(_) => Matrix::new(&logits, targets.len(), self.classes),
-                Elements::Bf16(_) => Matrix::strided(halves(&logits), targets.len(), self.classes, 2 * self.classes),
+                Elements::Bf16(_) => rounded_rows::<bf16>(&logits, targets.len(), self.classes),
+                Elements::F16(_) => rounded_rows::<f16>(&logits, targets.len(), self.classes),
             };
             if let Some(dx) = &mut dx {
                 product(&mut dx[range], d_logits, self.weight, threads());
@@ -115,7 +116,7 @@ impl Head<'_> {
     }
 
     /// `total` plus the losses of a chunk's rows, in order. With a factor, the logits become their gradients times it; those
-    /// of a bf16 model are rounded, as PyTorch's are, and fill the first half of each row.
+    /// of a bf16 or f16 model are rounded, as PyTorch's are, and fill the first half of each row.
     fn losses(&self, logits: &mut [f32], targets: &[usize], factor: Option<f32>, total: f64) -> f64 {
         let _timed = measure::forward("cross-entropy");
         let mut parts = vec![0.0; 3 * targets.len()];
@@ -129,8 +130,10 @@ impl Head<'_> {
                 if let Some(factor) = factor {
                     kernel::scaled_softmax(isa, row, largest, sum, factor);
                     row[target] -= factor;
-                    if matches!(self.x, Elements::Bf16(_)) {
-                        round_in_place(isa, row);
+                    match self.x {
+                        Elements::F32(_) => {}
+                        Elements::Bf16(_) => round_in_place::<bf16>(isa, row),
+                        Elements::F16(_) => round_in_place::<f16>(isa, row),
                     }
                 }
             }
@@ -139,25 +142,30 @@ impl Head<'_> {
     }
 }
 
-/// Rounds a row to bf16, into its own first half.
-fn round_in_place(isa: Isa, row: &mut [f32]) {
-    let mut rounded = [bf16::ZERO; 512];
+/// Rounds a row to a 16-bit float, into its own first half.
+fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {
+    let mut rounded = [H::ZERO; 512];
     for start in (0..row.len()).step_by(rounded.len()) {
         let part = start..row.len().min(start + rounded.len());
         let rounded = &mut rounded[..part.len()];
-        round(isa, &row[part], rounded);
+        H::round(isa, &row[part], rounded);
         // SAFETY: element `start` of half the size lies at or before what has been read; any bits are floats.
+        // `H` is one of two bytes.
         unsafe {
-            let to = row.as_mut_ptr().cast::<bf16>().add(start);
+            let to = row.as_mut_ptr().cast::<H>().add(start);
             std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, rounded.len());
         }
     }
 }
 
-/// Two bf16 for each f32.
-fn halves(floats: &[f32]) -> &[bf16] {
-    // SAFETY: as many bytes, of smaller alignment, and any bits are a bf16.
-    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), 2 * floats.len()) }
+/// Rows of f32 whose first halves were rounded in place.
+fn rounded_rows<'a, H: HalfFloat>(rows: &'a [f32], count: usize, width: usize) -> Matrix<'a>
+where
+    Elements<'a>: From<&'a [H]>,
+{
+    // SAFETY: as many bytes, of smaller alignment, and any bits are a 16-bit float.
+    let halves: &'a [H] = unsafe { std::slice::from_raw_parts(rows.as_ptr().cast(), 2 * rows.len()) };
+    Matrix::strided(halves, count, width, 2 * width)
 }
 
 /// The node of the graph: what was computed before it was made.

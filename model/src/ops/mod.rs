@@ -16,7 +16,7 @@
 //! The blocks of the zoo are regions (`region.rs`): one node of candle's graph each, inside of which gradients are handed on
 //! and not added to zeros.
 //!
-//! Storage may be f32 or bf16. bf16 is widened to f32 on the way in and rounded once on the way out. Inputs may be
+//! Storage may be f32, bf16 or f16. The latter two are widened to f32 on the way in and rounded once on the way out. Inputs may be
 //! views; only the view is copied, and only when it is not contiguous. There is no CUDA implementation yet: on another
 //! device every operation returns candle's error that names it.
 

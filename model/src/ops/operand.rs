@@ -1,11 +1,11 @@
 //! What operations read: candle storage as slices.
 
-use super::kernel::{Isa, bf16 as kernel};
+use super::kernel::{HalfFloat, Isa};
 use super::parallel::build;
 use super::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, bail};
-use half::bf16;
+use half::{bf16, f16};
 use std::borrow::Cow;
 use std::ops::Deref;
 
@@ -18,6 +18,10 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
             None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
         },
         (CpuStorage::BF16(data), Some((start, end))) => match data.get(start..end) {
+            Some(view) => Ok(Cow::Owned(widened(view))),
+            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+        },
+        (CpuStorage::F16(data), Some((start, end))) => match data.get(start..end) {
             Some(view) => Ok(Cow::Owned(widened(view))),
             None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
         },
@@ -37,9 +41,17 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
                 _ => bail!("{op}: the copy of a view changed its dtype"),
             }
         }
+        (CpuStorage::F16(_), None) => {
+            let mut view = CpuStorage::F16(vec![f16::ZERO; layout.shape().elem_count()]);
+            storage.copy_strided_src(&mut view, 0, layout)?;
+            match view {
+                CpuStorage::F16(view) => Ok(Cow::Owned(widened(&view))),
+                _ => bail!("{op}: the copy of a view changed its dtype"),
+            }
+        }
         // How a released parameter is stored.
         (CpuStorage::F4(_), _) => bail!("{op}: reads a parameter that is released"),
-        (other, _) => bail!("{op}: f32 or bf16 expected, got {:?}", other.dtype()),
+        (other, _) => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
     }
 }
 
@@ -54,10 +66,11 @@ pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
     }
 }
 
-/// The elements of a view in row-major order, as they are stored: for what reads either dtype.
+/// The elements of a view in row-major order, as they are stored: for what reads any of the dtypes.
 pub(crate) enum View<'a> {
     F32(Cow<'a, [f32]>),
     Bf16(&'a [bf16]),
+    F16(&'a [f16]),
 }
 
 impl<'a> View<'a> {
@@ -67,6 +80,11 @@ impl<'a> View<'a> {
             && let Some(view) = data.get(start..end)
         {
             return Ok(Self::Bf16(view));
+        }
+        if let (CpuStorage::F16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
+            && let Some(view) = data.get(start..end)
+        {
+            return Ok(Self::F16(view));
         }
         Ok(Self::F32(f32s(op, storage, layout)?))
     }
@@ -87,6 +105,7 @@ impl<'a> View<'a> {
         match self {
             Self::F32(data) => CpuStorage::F32(data.into_owned()),
             Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
+            Self::F16(data) => CpuStorage::F16(data.to_vec()),
         }
     }
 
@@ -94,6 +113,7 @@ impl<'a> View<'a> {
         match self {
             Self::F32(data) => Elements::F32(data),
             Self::Bf16(data) => Elements::Bf16(data),
+            Self::F16(data) => Elements::F16(data),
         }
     }
 }
@@ -104,7 +124,8 @@ impl<'a> Elements<'a> {
         match storage {
             CpuStorage::F32(data) => Ok(Self::F32(data)),
             CpuStorage::BF16(data) => Ok(Self::Bf16(data)),
-            other => bail!("{op}: f32 or bf16 expected, got {:?}", other.dtype()),
+            CpuStorage::F16(data) => Ok(Self::F16(data)),
+            other => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
         }
     }
 
@@ -113,6 +134,7 @@ impl<'a> Elements<'a> {
         match self {
             Self::F32(data) => CpuStorage::F32(data.to_vec()),
             Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
+            Self::F16(data) => CpuStorage::F16(data.to_vec()),
         }
     }
 }
@@ -159,8 +181,8 @@ pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Res
     }
 }
 
-fn widened(values: &[bf16]) -> Vec<f32> {
-    build(values.len(), 1, |range, out| kernel::widen(Isa::best(), &values[range], out))
+fn widened<H: HalfFloat>(values: &[H]) -> Vec<f32> {
+    build(values.len(), 1, |range, out| H::widen(Isa::best(), &values[range], out))
 }
 
 /// Splits a shape into (rows, length of the last dimension).

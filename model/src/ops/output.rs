@@ -1,13 +1,13 @@
 //! From rows of f32 to what candle stores.
 //!
-//! All arithmetic is f32. bf16 results are rounded, to nearest even, while the rows are still in the first-level cache, so
+//! All arithmetic is f32. bf16 and f16 results are rounded, to nearest even, while the rows are still in the first-level cache, so
 //! that memory sees no more than the elements themselves.
 
-use super::kernel::{Isa, bf16 as kernel};
+use super::kernel::{HalfFloat, Isa};
 use super::parallel::split;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
-use half::bf16;
+use half::{bf16, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -56,6 +56,7 @@ pub(crate) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
 pub(crate) enum Fresh {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
+    F16(Vec<f16>),
 }
 
 impl Fresh {
@@ -64,7 +65,8 @@ impl Fresh {
         match dtype {
             DType::F32 => Ok(Self::F32(Vec::with_capacity(len))),
             DType::BF16 => Ok(Self::Bf16(Vec::with_capacity(len))),
-            other => bail!("{op}: f32 or bf16 expected, got {other:?}"),
+            DType::F16 => Ok(Self::F16(Vec::with_capacity(len))),
+            other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
         }
     }
 
@@ -72,6 +74,7 @@ impl Fresh {
         let (start, len) = match self {
             Self::F32(data) => (Start::F32(data.as_mut_ptr()), data.capacity()),
             Self::Bf16(data) => (Start::Bf16(data.as_mut_ptr()), data.capacity()),
+            Self::F16(data) => (Start::F16(data.as_mut_ptr()), data.capacity()),
         };
         Shared { start, len, buffer: PhantomData }
     }
@@ -92,6 +95,11 @@ impl Fresh {
                 unsafe { data.set_len(len) };
                 CpuStorage::BF16(data)
             }
+            Self::F16(mut data) => {
+                // SAFETY: as above.
+                unsafe { data.set_len(len) };
+                CpuStorage::F16(data)
+            }
         }
     }
 }
@@ -108,6 +116,7 @@ pub(crate) struct Shared<'a> {
 enum Start {
     F32(*mut f32),
     Bf16(*mut bf16),
+    F16(*mut f16),
 }
 
 // SAFETY: access is by `store` and `write` alone, whose callers promise that nobody else has the elements.
@@ -125,7 +134,9 @@ impl Shared<'_> {
             // SAFETY: the caller's promise.
             Start::F32(start) => unsafe { self.part(start, at, values.len()) }.copy_from_slice(values),
             // SAFETY: as above.
-            Start::Bf16(start) => kernel::round(isa, values, unsafe { self.part(start, at, values.len()) }),
+            Start::Bf16(start) => bf16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
+            // SAFETY: as above.
+            Start::F16(start) => f16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
         }
     }
 
@@ -137,11 +148,11 @@ impl Shared<'_> {
         match self.start {
             // SAFETY: the caller's promise.
             Start::F32(start) => work(unsafe { self.part(start, at, len) }),
-            Start::Bf16(start) => {
+            Start::Bf16(_) | Start::F16(_) => {
                 let mut room = vec![0.0; len];
                 work(&mut room);
                 // SAFETY: the caller's promise.
-                kernel::round(isa, &room, unsafe { self.part(start, at, len) });
+                unsafe { self.store(isa, at, &room) };
             }
         }
     }

@@ -6,13 +6,13 @@
 use super::apply::{computed, sum, summed};
 use super::footprint::{bytes, rooms};
 use super::hollow;
-use super::kernel::{Isa, bf16 as kernel, norm::add};
+use super::kernel::{HalfFloat, Isa, norm::add};
 use super::measure;
 use super::operand::{View, rows};
 use super::output::{CACHED, Fresh};
 use super::parallel::split;
 use candle_core::{CpuStorage, DType, Result, Tensor, bail};
-use half::bf16;
+use half::{bf16, f16};
 
 /// (x + branch, the norm of it): `norm` gets some whole rows of the sum and writes theirs, `after` is the norm by itself.
 /// `record` writes the norm down, given the sum and the values of its result.
@@ -56,8 +56,10 @@ pub(super) fn residual_norm(
                 unsafe {
                     to_sums.write(isa, part.start, part.len(), |sums| {
                         add(isa, &x, &y, sums);
-                        if dtype == DType::BF16 {
-                            as_stored(isa, sums);
+                        match dtype {
+                            DType::BF16 => as_stored::<bf16>(isa, sums),
+                            DType::F16 => as_stored::<f16>(isa, sums),
+                            _ => {}
                         }
                         to_normals.write(isa, part.start, part.len(), |normals| norm(sums, normals));
                     });
@@ -72,11 +74,11 @@ pub(super) fn residual_norm(
     Ok((total, normal))
 }
 
-/// The values that bf16 keeps of these.
-fn as_stored(isa: Isa, values: &mut [f32]) {
-    let mut rounded = vec![bf16::ZERO; values.len()];
-    kernel::round(isa, values, &mut rounded);
-    kernel::widen(isa, &rounded, values);
+/// The values that a 16-bit float keeps of these.
+fn as_stored<H: HalfFloat>(isa: Isa, values: &mut [f32]) {
+    let mut rounded = vec![H::ZERO; values.len()];
+    H::round(isa, values, &mut rounded);
+    H::widen(isa, &rounded, values);
 }
 
 #[cfg(test)]
@@ -100,7 +102,7 @@ mod tests {
 
     #[test]
     fn has_the_bits_of_the_two_after_each_other() -> Result<()> {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             for (count, size) in [(1, 1), (7, 33), (130, 100), (3, 9000)] {
                 let [x, branch] = ["x", "branch"].map(|name| normal(name, &[count, size], dtype));
                 let (x, branch) = (x?, branch?);

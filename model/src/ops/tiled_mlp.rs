@@ -23,7 +23,7 @@ use crate::parameter::swap;
 use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::Module;
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
 /// The rows of a tile are a multiple of this.
@@ -38,7 +38,7 @@ const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_o
 /// A feed-forward network that computes so many rows at a time: the bits of its operations after each other, in memory for the
 /// hidden activations of one tile.
 ///
-/// The forward, for `x` of `[.., inputs]` in f32 or bf16, gives `[.., outputs]` and keeps `x` alone. The backward computes the
+/// The forward, for `x` of `[.., inputs]` in f32, bf16 or f16, gives `[.., outputs]` and keeps `x` alone. The backward computes the
 /// hidden activations once more. A gradient that no sink takes is a tensor of its parameter's shape and dtype.
 ///
 /// ```
@@ -268,6 +268,7 @@ impl Tiles {
 enum Joined {
     F32(Vec<f32>, Shape),
     Bf16(Vec<bf16>, Shape),
+    F16(Vec<f16>, Shape),
     Hollow(Tensor),
 }
 
@@ -285,6 +286,7 @@ impl Joined {
         }
         Ok(match first.dtype() {
             DType::BF16 => Self::Bf16(Vec::with_capacity(len), shape),
+            DType::F16 => Self::F16(Vec::with_capacity(len), shape),
             _ => Self::F32(Vec::with_capacity(len), shape),
         })
     }
@@ -297,6 +299,7 @@ impl Joined {
         match (self, View::of(OP, &held)?.elements()) {
             (Self::F32(all, _), Elements::F32(rows)) => all.extend_from_slice(rows),
             (Self::Bf16(all, _), Elements::Bf16(rows)) => all.extend_from_slice(rows),
+            (Self::F16(all, _), Elements::F16(rows)) => all.extend_from_slice(rows),
             _ => bail!("{OP}: tiles of two dtypes"),
         }
         Ok(())
@@ -306,6 +309,7 @@ impl Joined {
         Ok(match self {
             Self::F32(all, shape) => tensor(CpuStorage::F32(all), shape),
             Self::Bf16(all, shape) => tensor(CpuStorage::BF16(all), shape),
+            Self::F16(all, shape) => tensor(CpuStorage::F16(all), shape),
             Self::Hollow(tensor) => tensor,
         })
     }

@@ -126,9 +126,13 @@ fn nothing_is_computed_for_what_is_frozen() {
 }
 
 #[test]
-fn of_bf16_the_gradients_of_logits_are_rounded_and_the_logits_are_not() {
+fn of_16_bits_the_gradients_of_logits_are_rounded_and_the_logits_are_not() {
+    [DType::BF16, DType::F16].into_iter().for_each(the_gradients_of_logits_are_rounded);
+}
+
+fn the_gradients_of_logits_are_rounded(dtype: DType) {
     let targets = ids("targets", &[40], 9);
-    let narrow = [normal("x", &[40, 6]), normal("w", &[9, 6])].map(|t| t.to_dtype(DType::BF16).unwrap());
+    let narrow = [normal("x", &[40, 6]), normal("w", &[9, 6])].map(|t| t.to_dtype(dtype).unwrap());
     let leaves = narrow.each_ref().map(|t| Var::from_tensor(t).unwrap().into_inner());
     let loss = ops::linear_cross_entropy(&leaves[0], &leaves[1], &targets, 1.0).unwrap();
     let grads = loss.backward().unwrap();
@@ -141,7 +145,7 @@ fn of_bf16_the_gradients_of_logits_are_rounded_and_the_logits_are_not() {
     let logits = Var::from_tensor(&product(&x, &w.t().unwrap())).unwrap().into_inner();
     let want = ops::cross_entropy(&logits, &targets).unwrap();
     same_bits("loss", &loss, &want);
-    let narrow = |t: &Tensor| t.to_dtype(DType::BF16).unwrap();
+    let narrow = |t: &Tensor| t.to_dtype(dtype).unwrap();
     let d_logits = narrow(want.backward().unwrap().get(&logits).unwrap()).to_dtype(DType::F32).unwrap();
     same_bits("dx", grads.get(&leaves[0]).unwrap(), &narrow(&product(&d_logits, &w)));
     same_bits("dW", grads.get(&leaves[1]).unwrap(), &narrow(&product(&d_logits.t().unwrap(), &x)));

@@ -1,4 +1,4 @@
-//! What must not change a bit: the other rows of a batch; and what bf16 storage may change.
+//! What must not change a bit: the other rows of a batch; and what storage in 16 bits may change.
 
 use crate::check::{close, ids, normal, run, same_bits};
 use candle_core::{DType, Result, Tensor};
@@ -61,7 +61,10 @@ fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
 #[test]
 fn rows_do_not_depend_on_the_rest_of_the_batch() {
     let batch = 8;
-    for (name, inputs, batched, op) in all(batch) {
+    let each =
+        || [DType::F32, DType::F16].into_iter().flat_map(|dtype| all(batch).into_iter().map(move |op| (dtype, op)));
+    for (dtype, (name, inputs, batched, op)) in each() {
+        let inputs: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(dtype).unwrap()).collect();
         let y = op(&inputs).unwrap();
         for parts in [2, 4, 8] {
             let size = batch / parts;
@@ -72,7 +75,7 @@ fn rows_do_not_depend_on_the_rest_of_the_batch() {
                     .map(|(i, x)| if i < batched { x.narrow(0, part * size, size).unwrap() } else { x.clone() })
                     .collect();
                 let want = y.narrow(0, part * size, size).unwrap();
-                same_bits(&format!("{name}, part {part} of {parts}"), &op(&cut).unwrap(), &want);
+                same_bits(&format!("{name} of {dtype:?}, part {part} of {parts}"), &op(&cut).unwrap(), &want);
             }
         }
     }
@@ -108,7 +111,7 @@ fn gradients_of_rows_do_not_depend_on_the_rest_of_the_batch() {
 
 #[test]
 fn a_linear_map_with_gelu_is_the_two_after_each_other() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         let inputs = [normal("x", &[5, 3, 40]), normal("w", &[40, 70]), normal("b", &[70])];
         let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
         let conv = |t: &[Tensor]| ops::Conv1D::from_tensors(t[1].clone(), t[2].clone());
@@ -122,41 +125,48 @@ fn a_linear_map_with_gelu_is_the_two_after_each_other() {
 }
 
 #[test]
-fn bf16_is_f32_rounded_once() {
-    // Two operations in one round twice.
-    for (name, inputs, _, op) in all(2).into_iter().filter(|(name, ..)| *name != "linear and gelu") {
-        let narrow: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(DType::BF16).unwrap()).collect();
-        let wide: Vec<Tensor> = narrow.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();
-        let (y, grads) = run(&narrow, &op);
-        assert!(y.dtype() == DType::BF16 && grads.iter().all(|g| g.dtype() == DType::BF16), "{name}");
-        let want = op(&wide).unwrap().to_dtype(DType::BF16).unwrap();
-        same_bits(name, &y, &want);
-        let (_, grads_wide) = run(&wide, |t| {
-            // The upstream gradient of the bf16 run: the same weights, rounded.
-            let y = op(t)?;
-            let weights = normal("weights of the result", y.dims());
-            let rounded = weights.to_dtype(DType::BF16)?.to_dtype(DType::F32)?;
-            (y * rounded)?.broadcast_div(&weights)
-        });
-        for (i, (g, want)) in grads.iter().zip(&grads_wide).enumerate() {
-            close(&format!("{name}, input {i}"), g, want, 2e-2);
+fn bf16_and_f16_are_f32_rounded_once() {
+    // Units in the last place differ by a factor of 8.
+    for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F16, 2.5e-3)] {
+        // Two operations in one round twice.
+        for (name, inputs, _, op) in all(2).into_iter().filter(|(name, ..)| *name != "linear and gelu") {
+            let narrow: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(dtype).unwrap()).collect();
+            let wide: Vec<Tensor> = narrow.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();
+            let (y, grads) = run(&narrow, &op);
+            assert!(y.dtype() == dtype && grads.iter().all(|g| g.dtype() == dtype), "{name}");
+            let want = op(&wide).unwrap().to_dtype(dtype).unwrap();
+            same_bits(name, &y, &want);
+            let (_, grads_wide) = run(&wide, |t| {
+                // The upstream gradient of the narrow run: the same weights, rounded.
+                let y = op(t)?;
+                let weights = normal("weights of the result", y.dims());
+                let rounded = weights.to_dtype(dtype)?.to_dtype(DType::F32)?;
+                (y * rounded)?.broadcast_div(&weights)
+            });
+            for (i, (g, want)) in grads.iter().zip(&grads_wide).enumerate() {
+                close(&format!("{name} of {dtype:?}, input {i}"), g, want, tolerance);
+            }
         }
     }
 }
 
 #[test]
-fn bf16_logits_and_tables() {
+fn logits_and_tables_of_16_bits() {
+    [DType::BF16, DType::F16].into_iter().for_each(logits_and_tables);
+}
+
+fn logits_and_tables(dtype: DType) {
     let targets = ids("targets", &[5], 9);
-    let logits = normal("logits", &[5, 9]).to_dtype(DType::BF16).unwrap();
+    let logits = normal("logits", &[5, 9]).to_dtype(dtype).unwrap();
     let wide = logits.to_dtype(DType::F32).unwrap();
     let loss = ops::cross_entropy(&logits, &targets).unwrap();
     assert_eq!(loss.dtype(), DType::F32);
     same_bits("loss", &loss, &ops::cross_entropy(&wide, &targets).unwrap());
     let (_, grads) = run(&[logits], |t| ops::cross_entropy(&t[0], &targets));
     let (_, want) = run(std::slice::from_ref(&wide), |t| ops::cross_entropy(&t[0], &targets));
-    same_bits("d logits", &grads[0], &want[0].to_dtype(DType::BF16).unwrap());
+    same_bits("d logits", &grads[0], &want[0].to_dtype(dtype).unwrap());
 
-    let table = wide.to_dtype(DType::BF16).unwrap();
+    let table = wide.to_dtype(dtype).unwrap();
     let rows = ops::Embedding::from_tensor(table.clone()).forward(&ids("rows", &[4], 5)).unwrap();
-    assert_eq!((rows.dtype(), rows.dims()), (DType::BF16, &[4, 9][..]));
+    assert_eq!((rows.dtype(), rows.dims()), (dtype, &[4, 9][..]));
 }

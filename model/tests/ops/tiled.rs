@@ -86,7 +86,7 @@ fn same_gradients(what: &str, got: &[Option<Tensor>], want: &[Option<Tensor>]) {
 #[test]
 fn tiles_change_no_bit() {
     for kind in KINDS {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             for lead in [&[1][..], &[64], &[65], &[200], &[3, 90], &[2, 2, 160]] {
                 let all = leaves(&kind.tensors(lead, dtype), |_| true);
                 let (want, grads_want) = backward(kind, &all, None);
@@ -172,7 +172,7 @@ fn sunk(kind: Kind, leaves: &[Tensor], tile_rows: Option<usize>, written: impl F
 #[test]
 fn gradients_land_in_the_sink() {
     for kind in KINDS {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             for input in [true, false] {
                 let all = leaves(&kind.tensors(&[3, 70], dtype), |i| i > 0 || input);
                 for written in 0..1 << (all.len() - 1) {

@@ -3,11 +3,17 @@
 use super::vectorised;
 use half::bf16;
 
+/// Exactly.
+#[inline(always)]
+pub(crate) fn wide(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
 vectorised! {
     /// y = x, exactly.
     fn widen(x: &[bf16], y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {
-            *y = f32::from_bits(u32::from(x.to_bits()) << 16);
+            *y = wide(*x);
         }
     }
 }

@@ -7,6 +7,8 @@
 
 pub(crate) mod activation;
 pub(crate) mod bf16;
+pub(crate) mod f16;
+mod half_float;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod norm;
@@ -14,6 +16,7 @@ pub(crate) mod random;
 pub(crate) mod rotary;
 pub(crate) mod softmax;
 
+pub(crate) use half_float::HalfFloat;
 pub use lanes::Isa;
 pub(crate) use lanes::vectorised;
 

@@ -1,12 +1,12 @@
 //! The loops of a product around its innermost one: blocks that fit the caches, and the tiles of a block.
 
-use super::super::kernel::{Isa, bf16 as kernel};
+use super::super::kernel::{HalfFloat, Isa};
 use super::amx;
 use super::pack::{left_panel, right_panel};
 use super::terms::{Left, Terms};
 use super::tile::{COLUMNS, ROWS as FEW_ROWS, Tile};
 use super::{Matrix, Start};
-use half::bf16;
+use half::{bf16, f16};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -21,11 +21,30 @@ pub(super) struct Out<'a> {
 
 /// Where the sums go.
 #[derive(Clone, Copy)]
-pub(super) enum To {
+pub(crate) enum To {
     F32(*mut f32),
     /// Rounded when they are complete, so the inner dimension is not cut into blocks: at most [`LONGEST`] words, and a start
     /// that is not the output.
     Bf16(*mut bf16),
+    /// Likewise.
+    F16(*mut f16),
+}
+
+/// What sums are rounded to.
+pub(crate) trait Rounded: HalfFloat {
+    fn to(start: *mut Self) -> To;
+}
+
+impl Rounded for bf16 {
+    fn to(start: *mut Self) -> To {
+        To::Bf16(start)
+    }
+}
+
+impl Rounded for f16 {
+    fn to(start: *mut Self) -> To {
+        To::F16(start)
+    }
 }
 
 // SAFETY: every thread writes its own part of the output and reads no other.
@@ -80,7 +99,7 @@ impl Sizes {
         match to {
             To::F32(_) => Self { depth: DEPTH, width: WIDTH, height: HEIGHT },
             // As much memory, in another shape.
-            To::Bf16(_) => Self {
+            To::Bf16(_) | To::F16(_) => Self {
                 depth: words.max(1),
                 width: (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH),
                 height: (DEPTH * HEIGHT / words.max(1) / T::ROWS * T::ROWS).clamp(T::ROWS, HEIGHT),
@@ -118,7 +137,9 @@ pub(super) unsafe fn block<T: Terms>(
                             // SAFETY: the caller's promise.
                             To::F32(to) => unsafe { tiles.sums::<T>(isa, out, to, rows) },
                             // SAFETY: as above.
-                            To::Bf16(to) => unsafe { tiles.rounded::<T>(isa, out, to, rows, &mut room.sums) },
+                            To::Bf16(to) => unsafe { tiles.rounded::<T, _>(isa, out, to, rows, &mut room.sums) },
+                            // SAFETY: as above.
+                            To::F16(to) => unsafe { tiles.rounded::<T, _>(isa, out, to, rows, &mut room.sums) },
                         }
                     }
                 }
@@ -160,15 +181,15 @@ impl Tiles<'_> {
         }
     }
 
-    /// Rounds them to the output.
+    /// Rounds them into the output.
     ///
     /// # Safety
     /// As for [`Tiles::sums`].
-    unsafe fn rounded<T: Terms>(
+    unsafe fn rounded<T: Terms, H: HalfFloat>(
         &self,
         isa: Isa,
         out: Out<'_>,
-        to: *mut bf16,
+        to: *mut H,
         rows: Range<usize>,
         sums: &mut Vec<Line>,
     ) {
@@ -192,7 +213,7 @@ impl Tiles<'_> {
                     to.write_bytes(0, width);
                     std::slice::from_raw_parts_mut(to, width)
                 };
-                kernel::round(isa, sums, to);
+                H::round(isa, sums, to);
             }
         }
     }

@@ -24,14 +24,14 @@ mod tile;
 mod units;
 
 use super::footprint::floats;
-use super::kernel::{Isa, bf16 as kernel};
+use super::kernel::{HalfFloat, Isa};
 use super::parallel::{Output, split};
 use super::{measure, team};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::squares_in_registers;
-use blocks::{LONGEST, Out, To, block};
+use blocks::{LONGEST, Out, Rounded, To, block};
 pub(crate) use blocks::{ROOM, make_room};
-use half::bf16;
+use half::{bf16, f16};
 pub(crate) use panels::{FewRows, Panels, Target};
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
@@ -46,6 +46,8 @@ pub(crate) enum Elements<'a> {
     F32(&'a [f32]),
     /// Widened where they are packed, which is exact: the sums are those of the f32 values.
     Bf16(&'a [bf16]),
+    /// Likewise.
+    F16(&'a [f16]),
 }
 
 impl<'a> Elements<'a> {
@@ -53,6 +55,7 @@ impl<'a> Elements<'a> {
         match self {
             Self::F32(data) => data.len(),
             Self::Bf16(data) => data.len(),
+            Self::F16(data) => data.len(),
         }
     }
 
@@ -61,6 +64,7 @@ impl<'a> Elements<'a> {
         match self {
             Self::F32(data) => Self::F32(&data[start..]),
             Self::Bf16(data) => Self::Bf16(&data[start..]),
+            Self::F16(data) => Self::F16(&data[start..]),
         }
     }
 
@@ -68,9 +72,9 @@ impl<'a> Elements<'a> {
     pub(crate) fn floats(self, range: Range<usize>) -> Cow<'a, [f32]> {
         match self {
             Self::F32(data) => Cow::Borrowed(&data[range]),
-            Self::Bf16(data) => {
+            Self::Bf16(_) | Self::F16(_) => {
                 let mut wide = vec![0.0; range.len()];
-                kernel::widen(Isa::best(), &data[range], &mut wide);
+                self.read(Isa::best(), range.start, &mut wide);
                 Cow::Owned(wide)
             }
         }
@@ -80,7 +84,8 @@ impl<'a> Elements<'a> {
     pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {
             Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),
-            Self::Bf16(data) => kernel::widen(isa, &data[start..start + out.len()], out),
+            Self::Bf16(data) => bf16::widen(isa, &data[start..start + out.len()], out),
+            Self::F16(data) => f16::widen(isa, &data[start..start + out.len()], out),
         }
     }
 }
@@ -112,6 +117,12 @@ impl<'a> From<&'a mut [f32]> for Elements<'a> {
 impl<'a> From<&'a [bf16]> for Elements<'a> {
     fn from(data: &'a [bf16]) -> Self {
         Self::Bf16(data)
+    }
+}
+
+impl<'a> From<&'a [f16]> for Elements<'a> {
+    fn from(data: &'a [f16]) -> Self {
+        Self::F16(data)
     }
 }
 
@@ -203,21 +214,26 @@ fn multiply_into(out: &mut [f32], start: Start<'_>, left: Matrix<'_>, right: Mat
     unsafe { multiply(To::F32(out.as_mut_ptr()), start, left, right, threads) };
 }
 
-/// `start + left · right`, rounded to bf16 when the sums are complete.
-pub(crate) fn new_product_bf16(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<bf16> {
+/// `start + left · right`, rounded when the sums are complete.
+pub(crate) fn new_product_rounded<H: Rounded>(
+    start: Start<'_>,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    threads: usize,
+) -> Vec<H> {
     assert!(!matches!(start, Start::Output), "a new output has no content");
     let len = left.rows * right.columns;
     let mut out = Vec::with_capacity(len);
     if left.columns <= LONGEST {
         // SAFETY: as for `new_product`.
-        unsafe { multiply(To::Bf16(out.as_mut_ptr()), start, left, right, threads) };
+        unsafe { multiply(H::to(out.as_mut_ptr()), start, left, right, threads) };
     } else {
         let sums = new_product(start, left, right, threads);
         let spare = Output { data: &mut out.spare_capacity_mut()[..len], floats: 1 };
         split(len, 1, [spare], |range, [out]| {
-            out.fill(MaybeUninit::new(bf16::ZERO));
+            out.fill(MaybeUninit::new(H::ZERO));
             // SAFETY: all of it has just been written.
-            kernel::round(Isa::best(), &sums[range], unsafe { out.assume_init_mut() });
+            H::round(Isa::best(), &sums[range], unsafe { out.assume_init_mut() });
         });
     }
     // SAFETY: all elements are written.
@@ -225,7 +241,7 @@ pub(crate) fn new_product_bf16(start: Start<'_>, left: Matrix<'_>, right: Matrix
     out
 }
 
-/// Bytes of f32 that [`new_product_bf16`] needs for a result of so many elements, each the sum of so many terms.
+/// Bytes of f32 that [`new_product_rounded`] needs for a result of so many elements, each the sum of so many terms.
 pub(crate) fn unrounded(terms: usize, results: usize) -> u64 {
     if terms <= LONGEST { 0 } else { floats(results) }
 }

@@ -1,10 +1,10 @@
 //! Laying out blocks of the operands as the innermost loop reads them: in order, as f32, whatever they are stored as.
 
 use super::super::kernel::lanes::Level;
-use super::super::kernel::{Isa, bf16 as kernel, vectorised};
+use super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::tile::{COLUMNS, ROWS};
 use super::{Elements, Matrix};
-use half::bf16;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Floats between the starts of two panels beyond the panel itself. Without them the starts would share a set of the
@@ -30,6 +30,7 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
         match right.data {
             Elements::F32(data) => spread_columns(isa, data, lines, packed),
             Elements::Bf16(data) => spread_columns_bf16(isa, data, lines, packed),
+            Elements::F16(data) => spread_columns_f16(isa, data, lines, packed),
         }
         return;
     }
@@ -43,6 +44,7 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
             match right.data {
                 Elements::F32(data) => turn(isa, data, strip, out),
                 Elements::Bf16(data) => turn_bf16(isa, data, strip, out),
+                Elements::F16(data) => turn_f16(isa, data, strip, out),
             }
         }
     }
@@ -55,27 +57,15 @@ pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
     match left.data {
         Elements::F32(data) => spread_rows(isa, data, lines, packed),
         Elements::Bf16(data) => spread_rows_bf16(isa, data, lines, packed),
+        Elements::F16(data) => spread_rows_f16(isa, data, lines, packed),
     }
 }
 
-/// Widens a block of a bf16 operand whose rows are contiguous, row after row.
-pub(crate) fn widen_left(
-    isa: Isa,
-    left: &[bf16],
-    stride: usize,
-    rows: Range<usize>,
-    depth: Range<usize>,
-    out: &mut [f32],
-) {
+/// Widens a block of a left operand whose rows are contiguous, row after row.
+pub(crate) fn widen_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, out: &mut [f32]) {
     for (row, out) in rows.zip(out.chunks_exact_mut(depth.len().max(1))) {
-        kernel::widen(isa, &left[row * stride..][depth.clone()], out);
+        left.data.read(isa, row * left.row_stride + depth.start, out);
     }
-}
-
-/// bf16 to f32, which is exact.
-#[inline(always)]
-fn wide(value: bf16) -> f32 {
-    f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
 /// The same part of some contiguous lines of a matrix.
@@ -95,7 +85,13 @@ vectorised! {
 
 vectorised! {
     fn spread_columns_bf16(data: &[bf16], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, bf16>(data, lines, out, wide);
+        spread::<COLUMNS, bf16>(data, lines, out, HalfFloat::wide);
+    }
+}
+
+vectorised! {
+    fn spread_columns_f16(data: &[f16], lines: Lines, out: &mut [f32]) {
+        spread::<COLUMNS, f16>(data, lines, out, HalfFloat::wide);
     }
 }
 
@@ -107,7 +103,13 @@ vectorised! {
 
 vectorised! {
     fn spread_rows_bf16(data: &[bf16], lines: Lines, out: &mut [f32]) {
-        spread::<ROWS, bf16>(data, lines, out, wide);
+        spread::<ROWS, bf16>(data, lines, out, HalfFloat::wide);
+    }
+}
+
+vectorised! {
+    fn spread_rows_f16(data: &[f16], lines: Lines, out: &mut [f32]) {
+        spread::<ROWS, f16>(data, lines, out, HalfFloat::wide);
     }
 }
 
@@ -159,6 +161,15 @@ fn turn_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f32]) {
     turn_scalar_bf16(isa, data, strip, out);
 }
 
+fn turn_f16(isa: Isa, data: &[f16], strip: Strip, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.0 == Level::Avx512 {
+        // SAFETY: as above.
+        return unsafe { x86::turn_strip_f16(data, strip, out) };
+    }
+    turn_scalar_f16(isa, data, strip, out);
+}
+
 vectorised! {
     fn turn_scalar(data: &[f32], strip: Strip, out: &mut [f32]) {
         turn_rest(data, &strip, 0, out, |value| value);
@@ -167,7 +178,13 @@ vectorised! {
 
 vectorised! {
     fn turn_scalar_bf16(data: &[bf16], strip: Strip, out: &mut [f32]) {
-        turn_rest(data, &strip, 0, out, wide);
+        turn_rest(data, &strip, 0, out, HalfFloat::wide);
+    }
+}
+
+vectorised! {
+    fn turn_scalar_f16(data: &[f16], strip: Strip, out: &mut [f32]) {
+        turn_rest(data, &strip, 0, out, HalfFloat::wide);
     }
 }
 
@@ -188,8 +205,8 @@ fn turn_rest<T: Copy>(data: &[T], strip: &Strip, skip: usize, out: &mut [f32], w
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
-    use super::{COLUMNS, LANES, Strip, turn_rest, wide};
-    use half::bf16;
+    use super::{COLUMNS, HalfFloat, LANES, Strip, turn_rest};
+    use half::{bf16, f16};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512dq")]
@@ -214,7 +231,19 @@ pub(super) mod x86 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
         };
         let skip = squares(strip.columns, strip.depth.len(), load, out);
-        turn_rest(data, &strip, skip, out, wide);
+        turn_rest(data, &strip, skip, out, HalfFloat::wide);
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq")]
+    pub(super) fn turn_strip_f16(data: &[f16], strip: Strip, out: &mut [f32]) {
+        let load = |column: usize, k: usize| {
+            let start = strip.first + column * strip.stride + strip.depth.start + k;
+            let part: &[f16; LANES] = data[start..].first_chunk().unwrap_or(&[f16::ZERO; LANES]);
+            // SAFETY: sixteen elements, as its type says.
+            _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(part.as_ptr().cast()) })
+        };
+        let skip = squares(strip.columns, strip.depth.len(), load, out);
+        turn_rest(data, &strip, skip, out, HalfFloat::wide);
     }
 
     /// Turns as many whole squares of a strip as it has, and tells how many words of each column that is. `load` gives

@@ -2,7 +2,7 @@
 
 use super::super::kernel::Isa;
 use super::tile::{ROWS, Tile};
-use super::{Elements, Matrix, amx, pack, pairs, squares};
+use super::{Matrix, amx, pack, pairs, squares};
 use std::ops::Range;
 
 /// A format of packed operands, with the tile that reads it. Words are kept as f32, whatever their bits are.
@@ -84,9 +84,9 @@ impl Terms for Wide {
                 left.row_stride,
             );
         }
-        if let (Elements::Bf16(data), 1) = (left.data, left.column_stride) {
+        if left.column_stride == 1 {
             let packed = room(rows.len() * depth.len());
-            pack::widen_left(isa, data, left.row_stride, rows, depth.clone(), packed);
+            pack::widen_left(isa, left, rows, depth.clone(), packed);
             return Left::rows::<Self>(packed, depth.len());
         }
         let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(depth.len()));

@@ -36,6 +36,14 @@ fn sum(units: Bf16Units, start: f32, depth: usize, left: impl Fn(usize) -> f32, 
     }
 }
 
+/// How operands are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stored {
+    Wide,
+    Brain,
+    Half,
+}
+
 fn rounded(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|v| bf16::from_f32(*v)).collect()
 }
@@ -51,19 +59,31 @@ fn every_element_is_its_sum_in_every_layout() {
     for (rows, columns, depth) in sizes {
         let (a, b, bias) = (normal("a", rows * depth), normal("b", depth * columns), normal("c", columns));
         let (a16, b16) = (rounded(&a), rounded(&b));
-        let element = |i: usize, j: usize, start: f32, l: (usize, usize), r: (usize, usize), half: bool| {
-            let (a, b) = (
-                |at: usize| if half { a16[at].to_f32() } else { a[at] },
-                |at: usize| {
-                    if half { b16[at].to_f32() } else { b[at] }
-                },
-            );
-            let units = if half { Bf16Units::best() } else { Bf16Units::Widened };
+        let halves = |values: &[f32]| values.iter().map(|v| f16::from_f32(*v)).collect::<Vec<_>>();
+        let (ah, bh) = (halves(&a), halves(&b));
+        let element = |i: usize, j: usize, start: f32, l: (usize, usize), r: (usize, usize), stored: Stored| {
+            let a = |at: usize| match stored {
+                Stored::Wide => a[at],
+                Stored::Brain => a16[at].to_f32(),
+                Stored::Half => ah[at].to_f32(),
+            };
+            let b = |at: usize| match stored {
+                Stored::Wide => b[at],
+                Stored::Brain => b16[at].to_f32(),
+                Stored::Half => bh[at].to_f32(),
+            };
+            let units = if stored == Stored::Brain { Bf16Units::best() } else { Bf16Units::Widened };
             sum(units, start, depth, |k| a(i * l.0 + k * l.1), |k| b(k * r.0 + j * r.1))
         };
-        for (left_t, right_t, half) in (0..8).map(|n| (n & 1 == 1, n & 2 == 2, n & 4 == 4)) {
-            let lefts: Elements<'_> = if half { a16[..].into() } else { (&a).into() };
-            let rights: Elements<'_> = if half { b16[..].into() } else { (&b).into() };
+        let each = [Stored::Wide, Stored::Brain, Stored::Half];
+        for (left_t, right_t, stored) in
+            each.into_iter().flat_map(|stored| (0..4).map(move |n| (n & 1 == 1, n & 2 == 2, stored)))
+        {
+            let (lefts, rights): (Elements<'_>, Elements<'_>) = match stored {
+                Stored::Wide => ((&a).into(), (&b).into()),
+                Stored::Brain => (a16[..].into(), b16[..].into()),
+                Stored::Half => (ah[..].into(), bh[..].into()),
+            };
             let left = if left_t { Matrix::new(lefts, depth, rows).t() } else { Matrix::new(lefts, rows, depth) };
             let right =
                 if right_t { Matrix::new(rights, columns, depth).t() } else { Matrix::new(rights, depth, columns) };
@@ -71,16 +91,20 @@ fn every_element_is_its_sum_in_every_layout() {
             let all = |start: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
                 (0..rows * columns)
                     .map(|at| (at / columns, at % columns))
-                    .map(|(i, j)| element(i, j, start(i, j), l, r, half))
+                    .map(|(i, j)| element(i, j, start(i, j), l, r, stored))
                     .collect()
             };
-            let rounds = |sums: &[f32]| sums.iter().map(|v| bf16::from_f32(*v)).collect::<Vec<_>>();
-            let what = format!("{rows}x{columns}x{depth}, left transposed {left_t}, right {right_t}, bf16 {half}");
+            let what = format!("{rows}x{columns}x{depth}, left transposed {left_t}, right {right_t}, {stored:?}");
             let want = all(&|_, _| 0.0);
             assert!(same(&new_product(Start::Zero, left, right, 1), &want), "{what}");
             let want = all(&|_, j| bias[j]);
             assert!(same(&new_product(Start::Row(&bias), left, right, 2), &want), "{what} + row");
-            assert_eq!(new_product_bf16(Start::Row(&bias), left, right, 1), rounds(&want), "{what}, rounded");
+            assert_eq!(
+                new_product_rounded::<bf16>(Start::Row(&bias), left, right, 1),
+                rounded(&want),
+                "{what}, rounded"
+            );
+            assert_eq!(new_product_rounded::<f16>(Start::Row(&bias), left, right, 1), halves(&want), "{what}, rounded");
             let before = normal("out", rows * columns);
             let want = all(&|i, j| before[i * columns + j]);
             let mut out = before.clone();
@@ -98,7 +122,11 @@ fn inner_dimensions_of_any_length_are_rounded_once() {
         let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());
         let want = rounded(&new_product(Start::Zero, left, right, 1));
         for threads in [1, 3] {
-            assert_eq!(new_product_bf16(Start::Zero, left, right, threads), want, "{rows}x{columns}x{depth}");
+            let got: Vec<bf16> = new_product_rounded(Start::Zero, left, right, threads);
+            assert_eq!(got, want, "{rows}x{columns}x{depth}");
+            let halves: Vec<f16> = new_product_rounded(Start::Zero, left, right, threads);
+            let want = new_product(Start::Zero, left, right, 1).into_iter().map(f16::from_f32);
+            assert!(want.eq(halves), "{rows}x{columns}x{depth}");
         }
     }
 }
