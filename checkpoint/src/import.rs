@@ -44,6 +44,7 @@ pub fn import(
     let save = Save {
         step: 0,
         samples: 0,
+        loss_scale: None,
         zero_stage: 0,
         engine: serde_json::Value::Null,
         config,
@@ -91,6 +92,7 @@ fn write(
         step: 0,
         updates: 0,
         samples: 0,
+        loss_scale: None,
         world_size: 1,
         zero_stage: 0,
         states: vec![],

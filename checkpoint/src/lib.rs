@@ -42,7 +42,7 @@ pub use folders::{committed, meant, newest, set_back, write_rate};
 pub use import::import;
 pub use load::load;
 pub use lock::RunLock;
-pub use manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
+pub use manifest::{FORMAT, LossScale, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
 pub use pretrained::{check_pretrained, load_pretrained};
 pub use save::{Background, Progress, Save, save};
 pub use snapshot::Snapshot;

@@ -32,6 +32,9 @@ pub struct Manifest {
     pub updates: u64,
     /// Samples that the run had trained on: where its data go on.
     pub samples: u64,
+    /// Of training in f16 with a loss scale that follows the gradients; otherwise the key is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Ranks that wrote it.
     pub world_size: usize,
     /// ZeRO stage under which it was written.
@@ -46,6 +49,20 @@ pub struct Manifest {
     pub shards: Vec<ShardEntry>,
     /// By name.
     pub parameters: BTreeMap<String, ParameterEntry>,
+}
+
+/// Where a loss scale that follows the gradients had got to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LossScale {
+    /// What the next step's loss is multiplied by.
+    pub scale: f64,
+    /// Steps so far, skipped ones included.
+    pub steps: u64,
+    /// The last step whose gradients overflowed, counted from 1; 0 if none did.
+    pub last_overflow: u64,
+    /// Overflows up to the one that halves the scale.
+    pub hysteresis: u64,
 }
 
 /// One file.

@@ -12,7 +12,7 @@ use crate::commit::{self, commit, exchange, unfinished};
 use crate::error::CheckpointError;
 use crate::layout::{Shard, entries};
 use crate::lock::RunLock;
-use crate::manifest::{FORMAT, Manifest, VERSION};
+use crate::manifest::{FORMAT, LossScale, Manifest, VERSION};
 use crate::shard::{self, State, Written};
 use crate::snapshot::Snapshot;
 use crate::together::{any, patiently, together};
@@ -24,6 +24,8 @@ pub struct Save {
     pub step: u64,
     /// Samples that the run has trained on.
     pub samples: u64,
+    /// Of training in f16 with a loss scale that follows the gradients.
+    pub loss_scale: Option<LossScale>,
     /// ZeRO stage, for the record.
     pub zero_stage: u8,
     /// What the engine keeps besides.
@@ -64,6 +66,7 @@ fn begin(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> Resu
         step: save.step,
         updates: zero.updates(),
         samples: save.samples,
+        loss_scale: save.loss_scale,
         world_size: comm.size(),
         zero_stage: save.zero_stage,
         states: zero.state_names().iter().map(ToString::to_string).collect(),
@@ -97,7 +100,7 @@ fn conclude(
 #[derive(Debug)]
 pub struct Background {
     root: PathBuf,
-    save: Save,
+    save: Box<Save>,
     stage: Stage,
     stall: Duration,
 }
@@ -141,7 +144,7 @@ impl Background {
             (written, snapshot)
         });
         let stage = Stage::Writing(writer.map_err(CheckpointError::io(root))?, Box::new(manifest));
-        Ok(Self { root: root.to_path_buf(), save, stage, stall: started.elapsed() })
+        Ok(Self { root: root.to_path_buf(), save: Box::new(save), stage, stall: started.elapsed() })
     }
 
     /// How long this rank waited for its copy.

@@ -146,6 +146,7 @@ mod tests {
             step: 7,
             updates: 6,
             samples: 28,
+            loss_scale: None,
             world_size: 2,
             zero_stage: 3,
             states: vec!["exp_avg".into()],

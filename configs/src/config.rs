@@ -40,7 +40,7 @@ pub use monitor::{CommsLogger, Monitor};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::Optimizer;
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
-pub use precision::{Bf16, DataTypes, Dtype};
+pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use rope::RopeScaling;
 pub use scheduler::{Scheduler, WarmupType};
 pub use training::{EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, Training, WeightDecayOn};
@@ -81,6 +81,8 @@ pub struct Config {
     pub data_types: DataTypes,
     /// bfloat16 parameters and activations over f32 master weights.
     pub bf16: Bf16,
+    /// f16 parameters and activations over f32 master weights, with a loss scale.
+    pub fp16: Fp16,
     /// Optimizer and its parameters.
     pub optimizer: Optimizer,
     /// Learning rate over time.
@@ -129,6 +131,15 @@ impl Config {
     pub fn data_parallel_size(&self) -> usize {
         // The program may have written a 0 there.
         self.world_size / self.pipeline.stages.max(1)
+    }
+
+    /// Type of parameters and activations.
+    pub fn working_dtype(&self) -> Dtype {
+        match (self.bf16.enabled, self.fp16.enabled) {
+            (true, _) => Dtype::Bf16,
+            (false, true) => Dtype::F16,
+            (false, false) => Dtype::F32,
+        }
     }
 }
 

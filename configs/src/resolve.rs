@@ -139,6 +139,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         log_level: keys.choice("log_level", LogLevel::Info),
         data_types: DataTypes::read(resolver),
         bf16: Bf16::read(resolver),
+        fp16: Fp16::read(resolver),
         optimizer,
         scheduler,
         zero: Zero::read(resolver),
@@ -181,6 +182,7 @@ fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         let help = "write `data.eval` or `data.eval_fraction`".to_string();
         resolver.contradiction(&["autotuning.sweep", "data"], message, Some(help));
     }
+    config.fp16.check(&config.bf16, resolver);
     config.launcher.check(resolver);
     if config.training.reproducible {
         reproducible(config, world, resolver);

@@ -256,7 +256,7 @@ fn a_path_that_is_no_key_is_refused_with_the_nearest_one() {
     assert!(only("autotuning: {space: {autotuning.fast: [true]}}").4.contains("`autotuning` itself"));
     assert!(only("autotuning: {space: {vocabulary_size: [8]}}").4.contains("has no effect"));
     assert_eq!(only("autotuning: {space: {amp.enabled: [true]}}").0, ErrorKind::Rejected);
-    assert_eq!(only("autotuning: {space: {fp16.enabled: [true]}}").0, ErrorKind::NotImplemented);
+    assert_eq!(only("autotuning: {space: {fp16.auto_cast: [true]}}").0, ErrorKind::NotImplemented);
 }
 
 #[test]
@@ -303,6 +303,7 @@ fn no_key_is_given_twice() {
     for text in twice {
         assert_eq!(only(&format!("autotuning: {{space: {{{text}}}}}")).0, ErrorKind::DuplicateKey, "{text}");
     }
+    assert_eq!(values("fp16.enabled: [false, true]"), ["false", "true"]);
     // One is no part of the other's name.
     let apart = "train_batch_size: [1, 2], training.save_every: [1], training.save_last: [true]";
     assert_eq!(space(apart).len(), 3);

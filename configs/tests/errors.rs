@@ -69,7 +69,7 @@ zero_optimization:
   stage: 4
   cpu_offload: true
   zero_quantized_weights: true
-fp16: {enabled: true}
+fp16: {enabled: true, auto_cast: true}
 model: {type: gpt2, n_embd: 100, n_head: 12}
 data: {format: txt}
 ";
@@ -83,7 +83,7 @@ data: {format: txt}
         (ErrorKind::Value, "zero_optimization.stage"),
         (ErrorKind::Rejected, "zero_optimization.cpu_offload"),
         (ErrorKind::NotImplemented, "zero_optimization.zero_quantized_weights"),
-        (ErrorKind::NotImplemented, "fp16.enabled"),
+        (ErrorKind::NotImplemented, "fp16.auto_cast"),
         (ErrorKind::Contradiction, "model.n_head"),
         (ErrorKind::Missing, "data.train"),
         (ErrorKind::Value, "data.format"),
@@ -251,7 +251,7 @@ fn keys_that_deepspeed_dropped_are_rejected_by_name() {
 #[test]
 fn what_is_not_implemented_says_so_unless_it_is_off() {
     let on = [
-        "fp16: {enabled: true}",
+        "fp16: {enabled: true, auto_cast: true}",
         "wandb: {enabled: true}",
         "autotuning: {mp_size: 2}",
         "flops_profiler: {enabled: true}",
@@ -274,6 +274,7 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
     }
     let rejected = [
         "torch_autocast: {enabled: true}",
+        "fp16: {enabled: true, fp16_master_weights_and_grads: true}",
         "comet: {enabled: true}",
         "compile: {deepcompile: true}",
         "hybrid_engine: {enabled: true}",
@@ -403,7 +404,12 @@ fn a_warm_up_longer_than_the_run_is_a_warning() {
 
 #[test]
 fn contradictions_between_keys_name_all_of_them() {
-    let cases: [(&str, &[&str]); 13] = [
+    let cases: [(&str, &[&str]); 15] = [
+        ("bf16: {enabled: true}\nfp16: {enabled: true}", &["bf16.enabled", "fp16.enabled"]),
+        (
+            "fp16: {enabled: true, initial_scale_power: 3, min_loss_scale: 9}",
+            &["fp16.initial_scale_power", "fp16.min_loss_scale"],
+        ),
         (
             "training: {reproducible: true}\ndata_types: {grad_accum_dtype: bf16}",
             &["training.reproducible", "data_types.grad_accum_dtype"],

@@ -190,6 +190,27 @@ fn other_spellings_of_types_are_read_and_never_written() {
 }
 
 #[test]
+fn the_dtype_is_that_of_the_section_that_is_enabled() {
+    for (text, dtype) in [
+        ("", Dtype::F32),
+        ("bf16: {enabled: true}", Dtype::Bf16),
+        ("fp16: {enabled: true}\nbf16: {enabled: false}", Dtype::F16),
+        // What Hugging Face's integration writes.
+        ("fp16: {enabled: auto, loss_scale: 0, initial_scale_power: 16, hysteresis: 2, min_loss_scale: 1}", Dtype::F32),
+    ] {
+        assert_eq!(with(text).working_dtype(), dtype, "{text}");
+    }
+    let fp16 = with("fp16: {enabled: true}").fp16;
+    assert!(fp16.is_dynamic() && !with("fp16: {enabled: true, loss_scale: 0.5}").fp16.is_dynamic());
+    assert_eq!(
+        (fp16.initial_scale_power, fp16.loss_scale_window, fp16.hysteresis, fp16.min_loss_scale),
+        (16, 1000, 2, 1)
+    );
+    // A static scale does without the others.
+    assert!(with("fp16: {enabled: true, loss_scale: 8, initial_scale_power: 1, min_loss_scale: 9}").fp16.enabled);
+}
+
+#[test]
 fn null_is_as_if_it_were_not_written() {
     let text =
         "gradient_clipping: null\noptimizer: null\nzero_optimization:\n  overlap_comm: null\n  stage: ~\nmodel:\n";

@@ -8,6 +8,7 @@ use zero_comm::place::Place;
 use zero_comm::{Buffer, Communicator, ReduceOp, Stats};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
+use zero_optim::LossScaler;
 use zero_partition::{Groups, Kind, Layout, Order, Zero};
 use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
@@ -37,8 +38,10 @@ pub struct Step {
     pub loss: f32,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Global L2 norm of the gradient before clipping.
+    /// Global L2 norm of the gradient before clipping; of the loss itself, also where that is scaled.
     pub grad_norm: f64,
+    /// What the loss was multiplied by before the backward, with `fp16`.
+    pub loss_scale: Option<f64>,
     /// No update was made: the gradient was not finite, or above [`Engine::skip_beyond`].
     pub skipped: bool,
     /// Wall-clock time of this rank.
@@ -68,6 +71,8 @@ pub struct Engine {
     pub(crate) choice: Option<Choice>,
     pub(crate) saving: Saving,
     norm_limit: f64,
+    /// With `fp16`.
+    pub(crate) scaler: Option<LossScaler>,
     pub(crate) step: u64,
     /// Samples of all steps so far: where the data go on.
     pub(crate) samples: u64,
@@ -176,6 +181,7 @@ impl Engine {
         }
         let timing = Timing::new(traced.then_some(program.instructions.len()));
         let memory_limit = config.training.memory_limit;
+        let scaler = settings.loss_scaling.map(LossScaler::new);
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
         Ok(Self {
             config,
@@ -193,6 +199,7 @@ impl Engine {
             choice,
             saving,
             norm_limit: f64::INFINITY,
+            scaler,
             step: 0,
             samples: 0,
         })
@@ -203,7 +210,8 @@ impl Engine {
     /// Every rank gives the same batch; so a program reads and trains the same on one rank and on many.
     ///
     /// # Errors
-    /// A batch of another size, a layer that fails, a lost rank. After an error the engine is not usable.
+    /// A batch of another size, a layer that fails, a lost rank; with `fp16`, gradients that overflow at the smallest loss scale. After
+    /// an error the engine is not usable.
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
         let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
         if rows != wanted {
@@ -220,6 +228,8 @@ impl Engine {
     /// As [`Engine::train_batch`], and what `load` says.
     pub fn train_with(&mut self, mut load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
         let started = Instant::now();
+        let loss_scale = self.loss_scale();
+        let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
         let step = self.step + 1;
         let (ranks, rank, settings) = (self.replicas(), self.replica(), &self.settings);
@@ -249,7 +259,8 @@ impl Engine {
                 training: true,
                 seed: self.config.training.seed,
                 step,
-                loss_gradient: settings.loss_gradient,
+                loss_gradient: (f64::from(settings.loss_gradient) * scale) as f32,
+                loss_scale: scale,
                 lr,
                 skips_overflow: settings.skips_overflow,
                 norm_limit: self.norm_limit,
@@ -263,11 +274,19 @@ impl Engine {
         let loss = self.mean_loss(&outcome)?;
         let norm = outcome.norm.map_or(f64::NAN, |norm| norm.norm);
         self.look_after_save()?;
+        if let Some(scaler) = &mut self.scaler {
+            // The same on all ranks: they have the same norm.
+            scaler.update(!norm.is_finite()).map_err(|exhausted| {
+                let key = "`fp16.min_loss_scale`";
+                Error::Diverged { reason: format!("in step {step} {exhausted} ({key}); the loss is {loss}") }
+            })?;
+        }
         Ok(Step {
             step,
             loss,
             lr,
             grad_norm: norm,
+            loss_scale,
             skipped: !admits(norm, self.settings.skips_overflow, self.norm_limit),
             duration: started.elapsed(),
             sent_bytes: self.stats().sent_bytes() - sent_before,
@@ -386,6 +405,7 @@ impl Engine {
                 seed: self.config.training.seed,
                 step: self.step,
                 loss_gradient: 0.0,
+                loss_scale: 1.0,
                 lr: 0.0,
                 skips_overflow: false,
                 norm_limit: f64::INFINITY,
@@ -440,6 +460,12 @@ impl Engine {
     /// Goes on where a step needs more than `training.memory_limit`.
     pub fn lift_memory_limit(&mut self) {
         self.memory_limit = None;
+    }
+
+    /// What the loss of the next step is multiplied by before the backward; `None` without `fp16`.
+    #[must_use]
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.scaler.as_ref().map(LossScaler::scale)
     }
 
     /// Optimizer steps so far, skipped ones included.

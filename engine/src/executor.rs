@@ -30,8 +30,10 @@ pub(crate) struct Context<'a> {
     pub(crate) training: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
-    /// Gradient of the global batch's loss with respect to a micro-batch's.
+    /// Gradient of the global batch's loss with respect to a micro-batch's, times the loss scale.
     pub(crate) loss_gradient: f32,
+    /// What the gradient norm and the update divide by.
+    pub(crate) loss_scale: f64,
     pub(crate) lr: f64,
     /// Whether a gradient that is not finite is thrown away, and not taken into the parameters.
     pub(crate) skips_overflow: bool,
@@ -150,7 +152,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             Instruction::Accumulate { segment, .. } => context.zero.accumulate(*segment)?,
             Instruction::Reduce { segments, micro_batch } => context.zero.reduce(segments, *micro_batch)?,
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
-            Instruction::GradientNorm => outcome.norm = Some(context.zero.gradient_norm()?),
+            Instruction::GradientNorm => outcome.norm = Some(context.zero.gradient_norm(context.loss_scale)?),
             Instruction::Update { segment } => match outcome.norm {
                 Some(norm) if context.admits(norm) => {
                     context.zero.update(*segment, context.lr)?;

@@ -125,7 +125,7 @@ fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
         if shape.first_user(segment) != Some(layer) {
             return working;
         }
-        let master = if dtype == DType::BF16 { 4 } else { 0 };
+        let master = if dtype == DType::F32 { 0 } else { 4 };
         working + held(placements.gradients) * 4 + held(placements.optimizer) * (4 * states as u64 + master)
     };
     shape.layers[layer].segments.iter().map(of_segment).sum()
@@ -276,7 +276,7 @@ mod tests {
     fn every_layer_is_measured_and_nothing_stays_in_memory() {
         let config =
             zoo::Gpt2Config { vocab_size: 50, n_positions: 8, n_embd: 16, n_layer: 2, n_head: 2, ..Default::default() };
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             let model = zoo::gpt2(&config).build(dtype).expect("a model");
             let ids = Tensor::zeros((2, 8), DType::U32, &Device::Cpu).expect("ids");
             let mut costs = vec![];
@@ -295,8 +295,8 @@ mod tests {
                 costs[1].backward_weight > 0.0 && costs[0].backward_weight == 0.0,
                 "blocks split, embeddings do not"
             );
-            let released =
-                |p: &Parameter| p.read(|values| Ok(!matches!(values, CpuStorage::F32(_) | CpuStorage::BF16(_))));
+            use CpuStorage::{BF16, F16, F32};
+            let released = |p: &Parameter| p.read(|values| Ok(!matches!(values, F32(_) | BF16(_) | F16(_))));
             assert!(model.parameters().iter().all(|p| released(p).expect("readable")));
         }
     }

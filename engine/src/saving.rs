@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use zero_checkpoint::{Background, Progress, RunLock, Save, Snapshot};
+use zero_checkpoint::{Background, LossScale, Progress, RunLock, Save, Snapshot};
 use zero_config::Config;
+use zero_optim::{LossScaleState, LossScaler};
 use zero_partition::Zero;
 
 use crate::engine::Engine;
@@ -52,6 +53,7 @@ impl Engine {
         Save {
             step: self.step,
             samples: self.samples,
+            loss_scale: self.scaler.filter(LossScaler::is_dynamic).map(|scaler| saved(scaler.state())),
             zero_stage: self.settings.layout.zero_stage.number(),
             engine: state,
             config: crate::export::recorded(&self.config),
@@ -160,6 +162,11 @@ impl Engine {
         let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
         self.step = manifest.step;
         self.samples = manifest.samples;
+        self.scaler = self.settings.loss_scaling.map(LossScaler::new);
+        // One that was trained in another dtype has none: then the scale begins as in a new run.
+        if let (Some(scaler), Some(saved)) = (&mut self.scaler, manifest.loss_scale) {
+            scaler.restore(restored(saved));
+        }
         Ok(manifest.engine)
     }
 
@@ -172,4 +179,14 @@ impl Engine {
         self.load_checkpoint(&folder)?;
         Ok(Some(folder))
     }
+}
+
+fn saved(state: LossScaleState) -> LossScale {
+    let LossScaleState { scale, steps, last_overflow, hysteresis } = state;
+    LossScale { scale, steps, last_overflow, hysteresis }
+}
+
+fn restored(saved: LossScale) -> LossScaleState {
+    let LossScale { scale, steps, last_overflow, hysteresis } = saved;
+    LossScaleState { scale, steps, last_overflow, hysteresis }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use zero_config::{self as config, Config};
-use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Schedule, Sgd, Warmup};
+use zero_optim::{Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Optimizer, Schedule, Sgd, Warmup};
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
@@ -26,7 +26,9 @@ pub(crate) struct Settings {
     pub(crate) micro_batch_size: usize,
     /// Gradient of the reported loss with respect to the loss of one micro-batch.
     pub(crate) loss_gradient: f32,
-    /// In f32 a gradient that is not finite always skips the step; in bf16 unless `check_grad_overflow` is off.
+    /// What that is multiplied by in f16.
+    pub(crate) loss_scaling: Option<LossScaling>,
+    /// In f32 and f16 a gradient that is not finite always skips the step; in bf16 unless `check_grad_overflow` is off.
     pub(crate) skips_overflow: bool,
 }
 
@@ -37,7 +39,7 @@ impl Settings {
     /// A combination that is not there.
     pub(crate) fn new(config: &Config) -> Result<Self, Error> {
         let ranks = config.data_parallel_size();
-        let dtype = if config.bf16.enabled { DType::BF16 } else { DType::F32 };
+        let dtype = dtype(config.working_dtype());
         let zero_stage = zero_stage(config.zero.stage);
         let micro_batches = config.gradient_accumulation_steps;
         let shards_gradients = zero_stage >= ZeroStage::Two;
@@ -79,7 +81,7 @@ impl Settings {
             zero: ZeroOptions {
                 optimizer,
                 order: if reproducible { Order::Tree } else { Order::Arrival },
-                communication: communication(config, dtype)?,
+                communication: communication(config, dtype),
                 reduce_scatter: config.zero.reduce_scatter,
                 gradient_clipping: config.gradient_clipping,
                 decay_all: config.training.weight_decay_on == config::WeightDecayOn::All,
@@ -93,6 +95,7 @@ impl Settings {
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
             loss_gradient: 1.0 / averaged as f32,
+            loss_scaling: loss_scaling(&config.fp16),
             skips_overflow: !config.bf16.enabled || config.bf16.check_grad_overflow,
         })
     }
@@ -107,18 +110,32 @@ fn zero_stage(stage: config::ZeroStage) -> ZeroStage {
     }
 }
 
-fn communication(config: &Config, dtype: DType) -> Result<DType, Error> {
-    match config.communication_data_type {
-        None if config.training.reproducible => Ok(DType::F32),
-        None => Ok(dtype),
-        Some(config::Dtype::F32) => Ok(DType::F32),
-        Some(config::Dtype::Bf16) => Ok(DType::BF16),
-        Some(config::Dtype::F16) => Err(Error::setting(
-            "communication_data_type",
-            "gradients in fp16 are not implemented yet",
-            "use bf16 or fp32, or leave the key out",
-        )),
+fn dtype(named: config::Dtype) -> DType {
+    match named {
+        config::Dtype::F32 => DType::F32,
+        config::Dtype::Bf16 => DType::BF16,
+        config::Dtype::F16 => DType::F16,
     }
+}
+
+fn communication(config: &Config, working: DType) -> DType {
+    match config.communication_data_type {
+        None if config.training.reproducible => DType::F32,
+        None => working,
+        Some(named) => dtype(named),
+    }
+}
+
+fn loss_scaling(fp16: &config::Fp16) -> Option<LossScaling> {
+    let dynamic = DynamicLossScale {
+        initial: 2f64.powi(fp16.initial_scale_power as i32),
+        window: fp16.loss_scale_window as u64,
+        hysteresis: fp16.hysteresis as u64,
+        consecutive: fp16.consecutive_hysteresis,
+        min: fp16.min_loss_scale as f64,
+    };
+    let scaling = if fp16.is_dynamic() { LossScaling::Dynamic(dynamic) } else { LossScaling::Static(fp16.loss_scale) };
+    fp16.enabled.then_some(scaling)
 }
 
 fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {

@@ -77,6 +77,7 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
     holds(2, "stage: 2, reduce_scatter: false", &[]);
     holds(2, "stage: 2", &["training.reproducible=true", "gradient_accumulation_steps=4"]);
     holds(2, "stage: 1", &["communication_data_type=bf16"]);
+    holds(2, "stage: 2", &["communication_data_type=fp16"]);
     holds(2, "stage: 3", &["launcher.transport=tcp"]);
     holds(3, "stage: 2", &["launcher.transport=tcp"]);
 }
@@ -101,6 +102,11 @@ fn models_and_dtypes() {
         holds(2, &format!("stage: {stage}"), &["bf16.enabled=true"]);
     }
     holds(1, "stage: 2", &[LLAMA, "bf16.enabled=true"]);
+    // Steps that overflow take no more than others.
+    for (stage, power) in [(0, 10), (1, 10), (2, 40), (3, 10)] {
+        holds(2, &format!("stage: {stage}"), &[&format!("fp16={{enabled: true, initial_scale_power: {power}}}")]);
+    }
+    holds(1, "stage: 2", &[LLAMA, "fp16.enabled=true"]);
 }
 
 #[test]
@@ -146,6 +152,7 @@ fn what_lives_on_a_disk() {
     holds(2, &format!("stage: 1, {STATE}"), &[BLOCKS, "gradient_accumulation_steps=2"]);
     holds(2, &format!("stage: 2, {STATE}"), &[BLOCKS]);
     holds(2, &format!("stage: 3, {STATE}"), &[BLOCKS, "bf16.enabled=true"]);
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[BLOCKS, "fp16={enabled: true, initial_scale_power: 4}"]);
     holds(2, &format!("stage: 3, {PARAMETERS}"), &[BLOCKS]);
     holds(2, &format!("stage: 3, stage3_max_reuse_distance: 0, {STATE}, {PARAMETERS}"), &[BLOCKS]);
     let tiles = format!("stage: 3, sub_group_size: 65536, {STATE}, {PARAMETERS}");

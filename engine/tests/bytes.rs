@@ -39,7 +39,7 @@ struct Run {
     micro_batches: usize,
     width: usize,
     tied: bool,
-    bf16: bool,
+    dtype: DType,
     reproducible: bool,
     /// More keys of `zero_optimization`.
     zero: &'static str,
@@ -51,21 +51,34 @@ const PLAIN: Run = Run {
     micro_batches: 1,
     width: 256,
     tied: true,
-    bf16: false,
+    dtype: DType::F32,
     reproducible: false,
     zero: "stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0",
 };
 
+/// The section of a configuration that a dtype needs. The first loss scale is none.
+fn section(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bf16: {enabled: true}",
+        DType::F16 => "fp16: {enabled: true, initial_scale_power: 0}",
+        _ => "",
+    }
+}
+
 impl Run {
     fn bytes_per_element(&self) -> usize {
-        if self.bf16 { 2 } else { 4 }
+        self.dtype.size_in_bytes()
     }
 
     fn step(&self) -> Vec<Rank> {
         let text = format!(
-            "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\nbf16: {{enabled: {}}}\n\
+            "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{}\n\
              training: {{reproducible: {}}}\nzero_optimization: {{stage: {}, {}}}",
-            self.micro_batches, self.bf16, self.reproducible, self.zero_stage, self.zero
+            self.micro_batches,
+            section(self.dtype),
+            self.reproducible,
+            self.zero_stage,
+            self.zero
         );
         world(self.ranks, |comm| {
             let rank = comm.rank();
@@ -106,7 +119,7 @@ impl Run {
         ZeroOptions {
             optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
             order: zero_partition::Order::Arrival,
-            communication: if self.bf16 { DType::BF16 } else { DType::F32 },
+            communication: self.dtype,
             reduce_scatter: engine.config().zero.reduce_scatter,
             gradient_clipping: 0.0,
             decay_all: false,
@@ -150,12 +163,12 @@ fn state_is_what_the_formula_says() {
     }
 }
 
-/// In bf16: 2 bytes of working parameters, 4 of master and 8 of Adam for what a rank updates, gradients added up in f32.
+/// In bf16 and f16: 2 bytes of working parameters, 4 of master and 8 of Adam for what a rank updates, gradients added up in f32.
 #[test]
-fn state_in_bf16_is_what_the_formula_says() {
-    for ranks in [1, 2, 4] {
+fn state_in_16_bits_is_what_the_formula_says() {
+    for (ranks, dtype) in [(1, DType::BF16), (2, DType::BF16), (4, DType::BF16), (2, DType::F16)] {
         for zero_stage in 0..=3 {
-            let run = Run { zero_stage, ranks, bf16: true, ..PLAIN };
+            let run = Run { zero_stage, ranks, dtype, ..PLAIN };
             for (rank, measured) in run.step().into_iter().enumerate() {
                 let what = format!("stage {zero_stage}, rank {rank} of {ranks}");
                 assert_eq!(measured.held, measured.expected, "{what}");
@@ -195,8 +208,8 @@ fn a_step_sends_what_the_plan_says_to_the_byte() {
     for zero in settings {
         for zero_stage in 0..=3 {
             for (ranks, micro_batches) in [(1, 2), (2, 1), (3, 2)] {
-                for bf16 in [false, true] {
-                    let run = Run { zero_stage, ranks, micro_batches, bf16, zero, width: 32, ..PLAIN };
+                for dtype in [DType::F32, DType::BF16, DType::F16] {
+                    let run = Run { zero_stage, ranks, micro_batches, dtype, zero, width: 32, ..PLAIN };
                     for (rank, measured) in run.step().into_iter().enumerate() {
                         assert_eq!(
                             measured.sent,
@@ -215,9 +228,9 @@ fn a_step_sends_what_the_plan_says_to_the_byte() {
 fn all_ranks_together_send_the_closed_form() {
     for ranks in [2, 4] {
         for micro_batches in [1, 2] {
-            for bf16 in [false, true] {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
                 for zero_stage in 0..=3 {
-                    let run = Run { zero_stage, ranks, micro_batches, bf16, ..PLAIN };
+                    let run = Run { zero_stage, ranks, micro_batches, dtype, ..PLAIN };
                     let all = run.step();
                     let sent: u64 = all.iter().map(|rank| rank.expected_sent).sum();
                     let (psi, m, b) = (all[0].layout.elements(), micro_batches, run.bytes_per_element());

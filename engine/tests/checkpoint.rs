@@ -5,7 +5,7 @@ mod world;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use world::{Trajectory, batch, config, gpt2, train, trajectory, world};
+use world::{BF16, FP16, Trajectory, batch, config, gpt2, train, trajectory, world};
 use zero_train::{Engine, Kind, Layers, zoo};
 
 fn settings(zero_stage: u8, more: &str) -> String {
@@ -35,7 +35,8 @@ fn a_resumed_run_is_the_uninterrupted_run() {
     let root = tempfile::tempdir().unwrap();
     for (name, more) in [
         ("plain", "gradient_accumulation_steps: 2"),
-        ("bf16", "bf16: {enabled: true}"),
+        ("bf16", BF16),
+        ("fp16", FP16),
         ("scheduled", "scheduler: {type: WarmupLR, params: {warmup_num_steps: 8, warmup_max_lr: 0.01}}"),
     ] {
         for zero_stage in 0..=3 {
@@ -92,7 +93,7 @@ fn state(ranks: usize, text: &str, prepare: impl Fn(&mut Engine) + Sync) -> Vec<
 #[test]
 fn a_checkpoint_loads_into_any_layout() {
     let root = tempfile::tempdir().unwrap();
-    for more in ["", "bf16: {enabled: true}"] {
+    for more in ["", BF16, FP16] {
         for (zero_stage, ranks) in [(0, 1), (1, 2), (2, 3), (3, 4)] {
             let text = settings(zero_stage, more);
             let folder = saved(&root.path().join(format!("{zero_stage}{}", more.len())), ranks, 3, &text);
@@ -392,7 +393,7 @@ fn steps(root: &Path) -> Vec<u64> {
 #[test]
 fn a_save_in_the_background_is_of_its_step() {
     let root = tempfile::tempdir().unwrap();
-    for (name, more) in [("plain", ""), ("bf16", "bf16: {enabled: true}")] {
+    for (name, more) in [("plain", ""), ("bf16", BF16), ("fp16", FP16)] {
         for zero_stage in 0..=3 {
             let root = root.path().join(format!("{name}-{zero_stage}"));
             let text = settings(zero_stage, &format!("{more}\ntraining: {{save_async: true, keep_last: 0}}"));

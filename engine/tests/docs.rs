@@ -21,7 +21,7 @@ model: {type: gpt2, n_layer: 4, n_heads: 4}
 zero_optimization:
   stage: 3
   cpu_offload: true
-fp16: {enabled: true}
+prescale_gradients: true
 ";
 
 /// The pages for people, by path from the root.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, DType, Device, Result, Tensor};
 use candle_nn::Module;
-use half::bf16;
+use half::{bf16, f16};
 use zero_comm::heap;
 use zero_model::memory::{Form, LayerMemory, room_of_a_thread};
 use zero_model::sink::{Gradients, PutOff};
@@ -213,6 +213,7 @@ fn fill(model: &Model) -> Result<()> {
         let values = (0..parameter.elements()).map(|i| ((i * 7919) % 1000) as f32 * 1e-4);
         parameter.fill(match parameter.dtype() {
             DType::BF16 => CpuStorage::BF16(values.map(bf16::from_f32).collect()),
+            DType::F16 => CpuStorage::F16(values.map(f16::from_f32).collect()),
             _ => CpuStorage::F32(values.collect()),
         })?;
     }
@@ -239,6 +240,8 @@ fn gpt2_cases() -> Result<Vec<Case>> {
             (DType::F32, 0.0, true, Activation::Silu, Some(128)),
             (DType::BF16, 0.0, true, Activation::GeluNew, Some(128)),
             (DType::BF16, 0.0, true, Activation::Gelu, Some(64)),
+            (DType::F16, 0.1, true, Activation::GeluNew, None),
+            (DType::F16, 0.0, false, Activation::Silu, Some(128)),
         ] {
             let config = Gpt2Config {
                 vocab_size: vocabulary,
@@ -275,9 +278,14 @@ fn llama_cases() -> Result<Vec<Case>> {
         (2, 256, 256, 688, 4, 1, None),
         (1, 100, 512, 1376, 8, 8, Some(64)),
     ] {
-        for (dtype, tile_rows) in
-            [(DType::F32, None), (DType::BF16, None), (DType::F32, Some(64)), (DType::BF16, Some(128))]
-        {
+        for (dtype, tile_rows) in [
+            (DType::F32, None),
+            (DType::BF16, None),
+            (DType::F16, None),
+            (DType::F32, Some(64)),
+            (DType::BF16, Some(128)),
+            (DType::F16, Some(64)),
+        ] {
             let config = LlamaConfig {
                 vocab_size: 3000,
                 hidden_size: width,
@@ -328,7 +336,7 @@ fn make_rooms(threads: usize) -> Result<()> {
 fn mlp_cases() -> Result<Vec<Case>> {
     let mut cases = vec![];
     for (batch, hidden_act) in [(1, Activation::Relu), (100, Activation::Gelu), (1000, Activation::Silu)] {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             let config = MlpConfig { input_size: 300, hidden_sizes: vec![500, 60], num_labels: 150, hidden_act };
             let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % 150).collect();
             let x = (Tensor::arange(0, batch as u32 * 300, &Device::Cpu)?.to_dtype(DType::F32)? / 1e6)?;

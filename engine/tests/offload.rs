@@ -5,7 +5,7 @@ mod world;
 use std::path::Path;
 
 use tempfile::TempDir;
-use world::{Trajectory, assert_same, config, train, trajectory, world};
+use world::{BF16, FP16, Trajectory, assert_same, config, train, trajectory, world};
 use zero_train::{Engine, Layers, zoo};
 
 /// Layers of a few thousand elements, so that they fill pages of a disk, and some of them several tiles.
@@ -61,7 +61,7 @@ fn bits_are_those_of_memory() {
         for (zero_stage, what) in
             [(1, OPTIMIZER), (2, OPTIMIZER), (3, OPTIMIZER), (3, PARAMETERS), (3, OPTIMIZER | PARAMETERS)]
         {
-            for extra in ["", "bf16: {enabled: true}"] {
+            for extra in ["", BF16, FP16] {
                 let text = |what| settings(zero_stage, micro_batches, what, folder.path(), "", extra);
                 let (expected, none) = run(ranks, 5, &text(0));
                 let (got, moved) = run(ranks, 5, &text(what));
@@ -115,7 +115,7 @@ fn reproducible_runs_keep_the_tree_of_gradients_in_memory() {
 #[test]
 fn checkpoints_do_not_know_the_tier() {
     let folder = TempDir::new().unwrap();
-    for extra in ["", "bf16: {enabled: true}"] {
+    for extra in ["", BF16, FP16] {
         let text = |what| settings(3, 1, what, folder.path(), "", extra);
         let (expected, _) = run(2, 6, &text(0));
         for (before, after) in [(0, OPTIMIZER | PARAMETERS), (OPTIMIZER | PARAMETERS, 0), (OPTIMIZER, PARAMETERS)] {

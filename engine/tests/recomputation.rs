@@ -2,7 +2,7 @@
 
 mod world;
 
-use world::{assert_same, config, gpt2, run, train, trajectory, world};
+use world::{BF16, FP16, assert_same, config, gpt2, run, train, trajectory, world};
 use zero_train::{Engine, Layers, zoo};
 
 fn settings(zero_stage: u8, micro_batches: usize, extra: &str) -> String {
@@ -28,11 +28,11 @@ fn bits_are_those_of_a_run_that_keeps_everything() {
 }
 
 #[test]
-fn bf16_bits_too() {
-    for zero_stage in [0, 3] {
-        let expected = run(2, 6, &settings(zero_stage, 2, "bf16: {enabled: true}"));
-        let got = run(2, 6, &settings(zero_stage, 2, "bf16: {enabled: true}\nactivation_checkpointing: {}"));
-        assert_same(&expected, &got, &format!("ZeRO {zero_stage}"));
+fn bits_of_16_bits_too() {
+    for (zero_stage, dtype) in [(0, BF16), (3, BF16), (0, FP16), (3, FP16)] {
+        let expected = run(2, 8, &settings(zero_stage, 2, dtype));
+        let got = run(2, 8, &settings(zero_stage, 2, &format!("{dtype}\nactivation_checkpointing: {{}}")));
+        assert_same(&expected, &got, &format!("ZeRO {zero_stage}, {dtype}"));
     }
 }
 
@@ -44,8 +44,8 @@ fn inputs_that_wait_on_a_disk_are_the_same() {
                  initializer_range: 0.1}\ndata: {train: none.txt}";
     let nvme = format!("{{device: nvme, nvme_path: '{}'}}", folder.path().display());
     for (zero_stage, pipeline, ranks) in [(0, "", 1), (3, "", 2), (1, "pipeline: {stages: 2}\n", 2)] {
-        for dtype in ["", "bf16: {enabled: true}\n"] {
-            let text = |section: &str| settings(zero_stage, 3, &format!("{model}\n{pipeline}{dtype}{section}"));
+        for dtype in ["", BF16, FP16] {
+            let text = |section: &str| settings(zero_stage, 3, &format!("{model}\n{pipeline}{dtype}\n{section}"));
             let expected = run(ranks, 5, &text(""));
             let got = run(ranks, 5, &text(&format!("activation_checkpointing: {nvme}")));
             assert_same(&expected, &got, &format!("ZeRO {zero_stage}, {pipeline}, {dtype}"));

@@ -37,7 +37,8 @@ fn settings(zero_stage: u8, extra: &str) -> String {
 #[test]
 fn bits_are_those_of_a_run_without_tiles() {
     for model in [gpt2, llama] {
-        for dtype in ["", "bf16: {enabled: true}\n"] {
+        for dtype in ["", "bf16: {enabled: true}\n", "fp16: {enabled: true, initial_scale_power: 20, hysteresis: 1}\n"]
+        {
             for (zero_stage, ranks) in [(0, 1), (3, 2)] {
                 let expected = run_of(|| model(None), ranks, 6, &settings(zero_stage, dtype));
                 assert!(expected.losses[0] != expected.losses[5]);

@@ -1,4 +1,4 @@
-//! Optimizers, learning-rate schedules and gradient norms as functions over slices.
+//! Optimizers, learning-rate schedules, gradient norms and loss scales as functions over slices.
 //!
 //! Nothing here knows what a tensor, a rank or a file is: [`update`] takes the parameters, gradients and optimizer
 //! state of any contiguous range and does one step on it in a single pass over memory. A shard of a parameter is
@@ -17,7 +17,7 @@
 
 mod adagrad;
 mod adamw;
-mod bf16;
+mod half_float;
 mod lion;
 mod rule;
 mod sgd;
@@ -27,14 +27,16 @@ mod tests;
 
 pub mod bench;
 pub mod exact_sum;
+pub mod loss_scale;
 pub mod norm;
 pub mod schedule;
 
 pub use adagrad::Adagrad;
 pub use adamw::{AdamFactors, AdamW};
-pub use bf16::{read_bf16, rounded, write_bf16};
 pub use exact_sum::ExactSum;
+pub use half_float::{HalfFloat, read_half, rounded, write_half};
 pub use lion::Lion;
+pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
 pub use schedule::{Schedule, Warmup};
 pub use sgd::Sgd;
 

@@ -2,11 +2,11 @@
 
 use candle_core::DType;
 use candle_core::backprop::GradStore;
-use half::bf16;
+use half::{bf16, f16};
 use zero_comm::{Buffer, Pending, ReduceOp, Scattered};
 use zero_model::sink::{Gradients, PutOff};
 use zero_model::{BuiltLayer, Parameter};
-use zero_optim::{read_bf16, rounded};
+use zero_optim::{HalfFloat, read_half, rounded};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
 use crate::error::ZeroError;
@@ -227,6 +227,7 @@ impl Zero {
         self.ledger.add(Category::Staging, own, 4);
         let shard = match self.options.communication {
             DType::BF16 => Buffer::Bf16(vec![bf16::ZERO; own]),
+            DType::F16 => Buffer::F16(vec![f16::ZERO; own]),
             _ => Buffer::F32(self.pool.take(own)),
         };
         let input = self.packed(local);
@@ -322,24 +323,28 @@ impl Zero {
 
     /// The local gradient in the dtype in which gradients travel.
     fn packed(&mut self, values: Vec<f32>) -> Buffer {
-        if self.options.communication != DType::BF16 {
-            return Buffer::F32(values);
-        }
-        let rounded = rounded(&values);
+        let packed = match self.options.communication {
+            DType::BF16 => Buffer::Bf16(rounded(&values)),
+            DType::F16 => Buffer::F16(rounded(&values)),
+            _ => return Buffer::F32(values),
+        };
         self.pool.give(values);
-        Buffer::Bf16(rounded)
+        packed
     }
 
     fn unpacked(&mut self, buffer: Buffer) -> Result<Vec<f32>, ZeroError> {
         match buffer {
             Buffer::F32(values) => Ok(values),
-            Buffer::Bf16(rounded) => {
-                let mut values = self.pool.take(rounded.len());
-                read_bf16(&rounded, &mut values)?;
-                Ok(values)
-            }
+            Buffer::Bf16(rounded) => self.widened(&rounded),
+            Buffer::F16(rounded) => self.widened(&rounded),
             _ => Err(ZeroError::internal("a collective gave back another dtype")),
         }
+    }
+
+    fn widened<H: HalfFloat>(&mut self, rounded: &[H]) -> Result<Vec<f32>, ZeroError> {
+        let mut values = self.pool.take(rounded.len());
+        read_half(rounded, &mut values)?;
+        Ok(values)
     }
 }
 

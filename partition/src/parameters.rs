@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use candle_core::CpuStorage;
-use half::bf16;
+use candle_core::{CpuStorage, DType};
+use half::{bf16, f16};
 use zero_comm::{Buffer, Gathered, Pending};
 use zero_pipeline::SegmentId;
 
@@ -33,12 +33,8 @@ impl Zero {
         let (elements, counts) = (segment.elements(), segment.counts());
         let shard = self.segments[id].shard.take().ok_or_else(|| ZeroError::internal("gathered twice"))?;
         self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
-        let (shard, output) = match shard {
-            CpuStorage::BF16(shard) => (Buffer::Bf16(shard), Buffer::Bf16(vec![bf16::ZERO; elements])),
-            CpuStorage::F32(shard) => (Buffer::F32(shard), Buffer::F32(self.pool.take(elements))),
-            _ => return Err(ZeroError::internal("a shard of another dtype than f32 or bf16")),
-        };
-        self.segments[id].gathering = Some(self.comm.all_gather(shard, output, &counts));
+        let output = buffer(self.blank(elements))?;
+        self.segments[id].gathering = Some(self.comm.all_gather(buffer(shard)?, output, &counts));
         Ok(())
     }
 
@@ -84,7 +80,8 @@ impl Zero {
                     CpuStorage::F32(values)
                 }
                 Buffer::Bf16(full) => CpuStorage::BF16(full[piece.range.clone()].to_vec()),
-                _ => return Err(ZeroError::internal("gathered another dtype than f32 or bf16")),
+                Buffer::F16(full) => CpuStorage::F16(full[piece.range.clone()].to_vec()),
+                _ => return Err(not_floats()),
             };
             self.model.parameters()[piece.parameter].fill(values)?;
         }
@@ -188,10 +185,10 @@ impl Zero {
 
     /// A buffer of the working dtype to be overwritten.
     pub(crate) fn blank(&mut self, len: usize) -> CpuStorage {
-        if self.dtype == candle_core::DType::BF16 {
-            CpuStorage::BF16(vec![bf16::ZERO; len])
-        } else {
-            CpuStorage::F32(self.pool.take(len))
+        match self.dtype {
+            DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
+            DType::F16 => CpuStorage::F16(vec![f16::ZERO; len]),
+            _ => CpuStorage::F32(self.pool.take(len)),
         }
     }
 }
@@ -200,6 +197,7 @@ fn len(storage: &CpuStorage) -> usize {
     match storage {
         CpuStorage::F32(v) => v.len(),
         CpuStorage::BF16(v) => v.len(),
+        CpuStorage::F16(v) => v.len(),
         _ => 0,
     }
 }
@@ -214,6 +212,7 @@ pub(crate) fn copy(
     match (from, to) {
         (CpuStorage::F32(from), CpuStorage::F32(to)) => to[target].copy_from_slice(&from[source]),
         (CpuStorage::BF16(from), CpuStorage::BF16(to)) => to[target].copy_from_slice(&from[source]),
+        (CpuStorage::F16(from), CpuStorage::F16(to)) => to[target].copy_from_slice(&from[source]),
         _ => candle_core::bail!("parameters of different dtypes, or a released one"),
     }
     Ok(())
@@ -223,7 +222,8 @@ pub(crate) fn buffer(storage: CpuStorage) -> Result<Buffer, ZeroError> {
     match storage {
         CpuStorage::F32(v) => Ok(Buffer::F32(v)),
         CpuStorage::BF16(v) => Ok(Buffer::Bf16(v)),
-        _ => Err(ZeroError::internal("parameters are f32 or bf16")),
+        CpuStorage::F16(v) => Ok(Buffer::F16(v)),
+        _ => Err(not_floats()),
     }
 }
 
@@ -231,6 +231,11 @@ pub(crate) fn storage(buffer: Buffer) -> Result<CpuStorage, ZeroError> {
     match buffer {
         Buffer::F32(v) => Ok(CpuStorage::F32(v)),
         Buffer::Bf16(v) => Ok(CpuStorage::BF16(v)),
-        _ => Err(ZeroError::internal("parameters are f32 or bf16")),
+        Buffer::F16(v) => Ok(CpuStorage::F16(v)),
+        _ => Err(not_floats()),
     }
+}
+
+pub(crate) fn not_floats() -> ZeroError {
+    ZeroError::internal("parameters are f32, bf16 or f16")
 }

@@ -55,12 +55,13 @@ impl Zero {
 }
 
 fn checksum(values: &candle_core::CpuStorage) -> u32 {
-    use candle_core::CpuStorage::{BF16, F32};
+    use candle_core::CpuStorage::{BF16, F16, F32};
     let mut hasher = Hasher::new();
     match values {
         F32(values) => hasher.update(bytemuck::cast_slice(values)),
         BF16(values) => hasher.update(bytemuck::cast_slice(values)),
-        // Parameters are of these two.
+        F16(values) => hasher.update(bytemuck::cast_slice(values)),
+        // Parameters are of these.
         _ => {}
     }
     hasher.finalize()

@@ -4,7 +4,6 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::CpuStorage;
 use zero_comm::Buffer;
 use zero_model::ParameterId;
-use zero_optim::read_bf16;
 use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
 use crate::disk::Stored;
@@ -16,7 +15,7 @@ use crate::zero::Zero;
 /// What a value belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// The parameter itself: its f32 master where the working dtype is bf16.
+    /// The parameter itself: its f32 master where the working dtype is of 16 bits.
     Parameter,
     /// The optimizer's state of this index, in the order of [`zero_optim::Optimizer::states`].
     State(usize),
@@ -270,21 +269,5 @@ impl Zero {
             }
         }
         Err(ZeroError::internal("a range outside of every segment"))
-    }
-}
-
-/// bf16 values as f32.
-///
-/// # Errors
-/// If the storage is neither.
-pub fn to_f32(values: &CpuStorage) -> Result<Vec<f32>, ZeroError> {
-    match values {
-        CpuStorage::F32(values) => Ok(values.clone()),
-        CpuStorage::BF16(rounded) => {
-            let mut values = vec![0.0; rounded.len()];
-            read_bf16(rounded, &mut values)?;
-            Ok(values)
-        }
-        _ => Err(ZeroError::internal("parameters are f32 or bf16")),
     }
 }

@@ -1,6 +1,6 @@
 //! What pipeline stages that share a segment give each other: the sum of its gradient so far, and the updated parameters.
 
-use candle_core::CpuStorage;
+use candle_core::{CpuStorage, DType};
 use zero_comm::{Buffer, Dtype};
 use zero_pipeline::{Placement, SegmentId};
 
@@ -9,7 +9,7 @@ use crate::error::ZeroError;
 use crate::gradients::Open;
 use crate::ledger::Category;
 use crate::parameters::{buffer, copy, storage};
-use crate::shards::to_f32;
+use crate::rounding::to_f32;
 use crate::zero::Zero;
 
 impl Zero {
@@ -92,11 +92,11 @@ impl Zero {
             Placement::Replicated => segment.elements(),
             Placement::Sharded => segment.shard(self.comm.rank()).len(),
         };
-        let dtype = if self.dtype == candle_core::DType::BF16 { Dtype::Bf16 } else { Dtype::F32 };
         self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
-        match dtype {
-            Dtype::F32 => Buffer::F32(self.pool.take(elements)),
-            other => Buffer::zeros(other, elements),
+        match self.dtype {
+            DType::BF16 => Buffer::zeros(Dtype::Bf16, elements),
+            DType::F16 => Buffer::zeros(Dtype::F16, elements),
+            _ => Buffer::F32(self.pool.take(elements)),
         }
     }
 

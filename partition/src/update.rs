@@ -2,27 +2,26 @@
 
 use std::ops::Range;
 
-use bytemuck::cast_slice_mut;
 use candle_core::CpuStorage;
-use half::bf16;
 use zero_comm::{Buffer, ReduceOp};
 use zero_optim::norm::clip_coefficient;
-use zero_optim::{ExactSum, Step, write_bf16};
+use zero_optim::{ExactSum, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
 use crate::disk::{Tile, stride};
 use crate::error::ZeroError;
 use crate::ledger::Category;
+use crate::rounding::{round_bytes, round_to};
 use crate::threads::{add_parameter_range, update};
 use crate::zero::Zero;
 
 /// The global gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
-    /// L2 norm of all gradients before clipping; not a number or infinite if a gradient is.
+    /// L2 norm of all gradients before clipping, divided by the loss scale; not a number or infinite if a gradient is.
     pub norm: f64,
-    /// What the gradients are multiplied with before the update; 1 without clipping.
+    /// What the gradients of the unscaled loss are multiplied with before the update; 1 without clipping.
     pub clip: f64,
 }
 
@@ -35,11 +34,12 @@ impl Norm {
 }
 
 impl Zero {
-    /// The norm of all reduced gradients, the same bits for every layout; a collective.
+    /// The norm of all reduced gradients, the same bits for every layout; a collective. `loss_scale` is what the loss was
+    /// multiplied by: norm and update divide by it.
     ///
     /// # Errors
     /// What the collective says.
-    pub fn gradient_norm(&mut self) -> Result<Norm, ZeroError> {
+    pub fn gradient_norm(&mut self, loss_scale: f64) -> Result<Norm, ZeroError> {
         let mut sum = ExactSum::new();
         let rank = self.comm.rank();
         let owned: Vec<SegmentId> = (0..self.segments.len()).filter(|&id| self.owns(id)).collect();
@@ -69,12 +69,12 @@ impl Zero {
         let Buffer::I64(limbs) = self.groups.world().all_reduce(limbs, ReduceOp::Sum).wait()? else {
             return Err(ZeroError::internal("a collective gave back another dtype"));
         };
-        let norm = ExactSum::from_limbs(&limbs)?.to_f64().sqrt();
+        let norm = ExactSum::from_limbs(&limbs)?.to_f64().sqrt() / loss_scale;
         let clip = match self.options.gradient_clipping {
             max if max > 0.0 => clip_coefficient(norm, max),
             _ => 1.0,
         };
-        self.grad_scale = clip as f32;
+        self.grad_scale = (clip / loss_scale) as f32;
         Ok(Norm { norm, clip })
     }
 
@@ -131,14 +131,10 @@ impl Zero {
             if let Some(master) = &mut master {
                 let master = &mut master[at.clone()];
                 run(master)?;
-                let write = |rounded: &mut [bf16]| write_bf16(master, rounded);
                 match (&mut tile.parameters, &mut state.shard) {
-                    (Some(buffer), _) => write(&mut cast_slice_mut::<u8, bf16>(buffer.as_bytes_mut())[in_tile])?,
-                    (None, Some(CpuStorage::BF16(shard))) => write(&mut shard[in_shard])?,
-                    _ => parameter.update(|values| match values {
-                        CpuStorage::BF16(full) => write(&mut full[inside]).map_err(candle_core::Error::wrap),
-                        _ => candle_core::bail!("a released parameter cannot be updated"),
-                    })?,
+                    (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), in_tile)?,
+                    (None, Some(shard)) => round_to(master, shard, in_shard)?,
+                    _ => parameter.update(|full| round_to(master, full, inside).map_err(candle_core::Error::wrap))?,
                 }
                 continue;
             }

@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, DType};
 use zero_comm::{Communicator, Gathered, Pending};
 use zero_model::sink::PutOff;
 use zero_model::{Model, init};
-use zero_optim::{ExactSum, Optimizer, rounded};
+use zero_optim::{ExactSum, Optimizer};
 use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
 
 use crate::accumulator::{Accumulator, Order};
@@ -18,6 +18,7 @@ use crate::groups::Groups;
 use crate::layout::{Layout, Segment};
 use crate::ledger::{Category, Ledger};
 use crate::pool::Pool;
+use crate::rounding::working;
 
 /// How a rank carries out its program.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +27,7 @@ pub struct ZeroOptions {
     pub optimizer: Optimizer,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
-    /// The dtype in which gradients travel: f32 or bf16.
+    /// The dtype in which gradients travel: f32, bf16 or f16.
     pub communication: DType,
     /// Reduce sharded gradients by reduce-scatter; otherwise all-reduce them and keep one's own part, as
     /// `reduce_scatter: false` asks for.
@@ -45,7 +46,7 @@ pub struct ZeroOptions {
 pub(crate) struct SegmentState {
     /// Shard of the working parameters where they are sharded. Taken while a gather reads it.
     pub(crate) shard: Option<CpuStorage>,
-    /// f32 master of this rank's part where the working dtype is bf16.
+    /// f32 master of this rank's part where the working dtype is of 16 bits.
     pub(crate) master: Vec<f32>,
     pub(crate) gradients: Accumulator,
     /// Reduced gradients: the shard, or all of it where gradients are replicated.
@@ -179,7 +180,7 @@ impl Zero {
         let states = self.options.optimizer.states().len();
         let in_memory = if self.stored(id, Stored::State(0)) { 0 } else { own.len() };
         self.ledger.add(Category::OptimizerState, in_memory * states, 4);
-        let has_master = self.dtype == DType::BF16 && in_memory > 0;
+        let has_master = self.dtype != DType::F32 && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         self.ledger.add(Category::Parameters, master.len(), 4);
         let width = self.dtype.size_in_bytes();
@@ -318,13 +319,5 @@ impl Zero {
     #[must_use]
     pub fn state_names(&self) -> &'static [&'static str] {
         self.options.optimizer.states()
-    }
-}
-
-/// f32 values as a parameter of `dtype`, f32 or bf16, holds them.
-pub fn working(values: Vec<f32>, dtype: DType) -> CpuStorage {
-    match dtype {
-        DType::BF16 => CpuStorage::BF16(rounded(&values)),
-        _ => CpuStorage::F32(values),
     }
 }

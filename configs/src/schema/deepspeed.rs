@@ -25,6 +25,7 @@ pub(super) static TOP: &[Key] = &[
     section("data_types", &DATA_TYPES, "Types of buffers"),
     section("bf16", &BF16, "bfloat16 parameters and activations over f32 master weights"),
     alias("bfloat16", "bf16"),
+    section("fp16", &FP16, "f16 parameters and activations over f32 master weights, and a loss scale"),
     key("optimizer", Kind::Variants(&OPTIMIZER), "null", "Optimizer; AdamW with its defaults when not given"),
     key("scheduler", Kind::Variants(&SCHEDULER), "null", "Learning rate over time; constant when not given"),
     section("zero_optimization", &ZERO, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1"),
@@ -44,7 +45,6 @@ pub(super) static TOP: &[Key] = &[
     section("training", &TRAINING, "How long to train, when to evaluate and save"),
     section("launcher", &LAUNCHER, "How ranks are started and how they talk"),
     section("autotuning", &AUTOTUNING, "What `zero-train autotune` searches; it does without the section, too. Training ignores it"),
-    later_section("fp16", &FP16, "f16 parameters with loss scaling"),
     section("checkpoint", &CHECKPOINT, "How checkpoints are written"),
     section("timers", &TIMERS, "Timers"),
     later_section("flops_profiler", &FLOPS_PROFILER, "Operations by layer"),
@@ -97,6 +97,19 @@ static BF16: Section = Section { switch: Switch::Keys, keys: &[
     ignored("immediate_grad_update", Kind::Bool, "false", "gradients always go to their buffer as they are produced"),
     later("bf16_master_weights_and_grads", "false", "No f32 master weights"),
     later("bf16_optimizer_states", "false", "Optimizer state in bfloat16"),
+] };
+
+#[rustfmt::skip]
+static FP16: Section = Section { switch: Switch::Key("enabled", &["false", "auto"]), keys: &[
+    now("enabled", Kind::Bool, "false", "Compute in f16"),
+    now("loss_scale", NON_NEGATIVE, "0", "What the loss is multiplied by before the backward; 0 is a scale that follows the gradients"),
+    now("initial_scale_power", Kind::Int { min: 0, max: 127 }, "16", "The first scale, as a power of 2"),
+    now("loss_scale_window", COUNT, "1000", "Steps without overflow before the scale is doubled"),
+    now("hysteresis", COUNT, "2", "Which overflow halves the scale; those before it only skip the step"),
+    now("consecutive_hysteresis", Kind::Bool, "false", "Count overflows anew after each step that goes well, and not only after the scale is doubled"),
+    now("min_loss_scale", COUNT, "1", "The smallest scale; an overflow there ends training, with exit status 5"),
+    later("auto_cast", "false", "Cast the model's inputs to f16"),
+    rejected("fp16_master_weights_and_grads", "false", "it costs accuracy"),
 ] };
 
 #[rustfmt::skip]

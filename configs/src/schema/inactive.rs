@@ -4,19 +4,6 @@
 use super::*;
 
 #[rustfmt::skip]
-pub(super) static FP16: Section = Section { switch: Switch::Key("enabled", &["false", "auto"]), keys: &[
-    later("enabled", "false", "Compute in f16"),
-    later("auto_cast", "false", "Cast inputs"),
-    later("loss_scale", "0", "0 is dynamic"),
-    later("initial_scale_power", "16", "First scale, as a power of 2"),
-    later("loss_scale_window", "1000", "Good steps before the scale is doubled"),
-    later("hysteresis", "2", "Overflows before the scale is halved"),
-    later("consecutive_hysteresis", "false", "Refill the hysteresis on a good step"),
-    later("min_loss_scale", "1", "Smallest scale"),
-    rejected("fp16_master_weights_and_grads", "false", "it costs accuracy"),
-] };
-
-#[rustfmt::skip]
 pub(super) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
     ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under one name"),
     ignored("load_universal", Kind::Bool, "false", "every checkpoint loads into any layout"),

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use zero_comm::bench::median;
+use zero_config::Dtype;
 use zero_pipeline::{Instruction, Item, Tier};
 use zero_tier::bench::Floor;
 use zero_train::train::Steps;
@@ -82,8 +83,8 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
 /// What the updates of a step move: tiles of state, with their gradients and parameters as far as those live there too.
 fn of_update(subject: &Steps) -> Moved {
     let engine = subject.engine();
-    let (zero, is_bf16) = (engine.zero(), engine.config().bf16.enabled);
-    let (width, kinds) = if is_bf16 { (2, zero.state_names().len() + 1) } else { (4, zero.state_names().len()) };
+    let (zero, is_half) = (engine.zero(), engine.config().working_dtype() != Dtype::F32);
+    let (width, kinds) = if is_half { (2, zero.state_names().len() + 1) } else { (4, zero.state_names().len()) };
     let mut update = Moved { read: 0, written: 0 };
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         if !zero.holds(id) || !zero.owns(id) || segment.tiers.tiles == 0 {
@@ -102,7 +103,7 @@ fn of_update(subject: &Steps) -> Moved {
 fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
     // The states with a master if there is one, gradients, and parameters.
-    let width = if config.bf16.enabled { 4 + 4 + 2 } else { 4 + 4 };
+    let width = if config.working_dtype() == Dtype::F32 { 4 + 4 } else { 4 + 4 + 2 };
     config.zero.offload_optimizer.buffer_count * zero.layout().tile() * (4 * zero.state_names().len() + width)
 }
 

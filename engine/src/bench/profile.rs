@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::DType;
 use zero_comm::bench::median;
+use zero_config::Dtype;
 use zero_model::ops::measure::{self, Measured};
 use zero_train::Lane;
 
@@ -23,7 +24,11 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     for _ in 0..WARM_UP {
         subject.step()?;
     }
-    let dtype = if config.bf16.enabled { DType::BF16 } else { DType::F32 };
+    let dtype = match config.working_dtype() {
+        Dtype::F32 => DType::F32,
+        Dtype::Bf16 => DType::BF16,
+        Dtype::F16 => DType::F16,
+    };
     let lanes = |subject: &zero_train::train::Steps| Lane::ALL.map(|lane| subject.engine().timing().seconds(lane));
     let (before, mut peaks, mut whole) = (lanes(&subject), vec![], Duration::ZERO);
     measure::start();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use serde_json::{Value, json};
-use zero_config::{Nonfinite, OnSpike, Spikes, Training};
+use zero_config::{Config, Nonfinite, OnSpike, Spikes};
 
 use super::progress::Progress;
 use crate::engine::{Engine, Step};
@@ -14,17 +14,21 @@ pub(super) struct Divergence {
     nonfinite: Nonfinite,
     max_skipped: u64,
     spikes: Option<Spikes>,
+    /// With `fp16`, gradients overflow now and then, and the loss scale follows.
+    rescales: bool,
     /// Finite norms of the last steps, those of spikes among them: a norm that stays high is none after half a window.
     norms: VecDeque<f64>,
     skipped_in_a_row: u64,
 }
 
 impl Divergence {
-    pub(super) fn new(training: &Training) -> Self {
+    pub(super) fn new(config: &Config) -> Self {
+        let training = &config.training;
         Self {
             nonfinite: training.nonfinite,
             max_skipped: training.max_skipped_steps as u64,
             spikes: training.spikes.clone(),
+            rescales: config.fp16.enabled && config.fp16.is_dynamic(),
             norms: VecDeque::new(),
             skipped_in_a_row: 0,
         }
@@ -54,6 +58,9 @@ impl Divergence {
     /// After a step: says what is wrong with it, and ends the run where it is to. The same on all ranks.
     pub(super) fn judge(&mut self, step: &Step, progress: &Progress) -> Result<(), Error> {
         let Step { step: number, loss, grad_norm: norm, skipped, .. } = *step;
+        if self.rescales && skipped && loss.is_finite() && !norm.is_finite() {
+            return Ok(());
+        }
         let limit = self.limit();
         let is_finite = norm.is_finite() && loss.is_finite();
         let done = if skipped { ", and nothing was updated" } else { "" };
@@ -116,7 +123,7 @@ mod tests {
 
     fn divergence(training: &str) -> Divergence {
         let text = format!("train_batch_size: 1\ntraining: {{{training}}}");
-        Divergence::new(&zero_config::Config::parse("ds.yaml", text).unwrap().training)
+        Divergence::new(&Config::parse("ds.yaml", text).unwrap())
     }
 
     /// What is made of steps with these norms, whose update the engine leaves out as it was told.
@@ -131,6 +138,7 @@ mod tests {
                 loss: 1.0,
                 lr: 0.1,
                 grad_norm: norm,
+                loss_scale: None,
                 skipped: is_skipped,
                 duration: Duration::ZERO,
                 sent_bytes: 0,
@@ -152,6 +160,34 @@ mod tests {
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, f64::INFINITY, nan]).unwrap_err();
         let error = outcome(&mut divergence("nonfinite: stop"), &[1.0, nan]).unwrap_err();
         assert!(error.starts_with("training diverged: in step 2 the loss is 1 and the gradient norm NaN"), "{error}");
+    }
+
+    /// What the loss scale is for is neither a warning nor counted, unless the loss itself is not finite.
+    #[test]
+    fn overflows_under_a_loss_scale_do_not_end_the_run() {
+        let dynamic = |training: &str| Divergence { rescales: true, ..divergence(training) };
+        let infinite = [f64::INFINITY; 30];
+        assert_eq!(outcome(&mut dynamic("nonfinite: stop, max_skipped_steps: 2"), &infinite).unwrap(), [true; 30]);
+        assert!(!divergence("").rescales);
+        let of = |fp16: &str| {
+            let text = format!("train_batch_size: 1\nfp16: {fp16}");
+            Divergence::new(&Config::parse("ds.yaml", text).unwrap()).rescales
+        };
+        assert!(of("{enabled: true}") && !of("{enabled: false}") && !of("{enabled: true, loss_scale: 128}"));
+        let mut diverges = dynamic("max_skipped_steps: 2");
+        let step = |number: u64| Step {
+            step: number,
+            loss: f32::NAN,
+            lr: 0.1,
+            grad_norm: f64::NAN,
+            loss_scale: Some(1024.0),
+            skipped: true,
+            duration: Duration::ZERO,
+            sent_bytes: 0,
+        };
+        let progress = Progress::new(Output::Quiet, 1, 0, 2);
+        diverges.judge(&step(1), &progress).unwrap();
+        assert_eq!(diverges.judge(&step(2), &progress).unwrap_err().exit_status(), 5);
     }
 
     #[test]

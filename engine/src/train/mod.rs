@@ -109,7 +109,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let main = comm.rank() == 0;
     let mut early = EarlyStop::new(engine.config().training.early_stopping.clone());
     let resumed = resume(&mut engine, options, &out)?;
-    let mut divergence = Divergence::new(&engine.config().training);
+    let mut divergence = Divergence::new(engine.config());
     if let Some((_, state)) = &resumed {
         early.restore(state);
         divergence.restore(&state["divergence"]);

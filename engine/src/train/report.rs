@@ -105,6 +105,7 @@ impl Report {
             "steps": self.steps,
             "optimizer_steps": self.steps - self.skipped,
             "skipped_steps": self.skipped,
+            "loss_scale": engine.loss_scale(),
             "first_loss": super::run::finite(self.first_loss),
             "last_loss": super::run::finite(self.last_loss),
             "seconds": round(self.started.elapsed().as_secs_f64()),

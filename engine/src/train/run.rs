@@ -193,6 +193,11 @@ impl Run {
         self.report.step(step, together.peak_bytes);
         let (loss, lr, grad_norm) = (step.loss, step.lr, step.grad_norm);
         self.progress.step(&Shown { step: step.step, loss, lr, grad_norm, tokens_per_s });
+        if let (Some(before), Some(after)) = (step.loss_scale, self.engine.loss_scale())
+            && !grad_norm.is_finite()
+        {
+            self.progress.say(&overflow(step.step, before, after));
+        }
         let slow = Stragglers::slow(&together.own_ms);
         if let Some(word) = self.stragglers.word(step.step, &together.own_ms, slow) {
             self.progress.say(&word);
@@ -213,8 +218,8 @@ impl Run {
         }
         let Some(files) = files else { return Ok(()) };
         let mut line = json!({
-            "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm, "loss_scale": null,
-            "skipped": step.skipped, "samples": samples, "tokens": samples * length,
+            "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm,
+            "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": samples * length,
             "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
             "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
         });
@@ -228,6 +233,7 @@ impl Run {
             scalar("Train/Samples/lr", step.lr),
             scalar("Train/Samples/grad_norm", step.grad_norm),
         ];
+        scalars.extend(step.loss_scale.map(|scale| scalar("Train/Samples/loss_scale", scale)));
         scalars.extend(eval_loss.map(|loss| scalar("Train/Samples/eval_loss", f64::from(loss))));
         let written = files.folder.metrics(&line).and_then(|()| files.monitors.write(&scalars));
         files.log(step.step, written, &self.progress)
@@ -298,6 +304,12 @@ impl Run {
         self.progress.say(&format!("run         {}  (resolved.yaml, metrics.jsonl, report.json)", out.display()));
         Ok(())
     }
+}
+
+/// What is said of a step whose gradients overflowed.
+fn overflow(step: u64, before: f64, after: f64) -> String {
+    let then = if after == before { "it stays".to_string() } else { format!("it is {after} now") };
+    format!("step {step:>6}  gradients overflowed at a loss scale of {before}, and nothing was updated; {then}")
 }
 
 fn round(x: f64) -> f64 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zero_comm::{Buffer, Communicator, Options, ReduceOp, threads};
-use zero_config::{Config, PipelineSchedule, ZeroStage};
+use zero_config::{Config, Dtype, PipelineSchedule, ZeroStage};
 use zero_model::Layers;
 
 use super::Finished;
@@ -19,6 +19,8 @@ use crate::start::Start;
 const TOLERANCE: f64 = 1e-5;
 /// The same where parameters, activations and gradients are rounded to bf16.
 const TOLERANCE_BF16: f64 = 2e-2;
+/// The same for f16, whose unit in the last place is an eighth.
+const TOLERANCE_F16: f64 = 2.5e-3;
 
 pub(super) fn verify(
     config: &Config,
@@ -60,10 +62,11 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     let comm = threads(1, &Options::default()).remove(0);
     let mut engine = Engine::resolved(alone, layers, comm)?;
     let reference = losses(&mut engine, corpus, ours.len() as u64)?;
-    let tolerance = match (config.training.reproducible, config.bf16.enabled) {
-        (true, false) => 0.0,
-        (_, false) => TOLERANCE,
-        (_, true) => TOLERANCE_BF16,
+    let tolerance = match (config.training.reproducible, config.working_dtype()) {
+        (true, Dtype::F32) => 0.0,
+        (false, Dtype::F32) => TOLERANCE,
+        (_, Dtype::Bf16) => TOLERANCE_BF16,
+        (_, Dtype::F16) => TOLERANCE_F16,
     };
     let progress = Progress::new(output, 0, 0, 0);
     let mut worst = 0.0f64;

@@ -1,5 +1,6 @@
 //! Losses, gradient norms and final parameters have the bits of one stage.
 
+use crate::world::{BF16, FP16};
 use crate::{SCHEDULES, assert_same, model, run, text};
 
 fn every_pipeline_is_equal(zero_stage: u8) {
@@ -60,18 +61,28 @@ fn reproducible_is_equal_over_zero_stages_replicas_and_pipelines() {
 
 #[test]
 fn bf16_pipelines_are_equal_too() {
+    pipelines_are_equal_in(BF16);
+}
+
+/// Steps that overflow among them.
+#[test]
+fn fp16_pipelines_are_equal_too() {
+    pipelines_are_equal_in(FP16);
+}
+
+fn pipelines_are_equal_in(dtype: &str) {
     for zero_stage in [0, 3] {
         for data in [1, 2] {
-            let bf16 = |stages: usize, schedule: &str| {
+            let run = |stages: usize, schedule: &str| {
                 let pipeline = format!("stages: {stages}, schedule: {schedule}");
-                run(stages * data, || model(true), 10, &text(zero_stage, 4, &pipeline, "bf16: {enabled: true}"))
+                run(stages * data, || model(true), 12, &text(zero_stage, 4, &pipeline, dtype))
             };
-            let expected = bf16(1, "1f1b");
-            assert!(expected.losses[0] != expected.losses[9]);
+            let expected = run(1, "1f1b");
+            assert!(expected.losses[0] != expected.losses[11]);
             for stages in [2, 3] {
                 for schedule in SCHEDULES {
-                    let what = format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, bf16");
-                    assert_same(&expected, &bf16(stages, schedule), &what);
+                    let what = format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, {dtype}");
+                    assert_same(&expected, &run(stages, schedule), &what);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::world::{Trajectory, train, trajectory, world};
+use crate::world::{BF16, FP16, Trajectory, train, trajectory, world};
 use crate::{SCHEDULES, agreed, engine, gpt2, run, text};
 
 /// A layout of ranks: pipeline stages, replicas, ZeRO stage, schedule.
@@ -48,7 +48,7 @@ fn assert_goes_on(whole: &Trajectory, rest: &Trajectory, what: &str) {
 fn a_resumed_run_is_the_uninterrupted_run() {
     let root = tempfile::tempdir().unwrap();
     for (zero_stage, schedule) in (0..=3).zip(SCHEDULES) {
-        for more in ["", "bf16: {enabled: true}"] {
+        for more in ["", BF16, FP16] {
             let of = |place| settings(place, 8, more);
             let whole = run(2, || gpt2(40, true), 8, &of((1, 2, zero_stage, "1f1b")));
             let from = (3, 2, zero_stage, schedule);

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use zero_train::{Engine, Error};
 
-use crate::world::{batch, train, world};
+use crate::world::{BF16, batch, train, world};
 use crate::{SCHEDULES, engine, gpt2, text};
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
@@ -47,7 +47,7 @@ fn found(engine: &mut Engine) -> Found {
 #[test]
 fn losses_and_outputs_are_those_of_one_stage_on_all_ranks() {
     for zero_stage in 0..=3 {
-        for more in ["", "bf16: {enabled: true}"] {
+        for more in ["", BF16, "fp16: {enabled: true, initial_scale_power: 10}"] {
             for data in [1, 2] {
                 let of = |stages: usize, schedule: &str| {
                     let pipeline = format!("stages: {stages}, schedule: {schedule}");

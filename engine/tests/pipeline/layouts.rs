@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use zero_train::{Engine, Kind};
 
-use crate::world::{config, train, world};
+use crate::world::{BF16, FP16, config, train, world};
 use crate::{engine, gpt2, text};
 
 /// (data-parallel ranks, pipeline stages, ZeRO stage, whether state and parameters are on a disk).
@@ -103,8 +103,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_pair_of_layouts_has_the_same_bits(from in place(), into in place(), bf16: bool) {
-        let more = if bf16 { "bf16: {enabled: true}" } else { "" };
+    fn any_pair_of_layouts_has_the_same_bits(
+        from in place(), into in place(), more in prop::sample::select(&["", BF16, FP16][..]),
+    ) {
         let root = tempfile::tempdir().unwrap();
         let expected = written(root.path(), from, more);
         prop_assert!(loaded(root.path(), into, more) == expected, "{:?} into {:?}", from, into);

@@ -5,7 +5,7 @@ use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
 use zero_train::comm::Communicator;
 use zero_train::{Activations, Batch, Engine, Layer, Layers, Pass, ops};
 
-use crate::world::{Trajectory, batch, config, trajectory, world};
+use crate::world::{BF16, FP16, Trajectory, batch, config, trajectory, world};
 use crate::{SCHEDULES, agreed, assert_same, engine, text};
 
 /// Hidden states in the working dtype, the ids that they are of (u32), and a mask (f32) of what may change.
@@ -74,14 +74,9 @@ fn found(ranks: usize, steps: u64, text: &str) -> Found {
 
 #[test]
 fn three_tensors_of_three_kinds_cross_every_boundary() {
-    for (zero_stage, data, more) in [
-        (0, 1, ""),
-        (1, 2, ""),
-        (2, 1, ""),
-        (3, 2, ""),
-        (0, 2, "bf16: {enabled: true}"),
-        (3, 1, "bf16: {enabled: true}"),
-    ] {
+    for (zero_stage, data, more) in
+        [(0, 1, ""), (1, 2, ""), (2, 1, ""), (3, 2, ""), (0, 2, BF16), (3, 1, BF16), (3, 1, FP16)]
+    {
         let of = |stages: usize, schedule: &str| {
             let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
             found(stages * data, 8, &text(zero_stage, 4, &pipeline, more))

@@ -1,10 +1,11 @@
 //! What each rank sends is what the program says, to the byte.
 
+use candle_core::DType;
 use zero_partition::{Order, ZeroOptions, expected_payload};
 use zero_train::Engine;
 use zero_train::pipeline::{Content, Instruction};
 
-use crate::world::{batch, world};
+use crate::world::{BF16, FP16, batch, world};
 use crate::{SCHEDULES, engine, gpt2, text};
 
 const WIDTH: usize = 40;
@@ -56,15 +57,19 @@ struct Run {
     schedule: &'static str,
     micro_batches: usize,
     tied: bool,
-    bf16: bool,
+    dtype: DType,
 }
 
 impl Run {
     fn step(&self) -> Vec<Rank> {
-        let more = if self.bf16 { "bf16: {enabled: true}" } else { "" };
+        let more = match self.dtype {
+            DType::BF16 => BF16,
+            DType::F16 => FP16,
+            _ => "",
+        };
         let pipeline = format!("stages: {}, schedule: {}", self.stages, self.schedule);
         let text = text(self.zero_stage, self.micro_batches, &pipeline, more);
-        let width = if self.bf16 { 2 } else { 4 };
+        let width = self.dtype.size_in_bytes();
         world(self.stages * self.data, |comm| {
             let mut engine = engine(gpt2(WIDTH, self.tied), &text, comm);
             let step = |engine: &mut Engine, number| {
@@ -78,7 +83,7 @@ impl Run {
             let options = ZeroOptions {
                 optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
                 order: Order::Arrival,
-                communication: if self.bf16 { candle_core::DType::BF16 } else { candle_core::DType::F32 },
+                communication: self.dtype,
                 reduce_scatter: engine.config().zero.reduce_scatter,
                 gradient_clipping: 0.0,
                 decay_all: false,
@@ -106,14 +111,17 @@ impl Run {
 fn a_step_sends_what_the_program_says_to_the_byte() {
     for zero_stage in 0..=3 {
         for schedule in SCHEDULES {
-            for (stages, data, tied, bf16) in
-                [(2, 1, true, false), (2, 2, true, true), (3, 2, true, false), (3, 1, false, true)]
-            {
-                let run = Run { zero_stage, data, stages, schedule, micro_batches: 4, tied, bf16 };
+            for (stages, data, tied, dtype) in [
+                (2, 1, true, DType::F32),
+                (2, 2, true, DType::BF16),
+                (3, 2, true, DType::F32),
+                (3, 1, false, DType::F16),
+            ] {
+                let run = Run { zero_stage, data, stages, schedule, micro_batches: 4, tied, dtype };
                 let ranks = run.step();
                 for (rank, measured) in ranks.iter().enumerate() {
                     let what = format!(
-                        "{schedule}, rank {rank} of {stages} × {data}, ZeRO {zero_stage}, tied {tied}, bf16 {bf16}"
+                        "{schedule}, rank {rank} of {stages} × {data}, ZeRO {zero_stage}, tied {tied}, {dtype:?}"
                     );
                     assert_eq!(measured.sent, measured.expected, "{what}");
                 }

@@ -7,6 +7,10 @@ use candle_core::{Device, Tensor};
 use zero_train::comm::{Communicator, Options, threads};
 use zero_train::{Batch, Config, Engine, Layers, Step, zoo};
 
+pub const BF16: &str = "bf16: {enabled: true}";
+/// Of the small models here the first steps overflow, and later ones do not.
+pub const FP16: &str = "fp16: {enabled: true, initial_scale_power: 22, hysteresis: 1}";
+
 /// Runs `rank` on every rank of a world of threads.
 pub fn world<T: Send>(ranks: usize, rank: impl Fn(Arc<dyn Communicator>) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {

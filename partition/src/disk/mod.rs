@@ -11,7 +11,7 @@ mod values;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use half::bf16;
+use half::{bf16, f16};
 use zero_pipeline::{Coordinates, Item, SegmentId, Stages};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, PendingVec, SwapFile};
 
@@ -70,6 +70,7 @@ enum MovingGradients {
 enum MovingShard {
     F32(PendingVec<f32>),
     Bf16(PendingVec<bf16>),
+    F16(PendingVec<f16>),
 }
 
 /// One rank's files, and what is on its way.

@@ -24,6 +24,7 @@ impl Zero {
                 let (file, at) = (disk.parameters()?, place.parameters_at(0));
                 let shard = match self.dtype {
                     DType::BF16 => MovingShard::Bf16(file.read_vec(at, place.elements)?),
+                    DType::F16 => MovingShard::F16(file.read_vec(at, place.elements)?),
                     _ => MovingShard::F32(file.read_vec(at, place.elements)?),
                 };
                 disk.shards.insert(segment, shard);
@@ -87,6 +88,7 @@ impl Zero {
                 let shard = match disk.shards.remove(&segment).ok_or_else(|| not_moving(item))? {
                     MovingShard::F32(pending) => CpuStorage::F32(pending.wait()?),
                     MovingShard::Bf16(pending) => CpuStorage::BF16(pending.wait()?),
+                    MovingShard::F16(pending) => CpuStorage::F16(pending.wait()?),
                 };
                 self.segments[segment].shard = Some(shard);
             }

@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
-use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, DType};
-use half::bf16;
 use zero_pipeline::{SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align};
 
 use crate::disk::tiles::no_disk;
 use crate::disk::{Disk, Place};
 use crate::error::ZeroError;
+use crate::rounding::{round_bytes, widen_bytes};
 use crate::zero::Zero;
 
 /// Which of a tile's values.
@@ -20,6 +19,16 @@ pub(crate) enum Stored {
     State(usize),
     /// Working parameters.
     Parameters,
+}
+
+impl Stored {
+    /// In which dtype it is kept, given the working one.
+    fn dtype(self, working: DType) -> DType {
+        match self {
+            Self::State(_) => DType::F32,
+            Self::Parameters => working,
+        }
+    }
 }
 
 impl Disk {
@@ -47,13 +56,7 @@ impl Disk {
             let bytes = self.read_tile(&place, stored, index)?;
             let (now, later) = rest.split_at_mut(part.len());
             rest = later;
-            match (stored, dtype) {
-                (Stored::Parameters, DType::BF16) => {
-                    let rounded = &cast_slice::<u8, bf16>(bytes.as_bytes())[part];
-                    now.iter_mut().zip(rounded).for_each(|(value, rounded)| *value = rounded.to_f32());
-                }
-                _ => now.copy_from_slice(&bytes.as_f32()[part]),
-            }
+            widen_bytes(bytes.as_bytes(), part, stored.dtype(dtype), now)?;
         }
         Ok(())
     }
@@ -74,12 +77,7 @@ impl Disk {
             rest = later;
             // What lies beside it in the tile stays.
             let mut bytes = self.read_tile(&place, stored, index)?;
-            match (stored, dtype) {
-                (Stored::Parameters, DType::BF16) => {
-                    zero_optim::write_bf16(now, &mut cast_slice_mut::<u8, bf16>(bytes.as_bytes_mut())[part])?;
-                }
-                _ => bytes.as_f32_mut()[part].copy_from_slice(now),
-            }
+            round_bytes(now, stored.dtype(dtype), bytes.as_bytes_mut(), part)?;
             let (at, len) = (offset(&place, stored, index), bytes.len());
             let file = self.file(stored)?;
             file.write(at, bytes, len).wait()?;

@@ -157,7 +157,7 @@ impl Walk<'_> {
         if self.is_whole(id) {
             return;
         }
-        match self.is_bf16() {
+        match self.is_half() {
             true => self.meter.add(Category::Staging, self.elements(id) * 2),
             false => self.take(Category::Staging, self.elements(id)),
         }
@@ -172,7 +172,7 @@ impl Walk<'_> {
             return;
         }
         let pieces: Vec<u64> = segment.pieces.iter().map(|piece| piece.range.len() as u64).collect();
-        match self.is_bf16() {
+        match self.is_half() {
             true => {
                 self.meter.add(Category::Staging, self.elements(id) * 2);
                 self.meter.free(Category::Staging, self.elements(id) * 2);
@@ -193,7 +193,7 @@ impl Walk<'_> {
         }
         let pieces: Vec<u64> = self.segment(id).pieces.iter().map(|piece| piece.range.len() as u64).collect();
         for elements in pieces {
-            match self.is_bf16() {
+            match self.is_half() {
                 true => self.meter.free(Category::Staging, elements * 2),
                 false => self.give(Category::Staging, elements),
             }
@@ -202,14 +202,14 @@ impl Walk<'_> {
 
     /// A buffer of the working dtype.
     pub(super) fn blank(&mut self, elements: u64) {
-        match self.is_bf16() {
+        match self.is_half() {
             true => self.meter.add(Category::Staging, elements * 2),
             false => self.take(Category::Staging, elements),
         }
     }
 
     pub(super) fn reuse(&mut self, elements: u64) {
-        match self.is_bf16() {
+        match self.is_half() {
             true => self.meter.free(Category::Staging, elements * 2),
             false => self.give(Category::Staging, elements),
         }

@@ -143,7 +143,7 @@ impl Walk<'_> {
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
                     // Plain SGD has no state, and without a master nothing comes before them.
-                    let has_state = tiers.optimizer == Tier::Nvme && (self.states() > 0 || self.is_bf16());
+                    let has_state = tiers.optimizer == Tier::Nvme && (self.states() > 0 || self.is_half());
                     let class = classes.remove(usize::from(has_state));
                     self.buffers.give(class);
                 }

@@ -128,7 +128,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn is_bf16(&self) -> bool {
+    fn is_half(&self) -> bool {
         self.work.width < 4
     }
 
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
             }
             if self.work.stages.owner(id) == self.work.at.stage && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
-                self.meter.add(Category::Parameters, if self.is_bf16() { own * 4 } else { 0 });
+                self.meter.add(Category::Parameters, if self.is_half() { own * 4 } else { 0 });
                 self.meter.add(Category::OptimizerState, own * 4 * states);
             }
         }
