@@ -54,7 +54,7 @@ fn every_layout_starts_from_them() {
     for (dtype, name) in [(DType::F32, "f32"), (DType::BF16, "bf16"), (DType::F16, "f16")] {
         let converted = weights.iter().map(|(name, w)| (name.clone(), w.to_dtype(dtype).unwrap())).collect();
         let path = write(folder.path(), &format!("{name}.safetensors"), &converted);
-        for more in ["", "bf16: {enabled: true}"] {
+        for more in ["", "bf16: {enabled: true}", "fp16: {enabled: true}"] {
             for zero_stage in 0..=3 {
                 let zero =
                     format!("zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 64}}");

@@ -108,6 +108,7 @@ fn pipelines_and_other_dtypes_start_from_it_too() {
             (2, "pipeline: {stages: 2}"),
             (4, "pipeline: {stages: 2}\nzero_optimization: {stage: 3, stage3_param_persistence_threshold: 64}"),
             (2, "bf16: {enabled: true}\nzero_optimization: {stage: 1}"),
+            (2, "fp16: {enabled: true}\nzero_optimization: {stage: 2}"),
             (2, "bf16: {enabled: true}\nzero_optimization: {stage: 3, stage3_param_persistence_threshold: 64}"),
         ] {
             let ranks = world(ranks, |comm| {

@@ -63,10 +63,10 @@ fn initial_weights_come_to_every_stage() {
     candle_core::safetensors::save(&weights, &path).unwrap();
     let section = format!("training: {{initial_weights: {}}}", path.display());
     for zero_stage in 0..=3 {
-        for bf16 in ["", "\nbf16: {enabled: true}"] {
+        for dtype in ["", "\nbf16: {enabled: true}", "\nfp16: {enabled: true}"] {
             for (stages, data) in [(2, 1), (3, 2)] {
-                let expected = expected_losses(zero_stage, data, bf16);
-                let text = text(zero_stage, 4, &format!("stages: {stages}"), &format!("{section}{bf16}"));
+                let expected = expected_losses(zero_stage, data, dtype);
+                let text = text(zero_stage, 4, &format!("stages: {stages}"), &format!("{section}{dtype}"));
                 world(stages * data, |comm| {
                     let mut engine = engine(gpt2(40, true), &text, comm);
                     assert_has_values(&mut engine, &text);
