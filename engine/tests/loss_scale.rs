@@ -90,7 +90,7 @@ fn losses_are_those_of_f32_but_for_rounding() {
         steps.iter().zip(&f32s).map(far).fold(0.0, f64::max)
     };
     let (bf16, fp16) = (far(BF16), far("fp16: {enabled: true, initial_scale_power: 12}"));
-    // Units in the last place are 2⁻¹¹ and 2⁻⁸ of a value.
+    // Units in the last place are 2⁻¹⁰ and 2⁻⁷ of a value.
     assert!(fp16 > 0.0 && fp16 < 2e-3 && fp16 < bf16, "fp16 {fp16:.1e}, bf16 {bf16:.1e}");
 }
 
