@@ -11,7 +11,7 @@ use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::{Dtype, Launch};
 use zero_model::ops;
 
-const TYPES: [(Dtype, DType); 2] = [(Dtype::F32, DType::F32), (Dtype::Bf16, DType::BF16)];
+const TYPES: [(Dtype, DType); 3] = [(Dtype::F32, DType::F32), (Dtype::Bf16, DType::BF16), (Dtype::F16, DType::F16)];
 
 fn run<A>(emulator: &Emulator, launch: Option<Launch<A>>) {
     // SAFETY: the tests below hold the memory that their launches name, in the sizes that those ask for.
