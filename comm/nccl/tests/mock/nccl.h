@@ -15,7 +15,7 @@ typedef struct World {
     int count[RANKS];
     struct World *next;
 } World;
-typedef struct { World *world; int rank, error, finalized, aborted; long phase, running; } Comm;
+typedef struct { World *world; int rank, error, finalized, aborted, launching; long phase, running; } Comm;
 typedef struct { Comm *comm; Stream *stream; Call *calls; int count; } Bundle;
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
@@ -67,7 +67,7 @@ int ncclCommInitRankConfig(Comm **out, int size, Id id, int rank, Config *config
 int ncclCommGetAsyncError(Comm *comm, int *error) {
     World *world = comm->world;
     pthread_mutex_lock(&world->lock);
-    int ready = world->joined == world->size && (!comm->finalized || world->left == world->size);
+    int ready = world->joined == world->size && !comm->launching && (!comm->finalized || world->left == world->size);
     *error = comm->error ? comm->error : ready ? SUCCESS : IN_PROGRESS;
     pthread_mutex_unlock(&world->lock);
     return SUCCESS;
@@ -87,7 +87,7 @@ static int end(Comm *comm, int aborted) {
     world->left += aborted && !comm->finalized;
     comm->aborted = aborted;
     pthread_cond_broadcast(&world->changed);
-    while (comm->running) pthread_cond_wait(&world->changed, &world->lock);
+    while (comm->running || comm->launching) pthread_cond_wait(&world->changed, &world->lock);
     pthread_mutex_unlock(&world->lock);
     __sync_sub_and_fetch(&mock_live, 1);
     free(comm);
@@ -195,6 +195,18 @@ static int add(Comm *comm, Stream *stream, Call call) {
     open_bundle.stream = stream;
     return SUCCESS;
 }
+// As the real one, whose own thread puts the kernels on the stream after the call has come back.
+static void *launch(void *argument) {
+    Bundle *bundle = argument;
+    Comm *comm = bundle->comm;
+    usleep(100);
+    mock_enqueue(bundle->stream, exchange, bundle);
+    pthread_mutex_lock(&comm->world->lock);
+    comm->launching = 0;
+    pthread_cond_broadcast(&comm->world->changed);
+    pthread_mutex_unlock(&comm->world->lock);
+    return NULL;
+}
 int ncclGroupStart(void) { depth++; return SUCCESS; }
 int ncclGroupEnd(void) {
     if (!depth) return INVALID_USAGE;
@@ -205,9 +217,12 @@ int ncclGroupEnd(void) {
     Comm *comm = bundle->comm;
     pthread_mutex_lock(&comm->world->lock);
     comm->running++;
+    comm->launching = 1;
     if (comm->rank == mock_fails_rank) comm->error = REMOTE;
     pthread_mutex_unlock(&comm->world->lock);
-    mock_enqueue(bundle->stream, exchange, bundle);
+    pthread_t launcher;
+    if (pthread_create(&launcher, NULL, launch, bundle)) return SYSTEM;
+    pthread_detach(launcher);
     return IN_PROGRESS;
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int op, Comm *comm, Stream *stream) {
