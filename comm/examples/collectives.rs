@@ -1,4 +1,4 @@
-//! Times the collectives between ranks: `bench N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host, which count as
+//! Times the collectives between ranks: `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host, which count as
 //! on two for `hosts`. Started by a launcher, on one host or several, it is one rank.
 
 use std::process::{Child, Command, ExitCode};

@@ -1,4 +1,4 @@
-//! The disk tier in turn with the disk alone: `cargo run --release -p zero-tier --example bench -- FOLDER [mebibytes] [repeats]`.
+//! The disk tier in turn with the disk alone: `cargo run --release -p zero-tier --example disk -- FOLDER [mebibytes] [repeats]`.
 
 use std::path::PathBuf;
 use std::time::Duration;
