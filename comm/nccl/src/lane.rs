@@ -20,8 +20,8 @@ pub(crate) struct Lane {
     comm: ncclComm_t,
     rank: usize,
     state: State,
-    /// Once it has begun to leave, whether it could.
-    left: Option<Result<(), String>>,
+    /// When it began to leave, and whether it could.
+    left: Option<(Instant, Result<(), String>)>,
 }
 
 // SAFETY: NCCL lets any thread call, one at a time, which `&mut self` sees to.
@@ -237,7 +237,8 @@ impl DeviceLane for Lane {
         }
         // What this rank has sent may not have come to the others yet: they say when it has.
         // SAFETY: the communicator lives.
-        self.left = Some(self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) }));
+        let begun = self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) });
+        self.left = Some((Instant::now(), begun));
     }
 }
 
@@ -247,12 +248,11 @@ impl Drop for Lane {
         if self.comm.is_null() || self.make_current().is_err() {
             return;
         }
-        let until = Instant::now() + LEAVE;
-        let mut finished = self.left.take().unwrap_or(Ok(()));
+        let Some((since, mut finished)) = self.left.take() else { return };
         while finished.is_ok() {
             match self.settled() {
                 Ok(true) => break,
-                Ok(false) if Instant::now() < until => sleep(NAP),
+                Ok(false) if since.elapsed() < LEAVE => sleep(NAP),
                 Ok(false) => finished = Err("the others do not leave".into()),
                 Err(error) => finished = Err(error),
             }

@@ -63,8 +63,14 @@ impl DeviceEnd {
 
     /// Nothing is carried out afterwards.
     pub(crate) fn leave(&mut self) {
-        if let Some(lane) = &mut self.lane {
-            lane.leave();
+        match (&mut self.lane, self.health.check()) {
+            (None, _) => {}
+            (Some(lane), Ok(())) => lane.leave(),
+            // Nobody is waited for any more.
+            (Some(lane), Err(_)) => {
+                lane.abort();
+                self.lane = None;
+            }
         }
     }
 
