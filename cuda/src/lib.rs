@@ -17,6 +17,8 @@ mod libraries;
 #[cfg(feature = "cuda")]
 mod memory;
 #[cfg(feature = "cuda")]
+mod module;
+#[cfg(feature = "cuda")]
 mod stream;
 #[cfg(feature = "cuda")]
 mod trampolines;
@@ -31,5 +33,7 @@ pub use error::{CudaError, check};
 pub use libraries::Library;
 #[cfg(feature = "cuda")]
 pub use memory::{Allocation, Pinned};
+#[cfg(feature = "cuda")]
+pub use module::{Function, Module};
 #[cfg(feature = "cuda")]
 pub use stream::{Event, Stream};

@@ -16,6 +16,7 @@ mod in_place;
 mod mesh;
 #[path = "../../tests/conformance/messages.rs"]
 mod messages;
+#[path = "../../../cuda/tests/mock/mod.rs"]
 mod mock;
 #[path = "../../tests/conformance/oracle.rs"]
 mod oracle;

@@ -3,6 +3,7 @@
 //! One test at a time: what is to go wrong in the mock is said for all of it.
 #![cfg(feature = "cuda")]
 
+#[path = "../../../cuda/tests/mock/mod.rs"]
 mod mock;
 
 use std::ffi::{CStr, c_long};

@@ -5,12 +5,13 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
 use half::{bf16, f16};
 use libloading::Library;
+use tempfile::TempDir;
 
 use crate::launch::{Address, Dtype, Launch, Source};
 
@@ -29,7 +30,6 @@ impl Emulator {
     /// # Errors
     /// What the compiler says.
     pub fn new() -> Result<Option<Self>, String> {
-        let file = |source: Source| Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("cu/{}.cu", source.name()));
         let compiled = std::thread::scope(|scope| {
             let threads = Source::ALL.map(|source| (source, scope.spawn(move || Compiled::new(&file(source)))));
             threads.map(|(source, thread)| (source, thread.join().expect("no panic")))
@@ -57,13 +57,43 @@ impl Emulator {
     }
 }
 
+/// The bytes of a library with the kernels of a file, which a mock of the driver takes for a module; `None` where there is no C++ compiler.
+///
+/// # Errors
+/// What the compiler says.
+pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
+    let Some((_folder, library)) = compile(&file(source))? else { return Ok(None) };
+    std::fs::read(library).map(Some).map_err(|error| error.to_string())
+}
+
+fn file(source: Source) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("cu/{}.cu", source.name()))
+}
+
+/// Makes a library of a file, in a folder that goes when it is dropped.
+fn compile(source: &Path) -> Result<Option<(TempDir, PathBuf)>, String> {
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let to = folder.path().join("kernels.so");
+    let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++", "-include"]);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/emulator.h"));
+    let output = match command.arg(source).arg("-o").arg(&to).output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        output => output.map_err(|error| error.to_string())?,
+    };
+    match output.status.success() {
+        true => Ok(Some((folder, to))),
+        false => Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
 /// One file of kernels, compiled for this machine.
 pub struct Compiled {
     library: Library,
     /// It runs one launch at a time.
     turn: Mutex<()>,
     /// Where it lies.
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
 impl Compiled {
@@ -72,20 +102,9 @@ impl Compiled {
     /// # Errors
     /// What the compiler says.
     pub fn new(source: &Path) -> Result<Option<Self>, String> {
-        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let to = folder.path().join("kernels.so");
-        let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-        command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++", "-include"]);
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/emulator.h"));
-        let output = match command.arg(source).arg("-o").arg(&to).output() {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            output => output.map_err(|error| error.to_string())?,
-        };
-        if !output.status.success() {
-            return Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
-        }
+        let Some((folder, library)) = compile(source)? else { return Ok(None) };
         // SAFETY: the library was made a moment ago of a source that runs nothing when it is loaded.
-        let library = unsafe { Library::new(to) }.map_err(|error| error.to_string())?;
+        let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
         Ok(Some(Self { library, turn: Mutex::new(()), _folder: folder }))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Nothing here needs a device or a toolkit. A function such as [`norm::forward`] gives a [`Launch`]: an entry, its arguments, how
 //! many blocks of how many threads. Who has a stream launches it; the tests launch it on a host, by the emulator behind feature
-//! `emulated`. Feature `cuda` compiles the sources of `cu/` with nvcc and gives `Source::image`.
+//! `emulated`. Feature `cuda` compiles the sources of `cu/` with nvcc, and gives `Kernels`, which launches them.
 //!
 //! All kernels are deterministic: no atomics, every sum in an order that depends on the shape alone. What the CPU computes element by
 //! element (activations, rotary embedding, AdamW, rounding) and the sums of squares of a gradient norm have the CPU's bits.
@@ -12,6 +12,8 @@
 pub mod activation;
 pub mod attention;
 pub mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod device;
 #[cfg(feature = "emulated")]
 pub mod emulated;
 pub mod launch;
@@ -19,4 +21,6 @@ pub mod norm;
 pub mod optimizer;
 pub mod rotary;
 
+#[cfg(feature = "cuda")]
+pub use device::Kernels;
 pub use launch::{Address, Dtype, Launch, Source};

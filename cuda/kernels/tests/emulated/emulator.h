@@ -192,10 +192,11 @@ static inline uint32_t to_bits(float x) {
 
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = reinterpret_cast<TYPE*>(emulator::shared)
 
-// What a launch calls: the arguments, blocks in each dimension, threads of a block, shared bytes, the order of threads. Gives what
+// Bytes of an entry's arguments, and what a launch calls: the arguments, blocks in each dimension, threads of a block, shared bytes, the order of threads. Gives what
 // went wrong, or null.
 #define ENTRY(NAME, ARGS, THREADS) \
     static void NAME##_thread(const ARGS& a); \
+    extern "C" const size_t NAME##_bytes = sizeof(ARGS); \
     extern "C" const char* NAME( \
         const void* args, size_t bytes, const unsigned* grid, unsigned threads, size_t shared_bytes, unsigned order) { \
         if (bytes != sizeof(ARGS)) return "arguments of another size"; \

@@ -7,12 +7,15 @@
 // beside each other (the calls of a group are one exchange between all ranks of the communicator).
 //
 // Compiled twice, as libcuda.so.1 (-DDRIVER) and libnccl.so.2 (-DNCCL), which uses the other's streams.
+// A module is a shared library of emulated kernels (cuda/kernels/tests/emulated/emulator.h), whose blocks run on the stream's thread.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef struct Task { void (*run)(void *); void *argument; struct Task *next; } Task;
@@ -28,7 +31,8 @@ void mock_enqueue(Stream *stream, void (*run)(void *), void *argument);
 int mock_current(void);
 
 #ifdef DRIVER
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_READY = 600 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500,
+    NOT_READY = 600, LAUNCH_FAILED = 719 };
 #define DEVICES 8
 static __thread int current; // number of the device, from 1
 #define NEEDS_CONTEXT if (!current) return INVALID_CONTEXT
@@ -141,8 +145,10 @@ int cuStreamDestroy_v2(Stream *stream) {
     if (!pthread_create(&undertaker, NULL, bury, stream)) pthread_detach(undertaker);
     return 0;
 }
+extern int mock_failed_launch;
 int cuStreamQuery(Stream *stream) {
     NEEDS_CONTEXT;
+    if (__atomic_load_n(&mock_failed_launch, __ATOMIC_ACQUIRE)) return LAUNCH_FAILED;
     pthread_mutex_lock(&stream->lock);
     int done = stream->done == stream->begun;
     pthread_mutex_unlock(&stream->lock);
@@ -154,7 +160,7 @@ int cuStreamSynchronize(Stream *stream) {
     long until = stream->begun;
     while (stream->done < until) pthread_cond_wait(&stream->changed, &stream->lock);
     pthread_mutex_unlock(&stream->lock);
-    return 0;
+    return __atomic_load_n(&mock_failed_launch, __ATOMIC_ACQUIRE) ? LAUNCH_FAILED : 0;
 }
 
 // An event is one moment, shared by those who wait for it: a new record makes a new one.
@@ -252,6 +258,74 @@ static int copy_on(Stream *stream, void *to, const void *from, size_t bytes) {
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Stream *on) { return copy_on(on, (void *)to, from, bytes); }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Stream *on) { return copy_on(on, to, (void *)from, bytes); }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream *on) { return copy_on(on, (void *)to, (void *)from, bytes); }
+
+// Where the bytes of an ELF file end: behind its table of sections.
+static size_t elf_bytes(const unsigned char *image) {
+    uint64_t sections;
+    uint16_t size, count;
+    memcpy(&sections, image + 40, sizeof sections);
+    memcpy(&size, image + 58, sizeof size);
+    memcpy(&count, image + 60, sizeof count);
+    return sections + (size_t)size * count;
+}
+int cuModuleLoadData(void **module, const void *image) {
+    NEEDS_CONTEXT;
+    if (memcmp(image, "\177ELF", 4)) return INVALID_IMAGE;
+    size_t bytes = elf_bytes(image);
+    int file = memfd_create("kernels", 0);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    int written = file >= 0 && write(file, image, bytes) == (ssize_t)bytes;
+    // The file stays open: another one of this path would be taken for the same library.
+    *module = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    return *module ? 0 : INVALID_IMAGE;
+}
+int cuModuleUnload(void *module) { NEEDS_CONTEXT; return dlclose(module) ? INVALID_VALUE : 0; }
+
+typedef const char *(*Entry)(const void *args, size_t bytes, const unsigned *grid, unsigned threads, size_t shared, unsigned order);
+typedef struct { Entry entry; size_t bytes; int most_shared; } Function;
+// Functions live as long as the program, as nobody gives them back.
+int cuModuleGetFunction(Function **function, void *module, const char *name) {
+    NEEDS_CONTEXT;
+    char of_size[256];
+    snprintf(of_size, sizeof of_size, "%s_bytes", name);
+    void *entry = dlsym(module, name);
+    size_t *bytes = dlsym(module, of_size);
+    if (!entry || !bytes) return NOT_FOUND;
+    *function = malloc(sizeof **function);
+    **function = (Function){(Entry)entry, *bytes, 48 << 10};
+    return 0;
+}
+// 8 is the most shared memory that a launch may ask for.
+int cuFuncSetAttribute(Function *function, int attribute, int value) {
+    NEEDS_CONTEXT;
+    if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
+    function->most_shared = value;
+    return 0;
+}
+typedef struct { Function *function; unsigned grid[3], threads, shared; unsigned char args[]; } Start;
+int mock_failed_launch; // what a kernel finds wrong with itself shows at the next call of its stream
+static void start(void *argument) {
+    Start *job = argument;
+    static unsigned order; // of threads: another one each time
+    const char *failure = job->function->entry(
+        job->args, job->function->bytes, job->grid, job->threads, job->shared, __atomic_fetch_add(&order, 1, __ATOMIC_RELAXED) % 4);
+    if (failure) {
+        fprintf(stderr, "mock: %s\n", failure);
+        __atomic_store_n(&mock_failed_launch, 1, __ATOMIC_RELEASE);
+    }
+    free(job);
+}
+int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
+    unsigned shared, Stream *stream, void **parameters, void **extra) {
+    NEEDS_CONTEXT;
+    if (!x || !y || !z || threads_y != 1 || threads_z != 1 || extra || (int)shared > function->most_shared) return INVALID_VALUE;
+    Start *job = malloc(sizeof *job + function->bytes);
+    *job = (Start){function, {x, y, z}, threads, shared};
+    memcpy(job->args, parameters[0], function->bytes);
+    mock_enqueue(stream, start, job);
+    return 0;
+}
 #endif
 
 #ifdef NCCL

@@ -1,0 +1,173 @@
+//! Kernels launched by the driver: a mock of it that runs emulated kernels on streams of its own, or with `ZERO_TRAIN_CUDA_TESTS=1` the
+//! driver and the GPU of this machine.
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code)]
+
+#[path = "../../tests/mock/mod.rs"]
+mod mock;
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
+use zero_kernels::attention::{self, Geometry};
+use zero_kernels::norm::{self, Rows, Weights};
+use zero_kernels::optimizer::{adam, square_sums, widen};
+use zero_kernels::{Dtype, Kernels, Launch, Source, emulated};
+use zero_optim::norm::block_square_sums;
+use zero_optim::{AdamW, Optimizer, Step, update};
+
+fn emulated_images() -> Option<&'static HashMap<Source, Vec<u8>>> {
+    static IMAGES: OnceLock<Option<HashMap<Source, Vec<u8>>>> = OnceLock::new();
+    let compile = || Source::ALL.into_iter().map(|source| Some((source, emulated::image(source).unwrap()?))).collect();
+    IMAGES.get_or_init(compile).as_ref()
+}
+
+/// A device with its kernels, and a stream.
+struct Bench {
+    kernels: Kernels,
+    device: Arc<Device>,
+    stream: Stream,
+}
+
+impl Bench {
+    /// `None` where there is neither a device nor what a mock needs.
+    fn new() -> Option<Self> {
+        if !mock::ready() {
+            return None;
+        }
+        let device = mock::device_of(0);
+        let kernels = if mock::is_real() {
+            Kernels::new(&device)
+        } else if emulated_images().is_some() {
+            // SAFETY: the mock takes these libraries for modules.
+            unsafe { Kernels::of_images(&device, |source| &emulated_images().expect("looked at before")[&source]) }
+        } else {
+            println!("skipped: no C++ compiler (c++, or what CXX names)");
+            return None;
+        };
+        Some(Self { kernels, stream: Stream::new(&device).unwrap(), device })
+    }
+
+    /// Memory of the device that holds these numbers.
+    fn upload(&self, values: &[f32]) -> Allocation {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        let mut pinned = Pinned::new(&self.device, bytes.len()).unwrap();
+        pinned.copy_from_slice(&bytes);
+        let mut allocation = Allocation::new(&self.device, bytes.len()).unwrap();
+        // SAFETY: both live until the stream is waited for.
+        unsafe { allocation.fill_from(&pinned, &self.stream) }.unwrap();
+        self.stream.synchronize().unwrap();
+        allocation
+    }
+
+    fn bytes<const N: usize>(&self, from: &Allocation) -> Vec<[u8; N]> {
+        let mut bytes = vec![0; from.len()];
+        from.copy_to(&mut bytes, &self.stream).unwrap();
+        bytes.as_chunks().0.to_vec()
+    }
+
+    fn bits(&self, from: &Allocation) -> Vec<u32> {
+        self.bytes(from).into_iter().map(u32::from_ne_bytes).collect()
+    }
+
+    /// Behind what is on the stream; memory must live until the stream was waited for, as it does in these tests.
+    fn launch<A>(&self, launch: &Launch<A>) {
+        self.try_launch(launch, &self.stream).unwrap();
+    }
+
+    fn try_launch<A>(&self, launch: &Launch<A>, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the tests hold memory of the sizes that their launches ask for, until they have read the results.
+        unsafe { self.kernels.launch(launch, stream) }
+    }
+}
+
+fn numbers(count: usize, factor: f32) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * factor).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn an_update_has_the_bits_of_the_cpus() {
+    let Some(bench) = Bench::new() else { return };
+    let count = 5000;
+    let (rule, step) =
+        (AdamW { weight_decay: 0.1, ..AdamW::default() }, Step { step: 3, lr: 1e-3, grad_scale: 0.5, decay: true });
+    let (mut params, grads) = (numbers(count, 1.0), numbers(count, 0.01));
+    let (mut m, mut v) = (numbers(count, 0.003), vec![1e-4; count]);
+    let [at_params, at_grads, at_m, at_v] = [&params, &grads, &m, &v].map(|values| bench.upload(values));
+    let sums = bench.upload(&vec![f32::NAN; 2 * count.div_ceil(1024)]);
+    let states = [at_params.address(), at_m.address(), at_v.address()];
+    bench.launch(&square_sums(Dtype::F32, count as u64, at_grads.address(), sums.address()).unwrap());
+    bench.launch(&adam(Dtype::F32, count as u64, &rule, &step, states, at_grads.address(), 0).unwrap());
+    let found: Vec<u64> = bench.bytes(&sums).into_iter().map(u64::from_ne_bytes).collect();
+    assert_eq!(found, block_square_sums(&grads).map(f64::to_bits).collect::<Vec<_>>());
+    update(&Optimizer::AdamW(rule), &step, &mut params, &grads, &mut [&mut m, &mut v]).unwrap();
+    for (name, at, want) in [("parameters", &at_params, &params), ("m", &at_m, &m), ("v", &at_v, &v)] {
+        assert!(bench.bits(at) == bits(want), "{name}");
+    }
+}
+
+/// A stream that waits for the event of another finds what that has written.
+#[test]
+fn streams_wait_for_events() {
+    let Some(bench) = Bench::new() else { return };
+    let (rows, size) = (64, 256);
+    let count = rows as usize * size as usize;
+    let of = Rows { rows, size, dtype: Dtype::F32, eps: 1e-5 };
+    let (x, w) = (bench.upload(&numbers(count, 3.0)), bench.upload(&vec![1.0; size as usize]));
+    let [y, copy] = [(); 2].map(|()| bench.upload(&vec![f32::NAN; count]));
+    let (other, done) = (Stream::new(&bench.device).unwrap(), Event::new(&bench.device).unwrap());
+    bench.launch(&norm::forward(&of, Weights::Rms { weight: w.address() }, x.address(), y.address()));
+    bench.stream.record(&done).unwrap();
+    other.wait_for(&done).unwrap();
+    bench.try_launch(&widen(Dtype::F32, count as u64, y.address(), copy.address()).unwrap(), &other).unwrap();
+    other.synchronize().unwrap();
+    let copied = bench.bits(&copy);
+    assert!(copied == bench.bits(&y));
+    for row in copied.chunks(size as usize) {
+        let square: f32 = row.iter().map(|&bits| f32::from_bits(bits).powi(2)).sum();
+        assert!((square / size as f32 - 1.0).abs() < 1e-4, "{square}");
+    }
+}
+
+/// With heads of 128 a block has more shared memory than it gets unasked.
+#[test]
+fn attention_gets_the_shared_memory_that_it_needs() {
+    let Some(bench) = Bench::new() else { return };
+    let of =
+        Geometry { batch: 1, time: 40, heads: 1, kv_heads: 1, size: 128, dtype: Dtype::F32, packed: false, firsts: 0 };
+    let count = 40 * 128;
+    // Equal keys: a position's result is the mean of the values up to it.
+    let [q, k, v] = [numbers(count, 1.0), vec![0.25; count], numbers(count, 2.0)];
+    let at = [&q, &k, &v].map(|values| bench.upload(values));
+    let (out, log_sums) = (bench.upload(&vec![f32::NAN; count]), bench.upload(&[f32::NAN; 40]));
+    let launch = attention::forward(&of, at.each_ref().map(Allocation::address), out.address(), log_sums.address());
+    let launch = launch.unwrap();
+    assert!(launch.shared_bytes > 48 << 10);
+    bench.launch(&launch);
+    let found = bench.bits(&out);
+    for column in 0..128 {
+        let mut sum = 0.0;
+        for position in 0..40 {
+            sum += f64::from(v[position * 128 + column]);
+            let (want, got) = (sum / (position + 1) as f64, f32::from_bits(found[position * 128 + column]));
+            assert!((f64::from(got) - want).abs() < 1e-5, "{position} {column}: {got} for {want}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_there_is_an_error() {
+    let Some(bench) = Bench::new() else { return };
+    let launch = widen(Dtype::F32, 1, 0, 0).unwrap();
+    let unknown = Launch { entry: "widen_f8".into(), ..launch };
+    let error = bench.try_launch(&unknown, &bench.stream).unwrap_err();
+    assert_eq!(error.call, "cuModuleGetFunction", "{error}");
+    let huge = Launch { shared_bytes: 1 << 20, ..unknown };
+    let error = bench.try_launch(&Launch { entry: "widen_bf16".into(), ..huge }, &bench.stream).unwrap_err();
+    assert_eq!(error.call, "cuFuncSetAttribute", "{error}");
+}
