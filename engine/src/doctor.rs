@@ -60,6 +60,7 @@ fn instructions() -> String {
             ("FMA", is_x86_feature_detected!("fma")),
             ("AVX-512", is_x86_feature_detected!("avx512f")),
             ("AVX512_BF16", is_x86_feature_detected!("avx512bf16")),
+            ("AMX", zero_train::ops::has_amx()),
         ];
         found.extend(known.into_iter().filter(|(_, here)| *here).map(|(name, _)| name));
     }

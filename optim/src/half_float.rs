@@ -11,7 +11,7 @@ use crate::{
     simd::{Kernel, Level},
 };
 
-/// A 16-bit float that parameters can be stored in: [`bf16`] or [`f16`].
+/// A 16-bit float that parameters can be stored in: `bf16` or `f16`.
 pub trait HalfFloat: Copy + sealed::Convert {
     /// Positive zero.
     const ZERO: Self;

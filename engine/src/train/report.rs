@@ -122,9 +122,13 @@ impl Report {
 /// What a user reads at the end.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let skipped = match self.skipped {
+            0 => String::new(),
+            skipped => format!(" ({skipped} skipped)"),
+        };
         write!(
             f,
-            "trained {} steps in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
+            "trained {} steps{skipped} in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
             self.steps,
             seconds(self.started.elapsed()),
             self.first_loss,
