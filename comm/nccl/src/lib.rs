@@ -2,21 +2,19 @@
 //!
 //! `attach` makes of a group on the host one that also takes [`DeviceBuffer`](zero_comm::DeviceBuffer)s, such as a `DeviceVector`:
 //!
-//! ```no_run
+//! ```
 //! # #[cfg(feature = "cuda")]
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use zero_comm::{Buffer, ReduceOp};
+//! # mod example {
+//! use zero_comm::{Buffer, Communicator, ReduceOp};
 //! use zero_nccl::DeviceVector;
 //!
-//! # let (host, local_rank): (std::sync::Arc<dyn zero_comm::Communicator>, usize) = unimplemented!();
-//! let device = zero_cuda::Device::open(local_rank)?;
-//! let comm = zero_nccl::attach(&*host, &device)?;
-//! let vector = DeviceVector::upload(&Buffer::from(vec![1f32; 1000]), &device)?;
-//! let sum = comm.all_reduce(vector.into(), ReduceOp::Sum).wait()?;
-//! # Ok(())
+//! fn sum_of_ones(host: &dyn Communicator, local_rank: usize) -> Result<Buffer, Box<dyn std::error::Error>> {
+//!     let device = zero_cuda::Device::open(local_rank)?;
+//!     let comm = zero_nccl::attach(host, &device)?;
+//!     let vector = DeviceVector::upload(&Buffer::from(vec![1f32; 1000]), &device)?;
+//!     Ok(comm.all_reduce(vector.into(), ReduceOp::Sum).wait()?)
+//! }
 //! # }
-//! # #[cfg(not(feature = "cuda"))]
-//! # fn main() {}
 //! ```
 //!
 //! Before every operation the ranks meet on the host, each with what it is about to do. That is how a rank that is missing, or does

@@ -2,7 +2,11 @@
 
 macro_rules! cases {
     ($kind:ident: $($module:ident: $($case:ident),+;)+) => {
-        $($(#[test] fn $case() { crate::$module::$case(crate::world::Kind::$kind) })+)+
+        $($(#[test] fn $case() {
+            if crate::ready() {
+                crate::$module::$case(crate::world::Kind::$kind);
+            }
+        })+)+
     };
 }
 
