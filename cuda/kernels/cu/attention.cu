@@ -90,6 +90,22 @@ struct Place {
     }
 };
 
+// Rows of a tile to one head's: those that thread (y, x) has, from position `first` on.
+template <class T, unsigned ROWS, unsigned PARTS>
+DEVICE void put(
+    const float (&rows)[ROWS][PARTS], uint64_t to, uint64_t stride, uint64_t offset, unsigned first, const Place& place,
+    const AttentionArgs& a) {
+    for (unsigned r = 0; r < ROWS; r++) {
+        unsigned position = first + place.y * ROWS + r;
+        if (position >= a.time) continue;
+        T* row = as_mut<T>(to) + offset + position * stride;
+        for (unsigned e = 0; e < PARTS; e++) {
+            unsigned column = place.x + SIDE * e;
+            if (column < a.size) store(row[column], rows[r][e]);
+        }
+    }
+}
+
 template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     constexpr unsigned QUERIES = QUERIES_OF<SIZE>, ROWS = QUERIES / SIDE, COLUMNS = KEYS / SIDE, PARTS = SIZE / SIDE;
     DYNAMIC_SHARED(float, room);
@@ -153,15 +169,12 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     for (unsigned r = 0; r < ROWS; r++) {
         unsigned query = begin + place.y * ROWS + r;
         if (query >= a.time) continue;
-        T* to = as_mut<T>(a.out) + place.at(a, a.out_row, place.head) + query * a.out_row;
-        for (unsigned e = 0; e < PARTS; e++) {
-            unsigned column = place.x + SIDE * e;
-            if (column < a.size) store(to[column], out[r][e] / sums[r]);
-        }
+        for (unsigned e = 0; e < PARTS; e++) out[r][e] /= sums[r];
         if (place.x == 0) {
             as_mut<float>(a.log_sums)[place.statistic(a, place.head) + query] = largest[r] + logf(sums[r]);
         }
     }
+    put<T>(out, a.out, a.out_row, place.at(a, a.out_row, place.head), begin, place, a);
 }
 
 // A warp takes one position of one head.
@@ -181,9 +194,23 @@ template <class T> DEVICE void attention_deltas(const AttentionArgs& a) {
 // The probability of a score, and the gradient of the score from that of the probability; both 0 where it is not seen.
 struct Scored { float p, d; };
 
-DEVICE Scored scored(const AttentionArgs& a, bool is_seen, float product, float dp, float log_sum, float delta) {
-    float p = is_seen ? exponential(fmaf(product, a.scale, -log_sum)) : 0.0f;
-    return Scored{p, a.scale * p * (dp - delta)};
+// What the forward left of a query; one beyond the sequence has its first key nowhere, and sees nothing.
+struct Query {
+    unsigned position, first;
+    float log_sum, delta;
+
+    // Of its product with the key at some position, and of the gradient of that probability.
+    DEVICE Scored scored(const AttentionArgs& a, unsigned key, float product, float dp) const {
+        bool is_seen = first <= key && key <= position;
+        float p = is_seen ? exponential(fmaf(product, a.scale, -log_sum)) : 0.0f;
+        return Scored{p, a.scale * p * (dp - delta)};
+    }
+};
+
+DEVICE Query query_at(const AttentionArgs& a, const Place& place, unsigned head, unsigned position) {
+    if (position >= a.time) return Query{position, ~0u, 0.0f, 0.0f};
+    uint64_t at = place.statistic(a, head) + position;
+    return Query{position, place.first(a, position), as<float>(a.log_sums)[at], as<float>(a.deltas)[at]};
 }
 
 template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
@@ -198,15 +225,10 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
     fill<T, QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
     fill<T, QUERIES>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, place.head), begin, a);
 
-    unsigned firsts[ROWS];
-    float log_sums[ROWS], deltas[ROWS], dq[ROWS][PARTS];
+    Query of[ROWS];
+    float dq[ROWS][PARTS];
     for (unsigned r = 0; r < ROWS; r++) {
-        unsigned query = begin + place.y * ROWS + r;
-        bool is_there = query < a.time;
-        uint64_t at = place.statistic(a, place.head) + query;
-        firsts[r] = is_there ? place.first(a, query) : 0;
-        log_sums[r] = is_there ? as<float>(a.log_sums)[at] : 0.0f;
-        deltas[r] = is_there ? as<float>(a.deltas)[at] : 0.0f;
+        of[r] = query_at(a, place, place.head, begin + place.y * ROWS + r);
         for (unsigned e = 0; e < PARTS; e++) dq[r][e] = 0.0f;
     }
     for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
@@ -218,12 +240,10 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
         products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
         products<SIZE, ROWS, COLUMNS>(upstream, v, place.y, place.x, dp);
         for (unsigned r = 0; r < ROWS; r++) {
-            unsigned query = begin + place.y * ROWS + r;
             for (unsigned c = 0; c < COLUMNS; c++) {
-                unsigned position = key + place.x + SIDE * c;
-                bool is_seen = query < a.time && firsts[r] <= position && position <= query;
-                Scored s = scored(a, is_seen, scores[r][c], dp[r][c], log_sums[r], deltas[r]);
-                ds.row(place.y * ROWS + r)[place.x + SIDE * c] = s.d;
+                unsigned column = place.x + SIDE * c;
+                Scored s = of[r].scored(a, key + column, scores[r][c], dp[r][c]);
+                ds.row(place.y * ROWS + r)[column] = s.d;
             }
         }
         __syncthreads();
@@ -234,15 +254,7 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
             }
         }
     }
-    for (unsigned r = 0; r < ROWS; r++) {
-        unsigned query = begin + place.y * ROWS + r;
-        if (query >= a.time) continue;
-        T* to = as_mut<T>(a.dq) + place.at(a, a.q_row, place.head) + query * a.q_row;
-        for (unsigned e = 0; e < PARTS; e++) {
-            unsigned column = place.x + SIDE * e;
-            if (column < a.size) store(to[column], dq[r][e]);
-        }
-    }
+    put<T>(dq, a.dq, a.q_row, place.at(a, a.q_row, place.head), begin, place, a);
 }
 
 template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
@@ -271,16 +283,11 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
             products<SIZE, ROWS, ROWS>(q, k, place.y, place.x, scores);
             products<SIZE, ROWS, ROWS>(upstream, v, place.y, place.x, dp);
             for (unsigned r = 0; r < ROWS; r++) {
-                unsigned row = place.y * ROWS + r, at = query + row;
-                bool is_there = at < a.time;
-                unsigned first = is_there ? place.first(a, at) : 0;
-                uint64_t statistic = place.statistic(a, head) + at;
-                float log_sum = is_there ? as<float>(a.log_sums)[statistic] : 0.0f;
-                float delta = is_there ? as<float>(a.deltas)[statistic] : 0.0f;
+                unsigned row = place.y * ROWS + r;
+                Query of = query_at(a, place, head, query + row);
                 for (unsigned c = 0; c < ROWS; c++) {
-                    unsigned column = place.x + SIDE * c, position = begin + column;
-                    bool is_seen = is_there && first <= position && position <= at;
-                    Scored s = scored(a, is_seen, scores[r][c], dp[r][c], log_sum, delta);
+                    unsigned column = place.x + SIDE * c;
+                    Scored s = of.scored(a, begin + column, scores[r][c], dp[r][c]);
                     p.row(row)[column] = s.p;
                     ds.row(row)[column] = s.d;
                 }
@@ -298,18 +305,8 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
             }
         }
     }
-    for (unsigned r = 0; r < ROWS; r++) {
-        unsigned position = begin + place.y * ROWS + r;
-        if (position >= a.time) continue;
-        T* to_k = as_mut<T>(a.dk) + place.at(a, a.k_row, place.head) + position * a.k_row;
-        T* to_v = as_mut<T>(a.dv) + place.at(a, a.v_row, place.head) + position * a.v_row;
-        for (unsigned e = 0; e < PARTS; e++) {
-            unsigned column = place.x + SIDE * e;
-            if (column >= a.size) continue;
-            store(to_k[column], dk[r][e]);
-            store(to_v[column], dv[r][e]);
-        }
-    }
+    put<T>(dk, a.dk, a.k_row, place.at(a, a.k_row, place.head), begin, place, a);
+    put<T>(dv, a.dv, a.v_row, place.at(a, a.v_row, place.head), begin, place, a);
 }
 
 #define ATTENTION(SIZE) \

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use half::{bf16, f16};
 use libloading::Library;
@@ -29,7 +29,7 @@ impl Emulator {
     ///
     /// # Errors
     /// What the compiler says.
-    pub fn new() -> Result<Option<Self>, String> {
+    fn new() -> Result<Option<Self>, String> {
         let compiled = std::thread::scope(|scope| {
             let threads = Source::ALL.map(|source| (source, scope.spawn(move || Compiled::new(&file(source)))));
             threads.map(|(source, thread)| (source, thread.join().expect("no panic")))
@@ -42,6 +42,20 @@ impl Emulator {
             };
         }
         Ok(Some(Self { sources }))
+    }
+
+    /// The one that all tests of a program share; where there is no C++ compiler, says so and gives `None`.
+    ///
+    /// # Panics
+    /// The compiler does not like the kernels.
+    pub fn shared() -> Option<&'static Self> {
+        static SHARED: OnceLock<Option<Emulator>> = OnceLock::new();
+        let compile = || Self::new().unwrap_or_else(|said| panic!("{said}"));
+        let emulator = SHARED.get_or_init(compile).as_ref();
+        if emulator.is_none() {
+            println!("skipped: no C++ compiler (c++, or what CXX names)");
+        }
+        emulator
     }
 
     /// As [`Compiled::run`].

@@ -1,8 +1,6 @@
 //! What is computed element by element has the same bits on a GPU: the kernels of `zero-kernels`, run by its emulator.
 #![allow(unsafe_code)]
 
-use std::sync::OnceLock;
-
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use zero_kernels::activation::{self, Function};
@@ -46,15 +44,6 @@ fn bits_of_gradient(values: &[f32]) -> Vec<u32> {
     values.iter().map(|&x| if x.is_subnormal() { 0 } else { (x + 0.0).to_bits() }).collect()
 }
 
-fn emulator() -> Option<&'static Emulator> {
-    static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
-    let emulator = EMULATOR.get_or_init(|| Emulator::new().unwrap()).as_ref();
-    if emulator.is_none() {
-        println!("skipped: no C++ compiler (c++, or what CXX names)");
-    }
-    emulator
-}
-
 /// The result of an operation of one input, and its gradient for an upstream gradient.
 fn on_cpu(x: &[f32], dy: &[f32], dtype: DType, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<[Vec<u32>; 2]> {
     let x = Var::from_tensor(&tensor(x, dtype)?)?;
@@ -65,7 +54,7 @@ fn on_cpu(x: &[f32], dy: &[f32], dtype: DType, f: impl Fn(&Tensor) -> Result<Ten
 
 #[test]
 fn activations_have_the_same_bits() -> Result<()> {
-    let Some(emulator) = emulator() else { return Ok(()) };
+    let Some(emulator) = Emulator::shared() else { return Ok(()) };
     let functions: [fn(&Tensor) -> Result<Tensor>; 4] = [ops::gelu, ops::gelu_erf, ops::silu, ops::relu];
     let x = numbers(3000, 0.011);
     let dy: Vec<f32> = x.iter().map(|x| (x * 7.7).sin()).collect();
@@ -100,7 +89,7 @@ fn activations_have_the_same_bits() -> Result<()> {
 
 #[test]
 fn rotary_embedding_has_the_same_bits() -> Result<()> {
-    let Some(emulator) = emulator() else { return Ok(()) };
+    let Some(emulator) = Emulator::shared() else { return Ok(()) };
     let shape @ [batch, time, heads, size] = [2u32, 9, 3, 16];
     let (half, count) = (size as usize / 2, (batch * time * heads * size) as usize);
     let x = &numbers(count, 0.01)[..count];

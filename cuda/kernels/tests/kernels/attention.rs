@@ -81,7 +81,7 @@ impl Case {
             let (mut log_sums, mut deltas) = (Memory::unwritten(statistics), Memory::unwritten(statistics));
             let unwritten = |like: &Vec<f32>| Memory::floats(dtype, &vec![f32::NAN; like.len()]);
             let (mut out, mut d_out) = (unwritten(&self.d_out), Memory::floats(dtype, &self.d_out));
-            let run = |qkv: [Address; 3], gradients: [Address; 3], out: &mut Memory| {
+            let mut run = |qkv: [Address; 3], gradients: [Address; 3], out: &mut Memory| {
                 let saved = Saved { qkv, out: out.address(), log_sums: log_sums.address(), d_out: d_out.address() };
                 device.run(&forward(&of, qkv, saved.out, saved.log_sums).unwrap());
                 for launch in backward(&of, &saved, gradients, deltas.address()).unwrap() {
@@ -91,7 +91,6 @@ impl Case {
             if !of.packed {
                 let mut memories = self.qkv.each_ref().map(|values| Memory::floats(dtype, values));
                 let mut gradients = self.qkv.each_ref().map(unwritten);
-                let mut run = run;
                 run(memories.each_mut().map(Memory::address), gradients.each_mut().map(Memory::address), &mut out);
                 let [dq, dk, dv] = gradients.map(|memory| memory.to_floats(dtype));
                 return [out.to_floats(dtype), dq, dk, dv];
@@ -106,7 +105,6 @@ impl Case {
             let (mut packed, mut gradients) = (Memory::floats(dtype, &all), unwritten(&all));
             let bytes = width as u64 * if dtype == Dtype::F32 { 4 } else { 2 };
             let parts = |begin: Address| [begin, begin + bytes, begin + 2 * bytes];
-            let mut run = run;
             run(parts(packed.address()), parts(gradients.address()), &mut out);
             let gradients = gradients.to_floats(dtype);
             let part = |i: usize| {

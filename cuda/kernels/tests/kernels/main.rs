@@ -8,19 +8,9 @@ mod norm;
 mod optimizer;
 
 use std::path::Path;
-use std::sync::OnceLock;
 
 use zero_kernels::emulated::{Compiled, Emulator, Memory, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
-
-fn emulator() -> Option<&'static Emulator> {
-    static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
-    let emulator = EMULATOR.get_or_init(|| Emulator::new().unwrap()).as_ref();
-    if emulator.is_none() {
-        println!("skipped: no C++ compiler (c++, or what CXX names)");
-    }
-    emulator
-}
 
 /// A device whose threads run in one order.
 struct Device<'a> {
@@ -38,7 +28,7 @@ impl Device<'_> {
 
 /// What `test` gives on the device: the same for every order of threads.
 fn on_device<R: PartialEq + std::fmt::Debug>(test: impl Fn(&Device<'_>) -> R) -> Option<R> {
-    let emulator = emulator()?;
+    let emulator = Emulator::shared()?;
     let mut results = ORDERS.map(|order| test(&Device { emulator, order })).into_iter();
     let first = results.next().unwrap();
     for (order, other) in results.enumerate() {
