@@ -12,6 +12,8 @@ use crate::{CudaError, Device, check};
 pub struct Stream {
     device: Arc<Device>,
     raw: CUstream,
+    /// Whether it goes when this does.
+    is_own: bool,
 }
 
 // SAFETY: the driver may be called from every thread.
@@ -34,7 +36,15 @@ impl Stream {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, NON_BLOCKING) })?;
-        Ok(Stream { device: Arc::clone(device), raw })
+        Ok(Stream { device: Arc::clone(device), raw, is_own: true })
+    }
+
+    /// A stream of somebody else's, who destroys it.
+    ///
+    /// # Safety
+    /// It must be one of this device's, and live longer than this.
+    pub unsafe fn borrow(device: &Arc<Device>, raw: CUstream) -> Stream {
+        Stream { device: Arc::clone(device), raw, is_own: false }
     }
 
     /// Its device.
@@ -102,8 +112,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: created once, destroyed once; the driver finishes what is on it.
-        unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        if self.is_own {
+            // SAFETY: created once, destroyed once; the driver finishes what is on it.
+            unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
     }
 }
 

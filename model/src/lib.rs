@@ -5,6 +5,8 @@
 //! gathers and releases it. Gradients of parameters do not travel through candle's `GradStore` where
 //! an operation of [`ops`] made them; they land in the caller's buffer ([`sink`]).
 
+#[cfg(feature = "cuda")]
+pub mod device;
 mod flag;
 pub mod init;
 pub mod layers;

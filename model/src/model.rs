@@ -110,9 +110,16 @@ pub struct Model {
     /// For each parameter the last layer that uses it.
     last_users: Vec<usize>,
     ending: Ending,
+    device: Device,
 }
 
 impl Model {
+    /// Where it computes.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Layers in the order of the forward pass.
     #[must_use]
     pub fn layers(&self) -> &[BuiltLayer] {
@@ -171,12 +178,20 @@ impl Layers {
     /// # Errors
     /// See [`BuildError`].
     pub fn build(self, dtype: DType) -> std::result::Result<Model, BuildError> {
+        self.build_on(dtype, &Device::Cpu)
+    }
+
+    /// [`Layers::build`] for a device, on which the values of parameters will be.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let Self { layers, ties, loss } = self;
         if layers.is_empty() {
             return Err(BuildError::NoLayers);
         }
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties))));
-        let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, Device::Cpu);
+        let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let mut modules: Vec<(String, Built)> = vec![];
         for (name, build) in layers {
             if modules.iter().any(|(other, _)| *other == name) {
@@ -222,6 +237,6 @@ impl Layers {
                 BuiltLayer { name, module, uses: uses.iter().map(|used| used.parameter).collect(), read_backward }
             })
             .collect();
-        Ok(Model { layers, parameters: record.parameters, last_users, ending })
+        Ok(Model { layers, parameters: record.parameters, last_users, ending, device: device.clone() })
     }
 }

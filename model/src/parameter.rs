@@ -5,7 +5,10 @@
 //! While *gathered* it holds the full values. The swap happens behind the leaf's `Arc`, so a module
 //! is built once, and a graph saved before a release backpropagates after the next gather.
 
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, op::BackpropOp};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{
+    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, op::BackpropOp,
+};
 use candle_nn::Init;
 
 /// Index of a parameter in its model: the order of construction, the same on every rank.
@@ -23,14 +26,18 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    pub(crate) fn new(name: String, shape: Shape, dtype: DType, init: Init, layer: usize) -> Result<Self> {
-        let empty = match dtype {
-            DType::F32 => CpuStorage::F32(vec![]),
-            DType::BF16 => CpuStorage::BF16(vec![]),
-            DType::F16 => CpuStorage::F16(vec![]),
-            other => candle_core::bail!("parameter `{name}` is {other:?}; parameters are f32, bf16 or f16"),
-        };
-        let leaf = Tensor::from_storage(Storage::Cpu(empty), shape.clone(), BackpropOp::none(), true);
+    pub(crate) fn new(
+        name: String,
+        shape: Shape,
+        dtype: DType,
+        device: &Device,
+        init: Init,
+        layer: usize,
+    ) -> Result<Self> {
+        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+            candle_core::bail!("parameter `{name}` is {dtype:?}; parameters are f32, bf16 or f16");
+        }
+        let leaf = Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), true);
         let parameter = Self { name, shape, dtype, init, layer, leaf };
         parameter.release()?;
         Ok(parameter)
@@ -78,10 +85,10 @@ impl Parameter {
         &self.leaf
     }
 
-    /// Gives the leaf its full values; what it held before is returned.
+    /// Gives the leaf its full values; what it held before is returned. On a GPU it gets a copy of them, and they are returned themselves.
     ///
     /// # Errors
-    /// If the values have another dtype or length than the parameter.
+    /// If the values have another dtype or length than the parameter, or the memory of a GPU does not suffice.
     pub fn fill(&self, values: CpuStorage) -> Result<CpuStorage> {
         let (dtype, len) = match &values {
             CpuStorage::F32(v) => (DType::F32, v.len()),
@@ -97,50 +104,103 @@ impl Parameter {
                 self.dtype
             );
         }
-        swap(&self.leaf, values)
+        if let Device::Cuda(device) = self.leaf.device() {
+            swap(&self.leaf, Storage::Cuda(device.storage_from_cpu_storage(&values)?))?;
+            return Ok(values);
+        }
+        on_host(swap(&self.leaf, Storage::Cpu(values))?)
     }
 
-    /// Takes the values out of the leaf; until the next [`Parameter::fill`] every use of it is an error.
+    /// Takes the values out of the leaf; until the next [`Parameter::fill`] every use of it is an error. Those on a GPU are gone.
     ///
     /// # Errors
     /// If candle cannot reach the storage.
     pub fn release(&self) -> Result<CpuStorage> {
-        swap(&self.leaf, CpuStorage::F4(vec![]))
+        on_host(take(&self.leaf)?)
     }
 
-    /// Changes the values in place.
+    /// Changes the values: in place, or those on a GPU in a copy on the host, which then takes their place.
     ///
     /// # Errors
-    /// What `change` returns.
+    /// What `change` returns, or the driver of a GPU.
     pub fn update(&self, change: impl FnOnce(&mut CpuStorage) -> Result<()>) -> Result<()> {
+        if self.is_on_gpu() {
+            let mut values = self.read(|values| Ok(values.clone()))?;
+            change(&mut values)?;
+            return self.fill(values).map(drop);
+        }
         let mut values = self.release()?;
         let result = change(&mut values);
-        swap(&self.leaf, values)?;
+        swap(&self.leaf, Storage::Cpu(values))?;
         result
     }
 
-    /// Reads the values.
+    /// Reads the values; of those on a GPU a copy, when all is done that came before.
     ///
     /// # Errors
-    /// What `read` returns, or if the parameter is not on the CPU.
+    /// What `read` returns, or the driver of a GPU.
     pub fn read<T>(&self, read: impl FnOnce(&CpuStorage) -> Result<T>) -> Result<T> {
         let (storage, _) = self.leaf.storage_and_layout();
         match &*storage {
             Storage::Cpu(values) => read(values),
-            _ => candle_core::bail!("parameter `{}` is not on the CPU", self.name),
+            Storage::Cuda(values) => read(&values.to_cpu_storage()?),
+            Storage::Metal(_) => candle_core::bail!("parameter `{}` is on a device that is not known here", self.name),
         }
+    }
+
+    /// Whether the values are in the memory of a GPU.
+    #[must_use]
+    pub fn is_on_gpu(&self) -> bool {
+        self.leaf.device().is_cuda()
     }
 }
 
-/// Puts `values` behind a tensor, whatever their dtype and number; gives what was there.
-pub(crate) fn swap(tensor: &Tensor, values: CpuStorage) -> Result<CpuStorage> {
+/// A storage without elements.
+fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
+    match device {
+        Device::Cpu => Ok(Storage::Cpu(match dtype {
+            DType::BF16 => CpuStorage::BF16(vec![]),
+            DType::F16 => CpuStorage::F16(vec![]),
+            DType::F4 => CpuStorage::F4(vec![]),
+            _ => CpuStorage::F32(vec![]),
+        })),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => crate::device::nothing(dtype, device).map(Storage::Cuda),
+        other => candle_core::bail!("parameters cannot be on {other:?}: this program was built for others"),
+    }
+}
+
+/// What was taken out of a leaf, as far as the host has it.
+fn on_host(storage: Storage) -> Result<CpuStorage> {
+    match storage {
+        Storage::Cpu(values) => Ok(values),
+        _ => Ok(CpuStorage::F4(vec![])),
+    }
+}
+
+/// Takes the values out from behind a tensor; to use it then is an error.
+pub(crate) fn take(tensor: &Tensor) -> Result<Storage> {
+    // Of a type that no operation takes; see above.
+    swap(tensor, nothing(DType::F4, tensor.device())?)
+}
+
+/// Puts `values` behind a tensor on the same device, whatever their dtype and number; gives what was there.
+pub(crate) fn swap(tensor: &Tensor, values: Storage) -> Result<Storage> {
     let swap = Swap(std::sync::Mutex::new(values));
     tensor.inplace_op1(&swap)?;
     swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
 }
 
 /// Exchanges the storage behind a tensor with the one inside.
-struct Swap(std::sync::Mutex<CpuStorage>);
+struct Swap(std::sync::Mutex<Storage>);
+
+impl Swap {
+    fn held(&self) -> Result<std::sync::MutexGuard<'_, Storage>> {
+        self.0.lock().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
+    }
+}
+
+const TWO_DEVICES: &str = "the values of a tensor are replaced by others on another device";
 
 impl InplaceOp1 for Swap {
     fn name(&self) -> &'static str {
@@ -148,8 +208,14 @@ impl InplaceOp1 for Swap {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-        let mut held = self.0.lock().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))?;
-        std::mem::swap(storage, &mut held);
+        let Storage::Cpu(held) = &mut *self.held()? else { candle_core::bail!("{TWO_DEVICES}") };
+        std::mem::swap(storage, held);
+        Ok(())
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        let Storage::Cuda(held) = &mut *self.held()? else { candle_core::bail!("{TWO_DEVICES}") };
+        std::mem::swap(storage, held);
         Ok(())
     }
 }
@@ -159,7 +225,8 @@ mod tests {
     use super::*;
 
     fn parameter(values: Vec<f32>) -> Parameter {
-        let p = Parameter::new("w".into(), Shape::from((2, 2)), DType::F32, candle_nn::init::ZERO, 0).unwrap();
+        let p = Parameter::new("w".into(), Shape::from((2, 2)), DType::F32, &Device::Cpu, candle_nn::init::ZERO, 0)
+            .unwrap();
         p.fill(CpuStorage::F32(values)).unwrap();
         p
     }

@@ -65,7 +65,7 @@ impl Record {
         ties.iter().find(|(_, user)| !self.used_ties.contains(user))
     }
 
-    fn get(&mut self, shape: Shape, name: &str, init: Init, dtype: DType) -> Result<Tensor> {
+    fn get(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         let owner = self.owners.get(name).cloned();
         if let Some(owner) = &owner {
             self.used_ties.push(name.to_string());
@@ -89,7 +89,7 @@ impl Record {
             None => {
                 let id = self.parameters.len();
                 let layer = self.uses.len() - 1;
-                self.parameters.push(Parameter::new(name.to_string(), shape, dtype, init, layer)?);
+                self.parameters.push(Parameter::new(name.to_string(), shape, dtype, device, init, layer)?);
                 self.by_name.insert(name.to_string(), id);
                 id
             }
@@ -111,9 +111,9 @@ impl Record {
 pub(crate) struct Recorder(pub(crate) Arc<Mutex<Record>>);
 
 impl SimpleBackend for Recorder {
-    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         let mut record = self.0.lock().map_err(|_| candle_core::Error::Msg("building a layer panicked".into()))?;
-        record.get(shape, name, init, dtype)
+        record.get(shape, name, init, dtype, device)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {

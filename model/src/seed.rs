@@ -6,9 +6,10 @@
 
 use crate::layers::Activations;
 use crate::ops::region;
+use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::backprop::GradStore;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
 /// Backpropagates from `outputs` with the gradients `upstream`, one of the same shape for each.
 ///
@@ -51,7 +52,7 @@ pub fn hand_on(outputs: &Activations) -> Result<Activations> {
     if let [output] = outputs.tensors()
         && let Some(values) = region::take_values(output)?
     {
-        return Ok(Tensor::from_storage(Storage::Cpu(values), output.shape(), BackpropOp::none(), true).into());
+        return Ok(Tensor::from_storage(values, output.shape(), BackpropOp::none(), true).into());
     }
     Ok(Activations::new(outputs.tensors().iter().map(Tensor::detach).collect()))
 }
@@ -65,6 +66,10 @@ impl CustomOp1 for Seed {
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![0.0]), Shape::from(())))
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((storage.device().zeros_impl(&Shape::from(()), DType::F32)?, Shape::from(())))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {

@@ -12,12 +12,16 @@
 //! The sink is found through the thread that runs the backward: candle gives an operation's `bwd`
 //! no other door.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
 mod tiles;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+use crate::device::Array;
 use crate::flag::Flag;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
@@ -130,6 +134,8 @@ type Make = Box<dyn FnOnce(&mut [f32]) -> Result<()> + Send>;
 /// A contribution to a parameter's gradient.
 enum Part {
     Made(Vec<f32>),
+    #[cfg(feature = "cuda")]
+    MadeOnDevice(Array),
     Unmade(Make),
 }
 
@@ -158,9 +164,14 @@ impl PutOff {
     /// Keeps the gradient that candle itself computed for `leaf`, if any.
     ///
     /// # Errors
-    /// If the gradient is not a float tensor on the CPU.
+    /// If the gradient is not a float tensor.
     pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
         if let Some(gradient) = store.remove(leaf) {
+            #[cfg(feature = "cuda")]
+            if let candle_core::Device::Cuda(device) = gradient.device() {
+                self.parts.push((leaf.id(), Part::MadeOnDevice(Array::of(device, &gradient)?)));
+                return Ok(());
+            }
             let mut values = vec![0.0; leaf.elem_count()];
             copied(&gradient, |gradient| values.copy_from_slice(gradient))?;
             self.parts.push((leaf.id(), Part::Made(values)));
@@ -180,9 +191,16 @@ impl PutOff {
     /// What an operation says.
     pub fn make_up(self, gradients: &mut Gradients) -> Result<()> {
         for (leaf, part) in self.parts {
+            #[cfg(feature = "cuda")]
+            if let Part::MadeOnDevice(array) = part {
+                gradients.take_on_device(leaf, &array.into_tensor())?;
+                continue;
+            }
             let Some(slot) = gradients.slot(leaf) else { continue };
             match (part, slot) {
                 (Part::Made(values), slot) => slot.put(&values),
+                #[cfg(feature = "cuda")]
+                (Part::MadeOnDevice(_), _) => {}
                 (Part::Unmade(make), Slot::First(to)) => make(to)?,
                 (Part::Unmade(make), slot @ (Slot::Another(_) | Slot::Further(_))) => {
                     let mut gradient = vec![0.0; slot.len()];
@@ -207,6 +225,42 @@ fn copied(gradient: &Tensor, take: impl FnOnce(&[f32])) -> Result<()> {
     Ok(())
 }
 
+/// A flat buffer of f32.
+#[derive(Debug)]
+pub enum Flat {
+    /// On the host.
+    Host(Vec<f32>),
+    /// In the memory of a GPU.
+    #[cfg(feature = "cuda")]
+    Device(Array),
+}
+
+impl From<Vec<f32>> for Flat {
+    fn from(values: Vec<f32>) -> Self {
+        Self::Host(values)
+    }
+}
+
+impl Flat {
+    /// The values of one on the host.
+    #[must_use]
+    pub fn into_host(self) -> Option<Vec<f32>> {
+        match self {
+            Self::Host(values) => Some(values),
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => None,
+        }
+    }
+
+    fn as_host_mut(&mut self) -> Option<&mut [f32]> {
+        match self {
+            Self::Host(values) => Some(values),
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Place {
     buffer: usize,
@@ -217,16 +271,20 @@ struct Place {
 /// Flat gradient buffers and the places of parameters in them, for one backward of one layer.
 #[derive(Debug, Default)]
 pub struct Gradients {
-    buffers: Vec<Vec<f32>>,
+    buffers: Vec<Flat>,
     places: HashMap<TensorId, Place>,
 }
 
 impl Gradients {
     /// Adds a flat buffer. Each entry is a leaf, its range in the buffer, and whether another layer's
     /// backward has put a contribution there already (tied parameters).
-    pub fn add_buffer(&mut self, buffer: Vec<f32>, leaves: impl IntoIterator<Item = (TensorId, Range<usize>, bool)>) {
+    pub fn add_buffer(
+        &mut self,
+        buffer: impl Into<Flat>,
+        leaves: impl IntoIterator<Item = (TensorId, Range<usize>, bool)>,
+    ) {
         let index = self.buffers.len();
-        self.buffers.push(buffer);
+        self.buffers.push(buffer.into());
         for (id, range, written) in leaves {
             self.places.insert(id, Place { buffer: index, range, written });
         }
@@ -243,9 +301,13 @@ impl Gradients {
     /// Moves the gradient that candle itself computed for `leaf`, if any, into its place.
     ///
     /// # Errors
-    /// If the gradient is not a float tensor on the CPU.
+    /// If the gradient is not a float tensor.
     pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
         let Some(gradient) = store.remove(leaf) else { return Ok(()) };
+        #[cfg(feature = "cuda")]
+        if self.take_on_device(leaf.id(), &gradient)? {
+            return Ok(());
+        }
         let Some(slot) = self.slot(leaf.id()) else { return Ok(()) };
         copied(&gradient, |values| slot.put(values))
     }
@@ -257,27 +319,39 @@ impl Gradients {
     }
 
     /// Puts zeros where no contribution arrived.
-    pub fn zero(&mut self, leaf: TensorId) {
+    ///
+    /// # Errors
+    /// What the driver of a GPU says.
+    pub fn zero(&mut self, leaf: TensorId) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        self.zero_on_device(leaf)?;
         if let Some(Slot::First(to)) = self.slot(leaf) {
             to.fill(0.0);
         }
+        Ok(())
     }
 
     /// The buffers, in the order in which they were added.
     #[must_use]
-    pub fn into_buffers(self) -> Vec<Vec<f32>> {
+    pub fn into_flat(self) -> Vec<Flat> {
         self.buffers
     }
 
-    /// The place itself, whether or not something is there.
+    /// The buffers on the host, in the order in which they were added.
+    #[must_use]
+    pub fn into_buffers(self) -> Vec<Vec<f32>> {
+        self.buffers.into_iter().filter_map(Flat::into_host).collect()
+    }
+
+    /// The place itself, on the host, whether or not something is there.
     fn place(&mut self, leaf: TensorId) -> Option<&mut [f32]> {
         let place = self.places.get(&leaf)?;
-        Some(&mut self.buffers[place.buffer][place.range.clone()])
+        Some(&mut self.buffers[place.buffer].as_host_mut()?[place.range.clone()])
     }
 
     fn slot(&mut self, leaf: TensorId) -> Option<Slot<'_>> {
         let place = self.places.get_mut(&leaf)?;
-        let slice = &mut self.buffers[place.buffer][place.range.clone()];
+        let slice = &mut self.buffers[place.buffer].as_host_mut()?[place.range.clone()];
         let first = !std::mem::replace(&mut place.written, true);
         Some(if first { Slot::First(slice) } else { Slot::Another(slice) })
     }

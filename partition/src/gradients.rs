@@ -64,7 +64,7 @@ impl Zero {
                 if !self.options.ignore_unused {
                     return Err(no_gradient(parameter, built));
                 }
-                sink.zero(leaf.id());
+                sink.zero(leaf.id())?;
             }
         }
         self.keep_open(ids, sink);
@@ -140,7 +140,7 @@ impl Zero {
         for &parameter in model.layers()[layer].uses() {
             let leaf = model.parameters()[parameter].leaf().id();
             if !sink.is_written(leaf) {
-                sink.zero(leaf);
+                sink.zero(leaf)?;
             }
         }
         self.keep_open(ids, sink);

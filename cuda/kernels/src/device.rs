@@ -42,6 +42,11 @@ impl Kernels {
         Self { device: Arc::clone(device), images, loaded: Mutex::default() }
     }
 
+    /// Their device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Puts a launch on a stream of the same device. Returns before it runs.
     ///
     /// # Safety

@@ -42,12 +42,14 @@ pub enum Source {
     Optimizer,
     /// `cu/rotary.cu`
     Rotary,
+    /// `cu/rows.cu`
+    Rows,
 }
 
 impl Source {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Activation, Self::Attention, Self::CrossEntropy, Self::Norm, Self::Optimizer, Self::Rotary];
+    pub const ALL: [Self; 7] =
+        [Self::Activation, Self::Attention, Self::CrossEntropy, Self::Norm, Self::Optimizer, Self::Rotary, Self::Rows];
 
     /// Its file's name without the extension.
     pub fn name(self) -> &'static str {
@@ -58,6 +60,7 @@ impl Source {
             Self::Norm => "norm",
             Self::Optimizer => "optimizer",
             Self::Rotary => "rotary",
+            Self::Rows => "rows",
         }
     }
 
@@ -76,6 +79,7 @@ impl Source {
             Self::Norm => image!("norm"),
             Self::Optimizer => image!("optimizer"),
             Self::Rotary => image!("rotary"),
+            Self::Rows => image!("rows"),
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod launch;
 pub mod norm;
 pub mod optimizer;
 pub mod rotary;
+pub mod rows;
 
 #[cfg(feature = "cuda")]
 pub use device::Kernels;

@@ -23,6 +23,15 @@ pub(crate) enum Affine {
     InputsOutputs,
 }
 
+/// Sizes of a linear map of rows.
+pub(crate) struct Sizes {
+    pub(crate) count: usize,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Of the result.
+    pub(crate) shape: Shape,
+}
+
 /// Rows of dy whose sum is one partial sum of the bias gradient.
 pub(crate) const BLOCK: usize = 64;
 
@@ -35,27 +44,33 @@ impl Affine {
         (ws, wl): (&CpuStorage, &Layout),
         bias: Option<(&CpuStorage, &Layout)>,
     ) -> Result<(CpuStorage, Shape)> {
-        let (inputs, outputs) = self.sizes(op, wl.shape())?;
-        let (count, last) = rows(op, xl.shape())?;
-        if last != inputs {
-            bail!("{op}: an input of {:?} does not fit a weight for {inputs} inputs", xl.shape());
-        }
-        let bias = match bias {
-            Some((_, layout)) if layout.dims() != [outputs] => {
-                bail!("{op}: a bias of {:?} does not fit {outputs} outputs", layout.shape())
-            }
-            Some((storage, layout)) => Some(f32s(op, storage, layout)?),
-            None => None,
-        };
+        let Sizes { count, inputs, outputs, shape } =
+            self.check(op, xl.shape(), wl.shape(), bias.map(|(_, layout)| layout.shape()))?;
+        let bias = bias.map(|(storage, layout)| f32s(op, storage, layout)).transpose()?;
         let start = bias.as_deref().map_or(Start::Zero, Start::Row);
         let (x, w) = (View::new(op, xs, xl)?, View::new(op, ws, wl)?);
         let x = Matrix::new(x.elements(), count, inputs);
-        let y = new_storage(xs.dtype(), start, x, self.matrix(w.elements(), inputs, outputs));
-        let mut dims = xl.dims().to_vec();
+        Ok((new_storage(xs.dtype(), start, x, self.matrix(w.elements(), inputs, outputs)), shape))
+    }
+
+    /// The sizes of a map of `[.., inputs]`.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(crate) fn check(self, op: &'static str, x: &Shape, weight: &Shape, bias: Option<&Shape>) -> Result<Sizes> {
+        let (inputs, outputs) = self.sizes(op, weight)?;
+        let (count, last) = rows(op, x)?;
+        if last != inputs {
+            bail!("{op}: an input of {x:?} does not fit a weight for {inputs} inputs");
+        }
+        if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
+            bail!("{op}: a bias of {bias:?} does not fit {outputs} outputs");
+        }
+        let mut dims = x.dims().to_vec();
         if let Some(last) = dims.last_mut() {
             *last = outputs;
         }
-        Ok((y, Shape::from(dims)))
+        Ok(Sizes { count, inputs, outputs, shape: dims.into() })
     }
 
     /// (dx, dW): dx = dy·Wᵀ where the input is tracked, dW = xᵀ·dy where the weight is.

@@ -8,8 +8,9 @@ use super::operand::View;
 use super::output::build_as;
 use super::region::{Operation, record, recording};
 use crate::flag::Flag;
+use crate::parameter::take;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
 use std::cell::Cell;
 
 thread_local! {
@@ -28,9 +29,19 @@ pub(crate) fn in_graph() -> bool {
 }
 
 /// What an operation made. In a region, operations take it for a tensor whose gradient is wanted.
-fn made((storage, shape): (CpuStorage, Shape)) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), recording())
+fn made((storage, shape): (Storage, Shape)) -> Tensor {
+    Tensor::from_storage(storage, shape, BackpropOp::none(), recording())
 }
+
+fn on_host((storage, shape): (CpuStorage, Shape)) -> (Storage, Shape) {
+    (Storage::Cpu(storage), shape)
+}
+
+fn on_gpu((storage, shape): (CudaStorage, Shape)) -> (Storage, Shape) {
+    (Storage::Cuda(storage), shape)
+}
+
+const DEVICES: &str = "its tensors are not all on the processor, nor all on one GPU";
 
 const NOT_COUNTED: &str = "what candle keeps of a graph is not counted";
 
@@ -54,8 +65,11 @@ pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tenso
     }
     let output = {
         let (xs, xl) = x.storage_and_layout();
-        let Storage::Cpu(xs) = &*xs else { bail!("{}: not implemented on this device", op.name()) };
-        made(op.cpu_fwd(xs, xl)?)
+        made(match &*xs {
+            Storage::Cpu(xs) => on_host(op.cpu_fwd(xs, xl)?),
+            Storage::Cuda(xs) => on_gpu(op.cuda_fwd(xs, xl)?),
+            Storage::Metal(_) => bail!("{}: {DEVICES}", op.name()),
+        })
     };
     record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
     Ok(output)
@@ -75,10 +89,11 @@ pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     }
     let result = {
         let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
-        let (Storage::Cpu(xs), Storage::Cpu(ys)) = (&*xs, &*ys) else {
-            bail!("{}: not implemented on this device", op.name())
-        };
-        op.cpu_fwd(xs, xl, ys, yl)?
+        match (&*xs, &*ys) {
+            (Storage::Cpu(xs), Storage::Cpu(ys)) => on_host(op.cpu_fwd(xs, xl, ys, yl)?),
+            (Storage::Cuda(xs), Storage::Cuda(ys)) => on_gpu(op.cuda_fwd(xs, xl, ys, yl)?),
+            _ => bail!("{}: {DEVICES}", op.name()),
+        }
     };
     Ok(applied2([x, y], op, result))
 }
@@ -153,10 +168,11 @@ pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     }
     let result = {
         let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
-        let (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) = (&*xs, &*ys, &*zs) else {
-            bail!("{}: not implemented on this device", op.name())
-        };
-        op.cpu_fwd(xs, xl, ys, yl, zs, zl)?
+        match (&*xs, &*ys, &*zs) {
+            (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) => on_host(op.cpu_fwd(xs, xl, ys, yl, zs, zl)?),
+            (Storage::Cuda(xs), Storage::Cuda(ys), Storage::Cuda(zs)) => on_gpu(op.cuda_fwd(xs, xl, ys, yl, zs, zl)?),
+            _ => bail!("{}: {DEVICES}", op.name()),
+        }
     };
     Ok(applied3([x, y, z], op, result))
 }
@@ -177,7 +193,7 @@ pub(super) fn computed(x: &Tensor, y: &Tensor) -> bool {
 }
 
 /// [`sum`] whose values are known already.
-pub(super) fn summed(x: &Tensor, y: &Tensor, values: CpuStorage) -> Tensor {
+pub(super) fn summed(x: &Tensor, y: &Tensor, values: Storage) -> Tensor {
     let output = made((values, x.shape().clone()));
     record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
     output
@@ -187,7 +203,7 @@ pub(super) fn summed(x: &Tensor, y: &Tensor, values: CpuStorage) -> Tensor {
 pub(super) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
-    result: (CpuStorage, Shape),
+    result: (Storage, Shape),
 ) -> Tensor {
     let output = made(result);
     record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
@@ -198,7 +214,7 @@ pub(super) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
 pub(super) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     [x, y, z]: [&Tensor; 3],
     op: C,
-    result: (CpuStorage, Shape),
+    result: (Storage, Shape),
 ) -> Tensor {
     let output = made(result);
     record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
@@ -222,6 +238,11 @@ pub(super) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     }
     if hollow::imagining() {
         return Ok(hollow::forward(&Sum, &[x, y])?.0);
+    }
+    if x.device().is_cuda() {
+        // candle's kernel has the same bits.
+        let sum = take(&(x.detach() + y.detach())?)?;
+        return Ok(Tensor::from_storage(sum, x.shape(), BackpropOp::none(), wanted));
     }
     let held = (x.storage_and_layout(), y.storage_and_layout());
     let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);

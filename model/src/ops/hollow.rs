@@ -8,7 +8,7 @@
 //! All is pure arithmetic on one thread; nothing is as large as what it stands for.
 
 use super::footprint::{Costs, Footprint, PutOff, bytes};
-use crate::parameter::swap;
+use crate::parameter::take;
 use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
@@ -147,7 +147,7 @@ pub(crate) fn tensor(shape: &Shape, dtype: DType) -> Result<Tensor> {
     // candle lets go of what made a tensor together with it.
     let maker = Tensor::from_storage(Storage::Cpu(CpuStorage::F4(vec![])), (), BackpropOp::none(), true);
     let tensor = maker.apply_op1(Maker { shape: shape.clone(), dtype, _held: held })?;
-    swap(&tensor, CpuStorage::F4(vec![]))?;
+    take(&tensor)?;
     with(|heap| heap.of.insert(tensor.id(), block));
     Ok(tensor)
 }
@@ -156,7 +156,7 @@ pub(crate) fn tensor(shape: &Shape, dtype: DType) -> Result<Tensor> {
 pub(crate) fn leaf(shape: &Shape, dtype: DType, wanted: bool) -> Result<Tensor> {
     let storage = Storage::Cpu(nothing(dtype)?);
     let leaf = Tensor::from_storage(storage, shape.clone(), BackpropOp::none(), wanted);
-    swap(&leaf, CpuStorage::F4(vec![]))?;
+    take(&leaf)?;
     Ok(leaf)
 }
 

@@ -3,9 +3,15 @@
 use super::activation::Activation;
 use super::affine::{Affine, bias_gradient};
 use super::apply::{apply2, apply3, unmade2, unmade3};
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads};
 use super::linear_gelu::linear_gelu;
 use super::operand::View;
+#[cfg(feature = "cuda")]
+use crate::device::Operand;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
@@ -154,7 +160,17 @@ impl CustomOp2 for LinearOp {
         self.0.forward(OP, (xs, xl), (ws, wl), None)
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
+        device::affine::forward(self.0, OP, (xs, xl), (ws, wl), None)
+    }
+
     fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            let [dx, d_weight, _] = device::affine::backward(self.0, OP, [x, w], None, &Operand::of(OP, dy)?)?;
+            return Ok((dx, d_weight));
+        }
         let held = dy.storage_and_layout();
         self.0.backward(OP, x, w, View::of(OP, &held)?.elements())
     }
@@ -177,6 +193,19 @@ impl CustomOp3 for LinearOp {
         self.0.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        xs: &CudaStorage,
+        xl: &Layout,
+        ws: &CudaStorage,
+        wl: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        device::affine::forward(self.0, OP, (xs, xl), (ws, wl), Some((bs, bl)))
+    }
+
     fn bwd(
         &self,
         x: &Tensor,
@@ -185,6 +214,12 @@ impl CustomOp3 for LinearOp {
         _: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            let dy = Operand::of(OP, dy)?;
+            let [dx, d_weight, d_bias] = device::affine::backward(self.0, OP, [x, w], Some(bias), &dy)?;
+            return Ok((dx, d_weight, d_bias));
+        }
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
         let (dx, d_weight) = self.0.backward(OP, x, w, dy.elements())?;

@@ -17,8 +17,10 @@
 //! and not added to zeros.
 //!
 //! Storage may be f32, bf16 or f16. The latter two are widened to f32 on the way in and rounded once on the way out. Inputs may be
-//! views; only the view is copied, and only when it is not contiguous. There is no CUDA implementation yet: on another
-//! device every operation returns candle's error that names it.
+//! views; only the view is copied, and only when it is not contiguous.
+//!
+//! With the feature `cuda` the operations run on NVIDIA's GPUs as well (`device/`). There the last two promises hold in part: elementwise operations have the
+//! processor's bits, sums have an order of their own, which is the same in every run.
 
 #![allow(unsafe_code)]
 
@@ -28,6 +30,8 @@ pub(crate) mod apply;
 mod attention;
 mod attention_heads;
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
 mod dropout;
 mod embedding;
 mod footprint;

@@ -1,6 +1,8 @@
 //! Layer norm and RMS norm over the last dimension.
 
 use super::apply::{applied2, applied3, apply2, apply3};
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, PutOff, Reads, floats, rooms};
 use super::gradient::deliver;
 use super::hollow;
@@ -11,6 +13,10 @@ use super::output::{CACHED, Fresh, build_as, tensor};
 use super::parallel::{Output, parts, split};
 use super::product::Elements;
 use super::residual::residual_norm;
+#[cfg(feature = "cuda")]
+use super::residual::residual_norm_on_gpu;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
@@ -45,19 +51,27 @@ impl LayerNorm {
         let (_, size) = rows(LAYER_NORM, x.shape())?;
         fits(LAYER_NORM, "weight", self.weight.layout(), size)?;
         fits(LAYER_NORM, "bias", self.bias.layout(), size)?;
+        let op = LayerNormOp { eps: self.eps };
+        let record =
+            |total: &Tensor, values| applied3([total, &self.weight, &self.bias], op, (values, total.shape().clone()));
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            let made =
+                || device::norm::forward_residual(LAYER_NORM, self.eps, [x, branch], &self.weight, Some(&self.bias));
+            return residual_norm_on_gpu(LAYER_NORM, [x, branch], made, |total| self.forward(total), record);
+        }
         let held = (self.weight.storage_and_layout(), self.bias.storage_and_layout());
         let (w, b) = match hollow::imagining() {
             true => Default::default(),
             false => (f32s_of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?),
         };
-        let op = LayerNormOp { eps: self.eps };
         residual_norm(
             LAYER_NORM,
             x,
             branch,
             |sums, normals| kernel::layer_norm(Isa::best(), sums, &w, &b, self.eps, normals),
             |total| self.forward(total),
-            |total, values| applied3([total, &self.weight, &self.bias], op, (values, total.shape().clone())),
+            record,
         )
     }
 }
@@ -94,19 +108,25 @@ impl RmsNorm {
     pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
         let (_, size) = rows(RMS_NORM, x.shape())?;
         fits(RMS_NORM, "weight", self.weight.layout(), size)?;
+        let op = RmsNormOp { eps: self.eps };
+        let record = |total: &Tensor, values| applied2([total, &self.weight], op, (values, total.shape().clone()));
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            let made = || device::norm::forward_residual(RMS_NORM, self.eps, [x, branch], &self.weight, None);
+            return residual_norm_on_gpu(RMS_NORM, [x, branch], made, |total| self.forward(total), record);
+        }
         let held = self.weight.storage_and_layout();
         let w = match hollow::imagining() {
             true => Default::default(),
             false => f32s_of(RMS_NORM, &held)?,
         };
-        let op = RmsNormOp { eps: self.eps };
         residual_norm(
             RMS_NORM,
             x,
             branch,
             |sums, normals| kernel::rms_norm(Isa::best(), sums, &w, self.eps, normals),
             |total| self.forward(total),
-            |total, values| applied2([total, &self.weight], op, (values, total.shape().clone())),
+            record,
         )
     }
 }
@@ -226,6 +246,23 @@ impl CustomOp3 for LayerNormOp {
         Ok((y, xl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        xs: &CudaStorage,
+        xl: &Layout,
+        ws: &CudaStorage,
+        wl: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (_, size) = rows(LAYER_NORM, xl.shape())?;
+        fits(LAYER_NORM, "weight", wl, size)?;
+        fits(LAYER_NORM, "bias", bl, size)?;
+        let y = device::norm::forward(LAYER_NORM, self.eps, (xs, xl), (ws, wl), Some((bs, bl)))?;
+        Ok((y, xl.shape().clone()))
+    }
+
     fn bwd(
         &self,
         x: &Tensor,
@@ -234,6 +271,11 @@ impl CustomOp3 for LayerNormOp {
         _: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            let [dx, d_weight, d_bias] = device::norm::backward(LAYER_NORM, self.eps, x, weight, Some(bias), dy)?;
+            return Ok((dx, d_weight, d_bias));
+        }
         let _timed = measure::backward(LAYER_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
         let (xs, w, dy) =
@@ -287,7 +329,19 @@ impl CustomOp2 for RmsNormOp {
         Ok((y, xl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (_, size) = rows(RMS_NORM, xl.shape())?;
+        fits(RMS_NORM, "weight", wl, size)?;
+        Ok((device::norm::forward(RMS_NORM, self.eps, (xs, xl), (ws, wl), None)?, xl.shape().clone()))
+    }
+
     fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            let [dx, d_weight, _] = device::norm::backward(RMS_NORM, self.eps, x, weight, None, dy)?;
+            return Ok((dx, d_weight));
+        }
         let _timed = measure::backward(RMS_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
         let (xs, w, dy) = (View::of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, View::of(RMS_NORM, &held.2)?);

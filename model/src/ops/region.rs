@@ -13,9 +13,11 @@ use super::apply::{added, untracked};
 use super::footprint::Reads;
 use super::hollow;
 use super::operand::View;
-use crate::parameter::swap;
+use crate::parameter::take;
 use crate::sink;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, TensorId, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
+};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
@@ -66,7 +68,7 @@ pub(crate) fn region(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) ->
     let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
     let node = recorded.x.apply_op1(Region { recorded: Arc::clone(&recorded), values: Mutex::new(values) })?;
     if hollow::imagining() {
-        swap(&node, CpuStorage::F4(vec![]))?;
+        take(&node)?;
     }
     let _ = recorded.node.set(node.id());
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner).insert(node.id(), Arc::downgrade(&recorded));
@@ -117,7 +119,7 @@ impl Drop for Recording {
 impl Tape {
     /// Lets go of the values that no backward reads, and gives those of `output` to whoever is to have them instead: None if
     /// a backward reads them, too.
-    fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<CpuStorage>> {
+    fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<Storage>> {
         // A view's values are those of what it is a view of.
         let mut views: HashMap<TensorId, TensorId> = HashMap::new();
         let mut read: HashSet<TensorId> = HashSet::new();
@@ -142,11 +144,11 @@ impl Tape {
             }
             if output.id() != result {
                 hollow::let_go(output);
-                swap(output, CpuStorage::F4(vec![]))?;
+                take(output)?;
             } else if hollow::imagining() {
-                values = Some(hollow::nothing(output.dtype())?);
+                values = Some(Storage::Cpu(hollow::nothing(output.dtype())?));
             } else {
-                values = Some(swap(output, CpuStorage::F4(vec![]))?);
+                values = Some(take(output)?);
             }
         }
         if values.is_none() && hollow::imagining() {
@@ -167,9 +169,9 @@ pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Ten
 
 /// The values of a region's output, for whoever takes them from here: its backward needs them no more. None if `output` is
 /// something else.
-pub(crate) fn take_values(output: &Tensor) -> Result<Option<CpuStorage>> {
+pub(crate) fn take_values(output: &Tensor) -> Result<Option<Storage>> {
     let is_region = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
-    is_region.then(|| swap(output, CpuStorage::F4(vec![]))).transpose()
+    is_region.then(|| take(output)).transpose()
 }
 
 pub(super) fn recording() -> bool {
@@ -254,10 +256,16 @@ impl Tape {
 struct Region {
     recorded: Arc<Recorded>,
     /// Those of its output, if nobody else needs them.
-    values: Mutex<Option<CpuStorage>>,
+    values: Mutex<Option<Storage>>,
 }
 
 const REGION: &str = "region";
+
+impl Region {
+    fn values(&self) -> Option<Storage> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
 
 impl CustomOp1 for Region {
     fn name(&self) -> &'static str {
@@ -266,12 +274,23 @@ impl CustomOp1 for Region {
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
         let output = &self.recorded.output;
-        let values = self.values.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let values = match values {
-            Some(values) => values,
-            None => View::of(REGION, &output.storage_and_layout())?.into_storage(),
+        let values = match self.values() {
+            Some(Storage::Cpu(values)) => values,
+            _ => View::of(REGION, &output.storage_and_layout())?.into_storage(),
         };
         Ok((values, output.shape().clone()))
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let output = &self.recorded.output;
+        let values = match self.values() {
+            Some(values) => values,
+            None => take(&output.copy()?)?,
+        };
+        match values {
+            Storage::Cuda(values) => Ok((values, output.shape().clone())),
+            _ => bail!("{REGION}: what was computed on a GPU is somewhere else"),
+        }
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {

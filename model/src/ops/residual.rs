@@ -11,7 +11,9 @@ use super::measure;
 use super::operand::{View, rows};
 use super::output::{CACHED, Fresh};
 use super::parallel::split;
-use candle_core::{CpuStorage, DType, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{DType, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
 /// (x + branch, the norm of it): `norm` gets some whole rows of the sum and writes theirs, `after` is the norm by itself.
@@ -22,7 +24,7 @@ pub(super) fn residual_norm(
     branch: &Tensor,
     norm: impl Fn(&[f32], &mut [f32]) + Sync,
     after: impl FnOnce(&Tensor) -> Result<Tensor>,
-    record: impl FnOnce(&Tensor, CpuStorage) -> Tensor,
+    record: impl FnOnce(&Tensor, Storage) -> Tensor,
 ) -> Result<(Tensor, Tensor)> {
     let dtype = x.dtype();
     if hollow::imagining() || !computed(x, branch) {
@@ -35,9 +37,7 @@ pub(super) fn residual_norm(
         }
         return Ok((total, normal));
     }
-    if x.shape() != branch.shape() || dtype != branch.dtype() {
-        bail!("{op}: {dtype:?} {:?} and {:?} {:?} do not fit together", x.shape(), branch.dtype(), branch.shape());
-    }
+    fits(op, x, branch)?;
     let _timed = measure::forward(op);
     let (count, size) = rows(op, x.shape())?;
     let (mut sums, mut normals) = (Fresh::new(op, dtype, count * size)?, Fresh::new(op, dtype, count * size)?);
@@ -69,9 +69,40 @@ pub(super) fn residual_norm(
     }
     // SAFETY: the ranges of `split` cover all rows.
     let (sums, normals) = unsafe { (sums.filled(count * size), normals.filled(count * size)) };
-    let total = summed(x, branch, sums);
-    let normal = record(&total, normals);
+    let total = summed(x, branch, Storage::Cpu(sums));
+    let normal = record(&total, Storage::Cpu(normals));
     Ok((total, normal))
+}
+
+/// [`residual_norm`] on a GPU, where `made` launches both.
+#[cfg(feature = "cuda")]
+pub(super) fn residual_norm_on_gpu(
+    op: &'static str,
+    [x, branch]: [&Tensor; 2],
+    made: impl FnOnce() -> Result<[CudaStorage; 2]>,
+    after: impl FnOnce(&Tensor) -> Result<Tensor>,
+    record: impl FnOnce(&Tensor, Storage) -> Tensor,
+) -> Result<(Tensor, Tensor)> {
+    if !computed(x, branch) {
+        let total = sum(x, branch)?;
+        let normal = after(&total)?;
+        return Ok((total, normal));
+    }
+    fits(op, x, branch)?;
+    let [sums, normals] = made()?;
+    let total = summed(x, branch, Storage::Cuda(sums));
+    let normal = record(&total, Storage::Cuda(normals));
+    Ok((total, normal))
+}
+
+/// # Errors
+/// Two of different shapes or dtypes.
+fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
+    let (dtype, other) = (x.dtype(), branch.dtype());
+    if x.shape() != branch.shape() || dtype != other {
+        bail!("{op}: {dtype:?} {:?} and {other:?} {:?} do not fit together", x.shape(), branch.shape());
+    }
+    Ok(())
 }
 
 /// The values that a 16-bit float keeps of these.

@@ -19,9 +19,9 @@ use super::operand::{View, rows};
 use super::output::{stored, tensor};
 use super::product::Elements;
 use super::region::{run_backward, unrecorded};
-use crate::parameter::swap;
+use crate::parameter::take;
 use crate::sink;
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use candle_nn::Module;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
@@ -161,6 +161,9 @@ fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<
 impl Module for TiledMlp {
     /// `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if !x.device().is_cpu() {
+            bail!("{OP}: tiles of rows are not there on a GPU");
+        }
         let (in_graph, parameters) = (in_graph(), self.parameters());
         let tracked = parameters.iter().any(|parameter| parameter.track_op()) || x.track_op();
         let xs = Tiles::new(&x.detach(), self.tile_rows)?;
@@ -174,7 +177,10 @@ impl Module for TiledMlp {
         if hollow::imagining() {
             return counted2([x, &chain], op(None), Tiled::READS, y.clone());
         }
-        apply2(x, &chain, op(Some(swap(&y, CpuStorage::F4(vec![]))?)))
+        let Storage::Cpu(values) = take(&y)? else {
+            bail!("{OP}: what was computed on the processor is somewhere else")
+        };
+        apply2(x, &chain, op(Some(values)))
     }
 }
 

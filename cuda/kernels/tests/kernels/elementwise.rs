@@ -4,6 +4,7 @@ use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
 use zero_kernels::emulated::Memory;
 use zero_kernels::rotary::{Turn, rotary};
+use zero_kernels::rows::{self, BLOCK, Onto};
 
 use crate::{assert_near, epsilon, numbers, on_device, rounded};
 
@@ -115,5 +116,40 @@ fn pairs_turn_and_turn_back() {
         assert_near("y", dtype, &y, &(0..count).map(turned).collect::<Vec<_>>(), 1.0, 1.0);
         let x: Vec<f64> = x.into_iter().map(f64::from).collect();
         assert_near("back", dtype, &back, &x, 2.0, 2.0 * epsilon(dtype) / epsilon(Dtype::F32));
+    }
+}
+
+#[test]
+fn a_row_goes_into_all_rows_and_all_rows_into_one() {
+    for [rows, size] in [[1u32, 1], [63, 5], [64, 300], [2 * BLOCK + 7, 33]] {
+        for dtype in Dtype::ALL {
+            let (x, before) = (rounded(dtype, &numbers(7, (rows * size) as usize)), numbers(8, size as usize));
+            // Blocks of rows in order, then these: to the bit.
+            let mut partials = vec![vec![0f32; size as usize]; rows.div_ceil(BLOCK) as usize];
+            for (row, x) in x.chunks(size as usize).enumerate() {
+                partials[row / BLOCK as usize].iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+            }
+            let onto = |start: f32, column: usize| partials.iter().fold(start, |sum, partial| sum + partial[column]);
+            for onto_what in [Onto::Nothing, Onto::Sum, Onto::Start] {
+                let Some((spread, sums)) = on_device(|device| {
+                    let (mut at_x, mut to) = (Memory::floats(dtype, &x), Memory::floats(Dtype::F32, &before));
+                    let mut partials = Memory::unwritten((rows.div_ceil(BLOCK) * size * 4) as usize);
+                    device.run(&rows::sums(dtype, [rows, size], at_x.address(), partials.address()));
+                    device.run(&rows::total([rows, size], partials.address(), to.address(), onto_what));
+                    let mut all = Memory::floats(dtype, &vec![f32::NAN; (rows * size) as usize]);
+                    device.run(&rows::spread(dtype, [rows, size], at_x.address(), all.address()).unwrap());
+                    (all.to_floats(dtype), to.to_floats(Dtype::F32))
+                }) else {
+                    return;
+                };
+                assert!(spread.chunks(size as usize).all(|row| row == &x[..size as usize]));
+                let want = |column: usize| match onto_what {
+                    Onto::Nothing => onto(0.0, column),
+                    Onto::Sum => before[column] + onto(0.0, column),
+                    Onto::Start => onto(before[column], column),
+                };
+                assert_eq!(sums, (0..size as usize).map(want).collect::<Vec<_>>(), "{onto_what:?} {rows}x{size}");
+            }
+        }
     }
 }

@@ -1,0 +1,128 @@
+//! A flat vector of f32 in the memory of a GPU.
+
+use std::ops::Range;
+
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, DType, Result, Storage, Tensor, bail};
+use zero_kernels::optimizer::{add_to, widen};
+use zero_kernels::{Address, Dtype};
+
+use super::{Gpu, Operand, address};
+
+/// f32 values in the memory of a GPU.
+pub struct Array {
+    storage: CudaStorage,
+    len: usize,
+}
+
+const OP: &str = "array";
+
+impl std::fmt::Debug for Array {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Array").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Array {
+    /// Room for `len` values, which are arbitrary at first.
+    ///
+    /// # Errors
+    /// The memory does not suffice.
+    pub fn room(device: &CudaDevice, len: usize) -> Result<Self> {
+        Ok(Self { storage: Gpu::new(device)?.floats(len)?, len })
+    }
+
+    /// A tensor's values.
+    ///
+    /// # Errors
+    /// The memory does not suffice, or the tensor is not of floats on a GPU.
+    pub(crate) fn of(device: &CudaDevice, values: &Tensor) -> Result<Self> {
+        let mut array = Self::room(device, values.elem_count())?;
+        array.take(0..array.len, values, false)?;
+        Ok(array)
+    }
+
+    /// How many values there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies a range to the host, when all is done that came before.
+    ///
+    /// # Errors
+    /// What the driver says, such as of an earlier kernel.
+    ///
+    /// # Panics
+    /// If the range is not in it, or of another length than `to`.
+    pub fn to_host(&self, range: Range<usize>, to: &mut [f32]) -> Result<()> {
+        let slice = self.storage.as_cuda_slice::<f32>()?;
+        self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
+    }
+
+    /// Zeros in a range.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If the range is not in it.
+    pub fn zero(&mut self, range: Range<usize>) -> Result<()> {
+        let stream = self.storage.device.cuda_stream();
+        let slice = self.storage.as_cuda_slice_mut::<f32>()?;
+        stream.memset_zeros(&mut slice.slice_mut(range)).map_err(candle_core::Error::wrap)
+    }
+
+    /// A tensor's values, of any float type, into a range: instead of what is there, or added to it.
+    ///
+    /// # Errors
+    /// A tensor of another size, or on another device.
+    pub(crate) fn take(&mut self, range: Range<usize>, values: &Tensor, add: bool) -> Result<()> {
+        let from = Operand::of(OP, values)?;
+        if from.count != range.len() {
+            bail!("{OP}: {} values for {} places", from.count, range.len());
+        }
+        let (gpu, to, count) = (Gpu::of(OP, values)?, self.address(&range)?, from.count as u64);
+        match (add, from.dtype) {
+            // SAFETY: both ranges hold as many values; they are of different storages.
+            (true, dtype) => unsafe { gpu.launch_some(add_to(dtype, count, from.address, to)) },
+            (false, Dtype::F32) => {
+                let (storage, layout) = values.storage_and_layout();
+                let Storage::Cuda(storage) = &*storage else { bail!("{OP}: a tensor on a GPU expected") };
+                match layout.contiguous_offsets() {
+                    Some((start, end)) => {
+                        let from = storage.as_cuda_slice::<f32>()?.slice(start..end);
+                        let to = self.storage.as_cuda_slice_mut::<f32>()?;
+                        gpu.device().memcpy_dtod(&from, &mut to.slice_mut(range))
+                    }
+                    None => {
+                        self.zero(range)?;
+                        // SAFETY: as above.
+                        unsafe { gpu.launch_some(add_to(Dtype::F32, count, from.address, to)) }
+                    }
+                }
+            }
+            // SAFETY: as above.
+            (false, dtype) => unsafe { gpu.launch_some(widen(dtype, count, from.address, to)) },
+        }
+    }
+
+    /// Where a range begins.
+    pub(crate) fn address(&self, range: &Range<usize>) -> Result<Address> {
+        if range.end > self.len || range.start > range.end {
+            bail!("{OP}: {range:?} of {} values", self.len);
+        }
+        Ok(address(OP, &self.storage)? + (range.start * DType::F32.size_in_bytes()) as u64)
+    }
+
+    /// The values as a tensor of one dimension.
+    pub(crate) fn into_tensor(self) -> Tensor {
+        Tensor::from_storage(Storage::Cuda(self.storage), self.len, BackpropOp::none(), false)
+    }
+}

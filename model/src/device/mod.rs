@@ -1,0 +1,197 @@
+//! A GPU: its kernels, its memory, and what operations read of it.
+//!
+//! Everything is put on the one stream that candle's device has, in the order of the program: nothing here waits. What reads results
+//! on the host ([`Array::to_host`], candle's own copies) does.
+
+#![allow(unsafe_code)]
+
+mod array;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Error, Layout, Result, Storage, Tensor, bail};
+use half::{bf16, f16};
+use zero_cuda::{CudaError, Stream};
+use zero_kernels::{Address, Dtype, Kernels, Launch};
+
+pub use array::Array;
+
+/// Opens GPU `ordinal` of those that are visible.
+///
+/// # Errors
+/// There is no driver, no such GPU, or a library that candle needs is missing.
+pub fn open(ordinal: usize) -> Result<Device> {
+    let device = CudaDevice::new_with_stream(ordinal)?;
+    // SAFETY: all work is on the device's one stream, so nothing is used before it is there, or freed before its last use.
+    unsafe { device.disable_event_tracking() };
+    Ok(Device::Cuda(device))
+}
+
+/// A storage without elements, of a float type or of one that no operation takes.
+pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> {
+    fn of<T>(device: &CudaDevice) -> Result<CudaSlice<T>> {
+        device.cuda_stream().null().map_err(Error::wrap)
+    }
+    let slice = match dtype {
+        DType::F32 => CudaStorageSlice::F32(of(device)?),
+        DType::BF16 => CudaStorageSlice::BF16(of(device)?),
+        DType::F16 => CudaStorageSlice::F16(of(device)?),
+        _ => CudaStorageSlice::F4(of(device)?),
+    };
+    Ok(CudaStorage { slice, device: device.clone() })
+}
+
+/// A GPU as operations see it: where they put what they do.
+#[derive(Clone)]
+pub(crate) struct Gpu {
+    device: CudaDevice,
+    kernels: Arc<Kernels>,
+}
+
+/// The kernels of each GPU that has been asked for.
+static KERNELS: Mutex<Vec<(usize, Arc<Kernels>)>> = Mutex::new(vec![]);
+
+fn driver(error: CudaError) -> Error {
+    Error::wrap(error)
+}
+
+impl Gpu {
+    /// That of a device of candle's.
+    pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
+        let ordinal = device.cuda_stream().context().ordinal();
+        let mut all = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().find(|(of, _)| *of == ordinal).map(|(_, kernels)| Arc::clone(kernels));
+        let kernels = match known {
+            Some(kernels) => kernels,
+            None => {
+                let kernels = Arc::new(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?));
+                all.push((ordinal, Arc::clone(&kernels)));
+                kernels
+            }
+        };
+        Ok(Self { device: device.clone(), kernels })
+    }
+
+    /// That of a tensor.
+    pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Self> {
+        match tensor.device() {
+            Device::Cuda(device) => Self::new(device),
+            other => bail!("{op}: a tensor on a GPU expected, got one on {other:?}"),
+        }
+    }
+
+    pub(crate) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// Puts a launch on the stream.
+    ///
+    /// # Safety
+    /// What the functions that made the launch say of its addresses is so when the stream gets to it.
+    pub(crate) unsafe fn launch<A>(&self, launch: &Launch<A>) -> Result<()> {
+        let stream = self.device.cuda_stream();
+        // SAFETY: candle's stream is one of its device, and lives until the end of the call.
+        let borrowed = unsafe { Stream::borrow(self.kernels.device(), stream.cu_stream()) };
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.launch(launch, &borrowed) }.map_err(driver)
+    }
+
+    /// [`Gpu::launch`] of what there may be nothing of.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn launch_some<A>(&self, launch: Option<Launch<A>>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        launch.map_or(Ok(()), |launch| unsafe { self.launch(&launch) })
+    }
+
+    /// Room for `count` elements, whose content is arbitrary.
+    pub(crate) fn room(&self, op: &'static str, dtype: DType, count: usize) -> Result<CudaStorage> {
+        fn of<T: CudaDType + DeviceRepr>(device: &CudaDevice, count: usize) -> Result<CudaStorage> {
+            // SAFETY: whoever asks for room writes before anybody reads: floats of any bits are floats.
+            let slice: CudaSlice<T> = unsafe { device.alloc(count) }?;
+            Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
+        }
+        match dtype {
+            DType::F32 => of::<f32>(&self.device, count),
+            DType::BF16 => of::<bf16>(&self.device, count),
+            DType::F16 => of::<f16>(&self.device, count),
+            other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
+        }
+    }
+
+    /// Room for `count` f32.
+    pub(crate) fn floats(&self, count: usize) -> Result<CudaStorage> {
+        self.room("floats", DType::F32, count)
+    }
+
+    /// A copy of what the host has.
+    pub(crate) fn upload<T: DeviceRepr + 'static>(&self, values: &[T]) -> Result<CudaSlice<T>> {
+        self.device.clone_htod(values)
+    }
+}
+
+/// The type by which kernels are named.
+pub(crate) fn kernel_dtype(op: &'static str, dtype: DType) -> Result<Dtype> {
+    match dtype {
+        DType::F32 => Ok(Dtype::F32),
+        DType::BF16 => Ok(Dtype::Bf16),
+        DType::F16 => Ok(Dtype::F16),
+        other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
+    }
+}
+
+fn begin<T>(slice: &CudaSlice<T>) -> Address {
+    slice.device_ptr(slice.stream()).0
+}
+
+/// Where a storage begins.
+pub(crate) fn address(op: &'static str, storage: &CudaStorage) -> Result<Address> {
+    match &storage.slice {
+        CudaStorageSlice::F32(slice) => Ok(begin(slice)),
+        CudaStorageSlice::BF16(slice) => Ok(begin(slice)),
+        CudaStorageSlice::F16(slice) => Ok(begin(slice)),
+        CudaStorageSlice::U32(slice) => Ok(begin(slice)),
+        CudaStorageSlice::I64(slice) => Ok(begin(slice)),
+        // How a released parameter is stored.
+        CudaStorageSlice::F4(_) => bail!("{op}: reads a parameter that is released"),
+        _ => bail!("{op}: f32, bf16, f16 or indices expected, got {:?}", storage.dtype()),
+    }
+}
+
+/// Elements that a kernel reads, in row-major order.
+///
+/// The address is good for launches that are put on the stream while this lives, or the storage that it was made of.
+pub(crate) struct Operand {
+    pub(crate) address: Address,
+    pub(crate) dtype: Dtype,
+    pub(crate) count: usize,
+    /// What is not contiguous is copied.
+    _copy: Option<CudaStorage>,
+}
+
+impl Operand {
+    pub(crate) fn new(op: &'static str, storage: &CudaStorage, layout: &Layout) -> Result<Self> {
+        let (count, dtype) = (layout.shape().elem_count(), storage.dtype());
+        let base = address(op, storage)?;
+        if let Some((start, _)) = layout.contiguous_offsets() {
+            let address = base + (start * dtype.size_in_bytes()) as u64;
+            return Ok(Self { address, dtype: kernel_dtype(op, dtype)?, count, _copy: None });
+        }
+        let mut copy = Gpu::new(&storage.device)?.room(op, dtype, count)?;
+        storage.copy_strided_src(&mut copy, 0, layout)?;
+        Ok(Self { address: address(op, &copy)?, dtype: kernel_dtype(op, dtype)?, count, _copy: Some(copy) })
+    }
+
+    /// That of a tensor. What frees the tensor's storage later is behind these launches on the stream.
+    pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Self> {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cuda(storage) => Self::new(op, storage, layout),
+            _ => bail!("{op}: a tensor on a GPU expected, got one on {:?}", tensor.device()),
+        }
+    }
+}

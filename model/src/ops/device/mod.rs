@@ -1,0 +1,75 @@
+//! The operations on a GPU: what each launches, forward and backward.
+//!
+//! Beside every operation's arithmetic on the processor there is one here, of the same name and the same results: elementwise ones to
+//! the bit, others within rounding, since sums have another order.
+
+pub(crate) mod affine;
+pub(crate) mod norm;
+mod product;
+
+use crate::device::{Gpu, address};
+use crate::sink;
+use candle_core::op::BackpropOp;
+use candle_core::{CudaStorage, DType, Result, Shape, Storage, Tensor};
+use zero_kernels::Address;
+use zero_kernels::optimizer::narrow;
+use zero_kernels::rows::Onto;
+
+/// Whether operations on this tensor run on a GPU.
+pub(crate) fn holds(tensor: &Tensor) -> bool {
+    tensor.device().is_cuda()
+}
+
+/// A tensor outside any graph: what a backward returns.
+pub(crate) fn tensor(storage: CudaStorage, shape: impl Into<Shape>) -> Tensor {
+    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+}
+
+/// Hands the gradient of `parameter` to the sink, or returns it as a tensor when no sink wants it.
+///
+/// `make` gets a place for as many f32 as the parameter has elements, and what becomes of what is there already. For a parameter that is not trained it is not
+/// called.
+pub(super) fn deliver(
+    op: &'static str,
+    gpu: &Gpu,
+    parameter: &Tensor,
+    make: impl FnOnce(Address, Onto) -> Result<()>,
+) -> Result<Option<Tensor>> {
+    if !parameter.track_op() {
+        return Ok(None);
+    }
+    let mut make = Some(make);
+    let mut once = |to, onto| make.take().map_or(Ok(()), |make| make(to, onto));
+    if sink::device::write(gpu, parameter, &mut once)? {
+        return Ok(None);
+    }
+    let gradient = gpu.floats(parameter.elem_count())?;
+    once(address(op, &gradient)?, Onto::Nothing)?;
+    Ok(Some(tensor(stored(op, gpu, gradient, parameter.dtype())?, parameter.shape())))
+}
+
+/// f32 values in a dtype, f32, bf16 or f16.
+fn stored(op: &'static str, gpu: &Gpu, values: CudaStorage, dtype: DType) -> Result<CudaStorage> {
+    if dtype == DType::F32 {
+        return Ok(values);
+    }
+    let count = values.as_cuda_slice::<f32>()?.len();
+    let to = gpu.room(op, dtype, count)?;
+    let launch =
+        narrow(crate::device::kernel_dtype(op, dtype)?, count as u64, address(op, &values)?, address(op, &to)?);
+    // SAFETY: both hold `count` elements, of f32 and of `dtype`.
+    unsafe { gpu.launch_some(launch) }?;
+    Ok(to)
+}
+
+/// A count as kernels take it.
+fn count32(op: &'static str, count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| candle_core::Error::Msg(format!("{op}: {count} are more than 2³² − 1")))
+}
+
+/// Room for a result of a tensor's shape and dtype, and where it is.
+fn room_like(op: &'static str, gpu: &Gpu, dtype: DType, count: usize) -> Result<(CudaStorage, Address)> {
+    let storage = gpu.room(op, dtype, count)?;
+    let at = address(op, &storage)?;
+    Ok((storage, at))
+}

@@ -1,0 +1,102 @@
+//! Matrix products by cuBLAS, with sums in f32 whatever the operands are.
+
+use crate::device::Gpu;
+use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
+use candle_core::{Error, Result, bail};
+use std::ffi::{c_int, c_void};
+use zero_kernels::{Address, Dtype};
+
+/// A matrix of `rows` × `columns`, row-major, or its transpose is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub(super) address: Address,
+    pub(super) dtype: Dtype,
+    rows: usize,
+    columns: usize,
+    is_turned: bool,
+}
+
+impl Matrix {
+    /// Row-major.
+    pub(super) fn new(address: Address, dtype: Dtype, rows: usize, columns: usize) -> Self {
+        Self { address, dtype, rows, columns, is_turned: false }
+    }
+
+    /// Its transpose.
+    pub(super) fn t(self) -> Self {
+        Self { rows: self.columns, columns: self.rows, is_turned: !self.is_turned, ..self }
+    }
+
+    /// As cuBLAS, for which matrices are column-major, has to take it so that it is the transpose of this; and its leading dimension.
+    fn operand(self) -> (sys::cublasOperation_t, usize) {
+        match self.is_turned {
+            false => (sys::cublasOperation_t::CUBLAS_OP_N, self.columns),
+            true => (sys::cublasOperation_t::CUBLAS_OP_T, self.rows),
+        }
+    }
+}
+
+fn data_type(dtype: Dtype) -> sys::cudaDataType {
+    match dtype {
+        Dtype::F32 => sys::cudaDataType::CUDA_R_32F,
+        Dtype::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        Dtype::F16 => sys::cudaDataType::CUDA_R_16F,
+    }
+}
+
+/// Where a product goes: row-major.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct To {
+    pub(super) address: Address,
+    pub(super) dtype: Dtype,
+    /// Onto what is there; otherwise instead of it.
+    pub(super) add: bool,
+}
+
+/// to = left·right, or to += left·right, rounded once.
+///
+/// # Safety
+/// The matrices are where they say, and `to` has room for as many rows as `left` and columns as `right`, when the stream gets to it.
+///
+/// # Errors
+/// Sizes that do not fit, or that cuBLAS cannot count.
+pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: Matrix, to: To) -> Result<()> {
+    let (m, n, k) = (left.rows, right.columns, left.columns);
+    if right.rows != k {
+        bail!("{op}: a matrix of {m}×{k} times one of {}×{n}", right.rows);
+    }
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    let int = |size: usize| c_int::try_from(size).map_err(|_| Error::Msg(format!("{op}: a matrix with {size} rows")));
+    let (one, beta) = (1f32, if to.add { 1f32 } else { 0f32 });
+    // The transpose of the product, which is row-major as cuBLAS sees it: rightᵀ·leftᵀ.
+    let ((turn_right, ld_right), (turn_left, ld_left)) = (right.operand(), left.operand());
+    let blas = gpu.device().cublas_handle();
+    let number = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
+    // SAFETY: the handle lives; the factors are read during the call; the caller answers for the matrices.
+    unsafe {
+        gemm_ex(
+            *blas.handle(),
+            turn_right,
+            turn_left,
+            int(n)?,
+            int(m)?,
+            int(k)?,
+            number(&one),
+            right.address as *const c_void,
+            data_type(right.dtype),
+            int(ld_right)?,
+            left.address as *const c_void,
+            data_type(left.dtype),
+            int(ld_left)?,
+            number(&beta),
+            to.address as *mut c_void,
+            data_type(to.dtype),
+            int(n)?,
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+        )
+    }
+    .map_err(|error| Error::Msg(format!("{op}: cuBLAS: {error:?}")))
+}
