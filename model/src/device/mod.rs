@@ -174,6 +174,11 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
+    /// What lies somewhere in memory that somebody else keeps.
+    pub(crate) fn at(address: Address, dtype: Dtype, count: usize) -> Self {
+        Self { address, dtype, count, _copy: None }
+    }
+
     pub(crate) fn new(op: &'static str, storage: &CudaStorage, layout: &Layout) -> Result<Self> {
         let (count, dtype) = (layout.shape().elem_count(), storage.dtype());
         let base = address(op, storage)?;

@@ -1,15 +1,20 @@
 //! Elementwise activations.
 
 use super::apply::{apply1, apply2};
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, element_rooms};
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::View;
 use super::output::{CACHED, Fresh, build_as, tensor};
 use super::parallel::split;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use std::str::FromStr;
+use zero_kernels::activation::Function;
 
 /// An elementwise activation, by the names that Hugging Face's configurations have for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,22 +62,44 @@ impl FromStr for Activation {
 
 /// GELU's tanh form, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    apply1(x, Elementwise { name: "gelu", forward: kernel::gelu_tanh, backward: kernel::gelu_tanh_backward })
+    apply1(
+        x,
+        Elementwise {
+            name: "gelu",
+            function: Function::GeluTanh,
+            forward: kernel::gelu_tanh,
+            backward: kernel::gelu_tanh_backward,
+        },
+    )
 }
 
 /// GELU by the normal distribution function: x·Φ(x).
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    apply1(x, Elementwise { name: "gelu-erf", forward: kernel::gelu_erf, backward: kernel::gelu_erf_backward })
+    apply1(
+        x,
+        Elementwise {
+            name: "gelu-erf",
+            function: Function::GeluErf,
+            forward: kernel::gelu_erf,
+            backward: kernel::gelu_erf_backward,
+        },
+    )
 }
 
 /// x·σ(x), also known as swish.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
-    apply1(x, Elementwise { name: "silu", forward: kernel::silu, backward: kernel::silu_backward })
+    apply1(
+        x,
+        Elementwise { name: "silu", function: Function::Silu, forward: kernel::silu, backward: kernel::silu_backward },
+    )
 }
 
 /// max(x, 0).
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    apply1(x, Elementwise { name: "relu", forward: kernel::relu, backward: kernel::relu_backward })
+    apply1(
+        x,
+        Elementwise { name: "relu", function: Function::Relu, forward: kernel::relu, backward: kernel::relu_backward },
+    )
 }
 
 /// gate·σ(gate)·up: the gated activation of Llama's MLP. Both of the same shape.
@@ -82,6 +109,9 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 struct Elementwise {
     name: &'static str,
+    /// On a GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    function: Function,
     forward: fn(Isa, x: &[f32], y: &mut [f32]),
     backward: fn(Isa, x: &[f32], dy: &[f32], dx: &mut [f32]),
 }
@@ -109,7 +139,16 @@ impl CustomOp1 for Elementwise {
         Ok((build_as(self.name, xs.dtype(), x.len(), 1, y)?, xl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((device::activation::forward(self.name, self.function, xs, xl)?, xl.shape().clone()))
+    }
+
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if device::holds(x) {
+            return device::activation::backward(self.name, self.function, x, dy).map(Some);
+        }
         let _timed = measure::backward(self.name);
         let held = (x.storage_and_layout(), dy.storage_and_layout());
         let (xs, dy) = (View::of(self.name, &held.0)?, View::of(self.name, &held.1)?);
@@ -124,6 +163,13 @@ impl CustomOp1 for Elementwise {
 struct SwiGlu;
 
 const SWIGLU: &str = "swiglu";
+
+fn same_shape(gate: &Layout, up: &Layout) -> Result<()> {
+    match gate.shape() == up.shape() {
+        true => Ok(()),
+        false => bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape()),
+    }
+}
 
 impl Footprint for SwiGlu {
     const READS: Reads = Reads::inputs([true, true, false]);
@@ -143,9 +189,7 @@ impl CustomOp2 for SwiGlu {
 
     fn cpu_fwd(&self, gs: &CpuStorage, gl: &Layout, us: &CpuStorage, ul: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(SWIGLU);
-        if gl.shape() != ul.shape() {
-            bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gl.shape(), ul.shape());
-        }
+        same_shape(gl, ul)?;
         let (gate, up) = (View::new(SWIGLU, gs, gl)?, View::new(SWIGLU, us, ul)?);
         let (gate, up) = (gate.elements(), up.elements());
         let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, |range, y| {
@@ -154,7 +198,18 @@ impl CustomOp2 for SwiGlu {
         Ok((y, gl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, gs: &CudaStorage, gl: &Layout, us: &CudaStorage, ul: &Layout) -> Result<(CudaStorage, Shape)> {
+        same_shape(gl, ul)?;
+        Ok((device::activation::swiglu(SWIGLU, (gs, gl), (us, ul))?, gl.shape().clone()))
+    }
+
     fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(gate) {
+            let [d_gate, d_up] = device::activation::backward_of_swiglu(SWIGLU, gate, up, dy)?;
+            return Ok((gate.track_op().then_some(d_gate), up.track_op().then_some(d_up)));
+        }
         let _timed = measure::backward(SWIGLU);
         let held = (gate.storage_and_layout(), up.storage_and_layout(), dy.storage_and_layout());
         let (gs, us, dy) = (View::of(SWIGLU, &held.0)?, View::of(SWIGLU, &held.1)?, View::of(SWIGLU, &held.2)?);

@@ -5,11 +5,17 @@
 
 use super::apply::{apply1, apply3};
 use super::attention_heads::{Geometry, Layouts, Saved, backward, forward};
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, floats};
 use super::measure;
 use super::operand::View;
 use super::output::{Fresh, tensor};
 use super::reach::Reach;
+#[cfg(feature = "cuda")]
+use crate::device::{Gpu, Operand};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
@@ -28,7 +34,13 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// others gives what it gives alone.
 pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, reach: &Reach) -> Result<Tensor> {
     let (batch, time, _, _) = q.dims4()?;
-    apply3(q, k, v, Separate { firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
+    let separate = Separate {
+        firsts: reach.firsts(OP, batch, time)?,
+        log_sums: OnceLock::new(),
+        #[cfg(feature = "cuda")]
+        on_gpu: OnceLock::new(),
+    };
+    apply3(q, k, v, separate)
 }
 
 /// The same on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
@@ -40,7 +52,14 @@ pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
 /// [`causal_attention_packed`] in which positions see no further back than `reach` says.
 pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, reach: &Reach) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
-    apply1(qkv, Packed { heads, firsts: reach.firsts(OP, batch, time)?, log_sums: OnceLock::new() })
+    let packed = Packed {
+        heads,
+        firsts: reach.firsts(OP, batch, time)?,
+        log_sums: OnceLock::new(),
+        #[cfg(feature = "cuda")]
+        on_gpu: OnceLock::new(),
+    };
+    apply1(qkv, packed)
 }
 
 const OP: &str = "causal-attention";
@@ -60,6 +79,8 @@ struct Separate {
     /// The first position that each one sees.
     firsts: Vec<usize>,
     log_sums: OnceLock<Vec<f32>>,
+    #[cfg(feature = "cuda")]
+    on_gpu: OnceLock<device::attention::Kept>,
 }
 
 impl Separate {
@@ -111,6 +132,24 @@ impl CustomOp3 for Separate {
         Ok((unsafe { out.filled(len) }, ql.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        qs: &CudaStorage,
+        ql: &Layout,
+        ks: &CudaStorage,
+        kl: &Layout,
+        vs: &CudaStorage,
+        vl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
+        let gpu = Gpu::new(&qs.device)?;
+        let qkv = [Operand::new(OP, qs, ql)?, Operand::new(OP, ks, kl)?, Operand::new(OP, vs, vl)?];
+        let (out, kept) = device::attention::forward(OP, &gpu, geometry, qs.dtype(), &qkv, &self.firsts)?;
+        let _ = self.on_gpu.set(kept);
+        Ok((out, ql.shape().clone()))
+    }
+
     fn bwd(
         &self,
         q: &Tensor,
@@ -121,6 +160,15 @@ impl CustomOp3 for Separate {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let _timed = measure::backward(OP);
         let geometry = Self::geometry(q.shape(), k.shape(), v.shape())?;
+        #[cfg(feature = "cuda")]
+        if let Some(kept) = self.on_gpu.get() {
+            let qkv = [Operand::of(OP, q)?, Operand::of(OP, k)?, Operand::of(OP, v)?];
+            let outs = [&Operand::of(OP, out)?, &Operand::of(OP, d_out)?];
+            let gpu = Gpu::of(OP, q)?;
+            let [dq, dk, dv] = device::attention::backward(OP, &gpu, geometry, q.dtype(), &qkv, outs, kept)?;
+            let gradient = |of: &Tensor, gradient| of.track_op().then(|| device::tensor(gradient, of.shape()));
+            return Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)));
+        }
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
         let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
         let [qs, ks, vs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
@@ -147,6 +195,8 @@ struct Packed {
     heads: usize,
     firsts: Vec<usize>,
     log_sums: OnceLock<Vec<f32>>,
+    #[cfg(feature = "cuda")]
+    on_gpu: OnceLock<device::attention::Kept>,
 }
 
 impl Packed {
@@ -186,9 +236,26 @@ impl CustomOp1 for Packed {
         Ok((unsafe { out.filled(shape.elem_count()) }, shape))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let geometry = self.geometry(xl.shape())?;
+        let (gpu, x) = (Gpu::new(&xs.device)?, [Operand::new(OP, xs, xl)?]);
+        let (out, kept) = device::attention::forward(OP, &gpu, geometry, xs.dtype(), &x, &self.firsts)?;
+        let _ = self.on_gpu.set(kept);
+        Ok((out, Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size))))
+    }
+
     fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
         let _timed = measure::backward(OP);
         let geometry = self.geometry(x.shape())?;
+        #[cfg(feature = "cuda")]
+        if let Some(kept) = self.on_gpu.get() {
+            let operands = [Operand::of(OP, x)?];
+            let outs = [&Operand::of(OP, out)?, &Operand::of(OP, d_out)?];
+            let gpu = Gpu::of(OP, x)?;
+            let [dx] = device::attention::backward(OP, &gpu, geometry, x.dtype(), &operands, outs, kept)?;
+            return Ok(Some(device::tensor(dx, x.shape())));
+        }
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
         let held = [x, out, d_out].map(Tensor::storage_and_layout);
         let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));

@@ -5,15 +5,23 @@
 
 use super::affine::{Affine, bias_gradient};
 use super::apply::apply3;
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, PutOff, Reads, bytes, element_rooms};
 use super::kernel::{Isa, activation as kernel};
 use super::measure;
 use super::operand::View;
 use super::output::build_as;
 use super::product::Elements;
+#[cfg(feature = "cuda")]
+use crate::device::Operand;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 use std::sync::OnceLock;
+#[cfg(feature = "cuda")]
+use zero_kernels::activation::Function;
 
 /// GELU's tanh form of x·W + b: the bits of the two operations after each other.
 pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Affine) -> Result<Tensor> {
@@ -23,7 +31,7 @@ pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Af
 struct LinearGelu {
     affine: Affine,
     /// x·W + b, kept for the backward.
-    sum: OnceLock<CpuStorage>,
+    sum: OnceLock<Storage>,
 }
 
 const OP: &str = "linear-gelu";
@@ -67,7 +75,23 @@ impl CustomOp3 for LinearGelu {
             let sum = Elements::all(OP, &sum)?;
             build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::best(), &sum.floats(range), y))?
         };
-        let _ = self.sum.set(sum);
+        let _ = self.sum.set(Storage::Cpu(sum));
+        Ok((y, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        xs: &CudaStorage,
+        xl: &Layout,
+        ws: &CudaStorage,
+        wl: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (sum, shape) = device::affine::forward(self.affine, OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
+        let y = device::activation::forward(OP, Function::GeluTanh, &sum, &Layout::contiguous(&shape))?;
+        let _ = self.sum.set(Storage::Cuda(sum));
         Ok((y, shape))
     }
 
@@ -79,7 +103,17 @@ impl CustomOp3 for LinearGelu {
         _: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let Some(sum) = self.sum.get() else { bail!("{OP}: backward before forward") };
+        let sum = match self.sum.get() {
+            Some(Storage::Cpu(sum)) => sum,
+            #[cfg(feature = "cuda")]
+            Some(Storage::Cuda(sum)) => {
+                let d_sum = device::activation::backward_from(OP, Function::GeluTanh, sum, dy)?;
+                let [dx, d_weight, d_bias] =
+                    device::affine::backward(self.affine, OP, [x, w], Some(bias), &Operand::of(OP, &d_sum)?)?;
+                return Ok((dx, d_weight, d_bias));
+            }
+            _ => bail!("{OP}: backward before forward"),
+        };
         let d_sum = {
             let _timed = measure::backward("gelu");
             let held = dy.storage_and_layout();

@@ -177,7 +177,8 @@ pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Res
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
         Storage::Cpu(storage) => indices(op, storage, layout, limit),
-        _ => bail!("{op}: not implemented on this device"),
+        Storage::Cuda(storage) => indices(op, &storage.to_cpu_storage()?, layout, limit),
+        Storage::Metal(_) => bail!("{op}: not implemented on this device"),
     }
 }
 

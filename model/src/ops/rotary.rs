@@ -1,6 +1,8 @@
 //! Rotary position embedding, in the half-split convention of Hugging Face's Llama, and its scalings.
 
 use super::apply::apply1;
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, rooms};
 use super::kernel::{Isa, rotary as kernel};
 use super::measure;
@@ -9,7 +11,11 @@ use super::output::{build_as, tensor};
 use super::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, Storage};
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use zero_kernels::rotary::Turn;
 
 /// How the frequencies of a model that was trained on shorter sequences are changed: Hugging Face's `rope_scaling`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +75,8 @@ pub struct Rotary {
     table: Arc<[f32]>,
     positions: usize,
     half: usize,
+    #[cfg(feature = "cuda")]
+    on_gpu: Arc<device::rotary::Table>,
 }
 
 impl Rotary {
@@ -97,7 +105,13 @@ impl Rotary {
         let angle = |at: usize| (at / half) as f64 * frequencies[at % half];
         let cos = (0..positions * half).map(|at| libm::cos(angle(at)) as f32);
         let sin = (0..positions * half).map(|at| libm::sin(angle(at)) as f32);
-        Ok(Self { table: cos.chain(sin).collect(), positions, half })
+        Ok(Self {
+            table: cos.chain(sin).collect(),
+            positions,
+            half,
+            #[cfg(feature = "cuda")]
+            on_gpu: Arc::default(),
+        })
     }
 
     /// Rotates `[batch, time, heads, size]`; the first of `time` is position 0. More positions than the table has are
@@ -106,7 +120,8 @@ impl Rotary {
         apply1(x, self.clone())
     }
 
-    fn run(&self, x: Elements<'_>, shape: &Shape, dtype: DType, rotate: Rotate) -> Result<CpuStorage> {
+    /// Positions, heads and their size, of which the table has enough.
+    fn fits(&self, shape: &Shape) -> Result<(usize, usize, usize)> {
         let (_, time, heads, size) = shape.dims4()?;
         if size != 2 * self.half {
             bail!("{OP}: heads of {} expected, got {shape:?}", 2 * self.half);
@@ -114,6 +129,17 @@ impl Rotary {
         if time > self.positions {
             bail!("{OP}: a sequence of {time} is longer than the {} positions of the model", self.positions);
         }
+        Ok((time, heads, size))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(&self, x: (&CudaStorage, &Layout), turn: Turn) -> Result<CudaStorage> {
+        self.fits(x.1.shape())?;
+        device::rotary::run(OP, (&self.on_gpu, &self.table), x, turn)
+    }
+
+    fn run(&self, x: Elements<'_>, shape: &Shape, dtype: DType, rotate: Rotate) -> Result<CpuStorage> {
+        let (time, heads, size) = self.fits(shape)?;
         let (cos, sin) = self.table.split_at(self.positions * self.half);
         let row = heads * size;
         build_as(OP, dtype, x.len() / row.max(1), row, |range, y| {
@@ -153,7 +179,17 @@ impl CustomOp1 for Rotary {
         Ok((y, xl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((self.run_on_gpu((xs, xl), Turn::Forth)?, xl.shape().clone()))
+    }
+
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if let (Storage::Cuda(dys), layout) = (&*dy.storage_and_layout().0, dy.layout()) {
+            let dx = self.run_on_gpu((dys, layout), Turn::Back)?;
+            return Ok(Some(device::tensor(dx, x.shape())));
+        }
         let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
         let dx = self.run(View::of(OP, &held)?.elements(), x.shape(), x.dtype(), kernel::rotate_back)?;

@@ -3,9 +3,12 @@
 //! Beside every operation's arithmetic on the processor there is one here, of the same name and the same results: elementwise ones to
 //! the bit, others within rounding, since sums have another order.
 
+pub(crate) mod activation;
 pub(crate) mod affine;
+pub(crate) mod attention;
 pub(crate) mod norm;
 mod product;
+pub(crate) mod rotary;
 
 use crate::device::{Gpu, address};
 use crate::sink;
