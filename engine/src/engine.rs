@@ -16,6 +16,7 @@ use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::comm_options::comm_options;
 use crate::costs::{Choice, chosen_by_the_first};
+use crate::device;
 use crate::error::Error;
 use crate::executor::{Context, Load, Outcome, admits, run};
 use crate::kept::KeptOnDisk;
@@ -128,7 +129,7 @@ impl Engine {
     ) -> Result<Self, Error> {
         let by_time = config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time;
         if !by_time {
-            let model = model.build(Settings::new(&config)?.dtype)?;
+            let model = Self::built(&config, model, &*comm)?;
             return Self::of_model(config, model, comm, None, start);
         }
         let settings = Settings::new(&config)?;
@@ -140,8 +141,13 @@ impl Engine {
 
     /// An engine of a configuration that is as it should be for this communicator.
     pub(crate) fn resolved(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
-        let model = model.build(Settings::new(&config)?.dtype)?;
+        let model = Self::built(&config, model, &*comm)?;
         Self::of_model(config, model, comm, None, Start::Anew)
+    }
+
+    fn built(config: &Config, model: Layers, comm: &dyn Communicator) -> Result<Model, Error> {
+        let settings = Settings::new(config)?;
+        Ok(model.build_on(settings.dtype, &device::open(config, comm)?)?)
     }
 
     fn of_model(

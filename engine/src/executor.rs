@@ -9,6 +9,7 @@ use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
 use zero_partition::{Norm, Zero, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
+use crate::device::onto;
 use crate::error::Error;
 use crate::kept::KeptOnDisk;
 use crate::messages::{Boundary, Messages};
@@ -60,6 +61,8 @@ pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tenso
 pub(crate) struct Outcome {
     /// The loss of each local micro-batch, where the last layer is.
     pub(crate) losses: Vec<f32>,
+    /// The same until the program has ended: what is on a GPU is not waited for before.
+    pending_losses: Vec<Tensor>,
     /// The last layer's outputs of each local micro-batch that came without targets.
     pub(crate) outputs: Vec<Activations>,
     pub(crate) norm: Option<Norm>,
@@ -122,9 +125,9 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
             Instruction::Load { micro_batch } => {
                 let (inputs, targets) = (context.load)(*micro_batch)?;
                 let state = &mut micro_batches[*micro_batch];
-                state.targets = targets;
+                state.targets = targets.map(|targets| targets.to_device(model.device())).transpose()?;
                 if context.zero.stages().stage_of(0) == context.zero.groups().at().stage {
-                    state.flow = Some(inputs);
+                    state.flow = Some(onto(model.device(), &inputs)?);
                 }
             }
             Instruction::Gather { segment } => context.zero.gather(*segment)?,
@@ -169,7 +172,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
                 disk(&mut context.kept)?.fetch((*layer, *micro_batch))?;
             }
             Instruction::AwaitFetch { item: Item::Activations { layer, micro_batch } } => {
-                let inputs = disk(&mut context.kept)?.await_fetch((*layer, *micro_batch))?;
+                let inputs = disk(&mut context.kept)?.await_fetch((*layer, *micro_batch), model.device())?;
                 micro_batches[*micro_batch].kept.insert(*layer, inputs);
             }
             Instruction::Offload { item: Item::Activations { layer, micro_batch } } => {
@@ -207,6 +210,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
     if outcome.norm.is_some_and(|norm| context.admits(norm)) {
         context.zero.finish_step();
     }
+    outcome.losses = outcome.pending_losses.drain(..).map(|loss| scalar(&loss)).collect::<candle_core::Result<_>>()?;
     outcome.boundaries = messages.boundaries();
     Ok(outcome)
 }
@@ -287,7 +291,9 @@ fn forward(
     let built = &model.layers()[layer];
     if !context.training {
         match &state.targets {
-            Some(targets) if last => outcome.losses.push(scalar(&model.loss(&incoming, targets, &pass, 0.0)?)?),
+            Some(targets) if last => {
+                outcome.pending_losses.push(model.loss(&incoming, targets, &pass, 0.0)?.detach());
+            }
             None if last => outcome.outputs.push(detached(&built.run(&incoming, &pass)?)),
             _ => state.flow = Some(detached(&built.run(&incoming, &pass)?)),
         }
@@ -342,7 +348,7 @@ fn backward(
         let (inputs, leaves) = cut(&incoming, layer)?;
         let gradients = capture(context.zero, &mut || {
             let loss = model.loss(&inputs, targets, &pass, gradient)?;
-            outcome.losses.push(scalar(&loss)?);
+            outcome.pending_losses.push(loss.detach());
             let seed = Tensor::new(gradient, loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves)?)
         })?;

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_core::op::BackpropOp;
-use candle_core::{DType, Shape, Storage, Tensor};
+use candle_core::{DType, Device, Shape};
 use zero_model::Activations;
 use zero_pipeline::LayerId;
 use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile, align};
 
+use crate::device::tensor;
 use crate::error::Error;
 use crate::tensor_bytes::{buffer_of, room, storage_of};
 
@@ -101,11 +101,11 @@ impl KeptOnDisk {
         Ok(())
     }
 
-    /// Waits until they are in memory, and gives them back as leaves.
+    /// Waits until they are in memory, and gives them back as leaves on a device.
     ///
     /// # Errors
     /// What the disk says.
-    pub(crate) fn await_fetch(&mut self, subject: Subject) -> Result<Activations, Error> {
+    pub(crate) fn await_fetch(&mut self, subject: Subject, device: &Device) -> Result<Activations, Error> {
         let buffer = self.wait(subject)?;
         let mut rest = buffer.as_bytes();
         let mut tensors = vec![];
@@ -114,8 +114,7 @@ impl KeptOnDisk {
             rest = behind;
             let mut values = room(form.dtype, form.shape.elem_count());
             values.as_bytes_mut().copy_from_slice(here);
-            let storage = Storage::Cpu(storage_of(values, form.dtype)?);
-            tensors.push(Tensor::from_storage(storage, form.shape, BackpropOp::none(), form.dtype.is_float()));
+            tensors.push(tensor(device, storage_of(values, form.dtype)?, form.shape, form.dtype.is_float())?);
         }
         self.buffers.put(buffer);
         Ok(Activations::new(tensors))

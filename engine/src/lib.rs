@@ -26,6 +26,7 @@ mod comm_options;
 mod configured_model;
 mod costs;
 pub mod data;
+mod device;
 mod engine;
 mod error;
 mod executor;

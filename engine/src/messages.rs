@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, DType, Shape, Storage, Tensor};
+use candle_core::{DType, Device, Tensor};
 use zero_comm::{Buffer, Communicator, Pending};
 use zero_model::Activations;
 use zero_partition::{Groups, Zero, ZeroError};
 use zero_pipeline::{Content, Kind, LayerId, Message, SegmentId, StageId};
 
+use crate::device::tensor;
 use crate::error::Error;
 use crate::tensor_bytes::{buffer_of, dtype_code, dtype_of, room, storage_of};
 
@@ -251,10 +251,10 @@ impl Messages {
             Expected::Tensors(arriving) => arriving,
             Expected::Tied(_) => return Err(internal("a tied message for activations")),
         };
-        let boundary = &self.boundaries[&layer];
+        let (boundary, device) = (&self.boundaries[&layer], zero.model().device().clone());
         let made = arriving.into_iter().zip(&boundary.tensors).map(|(pending, (dtype, dims))| {
             let storage = storage_of(pending.wait()?, *dtype)?;
-            Ok(tensor(storage, dims, self.training && dtype.is_float()))
+            Ok(tensor(&device, storage, dims.as_slice(), self.training && dtype.is_float())?)
         });
         Ok(Activations::new(made.collect::<Result<_, Error>>()?))
     }
@@ -262,7 +262,7 @@ impl Messages {
     /// Waits for the gradients of this stage's outputs.
     pub(crate) fn await_gradients(&mut self, message: Message, zero: &mut Zero) -> Result<Vec<Option<Tensor>>, Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Gradients)?);
-        let expected = self.expected(message, zero)?;
+        let (expected, device) = (self.expected(message, zero)?, zero.model().device().clone());
         let boundary = self.boundaries.get_mut(&layer).ok_or_else(|| internal("gradients of what never left"))?;
         let arriving = match expected {
             Expected::Announcement(flags) => {
@@ -279,7 +279,7 @@ impl Messages {
             false => Ok(None),
             true => {
                 let pending = arriving.next().ok_or_else(|| internal("fewer gradients than announced"))?;
-                Ok(Some(tensor(storage_of(pending.wait()?, *dtype)?, dims, false)))
+                Ok(Some(tensor(&device, storage_of(pending.wait()?, *dtype)?, dims.as_slice(), false)?))
             }
         });
         made.collect()
@@ -297,7 +297,7 @@ impl Messages {
     }
 }
 
-/// Tensors of one stage on the same place of all stages; `None` elsewhere than at `root`. A collective of the pipe group.
+/// Tensors of one stage on the host, on the same place of all stages; `None` elsewhere than at `root`. A collective of the pipe group.
 pub(crate) fn share(groups: &Groups, root: StageId, ours: Option<Activations>) -> Result<Activations, Error> {
     let Some(comm) = groups.pipe(Kind::Activations) else {
         return ours.ok_or_else(|| internal("no outputs to share"));
@@ -315,7 +315,8 @@ pub(crate) fn share(groups: &Groups, root: StageId, ours: Option<Activations>) -
             Some(ours) => buffer_of(&ours.tensors()[index])?,
             None => room(*dtype, dims.iter().product()),
         };
-        made.push(tensor(storage_of(comm.broadcast(buffer, root).wait()?, *dtype)?, dims, false));
+        let values = storage_of(comm.broadcast(buffer, root).wait()?, *dtype)?;
+        made.push(tensor(&Device::Cpu, values, dims.as_slice(), false)?);
     }
     Ok(Activations::new(made))
 }
@@ -331,10 +332,6 @@ fn posted<'a>(
     tensors: impl Iterator<Item = &'a (DType, Vec<usize>)>,
 ) -> Vec<Pending<Buffer>> {
     tensors.map(|(dtype, dims)| comm.recv(room(*dtype, dims.iter().product()), from)).collect()
-}
-
-fn tensor(storage: CpuStorage, dims: &[usize], is_leaf: bool) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(storage), Shape::from(dims), BackpropOp::none(), is_leaf)
 }
 
 fn layer_of(message: &Message) -> Result<LayerId, Error> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use zero_config::{Config, OffloadDevice};
+use zero_config::{Compute, Config, OffloadDevice};
 use zero_model::Model;
 use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, Layout, TierOptions, disk_bytes};
@@ -161,7 +161,7 @@ pub(crate) fn describe(engine: &Engine) -> Vec<String> {
         lines.extend(kept.notices().iter().cloned());
     }
     let sections = on_host(engine.config());
-    if !sections.is_empty() {
+    if !sections.is_empty() && engine.config().training.device == Compute::Cpu {
         let device = "the memory of this machine is the device's";
         lines.push(format!("{}: `device: cpu` changes nothing, {device}", sections.join(", ")));
     }

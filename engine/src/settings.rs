@@ -8,6 +8,7 @@ use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
 use crate::batch::Deal;
+use crate::device;
 use crate::error::Error;
 use crate::offload;
 
@@ -38,6 +39,7 @@ impl Settings {
     /// # Errors
     /// A combination that is not there.
     pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+        device::check(config)?;
         let ranks = config.data_parallel_size();
         let dtype = dtype(config.working_dtype());
         let zero_stage = zero_stage(config.zero.stage);

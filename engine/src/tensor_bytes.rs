@@ -1,6 +1,6 @@
 //! Tensors as buffers that travel, and back. A dtype that communicators do not know travels as bytes.
 
-use candle_core::{CpuStorage, DType, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use zero_comm::{Buffer, Dtype};
 
 use zero_partition::ZeroError;
@@ -32,9 +32,9 @@ pub(crate) fn room(dtype: DType, elements: usize) -> Buffer {
     }
 }
 
-/// A copy of a tensor's elements, in row-major order.
+/// A copy of a tensor's elements on the host, in row-major order.
 pub(crate) fn buffer_of(tensor: &Tensor) -> Result<Buffer, Error> {
-    let tensor = tensor.contiguous()?;
+    let tensor = tensor.contiguous()?.to_device(&Device::Cpu)?;
     let (storage, layout) = tensor.storage_and_layout();
     let (start, end) = layout.contiguous_offsets().unwrap_or_default();
     let range = start..end;
@@ -81,7 +81,6 @@ fn values<T, const N: usize>(bytes: &[u8], from_bytes: impl Fn([u8; N]) -> T) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
 
     #[test]
     fn every_dtype_comes_back_as_it_went() {

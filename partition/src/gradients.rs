@@ -52,6 +52,10 @@ impl Zero {
         backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
     ) -> Result<T, ZeroError> {
         let (ids, sink) = self.sink(layer);
+        #[cfg(feature = "cuda")]
+        if self.model.device().is_cuda() {
+            return self.backward_on_gpu(layer, (ids, sink), backward);
+        }
         let (mut sink, result) = sink.capture(backward);
         let (mut store, value) = result?;
         let model = self.model.clone();
@@ -72,7 +76,7 @@ impl Zero {
     }
 
     /// Places for the gradients of a layer's parameters: in the segments' open gradients, as far as they are added up.
-    fn sink(&mut self, layer: LayerId) -> (Vec<SegmentId>, Gradients) {
+    pub(crate) fn sink(&mut self, layer: LayerId) -> (Vec<SegmentId>, Gradients) {
         let ids = self.layout.shape().layers[layer].segments.clone();
         let mut sink = Gradients::default();
         for &id in &ids {
@@ -88,7 +92,7 @@ impl Zero {
         (ids, sink)
     }
 
-    fn keep_open(&mut self, ids: Vec<SegmentId>, sink: Gradients) {
+    pub(crate) fn keep_open(&mut self, ids: Vec<SegmentId>, sink: Gradients) {
         let written: Vec<Vec<bool>> = ids
             .iter()
             .map(|&id| {
@@ -135,6 +139,14 @@ impl Zero {
         let later = self.put_off.remove(&(layer, micro_batch));
         let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
         let (ids, mut sink) = self.sink(layer);
+        #[cfg(feature = "cuda")]
+        if self.model.device().is_cuda() {
+            let mut on_gpu = self.sink_on_gpu(layer)?;
+            later.make_up(&mut on_gpu)?;
+            self.bring(layer, on_gpu, &mut sink)?;
+            self.keep_open(ids, sink);
+            return Ok(());
+        }
         later.make_up(&mut sink)?;
         let model = self.model.clone();
         for &parameter in model.layers()[layer].uses() {
@@ -348,6 +360,6 @@ impl Zero {
     }
 }
 
-fn no_gradient(parameter: &Parameter, layer: &BuiltLayer) -> ZeroError {
+pub(crate) fn no_gradient(parameter: &Parameter, layer: &BuiltLayer) -> ZeroError {
     ZeroError::NoGradient { parameter: parameter.name().to_string(), layer: layer.name().to_string() }
 }

@@ -12,6 +12,8 @@ mod gradients;
 mod groups;
 mod layout;
 mod ledger;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 mod parameters;
 pub mod passes;
 mod pool;

@@ -64,8 +64,9 @@ impl Zero {
     /// Fills a segment's leaves with what was gathered. Of an only one it becomes the storage; what was copied comes back.
     fn fill(&mut self, id: SegmentId, output: Buffer) -> Result<Option<Buffer>, ZeroError> {
         if let Some(parameter) = self.layout.segments()[id].only_parameter() {
-            self.model.parameters()[parameter].fill(storage(output)?)?;
-            return Ok(None);
+            let parameter = &self.model.parameters()[parameter];
+            let given = parameter.fill(storage(output)?)?;
+            return if parameter.is_on_gpu() { buffer(given).map(Some) } else { Ok(None) };
         }
         // While the leaves are filled, everything that was gathered is there twice.
         let width = self.dtype.size_in_bytes();
@@ -132,8 +133,10 @@ impl Zero {
         self.ledger.add(Category::Staging, len(&shard), self.dtype.size_in_bytes());
         let output = match segment.only_parameter() {
             // Gathered where it is. Nobody reads the leaf meanwhile; who would is refused.
-            Some(parameter) => self.model.parameters()[parameter].release()?,
-            None => {
+            Some(parameter) if !self.model.parameters()[parameter].is_on_gpu() => {
+                self.model.parameters()[parameter].release()?
+            }
+            _ => {
                 self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
                 self.blank(segment.elements())
             }
@@ -165,7 +168,12 @@ impl Zero {
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
         if let Some(parameter) = segment.only_parameter() {
-            self.model.parameters()[parameter].fill(output)?;
+            let parameter = &self.model.parameters()[parameter];
+            let used = parameter.fill(output)?;
+            if parameter.is_on_gpu() {
+                self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+                self.reuse(used);
+            }
             return Ok(());
         }
         for piece in &segment.pieces {

@@ -14,6 +14,8 @@ pub struct Training {
     pub max_steps: Option<usize>,
     /// Passes over the data to train.
     pub epochs: Option<f64>,
+    /// What layers run on.
+    pub device: Compute,
     /// Seed of initialisation, shuffling and dropout.
     pub seed: u64,
     /// Files and globs with the model's parameters, relative to the working directory; drawn from the seed when not given.
@@ -93,6 +95,16 @@ pub struct Sample {
 }
 
 choice! {
+    /// What layers run on.
+    pub enum Compute {
+        /// The processor.
+        Cpu = "cpu",
+        /// GPUs of NVIDIA's, one for each rank of a machine.
+        Cuda = "cuda",
+    }
+}
+
+choice! {
     /// What a gradient or loss that is not finite does.
     pub enum Nonfinite {
         /// Nothing is updated, and training goes on.
@@ -135,6 +147,7 @@ impl Training {
         let training = Self {
             max_steps: steps.or(epochs.is_none().then_some(DEFAULT_STEPS)),
             epochs,
+            device: keys.choice("device", Compute::Cpu),
             seed: keys.u64("seed"),
             initial_weights: keys.texts("initial_weights"),
             reproducible: keys.bool("reproducible"),

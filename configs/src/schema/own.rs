@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::choice::Choice as _;
-use crate::config::{DataFormat, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn};
+use crate::config::{Compute, DataFormat, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn};
 
 /// Bounds that keep every product of a model's sizes far from overflow.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
@@ -103,6 +103,7 @@ pub(super) static DATA: Section = Section { switch: Switch::Keys, keys: &[
 pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
     key("max_steps", COUNT, "= 100, unless epochs is given", "Optimizer steps to train"),
     key("epochs", POSITIVE, "null", "Passes over the data to train, instead of max_steps"),
+    key("device", Kind::Choice { names: Compute::NAMES, later: &[] }, "cpu", "What layers run on: the processor, or a GPU of NVIDIA's for each rank"),
     key("seed", SIZE, "1234", "Seed of initialisation, shuffling and dropout"),
     key("initial_weights", Kind::Paths, "null", "Safetensors files with the model's parameters by name: file, glob, or list of them; drawn from the seed when not given"),
     key("reproducible", Kind::Bool, "false", "Same bits at every number of ranks that is a power of two"),

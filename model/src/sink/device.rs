@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor, TensorId};
 use zero_kernels::Address;
 use zero_kernels::rows::Onto;
 
-use super::{CURRENT, Flat, Gradients, Part, keep, puts_off, tiles};
+use super::{CURRENT, Flat, Gradients, Part, Slot, keep, puts_off, tiles};
 use crate::device::{Array, Gpu};
 
 /// [`write`](super::write) of a gradient on a GPU: `make` gets a place, f32 and row-major, and what becomes of what is there.
@@ -34,6 +34,27 @@ impl Gradients {
         let first = !std::mem::replace(&mut place.written, true);
         let onto = if first { Onto::Nothing } else { Onto::Sum };
         Some(array.address(&place.range).map(|address| (address, onto)))
+    }
+
+    /// Adds what another has on a GPU for these leaves to what is here on the host, waiting for it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn bring(&mut self, made: &Gradients, leaves: &[TensorId]) -> Result<()> {
+        for &leaf in leaves {
+            let Some(place) = made.places.get(&leaf).filter(|place| place.written) else { continue };
+            let Flat::Device(array) = &made.buffers[place.buffer] else { continue };
+            match self.slot(leaf) {
+                Some(Slot::First(to)) => array.to_host(place.range.clone(), to)?,
+                Some(slot) => {
+                    let mut values = vec![0.0; place.range.len()];
+                    array.to_host(place.range.clone(), &mut values)?;
+                    slot.put(&values);
+                }
+                None => {}
+            }
+        }
+        Ok(())
     }
 
     /// Zeros where no contribution arrived.
