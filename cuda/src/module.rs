@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 
 use crate::{CudaError, Device, Stream, check};
 
@@ -24,12 +24,16 @@ impl Module {
     /// Loads what a compiler has made.
     ///
     /// # Safety
-    /// `image` is a whole fat binary or cubin, or PTX with a zero behind it.
+    /// `image` is a whole fat binary or cubin, PTX with a zero behind it, or empty.
     ///
     /// # Errors
-    /// There is nothing in it for this device, or no memory for it.
+    /// There is nothing in it for this device, as in an empty one, or no memory for it.
     pub unsafe fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Module>, CudaError> {
         device.make_current()?;
+        if image.is_empty() {
+            // A stand-in for the compiler makes such; the driver would read beyond it.
+            check("cuModuleLoadData", CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+        }
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer; the caller answers for the image, which is read during the call.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, image.as_ptr().cast()) })?;

@@ -47,25 +47,8 @@ DEVICE float load(F16 x) {
 }
 DEVICE void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 #else
-DEVICE float load(F16 x) {
-    uint32_t sign = (x.bits & 0x8000u) << 16, exponent = x.bits >> 10 & 31, fraction = x.bits & 0x3ff;
-    if (exponent == 0) return of_bits(sign | to_bits(float(fraction) * of_bits(0x33800000)));
-    return of_bits(sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13);
-}
-DEVICE void store(F16& to, float x) {
-    uint32_t sign = to_bits(x) >> 16 & 0x8000, bits = to_bits(x) & 0x7fffffff, half;
-    if (bits > 0x7f800000) {
-        half = 0x7e00;
-    } else if (bits >= 0x477ff000) {
-        half = 0x7c00;
-    } else if (bits < 0x38800000) {
-        // Below 2^-14: beside 1/2 a float has the subnormals' unit in the last place.
-        half = to_bits(of_bits(bits) + 0.5f) - to_bits(0.5f);
-    } else {
-        half = (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
-    }
-    to.bits = uint16_t(sign | half);
-}
+DEVICE float load(F16 x) { return emulator::Binary16::widened(x.bits); }
+DEVICE void store(F16& to, float x) { to.bits = emulator::Binary16::rounded(x); }
 #endif
 
 template <class T> DEVICE const T* as(uint64_t address) { return reinterpret_cast<const T*>(address); }

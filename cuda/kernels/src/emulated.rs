@@ -4,10 +4,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use half::{bf16, f16};
 use libloading::Library;
@@ -88,24 +87,19 @@ fn file(source: Source) -> PathBuf {
 fn compile(source: &Path) -> Result<Option<(TempDir, PathBuf)>, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let to = folder.path().join("kernels.so");
-    let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-    command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++", "-include"]);
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/emulator.h"));
-    let output = match command.arg(source).arg("-o").arg(&to).output() {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        output => output.map_err(|error| error.to_string())?,
-    };
-    match output.status.success() {
-        true => Ok(Some((folder, to))),
-        false => Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr))),
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/emulated-nvcc/nvcc"));
+    let output = command.arg("-fatbin").arg(source).arg("-o").arg(&to).output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
     }
+    // Without a C++ compiler it makes an empty file.
+    let made = std::fs::metadata(&to).map_err(|error| error.to_string())?;
+    Ok((made.len() > 0).then_some((folder, to)))
 }
 
 /// One file of kernels, compiled for this machine.
 pub struct Compiled {
     library: Library,
-    /// It runs one launch at a time.
-    turn: Mutex<()>,
     /// Where it lies.
     _folder: TempDir,
 }
@@ -119,7 +113,7 @@ impl Compiled {
         let Some((folder, library)) = compile(source)? else { return Ok(None) };
         // SAFETY: the library was made a moment ago of a source that runs nothing when it is loaded.
         let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
-        Ok(Some(Self { library, turn: Mutex::new(()), _folder: folder }))
+        Ok(Some(Self { library, _folder: folder }))
     }
 
     /// Runs a launch to its end, with threads in one of the [`ORDERS`].
@@ -131,21 +125,29 @@ impl Compiled {
     /// # Safety
     /// The addresses in the arguments are those of [`Memory`] that lives and is as large as the kernel reads and writes.
     pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
-        type Entry = unsafe extern "C" fn(*const c_void, usize, *const u32, u32, usize, u32) -> *const c_char;
-        let _turn = self.turn.lock().map_err(|error| error.to_string())?;
         let name = &launch.entry;
-        // SAFETY: every entry of the sources has this signature there, by the macro ENTRY of the emulator.
-        let entry = unsafe { self.library.get::<Entry>(name.as_bytes()) }.map_err(|error| error.to_string())?;
+        // SAFETY: every entry of the sources has such a value beside it, by the macro ENTRY of the emulator.
+        let entry = unsafe { self.library.get::<*const Entry>(format!("{name}_entry").as_bytes()) };
+        let entry = entry.map_err(|error| error.to_string())?;
         let args = std::ptr::from_ref(&launch.args).cast();
-        let (bytes, shared) = (size_of::<A>(), launch.shared_bytes as usize);
-        // SAFETY: the arguments are read for the length of the call; addresses in them are the caller's promise.
-        let failure = unsafe { entry(args, bytes, launch.grid.as_ptr(), launch.threads, shared, order) };
+        let (bytes, block, shared) = (size_of::<A>(), [launch.threads, 1, 1], launch.shared_bytes as usize);
+        // SAFETY: the value lives as long as the library; the arguments are read for the length of the call; addresses in them are the
+        // caller's promise.
+        let failure = unsafe { ((**entry).run)(args, bytes, launch.grid.as_ptr(), block.as_ptr(), shared, order) };
         if failure.is_null() {
             return Ok(());
         }
         // SAFETY: a literal of the library, which is loaded.
         Err(format!("{name}: {}", unsafe { CStr::from_ptr(failure) }.to_string_lossy()))
     }
+}
+
+/// `emulator::Entry` of the emulator.
+#[repr(C)]
+struct Entry {
+    bytes: usize,
+    _collect: unsafe extern "C" fn(*const *mut c_void, *mut c_void),
+    run: unsafe extern "C" fn(*const c_void, usize, *const u32, *const u32, usize, u32) -> *const c_char,
 }
 
 /// Bytes before and behind what a kernel may touch.

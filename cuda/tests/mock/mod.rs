@@ -1,11 +1,12 @@
-//! Stands in for the driver and NCCL where there are none: compiled from C and loaded under their names, for all tests of a program.
+//! Stands in for the driver, NCCL, cuBLAS and cuRAND where there are none: compiled from C and loaded under their names, for all tests of a
+//! program.
 #![allow(unsafe_code)]
 
+use std::env;
 use std::ffi::{CStr, CString, c_int, c_long, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use std::{env, fs};
 
 use zero_cuda::{Device, Library};
 
@@ -30,6 +31,7 @@ pub(crate) fn is_real() -> bool {
 }
 
 /// The device of a rank: its own, as long as there are as many.
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn device_of(rank: usize) -> Arc<Device> {
     let devices = Device::count().expect("a driver");
     Device::open(rank % devices).expect("a device")
@@ -42,31 +44,27 @@ fn prepare() -> Result<(), String> {
         }
         return Ok(());
     }
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("mock-{}", std::process::id()));
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let loaded = build(&folder).map(|files| files.iter().for_each(|file| load(file)));
-    // What is loaded needs its file no more.
-    let _ = fs::remove_dir_all(&folder);
-    loaded
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mock");
+    build(&folder).map(|files| files.iter().for_each(|file| load(file)))
 }
 
-fn build(folder: &Path) -> Result<[PathBuf; 2], String> {
+fn build(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let compiler = env::var("CC").unwrap_or("cc".into());
+    Command::new(&compiler)
+        .arg("--version")
+        .output()
+        .map_err(|error| format!("no C compiler for the mock: {error}"))?;
     // Several crates include this file.
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let mut places = folders.map(|folder| folder.join("cuda/tests/mock/device.c"));
-    let source = places.find(|path| path.exists()).expect("the sources of the mock");
-    let compile = |part: &str, library: Library| -> Result<PathBuf, String> {
-        let file = folder.join(library.file());
-        let mut command = Command::new(env::var("CC").unwrap_or("cc".into()));
-        command.args(["-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread"]).arg(format!("-D{part}")).arg(&source);
-        // Whoever asks for a library of that name gets this one, once it is loaded.
-        command.arg(format!("-Wl,-soname,{}", library.file())).arg("-o").arg(&file);
-        let output = command.output().map_err(|error| format!("no C compiler for the mock: {error}"))?;
-        // A compiler that is there must like it.
-        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(file)
-    };
-    Ok([compile("DRIVER", Library::Cuda)?, compile("NCCL", Library::Nccl)?])
+    let mut places = folders.map(|folder| folder.join("cuda/tests/mock/build.sh"));
+    let script = places.find(|path| path.exists()).expect("the sources of the mock");
+    let output =
+        Command::new(script).arg(folder).output().map_err(|error| format!("no shell for the mock: {error}"))?;
+    // A compiler that is there must like it.
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Whoever asks for a library of such a name gets this one, once it is loaded; the others use the driver.
+    let libraries = [Library::Cuda, Library::Nccl, Library::Cublas, Library::CublasLt, Library::Curand];
+    Ok(libraries.map(|library| folder.join(library.file())).into())
 }
 
 fn load(file: &Path) {
@@ -85,14 +83,14 @@ fn variable<T>(name: &CStr) -> *mut T {
 }
 
 /// Sets a number of the mock's.
-#[allow(dead_code, reason = "one of the programs that include this file needs it")]
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn set(name: &CStr, value: c_int) {
     // SAFETY: all that tests set are of that type; the mock's threads read it as a whole.
     unsafe { variable::<c_int>(name).write_volatile(value) };
 }
 
 /// A count of the mock's.
-#[allow(dead_code, reason = "one of the programs that include this file needs it")]
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn read(name: &CStr) -> c_long {
     // SAFETY: all that tests read are of that type; the mock's threads write it as a whole.
     unsafe { variable::<c_long>(name).read_volatile() }

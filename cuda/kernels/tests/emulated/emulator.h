@@ -2,9 +2,11 @@
 // and shuffles only.
 //
 // The order in which fibers run is the caller's: a kernel whose result depends on it has a race. Shared memory is full of NaNs when
-// a block begins and has sentinels behind it. A block whose threads wait for what cannot come ends the launch with a message.
+// a block begins, and the dynamic one has sentinels behind it. A block whose threads wait for what cannot come ends the launch with a message.
+// A library runs one launch at a time.
 #pragma once
 
+#include <link.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
@@ -12,11 +14,18 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include <functional>
 #include <memory>
+#include <mutex>
+#include <new>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "half.h"
+
 #define DEVICE inline
+// Storage that belongs to the thread is all that a kernel declares in this way, so it is found as one segment of the library.
+#define __shared__ thread_local
 
 struct Dim3 { unsigned x, y, z; };
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -26,121 +35,198 @@ namespace emulator {
 constexpr size_t STACK = 64 << 10;
 constexpr size_t SENTINELS = 64;
 constexpr unsigned WARP_THREADS = 32;
+constexpr unsigned MOST_THREADS = 1024;
 enum class State { READY, AT_BLOCK, AT_WARP, DONE };
 
+// Runs one thread after the other, until one waits; that one keeps it.
 struct Fiber {
     // Begins with a context; after that _setjmp and _longjmp switch, without the system call that swapcontext makes.
     ucontext_t context;
     jmp_buf resume;
-    bool begun;
-    std::unique_ptr<char[]> stack;
-    State state;
-    // What the thread hands to others of its warp.
-    uint64_t handed;
+    bool begun = false;
+    std::unique_ptr<char[]> stack{new char[STACK]};
 };
 
-static std::vector<Fiber> fibers;
-static jmp_buf scheduler;
-static unsigned current;
-static unsigned char* shared;
-static const std::function<void()>* body;
+struct Thread {
+    State state;
+    // Where it waits; none before it begins.
+    Fiber* fiber;
+    // What it hands to others of its warp, in turns: who is late reads what was handed before.
+    uint64_t handed[2];
+};
 
-static void wait(State state) {
-    unsigned self = current;
-    fibers[self].state = state;
-    if (_setjmp(fibers[self].resume) == 0) _longjmp(scheduler, 1);
+struct Kernel { void (*run)(const void* args); const void* args; };
+
+static std::mutex turn;
+static Kernel kernel;
+static Thread threads[MOST_THREADS];
+static unsigned warp_turn[MOST_THREADS / WARP_THREADS];
+static unsigned count, order, place, current, done;
+static bool waited;
+static const char* failure;
+static Fiber* running;
+static std::vector<Fiber*>* idle;
+static jmp_buf scheduler;
+static unsigned char* shared;
+
+static unsigned in_order(unsigned place) {
+    switch (order) {
+        case 0: return place;
+        case 1: return count - 1 - place;
+        // A prime that no size of a block is a multiple of: a bijection.
+        default: return (place * 2654435761ull + order * 40503u) % count;
+    }
 }
 
-static void resume(Fiber& fiber) {
-    if (_setjmp(scheduler) != 0) return;
-    if (fiber.begun) _longjmp(fiber.resume, 1);
-    fiber.begun = true;
-    setcontext(&fiber.context);
+static void become(unsigned thread) {
+    current = thread;
+    threadIdx = Dim3{thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
 }
 
 static void fiber_main() {
-    (*body)();
-    fibers[current].state = State::DONE;
+    Fiber* self = running;
+    while (true) {
+        while (true) {
+            kernel.run(kernel.args);
+            threads[current].state = State::DONE;
+            done++;
+            // The next one goes on here if it has not begun: most kernels have no barrier, and need one fiber.
+            if (place == count) break;
+            unsigned next = in_order(place);
+            if (threads[next].state != State::READY || threads[next].fiber) break;
+            place++;
+            become(next);
+        }
+        idle->push_back(self);
+        if (_setjmp(self->resume) == 0) _longjmp(scheduler, 1);
+    }
+}
+
+static void wait(State state) {
+    threads[current].state = state;
+    threads[current].fiber = running;
+    waited = true;
+    if (_setjmp(running->resume) == 0) _longjmp(scheduler, 1);
+}
+
+// Ends the launch.
+[[noreturn]] static void fail(const char* why) {
+    failure = why;
     _longjmp(scheduler, 1);
 }
 
+static void resume(Fiber* fiber) {
+    running = fiber;
+    if (_setjmp(scheduler) != 0) return;
+    if (fiber->begun) _longjmp(fiber->resume, 1);
+    fiber->begun = true;
+    setcontext(&fiber->context);
+}
+
 // Lets those go on who wait for nobody any more; whether there are any.
-static bool release(unsigned threads) {
+static bool release() {
     bool released = false, all = true, any = false;
-    for (unsigned i = 0; i < threads; i++) {
-        all = all && (fibers[i].state == State::AT_BLOCK || fibers[i].state == State::DONE);
-        any = any || fibers[i].state == State::AT_BLOCK;
+    for (unsigned i = 0; i < count; i++) {
+        all = all && (threads[i].state == State::AT_BLOCK || threads[i].state == State::DONE);
+        any = any || threads[i].state == State::AT_BLOCK;
     }
     if (all && any) {
-        for (unsigned i = 0; i < threads; i++) {
-            if (fibers[i].state == State::AT_BLOCK) fibers[i].state = State::READY;
+        for (unsigned i = 0; i < count; i++) {
+            if (threads[i].state == State::AT_BLOCK) threads[i].state = State::READY;
         }
         return true;
     }
-    for (unsigned warp = 0; warp < threads; warp += WARP_THREADS) {
-        unsigned there = 0;
-        for (unsigned i = warp; i < warp + WARP_THREADS; i++) there += fibers[i].state == State::AT_WARP;
-        if (there < WARP_THREADS) continue;
-        for (unsigned i = warp; i < warp + WARP_THREADS; i++) fibers[i].state = State::READY;
+    for (unsigned warp = 0; warp < count; warp += WARP_THREADS) {
+        unsigned end = warp + WARP_THREADS < count ? warp + WARP_THREADS : count, there = 0;
+        for (unsigned i = warp; i < end; i++) there += threads[i].state == State::AT_WARP;
+        if (there < end - warp) continue;
+        for (unsigned i = warp; i < end; i++) threads[i].state = State::READY;
+        warp_turn[warp / WARP_THREADS] ^= 1;
         released = true;
     }
     return released;
 }
 
-static unsigned shuffled(unsigned place, unsigned threads, unsigned order) {
-    switch (order) {
-        case 0: return place;
-        case 1: return threads - 1 - place;
-        // Odd and less than 2³²: a bijection of powers of two.
-        default: return (place * 2654435761u + order * 40503u) % threads;
+static const char* block(std::vector<std::unique_ptr<Fiber>>& fibers) {
+    for (unsigned i = 0; i < count; i++) threads[i] = Thread{State::READY, nullptr, {}};
+    done = 0;
+    while (true) {
+        bool ran = false;
+        for (place = 0; place < count;) {
+            unsigned i = in_order(place++);
+            if (threads[i].state != State::READY) continue;
+            become(i);
+            ran = true;
+            Fiber* fiber = threads[i].fiber;
+            if (!fiber && !idle->empty()) {
+                fiber = idle->back();
+                idle->pop_back();
+            } else if (!fiber) {
+                fibers.emplace_back(new Fiber);
+                fiber = fibers.back().get();
+                getcontext(&fiber->context);
+                fiber->context.uc_stack.ss_sp = fiber->stack.get();
+                fiber->context.uc_stack.ss_size = STACK;
+                fiber->context.uc_link = nullptr;
+                makecontext(&fiber->context, fiber_main, 0);
+            }
+            resume(fiber);
+            if (failure) return failure;
+        }
+        if (done == count) return nullptr;
+        if (!release() && !ran) return "threads of a block wait for what cannot come";
     }
 }
 
-static const char* block(unsigned threads, unsigned order) {
-    for (unsigned i = 0; i < threads; i++) {
-        Fiber& fiber = fibers[i];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.get();
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, fiber_main, 0);
-        fiber.state = State::READY;
-        fiber.begun = false;
+// What the kernels of this library have declared as shared.
+struct Segment { void* start; size_t bytes; };
+static thread_local volatile char anchor;
+
+static int find_segment(dl_phdr_info* library, size_t, void* to) {
+    const ElfW(Phdr)* segments = library->dlpi_phdr;
+    bool ours = false;
+    size_t bytes = 0;
+    for (unsigned i = 0; i < library->dlpi_phnum; i++) {
+        uintptr_t start = library->dlpi_addr + segments[i].p_vaddr, inside = reinterpret_cast<uintptr_t>(&find_segment);
+        if (segments[i].p_type == PT_LOAD) ours = ours || (inside >= start && inside - start < segments[i].p_memsz);
+        if (segments[i].p_type == PT_TLS) bytes = segments[i].p_memsz;
     }
-    while (true) {
-        bool ran = false, done = true;
-        for (unsigned place = 0; place < threads; place++) {
-            unsigned i = shuffled(place, threads, order);
-            if (fibers[i].state != State::READY) continue;
-            current = i;
-            threadIdx = Dim3{i, 0, 0};
-            resume(fibers[i]);
-            ran = true;
-        }
-        for (unsigned i = 0; i < threads; i++) done = done && fibers[i].state == State::DONE;
-        if (done) return nullptr;
-        if (!release(threads) && !ran) return "threads of a block wait for what cannot come";
-    }
+    if (ours) *static_cast<Segment*>(to) = Segment{library->dlpi_tls_data, bytes};
+    return ours;
 }
 
 static const char* launch(
-    const unsigned* grid, unsigned threads, size_t shared_bytes, unsigned order, const std::function<void()>& of) {
-    if (threads == 0 || threads > 1024 || (threads & (threads - 1)) || threads < WARP_THREADS) {
-        return "a block of this size is not emulated";
-    }
+    const unsigned* grid, const unsigned* block_size, size_t shared_bytes, unsigned in_this_order, const Kernel& of) {
+    std::lock_guard<std::mutex> lock(turn);
+    size_t size = size_t(block_size[0]) * block_size[1] * block_size[2];
+    if (size == 0 || size > MOST_THREADS) return "a block of this size cannot be";
     if (shared_bytes > 227 * 1024) return "more shared memory than a block can have";
-    while (fibers.size() < threads) fibers.push_back(Fiber{{}, {}, false, std::unique_ptr<char[]>(new char[STACK]), State::DONE, 0});
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<Fiber*> are_idle;
+    idle = &are_idle;
     std::unique_ptr<unsigned char[]> memory(new unsigned char[shared_bytes + SENTINELS + 16]);
     shared = memory.get() + (16 - reinterpret_cast<uintptr_t>(memory.get()) % 16) % 16;
-    body = &of;
-    blockDim = Dim3{threads, 1, 1};
+    anchor = 0; // makes this thread have the segment
+    Segment declared{};
+    dl_iterate_phdr(find_segment, &declared);
+    kernel = of;
+    count = unsigned(size);
+    order = in_this_order;
+    failure = nullptr;
+    waited = true;
+    blockDim = Dim3{block_size[0], block_size[1], block_size[2]};
     gridDim = Dim3{grid[0], grid[1], grid[2]};
     for (unsigned z = 0; z < grid[2]; z++) {
         for (unsigned y = 0; y < grid[1]; y++) {
             for (unsigned x = 0; x < grid[0]; x++) {
                 blockIdx = Dim3{x, y, z};
-                memset(shared, 0xff, shared_bytes + SENTINELS);
-                if (const char* failure = block(threads, order)) return failure;
+                // Without a barrier threads have shared nothing.
+                if (waited) {
+                    memset(shared, 0xff, shared_bytes + SENTINELS);
+                    memset(declared.start, 0xff, declared.bytes);
+                    waited = false;
+                }
+                if (const char* failure = block(fibers)) return failure;
                 for (size_t i = 0; i < SENTINELS; i++) {
                     if (shared[shared_bytes + i] != 0xff) return "a write beyond the shared memory";
                 }
@@ -150,17 +236,48 @@ static const char* launch(
     return nullptr;
 }
 
-template <class T> T hand(T value, unsigned from) {
+// What a launch needs to know of a kernel: the bytes of its arguments, how they are collected from the pointers that cuLaunchKernel gets,
+// and what runs it: arguments, blocks and threads in each dimension, shared bytes, the order of threads. Gives what went wrong, or null.
+struct Entry {
+    size_t bytes;
+    void (*collect)(void* const* parameters, void* to);
+    const char* (*run)(
+        const void* args, size_t bytes, const unsigned* grid, const unsigned* block, size_t shared_bytes, unsigned order);
+};
+
+template <auto KERNEL, unsigned THREADS> struct Of;
+template <class... A, void (*KERNEL)(A...), unsigned THREADS> struct Of<KERNEL, THREADS> {
+    using Args = std::tuple<A...>;
+
+    template <size_t... I> static void collect_each(void* const* parameters, void* to, std::index_sequence<I...>) {
+        new (to) Args(*static_cast<const A*>(parameters[I])...);
+    }
+    static void collect(void* const* parameters, void* to) {
+        collect_each(parameters, to, std::index_sequence_for<A...>());
+    }
+    static void thread(const void* args) { std::apply(KERNEL, *static_cast<const Args*>(args)); }
+    static const char* run(
+        const void* args, size_t bytes, const unsigned* grid, const unsigned* block, size_t shared_bytes, unsigned order) {
+        if (bytes != sizeof(Args)) return "arguments of another size";
+        if (size_t(block[0]) * block[1] * block[2] > THREADS) return "more threads than the kernel is compiled for";
+        return launch(grid, block, shared_bytes, order, Kernel{thread, args});
+    }
+    static constexpr Entry ENTRY{sizeof(Args), collect, run};
+};
+
+template <class T> T hand(T value, unsigned lane) {
     static_assert(sizeof(T) <= 8, "a shuffle of at most eight bytes");
-    fibers[current].handed = 0;
-    memcpy(&fibers[current].handed, &value, sizeof(T));
-    unsigned source = current / WARP_THREADS * WARP_THREADS + from;
+    unsigned warp = current / WARP_THREADS, source = warp * WARP_THREADS + lane, now = warp_turn[warp];
+    memcpy(&threads[current].handed[now], &value, sizeof(T));
     wait(State::AT_WARP);
+    // Of a lane that is not there comes anything.
+    if (source >= count) return T(NAN);
     T got;
-    memcpy(&got, &fibers[source].handed, sizeof(T));
-    wait(State::AT_WARP);
+    memcpy(&got, &threads[source].handed[now], sizeof(T));
     return got;
 }
+
+static inline unsigned lane() { return current % WARP_THREADS; }
 
 }  // namespace emulator
 
@@ -169,39 +286,23 @@ static inline void __syncwarp() { emulator::wait(emulator::State::AT_WARP); }
 
 template <class T> T __shfl_sync(unsigned, T value, unsigned from) { return emulator::hand(value, from % 32); }
 
-template <class T> T __shfl_xor_sync(unsigned, T value, unsigned distance) {
-    return emulator::hand(value, (threadIdx.x % 32) ^ distance);
+template <class T> T __shfl_xor_sync(unsigned, T value, unsigned distance, unsigned width = 32) {
+    unsigned lane = emulator::lane(), from = lane ^ distance;
+    return emulator::hand(value, from / width <= lane / width ? from : lane);
 }
 
 template <class T> T __shfl_down_sync(unsigned, T value, unsigned distance, unsigned width = 32) {
-    unsigned lane = threadIdx.x % 32, from = lane + distance;
+    unsigned lane = emulator::lane(), from = lane + distance;
     return emulator::hand(value, from / width == lane / width ? from : lane);
-}
-
-static inline float of_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-static inline uint32_t to_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
 }
 
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = reinterpret_cast<TYPE*>(emulator::shared)
 
-// Bytes of an entry's arguments, and what a launch calls: the arguments, blocks in each dimension, threads of a block, shared bytes, the order of threads. Gives what
-// went wrong, or null.
+// Makes a kernel known under its name: `NAME_entry`.
+#define EMULATED(NAME, THREADS) \
+    extern "C" __attribute__((visibility("default"))) const emulator::Entry NAME##_entry = emulator::Of<NAME, THREADS>::ENTRY;
+
 #define ENTRY(NAME, ARGS, THREADS) \
-    static void NAME##_thread(const ARGS& a); \
-    extern "C" const size_t NAME##_bytes = sizeof(ARGS); \
-    extern "C" const char* NAME( \
-        const void* args, size_t bytes, const unsigned* grid, unsigned threads, size_t shared_bytes, unsigned order) { \
-        if (bytes != sizeof(ARGS)) return "arguments of another size"; \
-        if (threads > THREADS) return "more threads than the kernel is compiled for"; \
-        return emulator::launch( \
-            grid, threads, shared_bytes, order, [args] { NAME##_thread(*static_cast<const ARGS*>(args)); }); \
-    } \
-    static void NAME##_thread(const ARGS& a)
+    extern "C" void NAME(const ARGS a); \
+    EMULATED(NAME, THREADS) \
+    extern "C" void NAME(const ARGS a)

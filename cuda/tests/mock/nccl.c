@@ -1,4 +1,10 @@
-// The part of device.c that is NCCL.
+// libnccl.so.2 on the mock of the driver, whose streams it uses, for tests on machines without a GPU.
+//
+// What it keeps of the real one: a communicator does not block, is not ready before all ranks have come, and must not be used before it
+// is; what a group has begun ends when all ranks have begun it, or by an abort. What it does not keep: messages beside each other (the
+// calls of a group are one exchange between all ranks of the communicator).
+#include "mock.h"
+
 enum { SUCCESS = 0, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
 enum { U8 = 1, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND, RECV };

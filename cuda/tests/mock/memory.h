@@ -1,0 +1,250 @@
+// The part of driver.c that is memory: that of the host, counted as if it were a device's.
+//
+// Around each piece lie bytes that nobody may write. It is full of ones (NaN) when the stream comes to its allocation, and of 0xA5 when the
+// stream comes to its end; then it waits a while before the host gets it back, and who has written there meanwhile is found.
+enum { ROOM = 256, GUARD = 0xC3, UNWRITTEN = 0xFF, GONE = 0xA5, PLAIN = 0, POOLED = 1, PINNED = 2 };
+static const size_t QUARANTINE = (size_t)64 << 20;
+
+typedef struct Block { size_t bytes; int device, kind; struct Block *next; } Block;
+typedef struct { uint64_t plain, used, most_used, reserved, most_reserved, threshold; } Pool;
+static Pool pools[MOST_DEVICES + 1];
+static Block *pinned, *gone, **last_gone = &gone;
+static size_t gone_bytes;
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t device_bytes(void) {
+    static uint64_t bytes;
+    if (!bytes) {
+        const char *said = getenv("MOCK_DEVICE_BYTES");
+        bytes = said ? strtoull(said, NULL, 10) : (uint64_t)8 << 30;
+    }
+    return bytes;
+}
+
+static char *start_of(Block *block) { return (char *)block + ROOM; }
+static Block *block_at(const void *start) { return (Block *)((uintptr_t)start - ROOM); }
+static int all_are(const char *bytes, size_t count, int value) {
+    return !count || ((unsigned char)bytes[0] == value && !memcmp(bytes, bytes + 1, count - 1));
+}
+
+static Block *take(size_t bytes, int kind) {
+    Block *block = NULL;
+    if (posix_memalign((void **)&block, ROOM, ROOM + bytes + ROOM)) return NULL;
+    memset(block, GUARD, ROOM);
+    memset(start_of(block) + bytes, GUARD, ROOM);
+    *block = (Block){bytes, current, kind, NULL};
+    return block;
+}
+static void check(Block *block) {
+    const char *before = (char *)(block + 1), *after = start_of(block) + block->bytes;
+    if (!all_are(before, ROOM - sizeof *block, GUARD) || !all_are(after, ROOM, GUARD)) {
+        mock_fail("a write beyond the ends of an allocation");
+    }
+}
+// The end of a piece, once nothing of what is under way may touch it.
+static void give_back(void *argument) {
+    Block *block = argument;
+    check(block);
+    memset(start_of(block), GONE, block->bytes);
+    pthread_mutex_lock(&memory_lock);
+    block->next = NULL;
+    *last_gone = block;
+    last_gone = &block->next;
+    gone_bytes += block->bytes;
+    while (gone && gone_bytes > QUARANTINE) {
+        Block *oldest = gone;
+        gone = oldest->next;
+        if (!gone) last_gone = &gone;
+        gone_bytes -= oldest->bytes;
+        check(oldest);
+        if (!all_are(start_of(oldest), oldest->bytes, GONE)) mock_fail("a write to memory that was freed");
+        free(oldest);
+    }
+    pthread_mutex_unlock(&memory_lock);
+}
+static void unwritten(void *argument) { memset(start_of(argument), UNWRITTEN, ((Block *)argument)->bytes); }
+
+// Counted when the host asks, so that a test gets the same numbers each time.
+static int allocate(uint64_t *address, size_t bytes, int kind) {
+    NEEDS_CONTEXT;
+    if (!bytes) return INVALID_VALUE;
+    pthread_mutex_lock(&memory_lock);
+    Pool *pool = &pools[current];
+    uint64_t plain = pool->plain + (kind == PLAIN ? bytes : 0), used = pool->used + (kind == POOLED ? bytes : 0);
+    int fits = bytes <= device_bytes() && plain + used <= device_bytes();
+    if (fits) {
+        pool->plain = plain;
+        pool->used = used;
+        if (used > pool->reserved) pool->reserved = used;
+        // What the pool holds without use is there for others.
+        if (plain + pool->reserved > device_bytes()) pool->reserved = device_bytes() - plain;
+        if (used > pool->most_used) pool->most_used = used;
+        if (pool->reserved > pool->most_reserved) pool->most_reserved = pool->reserved;
+    }
+    pthread_mutex_unlock(&memory_lock);
+    Block *block = fits ? take(bytes, kind) : NULL;
+    *address = block ? (uint64_t)start_of(block) : 0;
+    return block ? 0 : OUT_OF_MEMORY;
+}
+static void uncount(const Block *block) {
+    pthread_mutex_lock(&memory_lock);
+    *(block->kind == POOLED ? &pools[block->device].used : &pools[block->device].plain) -= block->bytes;
+    pthread_mutex_unlock(&memory_lock);
+}
+// A pool keeps what its threshold allows when somebody waits.
+static void release_reserved(void) {
+    pthread_mutex_lock(&memory_lock);
+    Pool *pool = &pools[current];
+    uint64_t keep = pool->used > pool->threshold ? pool->used : pool->threshold;
+    if (pool->reserved > keep) pool->reserved = keep;
+    pthread_mutex_unlock(&memory_lock);
+}
+
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    int code = allocate(address, bytes, PLAIN);
+    if (!code) unwritten(block_at((void *)*address));
+    return code;
+}
+int cuMemFree_v2(uint64_t address) {
+    NEEDS_CONTEXT;
+    Block *block = block_at((void *)address);
+    uncount(block);
+    give_back(block);
+    return 0;
+}
+int cuMemAllocAsync(uint64_t *address, size_t bytes, Stream *stream) {
+    NEEDS_HEALTH;
+    int code = allocate(address, bytes, POOLED);
+    if (!code) mock_enqueue(stream, unwritten, block_at((void *)*address));
+    return code;
+}
+int cuMemFreeAsync(uint64_t address, Stream *stream) {
+    NEEDS_CONTEXT;
+    Block *block = block_at((void *)address);
+    uncount(block);
+    mock_enqueue(stream, give_back, block);
+    return 0;
+}
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+    NEEDS_CONTEXT;
+    pthread_mutex_lock(&memory_lock);
+    *total = device_bytes();
+    *free = *total - pools[current].plain - pools[current].reserved;
+    pthread_mutex_unlock(&memory_lock);
+    return 0;
+}
+
+int cuDeviceGetDefaultMemPool(Pool **pool, int device) { *pool = &pools[device + 1]; return 0; }
+int cuDeviceGetMemPool(Pool **pool, int device) { *pool = &pools[device + 1]; return 0; }
+static uint64_t *attribute_of(Pool *pool, int attribute) {
+    switch (attribute) {
+        case 4: return &pool->threshold;
+        case 5: return &pool->reserved;
+        case 6: return &pool->most_reserved;
+        case 7: return &pool->used;
+        case 8: return &pool->most_used;
+        default: return NULL;
+    }
+}
+int cuMemPoolGetAttribute(Pool *pool, int attribute, uint64_t *value) {
+    uint64_t *from = attribute_of(pool, attribute);
+    if (!from) return INVALID_VALUE;
+    pthread_mutex_lock(&memory_lock);
+    *value = *from;
+    pthread_mutex_unlock(&memory_lock);
+    return 0;
+}
+// The threshold; and a high-water mark may be set to zero, which begins it anew.
+int cuMemPoolSetAttribute(Pool *pool, int attribute, const uint64_t *value) {
+    if ((attribute != 4 && attribute != 6 && attribute != 8) || (attribute != 4 && *value)) return INVALID_VALUE;
+    pthread_mutex_lock(&memory_lock);
+    *attribute_of(pool, attribute) = attribute == 4 ? *value : *attribute_of(pool, attribute - 1);
+    pthread_mutex_unlock(&memory_lock);
+    return 0;
+}
+int cuMemPoolTrimTo(Pool *pool, size_t keep) {
+    pthread_mutex_lock(&memory_lock);
+    if (keep < pool->used) keep = pool->used;
+    if (pool->reserved > keep) pool->reserved = keep;
+    pthread_mutex_unlock(&memory_lock);
+    return 0;
+}
+
+int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
+    NEEDS_CONTEXT;
+    (void)flags;
+    Block *block = bytes ? take(bytes, PINNED) : NULL;
+    if (!block) return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
+    unwritten(block);
+    pthread_mutex_lock(&memory_lock);
+    block->next = pinned;
+    pinned = block;
+    pthread_mutex_unlock(&memory_lock);
+    *start = start_of(block);
+    return 0;
+}
+int cuMemFreeHost(void *start) {
+    NEEDS_CONTEXT;
+    Block *block = block_at(start);
+    pthread_mutex_lock(&memory_lock);
+    for (Block **place = &pinned; *place; place = &(*place)->next) {
+        if (*place == block) { *place = block->next; break; }
+    }
+    pthread_mutex_unlock(&memory_lock);
+    give_back(block);
+    return 0;
+}
+static int is_pinned(const char *start) {
+    pthread_mutex_lock(&memory_lock);
+    Block *block = pinned;
+    while (block && !(start >= start_of(block) && start < start_of(block) + block->bytes)) block = block->next;
+    pthread_mutex_unlock(&memory_lock);
+    return block != NULL;
+}
+
+typedef struct { char *to; const char *from; size_t bytes; char staged[]; } Copy;
+static void copy(void *argument) {
+    Copy *job = argument;
+    if (job->from != job->staged) usleep(50); // time for those who do not wait to be wrong
+    memmove(job->to, job->from, job->bytes);
+    free(job);
+}
+static int copy_on(Stream *stream, void *to, const void *from, size_t bytes, int staged) {
+    NEEDS_CONTEXT;
+    Copy *job = malloc(sizeof *job + (staged ? bytes : 0));
+    *job = (Copy){to, staged ? memcpy(job->staged, from, bytes) : from, bytes};
+    mock_enqueue(stream, copy, job);
+    return 0;
+}
+// As the driver does: what is not pinned is read during the call, and written before it returns.
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Stream *on) {
+    return copy_on(on, (void *)to, from, bytes, !is_pinned(from));
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Stream *on) {
+    int code = copy_on(on, to, (void *)from, bytes, 0);
+    return code || is_pinned(to) ? code : cuStreamSynchronize(on);
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream *on) { return copy_on(on, (void *)to, (void *)from, bytes, 0); }
+int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t bytes, Stream *on) {
+    (void)to_context, (void)from_context;
+    return copy_on(on, (void *)to, (void *)from, bytes, 0);
+}
+static int at_once(int code) { return code ? code : cuStreamSynchronize(NULL); }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return at_once(cuMemcpyHtoDAsync_v2(to, from, bytes, NULL)); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return at_once(cuMemcpyDtoHAsync_v2(to, from, bytes, NULL)); }
+int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { return at_once(cuMemcpyDtoDAsync_v2(to, from, bytes, NULL)); }
+
+typedef struct { char *to; size_t bytes; unsigned char value; } Fill;
+static void fill(void *argument) {
+    Fill *job = argument;
+    memset(job->to, job->value, job->bytes);
+    free(job);
+}
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream *stream) {
+    NEEDS_CONTEXT;
+    Fill *job = malloc(sizeof *job);
+    *job = (Fill){(char *)to, bytes, value};
+    mock_enqueue(stream, fill, job);
+    return 0;
+}
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t bytes) { return at_once(cuMemsetD8Async(to, value, bytes, NULL)); }

@@ -1,0 +1,14 @@
+// What the libraries of the mock know of each other: work that is put on a stream is done in order, on the stream's own thread.
+#pragma once
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct Stream Stream;
+// Behind what is on the stream. The handles 0, 1 and 2 are the default streams.
+void mock_enqueue(Stream *stream, void (*run)(void *), void *argument);
+// The device of this thread's context, from 1; 0 without one.
+int mock_current(void);

@@ -1,0 +1,117 @@
+// The part of driver.c that is kernels. A module is a library of emulated kernels (cuda/kernels/tests/emulated/emulator.h), whose blocks run
+// on the stream's thread.
+
+// Where the bytes of an ELF file end: behind its table of sections.
+static size_t elf_bytes(const unsigned char *image) {
+    uint64_t sections;
+    uint16_t size, count;
+    memcpy(&sections, image + 40, sizeof sections);
+    memcpy(&size, image + 58, sizeof size);
+    memcpy(&count, image + 60, sizeof count);
+    return sections + (size_t)size * count;
+}
+// The bytes behind a line of text, in base64. The caller frees them.
+static unsigned char *decoded(const char *text) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    unsigned char value[256] = {0}, *bytes = malloc(strlen(text)), *to = bytes;
+    for (int i = 0; i < 64; i++) value[(unsigned char)digits[i]] = i;
+    unsigned bits = 0, count = 0;
+    for (const char *from = strchr(text, '\n') + 1; *from && *from != '='; from++) {
+        bits = bits << 6 | value[(unsigned char)*from];
+        count += 6;
+        if (count >= 8) *to++ = bits >> (count -= 8);
+    }
+    return bytes;
+}
+typedef struct { void *library; int device; } Module;
+static int load(Module **module, const unsigned char *image) {
+    size_t bytes = elf_bytes(image);
+    int file = memfd_create("kernels", 0);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    int written = file >= 0 && write(file, image, bytes) == (ssize_t)bytes;
+    // The file stays open: another one of this path would be taken for the same library.
+    void *library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!library) return INVALID_IMAGE;
+    *module = malloc(sizeof **module);
+    **module = (Module){library, current};
+    return 0;
+}
+int cuModuleLoadData(Module **module, const void *image) {
+    NEEDS_CONTEXT;
+    static const char text[] = "// kernels for the emulator";
+    if (!memcmp(image, "\177ELF", 4)) return load(module, image);
+    if (strncmp(image, text, sizeof text - 1)) return *(const char *)image ? NO_BINARY : INVALID_IMAGE;
+    unsigned char *bytes = decoded(image);
+    int code = load(module, bytes);
+    free(bytes);
+    return code;
+}
+int cuModuleUnload(Module *module) {
+    NEEDS_CONTEXT;
+    int code = dlclose(module->library) ? INVALID_VALUE : 0;
+    free(module);
+    return code;
+}
+
+// `emulator::Entry` of the emulator.
+typedef struct {
+    size_t bytes;
+    void (*collect)(void *const *parameters, void *to);
+    const char *(*run)(
+        const void *args, size_t bytes, const unsigned *grid, const unsigned *block, size_t shared, unsigned order);
+} Entry;
+typedef struct { const Entry *entry; int most_shared, device; char name[]; } Function;
+// Functions live as long as the program, as nobody gives them back.
+int cuModuleGetFunction(Function **function, Module *module, const char *name) {
+    NEEDS_CONTEXT;
+    char with_end[256];
+    snprintf(with_end, sizeof with_end, "%s_entry", name);
+    const Entry *entry = dlsym(module->library, with_end);
+    if (!entry) return NOT_FOUND;
+    *function = malloc(sizeof **function + strlen(name) + 1);
+    **function = (Function){entry, 48 << 10, module->device};
+    strcpy((*function)->name, name);
+    return 0;
+}
+// 8 is the most shared memory that a launch may ask for.
+int cuFuncSetAttribute(Function *function, int attribute, int value) {
+    NEEDS_CONTEXT;
+    if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
+    function->most_shared = value;
+    return 0;
+}
+int cuFuncGetAttribute(int *value, int attribute, Function *function) {
+    if (attribute != 0 && attribute != 8) return INVALID_VALUE;
+    *value = attribute == 0 ? 1024 : function->most_shared;
+    return 0;
+}
+
+typedef struct { Function *function; unsigned grid[3], block[3], shared; char args[] __attribute__((aligned(16))); } Start;
+static void start(void *argument) {
+    Start *job = argument;
+    static unsigned order; // of threads: another one each time
+    const Entry *entry = job->function->entry;
+    const char *failure = entry->run(
+        job->args, entry->bytes, job->grid, job->block, job->shared, __atomic_fetch_add(&order, 1, __ATOMIC_RELAXED) % 4);
+    if (failure) {
+        char with_name[512];
+        snprintf(with_name, sizeof with_name, "%s: %s", job->function->name, failure);
+        mock_fail(with_name);
+    }
+    free(job);
+}
+int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z,
+    unsigned shared, Stream *stream, void **parameters, void **extra) {
+    NEEDS_CONTEXT;
+    NEEDS_HEALTH;
+    uint64_t threads = (uint64_t)threads_x * threads_y * threads_z;
+    if (!x || !y || !z || y > 65535 || z > 65535 || !threads || threads > 1024 || extra) return INVALID_VALUE;
+    if ((int)shared > function->most_shared) return INVALID_VALUE;
+    if (stream_of(stream)->device != function->device) return INVALID_HANDLE;
+    Start *job = malloc(sizeof *job + function->entry->bytes);
+    *job = (Start){function, {x, y, z}, {threads_x, threads_y, threads_z}, shared};
+    function->entry->collect(parameters, job->args);
+    mock_enqueue(stream, start, job);
+    return 0;
+}

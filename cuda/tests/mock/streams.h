@@ -1,0 +1,240 @@
+// The part of driver.c that is streams and events.
+typedef struct Task { void (*run)(void *); void *argument; struct Task *next; } Task;
+struct Stream {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    Task *first, *last;
+    long begun, done;
+    int closed, device;
+    pthread_t thread;
+    struct Stream *next; // of all that there are
+};
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+static Stream *streams;
+
+static void *work(void *argument) {
+    Stream *stream = argument;
+    current = stream->device;
+    pthread_mutex_lock(&stream->lock);
+    while (stream->first || !stream->closed) {
+        Task *task = stream->first;
+        if (!task) { pthread_cond_wait(&stream->changed, &stream->lock); continue; }
+        pthread_mutex_unlock(&stream->lock);
+        task->run(task->argument);
+        pthread_mutex_lock(&stream->lock);
+        stream->first = task->next;
+        if (!stream->first) stream->last = NULL;
+        stream->done++;
+        free(task);
+        pthread_cond_broadcast(&stream->changed);
+    }
+    pthread_mutex_unlock(&stream->lock);
+    return NULL;
+}
+static Stream *begin_stream(int device) {
+    Stream *stream = calloc(1, sizeof *stream);
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->changed, NULL);
+    stream->device = device;
+    if (pthread_create(&stream->thread, NULL, work, stream)) { free(stream); return NULL; }
+    pthread_mutex_lock(&streams_lock);
+    stream->next = streams;
+    streams = stream;
+    pthread_mutex_unlock(&streams_lock);
+    return stream;
+}
+// What a handle stands for: the default stream of the current device, that of this thread, or itself.
+static Stream *stream_of(Stream *handle) {
+    static Stream *shared[MOST_DEVICES + 1];
+    static __thread Stream *own[MOST_DEVICES + 1];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    if ((uintptr_t)handle > 2) return handle;
+    Stream **stream = (uintptr_t)handle == 2 ? &own[current] : &shared[current];
+    pthread_mutex_lock(&lock);
+    if (!*stream) *stream = begin_stream(current);
+    pthread_mutex_unlock(&lock);
+    return *stream;
+}
+void mock_enqueue(Stream *handle, void (*run)(void *), void *argument) {
+    Stream *stream = stream_of(handle);
+    Task *task = malloc(sizeof *task);
+    *task = (Task){run, argument, NULL};
+    pthread_mutex_lock(&stream->lock);
+    if (stream->last) stream->last->next = task; else stream->first = task;
+    stream->last = task;
+    stream->begun++;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->lock);
+}
+static void wait_for(Stream *stream) {
+    pthread_mutex_lock(&stream->lock);
+    long until = stream->begun;
+    while (stream->done < until) pthread_cond_wait(&stream->changed, &stream->lock);
+    pthread_mutex_unlock(&stream->lock);
+}
+int cuStreamCreate(Stream **stream, unsigned flags) {
+    NEEDS_CONTEXT;
+    if (flags != 1) return INVALID_VALUE; // one that waits for no other
+    *stream = begin_stream(current);
+    return *stream ? 0 : OUT_OF_MEMORY;
+}
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { NEEDS_CONTEXT; *least = 0; *greatest = -5; return 0; }
+int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) { (void)priority; return cuStreamCreate(stream, flags); }
+static void *bury(void *argument) {
+    Stream *stream = argument;
+    pthread_join(stream->thread, NULL);
+    free(stream);
+    return NULL;
+}
+// What is on it is finished behind the caller's back.
+int cuStreamDestroy_v2(Stream *stream) {
+    pthread_mutex_lock(&streams_lock);
+    for (Stream **place = &streams; *place; place = &(*place)->next) {
+        if (*place == stream) { *place = stream->next; break; }
+    }
+    pthread_mutex_unlock(&streams_lock);
+    pthread_mutex_lock(&stream->lock);
+    stream->closed = 1;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_t undertaker;
+    if (!pthread_create(&undertaker, NULL, bury, stream)) pthread_detach(undertaker);
+    return 0;
+}
+int cuStreamQuery(Stream *handle) {
+    NEEDS_CONTEXT;
+    NEEDS_HEALTH;
+    Stream *stream = stream_of(handle);
+    pthread_mutex_lock(&stream->lock);
+    int done = stream->done == stream->begun;
+    pthread_mutex_unlock(&stream->lock);
+    return done ? 0 : NOT_READY;
+}
+int cuStreamSynchronize(Stream *handle) {
+    NEEDS_CONTEXT;
+    wait_for(stream_of(handle));
+    release_reserved();
+    NEEDS_HEALTH;
+    return 0;
+}
+int cuCtxSynchronize(void) {
+    NEEDS_CONTEXT;
+    // New ones come first in the list, and are not waited for; none goes while it is locked.
+    pthread_mutex_lock(&streams_lock);
+    for (Stream *stream = streams; stream; stream = stream->next) if (stream->device == current) wait_for(stream);
+    pthread_mutex_unlock(&streams_lock);
+    release_reserved();
+    NEEDS_HEALTH;
+    return 0;
+}
+// No graphs.
+int cuStreamIsCapturing(Stream *stream, int *status) { (void)stream; *status = 0; return 0; }
+
+typedef struct { void (*call)(void *); void *argument; } Call;
+static void call_host(void *argument) {
+    Call *call = argument;
+    call->call(call->argument);
+    free(call);
+}
+int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *argument) {
+    NEEDS_CONTEXT;
+    Call *job = malloc(sizeof *job);
+    *job = (Call){call, argument};
+    mock_enqueue(stream, call_host, job);
+    return 0;
+}
+
+// An event is one moment, shared by those who wait for it: a new record makes a new one.
+typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; } Moment;
+typedef struct { pthread_mutex_t lock; Moment *moment; } Event;
+static void let_go(Moment *moment) {
+    pthread_mutex_lock(&moment->lock);
+    int last = --moment->holders == 0;
+    pthread_mutex_unlock(&moment->lock);
+    if (last) free(moment);
+}
+static void happen(void *argument) {
+    Moment *moment = argument;
+    pthread_mutex_lock(&moment->lock);
+    moment->happened = 1;
+    clock_gettime(CLOCK_MONOTONIC, &moment->when);
+    pthread_cond_broadcast(&moment->changed);
+    pthread_mutex_unlock(&moment->lock);
+    let_go(moment);
+}
+static void await(void *argument) {
+    Moment *moment = argument;
+    pthread_mutex_lock(&moment->lock);
+    while (!moment->happened) pthread_cond_wait(&moment->changed, &moment->lock);
+    pthread_mutex_unlock(&moment->lock);
+    let_go(moment);
+}
+static Moment *hold(Event *event) {
+    pthread_mutex_lock(&event->lock);
+    Moment *moment = event->moment;
+    if (moment) {
+        pthread_mutex_lock(&moment->lock);
+        moment->holders++;
+        pthread_mutex_unlock(&moment->lock);
+    }
+    pthread_mutex_unlock(&event->lock);
+    return moment;
+}
+int cuEventCreate(Event **event, unsigned flags) {
+    NEEDS_CONTEXT;
+    (void)flags;
+    *event = calloc(1, sizeof **event);
+    pthread_mutex_init(&(*event)->lock, NULL);
+    return 0;
+}
+int cuEventRecord(Event *event, Stream *stream) {
+    NEEDS_CONTEXT;
+    Moment *moment = calloc(1, sizeof *moment);
+    pthread_mutex_init(&moment->lock, NULL);
+    pthread_cond_init(&moment->changed, NULL);
+    moment->holders = 2;
+    pthread_mutex_lock(&event->lock);
+    Moment *before = event->moment;
+    event->moment = moment;
+    pthread_mutex_unlock(&event->lock);
+    if (before) let_go(before);
+    mock_enqueue(stream, happen, moment);
+    return 0;
+}
+int cuEventQuery(Event *event) {
+    NEEDS_HEALTH;
+    Moment *moment = hold(event);
+    if (!moment) return 0;
+    pthread_mutex_lock(&moment->lock);
+    int happened = moment->happened;
+    pthread_mutex_unlock(&moment->lock);
+    let_go(moment);
+    return happened ? 0 : NOT_READY;
+}
+int cuEventSynchronize(Event *event) {
+    Moment *moment = hold(event);
+    if (moment) await(moment);
+    NEEDS_HEALTH;
+    return 0;
+}
+int cuEventElapsedTime(float *milliseconds, Event *start, Event *end) {
+    Moment *from = hold(start), *to = hold(end);
+    int both = from && to, happened = both && from->happened && to->happened;
+    if (happened) *milliseconds = (to->when.tv_sec - from->when.tv_sec) * 1e3 + (to->when.tv_nsec - from->when.tv_nsec) / 1e6;
+    if (from) let_go(from);
+    if (to) let_go(to);
+    return happened ? 0 : both ? NOT_READY : INVALID_HANDLE;
+}
+int cuEventElapsedTime_v2(float *milliseconds, Event *start, Event *end) { return cuEventElapsedTime(milliseconds, start, end); }
+int cuEventDestroy_v2(Event *event) {
+    if (event->moment) let_go(event->moment);
+    free(event);
+    return 0;
+}
+int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
+    NEEDS_CONTEXT;
+    (void)flags;
+    Moment *moment = hold(event);
+    if (moment) mock_enqueue(stream, await, moment);
+    return 0;
+}
