@@ -11,28 +11,54 @@ pub struct Args {
     statistics: Address,
     out: Address,
     classes: u64,
-    factor: f32,
+    stride: u64,
+    upstream: Address,
+    gradient: f32,
+    rows: f32,
+}
+
+/// `MeanLossArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeanArgs {
+    statistics: Address,
+    loss: Address,
+    rows: u64,
+}
+
+/// `RescaleArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RescaleArgs {
+    x: Address,
+    y: Address,
+    upstream: Address,
+    count: u64,
+    gradient: f32,
+    add: u32,
+}
+
+/// `ForeseenArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ForeseenArgs {
+    upstream: Address,
+    fault: Address,
+    what: u64,
+    gradient: f32,
     unused: u32,
 }
 
-/// `LossSumArgs`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SumArgs {
-    statistics: Address,
-    sum: Address,
-    rows: u64,
-    add: u64,
-}
-
-/// Logits of `[rows, classes]`, and their targets: u32 of `[rows]`, each below `classes`, which nothing checks any more.
+/// Logits of `[rows, classes]`, and their targets: u32 of `[rows]`. A target that is not below `classes` makes its row's loss and gradient NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
     /// At least 1.
     pub rows: u32,
     /// At least 1.
     pub classes: u32,
-    /// Of the logits and their gradient.
+    /// Elements from the beginning of one row to that of the next.
+    pub stride: u64,
+    /// Of the logits.
     pub dtype: Dtype,
     /// Where they are.
     pub logits: Address,
@@ -40,29 +66,73 @@ pub struct Logits {
     pub targets: Address,
 }
 
+/// The gradient of a loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Upstream {
+    /// Known to the host.
+    Known(f32),
+    /// An f32 in the device's memory.
+    At(Address),
+}
+
 /// Rows are long: a vocabulary each.
 const LONG_ROW: u32 = 512;
 
-fn of_rows(logits: &Logits, kernel: &str, statistics: Address, out: Address, factor: f32) -> Launch<Args> {
-    let &Logits { rows, classes, dtype, logits, targets } = logits;
-    let args = Args { logits, targets, statistics, out, classes: classes.into(), factor, unused: 0 };
+fn of_rows(logits: &Logits, kernel: &str, dtype: Dtype, rest: Args) -> Launch<Args> {
+    let &Logits { rows, classes, stride, logits, targets, .. } = logits;
+    let args = Args { logits, targets, classes: classes.into(), stride, ..rest };
     let launch = Launch::new(Source::CrossEntropy, kernel, dtype, [rows, 1, 1], args);
     Launch { threads: LONG_ROW, shared_bytes: SUMS_BYTES, ..launch }
 }
 
+const NOTHING: Args =
+    Args { logits: 0, targets: 0, statistics: 0, out: 0, classes: 0, stride: 0, upstream: 0, gradient: 0.0, rows: 0.0 };
+
 /// Of each row its largest logit, Σ e^(x − largest) and its target's logit: f32 of `[rows, 3]`.
 pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
-    of_rows(logits, "cross_entropy", statistics, 0, 0.0)
+    of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
 }
 
-/// The sum of the rows' losses, one f64; with `add` onto what is there.
-pub fn loss_sum(rows: u32, statistics: Address, sum: Address, add: bool) -> Launch<SumArgs> {
-    let args = SumArgs { statistics, sum, rows: rows.into(), add: add.into() };
-    let (source, entry) = (Source::CrossEntropy, "loss_sum".into());
+/// The mean of the losses of `rows` rows, at least one, an f32.
+pub fn mean_loss(rows: u32, statistics: Address, loss: Address) -> Launch<MeanArgs> {
+    let args = MeanArgs { statistics, loss, rows: rows.into() };
+    let (source, entry) = (Source::CrossEntropy, "mean_loss".into());
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }
 
-/// (softmax − one at the target)·`factor`, which is the upstream gradient over the rows of the mean. `out` may be the logits.
-pub fn backward(logits: &Logits, statistics: Address, factor: f32, out: Address) -> Launch<Args> {
-    of_rows(logits, "cross_entropy_backward", statistics, out, factor)
+/// (softmax − one at the target)·gradient/`rows`, for the gradient of a mean over so many rows, of which the logits may be a part.
+///
+/// `out` is of `dtype`, that of the logits or, where those are f32, any. It may be the logits: its rows begin as many bytes apart.
+pub fn backward(
+    logits: &Logits,
+    statistics: Address,
+    (upstream, rows): (Upstream, u32),
+    (dtype, out): (Dtype, Address),
+) -> Launch<Args> {
+    let kernel = if dtype == logits.dtype { "cross_entropy_backward" } else { "cross_entropy_backward_to" };
+    let (upstream, gradient) = match upstream {
+        Upstream::Known(gradient) => (0, gradient),
+        Upstream::At(address) => (address, 0.0),
+    };
+    of_rows(logits, kernel, dtype, Args { statistics, out, upstream, gradient, rows: rows as f32, ..NOTHING })
+}
+
+/// y becomes x·upstream/`gradient`, x itself where they are equal; with `add` that is added to it. `None` if there are no elements.
+pub fn rescale(
+    dtype: Dtype,
+    count: u64,
+    [x, y]: [Address; 2],
+    (gradient, upstream): (f32, Address),
+    add: bool,
+) -> Option<Launch<RescaleArgs>> {
+    let args = RescaleArgs { x, y, upstream, count, gradient, add: add.into() };
+    Launch::over(Source::CrossEntropy, "rescale", dtype, count, args)
+}
+
+/// Leaves `what`, which is not 0, with the bits of both in the [`Fault`](crate::indices::Fault) at `fault` if upstream is not `gradient`
+/// and nothing is there yet.
+pub fn foreseen((gradient, upstream): (f32, Address), fault: Address, what: u64) -> Launch<ForeseenArgs> {
+    let args = ForeseenArgs { upstream, fault, what, gradient, unused: 0 };
+    let (source, entry) = (Source::CrossEntropy, "foreseen".into());
+    Launch { source, entry, grid: [1, 1, 1], threads: 32, shared_bytes: 0, args }
 }

@@ -12,6 +12,7 @@ use half::{bf16, f16};
 use libloading::Library;
 use tempfile::TempDir;
 
+use crate::indices::Fault;
 use crate::launch::{Address, Dtype, Launch, Source};
 
 /// Orders in which the threads of a block may run between two barriers: first to last, last to first, and two that mix them. A kernel
@@ -221,9 +222,19 @@ impl Memory {
         }
     }
 
-    /// The same as f64.
+    /// The same as u64.
     #[must_use]
-    pub fn to_doubles(&self) -> Vec<f64> {
-        self.bytes().as_chunks().0.iter().map(|&x| f64::from_ne_bytes(x)).collect()
+    pub fn to_integers(&self) -> Vec<u64> {
+        self.bytes().as_chunks().0.iter().map(|&x| u64::from_ne_bytes(x)).collect()
+    }
+
+    /// The same as what is left for the host.
+    ///
+    /// # Panics
+    /// There is no room for that.
+    #[must_use]
+    pub fn to_fault(&self) -> Fault {
+        let words = self.to_integers();
+        Fault { what: words[0], details: [words[1], words[2], words[3]] }
     }
 }

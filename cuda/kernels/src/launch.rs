@@ -36,6 +36,12 @@ pub enum Source {
     Attention,
     /// `cu/cross_entropy.cu`
     CrossEntropy,
+    /// `cu/dropout.cu`
+    Dropout,
+    /// `cu/embedding.cu`
+    Embedding,
+    /// `cu/indices.cu`
+    Indices,
     /// `cu/norm.cu`
     Norm,
     /// `cu/optimizer.cu`
@@ -48,8 +54,18 @@ pub enum Source {
 
 impl Source {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Activation, Self::Attention, Self::CrossEntropy, Self::Norm, Self::Optimizer, Self::Rotary, Self::Rows];
+    pub const ALL: [Self; 10] = [
+        Self::Activation,
+        Self::Attention,
+        Self::CrossEntropy,
+        Self::Dropout,
+        Self::Embedding,
+        Self::Indices,
+        Self::Norm,
+        Self::Optimizer,
+        Self::Rotary,
+        Self::Rows,
+    ];
 
     /// Its file's name without the extension.
     pub fn name(self) -> &'static str {
@@ -57,6 +73,9 @@ impl Source {
             Self::Activation => "activation",
             Self::Attention => "attention",
             Self::CrossEntropy => "cross_entropy",
+            Self::Dropout => "dropout",
+            Self::Embedding => "embedding",
+            Self::Indices => "indices",
             Self::Norm => "norm",
             Self::Optimizer => "optimizer",
             Self::Rotary => "rotary",
@@ -76,6 +95,9 @@ impl Source {
             Self::Activation => image!("activation"),
             Self::Attention => image!("attention"),
             Self::CrossEntropy => image!("cross_entropy"),
+            Self::Dropout => image!("dropout"),
+            Self::Embedding => image!("embedding"),
+            Self::Indices => image!("indices"),
             Self::Norm => image!("norm"),
             Self::Optimizer => image!("optimizer"),
             Self::Rotary => image!("rotary"),

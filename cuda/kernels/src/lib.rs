@@ -5,7 +5,8 @@
 //! `emulated`. Feature `cuda` compiles the sources of `cu/` with nvcc, and gives `Kernels`, which launches them.
 //!
 //! All kernels are deterministic: no atomics, every sum in an order that depends on the shape alone. What the CPU computes element by
-//! element (activations, rotary embedding, AdamW, rounding) and the sums of squares of a gradient norm have the CPU's bits.
+//! element (activations, rotary embedding, dropout, AdamW, rounding), the gradient of an embedding and the sums of squares of a gradient
+//! norm have the CPU's bits.
 
 #![deny(unsafe_code)]
 
@@ -14,8 +15,11 @@ pub mod attention;
 pub mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod device;
+pub mod dropout;
+pub mod embedding;
 #[cfg(feature = "emulated")]
 pub mod emulated;
+pub mod indices;
 pub mod launch;
 pub mod norm;
 pub mod optimizer;

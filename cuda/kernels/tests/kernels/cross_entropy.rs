@@ -1,8 +1,9 @@
 //! Cross-entropy against f64.
 
 use zero_kernels::Dtype;
-use zero_kernels::cross_entropy::{Logits, backward, forward, loss_sum};
+use zero_kernels::cross_entropy::{Logits, Upstream, backward, foreseen, forward, mean_loss, rescale};
 use zero_kernels::emulated::Memory;
+use zero_kernels::indices::Fault;
 
 use crate::{assert_near, numbers, on_device, rounded};
 
@@ -15,16 +16,18 @@ fn losses_and_the_gradient_in_place() {
             let x: Vec<f32> = numbers(1, count).iter().map(|x| 8.0 * x + 200.0).collect();
             let x = rounded(dtype, &x);
             let targets: Vec<u32> = (0..rows).map(|row| (row * 37 + 5) % classes).collect();
-            let factor = 1.0 / rows as f32;
-            let Some((sum, dx)) = on_device(|device| {
+            let factor = 0.5 / rows as f32;
+            let Some((loss, dx)) = on_device(|device| {
                 let (mut logits, mut indices) = (Memory::floats(dtype, &x), Memory::integers(&targets));
-                let (mut statistics, mut sum) = (Memory::unwritten(rows as usize * 12), Memory::unwritten(8));
-                let of = Logits { rows, classes, dtype, logits: logits.address(), targets: indices.address() };
+                let (mut statistics, mut loss) = (Memory::unwritten(rows as usize * 12), Memory::unwritten(4));
+                let mut upstream = Memory::floats(Dtype::F32, &[0.5]);
+                let (at, targets, stride) = (logits.address(), indices.address(), classes.into());
+                let of = Logits { rows, classes, stride, dtype, logits: at, targets };
                 device.run(&forward(&of, statistics.address()));
-                device.run(&loss_sum(rows, statistics.address(), sum.address(), false));
-                device.run(&loss_sum(rows, statistics.address(), sum.address(), true));
-                device.run(&backward(&of, statistics.address(), factor, of.logits));
-                (sum.to_doubles()[0], logits.to_floats(dtype))
+                device.run(&mean_loss(rows, statistics.address(), loss.address()));
+                let upstream = (Upstream::At(upstream.address()), rows);
+                device.run(&backward(&of, statistics.address(), upstream, (dtype, at)));
+                (loss.to_floats(Dtype::F32)[0], logits.to_floats(dtype))
             }) else {
                 return;
             };
@@ -38,8 +41,98 @@ fn losses_and_the_gradient_in_place() {
                     f64::from(factor) * ((f64::from(x) - largest).exp() / sum - one)
                 }));
             }
-            assert!((sum - 2.0 * losses).abs() <= 1e-5 * (1.0 + losses), "{sum} for twice {losses}");
+            let mean = losses / f64::from(rows);
+            assert!((f64::from(loss) - mean).abs() <= 1e-5 * (1.0 + mean), "{loss} for {mean}");
             assert_near("gradient", dtype, &dx, &want, 8.0, f64::from(factor));
+        }
+    }
+}
+
+/// f32 logits in rows with a gap between; their gradients as `dtype` in the first bytes of each, or where `dtype` is f32.
+fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) -> Option<(Vec<u32>, Vec<f32>, u32)> {
+    let (rows, classes) = (logits.len(), logits[0].len());
+    let mut spread = vec![-7.0; rows * stride];
+    for (row, x) in logits.iter().enumerate() {
+        spread[row * stride..][..classes].copy_from_slice(x);
+    }
+    on_device(|device| {
+        let (mut x, mut indices) = (Memory::floats(Dtype::F32, &spread), Memory::integers(targets));
+        let (mut statistics, mut loss) = (Memory::unwritten(rows * 12), Memory::unwritten(4));
+        let (at, targets) = (x.address(), indices.address());
+        let of = Logits {
+            rows: rows as u32,
+            classes: classes as u32,
+            stride: stride as u64,
+            dtype: Dtype::F32,
+            logits: at,
+            targets,
+        };
+        device.run(&forward(&of, statistics.address()));
+        device.run(&mean_loss(of.rows, statistics.address(), loss.address()));
+        // Of a mean over more rows than are here.
+        let launch = backward(&of, statistics.address(), (Upstream::Known(2.0), 100), (dtype, at));
+        device.run(&launch);
+        let narrow = x.to_floats(dtype);
+        let stride = narrow.len() / rows;
+        let gradients = narrow.chunks(stride).flat_map(|row| row[..classes].to_vec());
+        let gaps: Vec<f32> = x.to_floats(Dtype::F32).chunks(stride).flat_map(|row| row[classes..].to_vec()).collect();
+        let gaps = if dtype == Dtype::F32 { gaps } else { vec![] };
+        (gradients.map(f32::to_bits).collect(), gaps, loss.to_floats(Dtype::F32)[0].to_bits())
+    })
+}
+
+#[test]
+fn logits_with_gaps_become_gradients_of_fewer_bits_in_place() {
+    // More than a turn of a block's threads, and not a multiple of it.
+    let (rows, classes, stride) = (3, 1300, 1304);
+    let logits: Vec<Vec<f32>> = (0..rows).map(|row| numbers(row, classes).iter().map(|x| 3.0 * x).collect()).collect();
+    let targets = [5, 1299, 0];
+    let Some((wide, gaps, _)) = gradients(&logits, stride, &targets, Dtype::F32) else { return };
+    assert!(gaps.iter().all(|&gap| gap == -7.0));
+    let wide: Vec<f32> = wide.into_iter().map(f32::from_bits).collect();
+    let target = f64::from(wide[5]);
+    assert!(target < 0.0 && target > -0.02, "{target} for nearly −2/100");
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let Some((narrow, ..)) = gradients(&logits, stride, &targets, dtype) else { return };
+        let want: Vec<u32> = rounded(dtype, &wide).into_iter().map(f32::to_bits).collect();
+        assert!(narrow == want, "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_target_that_is_no_class_spoils_the_loss_and_its_own_row() {
+    let logits: Vec<Vec<f32>> = (0..3).map(|row| numbers(row, 9)).collect();
+    for dtype in Dtype::ALL {
+        let Some((good, _, loss)) = gradients(&logits, 9, &[1, 8, 3], dtype) else { return };
+        assert!(f32::from_bits(loss).is_finite() && good.iter().all(|&x| f32::from_bits(x).is_finite()));
+        let Some((bad, _, loss)) = gradients(&logits, 9, &[1, u32::MAX, 3], dtype) else { return };
+        assert!(f32::from_bits(loss).is_nan());
+        assert!(bad[9..18].iter().all(|&x| f32::from_bits(x).is_nan()));
+        assert_eq!([&bad[..9], &bad[18..]], [&good[..9], &good[18..]]);
+    }
+}
+
+#[test]
+fn gradients_for_another_gradient_of_the_loss() {
+    for dtype in Dtype::ALL {
+        let (x, before) = (rounded(dtype, &numbers(1, 300)), rounded(dtype, &numbers(2, 300)));
+        for (upstream, add) in [(0.25f32, false), (0.25, true), (0.75, false), (0.75, true)] {
+            let Some((y, fault)) = on_device(|device| {
+                let (mut from, mut to) = (Memory::floats(dtype, &x), Memory::floats(dtype, &before));
+                let (mut scalar, mut fault) = (Memory::floats(Dtype::F32, &[upstream]), Memory::integers(&[0; 8]));
+                let at = [from.address(), to.address()];
+                device.run(&rescale(dtype, 300, at, (0.25, scalar.address()), add).unwrap());
+                device.run(&foreseen((0.25, scalar.address()), fault.address(), 9));
+                (to.to_floats(dtype), fault.to_fault())
+            }) else {
+                return;
+            };
+            let scale = upstream / 0.25;
+            let want = x.iter().zip(&before).map(|(x, before)| x * scale + if add { *before } else { 0.0 });
+            assert_eq!(y, rounded(dtype, &want.collect::<Vec<_>>()), "{dtype:?}");
+            let details = [upstream.to_bits().into(), 0.25f32.to_bits().into(), 0];
+            let want = if scale == 1.0 { Fault::default() } else { Fault { what: 9, details } };
+            assert_eq!(fault, want);
         }
     }
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod cross_entropy;
 mod elementwise;
+mod embedding;
 mod norm;
 mod optimizer;
 

@@ -1,0 +1,101 @@
+//! Rows of a table by index, and the gradient of the table, with the bits of the CPU's.
+
+use crate::launch::{Address, Dtype, Launch, Source, THREADS};
+
+/// `GatherArgs` of `cu/embedding.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatherArgs {
+    table: Address,
+    indices: Address,
+    y: Address,
+    count: u64,
+    size: u64,
+    entries: u64,
+}
+
+/// `SortArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SortArgs {
+    indices: Address,
+    keys: Address,
+    count: u64,
+    run: u64,
+    distance: u64,
+}
+
+/// `ScatterArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScatterArgs {
+    dy: Address,
+    keys: Address,
+    to: Address,
+    count: u64,
+    size: u64,
+    entries: u64,
+    add: u64,
+}
+
+/// Rows that are looked up in a table of `[entries, size]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lookup {
+    /// How many.
+    pub count: u32,
+    /// Rows of the table.
+    pub entries: u32,
+    /// Elements of a row.
+    pub size: u32,
+    /// Of the table and of what is looked up.
+    pub dtype: Dtype,
+}
+
+/// y, `[count, size]`, becomes the rows of the table at u32 indices of `[count]`. An index that is not below `entries` gives NaN.
+/// `None` if there is nothing to look up.
+pub fn gather(of: &Lookup, table: Address, indices: Address, y: Address) -> Option<Launch<GatherArgs>> {
+    let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
+    let args = GatherArgs { table, indices, y, count, size, entries };
+    Launch::over(Source::Embedding, "gather", of.dtype, count * size, args)
+}
+
+/// Keys that a block sorts.
+const CHUNK: u64 = 2048;
+
+/// How many u64 [`sort`] needs for `count` positions.
+#[must_use]
+pub fn keys(count: u32) -> u64 {
+    u64::from(count).next_power_of_two().max(CHUNK)
+}
+
+/// Sorts the positions of u32 indices of `[count]` by index, then by position, into `keys`, u64 of [`keys`]. All launches, in order.
+pub fn sort(count: u32, indices: Address, keys: Address) -> impl Iterator<Item = Launch<SortArgs>> {
+    let all = self::keys(count);
+    let launch = move |entry: &str, run: u64, distance: u64| Launch {
+        source: Source::Embedding,
+        entry: entry.into(),
+        grid: [u32::try_from(all / CHUNK).expect("at most 2²¹ chunks of 2³² keys"), 1, 1],
+        threads: (CHUNK / 2) as u32,
+        shared_bytes: if entry == "sort_step" { 0 } else { 8 * CHUNK as u32 },
+        args: SortArgs { indices, keys, count: count.into(), run, distance },
+    };
+    let doubled = |from: u64| std::iter::successors(Some(from), |run| run.checked_mul(2));
+    let longer_runs = doubled(2 * CHUNK).take_while(move |&run| run <= all).flat_map(move |run| {
+        let distances = std::iter::successors(Some(run / 2), |distance| Some(distance / 2));
+        let steps =
+            distances.take_while(|&distance| distance >= CHUNK).map(move |distance| ("sort_step", run, distance));
+        steps.chain([("sort_rest", run, 0)])
+    });
+    std::iter::once(("sort_chunks", 0, 0))
+        .chain(longer_runs)
+        .map(move |(entry, run, distance)| launch(entry, run, distance))
+}
+
+/// Row `id` of `to`, f32 of `[entries, size]`, becomes the sum of the rows of dy, `[count, size]`, at the positions of `id`, in their order;
+/// with `add` that is added to it. Other rows are left as they are. `keys` are [`sort`]ed. `None` if there is nothing to add up.
+pub fn scatter(of: &Lookup, dy: Address, keys: Address, to: Address, add: bool) -> Option<Launch<ScatterArgs>> {
+    let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
+    let args = ScatterArgs { dy, keys, to, count, size, entries, add: add.into() };
+    let grid = [of.count, of.size.div_ceil(THREADS), 1];
+    (count > 0 && size > 0).then(|| Launch::new(Source::Embedding, "scatter", of.dtype, grid, args))
+}

@@ -1,0 +1,133 @@
+//! Indices, the rows that they name, and the gradient of the table, to the bit. (Against the CPU's operation: `model/tests/ops`.)
+
+use zero_kernels::Dtype;
+use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
+use zero_kernels::emulated::Memory;
+use zero_kernels::indices::{Fault, IndexType, indices};
+
+use crate::{numbers, on_device, rounded};
+
+/// Indices as u32, and what is left for the host.
+fn taken(of: IndexType, bytes: &[u8], count: u32, limit: u32) -> Option<(Vec<u64>, Fault)> {
+    on_device(|device| {
+        let mut from = Memory::integers(&bytes.chunks(4).map(word).collect::<Vec<_>>());
+        let (mut to, mut fault) = (Memory::unwritten(count as usize * 4), Memory::integers(&[0; 8]));
+        let at = [from.address(), to.address()];
+        device.run(&indices(of, count, limit, at, fault.address(), 4));
+        // What is there stays there.
+        device.run(&indices(of, count, 1, at, fault.address(), 5));
+        device.run(&indices(of, count, limit, at, fault.address(), 6));
+        (to.bytes().chunks(4).map(|bytes| word(bytes).into()).collect(), fault.to_fault())
+    })
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    let mut all = [0; 4];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u32::from_ne_bytes(all)
+}
+
+#[test]
+fn the_first_index_out_of_range_is_left_for_the_host() {
+    const NONE: u64 = u32::MAX as u64;
+    let of_i64 = |values: &[i64]| values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>();
+    let what = |index: i64, position, limit| Fault { what: 4, details: [index as u64, position, limit] };
+
+    let mut many: Vec<i64> = (0..3000).map(|i| i % 70).collect();
+    let Some((found, fault)) = taken(IndexType::I64, &of_i64(&many), 3000, 70) else { return };
+    assert!(found.iter().zip(&many).all(|(&found, &want)| found == want as u64));
+    // The second launch found one that is not below 1.
+    assert_eq!(fault, Fault { what: 5, details: [1, 1, 1] });
+
+    (many[2999], many[1030], many[1025]) = (70, -1, 1 << 32);
+    let Some((found, fault)) = taken(IndexType::I64, &of_i64(&many), 3000, 70) else { return };
+    let want = many.iter().map(|&index| if (0..70).contains(&index) { index as u64 } else { NONE });
+    assert!(found.iter().copied().eq(want));
+    assert_eq!(fault, what(1 << 32, 1025, 70));
+    many.swap(1025, 1030);
+    assert_eq!(taken(IndexType::I64, &of_i64(&many), 3000, 70).map(|(_, fault)| fault), Some(what(-1, 1025, 70)));
+
+    let words: Vec<u8> = [3u32, u32::MAX, 0].iter().flat_map(|x| x.to_ne_bytes()).collect();
+    let limit = u32::MAX;
+    assert_eq!(taken(IndexType::U32, &words, 3, limit), Some((vec![3, NONE, 0], what(NONE as i64, 1, NONE))));
+    assert_eq!(taken(IndexType::U8, &[3, 0, 255, 254], 4, 255), Some((vec![3, 0, NONE, 254], what(255, 2, 255))));
+}
+
+#[test]
+fn rows_are_looked_up() {
+    let of = |dtype| Lookup { count: 4, entries: 3, size: 5, dtype };
+    for dtype in Dtype::ALL {
+        let table = rounded(dtype, &numbers(1, 15));
+        let Some(y) = on_device(|device| {
+            let (mut table, mut ids) = (Memory::floats(dtype, &table), Memory::integers(&[2, u32::MAX, 0, 2]));
+            let mut y = Memory::floats(dtype, &[0.0; 20]);
+            device.run(&gather(&of(dtype), table.address(), ids.address(), y.address()).unwrap());
+            y.to_floats(dtype).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        }) else {
+            return;
+        };
+        let row = |id: usize| table[5 * id..5 * id + 5].iter().map(|x| x.to_bits());
+        assert!(y[..5].iter().copied().eq(row(2)) && y[10..15].iter().copied().eq(row(0)));
+        assert!(y[15..].iter().copied().eq(row(2)) && y[5..10].iter().all(|&x| f32::from_bits(x).is_nan()));
+    }
+    assert!(gather(&Lookup { count: 0, ..of(Dtype::F32) }, 0, 0, 0).is_none());
+}
+
+/// Indices of which some come often, most once or never, and each hundredth is none.
+fn some_indices(count: usize) -> Vec<u32> {
+    let index = |i: usize| if i % 100 == 99 { u32::MAX } else { ((i * i * 7 + i) % 211 % (1 + i % 300)) as u32 };
+    (0..count).map(index).collect()
+}
+
+#[test]
+fn positions_are_sorted_by_index() {
+    for count in [1, 2000, 2048, 2049, 9000] {
+        let ids = some_indices(count);
+        let Some(sorted) = on_device(|device| {
+            let mut from = Memory::integers(&ids);
+            let mut room = Memory::unwritten(8 * keys(count as u32) as usize);
+            sort(count as u32, from.address(), room.address()).for_each(|launch| device.run(&launch));
+            room.to_integers()
+        }) else {
+            return;
+        };
+        let mut want: Vec<u64> = (0..).zip(&ids).map(|(at, &id)| u64::from(id) << 32 | at).collect();
+        want.resize(sorted.len(), u64::MAX);
+        want.sort_unstable();
+        assert!(sorted == want, "{count}");
+    }
+}
+
+#[test]
+fn the_gradient_of_a_table_is_added_up_in_the_order_of_the_positions() {
+    for (count, entries, size) in [(1usize, 4usize, 3usize), (250, 300, 7), (30, 1, 300)] {
+        let mut ids = some_indices(count);
+        ids.iter_mut().filter(|id| **id != u32::MAX).for_each(|id| *id %= entries as u32);
+        for dtype in Dtype::ALL {
+            let (dy, before) = (rounded(dtype, &numbers(3, count * size)), numbers(4, entries * size));
+            let mut sums = vec![None; entries * size];
+            for (row, &id) in dy.chunks(size).zip(&ids).filter(|(_, id)| **id != u32::MAX) {
+                for (sum, dy) in sums[id as usize * size..].iter_mut().zip(row) {
+                    *sum = Some(sum.unwrap_or(0.0) + dy);
+                }
+            }
+            for add in [false, true] {
+                let Some(found) = on_device(|device| {
+                    let (mut indices, mut dy) = (Memory::integers(&ids), Memory::floats(dtype, &dy));
+                    let mut to = Memory::floats(Dtype::F32, &before);
+                    let mut room = Memory::unwritten(8 * keys(count as u32) as usize);
+                    sort(count as u32, indices.address(), room.address()).for_each(|launch| device.run(&launch));
+                    let [count, entries, size] = [count, entries, size].map(|n| n as u32);
+                    let of = Lookup { count, entries, size, dtype };
+                    device.run(&scatter(&of, dy.address(), room.address(), to.address(), add).unwrap());
+                    to.to_floats(Dtype::F32).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                }) else {
+                    return;
+                };
+                let whole = |sum: f32, before: f32| if add { before + sum } else { sum };
+                let want = sums.iter().zip(&before).map(|(sum, &before)| sum.map_or(before, |sum| whole(sum, before)));
+                assert!(found.iter().copied().eq(want.map(f32::to_bits)), "{dtype:?} of {count}×{size}");
+            }
+        }
+    }
+}
