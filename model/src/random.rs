@@ -24,6 +24,12 @@ impl Stream {
         Self { key: split_words(key), high: tensor_or_sample }
     }
 
+    /// The generator's key: with `tensor_or_sample` all that the numbers depend on, for kernels that make the same ones.
+    #[must_use]
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+
     /// Four random words for a block of four consecutive indices.
     #[must_use]
     pub fn words(&self, block: u64) -> [u32; 4] {

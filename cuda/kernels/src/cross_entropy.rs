@@ -75,14 +75,16 @@ pub enum Upstream {
     At(Address),
 }
 
-/// Rows are long: a vocabulary each.
-const LONG_ROW: u32 = 512;
+/// Threads of a row: most are long, a vocabulary each.
+fn threads(classes: u32) -> u32 {
+    classes.min(512).next_power_of_two().max(32)
+}
 
 fn of_rows(logits: &Logits, kernel: &str, dtype: Dtype, rest: Args) -> Launch<Args> {
     let &Logits { rows, classes, stride, logits, targets, .. } = logits;
     let args = Args { logits, targets, classes: classes.into(), stride, ..rest };
     let launch = Launch::new(Source::CrossEntropy, kernel, dtype, [rows, 1, 1], args);
-    Launch { threads: LONG_ROW, shared_bytes: SUMS_BYTES, ..launch }
+    Launch { threads: threads(classes), shared_bytes: SUMS_BYTES, ..launch }
 }
 
 const NOTHING: Args =

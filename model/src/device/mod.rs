@@ -6,18 +6,22 @@
 #![allow(unsafe_code)]
 
 mod array;
+mod fault;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::result::memset_d8_async;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
-use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, DeviceId};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Error, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 use zero_cuda::{CudaError, Stream};
 use zero_kernels::{Address, Dtype, Kernels, Launch};
 
 pub use array::Array;
+pub use fault::check;
+pub(crate) use fault::{Faults, Finding};
 
 /// Opens GPU `ordinal` of those that are visible.
 ///
@@ -49,10 +53,24 @@ pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> 
 pub(crate) struct Gpu {
     device: CudaDevice,
     kernels: Arc<Kernels>,
+    faults: Arc<Faults>,
 }
 
 /// The kernels of each GPU that has been asked for.
 static KERNELS: Mutex<Vec<(usize, Arc<Kernels>)>> = Mutex::new(vec![]);
+/// What was found on each device of candle's, each of which has a stream of its own.
+static FAULTS: Mutex<Vec<(DeviceId, Arc<Faults>)>> = Mutex::new(vec![]);
+
+/// What is known by `key`, or what `make` makes of it, which is then known.
+fn known<K: PartialEq, V>(all: &Mutex<Vec<(K, Arc<V>)>>, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, value)) = all.iter().find(|(of, _)| *of == key) {
+        return Ok(Arc::clone(value));
+    }
+    let value = Arc::new(make()?);
+    all.push((key, Arc::clone(&value)));
+    Ok(value)
+}
 
 fn driver(error: CudaError) -> Error {
     Error::wrap(error)
@@ -62,17 +80,10 @@ impl Gpu {
     /// That of a device of candle's.
     pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
         let ordinal = device.cuda_stream().context().ordinal();
-        let mut all = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.iter().find(|(of, _)| *of == ordinal).map(|(_, kernels)| Arc::clone(kernels));
-        let kernels = match known {
-            Some(kernels) => kernels,
-            None => {
-                let kernels = Arc::new(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?));
-                all.push((ordinal, Arc::clone(&kernels)));
-                kernels
-            }
-        };
-        Ok(Self { device: device.clone(), kernels })
+        let kernels =
+            known(&KERNELS, ordinal, || Ok(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?)))?;
+        let faults = known(&FAULTS, device.id(), || Faults::new(kernels.device()))?;
+        Ok(Self { device: device.clone(), kernels, faults })
     }
 
     /// That of a tensor.
@@ -106,6 +117,17 @@ impl Gpu {
     pub(crate) unsafe fn launch_some<A>(&self, launch: Option<Launch<A>>) -> Result<()> {
         // SAFETY: the caller's promise.
         launch.map_or(Ok(()), |launch| unsafe { self.launch(&launch) })
+    }
+
+    /// Puts zeros on the stream.
+    ///
+    /// # Safety
+    /// There are as many bytes at the address when the stream gets to it.
+    pub(crate) unsafe fn zero(&self, at: Address, bytes: usize) -> Result<()> {
+        let stream = self.device.cuda_stream();
+        stream.context().bind_to_thread().map_err(Error::wrap)?;
+        // SAFETY: the stream lives until the end of the call; the caller answers for the bytes.
+        unsafe { memset_d8_async(at, 0, bytes, stream.cu_stream()) }.map_err(Error::wrap)
     }
 
     /// Room for `count` elements, whose content is arbitrary.
@@ -144,7 +166,8 @@ pub(crate) fn kernel_dtype(op: &'static str, dtype: DType) -> Result<Dtype> {
     }
 }
 
-fn begin<T>(slice: &CudaSlice<T>) -> Address {
+/// Where a slice begins.
+pub(crate) fn begin<T>(slice: &CudaSlice<T>) -> Address {
     slice.device_ptr(slice.stream()).0
 }
 
@@ -154,6 +177,7 @@ pub(crate) fn address(op: &'static str, storage: &CudaStorage) -> Result<Address
         CudaStorageSlice::F32(slice) => Ok(begin(slice)),
         CudaStorageSlice::BF16(slice) => Ok(begin(slice)),
         CudaStorageSlice::F16(slice) => Ok(begin(slice)),
+        CudaStorageSlice::U8(slice) => Ok(begin(slice)),
         CudaStorageSlice::U32(slice) => Ok(begin(slice)),
         CudaStorageSlice::I64(slice) => Ok(begin(slice)),
         // How a released parameter is stored.

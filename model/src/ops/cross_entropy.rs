@@ -1,19 +1,24 @@
 //! Softmax and negative log-likelihood in one operation.
 
 use super::apply::apply2;
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, floats, indices_room, rooms};
 use super::kernel::{Isa, softmax as kernel};
 use super::measure;
 use super::operand::{View, indices, indices_of, rows};
 use super::output::{build_as, tensor};
 use super::parallel::{Output, parts, split};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
 /// The mean over rows of −ln `softmax(logits)[target]`: an f32 scalar.
 ///
 /// `logits` is `[.., classes]` in f32, bf16 or f16, `targets` has the leading dimensions and holds u32, i64 or u8 below
-/// `classes`. The rows' losses are added in f64, in order.
+/// `classes`, or the loss is an error, on a GPU NaN and an error later, as `device::check` says. The rows' losses are added in f64, in
+/// order.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy::default())
 }
@@ -22,6 +27,8 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 #[derive(Default)]
 struct CrossEntropy {
     statistics: OnceLock<Vec<f32>>,
+    #[cfg(feature = "cuda")]
+    on_gpu: OnceLock<CudaStorage>,
 }
 
 const OP: &str = "cross-entropy";
@@ -29,6 +36,13 @@ const OP: &str = "cross-entropy";
 /// −ln softmax of one logit of a row, in f64: `largest` and `sum` as [`kernel::max_and_sum`] gives them.
 pub(super) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
     libm::log(f64::from(sum)) + (f64::from(largest) - f64::from(logit))
+}
+
+fn fits(count: usize, logits: &Layout, targets: &Layout) -> Result<()> {
+    match count > 0 && targets.dims() == &logits.dims()[..logits.dims().len() - 1] {
+        true => Ok(()),
+        false => bail!("{OP}: logits {:?} and targets {:?} do not fit together", logits.shape(), targets.shape()),
+    }
 }
 
 impl Footprint for CrossEntropy {
@@ -58,9 +72,7 @@ impl CustomOp2 for CrossEntropy {
     fn cpu_fwd(&self, ls: &CpuStorage, ll: &Layout, ts: &CpuStorage, tl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let (count, classes) = rows(OP, ll.shape())?;
-        if count == 0 || tl.dims() != &ll.dims()[..ll.dims().len() - 1] {
-            bail!("{OP}: logits {:?} and targets {:?} do not fit together", ll.shape(), tl.shape());
-        }
+        fits(count, ll, tl)?;
         let targets = indices(OP, ts, tl, classes)?;
         let logits = View::new(OP, ls, ll)?;
         let row_of = |row| logits.elements().floats(row * classes..(row + 1) * classes);
@@ -79,6 +91,15 @@ impl CustomOp2 for CrossEntropy {
         Ok((CpuStorage::F32(vec![(total / count as f64) as f32]), Shape::from(())))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, ls: &CudaStorage, ll: &Layout, ts: &CudaStorage, tl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (count, _) = rows(OP, ll.shape())?;
+        fits(count, ll, tl)?;
+        let [loss, statistics] = device::cross_entropy::forward(OP, (ls, ll), (ts, tl))?;
+        let _ = self.on_gpu.set(statistics);
+        Ok((loss, Shape::from(())))
+    }
+
     fn bwd(
         &self,
         logits: &Tensor,
@@ -86,6 +107,11 @@ impl CustomOp2 for CrossEntropy {
         _: &Tensor,
         d_loss: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(logits) {
+            let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: backward before forward") };
+            return Ok((Some(device::cross_entropy::backward(OP, logits, targets, statistics, d_loss)?), None));
+        }
         let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
         let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };

@@ -1,15 +1,23 @@
 //! Dropout whose mask does not depend on the layout of the run.
 
 use super::apply::apply1;
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, element_rooms};
 use super::measure;
 use super::operand::View;
 use super::output::{build_as, tensor};
 use super::product::Elements;
+#[cfg(feature = "cuda")]
+use crate::device::{Gpu, Operand};
 use crate::layers::Pass;
 use crate::random::Stream;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+#[cfg(feature = "cuda")]
+use zero_kernels::dropout::Mask;
 
 /// One dropout of a model: its probability, and a name that no other dropout of the same layer has.
 #[derive(Clone, Debug)]
@@ -52,11 +60,29 @@ struct Masked {
 
 const OP: &str = "dropout";
 
+/// The first dimension, at least 1.
+fn samples(shape: &Shape) -> usize {
+    shape.dims().first().copied().unwrap_or(1).max(1)
+}
+
 impl Masked {
+    /// What elements that are kept are multiplied by.
+    fn scale(&self) -> f32 {
+        1.0 / (1.0 - self.probability)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn apply_on_gpu(&self, gpu: &Gpu, x: &Operand, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
+        let &Self { probability, ref purpose, seed, first_sample } = self;
+        let key = Stream::new(seed, purpose, first_sample).key();
+        let mask = Mask { key, first_sample, probability, scale: self.scale() };
+        device::dropout::apply(OP, gpu, x, dtype, samples(shape), &mask)
+    }
+
     fn apply(&self, x: Elements<'_>, shape: &Shape, dtype: DType) -> Result<CpuStorage> {
-        let samples = shape.dims().first().copied().unwrap_or(1).max(1);
+        let samples = samples(shape);
         let size = x.len() / samples;
-        let scale = 1.0 / (1.0 - self.probability);
+        let scale = self.scale();
         build_as(OP, dtype, samples * size, 1, |range, mut y| {
             let x = x.floats(range.clone());
             let mut x = x.iter();
@@ -97,7 +123,18 @@ impl CustomOp1 for Masked {
         Ok((y, xl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (gpu, x) = (Gpu::new(&xs.device)?, Operand::new(OP, xs, xl)?);
+        Ok((self.apply_on_gpu(&gpu, &x, xl.shape(), xs.dtype())?, xl.shape().clone()))
+    }
+
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if device::holds(dy) {
+            let dx = self.apply_on_gpu(&Gpu::of(OP, dy)?, &Operand::of(OP, dy)?, x.shape(), x.dtype())?;
+            return Ok(Some(device::tensor(dx, x.shape())));
+        }
         let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
         let dx = self.apply(View::of(OP, &held)?.elements(), x.shape(), x.dtype())?;

@@ -1,6 +1,8 @@
 //! Rows of a table by index.
 
 use super::apply::apply2;
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, PutOff, Reads, bytes, floats, indices_room, rooms};
 use super::hollow;
 use super::kernel::Isa;
@@ -12,6 +14,8 @@ use super::product::Elements;
 use super::region::region;
 use crate::forward_only;
 use crate::sink::{self, Slot};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -41,7 +45,8 @@ impl Embedding {
 }
 
 impl Module for Embedding {
-    /// Indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index outside of the table is an error.
+    /// Indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index outside of the table is an error; on a GPU its row is NaN, and the
+    /// error comes later, as `device::check` says.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         region(&self.weight, |weight| apply2(weight, ids, Gather))
     }
@@ -101,7 +106,19 @@ impl CustomOp2 for Gather {
         Ok((y, Shape::from(dims)))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, ws: &CudaStorage, wl: &Layout, is: &CudaStorage, il: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (entries, size) = wl.shape().dims2()?;
+        let mut dims = il.dims().to_vec();
+        dims.push(size);
+        Ok((device::embedding::forward(OP, (ws, wl), (is, il), [entries, size])?, Shape::from(dims)))
+    }
+
     fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if device::holds(dy) {
+            return Ok((device::embedding::backward(OP, weight, ids, dy)?, None));
+        }
         let _timed = measure::backward(OP);
         let (entries, size) = weight.dims2()?;
         let ids = indices_of(OP, ids, entries)?;

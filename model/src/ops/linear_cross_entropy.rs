@@ -7,6 +7,8 @@
 
 use super::apply::{apply2, count2};
 use super::cross_entropy::row_loss;
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use super::gradient::deliver;
 use super::hollow;
@@ -31,7 +33,8 @@ use half::{bf16, f16};
 /// backward, which multiplies them where it has to. Who wants no gradient gives detached tensors.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit, no rows, a target that is not below `classes`.
+/// Shapes or dtypes that do not fit, no rows, a target that is not below `classes`. On a GPU such a target makes NaN, and it and a gradient
+/// that is not the one that was foreseen are errors later, as `device::check` says.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     let (count, inputs) = rows(OP, x.shape())?;
     let (classes, weight_inputs) = weight.dims2()?;
@@ -43,6 +46,10 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
     }
     if hollow::imagining() {
         return count2(x, weight, &ToCompute { targets });
+    }
+    #[cfg(feature = "cuda")]
+    if device::holds(x) {
+        return device::linear_cross_entropy::linear_cross_entropy(x, weight, targets, gradient);
     }
     let targets = indices_of(OP, targets, classes)?;
     let (loss, dx, d_weight) = {

@@ -6,6 +6,11 @@
 pub(crate) mod activation;
 pub(crate) mod affine;
 pub(crate) mod attention;
+pub(crate) mod cross_entropy;
+pub(crate) mod dropout;
+pub(crate) mod embedding;
+mod indices;
+pub(crate) mod linear_cross_entropy;
 pub(crate) mod norm;
 mod product;
 pub(crate) mod rotary;

@@ -13,13 +13,20 @@ pub(super) struct Matrix {
     pub(super) dtype: Dtype,
     rows: usize,
     columns: usize,
+    /// Elements from one row to the next, before it was turned.
+    stride: usize,
     is_turned: bool,
 }
 
 impl Matrix {
     /// Row-major.
     pub(super) fn new(address: Address, dtype: Dtype, rows: usize, columns: usize) -> Self {
-        Self { address, dtype, rows, columns, is_turned: false }
+        Self::strided(address, dtype, [rows, columns], columns)
+    }
+
+    /// Row-major, with rows that begin `stride` elements apart.
+    pub(super) fn strided(address: Address, dtype: Dtype, [rows, columns]: [usize; 2], stride: usize) -> Self {
+        Self { address, dtype, rows, columns, stride, is_turned: false }
     }
 
     /// Its transpose.
@@ -30,8 +37,8 @@ impl Matrix {
     /// As cuBLAS, for which matrices are column-major, has to take it so that it is the transpose of this; and its leading dimension.
     fn operand(self) -> (sys::cublasOperation_t, usize) {
         match self.is_turned {
-            false => (sys::cublasOperation_t::CUBLAS_OP_N, self.columns),
-            true => (sys::cublasOperation_t::CUBLAS_OP_T, self.rows),
+            false => (sys::cublasOperation_t::CUBLAS_OP_N, self.stride),
+            true => (sys::cublasOperation_t::CUBLAS_OP_T, self.stride),
         }
     }
 }
@@ -61,6 +68,25 @@ pub(super) struct To {
 /// # Errors
 /// Sizes that do not fit, or that cuBLAS cannot count.
 pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: Matrix, to: To) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { product_strided(op, gpu, left, right, to, right.columns) }
+}
+
+/// [`product`] to rows that begin `stride` elements apart.
+///
+/// # Safety
+/// As there, for as many elements.
+///
+/// # Errors
+/// As there.
+pub(super) unsafe fn product_strided(
+    op: &'static str,
+    gpu: &Gpu,
+    left: Matrix,
+    right: Matrix,
+    to: To,
+    stride: usize,
+) -> Result<()> {
     let (m, n, k) = (left.rows, right.columns, left.columns);
     if right.rows != k {
         bail!("{op}: a matrix of {m}×{k} times one of {}×{n}", right.rows);
@@ -93,7 +119,7 @@ pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: M
             number(&beta),
             to.address as *mut c_void,
             data_type(to.dtype),
-            int(n)?,
+            int(stride)?,
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
         )

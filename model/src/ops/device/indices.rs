@@ -1,0 +1,72 @@
+//! Indices as kernels take them.
+
+use super::count32;
+use crate::device::{Finding, Gpu, address, begin};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::cudarc::driver::CudaSlice;
+use candle_core::{CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
+use zero_kernels::Address;
+use zero_kernels::indices::{IndexType, indices};
+
+/// u32 indices in row-major order. What is out of range is 2³² − 1, and said later: see [`crate::device::check`].
+pub(super) struct Indices {
+    slice: CudaSlice<u32>,
+    pub(super) count: u32,
+}
+
+impl Indices {
+    /// Those of a view, u32, i64 or u8, each of which should be below `limit`.
+    ///
+    /// # Errors
+    /// A view of something else; and what was found of earlier ones.
+    pub(super) fn new(
+        op: &'static str,
+        gpu: &Gpu,
+        (storage, layout): (&CudaStorage, &Layout),
+        limit: usize,
+    ) -> Result<Self> {
+        gpu.check()?;
+        let of = match storage.dtype() {
+            DType::U8 => IndexType::U8,
+            DType::U32 => IndexType::U32,
+            DType::I64 => IndexType::I64,
+            other => bail!("{op}: indices of dtype u32, i64 or u8 expected, got {other:?}"),
+        };
+        let elements = layout.shape().elem_count();
+        let (count, limit) = (count32(op, elements)?, count32(op, limit)?);
+        // SAFETY: the launch below writes all of it before anybody reads.
+        let slice: CudaSlice<u32> = unsafe { gpu.device().alloc(elements.max(1)) }?;
+        let copy = match layout.is_contiguous() {
+            true => None,
+            false => {
+                // SAFETY: the copy writes all of it.
+                let mut copy = unsafe { gpu.device().alloc_uninit(layout.shape(), storage.dtype()) }?;
+                storage.copy_strided_src(&mut copy, 0, layout)?;
+                Some(copy)
+            }
+        };
+        let from = match &copy {
+            Some(copy) => address(op, copy)?,
+            None => address(op, storage)? + (layout.start_offset() * storage.dtype().size_in_bytes()) as u64,
+        };
+        let faults = gpu.faults();
+        let (fault, what) = (faults.address(), faults.what(op, Finding::Index));
+        // SAFETY: both have as many elements; who frees one of them is behind this on the stream; the rest lives as long as the device.
+        unsafe { gpu.launch(&indices(of, count, limit, [from, begin(&slice)], fault, what)) }?;
+        Ok(Self { slice, count })
+    }
+
+    /// Those of a tensor.
+    pub(super) fn of(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize) -> Result<Self> {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cuda(storage) => Self::new(op, gpu, (storage, layout), limit),
+            _ => bail!("{op}: indices on a GPU expected, got some on {:?}", tensor.device()),
+        }
+    }
+
+    /// Where they begin.
+    pub(super) fn address(&self) -> Address {
+        begin(&self.slice)
+    }
+}
