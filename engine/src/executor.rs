@@ -210,6 +210,8 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcom
     if outcome.norm.is_some_and(|norm| context.admits(norm)) {
         context.zero.finish_step();
     }
+    #[cfg(feature = "cuda")]
+    zero_model::device::check(model.device())?;
     outcome.losses = outcome.pending_losses.drain(..).map(|loss| scalar(&loss)).collect::<candle_core::Result<_>>()?;
     outcome.boundaries = messages.boundaries();
     Ok(outcome)

@@ -34,16 +34,16 @@ pub fn open(ordinal: usize) -> Result<Device> {
     Ok(Device::Cuda(device))
 }
 
-/// A storage without elements, of a float type or of one that no operation takes.
+/// A storage for no elements, of a float type or of one that no operation takes. It holds one, since the driver gives no memory of no size.
 pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> {
-    fn of<T>(device: &CudaDevice) -> Result<CudaSlice<T>> {
-        device.cuda_stream().null().map_err(Error::wrap)
-    }
-    let slice = match dtype {
-        DType::F32 => CudaStorageSlice::F32(of(device)?),
-        DType::BF16 => CudaStorageSlice::BF16(of(device)?),
-        DType::F16 => CudaStorageSlice::F16(of(device)?),
-        _ => CudaStorageSlice::F4(of(device)?),
+    // SAFETY: nobody reads it: a tensor has elements, or is refused for its type.
+    let slice = unsafe {
+        match dtype {
+            DType::F32 => CudaStorageSlice::F32(device.alloc(1)?),
+            DType::BF16 => CudaStorageSlice::BF16(device.alloc(1)?),
+            DType::F16 => CudaStorageSlice::F16(device.alloc(1)?),
+            _ => CudaStorageSlice::F4(device.alloc(1)?),
+        }
     };
     Ok(CudaStorage { slice, device: device.clone() })
 }
@@ -130,11 +130,11 @@ impl Gpu {
         unsafe { memset_d8_async(at, 0, bytes, stream.cu_stream()) }.map_err(Error::wrap)
     }
 
-    /// Room for `count` elements, whose content is arbitrary.
+    /// Room for `count` elements, or one, whose content is arbitrary.
     pub(crate) fn room(&self, op: &'static str, dtype: DType, count: usize) -> Result<CudaStorage> {
         fn of<T: CudaDType + DeviceRepr>(device: &CudaDevice, count: usize) -> Result<CudaStorage> {
             // SAFETY: whoever asks for room writes before anybody reads: floats of any bits are floats.
-            let slice: CudaSlice<T> = unsafe { device.alloc(count) }?;
+            let slice: CudaSlice<T> = unsafe { device.alloc(count.max(1)) }?;
             Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
         }
         match dtype {
