@@ -133,16 +133,18 @@ impl Meeting<'_> {
         }
     }
 
-    /// Rank 0 serves the store if nobody does yet.
+    /// Rank 0 serves the store if nobody does yet, and no launcher has said that it will.
     fn open_store(&self, deadline: Instant) -> Result<(Option<StoreServer>, StoreClient), CommError> {
         let token = self.options.token.as_deref();
         let server = match self.place.rank {
-            0 => match StoreServer::bind((self.interface, self.place.master_port), token) {
-                Ok(server) => Some(server),
-                // A launcher's store, for example.
-                Err(StoreError::Bind { in_use: true, .. }) => None,
-                Err(error) => return Err(self.store_error(error)),
-            },
+            0 if !self.place.store_is_served => {
+                match StoreServer::bind((self.interface, self.place.master_port), token) {
+                    Ok(server) => Some(server),
+                    // A launcher's store, for example.
+                    Err(StoreError::Bind { in_use: true, .. }) => None,
+                    Err(error) => return Err(self.store_error(error)),
+                }
+            }
             _ => None,
         };
         let loopback = format!("127.0.0.1:{}", self.place.master_port);

@@ -73,4 +73,5 @@ pub use signature::Operation;
 pub use stats::{Counter, Stats};
 /// Bytes that TCP keeps for each peer of a group.
 pub use tcp::CHUNK as TCP_CHUNK;
+pub use tcp::bind_address;
 pub use threads::threads;

@@ -119,6 +119,24 @@ fn rank_0_serves_the_store_where_nobody_does() {
 }
 
 #[test]
+fn no_rank_serves_a_store_that_the_launcher_serves_later() {
+    let port = free_port();
+    let rank = |rank: usize| {
+        let place = Place { store_is_served: true, ..place(rank, 2, port) };
+        connect(&place, &Options::default())?.barrier().wait()
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+        std::thread::sleep(Duration::from_millis(200));
+        let server = StoreServer::bind(("127.0.0.1", port), None).expect("the port is still free");
+        for rank in ranks {
+            assert_eq!(rank.join().expect("no panic"), Ok(()));
+        }
+        drop(server);
+    });
+}
+
+#[test]
 fn ranks_that_were_not_started_alike_all_name_the_same_key() {
     let usual = [("version", "1"), ("zero_optimization.stage", "3")];
     let other = [("version", "1"), ("zero_optimization.stage", "2")];

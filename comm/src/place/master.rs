@@ -55,6 +55,11 @@ pub(super) fn port(environment: &Environment) -> Result<u16, PlaceError> {
     Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job) % 9000) as u16))
 }
 
+/// What torchrun says when its agent serves the store, and so does our launcher. Ray Train's does too and does not say so.
+pub(super) fn store_is_served(environment: &Environment) -> bool {
+    environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| matches!(value.as_str(), "True" | "true" | "1"))
+}
+
 pub(super) fn attempt(environment: &Environment) -> Result<u32, PlaceError> {
     // Our own launcher's is the innermost: it may itself run inside of a job of Slurm.
     let found =

@@ -33,6 +33,8 @@ pub struct Place {
     pub master_addr: String,
     /// Port on which the ranks meet.
     pub master_port: u16,
+    /// The launcher serves a store on that port, so no rank does.
+    pub store_is_served: bool,
     /// How often the job has been restarted. Ranks of different attempts never meet.
     pub attempt: u32,
     /// Name of the job, the same on all ranks.
@@ -100,6 +102,7 @@ impl Place {
             local_world_size: 1,
             master_addr: "127.0.0.1".into(),
             master_port: master::DEFAULT_PORT,
+            store_is_served: false,
             attempt: 0,
             run_id: "local".into(),
             source: "no rank variables".into(),
@@ -123,6 +126,7 @@ impl Place {
             local_world_size: ranks.local_world_size,
             master_addr: master::address(&environment, ranks.world_size, one_host)?,
             master_port: master::port(&environment)?,
+            store_is_served: master::store_is_served(&environment),
             attempt: master::attempt(&environment)?,
             run_id: master::run_id(&environment),
             source: ranks.source,

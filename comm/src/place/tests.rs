@@ -32,6 +32,7 @@ fn torchrun() {
         ("MASTER_PORT", "1234"),
         ("TORCHELASTIC_RESTART_COUNT", "2"),
         ("TORCHELASTIC_RUN_ID", "abc"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
         ("OMPI_COMM_WORLD_RANK", "0"),
     ])
     .expect("torchrun's variables");
@@ -41,6 +42,16 @@ fn torchrun() {
         (place.run_id.as_str(), place.source.as_str()),
         ("abc", "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE")
     );
+    assert!(place.store_is_served);
+}
+
+#[test]
+fn a_store_is_served_where_the_launcher_says_so() {
+    let ranks = [("LOCAL_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")];
+    for (value, served) in [("True", true), ("False", false), ("", false)] {
+        let place = place(&[&ranks[..], &[("TORCHELASTIC_USE_AGENT_STORE", value)]].concat()).expect("ranks");
+        assert_eq!(place.store_is_served, served, "{value}");
+    }
 }
 
 #[test]

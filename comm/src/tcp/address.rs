@@ -4,8 +4,11 @@
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The address of an interface: itself, or what the interface of that name has. `None` is loopback.
-pub(crate) fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
+/// The address of an interface to listen on: itself, or what the interface of that name has, IPv4 first. `None` is loopback.
+///
+/// # Errors
+/// A line that says which interfaces there are, if none has that name.
+pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
     let Some(interface) = interface else { return Ok(Ipv4Addr::LOCALHOST.into()) };
     if let Ok(address) = interface.parse() {
         return Ok(address);

@@ -4,7 +4,7 @@ mod address;
 mod hub;
 mod wires;
 
-pub(crate) use address::bind_address;
+pub use address::bind_address;
 pub(crate) use hub::{Hub, Identity, Purpose};
 pub use wires::CHUNK;
 pub(crate) use wires::TcpWires;
