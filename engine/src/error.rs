@@ -50,6 +50,9 @@ pub enum Error {
     /// A rank or a connection was lost.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The launchers of several hosts lost each other.
+    #[error("{0}")]
+    Hosts(String),
     /// The job's token cannot be had.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Token(#[from] TokenError),
@@ -97,7 +100,7 @@ impl Error {
             Self::Comm(CommError::Disagreement { .. }) => 2,
             Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,
-            Self::Comm(_) => 4,
+            Self::Comm(_) | Self::Hosts(_) => 4,
             // What is so at the start is the user's to say otherwise.
             Self::Disk(DiskError::Missing { .. } | DiskError::NotAFolder { .. } | DiskError::NotWritable { .. }) => 2,
             Self::Disk(DiskError::NoSpace { .. } | DiskError::Invalid { .. }) => 2,

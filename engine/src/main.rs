@@ -16,16 +16,13 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
-use cli::{Bench, Checkpoint, Cli, Command, ConfigArgs, PlanArgs, TrainArgs};
-use launch::{Before, Recovery, Team};
+use cli::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs, PlanArgs};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
-use zero_comm::place::Place;
-use zero_config::{Config, LogLevel, Source, Transport, Typed};
-use zero_train::train::{Again, Output, Planner, Resume, RunOptions};
+use zero_config::{Config, Source, Typed};
+use zero_train::train::Planner;
 use zero_train::{CostLength, Limit, Plan};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
@@ -37,10 +34,11 @@ fn main() -> ExitCode {
     let _failpoints = zero_checkpoint::failpoints();
     zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
     surroundings::follow_launcher();
-    let cli = Cli::parse();
+    let cli = Cli::read();
     let result = match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),
         (Some(Command::Plan(args)), _) => plan(&args),
+        (Some(Command::Launch(args)), _) => launch(&args),
         (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
         (Some(Command::Doctor), _) => {
@@ -55,13 +53,14 @@ fn main() -> ExitCode {
                 checkpoint::export(folder, out, *dtype, *max_shard_size)
             }
         },
-        (None, args) => train(&args),
+        (None, args) => launch::train(&args),
     };
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            eprintln!("{}", rank::message(&error));
-            ExitCode::from(rank::exit_status(&error))
+            let (message, status) = (rank::message(&error), rank::exit_status(&error));
+            eprintln!("{message}");
+            ExitCode::from(status)
         }
     }
 }
@@ -193,114 +192,12 @@ fn warn(config: &Config) {
     }
 }
 
-fn train(args: &TrainArgs) -> anyhow::Result<u8> {
-    zero_train::train::note_save_requests();
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    let is_rank = place != Place::alone();
-    let options = run_options(args)?;
-    if is_rank {
-        // Standard input is read once, by the process that stays.
-        let threads = threads_before_reading(args, place.local_world_size)?;
-        surroundings::prepare(threads)?;
-        let (typed, _) = load(&args.config, &args.overrides())?;
-        let config = typed.resolve(Some(place.world_size))?;
-        return rank::run(&config, &options, &place);
+fn launch(args: &LaunchArgs) -> anyhow::Result<u8> {
+    match (args.program.is_empty(), &args.train.config.config) {
+        (true, _) => launch::launch_training(args),
+        (false, None) => launch::launch_program(args),
+        (false, Some(_)) => Cli::command().error(ErrorKind::ArgumentConflict, "either --config or a program").exit(),
     }
-    let source = read(&args.config)?;
-    let typed = zero_config::load(source.clone(), &args.overrides())?;
-    let config = typed.resolve(args.config.num_processes.map(|n| n as usize))?;
-    config.model_and_data()?;
-    if options.output != Output::Quiet && config.log_level >= LogLevel::Warning {
-        warn(&config);
-    }
-    // What the ranks would all find out is said once, before any is started.
-    let ranks = config.world_size;
-    let threads = surroundings::threads(Some(&config.launcher), ranks);
-    zero_model::ops::set_threads(threads);
-    let plan = zero_train::train::check(&config, &options)?;
-    if let Some(limit) = exceeded(&plan, &config, args.force) {
-        let planner = Planner::open(&config)?;
-        let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
-        anyhow::bail!(zero_train::Error::Memory(told));
-    }
-    if config.launcher.transport == Transport::Threads {
-        return rank::run_as_threads(&config, &options);
-    }
-    let standard_input = from_standard_input(&args.config).then_some(source.text.as_str());
-    let team = Team::new(ranks, threads);
-    // What does not verify will not do so the next time.
-    if config.launcher.max_restarts == 0 || options.verify.is_some() {
-        return launch::launch(team, standard_input, None);
-    }
-    let recovery = Recovery {
-        max_restarts: config.launcher.max_restarts,
-        min_ranks: config.launcher.min_ranks,
-        before: Before::look(config.training.output_dir.as_ref())?,
-        unchanged: &|| match standard_input.is_some() || read(&args.config)?.text == source.text {
-            true => Ok(()),
-            false => anyhow::bail!("{} has changed since the run began; go on with --resume auto", source.name),
-        },
-        smaller: &|ranks| smaller(args, &source, &config, ranks),
-    };
-    launch::launch(team, standard_input, Some(&recovery))
-}
-
-/// The limit that a rank of this plan does not fit into, unless it is to be tried anyway.
-fn exceeded(plan: &Plan, config: &Config, force: bool) -> Option<Limit> {
-    if force {
-        return None;
-    }
-    Limit::of_rank(config, config.world_size).filter(|limit| plan.peak_bytes() > limit.bytes)
-}
-
-/// As many ranks with the micro-batch and the global batch of `config`, and more micro-batches a rank, if that can be trained here.
-fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> anyhow::Result<Team> {
-    let changes = vec![
-        format!("train_batch_size={}", config.train_batch_size),
-        format!("train_micro_batch_size_per_gpu={}", config.train_micro_batch_size_per_gpu),
-        "gradient_accumulation_steps=".to_string(),
-    ];
-    let overrides = [args.overrides(), changes.clone()].concat();
-    let config = zero_config::load(source.clone(), &overrides)?.resolve(Some(ranks))?;
-    let plan = zero_train::train::check(&config, &run_options(args)?)?;
-    if let Some(limit) = exceeded(&plan, &config, args.force) {
-        let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
-        anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
-    }
-    Ok(Team { ranks, threads: surroundings::threads(Some(&config.launcher), ranks), overrides: changes })
-}
-
-/// The thread count of a rank that another launcher started, without touching standard input.
-fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
-    let launcher = if from_standard_input(&args.config) {
-        None
-    } else {
-        let (typed, _) = load(&args.config, &args.overrides())?;
-        typed.resolve(None).ok().map(|config| config.launcher)
-    };
-    Ok(surroundings::threads(launcher.as_ref(), local_ranks))
-}
-
-fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
-    let again = match std::env::var(surroundings::RESTARTED) {
-        Ok(told) if surroundings::launched_by_us() => Again::from_json(&told)
-            .with_context(|| format!("{} is not what our launcher sets", surroundings::RESTARTED))?,
-        _ => Again::default(),
-    };
-    Ok(RunOptions {
-        again,
-        resume: args.resume.as_deref().map(|from| match from {
-            "auto" => Resume::Auto,
-            folder => Resume::From(folder.into()),
-        }),
-        verify: args.verify,
-        force: args.force,
-        output: match (args.quiet, args.plain) {
-            (true, _) => Output::Quiet,
-            (_, true) => Output::Plain,
-            _ => Output::Auto,
-        },
-    })
 }
 
 fn bench(what: &Bench) -> anyhow::Result<u8> {

@@ -6,7 +6,7 @@ use zero_comm::bench::{compare, median};
 use zero_comm::place::Place;
 use zero_comm::{Operation, Options, Transport, token};
 
-use crate::launch::{self, Team};
+use crate::launch::{self, Job, Team};
 
 /// Starts the ranks, and is them.
 ///
@@ -21,7 +21,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     };
     let place = Place::from_environment(|name| std::env::var(name).ok())?;
     if place == Place::alone() {
-        return launch::launch(Team::new(ranks, 1), None, None);
+        return launch::launch(Team::new(ranks, 1), &Job::here(None), None);
     }
     let options = Options { transport, token: token::find(|name| std::env::var_os(name))?, ..Options::default() };
     let comm = zero_comm::connect(&place, &options)?;

@@ -18,7 +18,7 @@ use zero_comm::place::Place;
 use zero_config::Config;
 
 use crate::cli::ConfigArgs;
-use crate::launch::{self, Team};
+use crate::launch::{self, Job, Team};
 use crate::surroundings;
 
 pub(crate) use comm::comm;
@@ -51,7 +51,8 @@ fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     let config = typed.resolve(ranks)?;
     if !is_rank {
         let threads = surroundings::threads(Some(&config.launcher), config.world_size);
-        return launch::launch(Team::new(config.world_size, threads), text.as_deref(), None).map(Role::Launcher);
+        let team = Team::new(config.world_size, threads);
+        return launch::launch(team, &Job::here(text.as_deref()), None).map(Role::Launcher);
     }
     let cores = surroundings::settle(&config, &place)?;
     let comm = zero_comm::connect(&place, &zero_train::comm_options(&config, &place)?)?;

@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+
+mod launch;
+
+pub(crate) use launch::LaunchArgs;
 
 /// ZeRO-style memory-optimized training for candle models.
 #[derive(Debug, Parser)]
@@ -24,6 +28,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print who has which layers, what each rank needs and sends, and with --grid when it computes what; starts nothing
     Plan(PlanArgs),
+    /// Start ranks on this host, one of several if need be, with the flags of torchrun, deepspeed and accelerate
+    Launch(Box<LaunchArgs>),
     /// Find the fastest configuration that fits, by plans, short profiles and runs in turn; with --sweep the best hyperparameters
     Autotune(AutotuneArgs),
     /// Measure this machine: kernels, collectives or whole steps
@@ -42,7 +48,7 @@ pub(crate) struct ConfigArgs {
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Option<PathBuf>,
     /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
-    #[arg(long, short, value_name = "N", alias = "num_processes", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,
     /// Override a value, for example zero_optimization.stage=2; may be given several times
     #[arg(long, value_name = "PATH=VALUE")]
@@ -62,13 +68,13 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "auto|DIR")]
     pub(crate) resume: Option<String>,
     /// Stop after this many optimizer steps
-    #[arg(long, value_name = "N", alias = "max_steps")]
+    #[arg(long, value_name = "N")]
     pub(crate) max_steps: Option<u64>,
     /// Start all ranks again from the newest checkpoint when one has died, so often [default: launcher.max_restarts]
-    #[arg(long, value_name = "K", alias = "max_restarts")]
+    #[arg(long, value_name = "K")]
     pub(crate) max_restarts: Option<u32>,
     /// Restart without the ranks that died, while so many are left [default: launcher.min_ranks, else all are started]
-    #[arg(long, value_name = "M", alias = "min_ranks", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) min_ranks: Option<u32>,
     /// Train K steps, compare them with one process at stage 0, and stop
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
@@ -108,10 +114,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, conflicts_with = "json")]
     pub(crate) grid: bool,
     /// Plan for this many ranks, on machines that need not be this one
-    #[arg(long, value_name = "N", alias = "world_size", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) world_size: Option<u32>,
     /// Memory that a rank may use, for example 80GiB [default: training.memory_limit, else its share of this machine]
-    #[arg(long, value_name = "SIZE", alias = "device_memory", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) device_memory: Option<u64>,
     /// Bytes of state of a rank at each ZeRO stage over 1 to 1024 ranks
     #[arg(long, conflicts_with = "json")]
@@ -357,6 +363,30 @@ pub(crate) enum Floats {
 }
 
 impl TrainArgs {
+    /// Whether nothing is said that only training understands.
+    ///
+    /// # Errors
+    /// The first option that is.
+    pub(crate) fn is_unused(&self) -> Result<(), String> {
+        let options = [
+            ("--set", !self.config.set.is_empty()),
+            ("--out", self.out.is_some()),
+            ("--resume", self.resume.is_some()),
+            ("--max-steps", self.max_steps.is_some()),
+            ("--min-ranks", self.min_ranks.is_some()),
+            ("--verify", self.verify.is_some()),
+            ("--force", self.force),
+            ("--plain", self.plain),
+            ("--quiet", self.quiet),
+        ];
+        match options.into_iter().find(|(_, given)| *given) {
+            Some((name, _)) => {
+                Err(format!("{name} is an option of training; write it behind the program if it is its own"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The overrides that these options stand for, behind those of `--set`.
     #[must_use]
     pub(crate) fn overrides(&self) -> Vec<String> {
@@ -374,12 +404,53 @@ impl TrainArgs {
     }
 }
 
+impl Cli {
+    /// Reads the command line; ends the process where that says so itself.
+    pub(crate) fn read() -> Self {
+        let matches = command().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit())
+    }
+}
+
+/// The command line, in which `_` and `-` are the same: torchrun, deepspeed and accelerate have some flags with either.
+fn command() -> clap::Command {
+    let launch = |launch: clap::Command| {
+        let ranks = "Ranks over all hosts, as accelerate counts them";
+        launch
+            .mut_arg("num_processes", |arg| arg.help(ranks).long_help(ranks))
+            .mut_arg("max_restarts", |arg| arg.env("PET_MAX_RESTARTS"))
+    };
+    underscores(Cli::command().mut_subcommand("launch", launch))
+}
+
+fn underscores(mut command: clap::Command) -> clap::Command {
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_string()).collect();
+    for name in names {
+        command = command.mut_subcommand(name, underscores);
+    }
+    command.mut_args(|arg: Arg| {
+        let known: Vec<String> =
+            arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()).map(String::from).collect();
+        let missing = known.iter().map(|name| name.replace('-', "_")).filter(|name| !known.contains(name));
+        missing.collect::<Vec<_>>().into_iter().fold(arg, Arg::alias)
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn is_consistent() {
-        super::Cli::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn deepspeeds_launcher_adds_flags_of_its_own() {
+        for args in [&["--local_rank=1", "--deepspeed"][..], &["--local-rank", "1"]] {
+            let all = [&["zero-train"], args, &["--deepspeed_config", "ds.json", "--max_steps", "3"]].concat();
+            let cli = Cli::from_arg_matches(&command().get_matches_from(all)).expect("accepted");
+            assert_eq!((cli.train.local_rank, cli.train.max_steps), (Some(1), Some(3)));
+        }
     }
 }

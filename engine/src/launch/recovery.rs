@@ -16,8 +16,8 @@ pub(crate) struct Recovery<'a> {
     pub(crate) max_restarts: usize,
     /// So few ranks are enough; `None`: those that died are started again as well.
     pub(crate) min_ranks: Option<usize>,
-    /// What there was before the run began.
-    pub(crate) before: Before,
+    /// What there was before the run began; `None` of a program that has to find its checkpoints itself.
+    pub(crate) before: Option<Before>,
     /// Whether what the ranks will read is what they read at first.
     pub(crate) unchanged: &'a dyn Fn() -> anyhow::Result<()>,
     /// The ranks of a smaller team, if so many can train with the same global batch.
@@ -48,14 +48,14 @@ impl Recovery<'_> {
         Err(reason.context(format!("{numbers} ranks cannot go on with the same train_batch_size")))
     }
 
-    /// Where the next attempt goes on.
-    pub(super) fn whence(&self) -> anyhow::Result<Whence> {
-        self.before.whence()
+    /// Where the next attempt goes on, as far as that is ours to say.
+    pub(super) fn whence(&self) -> anyhow::Result<Option<Whence>> {
+        self.before.as_ref().map(Before::whence).transpose()
     }
 }
 
 /// Where an attempt goes on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Whence {
     /// From the newest of these checkpoints, the run's own, by step; if there is none, from where the first attempt began.
     pub(super) from: Vec<(u64, PathBuf)>,
@@ -168,13 +168,8 @@ mod tests {
             1 | 2 | 4 => Ok(team(ranks)),
             _ => Err(anyhow::anyhow!("8 samples over {ranks} ranks")),
         };
-        let with = |min_ranks| Recovery {
-            max_restarts: 1,
-            min_ranks,
-            before: Before { out: PathBuf::new(), folder: None, checkpoints: BTreeSet::new() },
-            unchanged: &|| Ok(()),
-            smaller: &smaller,
-        };
+        let with =
+            |min_ranks| Recovery { max_restarts: 1, min_ranks, before: None, unchanged: &|| Ok(()), smaller: &smaller };
         let next = |min_ranks, left| with(min_ranks).next(&team(4), left).map(|team| team.ranks);
         assert_eq!(next(None, 3).expect("as before"), 4);
         assert_eq!(next(Some(1), 4).expect("nobody is lost"), 4);

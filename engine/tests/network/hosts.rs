@@ -1,5 +1,5 @@
 //! Two network namespaces, joined by a cable: what two hosts are to a job.
-#![allow(unreachable_pub)] // part of one test
+#![allow(dead_code, unreachable_pub)] // part of some tests
 
 use std::path::Path;
 use std::process::Command;

@@ -1,0 +1,252 @@
+//! Where goes what ranks print: the terminal, with the rank before each line or as it is, and files; and its last lines, for when
+//! a rank fails.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+/// Lines of a failed rank that are shown.
+const LAST: usize = 40;
+/// A longer line is shown and written in pieces.
+const LONGEST: u64 = 64 << 10;
+/// How long to wait for the end of what a rank has printed: a child of its own may keep the pipe open.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Which streams of which ranks are shown, as torchrun's `--tee`: bit 0 is standard output, bit 1 standard error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Tee {
+    /// The same of all.
+    All(u8),
+    /// By rank of this host; of those that are not named, none.
+    Ranks(Vec<(usize, u8)>),
+}
+
+impl Tee {
+    fn of(&self, local_rank: usize) -> u8 {
+        match self {
+            Self::All(streams) => *streams,
+            Self::Ranks(ranks) => ranks.iter().find(|(rank, _)| *rank == local_rank).map_or(0, |(_, streams)| *streams),
+        }
+    }
+}
+
+impl FromStr for Tee {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let streams = |text: &str| match text {
+            "0" | "1" | "2" | "3" => Ok(text.as_bytes()[0] - b'0'),
+            _ => Err("write 0, 1, 2 or 3, or by rank of this host 0:3,1:2".to_string()),
+        };
+        if !text.contains(':') {
+            return streams(text).map(Self::All);
+        }
+        let rank = |part: &str| {
+            let (rank, shown) = part.split_once(':').ok_or_else(|| format!("`{part}` is not RANK:STREAMS"))?;
+            let rank = rank.parse().map_err(|_| format!("`{rank}` is no rank"))?;
+            Ok((rank, streams(shown)?))
+        };
+        text.split(',').map(rank).collect::<Result<_, String>>().map(Self::Ranks)
+    }
+}
+
+/// Where what ranks print goes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Output {
+    /// Files below this folder, of all that ranks print.
+    pub(crate) log_dir: Option<PathBuf>,
+    /// What is shown with the rank before each line. Without it, rank 0 of this host is shown as it is, and of others what a failed one
+    /// said last.
+    pub(crate) tee: Option<Tee>,
+    /// Without `tee`, all ranks are shown as they are.
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    Out,
+    Errors,
+}
+
+/// What of a stream is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Shown {
+    AsItIs,
+    After(String),
+    Nothing,
+}
+
+/// What becomes of the two streams of one rank.
+pub(super) struct Plan {
+    shown: [Shown; 2],
+    files: [Option<File>; 2],
+}
+
+impl Output {
+    /// Of a rank of an attempt; opens its files.
+    pub(super) fn plan(&self, attempt: usize, rank: usize, local_rank: usize) -> anyhow::Result<Plan> {
+        let shown = |stream: Stream| match &self.tee {
+            Some(tee) if tee.of(local_rank) >> (stream as u8) & 1 == 1 => Shown::After(format!("[rank {rank}]: ")),
+            Some(_) => Shown::Nothing,
+            // Ranks of training but the first print nothing but errors, and all of them the same.
+            None if self.all || local_rank == 0 => Shown::AsItIs,
+            None if stream == Stream::Out => Shown::AsItIs,
+            None => Shown::Nothing,
+        };
+        let file = |name: &str| match &self.log_dir {
+            None => Ok(None),
+            Some(folder) => open(&folder.join(format!("attempt_{attempt}/{rank}")), name).map(Some),
+        };
+        Ok(Plan {
+            shown: [shown(Stream::Out), shown(Stream::Errors)],
+            files: [file("stdout.log")?, file("stderr.log")?],
+        })
+    }
+}
+
+fn open(folder: &Path, name: &str) -> anyhow::Result<File> {
+    let path = folder.join(name);
+    let file = fs::create_dir_all(folder).and_then(|()| File::create(&path));
+    file.with_context(|| format!("--log-dir: cannot write {}", path.display()))
+}
+
+impl Plan {
+    /// Whether the launcher must read a stream. Standard error is read of every rank whose last lines may be wanted.
+    fn is_read(&self, stream: Stream, keeps_errors: bool) -> bool {
+        let index = stream as usize;
+        self.files[index].is_some() || self.shown[index] != Shown::AsItIs || stream == Stream::Errors && keeps_errors
+    }
+
+    /// Before the rank is started; `keeps_errors` where the last lines of its errors may be wanted.
+    pub(super) fn prepare(&self, command: &mut Command, keeps_errors: bool) {
+        if self.is_read(Stream::Out, keeps_errors) {
+            command.stdout(Stdio::piped());
+        }
+        if self.is_read(Stream::Errors, keeps_errors) {
+            command.stderr(Stdio::piped());
+        }
+    }
+
+    /// Passes on what the rank prints from now on.
+    pub(super) fn follow(self, child: &mut Child) -> Printed {
+        let [out, errors] = self.shown;
+        let [out_file, errors_file] = self.files;
+        let hidden = errors == Shown::Nothing;
+        let out = child.stdout.take().map(|pipe| Follower::start(pipe, Stream::Out, out, out_file));
+        let errors = child.stderr.take().map(|pipe| Follower::start(pipe, Stream::Errors, errors, errors_file));
+        Printed { out, errors, hidden }
+    }
+}
+
+/// What a rank has printed.
+pub(super) struct Printed {
+    out: Option<Follower>,
+    errors: Option<Follower>,
+    hidden: bool,
+}
+
+impl Printed {
+    /// Waits until all of it is where it goes; gives the last lines of the errors, and whether nobody has seen them yet. There are
+    /// none where they went straight to the terminal.
+    pub(super) fn last_lines(&self) -> (String, bool) {
+        let end = Instant::now() + PATIENCE;
+        for follower in self.out.iter().chain(&self.errors) {
+            while !follower.thread.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        let Some(errors) = &self.errors else { return (String::new(), false) };
+        let lines = errors.last.lock().unwrap_or_else(PoisonError::into_inner);
+        (lines.iter().map(|line| String::from_utf8_lossy(line)).collect(), self.hidden)
+    }
+}
+
+/// A thread that passes on what comes through a pipe.
+struct Follower {
+    thread: JoinHandle<()>,
+    last: Arc<Mutex<VecDeque<Vec<u8>>>>,
+}
+
+impl Follower {
+    fn start(pipe: impl Read + Send + 'static, stream: Stream, shown: Shown, mut file: Option<File>) -> Self {
+        let last = Arc::new(Mutex::new(VecDeque::new()));
+        let kept = Arc::clone(&last);
+        let thread = std::thread::spawn(move || {
+            let mut pipe = BufReader::new(pipe);
+            let mut line = Vec::new();
+            while pipe.by_ref().take(LONGEST).read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+                // Neither a full disk nor a reader that has gone is the rank's fault.
+                let _ = show(stream, &shown, &line);
+                let _ = file.as_mut().map(|file| file.write_all(&line));
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.push_back(std::mem::take(&mut line));
+                if kept.len() > LAST {
+                    kept.pop_front();
+                }
+            }
+        });
+        Self { thread, last }
+    }
+}
+
+fn show(stream: Stream, shown: &Shown, line: &[u8]) -> io::Result<()> {
+    let text = match shown {
+        Shown::Nothing => return Ok(()),
+        Shown::AsItIs => line.to_vec(),
+        Shown::After(prefix) => {
+            let end: &[u8] = if line.ends_with(b"\n") { b"" } else { b"\n" };
+            [prefix.as_bytes(), line, end].concat()
+        }
+    };
+    // In one piece: other ranks print too.
+    match stream {
+        Stream::Out => {
+            let mut out = io::stdout().lock();
+            out.write_all(&text)?;
+            out.flush()
+        }
+        Stream::Errors => io::stderr().lock().write_all(&text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_named_as_torchrun_does() {
+        assert_eq!("3".parse(), Ok(Tee::All(3)));
+        assert_eq!("0:3,2:1".parse(), Ok(Tee::Ranks(vec![(0, 3), (2, 1)])));
+        let tee: Tee = "0:3,2:1".parse().expect("valid");
+        assert_eq!([tee.of(0), tee.of(1), tee.of(2)], [3, 0, 1]);
+        for wrong in ["4", "", "0:4", "x:1", "0:1,2", "-1"] {
+            assert!(wrong.parse::<Tee>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_goes_to_a_file_and_its_end_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let output = Output { log_dir: Some(folder.path().into()), tee: Some(Tee::All(0)), all: false };
+        let plan = output.plan(1, 5, 1).expect("a file");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; for i in $(seq 100); do echo line $i >&2; done; printf end >&2"]);
+        plan.prepare(&mut command, true);
+        let mut child = command.spawn().expect("a shell");
+        let printed = plan.follow(&mut child);
+        child.wait().expect("it ends");
+        let (last, hidden) = printed.last_lines();
+        assert!(hidden && last.starts_with("line 62\n") && last.ends_with("line 100\nend"), "{last}");
+        let read = |name: &str| fs::read_to_string(folder.path().join("attempt_1/5").join(name)).expect("a file");
+        assert_eq!(read("stdout.log"), "out\n");
+        assert_eq!(read("stderr.log").lines().count(), 101);
+    }
+}
