@@ -37,6 +37,20 @@ impl Cores {
         Self::listed(fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim())
     }
 
+    /// What the process that started this one may run on; `None` where it is not to be seen.
+    pub(crate) fn of_parent() -> Option<Self> {
+        let parent = rustix::process::getppid()?.as_raw_nonzero();
+        let status = fs::read_to_string(format!("/proc/{parent}/status")).ok()?;
+        Self::listed(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim())
+    }
+
+    /// How many of these cores one of `ranks` can count on that `parent` has started and bound to them, each rank for itself or
+    /// several to the same; `None` if it has not bound them.
+    pub(crate) fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
+        let is_bound = parent.and(self) == *self && parent.cpus().len() > self.cpus().len();
+        is_bound.then(|| self.len().min(parent.len() / ranks.max(1)).max(1))
+    }
+
     fn grouped(cpus: impl Iterator<Item = usize>, core_of: impl Fn(usize) -> usize) -> Self {
         let mut named: Vec<(usize, usize)> = cpus.map(|cpu| (core_of(cpu), cpu)).collect();
         named.sort_unstable();
@@ -124,6 +138,21 @@ mod tests {
         for wrong in ["", "a", "3-1", "0-", "-1", "0,,1", "0-99999999999", "1e3"] {
             assert_eq!(Cores::listed(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_bound_rank_counts_on_its_own_cores_or_its_part_of_those_that_it_shares() {
+        let cores = |cpus: std::ops::Range<usize>| Cores::grouped(cpus, |cpu| cpu);
+        let parent = cores(0..16);
+        for (own, ranks, expected) in
+            [(0..1, 2, 1), (4..8, 4, 4), (4..8, 2, 4), (8..16, 4, 4), (8..16, 16, 1), (0..1, 99, 1)]
+        {
+            assert_eq!(cores(own.clone()).of_bound_rank(&parent, ranks), Some(expected), "{own:?} {ranks}");
+        }
+        // All of what its parent has, or something else, is no binding.
+        assert_eq!(parent.of_bound_rank(&parent, 2), None);
+        assert_eq!(cores(14..18).of_bound_rank(&parent, 2), None);
+        assert!(Cores::of_parent().is_some_and(|parent| parent.len() > 0));
     }
 
     #[test]

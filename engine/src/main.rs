@@ -7,6 +7,7 @@ mod checkpoint;
 mod cli;
 mod cores;
 mod doctor;
+mod farewell;
 mod launch;
 mod rank;
 mod surroundings;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let (message, status) = (rank::message(&error), rank::exit_status(&error));
             eprintln!("{message}");
+            farewell::take_leave(&message, status);
             ExitCode::from(status)
         }
     }

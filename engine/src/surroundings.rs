@@ -55,6 +55,17 @@ pub(crate) fn threads(launcher: Option<&Launcher>, local_ranks: usize) -> usize 
     launcher.and_then(|launcher| launcher.threads_per_rank).unwrap_or((cores / local_ranks.max(1)).max(1))
 }
 
+/// As [`threads`], of a rank that another launcher may have bound to cores: they are its own, or those of a few ranks.
+#[must_use]
+pub(crate) fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
+    let is_told = launcher.is_some_and(|it| it.threads_per_rank.is_some() || it.bind_core_list.is_some());
+    if is_told || launched_by_us() {
+        return threads(launcher, local_ranks);
+    }
+    let bound = Cores::of_parent().and_then(|parent| Cores::allowed().of_bound_rank(&parent, local_ranks));
+    bound.map_or_else(|| threads(launcher, local_ranks), |cores| cores.min(quota()))
+}
+
 /// The cores that the ranks of this host may use: of those that this process may, the ones on the list.
 fn allowed(launcher: &Launcher) -> Cores {
     let all = Cores::allowed();
@@ -86,7 +97,7 @@ pub(crate) fn settle(config: &Config, place: &Place) -> Result<String, zero_trai
             help: "write it as `0-3,8`, or leave the key out".into(),
         });
     }
-    let threads = threads(Some(launcher), ranks);
+    let threads = threads_of_rank(Some(launcher), ranks);
     compute_threads(threads);
     let binding = bind(launcher, &cores, threads, place);
     Ok(format!("cores {cores}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
@@ -109,6 +120,10 @@ fn counted(ranks: usize, threads: usize) -> String {
 
 /// Binds this rank, if each rank of this host can have cores of its own and nobody else has bound it; says what was done.
 fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &Place) -> String {
+    if !launched_by_us() && launcher.bind_core_list.is_none() && Cores::of_machine().as_ref() != Some(&Cores::allowed())
+    {
+        return "bound by its launcher".into();
+    }
     let Some(share) = cores.share(place.local_rank, place.local_world_size) else {
         return "not bound: more ranks than cores".into();
     };
@@ -120,10 +135,6 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &Place) -> St
     }
     if threads > share.cpus().len() {
         return "not bound: more threads than cores".into();
-    }
-    if !launched_by_us() && launcher.bind_core_list.is_none() && Cores::of_machine().as_ref() != Some(&Cores::allowed())
-    {
-        return "bound by its launcher".into();
     }
     match share.bind() {
         Ok(()) if place.local_world_size == 1 => format!("bound to {share}"),

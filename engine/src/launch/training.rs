@@ -227,7 +227,7 @@ fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Resul
         let (typed, _) = load(&args.config, &args.overrides())?;
         typed.resolve(None).ok().map(|config| config.launcher)
     };
-    Ok(surroundings::threads(launcher.as_ref(), local_ranks))
+    Ok(surroundings::threads_of_rank(launcher.as_ref(), local_ranks))
 }
 
 fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
