@@ -144,3 +144,21 @@ fn launchers_that_were_started_differently_or_without_a_secret_say_so() {
         assert!(errors.contains(&format!("in: {key}")), "{errors}");
     }
 }
+
+#[test]
+fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
+    let [first, second] = start_both(&case, &hosts, &args);
+    wait_for(|| steps(&case) >= 3);
+    signal(second.id(), "KILL");
+    let another = start(&case, &hosts, 1, &args);
+    let (status, errors) = first.end();
+    assert_eq!(status, Some(4), "{errors}");
+    assert!(errors.ends_with("error: the launcher of host 1 has ended, and another was started\n"), "{errors}");
+    // It waits for a host 0 that knows it, and none comes.
+    let (status, errors) = another.end();
+    assert_eq!(status, Some(4), "{errors}");
+    assert!(errors.starts_with("error: the launcher of host 0 is not to be reached: "), "{errors}");
+}
