@@ -10,7 +10,7 @@ for program in munged slurmctld slurmd srun; do
 done
 [[ $(id -u) == 0 ]] || { echo "slurm-here: only root can start it" >&2; exit 69; }
 
-folder=$(mktemp -d /tmp/slurm-here.XXXXXX)
+folder=$(mktemp -d -t slurm-here.XXXXXX)
 chmod 755 "$folder"
 mkdir "$folder/state" "$folder/spool" "$folder/munge"
 started=()

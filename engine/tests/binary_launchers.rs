@@ -39,7 +39,7 @@ impl Launcher {
     /// The first line of what it says of itself with digits in it, or `None` with the reason printed.
     fn found(&self) -> Option<String> {
         let skipped = |reason: &str| {
-            println!("skipped, {}: `{}`: {}", self.name, self.version.join(" "), reason.trim());
+            println!("skipped, {}: {}", self.name, reason.trim());
             None
         };
         let output = match Command::new(&self.version[0]).args(&self.version[1..]).stdin(Stdio::null()).output() {
