@@ -6,11 +6,11 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo::rerun-if-changed=cu");
-    for name in ["NVCC", "CUDA_HOME", "PATH"] {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
+    }
+    for name in ["NVCC", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let nvcc = nvcc();

@@ -50,6 +50,17 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
+/// # Errors
+/// A GPU, for `what` knows none.
+pub(crate) fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
+    match config.training.device {
+        Compute::Cpu => Ok(()),
+        Compute::Cuda => {
+            Err(Error::setting(KEY, format!("{what} measures the processor, and not a GPU"), "write `device: cpu`"))
+        }
+    }
+}
+
 /// The device that the configuration names: of several GPUs that of this rank's number on its machine.
 ///
 /// # Errors

@@ -117,6 +117,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     if tuning.sweep.is_some() {
         watch.say("autotuning.sweep is for --sweep: this is a search of speed");
     }
+    crate::device::only_the_processor(&base, "a search of speed")?;
     let planner = Planner::open(&base)?;
     let outlook =
         Outlook { source: &request.source, overrides: &request.overrides, planner: &planner, threads: request.threads };

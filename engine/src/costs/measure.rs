@@ -41,6 +41,7 @@ const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 /// What training itself would say.
 pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -> Result<CostTable, Error> {
     let mut config = config.for_world_size(comm.size())?;
+    crate::device::only_the_processor(&config, "a cost table")?;
     // Nothing beside what is measured, and when each instruction began and ended.
     (config.zero.overlap_comm, config.wall_clock_breakdown) = (Some(false), true);
     let mut subject = Steps::open(&config, comm)?;

@@ -4,6 +4,8 @@ mod against_candle;
 mod check;
 mod device;
 mod edges;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod head;
 mod invariance;
 mod sink;

@@ -1,0 +1,186 @@
+//! What the mock of the driver promises those who test on it: faults are found, memory is counted, and what does not wait sees it.
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code)]
+
+mod mock;
+
+use std::ffi::c_void;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemPool_attribute as Attribute, CUmemoryPool, CUresult};
+use zero_cuda::{Device, Event, Pinned, Stream, check};
+
+const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
+
+/// Runs a test in a process of its own, with a small device, and gives what that says on standard error. `None` in that process.
+fn of_child(test: &str) -> Option<String> {
+    if std::env::var_os(CHILD).is_some() {
+        assert!(mock::ready());
+        return None;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, "1").env("MOCK_DEVICE_BYTES", "1000000");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    Some(said)
+}
+
+fn skipped() -> bool {
+    mock::is_real() || !mock::ready()
+}
+
+fn allocate(bytes: usize, stream: &Stream) -> Result<CUdeviceptr, CUresult> {
+    let mut address = 0;
+    // SAFETY: writes one address.
+    match unsafe { sys::cuMemAllocAsync(&raw mut address, bytes, stream.raw()) } {
+        CUresult::CUDA_SUCCESS => Ok(address),
+        code => Err(code),
+    }
+}
+
+fn free(address: CUdeviceptr, stream: &Stream) {
+    // SAFETY: allocated by these tests.
+    check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.raw()) }).unwrap();
+}
+
+fn write(address: CUdeviceptr, bytes: usize, stream: &Stream) {
+    // SAFETY: memory that the mock still has, though not for this.
+    check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.raw()) }).unwrap();
+}
+
+fn stream() -> Stream {
+    let device = Device::open(0).unwrap();
+    device.make_current().unwrap();
+    Stream::new(&device).unwrap()
+}
+
+#[test]
+fn a_write_beyond_the_end_is_found() {
+    if skipped() {
+        return;
+    }
+    if let Some(said) = of_child("a_write_beyond_the_end_is_found") {
+        assert!(said.contains("mock: a write beyond the ends of an allocation"), "{said}");
+        return;
+    }
+    let stream = stream();
+    let address = allocate(100, &stream).unwrap();
+    write(address, 100, &stream);
+    stream.synchronize().unwrap();
+    write(address + 100, 1, &stream);
+    free(address, &stream);
+    let error = stream.synchronize().unwrap_err();
+    assert_eq!(error.code, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+}
+
+#[test]
+fn a_write_after_the_end_is_found() {
+    if skipped() {
+        return;
+    }
+    if let Some(said) = of_child("a_write_after_the_end_is_found") {
+        assert!(said.contains("mock: a write to memory that was freed"), "{said}");
+        return;
+    }
+    let stream = stream();
+    let address = allocate(100, &stream).unwrap();
+    free(address, &stream);
+    write(address + 50, 1, &stream);
+    // It is looked at when as much has gone after it as is kept.
+    for _ in 0..80 {
+        free(allocate(900_000, &stream).unwrap(), &stream);
+    }
+    let error = stream.synchronize().unwrap_err();
+    assert_eq!(error.code, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+}
+
+#[test]
+fn a_device_has_so_much_memory() {
+    if skipped() || of_child("a_device_has_so_much_memory").is_some() {
+        return;
+    }
+    let stream = stream();
+    let free_bytes = || {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two numbers.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }).unwrap();
+        assert_eq!(total, 1_000_000);
+        free
+    };
+    let mut pool: CUmemoryPool = std::ptr::null_mut();
+    // SAFETY: writes one handle, of device 0.
+    check("cuDeviceGetDefaultMemPool", unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, 0) }).unwrap();
+    let counted = |attribute| {
+        let mut value = 0u64;
+        // SAFETY: these attributes are numbers of 64 bits.
+        let code = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()) };
+        check("cuMemPoolGetAttribute", code).unwrap();
+        value
+    };
+    let set = |attribute, mut value: u64| {
+        // SAFETY: as above.
+        let code = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut value).cast()) };
+        check("cuMemPoolSetAttribute", code).unwrap();
+    };
+    let (first, second) = (allocate(600_000, &stream).unwrap(), allocate(300_000, &stream).unwrap());
+    assert_eq!(free_bytes(), 100_000);
+    assert_eq!(allocate(100_001, &stream), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    free(first, &stream);
+    assert_eq!(counted(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 300_000);
+    assert_eq!(counted(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH), 900_000);
+    // The pool keeps it, for its own.
+    assert_eq!((free_bytes(), counted(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)), (100_000, 900_000));
+    set(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 500_000);
+    stream.synchronize().unwrap();
+    assert_eq!(free_bytes(), 500_000);
+    set(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0);
+    set(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0);
+    stream.synchronize().unwrap();
+    assert_eq!((free_bytes(), counted(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)), (700_000, 300_000));
+    free(second, &stream);
+    stream.synchronize().unwrap();
+    assert_eq!(free_bytes(), 1_000_000);
+}
+
+unsafe extern "C" fn hold(until: *mut c_void) {
+    // SAFETY: the test keeps it until the stream is done.
+    let until = unsafe { &*until.cast::<Receiver<()>>() };
+    until.recv().expect("the test lets go");
+}
+
+/// A copy that is held up is not seen by a stream that does not wait for it.
+#[test]
+fn what_does_not_wait_finds_nothing() {
+    if skipped() {
+        return;
+    }
+    let (writer, reader) = (stream(), stream());
+    let device = Device::open(0).unwrap();
+    let (mut from, mut to) = (Pinned::new(&device, 8).unwrap(), Pinned::new(&device, 8).unwrap());
+    from.copy_from_slice(&[7; 8]);
+    let address = allocate(8, &writer).unwrap();
+    writer.synchronize().unwrap();
+    let (let_go, held) = channel::<()>();
+    // SAFETY: all of it lives until both streams are done.
+    unsafe {
+        let held = (&raw const held).cast_mut().cast();
+        check("cuLaunchHostFunc", sys::cuLaunchHostFunc(writer.raw(), Some(hold), held)).unwrap();
+        check("cuMemcpyHtoDAsync", sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), 8, writer.raw())).unwrap();
+        let into = to.as_mut_ptr().cast();
+        check("cuMemcpyDtoHAsync", sys::cuMemcpyDtoHAsync_v2(into, address, 8, reader.raw())).unwrap();
+        reader.synchronize().unwrap();
+        assert_eq!(to[..], [0xff; 8]);
+        let written = Event::new(&device).unwrap();
+        writer.record(&written).unwrap();
+        reader.wait_for(&written).unwrap();
+        check("cuMemcpyDtoHAsync", sys::cuMemcpyDtoHAsync_v2(into, address, 8, reader.raw())).unwrap();
+        assert_eq!(to[..], [0xff; 8]);
+        let_go.send(()).unwrap();
+        reader.synchronize().unwrap();
+        assert_eq!(to[..], [7; 8]);
+    }
+    free(address, &writer);
+    writer.synchronize().unwrap();
+}
