@@ -146,8 +146,7 @@ impl Engine {
     }
 
     fn built(config: &Config, model: Layers, comm: &dyn Communicator) -> Result<Model, Error> {
-        let settings = Settings::new(config)?;
-        Ok(model.build_on(settings.dtype, &device::open(config, comm)?)?)
+        Ok(model.build_on(Settings::new(config)?.dtype, &device::open(config, comm)?)?)
     }
 
     fn of_model(
