@@ -4,6 +4,7 @@
 //! g ← g + λθ        s ← s + g²        θ ← θ − lr·g / (√s + ε)
 //! ```
 
+use crate::factors::{Factors, Formula};
 use crate::{Step, rule::Rule};
 
 /// Hyperparameters of Adagrad; the defaults are DeepSpeed's.
@@ -39,6 +40,12 @@ pub(crate) struct AdagradRule {
     decay: f32,
     eps: f32,
     minus_lr: f32,
+}
+
+impl AdagradRule {
+    pub(crate) fn factors(self) -> Factors {
+        Factors::new(Formula::Adagrad, [self.decay, self.grad_scale, self.eps, self.minus_lr])
+    }
 }
 
 impl Rule<1> for AdagradRule {

@@ -31,8 +31,7 @@ impl Default for AdamW {
 
 impl AdamW {
     /// What a step does to every element alike.
-    #[must_use]
-    pub fn factors(&self, step: &Step) -> AdamFactors {
+    pub(crate) fn factors(&self, step: &Step) -> AdamFactors {
         let (beta1, beta2) = self.betas;
         let (correction1, correction2) = if self.bias_correction {
             let t = step.step as f64;
@@ -57,23 +56,23 @@ impl AdamW {
 /// The factors of a step, computed in f64 and rounded to f32 once. Whoever applies them in the order of this file's formulas, with its
 /// fused multiply-adds, gets the same bits.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamFactors {
+pub(crate) struct AdamFactors {
     /// 1 − lr·λ of the decoupled form, λ of the classic one.
-    pub decay: f32,
+    pub(crate) decay: f32,
     /// What gradients are multiplied by first.
-    pub grad_scale: f32,
+    pub(crate) grad_scale: f32,
     /// 1 − β₁
-    pub one_minus_beta1: f32,
+    pub(crate) one_minus_beta1: f32,
     /// β₂
-    pub beta2: f32,
+    pub(crate) beta2: f32,
     /// 1 − β₂
-    pub one_minus_beta2: f32,
+    pub(crate) one_minus_beta2: f32,
     /// 1/√(1 − β₂ᵗ)
-    pub inv_root_correction2: f32,
+    pub(crate) inv_root_correction2: f32,
     /// ε
-    pub eps: f32,
+    pub(crate) eps: f32,
     /// −lr/(1 − β₁ᵗ)
-    pub minus_step_size: f32,
+    pub(crate) minus_step_size: f32,
 }
 
 impl AdamFactors {

@@ -17,6 +17,7 @@
 
 mod adagrad;
 mod adamw;
+mod factors;
 mod half_float;
 mod lion;
 mod rule;
@@ -32,8 +33,9 @@ pub mod norm;
 pub mod schedule;
 
 pub use adagrad::Adagrad;
-pub use adamw::{AdamFactors, AdamW};
+pub use adamw::AdamW;
 pub use exact_sum::ExactSum;
+pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_half};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};

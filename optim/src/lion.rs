@@ -4,6 +4,7 @@
 //! θ ← θ(1 − lr·λ) − lr·sign(β₁m + (1−β₁)g)        m ← β₂m + (1−β₂)g
 //! ```
 
+use crate::factors::{Factors, Formula};
 use crate::{Step, rule::Rule};
 
 /// Hyperparameters of Lion; the defaults are DeepSpeed's.
@@ -46,6 +47,13 @@ pub(crate) struct LionRule {
     beta2: f32,
     one_minus_beta2: f32,
     minus_lr: f32,
+}
+
+impl LionRule {
+    pub(crate) fn factors(self) -> Factors {
+        let Self { grad_scale, keep, beta1, one_minus_beta1, beta2, one_minus_beta2, minus_lr } = self;
+        Factors::new(Formula::Lion, [keep, grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, minus_lr])
+    }
 }
 
 impl Rule<1> for LionRule {

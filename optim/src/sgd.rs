@@ -5,6 +5,7 @@
 //! θ ← θ − lr·b      or, with Nesterov's look-ahead, θ ← θ − lr·(g + μb)
 //! ```
 
+use crate::factors::{Factors, Formula};
 use crate::{Step, rule::Rule};
 
 /// Hyperparameters of stochastic gradient descent; the defaults are PyTorch's.
@@ -38,6 +39,17 @@ impl Sgd {
 
     pub(crate) fn nesterov_rule(&self, step: &Step) -> Nesterov {
         Nesterov(self.momentum_rule(step))
+    }
+
+    pub(crate) fn factors(&self, step: &Step) -> Factors {
+        let Momentum { plain, momentum, one_minus_dampening } = self.momentum_rule(step);
+        let Plain { grad_scale, decay, minus_lr } = plain;
+        let formula = match (self.momentum != 0.0, self.nesterov) {
+            (false, _) => Formula::Sgd,
+            (true, false) => Formula::Momentum,
+            (true, true) => Formula::Nesterov,
+        };
+        Factors::new(formula, [decay, grad_scale, minus_lr, momentum, one_minus_dampening])
     }
 }
 

@@ -1,40 +1,104 @@
-// AdamW and Adam over a flat shard, the squares of gradients, and numbers from one type into another: all with the bits of the CPU's
+// A step of any optimizer over a flat shard, the squares of gradients, and numbers from one type into another: all with the bits of the CPU's
 // (optim/), so that what a card and its host share of an update makes no difference.
 #include "device.cuh"
 
-struct AdamArgs {
-    // f32 of [count] each: master parameters and the two moments.
-    uint64_t params, exp_avg, exp_avg_sq;
+struct UpdateArgs {
+    // f32 of [count] each: master parameters, the optimizer's states (0 where there are fewer) and reduced gradients.
+    uint64_t params, states[2];
     uint64_t grads;
     // The parameters that layers read, in the entry's type; 0 if those are the master parameters.
     uint64_t working;
     uint64_t count;
-    // 1 − lr·λ of decoupled decay, or λ of the classic form.
-    float decay;
-    float grad_scale, one_minus_beta1, beta2, one_minus_beta2, inv_root_correction2, eps, minus_step_size;
-    uint32_t decoupled;
+    // In the order that optim/src/factors.rs gives for each formula.
+    float factors[8];
+    uint32_t formula;
     uint32_t unused;
 };
 
-// Gradients and working parameters of one type.
-template <class T> DEVICE void adam(const AdamArgs& a) {
-    for (uint64_t i = global_thread(); i < a.count; i += global_threads()) {
-        float param = as<float>(a.params)[i], grad = load(as<T>(a.grads)[i]) * a.grad_scale;
-        if (a.decoupled) {
-            param = param * a.decay;
-        } else {
-            grad = fmaf(a.decay, param, grad);
-        }
-        float m = as<float>(a.exp_avg)[i], v = as<float>(a.exp_avg_sq)[i];
-        m = fmaf(a.one_minus_beta1, grad - m, m);
+struct Adam {
+    DEVICE static void moments(const float* f, float& param, float grad, float& m, float& v) {
+        m = fmaf(f[2], grad - m, m);
         // (1−β₂)g before the second g: g² alone overflows f32 from 1.8e19 on.
-        v = fmaf(a.one_minus_beta2 * grad, grad, a.beta2 * v);
-        float denominator = fmaf(sqrtf(v), a.inv_root_correction2, a.eps);
-        param = fmaf(a.minus_step_size, m / denominator, param);
+        v = fmaf(f[4] * grad, grad, f[3] * v);
+        param = fmaf(f[7], m / fmaf(sqrtf(v), f[5], f[6]), param);
+    }
+    DEVICE static void step(const float* f, float& param, float grad, float& m, float& v) {
+        moments(f, param, fmaf(f[0], param, grad * f[1]), m, v);
+    }
+};
+
+struct AdamW {
+    DEVICE static void step(const float* f, float& param, float grad, float& m, float& v) {
+        param = param * f[0];
+        Adam::moments(f, param, grad * f[1], m, v);
+    }
+};
+
+struct Sgd {
+    DEVICE static void step(const float* f, float& param, float grad, float&, float&) {
+        param = fmaf(f[2], fmaf(f[0], param, grad * f[1]), param);
+    }
+};
+
+struct Momentum {
+    DEVICE static void step(const float* f, float& param, float grad, float& buffer, float&) {
+        buffer = fmaf(f[4], fmaf(f[0], param, grad * f[1]), f[3] * buffer);
+        param = fmaf(f[2], buffer, param);
+    }
+};
+
+struct Nesterov {
+    DEVICE static void step(const float* f, float& param, float grad, float& buffer, float&) {
+        grad = fmaf(f[0], param, grad * f[1]);
+        buffer = fmaf(f[4], grad, f[3] * buffer);
+        param = fmaf(f[2], fmaf(f[3], buffer, grad), param);
+    }
+};
+
+struct Lion {
+    DEVICE static void step(const float* f, float& param, float grad, float& m, float&) {
+        grad = grad * f[1];
+        float direction = fmaf(f[3], grad, f[2] * m);
+        m = fmaf(f[5], grad, f[4] * m);
+        // A NaN stays one: it must not pass for "no change".
+        float sign = direction > 0.0f ? 1.0f : direction < 0.0f ? -1.0f : direction;
+        param = fmaf(f[6], sign, param * f[0]);
+    }
+};
+
+struct Adagrad {
+    DEVICE static void step(const float* f, float& param, float grad, float& sum, float&) {
+        grad = fmaf(f[0], param, grad * f[1]);
+        sum = fmaf(grad, grad, sum);
+        param = fmaf(f[3], grad / (sqrtf(sum) + f[2]), param);
+    }
+};
+
+template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
+    for (uint64_t i = global_thread(); i < a.count; i += global_threads()) {
+        float param = as<float>(a.params)[i], states[2] = {0.0f, 0.0f};
+        for (int s = 0; s < 2; s++) {
+            if (a.states[s]) states[s] = as<float>(a.states[s])[i];
+        }
+        FORMULA::step(a.factors, param, as<float>(a.grads)[i], states[0], states[1]);
         as_mut<float>(a.params)[i] = param;
-        as_mut<float>(a.exp_avg)[i] = m;
-        as_mut<float>(a.exp_avg_sq)[i] = v;
+        for (int s = 0; s < 2; s++) {
+            if (a.states[s]) as_mut<float>(a.states[s])[i] = states[s];
+        }
         if (a.working) store(as_mut<T>(a.working)[i], param);
+    }
+}
+
+// One pass over memory, whatever the optimizer. The entry's type is that of the working parameters.
+template <class T> DEVICE void update(const UpdateArgs& a) {
+    switch (a.formula) {
+        case 0: return all<T, AdamW>(a);
+        case 1: return all<T, Adam>(a);
+        case 2: return all<T, Sgd>(a);
+        case 3: return all<T, Momentum>(a);
+        case 4: return all<T, Nesterov>(a);
+        case 5: return all<T, Lion>(a);
+        case 6: return all<T, Adagrad>(a);
     }
 }
 
@@ -90,7 +154,7 @@ template <class T> DEVICE void add_to(const CastArgs& a) {
     }
 }
 
-KERNEL(adam, AdamArgs, 256)
+KERNEL(update, UpdateArgs, 256)
 KERNEL(square_sums, SquareSumsArgs, 256)
 KERNEL(widen, CastArgs, 256)
 KERNEL(narrow, CastArgs, 256)

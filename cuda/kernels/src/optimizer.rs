@@ -1,28 +1,20 @@
-//! AdamW over a flat shard, squares for a gradient norm, and numbers from one type into another.
+//! A step of an optimizer over a flat shard, squares for a gradient norm, and numbers from one type into another.
 
-use zero_optim::{AdamW, Step};
+use zero_optim::Factors;
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 
-/// `AdamArgs` of `cu/optimizer.cu`.
+/// `UpdateArgs` of `cu/optimizer.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamArgs {
+pub struct UpdateArgs {
     params: Address,
-    exp_avg: Address,
-    exp_avg_sq: Address,
+    states: [Address; 2],
     grads: Address,
     working: Address,
     count: u64,
-    decay: f32,
-    grad_scale: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    inv_root_correction2: f32,
-    eps: f32,
-    minus_step_size: f32,
-    decoupled: u32,
+    factors: [f32; 8],
+    formula: u32,
     unused: u32,
 }
 
@@ -44,37 +36,20 @@ pub struct CastArgs {
     count: u64,
 }
 
-/// One pass over `count` master parameters (f32), their two moments (f32) and gradients of `dtype`; the parameters that layers read, of
-/// the same type, are written in passing unless `working` is 0.
-pub fn adam(
+/// One pass over `count` master parameters (f32), the optimizer's states (f32, 0 for those that it does not have) and reduced gradients
+/// (f32). The parameters that layers read, of `dtype`, are written in passing unless `working` is 0.
+pub fn update(
     dtype: Dtype,
     count: u64,
-    adamw: &AdamW,
-    step: &Step,
-    [params, exp_avg, exp_avg_sq]: [Address; 3],
+    factors: &Factors,
+    params: Address,
+    states: [Address; 2],
     grads: Address,
     working: Address,
-) -> Option<Launch<AdamArgs>> {
-    let of = adamw.factors(step);
-    let args = AdamArgs {
-        params,
-        exp_avg,
-        exp_avg_sq,
-        grads,
-        working,
-        count,
-        decay: of.decay,
-        grad_scale: of.grad_scale,
-        one_minus_beta1: of.one_minus_beta1,
-        beta2: of.beta2,
-        one_minus_beta2: of.one_minus_beta2,
-        inv_root_correction2: of.inv_root_correction2,
-        eps: of.eps,
-        minus_step_size: of.minus_step_size,
-        decoupled: adamw.decoupled.into(),
-        unused: 0,
-    };
-    Launch::over(Source::Optimizer, "adam", dtype, count, args)
+) -> Option<Launch<UpdateArgs>> {
+    let (factors, formula) = (factors.values, factors.formula as u32);
+    let args = UpdateArgs { params, states, grads, working, count, factors, formula, unused: 0 };
+    Launch::over(Source::Optimizer, "update", dtype, count, args)
 }
 
 /// Gradients of which the squares are one sum, counted from the first of a parameter: those of `zero_optim::norm`.

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
 use zero_kernels::attention::{self, Geometry};
 use zero_kernels::norm::{self, Rows, Weights};
-use zero_kernels::optimizer::{adam, square_sums, widen};
+use zero_kernels::optimizer::{square_sums, widen};
 use zero_kernels::{Dtype, Kernels, Launch, Source, emulated};
 use zero_optim::norm::block_square_sums;
 use zero_optim::{AdamW, Optimizer, Step, update};
@@ -94,18 +94,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn an_update_has_the_bits_of_the_cpus() {
     let Some(bench) = Bench::new() else { return };
     let count = 5000;
-    let (rule, step) =
-        (AdamW { weight_decay: 0.1, ..AdamW::default() }, Step { step: 3, lr: 1e-3, grad_scale: 0.5, decay: true });
+    let rule = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    let step = Step { step: 3, lr: 1e-3, grad_scale: 0.5, decay: true };
     let (mut params, grads) = (numbers(count, 1.0), numbers(count, 0.01));
     let (mut m, mut v) = (numbers(count, 0.003), vec![1e-4; count]);
     let [at_params, at_grads, at_m, at_v] = [&params, &grads, &m, &v].map(|values| bench.upload(values));
     let sums = bench.upload(&vec![f32::NAN; 2 * count.div_ceil(1024)]);
-    let states = [at_params.address(), at_m.address(), at_v.address()];
+    let states = [at_m.address(), at_v.address()];
     bench.launch(&square_sums(Dtype::F32, count as u64, at_grads.address(), sums.address()).unwrap());
-    bench.launch(&adam(Dtype::F32, count as u64, &rule, &step, states, at_grads.address(), 0).unwrap());
+    let (factors, params_at, grads_at) = (rule.factors(&step), at_params.address(), at_grads.address());
+    let launch = zero_kernels::optimizer::update(Dtype::F32, count as u64, &factors, params_at, states, grads_at, 0);
+    bench.launch(&launch.unwrap());
     let found: Vec<u64> = bench.bytes(&sums).into_iter().map(u64::from_ne_bytes).collect();
     assert_eq!(found, block_square_sums(&grads).map(f64::to_bits).collect::<Vec<_>>());
-    update(&Optimizer::AdamW(rule), &step, &mut params, &grads, &mut [&mut m, &mut v]).unwrap();
+    update(&rule, &step, &mut params, &grads, &mut [&mut m, &mut v]).unwrap();
     for (name, at, want) in [("parameters", &at_params, &params), ("m", &at_m, &m), ("v", &at_v, &v)] {
         assert!(bench.bits(at) == bits(want), "{name}");
     }

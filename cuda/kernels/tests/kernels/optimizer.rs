@@ -1,11 +1,11 @@
-//! AdamW, squares and roundings: the CPU's bits.
+//! Optimizers, squares and roundings: the CPU's bits.
 
 use half::{bf16, f16};
 use zero_kernels::Dtype;
 use zero_kernels::emulated::Memory;
-use zero_kernels::optimizer::{SQUARES, adam, add_to, narrow, square_sums, widen};
+use zero_kernels::optimizer::{SQUARES, add_to, narrow, square_sums, widen};
 use zero_optim::norm::block_square_sums;
-use zero_optim::{AdamW, Optimizer, Step, update};
+use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Sgd, Step, update};
 
 use crate::{numbers, on_device, rounded};
 
@@ -16,43 +16,61 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn an_update_has_the_bits_of_the_cpus() {
     let count = 3000;
-    for decoupled in [true, false] {
-        for dtype in Dtype::ALL {
-            let rule = AdamW { weight_decay: 0.1, decoupled, ..AdamW::default() };
-            let grads: Vec<Vec<f32>> = (0..3)
-                .map(|step| {
-                    // From squares that vanish in f32 to ones that pass its end.
-                    let all = numbers(10 + step, count).into_iter().zip((-30..30).cycle());
-                    rounded(dtype, &all.map(|(x, power)| x * 2f32.powi(power / 3)).collect::<Vec<_>>())
-                })
-                .collect();
-            let (start, lr) = (numbers(1, count), 1e-2);
-            let step_of = |step: usize| Step { step: step as u64 + 1, lr, grad_scale: 0.37, decay: true };
-            let Some((params, exp_avg, exp_avg_sq, working)) = on_device(|device| {
-                let mut params = Memory::floats(Dtype::F32, &start);
-                let [mut m, mut v] = [(); 2].map(|()| Memory::floats(Dtype::F32, &vec![0.0; count]));
-                let mut working = Memory::floats(dtype, &vec![f32::NAN; count]);
-                for (step, grads) in grads.iter().enumerate() {
-                    let mut grads = Memory::floats(dtype, grads);
-                    let states = [params.address(), m.address(), v.address()];
-                    let (count, to) = (count as u64, working.address());
-                    let launch = adam(dtype, count, &rule, &step_of(step), states, grads.address(), to);
-                    device.run(&launch.unwrap());
-                }
-                let of = |memory: &Memory| bits(&memory.to_floats(Dtype::F32));
-                (of(&params), of(&m), of(&v), bits(&working.to_floats(dtype)))
-            }) else {
-                return;
-            };
-            let (mut want, mut m, mut v) = (start.clone(), vec![0.0; count], vec![0.0; count]);
+    let adamw = |decoupled| AdamW { weight_decay: 0.1, decoupled, ..AdamW::default() };
+    let sgd = |momentum, nesterov| Sgd { momentum, dampening: 0.1, nesterov, weight_decay: 0.1 };
+    let optimizers = [
+        Optimizer::AdamW(adamw(true)),
+        Optimizer::AdamW(adamw(false)),
+        Optimizer::Sgd(sgd(0.0, false)),
+        Optimizer::Sgd(sgd(0.9, false)),
+        Optimizer::Sgd(sgd(0.9, true)),
+        Optimizer::Lion(Lion { weight_decay: 0.1, ..Lion::default() }),
+        Optimizer::Adagrad(Adagrad { weight_decay: 0.1, ..Adagrad::default() }),
+    ];
+    let grads: Vec<Vec<f32>> = (0..3)
+        .map(|step| {
+            // From squares that vanish in f32 to ones that pass its end.
+            let all = numbers(10 + step, count).into_iter().zip((-30..30).cycle());
+            all.map(|(x, power)| x * 2f32.powi(power / 3)).collect()
+        })
+        .collect();
+    let start = numbers(1, count);
+    let step_of = |step: usize| Step { step: step as u64 + 1, lr: 1e-2, grad_scale: 0.37, decay: true };
+    for (optimizer, dtype) in optimizers.iter().flat_map(|optimizer| Dtype::ALL.map(|dtype| (optimizer, dtype))) {
+        let held = optimizer.states().len();
+        let Some((params, states, working)) = on_device(|device| {
+            let mut params = Memory::floats(Dtype::F32, &start);
+            let mut states: Vec<Memory> = (0..held).map(|_| Memory::floats(Dtype::F32, &vec![0.0; count])).collect();
+            let mut working = Memory::floats(dtype, &vec![f32::NAN; count]);
             for (step, grads) in grads.iter().enumerate() {
-                let optimizer = Optimizer::AdamW(rule);
-                update(&optimizer, &step_of(step), &mut want, grads, &mut [&mut m, &mut v]).unwrap();
+                let mut grads = Memory::floats(Dtype::F32, grads);
+                let mut at = [0; 2];
+                at.iter_mut().zip(&mut states).for_each(|(at, state)| *at = state.address());
+                let (factors, to) = (optimizer.factors(&step_of(step)), working.address());
+                let launch = zero_kernels::optimizer::update(
+                    dtype,
+                    count as u64,
+                    &factors,
+                    params.address(),
+                    at,
+                    grads.address(),
+                    to,
+                );
+                device.run(&launch.unwrap());
             }
-            assert!(params == bits(&want), "parameters, {dtype:?}, decoupled {decoupled}");
-            assert!(exp_avg == bits(&m) && exp_avg_sq == bits(&v), "moments, {dtype:?}, decoupled {decoupled}");
-            assert!(working == bits(&rounded(dtype, &want)), "working parameters, {dtype:?}");
+            let of = |memory: &Memory| bits(&memory.to_floats(Dtype::F32));
+            (of(&params), states.iter().map(of).collect::<Vec<_>>(), bits(&working.to_floats(dtype)))
+        }) else {
+            return;
+        };
+        let (mut want, mut kept) = (start.clone(), vec![vec![0.0; count]; held]);
+        for (step, grads) in grads.iter().enumerate() {
+            let mut kept: Vec<&mut [f32]> = kept.iter_mut().map(Vec::as_mut_slice).collect();
+            update(optimizer, &step_of(step), &mut want, grads, &mut kept).unwrap();
         }
+        assert!(params == bits(&want), "parameters, {dtype:?}, {optimizer:?}");
+        assert!(states == kept.iter().map(|state| bits(state)).collect::<Vec<_>>(), "states, {dtype:?}, {optimizer:?}");
+        assert!(working == bits(&rounded(dtype, &want)), "working parameters, {dtype:?}, {optimizer:?}");
     }
 }
 
