@@ -58,6 +58,17 @@ impl Device {
         self.ordinal
     }
 
+    /// What no other device in the world has; an instance of a device that is cut into several has one of its own.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes sixteen bytes.
+        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) })?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     /// Makes it the one that the calling thread's calls are about.
     ///
     /// # Errors

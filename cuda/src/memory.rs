@@ -161,6 +161,62 @@ impl Pinned {
     }
 }
 
+impl Stream {
+    /// Puts a copy of `bytes` bytes of the device onto memory of the host on the stream. Returns before it is made.
+    ///
+    /// # Safety
+    /// There must be as many bytes at `from`, and both must live, and `to` not be read or written, until the stream has done it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If `to` has not as many bytes.
+    pub unsafe fn download(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= to.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device().make_current()?;
+        let target = to.start.cast::<c_void>();
+        // SAFETY: both have as many bytes; the caller answers for how long.
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, from, bytes, self.raw()) })
+    }
+
+    /// Puts a copy of the first `bytes` bytes of memory of the host onto the device on the stream. Returns before it is made.
+    ///
+    /// # Safety
+    /// There must be room for as many bytes at `to`, and both must live, and `from` stay as it is, until the stream has done it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If `from` has not as many bytes.
+    pub unsafe fn upload(&self, from: &Pinned, to: u64, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= from.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device().make_current()?;
+        let source = from.start.cast::<c_void>();
+        // SAFETY: both have as many bytes; the caller answers for how long.
+        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, source, bytes, self.raw()) })
+    }
+
+    /// Takes `bytes` bytes out of the device's pool, for what comes later on the stream. Who takes them gives them back.
+    ///
+    /// # Errors
+    /// There is not as much.
+    pub fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
+        self.device().make_current()?;
+        let mut address = 0;
+        // SAFETY: writes one address. The driver gives no memory of no size.
+        check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut address, bytes.max(1), self.raw()) })?;
+        Ok(address)
+    }
+}
+
 impl Deref for Pinned {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

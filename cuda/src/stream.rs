@@ -124,7 +124,7 @@ impl Drop for Stream {
 pub struct Event {
     raw: CUevent,
     /// Its context must not go before it.
-    _device: Arc<Device>,
+    device: Arc<Device>,
 }
 
 // SAFETY: the driver may be called from every thread.
@@ -142,12 +142,22 @@ impl Event {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, NO_TIMING) })?;
-        Ok(Event { raw, _device: Arc::clone(device) })
+        Ok(Event { raw, device: Arc::clone(device) })
     }
 
     /// For calls of other libraries. Valid as long as this lives.
     pub fn raw(&self) -> CUevent {
         self.raw
+    }
+
+    /// Waits until it has happened.
+    ///
+    /// # Errors
+    /// What went wrong on its stream.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.device.make_current()?;
+        // SAFETY: the event lives.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
     /// Whether it has happened.

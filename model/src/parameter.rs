@@ -111,6 +111,26 @@ impl Parameter {
         on_host(swap(&self.leaf, Storage::Cpu(values))?)
     }
 
+    /// Gives the leaf its full values, which are on its device; what it held before is returned.
+    ///
+    /// # Errors
+    /// If they are on another device, or of another dtype than the parameter.
+    pub fn put(&self, values: Storage) -> Result<Storage> {
+        match values {
+            Storage::Cpu(values) => self.fill(values).map(Storage::Cpu),
+            values if values.dtype() == self.dtype => swap(&self.leaf, values),
+            values => candle_core::bail!("parameter `{}` holds {:?}, not {:?}", self.name, self.dtype, values.dtype()),
+        }
+    }
+
+    /// Takes the values out of the leaf, wherever they are; until the next [`Parameter::put`] every use of it is an error.
+    ///
+    /// # Errors
+    /// If candle cannot reach the storage.
+    pub fn take(&self) -> Result<Storage> {
+        take(&self.leaf)
+    }
+
     /// Takes the values out of the leaf; until the next [`Parameter::fill`] every use of it is an error. Those on a GPU are gone.
     ///
     /// # Errors

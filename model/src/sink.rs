@@ -14,6 +14,7 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
+mod flat;
 mod tiles;
 
 use std::cell::{Cell, RefCell};
@@ -25,6 +26,7 @@ use crate::device::Array;
 use crate::flag::Flag;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
+pub use flat::Flat;
 pub(crate) use tiles::in_tiles;
 
 /// The place of one parameter's gradient, f32 and row-major, whatever the parameter's own dtype.
@@ -225,42 +227,6 @@ fn copied(gradient: &Tensor, take: impl FnOnce(&[f32])) -> Result<()> {
     Ok(())
 }
 
-/// A flat buffer of f32.
-#[derive(Debug)]
-pub enum Flat {
-    /// On the host.
-    Host(Vec<f32>),
-    /// In the memory of a GPU.
-    #[cfg(feature = "cuda")]
-    Device(Array),
-}
-
-impl From<Vec<f32>> for Flat {
-    fn from(values: Vec<f32>) -> Self {
-        Self::Host(values)
-    }
-}
-
-impl Flat {
-    /// The values of one on the host.
-    #[must_use]
-    pub fn into_host(self) -> Option<Vec<f32>> {
-        match self {
-            Self::Host(values) => Some(values),
-            #[cfg(feature = "cuda")]
-            Self::Device(_) => None,
-        }
-    }
-
-    fn as_host_mut(&mut self) -> Option<&mut [f32]> {
-        match self {
-            Self::Host(values) => Some(values),
-            #[cfg(feature = "cuda")]
-            Self::Device(_) => None,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Place {
     buffer: usize,
@@ -337,21 +303,26 @@ impl Gradients {
         self.buffers
     }
 
-    /// The buffers on the host, in the order in which they were added.
+    /// Those on the host, in the order in which they were added.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Vec<f32>> {
-        self.buffers.into_iter().filter_map(Flat::into_host).collect()
+        let host = |buffer| match buffer {
+            Flat::Host(values) => Some(values),
+            #[cfg(feature = "cuda")]
+            Flat::Device(_) => None,
+        };
+        self.buffers.into_iter().filter_map(host).collect()
     }
 
     /// The place itself, on the host, whether or not something is there.
     fn place(&mut self, leaf: TensorId) -> Option<&mut [f32]> {
         let place = self.places.get(&leaf)?;
-        Some(&mut self.buffers[place.buffer].as_host_mut()?[place.range.clone()])
+        Some(&mut self.buffers[place.buffer].host_mut()?[place.range.clone()])
     }
 
     fn slot(&mut self, leaf: TensorId) -> Option<Slot<'_>> {
         let place = self.places.get_mut(&leaf)?;
-        let slice = &mut self.buffers[place.buffer].as_host_mut()?[place.range.clone()];
+        let slice = &mut self.buffers[place.buffer].host_mut()?[place.range.clone()];
         let first = !std::mem::replace(&mut place.written, true);
         Some(if first { Slot::First(slice) } else { Slot::Another(slice) })
     }

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Result, Storage, Tensor, bail};
-use zero_kernels::optimizer::{add_to, widen};
+use zero_kernels::optimizer::{add_to, narrow, widen};
 use zero_kernels::{Address, Dtype};
 
-use super::{Gpu, Operand, address};
+use super::{Gpu, Operand, address, kernel_dtype};
 
 /// f32 values in the memory of a GPU.
 pub struct Array {
@@ -62,8 +63,88 @@ impl Array {
     /// # Panics
     /// If the range is not in it, or of another length than `to`.
     pub fn to_host(&self, range: Range<usize>, to: &mut [f32]) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let slice = self.storage.as_cuda_slice::<f32>()?;
         self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
+    }
+
+    /// Copies what the host has over what begins at `at`. The host may change it when this returns.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If there are not as many values.
+    pub fn upload(&mut self, at: usize, from: &[f32]) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let stream = self.storage.device.cuda_stream();
+        let slice = self.storage.as_cuda_slice_mut::<f32>()?;
+        stream.memcpy_htod(from, &mut slice.slice_mut(at..at + from.len())).map_err(candle_core::Error::wrap)
+    }
+
+    /// Copies a range of another over what begins at `at`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If one of them has not as many values.
+    pub fn copy(&mut self, at: usize, from: &Array, range: Range<usize>) -> Result<()> {
+        let to = at..at + range.len();
+        super::copy(&from.storage, range, &mut self.storage, to)
+    }
+
+    /// Adds another, element by element.
+    ///
+    /// # Errors
+    /// It is of another length, or what the driver says.
+    pub fn add(&mut self, other: &Array) -> Result<()> {
+        if self.len != other.len {
+            bail!("{OP}: {} values added to {}", other.len, self.len);
+        }
+        let (gpu, from, to) =
+            (Gpu::new(&self.storage.device)?, address(OP, &other.storage)?, address(OP, &self.storage)?);
+        // SAFETY: both hold as many values; they are of different storages.
+        unsafe { gpu.launch_some(add_to(Dtype::F32, self.len as u64, from, to)) }
+    }
+
+    /// The values rounded to a type, to nearest, ties to even.
+    ///
+    /// # Errors
+    /// The memory does not suffice, or the type is none of f32, bf16 and f16.
+    pub fn rounded(&self, dtype: DType) -> Result<CudaStorage> {
+        let gpu = Gpu::new(&self.storage.device)?;
+        let rounded = gpu.room(OP, dtype, self.len)?;
+        let (from, to) = (address(OP, &self.storage)?, address(OP, &rounded)?);
+        // SAFETY: both hold as many values.
+        unsafe { gpu.launch_some(narrow(kernel_dtype(OP, dtype)?, self.len as u64, from, to)) }?;
+        Ok(rounded)
+    }
+
+    /// The first `len` values of a storage, in f32, exactly.
+    ///
+    /// # Errors
+    /// The memory does not suffice, or the storage is none of f32, bf16 and f16.
+    pub fn widened(values: CudaStorage, len: usize) -> Result<Self> {
+        if values.dtype() == DType::F32 {
+            return Ok(Self { storage: values, len });
+        }
+        let array = Self::room(&values.device, len)?;
+        let (from, to) = (address(OP, &values)?, address(OP, &array.storage)?);
+        let dtype = kernel_dtype(OP, values.dtype())?;
+        // SAFETY: both hold as many values.
+        unsafe { Gpu::new(&values.device)?.launch_some(widen(dtype, len as u64, from, to)) }?;
+        Ok(array)
+    }
+
+    /// The storage, of f32.
+    #[must_use]
+    pub fn into_storage(self) -> CudaStorage {
+        self.storage
     }
 
     /// Zeros in a range.
@@ -74,6 +155,9 @@ impl Array {
     /// # Panics
     /// If the range is not in it.
     pub fn zero(&mut self, range: Range<usize>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let stream = self.storage.device.cuda_stream();
         let slice = self.storage.as_cuda_slice_mut::<f32>()?;
         stream.memset_zeros(&mut slice.slice_mut(range)).map_err(candle_core::Error::wrap)

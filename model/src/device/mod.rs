@@ -7,6 +7,10 @@
 
 mod array;
 mod fault;
+mod memory;
+pub mod optimizer;
+mod pool;
+mod staging;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,6 +26,9 @@ use zero_kernels::{Address, Dtype, Kernels, Launch};
 pub use array::Array;
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
+pub use memory::{Mark, begin as address_of, copy, download, room, upload};
+pub use pool::{forget_peak, peak};
+pub use staging::{Arriving, Staging};
 
 /// Opens GPU `ordinal` of those that are visible.
 ///
@@ -31,6 +38,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
     let device = CudaDevice::new_with_stream(ordinal)?;
     // SAFETY: all work is on the device's one stream, so nothing is used before it is there, or freed before its last use.
     unsafe { device.disable_event_tracking() };
+    pool::keep_what_is_freed(&device)?;
     Ok(Device::Cuda(device))
 }
 

@@ -1,0 +1,185 @@
+//! Copies between a GPU and the host beside what the GPU computes: on streams of their own, through memory of the host that stays where it
+//! is.
+//!
+//! What a layer's backward has made goes to the host while the next layer's runs, and the values of the next layer come while this one
+//! computes. The host waits only where it reads what has come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use candle_core::cuda_backend::CudaDType;
+use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, Result, bail};
+use half::{bf16, f16};
+use zero_cuda::{Event, Pinned, Stream};
+
+use super::{Array, Gpu, Mark, driver};
+
+/// The streams, and memory of the host that waits for its next use.
+pub struct Staging {
+    device: CudaDevice,
+    of: Arc<zero_cuda::Device>,
+    down: Stream,
+    up: Stream,
+    idle: Vec<Pinned>,
+    /// What is being copied to the device.
+    leaving: VecDeque<(Event, Pinned)>,
+}
+
+/// Memory of the host that uploads may hold at a time: two of the largest layers that are usual.
+const LEAVING: usize = 512 << 20;
+
+/// Values on their way to the host.
+pub struct Arriving {
+    there: Event,
+    len: usize,
+    /// Where they come to and from, until they are taken.
+    ends: Option<(Pinned, Array)>,
+}
+
+impl Staging {
+    /// For a GPU.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        let of = Arc::clone(Gpu::new(device)?.kernels.device());
+        let (down, up) = (Stream::new(&of).map_err(driver)?, Stream::new(&of).map_err(driver)?);
+        Ok(Self { device: device.clone(), of, down, up, idle: vec![], leaving: VecDeque::new() })
+    }
+
+    /// Memory of at least `bytes` bytes: what waits, if it is not twice as much, or new.
+    fn pinned(&mut self, bytes: usize) -> Result<Pinned> {
+        let fits = |pinned: &Pinned| pinned.len() >= bytes && pinned.len() <= 2 * bytes.max(4096);
+        match self.idle.iter().position(fits) {
+            Some(index) => Ok(self.idle.swap_remove(index)),
+            None => Pinned::new(&self.of, bytes).map_err(driver),
+        }
+    }
+
+    /// Bytes of the host that are pinned here, in use or not, as far as they are not on their way to the host.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.idle.iter().chain(self.leaving.iter().map(|(_, pinned)| pinned)).map(|pinned| pinned.len()).sum()
+    }
+
+    /// Sends values to the host, behind what makes them.
+    ///
+    /// # Errors
+    /// What the driver says, or the memory of the host that may be pinned does not suffice.
+    pub fn download(&mut self, source: Array) -> Result<Arriving> {
+        let bytes = source.len() * size_of::<f32>();
+        let mut pinned = self.pinned(bytes)?;
+        let there = Event::new(&self.of).map_err(driver)?;
+        let made = Mark::new(&self.device)?;
+        self.down.wait_for(made.event()).map_err(driver)?;
+        // SAFETY: the array and the memory live in what is returned, whose drop waits for the event.
+        unsafe { self.down.download(source.address(&(0..source.len()))?, &mut pinned, bytes) }.map_err(driver)?;
+        if let Err(error) = self.down.record(&there) {
+            // Without the event nobody would wait for the copy.
+            let _ = self.down.synchronize();
+            return Err(driver(error));
+        }
+        Ok(Arriving { there, len: source.len(), ends: Some((pinned, source)) })
+    }
+
+    /// Waits for values, and copies them to where they belong.
+    ///
+    /// # Errors
+    /// What went wrong on the device.
+    ///
+    /// # Panics
+    /// If `to` has another length.
+    pub fn take(&mut self, mut arriving: Arriving, to: &mut [f32]) -> Result<()> {
+        assert_eq!(arriving.len, to.len());
+        arriving.there.wait().map_err(driver)?;
+        if let Some((pinned, _source)) = arriving.ends.take() {
+            to.copy_from_slice(bytemuck::cast_slice(&pinned[..size_of_val(to)]));
+            self.idle.push(pinned);
+        }
+        Ok(())
+    }
+
+    /// Values of the host in the memory of the GPU: they are there for all that is put on candle's stream from now on. The host may change
+    /// its own at once.
+    ///
+    /// # Errors
+    /// A memory does not suffice, or values that are none of f32, bf16 and f16.
+    pub fn upload(&mut self, values: &CpuStorage) -> Result<CudaStorage> {
+        match values {
+            CpuStorage::F32(values) => self.upload_slice::<f32>(values),
+            CpuStorage::BF16(values) => self.upload_slice::<bf16>(values),
+            CpuStorage::F16(values) => self.upload_slice::<f16>(values),
+            _ => bail!("parameters are f32, bf16 or f16"),
+        }
+    }
+
+    fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod>(&mut self, values: &[T]) -> Result<CudaStorage> {
+        self.collect(size_of_val(values))?;
+        let mut pinned = self.pinned(size_of_val(values))?;
+        pinned[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
+        let there = Event::new(&self.of).map_err(driver)?;
+        // Out of the pool for this stream: on candle's it would be there only when all is done that was put there before.
+        let address = self.up.allocate(size_of_val(values)).map_err(driver)?;
+        let stream = self.device.cuda_stream();
+        // SAFETY: the address is of as many bytes, which nobody else has; candle's stream gives them back behind its last use of them.
+        let slice = unsafe { stream.upgrade_device_ptr::<T>(address, values.len().max(1)) };
+        // SAFETY: the slice has room; the memory of the host is kept until the event.
+        let copied = unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
+        let copied = copied.and_then(|()| self.up.record(&there));
+        // SAFETY: candle's stream is one of its device, and lives until the end of the call.
+        let candles = unsafe { Stream::borrow(&self.of, stream.cu_stream()) };
+        if let Err(error) = copied.and_then(|()| candles.wait_for(&there)) {
+            let _ = self.up.synchronize();
+            return Err(driver(error));
+        }
+        self.leaving.push_back((there, pinned));
+        Ok(CudaStorage::wrap_cuda_slice(slice, self.device.clone()))
+    }
+
+    /// Takes back memory that has been copied, and waits for some of it where `more` would make it too much.
+    fn collect(&mut self, more: usize) -> Result<()> {
+        let mut held: usize = self.leaving.iter().map(|(_, pinned)| pinned.len()).sum();
+        while let Some((there, pinned)) = self.leaving.pop_front() {
+            let is_there = there.is_done().map_err(driver)?;
+            if !is_there && held + more <= LEAVING {
+                self.leaving.push_front((there, pinned));
+                return Ok(());
+            }
+            there.wait().map_err(driver)?;
+            held -= pinned.len();
+            self.idle.push(pinned);
+        }
+        Ok(())
+    }
+}
+
+impl Arriving {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        if self.ends.is_some() {
+            // The copy still writes.
+            let _ = self.there.wait();
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What is being copied is read by the device.
+        let _ = self.up.synchronize();
+    }
+}
