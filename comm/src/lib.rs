@@ -68,7 +68,7 @@ pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWor
 pub use error::CommError;
 pub use pending::Pending;
 pub use place::{Place, PlaceError};
-pub use shm::SharedAllocator;
+pub use shm::{SharedAllocator, shared_memory};
 pub use signature::Operation;
 pub use stats::{Counter, Stats};
 /// Bytes that TCP keeps for each peer of a group.

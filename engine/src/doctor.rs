@@ -17,11 +17,20 @@ pub(crate) fn report() -> String {
     line("instructions", &instructions());
     let memory = Limit::of_machine().map_or("not known".into(), |limit| zero_train::bytes(limit.bytes));
     line("memory", &memory);
+    line(
+        "shared memory",
+        &or_why(zero_comm::shared_memory(), "between processes of this machine", "ranks talk over TCP"),
+    );
+    line("io_uring", &or_why(zero_tier::io_uring(), "for what is offloaded to a disk", "threads read and write"));
     match zero_cuda::inventory() {
         Err(reason) => line("GPUs", &format!("none: {reason}")),
         Ok(found) => gpus(&found).iter().for_each(|(what, found)| line(what, found)),
     }
     text
+}
+
+fn or_why(found: Result<(), String>, what_for: &str, instead: &str) -> String {
+    found.map_or_else(|why| format!("none: {why}; {instead}"), |()| what_for.to_string())
 }
 
 fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {

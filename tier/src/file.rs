@@ -217,6 +217,15 @@ impl SwapFile {
     }
 }
 
+/// Whether this process may use io_uring, by which offloaded state is read and written with less work than by threads.
+///
+/// # Errors
+/// What the kernel says: that it has none, or that it is forbidden here.
+pub fn io_uring() -> Result<(), String> {
+    let options = Options { intra_op_parallelism: 1, bounce: false, ..Options::default() };
+    rings(&options).map(drop).map_err(|errno| errno.to_string())
+}
+
 /// A ring for each thread, and the bells that wake them.
 fn rings(options: &Options) -> Result<(Vec<Ring>, Vec<OwnedFd>), Errno> {
     let bounce = if options.bounce { options.block_size } else { 0 };

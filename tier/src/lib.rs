@@ -44,7 +44,7 @@ mod vectors;
 
 pub use buffer::{ALIGNMENT, AlignedBuffer, BufferPool, PoolUsage, align};
 pub use error::DiskError;
-pub use file::{Backend, Options, SwapFile};
+pub use file::{Backend, Options, SwapFile, io_uring};
 pub use pages::{mapped, mapped_peak, observe_mapped, reset_mapped_peak};
 pub use place::check;
 pub use queue::{Pending, Statistics};

@@ -55,6 +55,16 @@ impl Ticket {
     }
 }
 
+/// Whether processes of this host can share memory: one makes a file, and another opens it by its entry in `/proc`, as this does.
+///
+/// # Errors
+/// What the kernel says.
+pub fn shared_memory() -> Result<(), String> {
+    let words = |error: io::Error| error.to_string();
+    let file = create("zero-train-probe", 4096).map_err(words)?;
+    Ticket::new(&file, 0).open().map(drop).map_err(words)
+}
+
 /// A file of `bytes` zeros, of which only those pages exist that somebody has touched. Children do not inherit it.
 pub(crate) fn create(name: &str, bytes: u64) -> io::Result<File> {
     let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);

@@ -22,6 +22,7 @@ use crate::step::{Collective, Membership};
 use crate::stream::gather_all;
 
 use memfd::Ticket;
+pub use memfd::shared_memory;
 
 pub use arena::SharedAllocator;
 pub(crate) use arena::{Lent, PeerArenas, lend};
