@@ -26,6 +26,8 @@ struct Measured {
     /// Largest resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched
     /// it: added up, these are more than the machine held.
     peak_resident_bytes: Vec<i64>,
+    /// The most bytes of its GPU that each rank used at a time; `None` on the processor.
+    peak_gpu_bytes: Option<Vec<i64>>,
 }
 
 /// How many steps are taken.
@@ -70,10 +72,11 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
     times.extend(steps(more.first().map_or(0, |&more| more as usize))?);
     let peak = zero_train::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;
     let tracked = subject.engine().zero().ledger().peak_total();
-    let own = Buffer::I64(vec![peak as i64, tracked as i64]);
-    let all = comm.all_gather(own, Buffer::I64(vec![0; 2 * comm.size()]), &vec![2; comm.size()]).wait()?;
+    let on_gpu = subject.engine().peak_gpu_bytes();
+    let own = Buffer::I64(vec![peak as i64, tracked as i64, on_gpu.unwrap_or(0) as i64]);
+    let all = comm.all_gather(own, Buffer::I64(vec![0; 3 * comm.size()]), &vec![3; comm.size()]).wait()?;
     let all = all.output.into_i64()?;
-    let of_ranks = |index: usize| all.iter().skip(index).step_by(2).copied();
+    let of_ranks = |index: usize| all.iter().skip(index).step_by(3).copied();
     let measured = Measured {
         ranks: comm.size(),
         transport: comm.transport().to_string(),
@@ -86,6 +89,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
         losses,
         peak_bytes: of_ranks(1).max().unwrap_or(0),
         peak_resident_bytes: of_ranks(0).collect(),
+        peak_gpu_bytes: on_gpu.map(|_| of_ranks(2).collect()),
     };
     match (comm.rank(), json) {
         (0, true) => println!("{}", serde_json::to_string(&measured)?),
@@ -113,4 +117,8 @@ fn print(measured: &Measured, times: &str, seconds: f64) {
     let resident: Vec<String> =
         measured.peak_resident_bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / 1e6)).collect();
     println!("  peak resident {:>9} MB on each rank, shared pages included", resident.join(" "));
+    if let Some(of_ranks) = &measured.peak_gpu_bytes {
+        let of_ranks: Vec<String> = of_ranks.iter().map(|&bytes| format!("{:.0}", bytes as f64 / 1e6)).collect();
+        println!("  peak of GPUs  {:>9} MB on each rank", of_ranks.join(" "));
+    }
 }

@@ -1,0 +1,208 @@
+"""GPT-2 on one GPU with PyTorch (eager, and `torch.compile`) and with zero-train in alternation: tokens per second, the most memory of the
+GPU, and the share of the rate of matrix products that was measured on it.
+
+    python gpu.py --binary ../../target/release/zero-train
+    python gpu.py --binary ../../target/release/zero-train --models 124m --rounds 5 --micro-batch 16
+
+bf16 with f32 masters: PyTorch's autocast over f32 parameters with a fused AdamW, `bf16: {enabled: true}` here; the same first weights, tokens
+and order. A ratio is taken within a round. It fails if losses differ by more than two parts in a hundred at a step. With `--device cpu
+--models 10m` it runs on a machine without a GPU, to see that it works; its figures mean nothing there.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import corpus
+import weights
+import world
+from compare import rate, ratios, spread
+from gpt import PRESETS, Preset, build
+from trainer import ADAMW, CLIP
+
+MODELS = {
+    "10m": PRESETS["10m"],
+    "124m": Preset(layers=12, width=768, heads=12, length=1024, vocabulary=50257, micro_batch=8),
+    "350m": Preset(layers=24, width=1024, heads=16, length=1024, vocabulary=50257, micro_batch=8),
+    "1.5b": Preset(layers=48, width=1600, heads=25, length=1024, vocabulary=50257, micro_batch=4),
+}
+TRAINERS = ["torch eager", "torch compile"]
+AGREEMENT = 2e-2
+
+
+def parameters(preset):
+    """Of all layers, the tied head once."""
+    block = 12 * preset.width**2 + 13 * preset.width
+    return (preset.vocabulary + preset.length + 2) * preset.width + preset.layers * block
+
+
+def operations(preset):
+    """Of a token, forward and backward: six for each parameter of a product, and those of causal attention."""
+    return 6 * (parameters(preset) - preset.length * preset.width) + 6 * preset.layers * preset.length * preset.width
+
+
+def files(name, preset):
+    """The token file and the first weights, made when they are not there."""
+    world.WORK.mkdir(exist_ok=True)
+    tokens = world.WORK / f"tokens-{preset.vocabulary}.u16.bin"
+    start = world.WORK / f"gpu-{name}-{preset.length}.safetensors"
+    if not tokens.exists():
+        corpus.write(preset.vocabulary, tokens)
+    if not start.exists():
+        weights.write(preset, start)
+    return tokens, start
+
+
+def measured_peak(device):
+    """Operations per second of large products of bf16 matrices: the median of twenty."""
+    import torch
+
+    size = 8192 if device == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(25):
+        synchronize(device)
+        started = time.perf_counter()
+        a @ b
+        synchronize(device)
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / statistics.median(times[5:])
+
+
+def synchronize(device):
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def torch_child(chosen):
+    """Trains with PyTorch in this process, and prints its result."""
+    import torch
+
+    preset, device = MODELS[chosen.models[0]], chosen.device
+    preset = Preset(**{**vars(preset), "micro_batch": chosen.micro_batch or preset.micro_batch})
+    tokens, _ = files(chosen.models[0], preset)
+    model = build(preset).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
+    forward = torch.compile(model) if chosen.child == "torch compile" else model
+    batches = corpus.Batches(tokens, preset.length, preset.micro_batch, 1, 0, 1)
+    times, losses = [], []
+    for step in range(chosen.warm_up + chosen.steps):
+        synchronize(device)
+        started = time.perf_counter()
+        inputs, targets = (x.to(device) for x in batches.get(step, 0))
+        bf16 = torch.autocast(device, dtype=torch.bfloat16) if chosen.dtype == "bf16" else contextlib.nullcontext()
+        with bf16:
+            loss = forward(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+        synchronize(device)
+        times.append(1e3 * (time.perf_counter() - started))
+    result = {
+        "step_ms": times[chosen.warm_up :],
+        "losses": losses,
+        "tokens_per_step": preset.micro_batch * preset.length,
+        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else 0,
+    }
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def run_torch(trainer, name, chosen):
+    command = [sys.executable, __file__, "--child", trainer, "--models", name, "--device", chosen.device]
+    command += ["--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up), "--dtype", chosen.dtype]
+    command += ["--micro-batch", str(chosen.micro_batch or 0)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
+    if done.returncode:
+        sys.exit(f"{trainer} failed with {done.returncode}:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.rpartition("RESULT ")[2].splitlines()[0])
+
+
+def run_ours(name, chosen):
+    preset = MODELS[name]
+    tokens, start = files(name, preset)
+    config = {
+        "train_micro_batch_size_per_gpu": chosen.micro_batch or preset.micro_batch,
+        "gradient_clipping": CLIP,
+        "bf16": {"enabled": chosen.dtype == "bf16"},
+        "optimizer": {"type": "AdamW", "params": ADAMW},
+        "zero_optimization": {"stage": 0},
+        "model": {
+            "type": "gpt2",
+            "vocab_size": preset.vocabulary,
+            "n_positions": preset.length,
+            "n_embd": preset.width,
+            "n_layer": preset.layers,
+            "n_head": preset.heads,
+        },
+        "data": {"train": str(tokens), "format": "tokens", "shuffle": False},
+        "training": {"initial_weights": str(start), "weight_decay_on": "all", "device": chosen.device},
+        "launcher": {"num_processes": 1},
+    }
+    command = [chosen.binary, "bench", "step", "--config", "-", "--json"]
+    command += ["--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up)]
+    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
+    if done.returncode:
+        sys.exit(f"zero-train failed with {done.returncode}:\n{done.stderr[-4000:]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    result["peak_bytes"] = max(result["peak_gpu_bytes"] or [0])
+    return result
+
+
+def agree(name, results):
+    """Fails where losses of a step differ."""
+    for trainer, of_rounds in results.items():
+        for ours, theirs in zip(results["zero-train"][0]["losses"], of_rounds[0]["losses"], strict=True):
+            if not abs(ours - theirs) <= AGREEMENT * abs(theirs):
+                sys.exit(f"{name}: a loss of {ours} here, of {theirs} with {trainer}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", help="zero-train, a release build with the feature cuda")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["124m", "350m", "1.5b"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of a run")
+    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--micro-batch", type=int, default=0, help="instead of the model's own")
+    parser.add_argument("--dtype", choices=["bf16", "f32"], default="bf16")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--trainers", nargs="*", choices=TRAINERS, default=TRAINERS)
+    parser.add_argument("--child", choices=TRAINERS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        return torch_child(chosen)
+    if not chosen.binary or not Path(chosen.binary).exists():
+        parser.error("--binary is missing")
+    peak = measured_peak(chosen.device)
+    print(f"products of bf16 matrices: {peak / 1e12:.1f} Tflop/s")
+    print("| model | trainer | tokens/s | zero-train's over it | peak memory | of the products' rate |")
+    print("|---|---|---|---|---|---|")
+    for name in chosen.models:
+        files(name, MODELS[name])
+        runs = {"zero-train": run_ours, **{trainer: None for trainer in chosen.trainers}}
+        results = {trainer: [] for trainer in runs}
+        for round_ in range(chosen.rounds):
+            order = list(runs) if round_ % 2 == 0 else list(reversed(runs))
+            for trainer in order:
+                run = run_ours(name, chosen) if trainer == "zero-train" else run_torch(trainer, name, chosen)
+                results[trainer].append(run)
+        agree(name, results)
+        for trainer, of_rounds in results.items():
+            rates = [rate(result) for result in of_rounds]
+            over = "" if trainer == "zero-train" else spread(ratios(results["zero-train"], of_rounds), 2)
+            memory = max(result["peak_bytes"] for result in of_rounds) / 1e9
+            share = statistics.median(rates) * operations(MODELS[name]) / peak
+            print(f"| {name} | {trainer} | {spread(rates)} | {over} | {memory:.2f} GB | {share:.0%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
