@@ -286,7 +286,7 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
         "autotuning: {arg_mappings: {a: b}}",
         "pipeline: {activation_checkpoint_interval: 1}",
         "activation_checkpointing: {partition_activations: true}",
-        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, super_offload: true}}",
         "aio: {thread_count: 1}",
         "optimizer: {type: Adam, params: {amsgrad: true}}",
         "optimizer: {type: AdamW, legacy_fusion: true}",

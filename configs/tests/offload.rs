@@ -49,6 +49,7 @@ fn nothing_is_offloaded_unless_it_is_asked_for() {
         buffer_count: 4,
         pipeline_read: true,
         pipeline_write: true,
+        ratio: 1.0,
     };
     let param = OffloadParam { device: OffloadDevice::None, nvme_path: None, buffer_count: 5, max_in_cpu: 0 };
     let aio =
@@ -86,6 +87,7 @@ training: {memory_limit: 1.5 GiB}
         buffer_count: 64,
         pipeline_read: false,
         pipeline_write: false,
+        ratio: 1.0,
     };
     let param = OffloadParam {
         device: OffloadDevice::Nvme,
@@ -171,7 +173,7 @@ zero_optimization:
   stage: 2
   sub_group_size: 512
   offload_param: {device: nvme, buffer_count: 65}
-  offload_optimizer: {device: nvm, ratio: 0.5, super_offload: true, max_in_cpu: 1}
+  offload_optimizer: {device: nvm, ratio: 1.5, super_offload: true, max_in_cpu: 1}
 aio: {block_size: 5000, queue_depth: 1025, thread_count: 2, use_gds: true}
 training: {memory_limit: 6G}
 ",
@@ -184,7 +186,7 @@ training: {memory_limit: 6G}
         (Missing, "zero_optimization.offload_param.nvme_path"),
         (Value, "zero_optimization.offload_param.buffer_count"),
         (Value, "zero_optimization.offload_optimizer.device"),
-        (Rejected, "zero_optimization.offload_optimizer.ratio"),
+        (Value, "zero_optimization.offload_optimizer.ratio"),
         (Rejected, "zero_optimization.offload_optimizer.super_offload"),
         (UnknownKey, "zero_optimization.offload_optimizer.max_in_cpu"),
         (Value, "aio.block_size"),
@@ -278,7 +280,7 @@ fn a_section_that_is_off_may_say_anything_that_is_a_value() {
     assert_eq!(off("rato: 0.3"), ErrorKind::UnknownKey);
     assert_eq!(only("zero_optimization: {offload_optimizer: true}").kind, ErrorKind::Value);
     assert_eq!(
-        only("zero_optimization: {offload_optimizer: {ratio: 0.3, device: cpu}, stage: 1}").kind,
+        only("zero_optimization: {offload_optimizer: {super_offload: true, device: cpu}, stage: 1}").kind,
         ErrorKind::Rejected
     );
 }

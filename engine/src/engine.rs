@@ -9,7 +9,7 @@ use zero_comm::{Buffer, Communicator, ReduceOp, Stats};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_optim::LossScaler;
-use zero_partition::{Groups, Kind, Layout, Order, Zero};
+use zero_partition::{Groups, Layout, Order, Zero};
 use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
 use crate::arrangement::Arrangement;
@@ -68,6 +68,8 @@ pub struct Engine {
     /// `training.memory_limit`, unless it was lifted.
     memory_limit: Option<u64>,
     pub(crate) kept: Option<KeptOnDisk>,
+    /// How values go between GPUs, where they do.
+    pub(crate) between_gpus: Option<String>,
     /// Whether it communicates while computing, where a cost table decided that.
     pub(crate) choice: Option<Choice>,
     pub(crate) saving: Saving,
@@ -162,7 +164,7 @@ impl Engine {
         if let Some(choice) = choice {
             config.zero.overlap_comm = Some(choice.overlap);
         }
-        let (settings, model) = (Settings::new(&config)?, Arc::new(model));
+        let (mut settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
         let mesh = arrangement.mesh;
@@ -173,10 +175,13 @@ impl Engine {
         program.instructions.shrink_to_fit();
         let kept = offload::kept(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
-        let groups = Groups::new(comm.clone(), mesh)?;
+        let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu);
+        let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
+        let groups = Groups::new(world, mesh)?;
         let stages = arrangement.stages.clone();
         let zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
-        // A disk may be full for one rank alone.
+        // A disk, or the memory of a GPU, may be full for one rank alone.
+        let zero = zero.map_err(|error| device::explained(error.into()));
         let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
         start.load(&config, &mut zero, &*comm)?;
         let saving = Saving::new(&config, &mut zero);
@@ -197,6 +202,7 @@ impl Engine {
             program,
             evaluations,
             boundaries,
+            between_gpus,
             timing,
             tracked,
             memory_limit,
@@ -418,48 +424,6 @@ impl Engine {
         );
         self.evaluations.insert(count, program);
         outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
-    }
-
-    /// All values of a parameter in f32, on every rank; a collective.
-    ///
-    /// # Errors
-    /// If there is no such parameter, or a rank is lost.
-    pub fn full_parameter(&mut self, name: &str) -> Result<Vec<f32>, Error> {
-        let id = self.parameter(name)?;
-        Ok(self.zero.full(Kind::Parameter, id)?)
-    }
-
-    /// The values of a parameter that this rank's optimizer updates: (first element, values in f32). Empty if it updates none.
-    ///
-    /// # Errors
-    /// If there is no such parameter.
-    pub fn local_parameter(&self, name: &str) -> Result<(usize, Vec<f32>), Error> {
-        let id = self.parameter(name)?;
-        match self.zero.held_ranges(Kind::State(0)).into_iter().find(|range| range.parameter == id) {
-            Some(range) => Ok((range.elements.start, self.zero.read(Kind::Parameter, &range)?)),
-            None => Ok((0, vec![])),
-        }
-    }
-
-    /// Overwrites a parameter on every rank; each gives all values.
-    ///
-    /// # Errors
-    /// If there is no such parameter, or it has another number of elements.
-    pub fn set_parameter(&mut self, name: &str, values: &[f32]) -> Result<(), Error> {
-        let id = self.parameter(name)?;
-        let elements = self.model().parameters()[id].elements();
-        if values.len() != elements {
-            return Err(Error::Batch(format!("{} values for `{name}`, which has {elements}", values.len())));
-        }
-        for range in self.zero.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == id) {
-            self.zero.write(Kind::Parameter, &range, &values[range.elements.clone()])?;
-        }
-        Ok(())
-    }
-
-    fn parameter(&self, name: &str) -> Result<usize, Error> {
-        let found = self.model().parameters().iter().position(|p| p.name() == name);
-        found.ok_or_else(|| Error::NoParameter(name.to_string()))
     }
 
     /// Goes on where a step needs more than `training.memory_limit`.

@@ -9,7 +9,7 @@ use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
 use zero_partition::{Norm, Zero, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
-use crate::device::onto;
+use crate::device::{explained, onto};
 use crate::error::Error;
 use crate::kept::KeptOnDisk;
 use crate::messages::{Boundary, Messages};
@@ -112,9 +112,13 @@ impl Context<'_> {
 
 /// Runs a whole program.
 pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Error> {
+    carry_out(program, context).map_err(explained)
+}
+
+fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Error> {
     let model = context.zero.model().clone();
     let mut outcome = Outcome::default();
-    let mut messages = Messages::new(context.zero.groups(), context.training);
+    let mut messages = Messages::new(context.zero, context.training);
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches)
         .map(|micro_batch| MicroBatch { sample: (context.sample)(micro_batch), ..MicroBatch::default() })
         .collect();

@@ -49,6 +49,7 @@ mod timing;
 mod trace;
 mod tracked;
 pub mod train;
+mod values;
 mod words;
 
 pub use advice::{Advice, advice};
@@ -56,6 +57,7 @@ pub use batch::Batch;
 pub use comm_options::{comm_options, timeout};
 pub use configured_model::from_config as configured_layers;
 pub use costs::{CostTable, Length as CostLength, Prediction, RankTimes, measure as measure_costs};
+pub use device::gpus;
 pub use engine::{Engine, Step};
 pub use error::Error;
 pub use export::{Weights, export};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use zero_comm::{Buffer, Communicator, Pending};
 use zero_model::Activations;
-use zero_partition::{Groups, Zero, ZeroError};
+use zero_partition::{Groups, Zero, ZeroError, gpu_copy, gpu_room, gpu_tensor};
 use zero_pipeline::{Content, Kind, LayerId, Message, SegmentId, StageId};
 
 use crate::device::tensor;
@@ -83,6 +83,8 @@ enum Expected {
 /// Messages of one rank.
 pub(crate) struct Messages {
     groups: Groups,
+    /// By way of whose memory messages go.
+    device: Device,
     /// Whether received activations are leaves of a graph.
     training: bool,
     /// By the layer behind the boundary.
@@ -92,9 +94,11 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    pub(crate) fn new(groups: &Groups, training: bool) -> Self {
+    pub(crate) fn new(zero: &Zero, training: bool) -> Self {
+        let device = if zero.travels_by_gpu() { zero.model().device().clone() } else { Device::Cpu };
         Self {
-            groups: groups.clone(),
+            groups: zero.groups().clone(),
+            device,
             training,
             boundaries: HashMap::new(),
             expected: HashMap::new(),
@@ -116,7 +120,7 @@ impl Messages {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
         let shapes: Vec<_> = x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect();
         // Before they are announced: what cannot travel is this rank's error, not one of who receives it.
-        let buffers = x.tensors().iter().map(buffer_of).collect::<Result<Vec<_>, _>>()?;
+        let buffers = x.tensors().iter().map(|x| leaving(x, &self.device)).collect::<Result<Vec<_>, _>>()?;
         let mut sending = vec![];
         match self.boundaries.get(&layer) {
             Some(known) if known.tensors == shapes => {}
@@ -157,7 +161,7 @@ impl Messages {
         }
         for ((dtype, _), gradient) in boundary.tensors.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                sending.push(comm.send(buffer_of(&gradient.to_dtype(*dtype)?)?, message.to));
+                sending.push(comm.send(leaving(&gradient.to_dtype(*dtype)?, &self.device)?, message.to));
             }
         }
         self.keep(message, sending);
@@ -205,12 +209,12 @@ impl Messages {
         let comm = self.comm(kind)?;
         let expected = match message.content {
             Content::Activations { layer, .. } => match self.boundaries.get(&layer) {
-                Some(boundary) => Expected::Tensors(posted(&*comm, from, boundary.tensors.iter())),
+                Some(boundary) => Expected::Tensors(posted(&*comm, &self.device, from, boundary.tensors.iter())?),
                 None => Expected::Announcement(comm.recv(Buffer::I64(vec![0]), from)),
             },
             Content::Gradients { layer, .. } => match self.boundaries.get(&layer) {
                 Some(boundary) => match &boundary.gradients {
-                    Some(_) => Expected::Tensors(posted(&*comm, from, with_gradient(boundary))),
+                    Some(_) => Expected::Tensors(posted(&*comm, &self.device, from, with_gradient(boundary))?),
                     None => Expected::Announcement(comm.recv(Buffer::I64(vec![0; boundary.tensors.len()]), from)),
                 },
                 // Nothing has crossed the boundary yet: how many tensors there are is known when something has.
@@ -244,7 +248,7 @@ impl Messages {
                 let length = length.ok_or_else(|| internal("an announcement of no length"))?;
                 let words = comm.recv(Buffer::I64(vec![0; length]), message.from).wait()?.into_i64()?;
                 let tensors = tensors(&words).ok_or_else(|| internal("an announcement that makes no sense"))?;
-                let arriving = posted(&*comm, message.from, tensors.iter());
+                let arriving = posted(&*comm, &self.device, message.from, tensors.iter())?;
                 self.boundaries.insert(layer, Boundary { tensors, gradients: None });
                 arriving
             }
@@ -253,8 +257,7 @@ impl Messages {
         };
         let (boundary, device) = (&self.boundaries[&layer], zero.model().device().clone());
         let made = arriving.into_iter().zip(&boundary.tensors).map(|(pending, (dtype, dims))| {
-            let storage = storage_of(pending.wait()?, *dtype)?;
-            Ok(tensor(&device, storage, dims.as_slice(), self.training && dtype.is_float())?)
+            arrived(&device, pending.wait()?, *dtype, dims, self.training && dtype.is_float())
         });
         Ok(Activations::new(made.collect::<Result<_, Error>>()?))
     }
@@ -268,7 +271,7 @@ impl Messages {
             Expected::Announcement(flags) => {
                 let flags = flags.wait()?.into_i64()?;
                 boundary.gradients = Some(flags.iter().map(|&flag| flag != 0).collect());
-                posted(&*comm, message.from, with_gradient(boundary))
+                posted(&*comm, &self.device, message.from, with_gradient(boundary))?
             }
             Expected::Tensors(arriving) => arriving,
             Expected::Tied(_) => return Err(internal("a tied message for gradients")),
@@ -279,7 +282,7 @@ impl Messages {
             false => Ok(None),
             true => {
                 let pending = arriving.next().ok_or_else(|| internal("fewer gradients than announced"))?;
-                Ok(Some(tensor(&device, storage_of(pending.wait()?, *dtype)?, dims.as_slice(), false)?))
+                arrived(&device, pending.wait()?, *dtype, dims, false).map(Some)
             }
         });
         made.collect()
@@ -328,10 +331,40 @@ fn with_gradient(boundary: &Boundary) -> impl Iterator<Item = &(DType, Vec<usize
 
 fn posted<'a>(
     comm: &dyn Communicator,
+    device: &Device,
     from: StageId,
     tensors: impl Iterator<Item = &'a (DType, Vec<usize>)>,
-) -> Vec<Pending<Buffer>> {
-    tensors.map(|(dtype, dims)| comm.recv(room(*dtype, dims.iter().product()), from)).collect()
+) -> Result<Vec<Pending<Buffer>>, Error> {
+    tensors.map(|(dtype, dims)| Ok(comm.recv(coming(*dtype, dims.iter().product(), device)?, from))).collect()
+}
+
+/// A copy of a tensor that travels: on the GPU, if it goes from there, and else on the host.
+fn leaving(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
+    match travels_as_it_is(tensor.dtype(), device) {
+        true => Ok(gpu_copy(tensor)?),
+        false => buffer_of(tensor),
+    }
+}
+
+/// Room for one.
+fn coming(dtype: DType, elements: usize, device: &Device) -> Result<Buffer, Error> {
+    match travels_as_it_is(dtype, device) {
+        true => Ok(gpu_room(device, dtype, elements)?),
+        false => Ok(room(dtype, elements)),
+    }
+}
+
+/// Whether tensors of a dtype go from GPU to GPU; all stages say the same.
+fn travels_as_it_is(dtype: DType, device: &Device) -> bool {
+    device.is_cuda() && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+}
+
+/// What came, as a tensor on this rank's device.
+fn arrived(device: &Device, buffer: Buffer, dtype: DType, dims: &[usize], is_leaf: bool) -> Result<Tensor, Error> {
+    if buffer.is_on_device() {
+        return Ok(gpu_tensor(buffer, dims, is_leaf)?);
+    }
+    Ok(tensor(device, storage_of(buffer, dtype)?, dims, is_leaf)?)
 }
 
 fn layer_of(message: &Message) -> Result<LayerId, Error> {

@@ -12,7 +12,7 @@ use zero_pipeline::{Coordinates, Instruction, Item, LayerId, Program, Stages, Ti
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::kept::KeptOnDisk;
-use crate::memory::{self, Table};
+use crate::memory::Table;
 use crate::settings::Settings;
 use crate::words::bytes;
 
@@ -115,7 +115,7 @@ pub(crate) fn kept(
         })
         .collect();
     let (Some(folder), false) = (&section.nvme_path, items.is_empty()) else { return Ok(None) };
-    let table = memory::forms(config).and_then(|(inputs, targets)| Table::new(model, &inputs, &targets).ok());
+    let table = Table::of(config, model);
     let table = table.ok_or_else(|| {
         Error::setting(
             "activation_checkpointing.device",

@@ -264,6 +264,7 @@ impl Plan {
                 "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)
                     .zip(self.draft.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
                 "planned_peak_total_bytes": self.draft.needs[stage].peaks.total,
+                "planned_peak_gpu_bytes": self.has_gpu().then_some(self.draft.needs[stage].peaks.gpu),
                 "activations_known": self.draft.needs[stage].with_activations,
                 "disk_bytes": { "optimizer": self.draft.needs[stage].disk.optimizer, "parameters": self.draft.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent,
@@ -293,14 +294,23 @@ impl Plan {
 }
 
 impl Plan {
+    fn has_gpu(&self) -> bool {
+        self.draft.settings.zero.on_gpu.layers
+    }
+
     /// The most bytes at a time, by category: they have their peaks at different times, so the sum is less than their sum.
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
-        let mut rows =
-            vec![["stage"].into_iter().chain(names).chain(["at a time", "disk"]).map(String::from).collect::<Vec<_>>()];
+        // With a GPU, what is there at a time is told apart by the memory that it is in.
+        let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["at a time"] };
+        let heads = ["stage"].iter().chain(&names).chain(at_a_time).chain(&["disk"]);
+        let mut rows = vec![heads.map(ToString::to_string).collect::<Vec<_>>()];
         for (stage, needs) in self.draft.needs.iter().enumerate() {
             let mut row = vec![stage.to_string()];
             row.extend(needs.peaks.by_category.iter().map(|&b| bytes(b)));
+            if self.has_gpu() {
+                row.push(bytes(needs.peaks.gpu));
+            }
             row.push(bytes(needs.peaks.total));
             row.push(bytes(needs.disk.optimizer + needs.disk.parameters));
             rows.push(row);

@@ -89,6 +89,7 @@ impl Settings {
                 decay_all: config.training.weight_decay_on == config::WeightDecayOn::All,
                 ignore_unused: config.zero.ignore_unused_parameters,
                 disk: offload::disk(config),
+                on_gpu: device::on_gpu(config),
             },
             base_lr,
             schedule: schedule(config)?,

@@ -8,15 +8,24 @@ mod world;
 
 use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, train, world};
 use zero_train::zoo::{LlamaConfig, llama};
-use zero_train::{Engine, Layers};
+use zero_train::{Config, Engine, Layers};
 
-/// Two samples a micro-batch; everything that can be offloaded is, as runs on a GPU must have it.
+/// Two samples a micro-batch; everything that is not for layers alone is on the host.
 fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
     let param =
         if zero_stage == 3 { ", offload_param: {device: cpu}, stage3_param_persistence_threshold: 0" } else { "" };
     format!(
         "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\ntraining: {{device: {device}}}\n\
          zero_optimization: {{stage: {zero_stage}, offload_optimizer: {{device: cpu}}{param}}}\n{more}"
+    )
+}
+
+/// The same with everything on the GPU.
+fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
+    let zero = format!("{{stage: {zero_stage}, stage3_param_persistence_threshold: 0}}");
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\ntraining: {{device: {device}}}\n\
+         zero_optimization: {zero}\n{more}"
     )
 }
 
@@ -144,18 +153,120 @@ fn a_checkpoint_goes_on_on_the_other_device() {
     }
 }
 
+/// The optimizer on the GPU has the bits of the one on the host; so do states that are offloaded, or half of them.
+#[test]
+fn where_state_lives_makes_no_difference() {
+    if !has_gpu() {
+        return;
+    }
+    for (more, zero_stages) in [("", &[0, 1, 2, 3][..]), (BF16, &[1, 3]), (FP16, &[3])] {
+        for &zero_stage in zero_stages {
+            // What travels is rounded once a step, or from stage 2 on once a micro-batch: each stage has bits of its own in 16.
+            let expected = world::run(1, 3, &settings("cuda", zero_stage.max(1), 2, more));
+            let on_gpu = resident("cuda", zero_stage, 2, more);
+            assert_same(&world::run(1, 3, &on_gpu), &expected, &format!("ZeRO {zero_stage} on the GPU, {more:?}"));
+            for offload in ["{device: cpu}", "{device: cpu, ratio: 0.4}"] {
+                if zero_stage == 3 {
+                    let text = on_gpu.replace("{stage: 3", &format!("{{stage: 3, offload_optimizer: {offload}"));
+                    assert_same(&world::run(1, 3, &text), &expected, &format!("ZeRO 3, {offload}, {more:?}"));
+                }
+            }
+        }
+    }
+    for optimizer in ["{type: SGD, params: {lr: 0.01, momentum: 0.9}}", "{type: Lion, params: {lr: 0.001}}"] {
+        let of = |text: String| {
+            let text = format!("optimizer: {optimizer}\n{text}");
+            let mut all = world(1, |comm| {
+                let config = Config::with_world_size("test.yaml", text.clone(), 1).unwrap();
+                let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
+                train(&mut engine, 3).iter().map(|step| step.loss.to_bits()).collect::<Vec<_>>()
+            });
+            all.remove(0)
+        };
+        assert_eq!(of(resident("cuda", 1, 1, "")), of(settings("cuda", 1, 1, "")), "{optimizer}");
+    }
+}
+
+/// Over NCCL and by way of the host, in every stage, over pipelines.
+#[test]
+fn ranks_with_a_gpu_each() {
+    if !has_gpu() {
+        return;
+    }
+    let travel = |text: String, way: &str| format!("{text}\nlauncher: {{gpu_transport: {way}}}");
+    for zero_stage in [0, 1, 2, 3] {
+        let one = world::run(1, 3, &resident("cuda", zero_stage, 4, ""));
+        // By way of the host in a fixed order, whatever shards where.
+        let reproducible = |ranks: usize, way| {
+            let text = travel(resident("cuda", zero_stage, 4 / ranks, ""), way);
+            world::run(ranks, 3, &text.replace("{device: cuda}", "{device: cuda, reproducible: true}"))
+        };
+        let expected = reproducible(1, "host");
+        for (ranks, way) in [(2, "host"), (4, "nccl")] {
+            assert_same(&reproducible(ranks, way), &expected, &format!("ZeRO {zero_stage} of {ranks} ranks, {way}"));
+        }
+        let fast = world::run(2, 3, &travel(resident("cuda", zero_stage, 2, ""), "nccl"));
+        assert!(apart(&fast, &one) < 1e-5, "ZeRO {zero_stage}: {}", apart(&fast, &one));
+    }
+    for more in [BF16, FP16] {
+        let of = |ranks: usize, way| world::run(ranks, 3, &travel(resident("cuda", 3, 4 / ranks, more), way));
+        assert!(apart(&of(2, "nccl"), &of(1, "host")) < 5e-3, "{more}: {}", apart(&of(2, "nccl"), &of(1, "host")));
+    }
+    let split =
+        resident("cuda", 2, 2, "").replace("{stage: 2", "{stage: 2, offload_optimizer: {device: cpu, ratio: 0.5}");
+    let one = world::run(1, 3, &resident("cuda", 2, 4, ""));
+    let split = world::run(2, 3, &travel(split, "nccl"));
+    assert!(apart(&split, &one) < 1e-5, "a part on the host: {}", apart(&split, &one));
+    for zero_stage in [2, 3] {
+        let offloaded = world::run(2, 3, &travel(settings("cuda", zero_stage, 2, ""), "nccl"));
+        assert!(apart(&offloaded, &one) < 1e-5, "ZeRO {zero_stage} on the host: {}", apart(&offloaded, &one));
+    }
+    let expected = world::run(1, 3, &resident("cuda", 1, 4, ""));
+    for schedule in ["1f1b", "zb_h1"] {
+        let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
+        assert_same(&world::run(2, 3, &resident("cuda", 1, 4, &pipeline)), &expected, schedule);
+    }
+}
+
 #[test]
 fn what_is_not_there_is_refused_before_anything_runs() {
     for (text, said) in [
-        ("training: {device: cuda}", "optimizer state and master weights are in the memory of the host"),
         (
-            "training: {device: cuda}\nzero_optimization: {stage: 3, offload_optimizer: {device: cpu}}",
-            "shards of parameters are in the memory of the host",
+            "training: {device: cuda}\nzero_optimization: {stage: 3, offload_param: {device: cpu}}",
+            "parameters that are on the host are updated there",
         ),
+        ("training: {device: cuda}\nmodel: {type: llama, tiled_mlp_rows: 64}", "tiles of rows are not there on a GPU"),
     ] {
         let text = format!("train_micro_batch_size_per_gpu: 2\n{text}");
         let mut all = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).err());
         let error = all.remove(0).expect("an error").to_string();
         assert!(error.contains(said), "{error}");
     }
+}
+
+/// In a process of its own, with a GPU of a hundred kilobytes.
+#[test]
+fn too_little_memory_is_said_in_words() {
+    const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        if mock::is_real() || !has_gpu() {
+            return;
+        }
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "too_little_memory_is_said_in_words"])
+            .env(CHILD, "1")
+            .env("MOCK_DEVICE_BYTES", "100000");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    assert!(mock::ready());
+    let mut all = world(1, |comm| {
+        let engine = Engine::with_communicator(config(1, &settings("cuda", 1, 1, "")), gpt2(), comm);
+        engine.and_then(|mut engine| engine.train_batch(&batch(0, 2))).map(|_| ())
+    });
+    let error = all.remove(0).expect_err("it cannot fit");
+    assert_eq!(error.exit_status(), 2);
+    assert!(error.to_string().starts_with("the memory of the GPU does not suffice: "), "{error}");
 }

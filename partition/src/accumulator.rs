@@ -1,5 +1,9 @@
 //! Adds up the gradients of micro-batches, in one of two fixed orders.
 
+use zero_model::sink::Flat;
+
+use crate::error::ZeroError;
+
 /// The order of the sum over micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
@@ -18,7 +22,7 @@ pub enum Order {
 pub(crate) struct Accumulator {
     order: Order,
     /// (height of the subtree, its sum), lower ones on top.
-    stack: Vec<(u32, Vec<f32>)>,
+    stack: Vec<(u32, Flat)>,
 }
 
 impl Accumulator {
@@ -27,31 +31,31 @@ impl Accumulator {
     }
 
     /// Adds a summand. Buffers that are done with go to `free`.
-    pub(crate) fn add(&mut self, summand: Vec<f32>, mut free: impl FnMut(Vec<f32>)) {
+    pub(crate) fn add(&mut self, summand: Flat, mut free: impl FnMut(Flat)) -> Result<(), ZeroError> {
         self.stack.push((0, summand));
         while let [.., (below, _), (top, _)] = self.stack[..]
             && (self.order == Order::Arrival || below == top)
         {
-            self.merge(&mut free);
+            self.merge(&mut free)?;
         }
+        Ok(())
     }
 
     /// The total; the accumulator is empty after that. `None` if nothing was added.
-    pub(crate) fn take(&mut self, mut free: impl FnMut(Vec<f32>)) -> Option<Vec<f32>> {
+    pub(crate) fn take(&mut self, mut free: impl FnMut(Flat)) -> Result<Option<Flat>, ZeroError> {
         while self.stack.len() > 1 {
-            self.merge(&mut free);
+            self.merge(&mut free)?;
         }
-        self.stack.pop().map(|(_, sum)| sum)
+        Ok(self.stack.pop().map(|(_, sum)| sum))
     }
 
-    fn merge(&mut self, free: &mut impl FnMut(Vec<f32>)) {
-        let Some((height, newer)) = self.stack.pop() else { return };
-        let Some((below, older)) = self.stack.last_mut() else { return };
-        for (a, b) in older.iter_mut().zip(&newer) {
-            *a += b;
-        }
+    fn merge(&mut self, free: &mut impl FnMut(Flat)) -> Result<(), ZeroError> {
+        let Some((height, newer)) = self.stack.pop() else { return Ok(()) };
+        let Some((below, older)) = self.stack.last_mut() else { return Ok(()) };
+        older.add(&newer)?;
         *below = height.max(*below) + 1;
         free(newer);
+        Ok(())
     }
 }
 
@@ -61,8 +65,8 @@ mod tests {
 
     fn sum(order: Order, values: &[f32]) -> f32 {
         let mut accumulator = Accumulator::new(order);
-        values.iter().for_each(|&v| accumulator.add(vec![v], drop));
-        accumulator.take(drop).unwrap()[0]
+        values.iter().for_each(|&v| accumulator.add(vec![v].into(), drop).unwrap());
+        accumulator.take(drop).unwrap().unwrap().host().unwrap()[0]
     }
 
     fn tree(values: &[f32]) -> f32 {
@@ -87,7 +91,7 @@ mod tests {
     fn a_tree_holds_few_buffers() {
         let mut accumulator = Accumulator::new(Order::Tree);
         for n in 1..=64u32 {
-            accumulator.add(vec![1.0], drop);
+            accumulator.add(vec![1.0].into(), drop).unwrap();
             assert_eq!(accumulator.stack.len() as u32, n.count_ones());
         }
     }

@@ -1,12 +1,9 @@
 //! Gradients from a layer's backward to the reduced sum.
 
-use candle_core::DType;
 use candle_core::backprop::GradStore;
-use half::{bf16, f16};
-use zero_comm::{Buffer, Pending, ReduceOp, Scattered};
-use zero_model::sink::{Gradients, PutOff};
+use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
+use zero_model::sink::{Flat, Gradients, PutOff};
 use zero_model::{BuiltLayer, Parameter};
-use zero_optim::{HalfFloat, read_half, rounded};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
 use crate::error::ZeroError;
@@ -15,19 +12,59 @@ use crate::zero::Zero;
 
 /// The local gradient of one micro-batch while its backward runs.
 pub(crate) struct Open {
-    buffer: Vec<f32>,
+    buffer: Flat,
+    /// What is on its way from the GPU, instead of that buffer.
+    #[cfg(feature = "cuda")]
+    arriving: Option<zero_model::device::Arriving>,
     /// For each piece, whether a contribution arrived.
     written: Vec<bool>,
 }
 
+/// An instruction that waits until gradients have come from the GPU; the next layer's backward is begun before it.
+pub(crate) enum Late {
+    /// [`Zero::accumulate`]
+    Accumulate(SegmentId, Open),
+    /// [`Zero::reduce`]
+    Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
+}
+
 impl Open {
     /// Begins with a sum of which every piece has a part.
-    pub(crate) fn with(buffer: Vec<f32>, pieces: usize) -> Self {
-        Self { buffer, written: vec![true; pieces] }
+    pub(crate) fn with(buffer: Flat, pieces: usize) -> Self {
+        Self::new(buffer, vec![true; pieces])
+    }
+
+    /// The buffer, and for each piece whether a contribution arrived.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn into_parts(self) -> (Flat, Vec<bool>) {
+        (self.buffer, self.written)
+    }
+
+    /// Whether a contribution to a piece arrived.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_written(&self, piece: usize) -> bool {
+        self.written.get(piece).copied().unwrap_or(false)
+    }
+
+    pub(crate) fn new(buffer: Flat, written: Vec<bool>) -> Self {
+        Self {
+            buffer,
+            #[cfg(feature = "cuda")]
+            arriving: None,
+            written,
+        }
+    }
+
+    /// What is on its way, with a part of every piece.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn arriving(values: zero_model::device::Arriving, pieces: usize) -> Self {
+        Self { buffer: Flat::default(), arriving: Some(values), written: vec![true; pieces] }
     }
 }
 
 enum Reduction {
+    /// Of a rank alone: it is the sum already.
+    Alone(Flat),
     All(Pending<Buffer>),
     Scatter(Pending<Scattered>),
 }
@@ -51,11 +88,11 @@ impl Zero {
         layer: LayerId,
         backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
     ) -> Result<T, ZeroError> {
-        let (ids, sink) = self.sink(layer);
         #[cfg(feature = "cuda")]
-        if self.model.device().is_cuda() {
-            return self.backward_on_gpu(layer, (ids, sink), backward);
+        if self.brings_gradients() {
+            return self.backward_on_gpu(layer, backward);
         }
+        let (ids, sink) = self.sink(self.layout.shape().layers[layer].segments.clone())?;
         let (mut sink, result) = sink.capture(backward);
         let (mut store, value) = result?;
         let model = self.model.clone();
@@ -76,20 +113,16 @@ impl Zero {
     }
 
     /// Places for the gradients of a layer's parameters: in the segments' open gradients, as far as they are added up.
-    pub(crate) fn sink(&mut self, layer: LayerId) -> (Vec<SegmentId>, Gradients) {
-        let ids = self.layout.shape().layers[layer].segments.clone();
+    pub(crate) fn sink(&mut self, ids: Vec<SegmentId>) -> Result<(Vec<SegmentId>, Gradients), ZeroError> {
         let mut sink = Gradients::default();
         for &id in &ids {
-            let open = match self.segments[id].open.take() {
-                Some(open) => open,
-                None => self.open(id),
-            };
+            let open = self.opened(id)?;
             let pieces = &self.layout.segments()[id].pieces;
             let leaf = |p: usize| self.model.parameters()[p].leaf().id();
             let places = pieces.iter().zip(&open.written).map(|(p, &w)| (leaf(p.parameter), p.range.clone(), w));
             sink.add_buffer(open.buffer, places.collect::<Vec<_>>());
         }
-        (ids, sink)
+        Ok((ids, sink))
     }
 
     pub(crate) fn keep_open(&mut self, ids: Vec<SegmentId>, sink: Gradients) {
@@ -100,8 +133,8 @@ impl Zero {
                 pieces.map(|p| sink.is_written(self.model.parameters()[p.parameter].leaf().id())).collect()
             })
             .collect();
-        for ((id, buffer), written) in ids.into_iter().zip(sink.into_buffers()).zip(written) {
-            self.segments[id].open = Some(Open { buffer, written });
+        for ((id, buffer), written) in ids.into_iter().zip(sink.into_flat()).zip(written) {
+            self.segments[id].open = Some(Open::new(buffer, written));
         }
     }
 
@@ -138,15 +171,13 @@ impl Zero {
     pub fn backward_weight(&mut self, layer: LayerId, micro_batch: usize) -> Result<(), ZeroError> {
         let later = self.put_off.remove(&(layer, micro_batch));
         let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
-        let (ids, mut sink) = self.sink(layer);
         #[cfg(feature = "cuda")]
-        if self.model.device().is_cuda() {
+        if self.brings_gradients() {
             let mut on_gpu = self.sink_on_gpu(layer)?;
             later.make_up(&mut on_gpu)?;
-            self.bring(layer, on_gpu, &mut sink)?;
-            self.keep_open(ids, sink);
-            return Ok(());
+            return self.bring(layer, on_gpu);
         }
+        let (ids, mut sink) = self.sink(self.layout.shape().layers[layer].segments.clone())?;
         later.make_up(&mut sink)?;
         let model = self.model.clone();
         for &parameter in model.layers()[layer].uses() {
@@ -159,15 +190,58 @@ impl Zero {
         Ok(())
     }
 
-    fn open(&mut self, id: SegmentId) -> Open {
-        let segment = &self.layout.segments()[id];
-        self.ledger.add(Category::Staging, segment.elements(), 4);
-        Open { buffer: self.pool.take(segment.elements()), written: vec![false; segment.pieces.len()] }
+    /// A segment's gradient of the running micro-batch, as far as it is added up.
+    pub(crate) fn opened(&mut self, id: SegmentId) -> Result<Open, ZeroError> {
+        match self.segments[id].open.take() {
+            Some(open) => self.arrived(open),
+            None => self.open(id),
+        }
     }
 
-    pub(crate) fn complete(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
-        let open = self.segments[id].open.take().ok_or_else(|| ZeroError::internal("no gradient to take"))?;
-        Ok(open.buffer)
+    fn open(&mut self, id: SegmentId) -> Result<Open, ZeroError> {
+        let segment = &self.layout.segments()[id];
+        let (elements, written) = (segment.elements(), vec![false; segment.pieces.len()]);
+        self.ledger.add(Category::Staging, elements, 4);
+        Ok(Open::new(self.room(id, elements)?, written))
+    }
+
+    pub(crate) fn complete(&mut self, id: SegmentId) -> Result<Flat, ZeroError> {
+        let open = self.take_open(id)?;
+        Ok(self.arrived(open)?.buffer)
+    }
+
+    fn take_open(&mut self, id: SegmentId) -> Result<Open, ZeroError> {
+        self.segments[id].open.take().ok_or_else(|| ZeroError::internal("no gradient to take"))
+    }
+
+    /// A gradient that has come from the GPU, if it was on its way.
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, clippy::unused_self))]
+    fn arrived(&mut self, open: Open) -> Result<Open, ZeroError> {
+        #[cfg(feature = "cuda")]
+        if let Open { arriving: Some(arriving), written, .. } = open {
+            let mut values = self.pool.take(arriving.len());
+            let staging = self.staging.as_mut().ok_or_else(|| ZeroError::internal("a gradient comes from no GPU"))?;
+            staging.take(arriving, &mut values)?;
+            return Ok(Open::new(Flat::Host(values), written));
+        }
+        Ok(open)
+    }
+
+    /// Carries out what waits for gradients from the GPU.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU, or of those instructions.
+    pub(crate) fn catch_up(&mut self) -> Result<(), ZeroError> {
+        while let Some(late) = self.late.pop_front() {
+            match late {
+                Late::Accumulate(id, open) => {
+                    let summand = self.arrived(open)?.buffer;
+                    self.add_up(id, summand)?;
+                }
+                Late::Reduce(ids, micro_batch, opens) => self.start_reduce(&ids, micro_batch, opens)?,
+            }
+        }
+        Ok(())
     }
 
     /// Adds the micro-batch's complete gradient to this rank's accumulator.
@@ -175,33 +249,43 @@ impl Zero {
     /// # Errors
     /// If there is none.
     pub fn accumulate(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        let summand = self.complete(id)?;
-        self.add_up(id, summand);
-        Ok(())
+        let open = self.take_open(id)?;
+        self.late.push_back(Late::Accumulate(id, open));
+        self.unless_on_their_way()
+    }
+
+    /// Gradients that are there are used at once; on their way from a GPU they are when the next layer's backward has begun.
+    fn unless_on_their_way(&mut self) -> Result<(), ZeroError> {
+        #[cfg(feature = "cuda")]
+        if self.brings_gradients() {
+            return Ok(());
+        }
+        self.catch_up()
     }
 
     /// Adds a summand, which is counted as staging, to the accumulator. It stays only where it opens a partial sum: in
     /// order of arrival the first one.
-    fn add_up(&mut self, id: SegmentId, summand: Vec<f32>) {
+    fn add_up(&mut self, id: SegmentId, summand: Flat) -> Result<(), ZeroError> {
         let (elements, mut merged) = (summand.len(), 0);
         let pool = &mut self.pool;
         self.segments[id].gradients.add(summand, |done| {
             merged += 1;
-            pool.give(done);
-        });
+            pool.give_back(done);
+        })?;
         self.ledger.remove(Category::Staging, elements, 4);
         match merged {
             0 => self.ledger.add(Category::Gradients, elements, 4),
             _ => self.ledger.remove(Category::Gradients, (merged - 1) * elements, 4),
         }
+        Ok(())
     }
 
-    fn total(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
+    fn total(&mut self, id: SegmentId) -> Result<Flat, ZeroError> {
         let (pool, ledger) = (&mut self.pool, &mut self.ledger);
         let total = self.segments[id].gradients.take(|done| {
             ledger.remove(Category::Gradients, done.len(), 4);
-            pool.give(done);
-        });
+            pool.give_back(done);
+        })?;
         total.ok_or_else(|| ZeroError::internal("no gradient was accumulated"))
     }
 
@@ -211,19 +295,35 @@ impl Zero {
     /// # Errors
     /// If a gradient is not complete.
     pub fn reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
-        let mut started = Vec::with_capacity(ids.len());
+        let mut opens = Vec::with_capacity(ids.len());
         for &id in ids {
+            let is_sharded = self.layout.segments()[id].placements.gradients == Placement::Sharded;
+            opens.push(if is_sharded { Some(self.take_open(id)?) } else { None });
+        }
+        self.late.push_back(Late::Reduce(ids.to_vec(), micro_batch, opens));
+        self.unless_on_their_way()
+    }
+
+    fn start_reduce(
+        &mut self,
+        ids: &[SegmentId],
+        micro_batch: usize,
+        opens: Vec<Option<Open>>,
+    ) -> Result<(), ZeroError> {
+        let mut started = Vec::with_capacity(ids.len());
+        for (&id, open) in ids.iter().zip(opens) {
             let placements = self.layout.segments()[id].placements;
-            let local = match placements.gradients {
-                Placement::Sharded => self.complete(id)?,
-                Placement::Replicated => self.total(id)?,
+            let local = match open {
+                Some(open) => self.arrived(open)?.buffer,
+                None => self.total(id)?,
             };
             // A rank alone has all of it already.
             let is_shared = self.comm.size() > 1;
             let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter && is_shared;
             started.push(match scatters {
+                false if !is_shared && local.host().is_none() => Reduction::Alone(self.rounded_alone(local)?),
                 false => {
-                    let local = self.packed(local);
+                    let local = self.packed(local)?;
                     Reduction::All(self.comm.all_reduce(local, ReduceOp::Sum))
                 }
                 true => Reduction::Scatter(self.scatter(id, local)?),
@@ -233,16 +333,24 @@ impl Zero {
         Ok(())
     }
 
-    fn scatter(&mut self, id: SegmentId, local: Vec<f32>) -> Result<Pending<Scattered>, ZeroError> {
+    /// What an all-reduce would give a rank alone: the values, rounded to the dtype in which they would travel.
+    fn rounded_alone(&self, local: Flat) -> Result<Flat, ZeroError> {
+        match local {
+            #[cfg(feature = "cuda")]
+            Flat::Device(array) if self.options.communication != candle_core::DType::F32 => {
+                let rounded = array.rounded(self.options.communication)?;
+                Ok(Flat::Device(zero_model::device::Array::widened(rounded, array.len())?))
+            }
+            local => Ok(local),
+        }
+    }
+
+    fn scatter(&mut self, id: SegmentId, local: Flat) -> Result<Pending<Scattered>, ZeroError> {
         let counts = self.layout.segments()[id].counts();
         let own = counts[self.comm.rank()];
         self.ledger.add(Category::Staging, own, 4);
-        let shard = match self.options.communication {
-            DType::BF16 => Buffer::Bf16(vec![bf16::ZERO; own]),
-            DType::F16 => Buffer::F16(vec![f16::ZERO; own]),
-            _ => Buffer::F32(self.pool.take(own)),
-        };
-        let input = self.packed(local);
+        let shard = self.room_for_packed(id, own)?;
+        let input = self.packed(local)?;
         Ok(self.comm.reduce_scatter(input, shard, &counts, ReduceOp::Sum))
     }
 
@@ -251,20 +359,22 @@ impl Zero {
     /// # Errors
     /// What the collective says.
     pub fn await_reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
+        self.catch_up()?;
         let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch == micro_batch);
         let pending = position
             .and_then(|position| self.reducing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
         for (id, reduction) in pending.segments.into_iter().zip(pending.started) {
             match reduction {
+                Reduction::Alone(full) => self.file_all(id, full)?,
                 Reduction::All(pending) => {
-                    let full = self.unpacked(pending.wait()?)?;
-                    self.file_all(id, full);
+                    let full = self.unpacked(id, pending.wait()?)?;
+                    self.file_all(id, full)?;
                 }
                 Reduction::Scatter(pending) => {
                     let Scattered { input, shard } = pending.wait()?;
-                    let shard = self.unpacked(shard)?;
-                    self.file(id, input, shard);
+                    let shard = self.unpacked(id, shard)?;
+                    self.file(id, input, shard)?;
                 }
             }
         }
@@ -272,52 +382,58 @@ impl Zero {
     }
 
     /// Files what an all-reduce brought: everything, or this rank's part where gradients are sharded.
-    fn file_all(&mut self, id: SegmentId, full: Vec<f32>) {
+    fn file_all(&mut self, id: SegmentId, full: Flat) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         match segment.placements.gradients {
-            Placement::Replicated => self.segments[id].reduced = Some(full),
+            Placement::Replicated => {
+                self.segments[id].reduced = Some(full);
+                Ok(())
+            }
             Placement::Sharded => {
                 let own = segment.shard(self.comm.rank());
                 if own.len() == full.len() {
                     return self.add_up(id, full);
                 }
-                let mut shard = self.pool.take(own.len());
-                shard.copy_from_slice(&full[own]);
+                let mut shard = self.room(id, own.len())?;
+                shard.copy(0, &full, own)?;
                 self.ledger.add(Category::Staging, shard.len(), 4);
                 self.ledger.remove(Category::Staging, full.len(), 4);
-                self.pool.give(full);
-                self.add_up(id, shard);
+                self.pool.give_back(full);
+                self.add_up(id, shard)
             }
         }
     }
 
     /// Files this rank's part of a sum; what it was made of, in the dtype in which it travelled, is used up.
-    fn file(&mut self, id: SegmentId, input: Buffer, shard: Vec<f32>) {
+    fn file(&mut self, id: SegmentId, input: Buffer, shard: Flat) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         let (own, elements) = (segment.shard(self.comm.rank()), segment.elements());
         match segment.placements.gradients {
             Placement::Replicated => {
                 self.ledger.remove(Category::Staging, shard.len(), 4);
                 let mut full = match input {
-                    Buffer::F32(input) => input,
-                    _ => self.pool.take(elements),
+                    Buffer::F32(input) if !self.is_resident(id) => Flat::Host(input),
+                    Buffer::Device(_) if input.dtype() == Dtype::F32 => self.unpacked(id, input)?,
+                    _ => self.room(id, elements)?,
                 };
-                full[own].copy_from_slice(&shard);
-                self.pool.give(shard);
+                full.copy(own.start, &shard, 0..own.len())?;
+                self.pool.give_back(shard);
                 self.segments[id].reduced = Some(full);
+                Ok(())
             }
             Placement::Sharded => {
                 self.ledger.remove(Category::Staging, elements, 4);
                 if let Buffer::F32(input) = input {
                     self.pool.give(input);
                 }
-                self.add_up(id, shard);
+                self.add_up(id, shard)
             }
         }
     }
 
     /// After the last micro-batch: sharded gradients become the reduced ones.
     pub(crate) fn settle(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        self.catch_up()?;
         if self.segments[id].reduced.is_none() {
             self.segments[id].reduced = Some(self.total(id)?);
         }
@@ -326,37 +442,11 @@ impl Zero {
 
     /// Takes back gradients after the update. Where even the parameters are sharded, memory counts more than the time to clear it:
     /// then gradients are not kept for the next step, so that the activations of its forward can have their memory.
-    pub(crate) fn done_with(&mut self, id: SegmentId, gradients: Vec<f32>) {
+    pub(crate) fn done_with(&mut self, id: SegmentId, gradients: Flat) {
         match self.layout.segments()[id].placements.parameters {
-            Placement::Replicated => self.pool.give(gradients),
+            Placement::Replicated => self.pool.give_back(gradients),
             Placement::Sharded => drop(gradients),
         }
-    }
-
-    /// The local gradient in the dtype in which gradients travel.
-    fn packed(&mut self, values: Vec<f32>) -> Buffer {
-        let packed = match self.options.communication {
-            DType::BF16 => Buffer::Bf16(rounded(&values)),
-            DType::F16 => Buffer::F16(rounded(&values)),
-            _ => return Buffer::F32(values),
-        };
-        self.pool.give(values);
-        packed
-    }
-
-    fn unpacked(&mut self, buffer: Buffer) -> Result<Vec<f32>, ZeroError> {
-        match buffer {
-            Buffer::F32(values) => Ok(values),
-            Buffer::Bf16(rounded) => self.widened(&rounded),
-            Buffer::F16(rounded) => self.widened(&rounded),
-            _ => Err(ZeroError::internal("a collective gave back another dtype")),
-        }
-    }
-
-    fn widened<H: HalfFloat>(&mut self, rounded: &[H]) -> Result<Vec<f32>, ZeroError> {
-        let mut values = self.pool.take(rounded.len());
-        read_half(rounded, &mut values)?;
-        Ok(values)
     }
 }
 

@@ -10,6 +10,7 @@ mod error;
 mod expected;
 mod gradients;
 mod groups;
+mod home;
 mod layout;
 mod ledger;
 #[cfg(feature = "cuda")]
@@ -22,6 +23,7 @@ mod rounding;
 mod shards;
 mod threads;
 mod tied;
+mod travel;
 mod update;
 mod zero;
 
@@ -30,9 +32,11 @@ pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
 pub use expected::{StateBytes, expected_payload, expected_state, state_formula};
 pub use groups::Groups;
+pub use home::OnGpu;
 pub use layout::{Layout, LayoutOptions, PAGE, Piece, Segment, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use rounding::{to_f32, working};
 pub use shards::{Kind, Range};
+pub use travel::{gpu_copy, gpu_room, gpu_tensor};
 pub use update::Norm;
 pub use zero::{Zero, ZeroOptions, longest_kept};

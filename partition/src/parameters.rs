@@ -2,15 +2,23 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType};
-use half::{bf16, f16};
+use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, Gathered, Pending};
 use zero_pipeline::SegmentId;
 
 use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::ledger::Category;
+use crate::rounding::working;
+use crate::travel::{incoming, outgoing};
 use crate::zero::Zero;
+
+/// A gather that is under way.
+pub(crate) struct Gathering {
+    pending: Pending<Gathered>,
+    /// The shard, where a copy of it travels.
+    kept: Option<Storage>,
+}
 
 impl Zero {
     /// Whether there is one shard only, and it is not kept in memory: then a gather is that shard, as it came from the disk.
@@ -33,8 +41,23 @@ impl Zero {
         let (elements, counts) = (segment.elements(), segment.counts());
         let shard = self.segments[id].shard.take().ok_or_else(|| ZeroError::internal("gathered twice"))?;
         self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
-        let output = buffer(self.blank(elements))?;
-        self.segments[id].gathering = Some(self.comm.all_gather(buffer(shard)?, output, &counts));
+        let on_gpu = self.options.on_gpu;
+        if on_gpu.parameters && counts.len() == 1 {
+            // A rank alone: the copy is all that there is to do, and is made when it is awaited.
+            self.segments[id].shard = Some(shard);
+            return Ok(());
+        }
+        let own = counts[self.comm.rank()];
+        let (sent, kept) = match shard {
+            shard @ Storage::Cuda(_) if !on_gpu.gathers => {
+                let copy = outgoing_copy(&shard, own)?;
+                (copy, Some(shard))
+            }
+            shard => (outgoing(shard, own, on_gpu.gathers)?, None),
+        };
+        let by_gpu = sent.is_on_device();
+        let output = outgoing(self.blank(elements, by_gpu)?, elements, by_gpu)?;
+        self.segments[id].gathering = Some(Gathering { pending: self.comm.all_gather(sent, output, &counts), kept });
         Ok(())
     }
 
@@ -46,47 +69,69 @@ impl Zero {
         let not_started = || ZeroError::internal("no gather was started");
         if self.is_whole(id) {
             let shard = self.segments[id].shard.take().ok_or_else(not_started)?;
-            return self.fill(id, buffer(shard)?).map(drop);
+            return self.fill(id, shard).map(drop);
         }
-        let pending = self.segments[id].gathering.take().ok_or_else(not_started)?;
+        if self.options.on_gpu.parameters && self.comm.size() == 1 {
+            return self.fill_alone(id);
+        }
+        let Gathering { pending, kept } = self.segments[id].gathering.take().ok_or_else(not_started)?;
         let Gathered { shard, output } = pending.wait()?;
         match self.stored(id, Stored::Parameters) {
             // What is on the disk is what it was.
             true => self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes()),
-            false => self.segments[id].shard = Some(storage(shard)?),
+            false => self.segments[id].shard = Some(kept.map_or_else(|| incoming(shard), Ok)?),
         }
-        if let Some(Buffer::F32(full)) = self.fill(id, output)? {
+        if let Some(Storage::Cpu(CpuStorage::F32(full))) = self.fill(id, incoming(output)?)? {
             self.pool.give(full);
         }
         Ok(())
     }
 
     /// Fills a segment's leaves with what was gathered. Of an only one it becomes the storage; what was copied comes back.
-    fn fill(&mut self, id: SegmentId, output: Buffer) -> Result<Option<Buffer>, ZeroError> {
-        if let Some(parameter) = self.layout.segments()[id].only_parameter() {
-            let parameter = &self.model.parameters()[parameter];
-            let given = parameter.fill(storage(output)?)?;
-            return if parameter.is_on_gpu() { buffer(given).map(Some) } else { Ok(None) };
+    fn fill(&mut self, id: SegmentId, output: Storage) -> Result<Option<Storage>, ZeroError> {
+        let layout = self.layout.clone();
+        let segment = &layout.segments()[id];
+        let model = self.model.clone();
+        let comes_to_gpu = matches!(output, Storage::Cpu(_)) && model.device().is_cuda();
+        if let Some(parameter) = segment.only_parameter() {
+            let parameter = &model.parameters()[parameter];
+            if comes_to_gpu {
+                parameter.put(self.on_gpu(&output)?)?;
+                return Ok(Some(output));
+            }
+            parameter.put(output)?;
+            return Ok(None);
         }
         // While the leaves are filled, everything that was gathered is there twice.
         let width = self.dtype.size_in_bytes();
-        self.ledger.add(Category::Staging, output.len(), width);
-        self.ledger.remove(Category::Staging, output.len(), width);
-        let segment = &self.layout.segments()[id];
+        self.ledger.add(Category::Staging, segment.elements(), width);
+        self.ledger.remove(Category::Staging, segment.elements(), width);
+        let on_gpu = matches!(output, Storage::Cuda(_));
         for piece in &segment.pieces {
-            let values = match &output {
-                Buffer::F32(full) => {
-                    let mut values = self.pool.take(piece.range.len());
-                    values.copy_from_slice(&full[piece.range.clone()]);
-                    CpuStorage::F32(values)
-                }
-                Buffer::Bf16(full) => CpuStorage::BF16(full[piece.range.clone()].to_vec()),
-                Buffer::F16(full) => CpuStorage::F16(full[piece.range.clone()].to_vec()),
-                _ => return Err(not_floats()),
-            };
-            self.model.parameters()[piece.parameter].fill(values)?;
+            let mut values = self.blank(piece.range.len(), on_gpu)?;
+            copy(&output, piece.range.clone(), &mut values, 0..piece.range.len())?;
+            if !comes_to_gpu {
+                model.parameters()[piece.parameter].put(values)?;
+                continue;
+            }
+            model.parameters()[piece.parameter].put(self.on_gpu(&values)?)?;
+            if let Storage::Cpu(values) = values {
+                self.reuse(values);
+            }
         }
         Ok(Some(output))
+    }
+
+    /// Fills a segment's leaves with copies of the only shard, which stays.
+    fn fill_alone(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        let layout = self.layout.clone();
+        for piece in &layout.segments()[id].pieces {
+            let mut values = self.blank(piece.range.len(), true)?;
+            let shard = self.segments[id].shard.as_ref().ok_or_else(|| ZeroError::internal("no gather was started"))?;
+            copy(shard, piece.range.clone(), &mut values, 0..piece.range.len())?;
+            self.model.parameters()[piece.parameter].put(values)?;
+        }
+        Ok(())
     }
 
     /// Gives up a segment's full parameters.
@@ -121,27 +166,43 @@ impl Zero {
         Ok(())
     }
 
-    fn start_refresh(&mut self, id: SegmentId) -> Result<Pending<Gathered>, ZeroError> {
+    fn start_refresh(&mut self, id: SegmentId) -> Result<Option<Pending<Gathered>>, ZeroError> {
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
-        let own = segment.shard(self.comm.rank());
-        let mut shard = self.blank(own.len());
-        for (parameter, inside, at) in segment.overlaps(own) {
-            self.model.parameters()[parameter].read(|full| copy(full, inside, &mut shard, at))?;
+        let (own, counts) = (segment.shard(self.comm.rank()), segment.counts());
+        let is_on_gpu = self.model.device().is_cuda();
+        if is_on_gpu && counts.len() == 1 {
+            // A rank alone has updated all of it.
+            return Ok(None);
         }
-        let counts = segment.counts();
-        self.ledger.add(Category::Staging, len(&shard), self.dtype.size_in_bytes());
-        let output = match segment.only_parameter() {
-            // Gathered where it is. Nobody reads the leaf meanwhile; who would is refused.
-            Some(parameter) if !self.model.parameters()[parameter].is_on_gpu() => {
-                self.model.parameters()[parameter].release()?
+        let (elements, by_gpu) = (own.len(), is_on_gpu && self.options.on_gpu.gathers);
+        let master = self.segments[id].master.host().filter(|master| is_on_gpu && !master.is_empty());
+        let shard = match master {
+            Some(master) => {
+                // What was just updated: it need not come back from where it goes to.
+                let values = Storage::Cpu(working(master.to_vec(), self.dtype));
+                if by_gpu { self.on_gpu(&values)? } else { values }
             }
-            _ => {
-                self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-                self.blank(segment.elements())
+            None => {
+                let mut shard = self.blank(elements, by_gpu)?;
+                for (parameter, inside, at) in segment.overlaps(own) {
+                    let (full, _) = self.model.parameters()[parameter].leaf().storage_and_layout();
+                    copy(&full, inside, &mut shard, at)?;
+                }
+                shard
             }
         };
-        Ok(self.comm.all_gather(buffer(shard)?, buffer(output)?, &counts))
+        self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
+        let output = match segment.only_parameter() {
+            // Gathered where it is. Nobody reads the leaf meanwhile; who would is refused.
+            Some(parameter) if by_gpu || !is_on_gpu => self.model.parameters()[parameter].take()?,
+            _ => {
+                self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+                self.blank(segment.elements(), by_gpu)?
+            }
+        };
+        let (shard, output) = (outgoing(shard, elements, by_gpu)?, outgoing(output, segment.elements(), by_gpu)?);
+        Ok(Some(self.comm.all_gather(shard, output, &counts)))
     }
 
     /// Waits for the refresh and takes over what the others updated.
@@ -154,35 +215,57 @@ impl Zero {
             .and_then(|position| self.refreshing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such refresh was started"))?;
         for (&id, pending) in ids.iter().zip(started) {
+            let Some(pending) = pending else { continue };
             let Gathered { shard, output } = pending.wait()?;
-            let (shard, output) = (storage(shard)?, storage(output)?);
-            self.ledger.remove(Category::Staging, len(&shard), self.dtype.size_in_bytes());
-            self.reuse(shard);
-            self.take_over(id, output)?;
+            self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes());
+            if let Buffer::F32(shard) = shard {
+                self.pool.give(shard);
+            }
+            self.take_over(id, incoming(output)?)?;
         }
         Ok(())
     }
 
     /// Puts a refreshed segment into its leaves.
-    fn take_over(&mut self, id: SegmentId, output: CpuStorage) -> Result<(), ZeroError> {
+    fn take_over(&mut self, id: SegmentId, output: Storage) -> Result<(), ZeroError> {
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
+        let comes_to_gpu = matches!(output, Storage::Cpu(_)) && self.model.device().is_cuda();
         if let Some(parameter) = segment.only_parameter() {
-            let parameter = &self.model.parameters()[parameter];
-            let used = parameter.fill(output)?;
-            if parameter.is_on_gpu() {
-                self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+            let model = self.model.clone();
+            let parameter = &model.parameters()[parameter];
+            if !comes_to_gpu {
+                return Ok(parameter.put(output).map(drop)?);
+            }
+            parameter.put(self.on_gpu(&output)?)?;
+            self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
+            if let Storage::Cpu(used) = output {
                 self.reuse(used);
             }
             return Ok(());
         }
         for piece in &segment.pieces {
-            self.model.parameters()[piece.parameter]
-                .update(|values| copy(&output, piece.range.clone(), values, 0..piece.range.len()))?;
+            let parameter = &self.model.parameters()[piece.parameter];
+            let mut values = parameter.take()?;
+            let copied = copy(&output, piece.range.clone(), &mut values, 0..piece.range.len());
+            parameter.put(values)?;
+            copied?;
         }
         self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-        self.reuse(output);
+        if let Storage::Cpu(used) = output {
+            self.reuse(used);
+        }
         Ok(())
+    }
+
+    /// Values of the host on the GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, clippy::unused_self))]
+    fn on_gpu(&mut self, values: &Storage) -> Result<Storage, ZeroError> {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cpu(values) = values {
+            return self.uploaded(values);
+        }
+        Err(ZeroError::internal("values that go to no GPU"))
     }
 
     fn reuse(&mut self, used: CpuStorage) {
@@ -190,28 +273,50 @@ impl Zero {
             self.pool.give(used);
         }
     }
-
-    /// A buffer of the working dtype to be overwritten.
-    pub(crate) fn blank(&mut self, len: usize) -> CpuStorage {
-        match self.dtype {
-            DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
-            DType::F16 => CpuStorage::F16(vec![f16::ZERO; len]),
-            _ => CpuStorage::F32(self.pool.take(len)),
-        }
-    }
 }
 
-fn len(storage: &CpuStorage) -> usize {
-    match storage {
-        CpuStorage::F32(v) => v.len(),
-        CpuStorage::BF16(v) => v.len(),
-        CpuStorage::F16(v) => v.len(),
-        _ => 0,
-    }
+/// A copy on the host of what is on a GPU, as it travels.
+fn outgoing_copy(shard: &Storage, len: usize) -> Result<Buffer, ZeroError> {
+    let mut copied = blank_like(shard, len)?;
+    copy(shard, 0..len, &mut copied, 0..len)?;
+    outgoing(copied, len, false)
 }
 
-/// Copies a range between storages of the same working dtype.
+/// Room on the host for values like these.
+fn blank_like(values: &Storage, len: usize) -> Result<Storage, ZeroError> {
+    Ok(Storage::Cpu(working(vec![0.0; len], values.dtype())))
+}
+
+/// Copies a range between storages of the same working dtype, wherever they are.
 pub(crate) fn copy(
+    from: &Storage,
+    source: Range<usize>,
+    to: &mut Storage,
+    target: Range<usize>,
+) -> Result<(), ZeroError> {
+    match (from, to) {
+        (Storage::Cpu(from), Storage::Cpu(to)) => copy_on_host(from, source, to, target)?,
+        #[cfg(feature = "cuda")]
+        (Storage::Cuda(from), Storage::Cuda(to)) => zero_model::device::copy(from, source, to, target)?,
+        #[cfg(feature = "cuda")]
+        (Storage::Cuda(from), Storage::Cpu(to)) => {
+            let values = zero_model::device::download(from, source)?;
+            copy_on_host(&values, 0..target.len(), to, target)?;
+        }
+        #[cfg(feature = "cuda")]
+        (Storage::Cpu(from), Storage::Cuda(to)) => {
+            let len = source.len();
+            let mut part = working(vec![0.0; len], candle_core::backend::BackendStorage::dtype(to));
+            copy_on_host(from, source, &mut part, 0..len)?;
+            let part = zero_model::device::upload(&to.device, &part)?;
+            zero_model::device::copy(&part, 0..len, to, target)?;
+        }
+        _ => return Err(ZeroError::internal("parameters on devices that are not known here")),
+    }
+    Ok(())
+}
+
+fn copy_on_host(
     from: &CpuStorage,
     source: Range<usize>,
     to: &mut CpuStorage,

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use zero_model::sink::Flat;
+
 /// Free `f32` buffers by length. What comes out holds old numbers; whoever takes one overwrites it.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -38,6 +40,15 @@ impl Pool {
     /// Elements of all buffers that wait.
     pub(crate) fn idle(&self) -> usize {
         self.idle
+    }
+
+    /// Keeps one on the host for its next use. What is on a GPU the driver keeps.
+    pub(crate) fn give_back(&mut self, buffer: Flat) {
+        match buffer {
+            Flat::Host(buffer) => self.give(buffer),
+            #[cfg(feature = "cuda")]
+            Flat::Device(_) => {}
+        }
     }
 
     pub(crate) fn give(&mut self, buffer: Vec<f32>) {

@@ -5,6 +5,7 @@
 
 use crc32fast::Hasher;
 use zero_comm::Buffer;
+use zero_model::sink::Flat;
 use zero_pipeline::{Coordinates, Placement};
 
 use crate::error::ZeroError;
@@ -31,10 +32,10 @@ impl Zero {
                 let first = segment.pieces.first().map_or("", |p| self.model.parameters()[p.parameter].name());
                 for (name, values) in self.state_names().iter().zip(&state.optimizer) {
                     names.push(format!("`{name}` of the segment of `{first}`"));
-                    checksums.push(crc32fast::hash(bytemuck::cast_slice(values)));
+                    checksums.push(checksum_of(values)?);
                 }
                 names.push(format!("the f32 values of the segment of `{first}`"));
-                checksums.push(crc32fast::hash(bytemuck::cast_slice(&state.master)));
+                checksums.push(checksum_of(&state.master)?);
             }
         }
         let (ranks, count) = (self.comm.size(), checksums.len());
@@ -52,6 +53,15 @@ impl Zero {
         }
         Ok(())
     }
+}
+
+fn checksum_of(values: &Flat) -> Result<u32, ZeroError> {
+    if let Some(values) = values.host() {
+        return Ok(crc32fast::hash(bytemuck::cast_slice(values)));
+    }
+    let mut copied = vec![0.0; values.len()];
+    values.read(0..values.len(), &mut copied)?;
+    Ok(crc32fast::hash(bytemuck::cast_slice(&copied)))
 }
 
 fn checksum(values: &candle_core::CpuStorage) -> u32 {

@@ -1,15 +1,17 @@
 //! Reading and writing ranges of parameters and optimizer state, for checkpoints and for the user.
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use candle_core::CpuStorage;
+use candle_core::{CpuStorage, Storage};
 use zero_comm::Buffer;
 use zero_model::ParameterId;
+use zero_model::sink::Flat;
 use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
 use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::layout::{Layout, Segment};
 use crate::ledger::Category;
+use crate::rounding::working;
 use crate::zero::Zero;
 
 /// What a value belongs to.
@@ -45,6 +47,35 @@ impl Range {
 /// Copies past the cache: a save copies all of a rank's state, which no cache holds.
 fn copy(from: &[f32], to: &mut [f32]) {
     zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
+}
+
+fn missing() -> ZeroError {
+    ZeroError::internal("a range that this rank does not hold")
+}
+
+fn read_flat(from: &Flat, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
+    match from {
+        Flat::Host(from) => copy(from.get(range).ok_or_else(missing)?, values),
+        #[cfg(feature = "cuda")]
+        Flat::Device(from) if range.start <= range.end && range.end <= from.len() => from.to_host(range, values)?,
+        #[cfg(feature = "cuda")]
+        Flat::Device(_) => return Err(missing()),
+    }
+    Ok(())
+}
+
+/// Of parameters that are kept in f32.
+fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
+    match from {
+        Storage::Cpu(CpuStorage::F32(from)) => copy(from.get(range).ok_or_else(missing)?, values),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(from) => match zero_model::device::download(from, range)? {
+            CpuStorage::F32(from) => copy(&from, values),
+            _ => return Err(missing()),
+        },
+        _ => return Err(missing()),
+    }
+    Ok(())
 }
 
 impl Layout {
@@ -116,7 +147,6 @@ impl Zero {
         let (id, at) = self.locate(range)?;
         let own = self.own_range(id);
         let local = |base: usize| at.start.wrapping_sub(base)..at.end.wrapping_sub(base);
-        let missing = || ZeroError::internal("a range that this rank does not hold");
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("values of another length than their range"));
         }
@@ -128,20 +158,17 @@ impl Zero {
             return self.read_stored(id, stored, range.start, values);
         }
         let state = &self.segments[id];
-        let held = match (kind, &state.shard) {
-            (Kind::State(index), _) => state.optimizer.get(index).and_then(|s| s.get(local(own.start))),
-            (Kind::Parameter, _) if !state.master.is_empty() => state.master.get(local(own.start)),
-            (Kind::Parameter, Some(CpuStorage::F32(shard))) => shard.get(local(own.start)),
-            (Kind::Parameter, _) => {
-                let read = |full: &CpuStorage| match full {
-                    CpuStorage::F32(full) => Ok(full.get(range.elements.clone()).map(|held| copy(held, values))),
-                    _ => Ok(None),
-                };
-                return self.model.parameters()[range.parameter].read(read)?.ok_or_else(missing);
+        match (kind, &state.shard) {
+            (Kind::State(index), _) => {
+                read_flat(state.optimizer.get(index).ok_or_else(missing)?, local(own.start), values)
             }
-        };
-        copy(held.ok_or_else(missing)?, values);
-        Ok(())
+            (Kind::Parameter, _) if !state.master.is_empty() => read_flat(&state.master, local(own.start), values),
+            (Kind::Parameter, Some(shard)) => read_storage(shard, local(own.start), values),
+            (Kind::Parameter, None) => {
+                let (full, _) = self.model.parameters()[range.parameter].leaf().storage_and_layout();
+                read_storage(&full, range.elements.clone(), values)
+            }
+        }
     }
 
     /// Values of a range that this rank holds.
@@ -160,7 +187,6 @@ impl Zero {
     /// If it does not hold it, or the lengths differ.
     pub fn write(&mut self, kind: Kind, range: &Range, values: &[f32]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
-        let missing = || ZeroError::internal("a range that this rank does not hold");
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("values of another length than their range"));
         }
@@ -176,29 +202,30 @@ impl Zero {
             }
             let state = self.segments[id].optimizer.get_mut(index).ok_or_else(missing)?;
             let local = at.start.wrapping_sub(own.start)..at.end.wrapping_sub(own.start);
-            state.get_mut(local).ok_or_else(missing)?.copy_from_slice(values);
-            return Ok(());
+            if local.start > local.end || local.end > state.len() {
+                return Err(missing());
+            }
+            return Ok(state.write(local.start, values)?);
         }
         if held.start < held.end && self.stored(id, master) {
             self.write_stored(id, master, held.start - own.start, &of_held(values))?;
         } else if held.start < held.end && !self.segments[id].master.is_empty() {
-            let master = &mut self.segments[id].master;
-            master[held.start - own.start..held.end - own.start].copy_from_slice(&of_held(values));
+            self.segments[id].master.write(held.start - own.start, &of_held(values))?;
         }
         if self.stored(id, Stored::Parameters) {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
             return self.write_stored(id, Stored::Parameters, start, values);
         }
-        let working = self.working(values.to_vec());
-        match &mut self.segments[id].shard {
-            Some(shard) => {
-                let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
-                crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len())?;
-            }
-            None => self.model.parameters()[range.parameter]
-                .update(|full| crate::parameters::copy(&working, 0..values.len(), full, range.elements.clone()))?,
+        let working = Storage::Cpu(working(values.to_vec(), self.dtype));
+        if let Some(shard) = &mut self.segments[id].shard {
+            let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
+            return crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len());
         }
-        Ok(())
+        let parameter = &self.model.parameters()[range.parameter];
+        let mut full = parameter.take()?;
+        let copied = crate::parameters::copy(&working, 0..values.len(), &mut full, range.elements.clone());
+        parameter.put(full)?;
+        copied
     }
 
     /// How the disk knows values of a kind, if they live there: the master where there is one.

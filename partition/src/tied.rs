@@ -1,6 +1,6 @@
 //! What pipeline stages that share a segment give each other: the sum of its gradient so far, and the updated parameters.
 
-use candle_core::{CpuStorage, DType};
+use candle_core::{DType, Storage};
 use zero_comm::{Buffer, Dtype};
 use zero_pipeline::{Placement, SegmentId};
 
@@ -10,6 +10,7 @@ use crate::gradients::Open;
 use crate::ledger::Category;
 use crate::parameters::{buffer, copy, storage};
 use crate::rounding::to_f32;
+use crate::travel::outgoing;
 use crate::zero::Zero;
 
 impl Zero {
@@ -19,7 +20,7 @@ impl Zero {
     /// # Errors
     /// If there is none.
     pub fn take_tied_gradient(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
-        Ok(Buffer::F32(self.complete(id)?))
+        Ok(Buffer::F32(self.complete(id)?.into_host()?))
     }
 
     /// A buffer that was sent.
@@ -43,7 +44,7 @@ impl Zero {
     /// If the segment has a gradient already.
     pub fn open_tied_gradient(&mut self, id: SegmentId, sum: Buffer) -> Result<(), ZeroError> {
         let pieces = self.layout.segments()[id].pieces.len();
-        let buffer = sum.into_f32()?;
+        let buffer = self.settled(id, sum.into_f32()?)?;
         match self.segments[id].open.replace(Open::with(buffer, pieces)) {
             None => Ok(()),
             Some(_) => Err(ZeroError::internal("a tied gradient came when there was one")),
@@ -61,20 +62,24 @@ impl Zero {
             self.ledger.add(Category::Staging, values.len(), self.dtype.size_in_bytes());
             return Ok(values);
         }
-        if let Some(shard) = &self.segments[id].shard {
-            let copy = buffer(shard.clone())?;
-            self.ledger.add(Category::Staging, copy.len(), self.dtype.size_in_bytes());
-            return Ok(copy);
-        }
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
-        let mut values = self.blank(segment.elements());
-        for piece in &segment.pieces {
-            self.model.parameters()[piece.parameter]
-                .read(|full| copy(full, 0..piece.range.len(), &mut values, piece.range.clone()))?;
+        let own = match self.segments[id].shard {
+            Some(_) => segment.shard(self.comm.rank()).len(),
+            None => segment.elements(),
+        };
+        let mut values = self.blank(own, false)?;
+        match &self.segments[id].shard {
+            Some(shard) => copy(shard, 0..own, &mut values, 0..own)?,
+            None => {
+                for piece in &segment.pieces {
+                    let (full, _) = self.model.parameters()[piece.parameter].leaf().storage_and_layout();
+                    copy(&full, 0..piece.range.len(), &mut values, piece.range.clone())?;
+                }
+            }
         }
-        self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-        buffer(values)
+        self.ledger.add(Category::Staging, own, self.dtype.size_in_bytes());
+        outgoing(values, own, false)
     }
 
     /// A buffer of parameters that was sent, or taken over.
@@ -105,24 +110,35 @@ impl Zero {
     /// # Errors
     /// If candle refuses to write them.
     pub fn set_tied_parameters(&mut self, id: SegmentId, values: Buffer) -> Result<(), ZeroError> {
-        let mut values: CpuStorage = storage(values)?;
+        let values = storage(values)?;
         if self.stored(id, Stored::Parameters) {
             self.write_stored(id, Stored::Parameters, 0, &to_f32(&values)?)?;
             self.give_parameters_back(buffer(values)?);
             return Ok(());
         }
-        if let Some(shard) = &mut self.segments[id].shard {
-            // The old shard goes where the new one came from.
-            std::mem::swap(shard, &mut values);
-            self.give_parameters_back(buffer(values)?);
-            return Ok(());
-        }
+        let mut values = Storage::Cpu(values);
         let layout = self.layout.clone();
-        for piece in &layout.segments()[id].pieces {
-            self.model.parameters()[piece.parameter]
-                .update(|full| copy(&values, piece.range.clone(), full, 0..piece.range.len()))?;
+        let segment = &layout.segments()[id];
+        match &mut self.segments[id].shard {
+            // The old shard goes where the new one came from.
+            Some(shard @ Storage::Cpu(_)) => std::mem::swap(shard, &mut values),
+            Some(shard) => {
+                let own = segment.shard(self.comm.rank()).len();
+                copy(&values, 0..own, shard, 0..own)?;
+            }
+            None => {
+                for piece in &segment.pieces {
+                    let parameter = &self.model.parameters()[piece.parameter];
+                    let mut full = parameter.take()?;
+                    let copied = copy(&values, piece.range.clone(), &mut full, 0..piece.range.len());
+                    parameter.put(full)?;
+                    copied?;
+                }
+            }
         }
-        self.give_parameters_back(buffer(values)?);
+        if let Storage::Cpu(values) = values {
+            self.give_parameters_back(buffer(values)?);
+        }
         Ok(())
     }
 }

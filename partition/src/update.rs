@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use candle_core::CpuStorage;
+use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
+use zero_model::sink::Flat;
 use zero_optim::norm::clip_coefficient;
 use zero_optim::{ExactSum, Step};
 use zero_pipeline::{Placement, SegmentId};
@@ -12,7 +13,8 @@ use zero_tier::AlignedBuffer;
 use crate::disk::{Tile, stride};
 use crate::error::ZeroError;
 use crate::ledger::Category;
-use crate::rounding::{round_bytes, round_to};
+use crate::parameters::copy;
+use crate::rounding::{round_bytes, round_to, working};
 use crate::threads::{add_parameter_range, update};
 use crate::zero::Zero;
 
@@ -41,6 +43,10 @@ impl Zero {
     /// What the collective says.
     pub fn gradient_norm(&mut self, loss_scale: f64) -> Result<Norm, ZeroError> {
         let mut sum = ExactSum::new();
+        #[cfg(feature = "cuda")]
+        if self.residents.contains(&true) {
+            sum = self.squares_on_gpu()?;
+        }
         let rank = self.comm.rank();
         let owned: Vec<SegmentId> = (0..self.segments.len()).filter(|&id| self.owns(id)).collect();
         for id in owned {
@@ -58,7 +64,8 @@ impl Zero {
                 Placement::Replicated => 0..segment.elements(),
                 Placement::Sharded => shard.clone(),
             };
-            let gradients = self.segments[id].reduced.as_deref().unwrap_or_default();
+            // Those on a GPU are in the sum already.
+            let Some(gradients) = self.segments[id].reduced.as_ref().and_then(Flat::host) else { continue };
             for (_, _, at) in segment.overlaps(shard.clone()) {
                 let offset = shard.start - held.start;
                 add_parameter_range(&mut sum, &gradients[at.start + offset..at.end + offset]);
@@ -83,6 +90,11 @@ impl Zero {
     /// # Errors
     /// If the gradients are not reduced.
     pub fn update(&mut self, id: SegmentId, lr: f64) -> Result<(), ZeroError> {
+        #[cfg(feature = "cuda")]
+        if self.is_resident(id) {
+            self.update_on_gpu(id, lr)?;
+            return self.discard(id);
+        }
         let own = 0..self.own_range(id).len();
         self.update_part(id, own, &mut Tile::empty(), lr)?;
         self.discard(id)
@@ -98,7 +110,10 @@ impl Zero {
     ) -> Result<(), ZeroError> {
         let own = self.own_range(id);
         let states = self.options.optimizer.states().len();
-        let Self { layout, model, segments, options, .. } = self;
+        #[cfg(feature = "cuda")]
+        let is_refreshed = self.comm.size() > 1 && tile.state.is_none();
+        #[rustfmt::skip]
+        let Self { layout, model, segments, options, #[cfg(feature = "cuda")] staging, .. } = self;
         let (segment, state) = (&layout.segments()[id], &mut segments[id]);
         let gradients: &[f32] = match (&tile.gradients, &state.reduced) {
             (Some(buffer), _) => buffer.as_f32(),
@@ -107,7 +122,7 @@ impl Zero {
                     Placement::Replicated => own.start,
                     Placement::Sharded => 0,
                 };
-                &reduced[part.start + offset..part.end + offset]
+                &on_host(reduced.host())?[part.start + offset..part.end + offset]
             }
             (None, None) => return Err(ZeroError::internal("update of gradients that are not reduced")),
         };
@@ -116,7 +131,8 @@ impl Zero {
             Some(buffer) => buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect(),
             None => {
                 let master = (!state.master.is_empty()).then_some(&mut state.master);
-                state.optimizer.iter_mut().chain(master).map(|kind| &mut kind[part.clone()]).collect()
+                let kinds = state.optimizer.iter_mut().chain(master);
+                kinds.map(|kind| Ok(&mut on_host(kind.host_mut())?[part.clone()])).collect::<Result<_, ZeroError>>()?
             }
         };
         let mut master = (kinds.len() > states).then(|| kinds.pop()).flatten();
@@ -133,14 +149,25 @@ impl Zero {
                 run(master)?;
                 match (&mut tile.parameters, &mut state.shard) {
                     (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), in_tile)?,
-                    (None, Some(shard)) => round_to(master, shard, in_shard)?,
+                    (None, Some(Storage::Cpu(shard))) => round_to(master, shard, in_shard)?,
+                    (None, Some(shard)) => {
+                        let rounded = Storage::Cpu(working(master.to_vec(), parameter.dtype()));
+                        copy(&rounded, 0..in_shard.len(), shard, in_shard)?;
+                    }
+                    #[cfg(feature = "cuda")]
+                    // What every rank updated a part of is gathered from the masters.
+                    _ if parameter.is_on_gpu()
+                        && is_refreshed
+                        && segment.placements.optimizer == Placement::Sharded => {}
+                    #[cfg(feature = "cuda")]
+                    _ if parameter.is_on_gpu() => crate::on_gpu::overwrite(parameter, inside, master, staging)?,
                     _ => parameter.update(|full| round_to(master, full, inside).map_err(candle_core::Error::wrap))?,
                 }
                 continue;
             }
             match (&mut tile.parameters, &mut state.shard) {
                 (Some(buffer), _) => run(&mut buffer.as_f32_mut()[in_tile])?,
-                (None, Some(CpuStorage::F32(shard))) => run(&mut shard[in_shard])?,
+                (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(&mut shard[in_shard])?,
                 _ => parameter.update(|values| match values {
                     CpuStorage::F32(full) => run(&mut full[inside]).map_err(candle_core::Error::wrap),
                     _ => candle_core::bail!("a released parameter cannot be updated"),
@@ -166,10 +193,14 @@ impl Zero {
         Ok(())
     }
 
-    pub(crate) fn take_reduced(&mut self, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
+    pub(crate) fn take_reduced(&mut self, id: SegmentId) -> Result<Flat, ZeroError> {
         let gradients = self.segments[id].reduced.take();
         let gradients = gradients.ok_or_else(|| ZeroError::internal("update of gradients that are not reduced"))?;
         self.ledger.remove(Category::Gradients, gradients.len(), 4);
         Ok(gradients)
     }
+}
+
+fn on_host<T>(values: Option<T>) -> Result<T, ZeroError> {
+    values.ok_or_else(|| ZeroError::internal("state that is on a GPU was to be updated on the host"))
 }

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, DType};
+use candle_core::{DType, Storage};
 use zero_comm::{Communicator, Gathered, Pending};
-use zero_model::sink::PutOff;
+use zero_model::sink::{Flat, PutOff};
 use zero_model::{Model, init};
 use zero_optim::{ExactSum, Optimizer};
 use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
@@ -13,10 +13,12 @@ use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
 use crate::accumulator::{Accumulator, Order};
 use crate::disk::{Disk, DiskOptions, Stored, places};
 use crate::error::ZeroError;
-use crate::gradients::{Open, PendingReduce};
+use crate::gradients::{Late, Open, PendingReduce};
 use crate::groups::Groups;
+use crate::home::OnGpu;
 use crate::layout::{Layout, Segment};
 use crate::ledger::{Category, Ledger};
+use crate::parameters::Gathering;
 use crate::pool::Pool;
 use crate::rounding::working;
 
@@ -40,21 +42,23 @@ pub struct ZeroOptions {
     pub ignore_unused: bool,
     /// Where lives what the layout puts on a disk.
     pub disk: DiskOptions,
+    /// What lives on the GPU that layers run on.
+    pub on_gpu: OnGpu,
 }
 
 /// One segment's share of a rank.
 pub(crate) struct SegmentState {
     /// Shard of the working parameters where they are sharded. Taken while a gather reads it.
-    pub(crate) shard: Option<CpuStorage>,
+    pub(crate) shard: Option<Storage>,
     /// f32 master of this rank's part where the working dtype is of 16 bits.
-    pub(crate) master: Vec<f32>,
+    pub(crate) master: Flat,
     pub(crate) gradients: Accumulator,
     /// Reduced gradients: the shard, or all of it where gradients are replicated.
-    pub(crate) reduced: Option<Vec<f32>>,
-    pub(crate) optimizer: Vec<Vec<f32>>,
+    pub(crate) reduced: Option<Flat>,
+    pub(crate) optimizer: Vec<Flat>,
     /// Gradient of the running micro-batch.
     pub(crate) open: Option<Open>,
-    pub(crate) gathering: Option<Pending<Gathered>>,
+    pub(crate) gathering: Option<Gathering>,
     /// What the norm needs of reduced gradients that have left memory.
     pub(crate) squares: Option<ExactSum>,
 }
@@ -64,7 +68,7 @@ impl SegmentState {
     fn of(order: Order) -> Self {
         Self {
             shard: None,
-            master: vec![],
+            master: Flat::default(),
             gradients: Accumulator::new(order),
             reduced: None,
             optimizer: vec![],
@@ -85,11 +89,18 @@ pub struct Zero {
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) options: ZeroOptions,
     pub(crate) segments: Vec<SegmentState>,
+    /// Of each segment, whether its state is on the GPU.
+    pub(crate) residents: Vec<bool>,
     /// By layer and micro-batch, what it takes to make the gradients of the layer's parameters.
     pub(crate) put_off: HashMap<(LayerId, usize), PutOff>,
     pub(crate) reducing: VecDeque<PendingReduce>,
-    pub(crate) refreshing: VecDeque<(Vec<SegmentId>, Vec<Pending<Gathered>>)>,
+    /// What begins when gradients have come from the GPU, in the order of the program.
+    pub(crate) late: VecDeque<Late>,
+    pub(crate) refreshing: VecDeque<(Vec<SegmentId>, Vec<Option<Pending<Gathered>>>)>,
     pub(crate) pool: Pool,
+    /// Ways between the GPU and the host.
+    #[cfg(feature = "cuda")]
+    pub(crate) staging: Option<zero_model::device::Staging>,
     /// What does not live in memory.
     pub(crate) disk: Option<Disk>,
     pub(crate) ledger: Ledger,
@@ -130,6 +141,7 @@ impl Zero {
         assert_eq!(comm.size(), layout.ranks(), "the layout is for another number of ranks");
         assert_eq!(stages.count(), groups.mesh().pipe(), "the model is cut for another number of stages");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
+        let residents = options.on_gpu.residents(&layout);
         let mut zero = Self {
             model,
             layout: Arc::new(layout),
@@ -138,10 +150,14 @@ impl Zero {
             comm,
             options,
             segments: vec![],
+            residents,
             put_off: HashMap::new(),
             reducing: VecDeque::new(),
+            late: VecDeque::new(),
             refreshing: VecDeque::new(),
             pool: Pool::default(),
+            #[cfg(feature = "cuda")]
+            staging: None,
             disk: None,
             ledger: Ledger::default(),
             counted_idle: 0,
@@ -149,6 +165,10 @@ impl Zero {
             grad_scale: 1.0,
             updates: 0,
         };
+        #[cfg(feature = "cuda")]
+        if zero.model.device().is_cuda() {
+            zero.staging = Some(zero_model::device::Staging::new(zero.gpu()?)?);
+        }
         zero.disk = zero.make_disk()?;
         let bounce = zero.disk.as_ref().map_or(0, Disk::bounce_bytes);
         zero.ledger.add(Category::Staging, bounce as usize, 1);
@@ -180,7 +200,7 @@ impl Zero {
         let states = self.options.optimizer.states().len();
         let in_memory = if self.stored(id, Stored::State(0)) { 0 } else { own.len() };
         self.ledger.add(Category::OptimizerState, in_memory * states, 4);
-        let has_master = self.dtype != DType::F32 && in_memory > 0;
+        let has_master = (self.dtype != DType::F32 || self.mirrors(id)) && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         self.ledger.add(Category::Parameters, master.len(), 4);
         let width = self.dtype.size_in_bytes();
@@ -198,7 +218,7 @@ impl Zero {
                 if has_master && !master.is_empty() {
                     master.copy_from_slice(&values);
                 }
-                Some(self.working(values))
+                Some(self.shard_of(values)?)
             }
             Placement::Replicated => {
                 self.ledger.add(Category::Parameters, segment.elements(), width);
@@ -209,14 +229,22 @@ impl Zero {
                         let kept = &full[start - piece.range.start..end - piece.range.start];
                         master[start - own.start..end - own.start].copy_from_slice(kept);
                     }
-                    self.model.parameters()[piece.parameter].fill(self.working(full))?;
+                    self.model.parameters()[piece.parameter].fill(working(full, self.dtype))?;
                 }
                 None
             }
         };
         // Each asked for as zeros: a clone of the first would touch all memory before the first step does.
-        let optimizer = (0..states).map(|_| vec![0.0; in_memory]).collect();
+        let optimizer = (0..states).map(|_| self.zeros(id, in_memory)).collect::<Result<_, _>>()?;
+        let master = self.settled(id, master)?;
         Ok(SegmentState { shard, master, optimizer, ..SegmentState::of(self.options.order) })
+    }
+
+    /// Whether the host keeps a copy of the parameters that it updates, since they themselves are on a GPU: then they never come back.
+    fn mirrors(&self, id: SegmentId) -> bool {
+        let is_on_gpu =
+            self.layout.segments()[id].placements.parameters == Placement::Replicated || self.options.on_gpu.parameters;
+        self.model.device().is_cuda() && !self.is_resident(id) && is_on_gpu
     }
 
     /// Whether this rank's stage uses the segment.
@@ -238,11 +266,6 @@ impl Zero {
             init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, inside.start, &mut values[at]);
         }
         values
-    }
-
-    /// f32 values in the working dtype.
-    pub(crate) fn working(&self, values: Vec<f32>) -> CpuStorage {
-        working(values, self.dtype)
     }
 
     /// The part of a segment that this rank's optimizer updates.

@@ -12,6 +12,8 @@ pub struct Launcher {
     pub num_processes: usize,
     /// What carries messages between ranks.
     pub transport: Transport,
+    /// What carries values between GPUs.
+    pub gpu_transport: GpuTransport,
     /// Network interface or address to bind; `None` is loopback.
     pub interface: Option<String>,
     /// Seconds without a sign of a peer before it counts as lost.
@@ -43,12 +45,25 @@ choice! {
     }
 }
 
+choice! {
+    /// What carries values between GPUs.
+    pub enum GpuTransport {
+        /// NCCL where it is there and every rank has a GPU of its own, else the host.
+        Auto = "auto",
+        /// NCCL.
+        Nccl = "nccl",
+        /// The memory of the host, by the ranks' own transport.
+        Host = "host",
+    }
+}
+
 impl Launcher {
     pub(crate) fn read(resolver: &mut Resolver<'_>, world_size: usize) -> Self {
         let mut keys = resolver.section("launcher");
         Self {
             num_processes: world_size,
             transport: keys.choice("transport", Transport::Auto),
+            gpu_transport: keys.choice("gpu_transport", GpuTransport::Auto),
             interface: keys.optional_text("interface"),
             timeout_seconds: keys.float("timeout_seconds"),
             threads_per_rank: keys.optional_int("threads_per_rank"),

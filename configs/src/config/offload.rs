@@ -37,6 +37,8 @@ pub struct OffloadOptimizer {
     pub pipeline_read: bool,
     /// Write the last tile while this one is updated.
     pub pipeline_write: bool,
+    /// Share of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
+    pub ratio: f64,
 }
 
 /// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
@@ -76,6 +78,7 @@ impl OffloadOptimizer {
             buffer_count: keys.int("buffer_count"),
             pipeline_read: keys.bool("pipeline_read"),
             pipeline_write: keys.bool("pipeline_write"),
+            ratio: keys.float("ratio"),
         }
     }
 }

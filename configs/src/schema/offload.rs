@@ -11,7 +11,7 @@ const BUFFERS: Kind = Kind::Int { min: 1, max: 64 };
 /// Unit and alignment of reads and writes that bypass the page cache, on every disk that is sold.
 const BLOCK: Kind = Kind::Multiple { of: 4096, max: 1 << 30 };
 
-const PINNED: &str = "memory of a CPU is used where it lies; nothing is copied to a device";
+const PINNED: &str = "memory of the host is pinned where a GPU copies from it or to it, and nowhere else";
 
 #[rustfmt::skip]
 pub(super) static OFFLOAD_PARAM: Section = Section { switch: Switch::Key("device", &["none"]), keys: &[
@@ -32,7 +32,7 @@ pub(super) static OFFLOAD_OPTIMIZER: Section = Section { switch: Switch::Key("de
     now("pipeline_write", Kind::Bool, "true", "With nvme: write the last tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)"),
     ignored("pin_memory", Kind::Bool, "true", PINNED),
     ignored("fast_init", Kind::Bool, "false", "nothing is read back before the first step"),
-    rejected("ratio", "1.0", "it deals state out between a GPU and the host, and there is no GPU"),
+    now("ratio", RATIO, "1.0", "Share of the state that is offloaded; that of the last layers stays on the GPU"),
     rejected("super_offload", "false", "it is for one kind of machine"),
     rejected("cpuadam_cores_perc", "0.8", "it belongs to super_offload"),
 ] };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::choice::Choice as _;
-use crate::config::{Compute, DataFormat, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn};
+use crate::config::{Compute, DataFormat, GpuTransport, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn};
 
 /// Bounds that keep every product of a model's sizes far from overflow.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
@@ -150,8 +150,9 @@ static SAMPLE: Section = Section { switch: Switch::Keys, keys: &[
 
 #[rustfmt::skip]
 pub(super) static LAUNCHER: Section = Section { switch: Switch::Keys, keys: &[
-    engine("num_processes", RANKS, "= pipeline.stages", "Ranks to start on this machine"),
+    engine("num_processes", RANKS, "= pipeline.stages; with training.device: cuda one for each GPU", "Ranks to start on this machine"),
     key("transport", Kind::Choice { names: Transport::NAMES, later: &[] }, "auto", "What carries messages between ranks"),
+    key("gpu_transport", Kind::Choice { names: GpuTransport::NAMES, later: &[] }, "auto", "What carries values between GPUs: NCCL where it is there and every rank has a GPU of its own, else the host"),
     key("interface", Kind::Text, "null", "Network interface or address to bind; loopback when not given"),
     key("timeout_seconds", Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of a peer before it counts as lost"),
     engine("threads_per_rank", Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads of each rank; auto: the cores divided by the ranks on this machine"),

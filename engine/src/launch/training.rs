@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use clap::error::ErrorKind;
 use zero_comm::place::Place;
 use zero_comm::token;
-use zero_config::{Config, LogLevel, Source, Transport};
+use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Again, Output as Printing, Planner, Resume, RunOptions};
 use zero_train::{Error, Limit, Plan};
 
@@ -115,6 +115,13 @@ fn train_as(place: &Place, args: &TrainArgs) -> anyhow::Result<u8> {
     rank::run(&config, &options, place)
 }
 
+/// Ranks for the GPUs of this host, as many as make whole pipelines, where layers are on GPUs and nobody says how many ranks there are.
+fn one_a_gpu(typed: &Typed) -> Option<usize> {
+    let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
+    let stages = config.pipeline.stages;
+    typed.num_processes().is_none().then(|| (zero_train::gpus() / stages * stages).max(stages))
+}
+
 /// Checks what all ranks would find out, starts those of this host, and waits for them.
 fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let (options, hosts) = (run_options(args)?, started.hosts);
@@ -122,8 +129,10 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let typed = zero_config::load(source.clone(), &args.overrides())?;
     let ranks = match started.ranks {
         None if hosts.count > 1 => {
-            Some(typed.num_processes().map_or_else(|| Ok(typed.resolve(None)?.world_size), anyhow::Ok)?)
+            let written = typed.num_processes().or_else(|| one_a_gpu(&typed));
+            Some(written.map_or_else(|| Ok(typed.resolve(None)?.world_size), anyhow::Ok)?)
         }
+        None => one_a_gpu(&typed),
         ranks => ranks,
     };
     let config = typed.resolve(ranks.map(|ranks| ranks * hosts.count))?;

@@ -7,8 +7,10 @@ use zero_partition::{CATEGORIES, Category};
 /// The most bytes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Peaks {
-    /// Of everything together.
+    /// Of everything together that is on the host.
     pub(crate) total: u64,
+    /// Of everything together that is on the GPU.
+    pub(crate) gpu: u64,
     /// Of each of [`CATEGORIES`].
     pub(crate) by_category: [u64; CATEGORIES.len()],
 }
@@ -17,19 +19,33 @@ pub(crate) struct Peaks {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter {
     now: [u64; CATEGORIES.len()],
+    on_gpu: u64,
+    /// What of each category is on the GPU unless it is said otherwise.
+    pub(crate) usually_on_gpu: [bool; CATEGORIES.len()],
     pub(crate) peaks: Peaks,
 }
 
 impl Meter {
     pub(crate) fn add(&mut self, category: Category, bytes: u64) {
-        self.now[category as usize] += bytes;
-        self.note();
+        self.add_at(category, bytes, self.usually_on_gpu[category as usize]);
     }
 
     pub(crate) fn free(&mut self, category: Category, bytes: u64) {
+        self.free_at(category, bytes, self.usually_on_gpu[category as usize]);
+    }
+
+    /// On the GPU, or on the host.
+    pub(crate) fn add_at(&mut self, category: Category, bytes: u64, on_gpu: bool) {
+        self.now[category as usize] += bytes;
+        self.on_gpu += if on_gpu { bytes } else { 0 };
+        self.note();
+    }
+
+    pub(crate) fn free_at(&mut self, category: Category, bytes: u64, on_gpu: bool) {
         let now = &mut self.now[category as usize];
         debug_assert!(*now >= bytes, "{category} has {now}, and {bytes} are freed");
         *now = now.saturating_sub(bytes);
+        self.on_gpu = self.on_gpu.saturating_sub(if on_gpu { bytes } else { 0 });
     }
 
     /// Something that is there for a moment.
@@ -39,7 +55,8 @@ impl Meter {
     }
 
     fn note(&mut self) {
-        self.peaks.total = self.peaks.total.max(self.now.iter().sum());
+        self.peaks.total = self.peaks.total.max(self.now.iter().sum::<u64>().saturating_sub(self.on_gpu));
+        self.peaks.gpu = self.peaks.gpu.max(self.on_gpu);
         for (peak, now) in self.peaks.by_category.iter_mut().zip(self.now) {
             *peak = (*peak).max(now);
         }

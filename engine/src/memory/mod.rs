@@ -15,7 +15,7 @@ pub use limit::Limit;
 pub(crate) use arrivals::{Arrivals, arrivals};
 pub(crate) use meter::Peaks;
 pub(crate) use needs::{Needs, Subject};
-pub(crate) use table::{Table, forms, tokens};
+pub(crate) use table::{Table, tokens};
 use walk::Walk;
 pub(crate) use walk::Work;
 use zero_config::{Config, Transport};
@@ -86,8 +86,7 @@ fn transport(config: &Config, mesh: Mesh) -> u64 {
 /// What an engine's rank was planned to need; `None` where what its layers take cannot be known.
 pub(crate) fn planned(engine: &Engine) -> Option<Peaks> {
     let (zero, arrangement) = (engine.zero(), &engine.arrangement);
-    let (inputs, targets) = forms(engine.config())?;
-    let table = Table::new(engine.model(), &inputs, &targets).ok()?;
+    let table = Table::of(engine.config(), engine.model())?;
     let shape = zero.layout().shape();
     let (steps, evaluations) = (arrangement.training(shape), arrangement.evaluation(shape, 1));
     let (in_steps, in_evaluations) = (arrivals(&steps), arrivals(&evaluations));

@@ -6,7 +6,7 @@ use zero_pipeline::{Coordinates, Program, StageId};
 
 use super::table::Table;
 use super::walk::Work;
-use super::{Peaks, Script, arrivals, forms, peaks};
+use super::{Peaks, Script, arrivals, peaks};
 use crate::arrangement::Arrangement;
 use crate::settings::Settings;
 
@@ -33,8 +33,7 @@ pub(crate) struct Subject<'a> {
 impl Subject<'_> {
     /// What each layer takes; `None` where that is not known.
     pub(crate) fn table(&self) -> Option<Table> {
-        let (inputs, targets) = forms(self.config)?;
-        Table::new(self.model, &inputs, &targets).ok()
+        Table::of(self.config, self.model)
     }
 
     /// Of each stage.
@@ -71,6 +70,7 @@ impl Subject<'_> {
             };
             let found = peaks(work, self.config, self.arrangement.mesh, step, evaluation);
             needs.peaks.total = needs.peaks.total.max(found.total);
+            needs.peaks.gpu = needs.peaks.gpu.max(found.gpu);
             for category in CATEGORIES {
                 let of = &mut needs.peaks.by_category[category as usize];
                 *of = (*of).max(found.by_category[category as usize]);

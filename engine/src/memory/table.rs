@@ -23,9 +23,22 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Of a model of a configuration; `None` where it cannot be known. What a layer takes is asked on the processor: of a model on a GPU
+    /// one like it is made there, which takes no memory.
+    pub(crate) fn of(config: &Config, model: &Model) -> Option<Self> {
+        let (inputs, targets) = forms(config)?;
+        if !model.device().is_cuda() {
+            return Self::new(model, &inputs, &targets).ok();
+        }
+        let first = model.parameters().first()?;
+        let vocabulary = first.shape().dims().first().copied();
+        let layers = crate::configured_layers(config, vocabulary).ok()?;
+        Self::new(&layers.build(first.dtype()).ok()?, &inputs, &targets).ok()
+    }
+
     /// # Errors
     /// If it cannot be known: for a layer that computes otherwise than by our operations.
-    pub(crate) fn new(model: &Model, inputs: &[Form], targets: &Form) -> Result<Self, Error> {
+    fn new(model: &Model, inputs: &[Form], targets: &Form) -> Result<Self, Error> {
         let last = model.layers().len() - 1;
         let bytes = |forms: &[Form]| forms.iter().map(Form::bytes).sum::<u64>();
         let mut forms = inputs.to_vec();
@@ -50,7 +63,7 @@ impl Table {
 }
 
 /// The forms of a micro-batch that a configuration describes: its inputs and its targets. `None` where the data alone says them.
-pub(crate) fn forms(config: &Config) -> Option<(Vec<Form>, Form)> {
+fn forms(config: &Config) -> Option<(Vec<Form>, Form)> {
     use candle_core::DType;
     let rows = config.train_micro_batch_size_per_gpu;
     match config.model.as_ref()? {

@@ -287,8 +287,13 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     }
     if let Some(peaks) = memory::planned(engine) {
         let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(" of {}", bytes(limit)));
-        progress.say(&format!("memory: {}{limit} at most on rank 0, as planned", bytes(peaks.total)));
+        let gpu = match engine.settings.zero.on_gpu.layers {
+            true => format!("{} of the GPU and ", bytes(peaks.gpu)),
+            false => String::new(),
+        };
+        progress.say(&format!("memory: {gpu}{}{limit} at most on rank 0, as planned", bytes(peaks.total)));
     }
+    engine.between_gpus.iter().for_each(|line| progress.say(line));
     offload::describe(engine).iter().for_each(|line| progress.say(line));
     let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
     progress.say(&format!(

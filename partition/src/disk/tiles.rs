@@ -1,6 +1,6 @@
 //! The instructions that move what lives on a disk.
 
-use candle_core::{CpuStorage, DType};
+use candle_core::{CpuStorage, DType, Storage};
 use zero_optim::ExactSum;
 use zero_pipeline::{Item, SegmentId, Tier};
 use zero_tier::{align, lies_on_pages};
@@ -90,7 +90,7 @@ impl Zero {
                     MovingShard::Bf16(pending) => CpuStorage::BF16(pending.wait()?),
                     MovingShard::F16(pending) => CpuStorage::F16(pending.wait()?),
                 };
-                self.segments[segment].shard = Some(shard);
+                self.segments[segment].shard = Some(Storage::Cpu(shard));
             }
             Item::Gradients { segment } => {
                 let elements = disk.place(segment)?.elements;
@@ -106,7 +106,7 @@ impl Zero {
                     }
                     None => vec![],
                 };
-                self.segments[segment].gradients.add(sum, drop);
+                self.segments[segment].gradients.add(sum.into(), drop)?;
             }
             Item::Tile { .. } => {
                 let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
@@ -151,7 +151,7 @@ impl Zero {
     /// Accumulated gradients leave memory; what the norm needs of them stays.
     fn offload_gradients(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         self.settle(id)?;
-        let gradients = self.take_reduced(id)?;
+        let gradients = self.take_reduced(id)?.into_host()?;
         let segment = &self.layout.segments()[id];
         let mut squares = ExactSum::new();
         for (_, _, at) in segment.overlaps(segment.shard(self.comm.rank())) {

@@ -9,7 +9,7 @@ use zero_tier::{AlignedBuffer, align};
 use crate::disk::tiles::no_disk;
 use crate::disk::{Disk, Place};
 use crate::error::ZeroError;
-use crate::rounding::{round_bytes, widen_bytes};
+use crate::rounding::{round_bytes, widen_bytes, working};
 use crate::zero::Zero;
 
 /// Which of a tile's values.
@@ -150,7 +150,7 @@ impl Zero {
         let elements = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?.elements;
         let mut values = vec![0.0; elements];
         self.read_stored(id, Stored::Parameters, 0, &mut values)?;
-        Ok(self.working(values))
+        Ok(working(values, self.dtype))
     }
 
     /// Writes initial values of what lives on the disk, a tile at a time. The optimizer's states are zeros already.

@@ -6,8 +6,54 @@ use zero_pipeline::{LayerId, Placement, SegmentId, Tier};
 use super::Walk;
 
 impl Walk<'_> {
-    /// A buffer of floats from the pool; where none waits there, new memory of the category.
+    /// A buffer of a gradient. On a GPU the driver keeps what waits, and does not count it.
     pub(super) fn take(&mut self, category: Category, elements: u64) {
+        match self.is_resident {
+            true => self.meter.add_at(category, elements * 4, true),
+            false => self.take_on_host(category, elements),
+        }
+    }
+
+    pub(super) fn give(&mut self, category: Category, elements: u64) {
+        match self.is_resident {
+            true => self.meter.free_at(category, elements * 4, true),
+            false => self.give_on_host(category, elements),
+        }
+    }
+
+    /// What is said of gradients from now on is of this segment.
+    fn about(&mut self, id: SegmentId) {
+        self.is_resident = self.residents[id];
+    }
+
+    /// A gradient that travels, beside its own buffer.
+    fn add(&mut self, category: Category, bytes: u64) {
+        self.meter.add_at(category, bytes, self.is_resident && self.on_gpu().sums);
+    }
+
+    fn free(&mut self, category: Category, bytes: u64) {
+        self.meter.free_at(category, bytes, self.is_resident && self.on_gpu().sums);
+    }
+
+    /// Parameters that are gathered, of the working dtype.
+    fn add_gathered(&mut self, elements: u64) {
+        match (self.on_gpu().layers, self.is_half()) {
+            (true, _) => self.meter.add_at(Category::Staging, elements * self.work.width, true),
+            (false, true) => self.meter.add(Category::Staging, elements * 2),
+            (false, false) => self.take_on_host(Category::Staging, elements),
+        }
+    }
+
+    fn free_gathered(&mut self, elements: u64) {
+        match (self.on_gpu().layers, self.is_half()) {
+            (true, _) => self.meter.free_at(Category::Staging, elements * self.work.width, true),
+            (false, true) => self.meter.free(Category::Staging, elements * 2),
+            (false, false) => self.give_on_host(Category::Staging, elements),
+        }
+    }
+
+    /// A buffer of floats from the pool; where none waits there, new memory of the category.
+    pub(super) fn take_on_host(&mut self, category: Category, elements: u64) {
         if self.pool.take(elements) {
             self.meter.free(Category::Staging, elements * 4);
         }
@@ -15,7 +61,7 @@ impl Walk<'_> {
     }
 
     /// Gives a buffer of floats up to the pool, if that keeps buffers so long.
-    pub(super) fn give(&mut self, category: Category, elements: u64) {
+    pub(super) fn give_on_host(&mut self, category: Category, elements: u64) {
         self.meter.free(category, elements * 4);
         if elements > 0 && elements <= self.longest() {
             self.pool.give(elements);
@@ -28,17 +74,27 @@ impl Walk<'_> {
     }
 
     pub(super) fn open_all(&mut self, layer: LayerId) {
+        let mut made = 0;
         for &id in &self.work.layout.shape().layers[layer].segments {
+            self.about(id);
+            made += if self.is_resident { 0 } else { self.elements(id) * 4 };
             if !std::mem::replace(&mut self.open[id], true) {
                 self.take(Category::Staging, self.elements(id));
             }
+        }
+        if self.on_gpu().layers {
+            // What goes to the host is made on the GPU, and stays there until the next layer's is made.
+            self.meter.add_at(Category::Staging, made, true);
+            let before = std::mem::replace(&mut self.brought, made);
+            self.meter.free_at(Category::Staging, before, true);
         }
     }
 
     /// A summand of staging becomes a part of the sum.
     pub(super) fn add_up(&mut self, id: SegmentId, elements: u64) {
-        self.meter.free(Category::Staging, elements * 4);
-        self.meter.add(Category::Gradients, elements * 4);
+        self.about(id);
+        self.meter.free_at(Category::Staging, elements * 4, self.is_resident);
+        self.meter.add_at(Category::Gradients, elements * 4, self.is_resident);
         self.sums[id].push(0);
         while let [.., below, top] = self.sums[id][..]
             && (self.work.options.order == Order::Arrival || below == top)
@@ -56,6 +112,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn total(&mut self, id: SegmentId, elements: u64) {
+        self.about(id);
         while self.sums[id].len() > 1 {
             self.merge(id, elements);
         }
@@ -63,6 +120,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn reduce(&mut self, id: SegmentId) {
+        self.about(id);
         let (segment, elements) = (self.segment(id), self.elements(id));
         let category = match segment.placements.gradients {
             Placement::Sharded => {
@@ -77,12 +135,12 @@ impl Walk<'_> {
         let is_narrow = self.work.options.communication.size_in_bytes() < 4;
         if self.scatters(id) {
             match is_narrow {
-                true => self.meter.add(Category::Staging, self.shard(id) * 2),
+                true => self.add(Category::Staging, self.shard(id) * 2),
                 false => self.take(Category::Staging, self.shard(id)),
             }
         }
         if is_narrow {
-            self.meter.add(category, elements * 2);
+            self.add(category, elements * 2);
             self.give(category, elements);
         }
     }
@@ -93,19 +151,20 @@ impl Walk<'_> {
     }
 
     pub(super) fn await_reduce(&mut self, id: SegmentId) {
+        self.about(id);
         let (placements, elements, shard) = (self.segment(id).placements, self.elements(id), self.shard(id));
         let is_sharded = placements.gradients == Placement::Sharded;
         let category = if is_sharded { Category::Staging } else { Category::Gradients };
         let is_narrow = self.work.options.communication.size_in_bytes() < 4;
         if is_narrow && !self.scatters(id) {
             self.take(category, elements);
-            self.meter.free(category, elements * 2);
+            self.free(category, elements * 2);
         }
         match (self.scatters(id), is_sharded) {
             (true, _) => {
                 if is_narrow {
                     self.take(Category::Staging, shard);
-                    self.meter.free(Category::Staging, shard * 2);
+                    self.free(Category::Staging, shard * 2);
                 }
                 match (is_sharded, is_narrow) {
                     (true, false) => self.give(Category::Staging, elements),
@@ -117,7 +176,7 @@ impl Walk<'_> {
                     false => self.give(Category::Staging, shard),
                 }
                 if is_narrow {
-                    self.meter.free(category, elements * 2);
+                    self.free(category, elements * 2);
                 }
             }
             (false, true) if shard == elements => self.add_up(id, shard),
@@ -133,18 +192,20 @@ impl Walk<'_> {
 
     /// Sharded gradients become the reduced ones.
     pub(super) fn settle(&mut self, id: SegmentId) {
+        self.about(id);
         let elements = self.part(id, self.segment(id).placements.gradients);
         self.total(id, elements);
         self.reduced[id] = true;
     }
 
     pub(super) fn done_with(&mut self, id: SegmentId) {
+        self.about(id);
         self.reduced[id] = false;
         let placements = self.segment(id).placements;
         let elements = self.part(id, placements.gradients);
         match placements.parameters {
             Placement::Replicated => self.give(Category::Gradients, elements),
-            Placement::Sharded => self.meter.free(Category::Gradients, elements * 4),
+            Placement::Sharded => self.meter.free_at(Category::Gradients, elements * 4, self.is_resident),
         }
     }
 
@@ -157,10 +218,7 @@ impl Walk<'_> {
         if self.is_whole(id) {
             return;
         }
-        match self.is_half() {
-            true => self.meter.add(Category::Staging, self.elements(id) * 2),
-            false => self.take(Category::Staging, self.elements(id)),
-        }
+        self.add_gathered(self.elements(id));
     }
 
     pub(super) fn await_gather(&mut self, id: SegmentId) {
@@ -172,16 +230,16 @@ impl Walk<'_> {
             return;
         }
         let pieces: Vec<u64> = segment.pieces.iter().map(|piece| piece.range.len() as u64).collect();
-        match self.is_half() {
+        match self.is_half() || self.on_gpu().layers {
             true => {
-                self.meter.add(Category::Staging, self.elements(id) * 2);
-                self.meter.free(Category::Staging, self.elements(id) * 2);
+                self.add_gathered(self.elements(id));
+                self.free_gathered(self.elements(id));
             }
             false => {
-                pieces.into_iter().for_each(|elements| self.take(Category::Staging, elements));
+                pieces.into_iter().for_each(|elements| self.take_on_host(Category::Staging, elements));
                 match is_whole {
                     true => self.meter.free(Category::Staging, self.elements(id) * 4),
-                    false => self.give(Category::Staging, self.elements(id)),
+                    false => self.give_on_host(Category::Staging, self.elements(id)),
                 }
             }
         }
@@ -192,40 +250,49 @@ impl Walk<'_> {
             return self.meter.free(Category::Staging, self.elements(id) * self.work.width);
         }
         let pieces: Vec<u64> = self.segment(id).pieces.iter().map(|piece| piece.range.len() as u64).collect();
-        for elements in pieces {
-            match self.is_half() {
-                true => self.meter.free(Category::Staging, elements * 2),
-                false => self.give(Category::Staging, elements),
-            }
-        }
+        pieces.into_iter().for_each(|elements| self.free_gathered(elements));
     }
 
-    /// A buffer of the working dtype.
+    /// A buffer of the working dtype on the host.
     pub(super) fn blank(&mut self, elements: u64) {
         match self.is_half() {
             true => self.meter.add(Category::Staging, elements * 2),
-            false => self.take(Category::Staging, elements),
+            false => self.take_on_host(Category::Staging, elements),
         }
     }
 
     pub(super) fn reuse(&mut self, elements: u64) {
         match self.is_half() {
             true => self.meter.free(Category::Staging, elements * 2),
-            false => self.give(Category::Staging, elements),
+            false => self.give_on_host(Category::Staging, elements),
         }
     }
 
     pub(super) fn refresh(&mut self, id: SegmentId) {
-        self.blank(self.shard(id));
-        if self.segment(id).only_parameter().is_none() {
-            self.blank(self.elements(id));
+        for elements in self.refreshed(id) {
+            match self.on_gpu().gathers {
+                true => self.add_gathered(elements),
+                false => self.blank(elements),
+            }
         }
     }
 
     pub(super) fn await_refresh(&mut self, id: SegmentId) {
-        self.reuse(self.shard(id));
-        if self.segment(id).only_parameter().is_none() {
-            self.reuse(self.elements(id));
+        for elements in self.refreshed(id) {
+            match self.on_gpu().gathers {
+                true => self.free_gathered(elements),
+                false => self.reuse(elements),
+            }
         }
+    }
+
+    /// Elements of what a refresh takes beside the parameters.
+    fn refreshed(&self, id: SegmentId) -> Vec<u64> {
+        let on_gpu = self.on_gpu();
+        if on_gpu.layers && self.work.layout.ranks() == 1 {
+            return vec![];
+        }
+        let is_gathered_in_place = self.segment(id).only_parameter().is_some() && (on_gpu.gathers || !on_gpu.layers);
+        if is_gathered_in_place { vec![self.shard(id)] } else { vec![self.shard(id), self.elements(id)] }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zero_model::memory::room_of_a_thread;
-use zero_partition::{Category, Layout, Segment, ZeroOptions};
+use zero_partition::{Category, Layout, OnGpu, Segment, ZeroOptions};
 use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
 
 mod buffers;
@@ -71,6 +71,12 @@ pub(crate) struct Walk<'a> {
     /// Tiles that are in memory: the size classes of their buffers.
     tiles: BTreeMap<Item, Vec<u64>>,
     moving: BTreeMap<Item, Vec<u64>>,
+    /// Bytes of a layer's gradients that are on their way from the GPU.
+    brought: u64,
+    /// Of each segment, whether its state is on the GPU.
+    residents: Vec<bool>,
+    /// Whether that of the segment is that is spoken of.
+    is_resident: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -98,6 +104,9 @@ impl<'a> Walk<'a> {
             trains: false,
             tiles: BTreeMap::new(),
             moving: BTreeMap::new(),
+            brought: 0,
+            residents: work.options.on_gpu.residents(work.layout),
+            is_resident: false,
         };
         walk.state();
         walk
@@ -132,27 +141,39 @@ impl<'a> Walk<'a> {
         self.work.width < 4
     }
 
+    fn on_gpu(&self) -> OnGpu {
+        self.work.options.on_gpu
+    }
+
     /// Parameters, masters and optimizer state.
     fn state(&mut self) {
-        let states = self.work.options.optimizer.states().len() as u64;
+        let (states, on_gpu) = (self.work.options.optimizer.states().len() as u64, self.on_gpu());
         for id in 0..self.work.layout.segments().len() {
             if !self.work.stages.holds(self.work.at.stage, id) {
                 continue;
             }
             let (placements, tiers) = (self.segment(id).placements, self.segment(id).tiers);
+            let is_on_gpu = match placements.parameters {
+                Placement::Replicated => on_gpu.layers,
+                Placement::Sharded => on_gpu.parameters,
+            };
             if tiers.parameters == Tier::Memory {
-                self.meter.add(Category::Parameters, self.part(id, placements.parameters) * self.work.width);
+                let bytes = self.part(id, placements.parameters) * self.work.width;
+                self.meter.add_at(Category::Parameters, bytes, is_on_gpu);
             }
             if self.work.stages.owner(id) == self.work.at.stage && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
-                self.meter.add(Category::Parameters, if self.is_half() { own * 4 } else { 0 });
-                self.meter.add(Category::OptimizerState, own * 4 * states);
+                // On the host there is one too where the parameters themselves are on the GPU.
+                let has_master = self.is_half() || (is_on_gpu && !self.residents[id]);
+                self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
+                self.meter.add_at(Category::OptimizerState, own * 4 * states, self.residents[id]);
             }
         }
         let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at);
         self.meter.add(Category::Staging, bounce);
         let threads = zero_model::ops::threads() as u64;
         self.meter.add(Category::Activations, threads * room_of_a_thread());
+        self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
     }
 
     /// Carries out a program once.

@@ -1,0 +1,244 @@
+//! Values on their way between ranks: as buffers of the collectives, and back.
+//!
+//! What is on a GPU travels as it is where the groups reach other GPUs, and else by way of the host.
+#![cfg_attr(feature = "cuda", allow(unsafe_code))]
+
+use candle_core::op::BackpropOp;
+use candle_core::{DType, Device, Storage, Tensor};
+use half::{bf16, f16};
+use zero_comm::Buffer;
+use zero_model::sink::Flat;
+use zero_optim::{HalfFloat, read_half, rounded};
+
+use zero_pipeline::SegmentId;
+
+use crate::error::ZeroError;
+use crate::parameters::{buffer, storage};
+use crate::zero::Zero;
+
+impl Zero {
+    /// Whether what ranks send each other goes from GPU to GPU.
+    #[must_use]
+    pub fn travels_by_gpu(&self) -> bool {
+        self.options.on_gpu.layers && self.options.on_gpu.gathers
+    }
+
+    /// A gradient in the dtype in which gradients travel.
+    pub(crate) fn packed(&mut self, values: Flat) -> Result<Buffer, ZeroError> {
+        let values = match values {
+            #[cfg(feature = "cuda")]
+            Flat::Device(array) if self.options.on_gpu.sums => {
+                let len = array.len();
+                let packed = match self.options.communication {
+                    DType::F32 => array.into_storage(),
+                    dtype => array.rounded(dtype)?,
+                };
+                return moving::sized(packed, len);
+            }
+            values => values.into_host()?,
+        };
+        let packed = match self.options.communication {
+            DType::BF16 => Buffer::Bf16(rounded(&values)),
+            DType::F16 => Buffer::F16(rounded(&values)),
+            _ => return Ok(Buffer::F32(values)),
+        };
+        self.pool.give(values);
+        Ok(packed)
+    }
+
+    /// Room for `len` values of a gradient that travels.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+    pub(crate) fn room_for_packed(&mut self, id: SegmentId, len: usize) -> Result<Buffer, ZeroError> {
+        #[cfg(feature = "cuda")]
+        if self.is_resident(id) && self.options.on_gpu.sums {
+            return moving::sized(zero_model::device::room(self.gpu()?, self.options.communication, len)?, len);
+        }
+        Ok(match self.options.communication {
+            DType::BF16 => Buffer::Bf16(vec![bf16::ZERO; len]),
+            DType::F16 => Buffer::F16(vec![f16::ZERO; len]),
+            _ => Buffer::F32(self.pool.take(len)),
+        })
+    }
+
+    /// A gradient that has travelled, where gradients are.
+    pub(crate) fn unpacked(&mut self, id: SegmentId, buffer: Buffer) -> Result<Flat, ZeroError> {
+        let values = match buffer {
+            Buffer::F32(values) => values,
+            Buffer::Bf16(rounded) => self.widened(&rounded)?,
+            Buffer::F16(rounded) => self.widened(&rounded)?,
+            #[cfg(feature = "cuda")]
+            Buffer::Device(_) => {
+                let len = buffer.len();
+                return Ok(Flat::Device(zero_model::device::Array::widened(moving::storage(buffer)?, len)?));
+            }
+            _ => return Err(ZeroError::internal("a collective gave back another dtype")),
+        };
+        self.settled(id, values)
+    }
+
+    fn widened<H: HalfFloat>(&mut self, rounded: &[H]) -> Result<Vec<f32>, ZeroError> {
+        let mut values = self.pool.take(rounded.len());
+        read_half(rounded, &mut values)?;
+        Ok(values)
+    }
+}
+
+/// Parameters as a buffer: those on a GPU as they are if `by_gpu`, and else a copy on the host, of `len` values.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+pub(crate) fn outgoing(values: Storage, len: usize, by_gpu: bool) -> Result<Buffer, ZeroError> {
+    match values {
+        Storage::Cpu(values) => buffer(values),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(values) if by_gpu => moving::sized(values, len),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(values) => buffer(zero_model::device::download(&values, 0..len)?),
+        _ => Err(ZeroError::internal("parameters on a device that is not known here")),
+    }
+}
+
+/// Parameters that have travelled, wherever they are.
+pub(crate) fn incoming(values: Buffer) -> Result<Storage, ZeroError> {
+    #[cfg(feature = "cuda")]
+    if values.is_on_device() {
+        return Ok(Storage::Cuda(moving::storage(values)?));
+    }
+    Ok(Storage::Cpu(storage(values)?))
+}
+
+/// A copy of a tensor on a GPU, of f32, bf16 or f16, as a buffer that travels from there.
+///
+/// # Errors
+/// A tensor that is elsewhere or of another dtype, or memory that does not suffice.
+pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = tensor.device() {
+        let (elements, tensor) = (tensor.elem_count(), tensor.contiguous()?);
+        let mut copied = zero_model::device::room(device, tensor.dtype(), elements)?;
+        let (storage, layout) = tensor.storage_and_layout();
+        if let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) {
+            zero_model::device::copy(storage, start..end, &mut copied, 0..elements)?;
+            return moving::sized(copied, elements);
+        }
+    }
+    Err(on_no_gpu(tensor.device()))
+}
+
+/// Room on a GPU for values that come from another.
+///
+/// # Errors
+/// Memory that does not suffice, or another dtype than f32, bf16 and f16.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+pub fn gpu_room(device: &Device, dtype: DType, elements: usize) -> Result<Buffer, ZeroError> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return moving::sized(zero_model::device::room(device, dtype, elements)?, elements);
+    }
+    Err(on_no_gpu(device))
+}
+
+/// What came there, as a tensor: a leaf of a graph or not.
+///
+/// # Errors
+/// A buffer that is not what [`gpu_room`] made.
+pub fn gpu_tensor(buffer: Buffer, dims: &[usize], is_leaf: bool) -> Result<Tensor, ZeroError> {
+    Ok(Tensor::from_storage(incoming(buffer)?, dims, BackpropOp::none(), is_leaf))
+}
+
+fn on_no_gpu(device: &Device) -> ZeroError {
+    ZeroError::internal(format!("values that travel between GPUs are on {device:?}"))
+}
+
+#[cfg(feature = "cuda")]
+mod moving {
+    //! Storages of candle's as the memory that collectives on GPUs take.
+
+    use candle_core::backend::BackendStorage;
+    use candle_core::cuda_backend::CudaStorageSlice;
+    use candle_core::{CudaStorage, DType};
+    use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
+    use zero_model::device::{Mark, address_of, copy, download, room};
+
+    use crate::error::ZeroError;
+
+    /// Values on the GPU, written when the stream has come to the mark.
+    struct Moving {
+        storage: CudaStorage,
+        len: usize,
+        dtype: Dtype,
+        address: u64,
+        written: Mark,
+    }
+
+    impl std::fmt::Debug for Moving {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "{} {} at {:#x}", self.len, self.dtype, self.address)
+        }
+    }
+
+    fn elements(storage: &CudaStorage) -> Result<(usize, Dtype), ZeroError> {
+        match &storage.slice {
+            CudaStorageSlice::F32(slice) => Ok((slice.len(), Dtype::F32)),
+            CudaStorageSlice::BF16(slice) => Ok((slice.len(), Dtype::Bf16)),
+            CudaStorageSlice::F16(slice) => Ok((slice.len(), Dtype::F16)),
+            _ => Err(ZeroError::internal("a collective of parameters that are released")),
+        }
+    }
+
+    /// The first `len` values of a storage.
+    pub(super) fn sized(storage: CudaStorage, len: usize) -> Result<Buffer, ZeroError> {
+        let (held, dtype) = elements(&storage)?;
+        if len > held {
+            return Err(ZeroError::internal("a collective of more than there is"));
+        }
+        let (address, written) = (address_of(&storage)?, Mark::new(&storage.device)?);
+        Ok(Buffer::Device(DeviceBuffer::new(Moving { storage, len, dtype, address, written })))
+    }
+
+    pub(super) fn storage(buffer: Buffer) -> Result<CudaStorage, ZeroError> {
+        let Buffer::Device(buffer) = buffer else {
+            return Err(ZeroError::internal("a collective gave back another memory"));
+        };
+        let moving = buffer.downcast::<Moving>().map_err(|_| ZeroError::internal("memory of somebody else's"))?;
+        Ok(moving.storage)
+    }
+
+    // SAFETY: the storage has as many elements, belongs to this alone, and is freed behind all that candle's stream has to do with it;
+    // collectives give it back, or keep it, when they are done.
+    unsafe impl DeviceMemory for Moving {
+        fn dtype(&self) -> Dtype {
+            self.dtype
+        }
+
+        fn len(&self) -> usize {
+            self.len
+        }
+
+        fn device(&self) -> usize {
+            self.storage.device.cuda_stream().context().ordinal()
+        }
+
+        fn address(&self) -> u64 {
+            self.address
+        }
+
+        fn written(&self) -> Option<u64> {
+            Some(self.written.raw())
+        }
+
+        fn to_host(&self) -> Result<Buffer, String> {
+            let values = download(&self.storage, 0..self.len).map_err(|error| error.to_string())?;
+            crate::parameters::buffer(values).map_err(|error| error.to_string())
+        }
+
+        fn duplicate(&self) -> Result<Box<dyn DeviceMemory>, String> {
+            let dtype: DType = self.storage.dtype();
+            let copied = || {
+                let mut to = room(&self.storage.device, dtype, self.len)?;
+                copy(&self.storage, 0..self.len, &mut to, 0..self.len)?;
+                let (address, written) = (address_of(&to)?, Mark::new(&to.device)?);
+                Ok::<_, candle_core::Error>(Moving { storage: to, len: self.len, dtype: self.dtype, address, written })
+            };
+            Ok(Box::new(copied().map_err(|error| error.to_string())?))
+        }
+    }
+}
