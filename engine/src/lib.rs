@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+mod append;
 mod arrangement;
 pub mod autotune;
 mod batch;
@@ -36,7 +37,7 @@ mod kept;
 mod measure;
 mod memory;
 mod messages;
-pub mod monitor;
+mod monitor;
 mod offload;
 mod plan;
 mod recomputation;

@@ -43,8 +43,44 @@ impl Lane {
             Self::Update => "update",
         }
     }
+}
 
-    pub(crate) fn of(instruction: &Instruction) -> Self {
+/// The same, in finer parts: what DeepSpeed tells apart, and what else a step here consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Data,
+    Forward,
+    Recomputation,
+    Backward,
+    /// Gradients on their way to one sum.
+    Reduce,
+    /// Sharded parameters on their way to where they are used.
+    Gather,
+    /// What was updated, on its way to all ranks that keep it.
+    Refresh,
+    /// Between pipeline stages.
+    Messages,
+    Disk,
+    Update,
+}
+
+const PHASES: [Phase; Phase::COUNT] = [
+    Phase::Data,
+    Phase::Forward,
+    Phase::Recomputation,
+    Phase::Backward,
+    Phase::Reduce,
+    Phase::Gather,
+    Phase::Refresh,
+    Phase::Messages,
+    Phase::Disk,
+    Phase::Update,
+];
+
+impl Phase {
+    const COUNT: usize = Self::Update as usize + 1;
+
+    fn of(instruction: &Instruction) -> Self {
         match instruction {
             Instruction::Load { .. } => Self::Data,
             Instruction::Forward { .. } | Instruction::Keep { .. } | Instruction::Discard { .. } => Self::Forward,
@@ -52,17 +88,13 @@ impl Lane {
             Instruction::Backward { .. } | Instruction::BackwardInput { .. } | Instruction::BackwardWeight { .. } => {
                 Self::Backward
             }
-            Instruction::Gather { .. }
-            | Instruction::AwaitGather { .. }
-            | Instruction::Release { .. }
-            | Instruction::Reduce { .. }
-            | Instruction::AwaitReduce { .. }
-            | Instruction::Refresh { .. }
-            | Instruction::AwaitRefresh { .. }
-            | Instruction::Send { .. }
+            Instruction::Gather { .. } | Instruction::AwaitGather { .. } | Instruction::Release { .. } => Self::Gather,
+            Instruction::Reduce { .. } | Instruction::AwaitReduce { .. } => Self::Reduce,
+            Instruction::Refresh { .. } | Instruction::AwaitRefresh { .. } => Self::Refresh,
+            Instruction::Send { .. }
             | Instruction::AwaitSend { .. }
             | Instruction::Receive { .. }
-            | Instruction::AwaitReceive { .. } => Self::Communication,
+            | Instruction::AwaitReceive { .. } => Self::Messages,
             Instruction::Fetch { .. }
             | Instruction::AwaitFetch { .. }
             | Instruction::Offload { .. }
@@ -72,6 +104,42 @@ impl Lane {
             | Instruction::GradientNorm
             | Instruction::Update { .. } => Self::Update,
         }
+    }
+
+    fn lane(self) -> Lane {
+        match self {
+            Self::Data => Lane::Data,
+            Self::Forward => Lane::Forward,
+            Self::Recomputation => Lane::Recomputation,
+            Self::Backward => Lane::Backward,
+            Self::Reduce | Self::Gather | Self::Refresh | Self::Messages => Lane::Communication,
+            Self::Disk => Lane::Disk,
+            Self::Update => Lane::Update,
+        }
+    }
+}
+
+/// Seconds by [`Phase`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct PhaseSeconds([f64; Phase::COUNT]);
+
+impl PhaseSeconds {
+    /// Those of some phases together.
+    pub(crate) fn of(&self, phases: &[Phase]) -> f64 {
+        phases.iter().map(|&phase| self.0[phase as usize]).sum()
+    }
+}
+
+impl std::ops::Sub for PhaseSeconds {
+    type Output = Self;
+    fn sub(self, earlier: Self) -> Self {
+        Self(std::array::from_fn(|phase| self.0[phase] - earlier.0[phase]))
+    }
+}
+
+impl std::ops::AddAssign for PhaseSeconds {
+    fn add_assign(&mut self, more: Self) {
+        self.0.iter_mut().zip(more.0).for_each(|(sum, more)| *sum += more);
     }
 }
 
@@ -103,7 +171,7 @@ pub(crate) fn timeline_bytes(instructions: usize) -> u64 {
 #[derive(Debug)]
 pub struct Timing {
     origin: Instant,
-    seconds: [f64; Lane::ALL.len()],
+    phases: PhaseSeconds,
     calls: std::collections::BTreeMap<&'static str, u64>,
     spans: Option<Vec<Span>>,
     steps: usize,
@@ -114,7 +182,7 @@ impl Timing {
     pub(crate) fn new(traced: Option<usize>) -> Self {
         Self {
             origin: Instant::now(),
-            seconds: [0.0; Lane::ALL.len()],
+            phases: PhaseSeconds::default(),
             calls: std::collections::BTreeMap::new(),
             spans: traced.map(|instructions| Vec::with_capacity(TRACED_STEPS * instructions)),
             steps: 0,
@@ -123,8 +191,8 @@ impl Timing {
 
     /// An instruction that is done. `index` is its place in a training step's program; evaluation is not in the timeline.
     pub(crate) fn record(&mut self, instruction: &Instruction, index: Option<usize>, started: Instant) {
-        let (lane, duration) = (Lane::of(instruction), started.elapsed());
-        self.seconds[lane as usize] += duration.as_secs_f64();
+        let duration = started.elapsed();
+        self.phases.0[Phase::of(instruction) as usize] += duration.as_secs_f64();
         *self.calls.entry(instruction.kind()).or_default() += 1;
         // A step begins with the first instruction of its program.
         self.steps += usize::from(index == Some(0));
@@ -137,7 +205,13 @@ impl Timing {
     /// Seconds spent on a lane since the engine was made.
     #[must_use]
     pub fn seconds(&self, lane: Lane) -> f64 {
-        self.seconds[lane as usize]
+        let of_lane = PHASES.into_iter().filter(|phase| phase.lane() == lane);
+        of_lane.map(|phase| self.phases.0[phase as usize]).sum()
+    }
+
+    /// The same by phase.
+    pub(crate) fn phases(&self) -> PhaseSeconds {
+        self.phases
     }
 
     /// Instructions carried out, by kind.

@@ -1,36 +1,29 @@
-//! DeepSpeed's monitors: the same tags and file names, over the number of samples seen.
+//! Monitors: what a run tells while it trains, each on a thread of its own, under DeepSpeed's names.
 
 mod csv;
+pub(crate) mod metric;
 mod tensorboard;
+mod worker;
 
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use metric::Record;
+pub(crate) use worker::Outcome;
+use worker::{SLICE, Worker};
 
-/// One value of a step, under DeepSpeed's tag.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scalar {
-    /// For example `Train/Samples/train_loss`.
-    pub tag: &'static str,
-    /// Samples seen so far.
-    pub samples: u64,
-    /// The value.
-    pub value: f64,
-}
+/// So many times the end of a run waits for its monitors, all together: five seconds.
+const SLICES: u32 = (5_000 / SLICE.as_millis()) as u32;
 
-/// Writers of the monitors that are switched on.
-#[derive(Debug, Default)]
-pub struct Monitors {
-    csv: Option<csv::Writer>,
-    tensorboard: Option<tensorboard::Writer>,
+/// The monitors that are switched on. Dropped before their [end](Self::finish), they are told that the run has failed.
+pub(crate) struct Monitors {
+    workers: Vec<Worker>,
+    has_ended: bool,
 }
 
 impl Monitors {
-    /// Opens what the configuration asks for. An empty `output_path` is a folder in `run`.
-    ///
-    /// # Errors
-    /// If a file cannot be created.
-    pub fn open(config: &zero_config::Config, run: &Path) -> Result<Self, Error> {
+    /// Starts what the configuration asks for; never fails: what cannot be written is said later. An empty `output_path` is a folder in
+    /// `run`. `resumed` are the samples after which the run goes on, if it does.
+    pub(crate) fn start(config: &zero_config::Config, run: &Path, resumed: Option<u64>) -> Self {
         let folder = |monitor: &zero_config::Monitor, own: &str| {
             let base = match monitor.output_path.as_str() {
                 "" => run.join(own),
@@ -38,28 +31,42 @@ impl Monitors {
             };
             base.join(&monitor.job_name)
         };
-        let csv = &config.csv_monitor;
-        let tensorboard = &config.tensorboard;
-        Ok(Self {
-            csv: csv.enabled.then(|| csv::Writer::open(folder(csv, "csv_monitor"))).transpose()?,
-            tensorboard: tensorboard
-                .enabled
-                .then(|| tensorboard::Writer::open(folder(tensorboard, "tensorboard")))
-                .transpose()?,
-        })
+        let mut workers = vec![];
+        let (csv, tensorboard) = (&config.csv_monitor, &config.tensorboard);
+        if csv.enabled {
+            workers.push(Worker::start("csv_monitor", csv::Csv::new(folder(csv, "csv_monitor"), resumed)));
+        }
+        if tensorboard.enabled {
+            let sink = tensorboard::TensorBoard::new(folder(tensorboard, "tensorboard"), resumed);
+            workers.push(Worker::start("tensorboard", sink));
+        }
+        Self { workers, has_ended: false }
     }
 
-    /// Writes the values of one step.
-    ///
-    /// # Errors
-    /// If a file cannot be written.
-    pub fn write(&mut self, scalars: &[Scalar]) -> Result<(), Error> {
-        if let Some(csv) = &mut self.csv {
-            csv.write(scalars)?;
+    /// Hands a step to all; never waits for any. Gives back what there is to say of them.
+    pub(crate) fn give(&self, record: &Record) -> Vec<String> {
+        self.workers.iter().for_each(|worker| worker.give(record));
+        self.words()
+    }
+
+    /// Ends all, and waits a few seconds for them. Gives back what there is to say of them.
+    pub(crate) fn finish(&mut self, outcome: Outcome) -> Vec<String> {
+        self.has_ended = true;
+        self.workers.iter().for_each(|worker| worker.end(outcome));
+        let mut slices = SLICES;
+        self.workers.iter().for_each(|worker| worker.wait(&mut slices));
+        self.words()
+    }
+
+    fn words(&self) -> Vec<String> {
+        self.workers.iter().flat_map(Worker::words).collect()
+    }
+}
+
+impl Drop for Monitors {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.finish(Outcome::Failed).iter().for_each(|word| eprintln!("warning: {word}"));
         }
-        if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.write(scalars)?;
-        }
-        Ok(())
     }
 }

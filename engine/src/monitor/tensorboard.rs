@@ -3,58 +3,85 @@
 //! The file is a sequence of TFRecords (length, masked CRC-32C of the length, data, masked CRC-32C of the data), each an
 //! `Event` message of `tensorflow/core/util/event.proto`. Only the fields that a scalar needs are written.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Scalar;
+use super::metric::{Record, Scalar};
+use super::worker::Sink;
+use crate::append::Appended;
 use crate::error::Error;
 
-#[derive(Debug)]
-pub(super) struct Writer {
-    path: PathBuf,
-    file: File,
+pub(super) struct TensorBoard {
+    folder: PathBuf,
+    /// Samples after which the run goes on, if it does: events of later ones are done again.
+    resumed: Option<u64>,
+    file: Option<Appended>,
 }
 
-impl Writer {
-    pub(super) fn open(folder: PathBuf) -> Result<Self, Error> {
-        fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
-        let name = format!("events.out.tfevents.{}.{}.zero-train", wall_time() as u64, std::process::id());
-        let path = folder.join(name);
-        let file = File::create(&path).map_err(Error::io(&path))?;
-        let mut writer = Self { path, file };
-        let mut version = double(1, wall_time());
+impl TensorBoard {
+    pub(super) fn new(folder: PathBuf, resumed: Option<u64>) -> Self {
+        Self { folder, resumed, file: None }
+    }
+
+    /// A new file, which begins at `time`.
+    fn open(&self, time: f64) -> Result<Appended, Error> {
+        fs::create_dir_all(&self.folder).map_err(Error::io(&self.folder))?;
+        // TensorBoard reads the files of a folder in the order of their names.
+        let name = format!("events.out.tfevents.{time:017.6}.{}.zero-train", std::process::id());
+        let mut file = Appended::open(&self.folder.join(name), 0)?;
+        let mut version = double(1, time);
         version.extend(bytes(3, b"brain.Event:2"));
-        writer.record(&version)?;
-        Ok(writer)
-    }
-
-    pub(super) fn write(&mut self, scalars: &[Scalar]) -> Result<(), Error> {
-        for scalar in scalars {
-            self.record(&event(scalar, wall_time()))?;
+        let mut begin = frame(&version);
+        if let Some(samples) = self.resumed {
+            begin.extend(frame(&session(samples + 1, time)));
         }
-        Ok(())
-    }
-
-    fn record(&mut self, data: &[u8]) -> Result<(), Error> {
-        self.file.write_all(&frame(data)).map_err(Error::io(&self.path))
+        file.append(&begin)?;
+        Ok(file)
     }
 }
 
-fn wall_time() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+impl Sink for TensorBoard {
+    fn write(&mut self, records: &[Record]) -> Result<(), Error> {
+        let file = match (&mut self.file, records.first()) {
+            (_, None) => return Ok(()),
+            (Some(file), _) => file,
+            (None, Some(first)) => {
+                let file = self.open(first.time)?;
+                self.file.insert(file)
+            }
+        };
+        let events = records.iter().flat_map(|record| record.scalars.iter().map(move |scalar| (record, scalar)));
+        let frames: Vec<u8> = events.flat_map(|(record, scalar)| frame(&event(record, scalar))).collect();
+        file.append(&frames)
+    }
+
+    fn help(&self) -> String {
+        "make room there, or set `tensorboard.output_path`".into()
+    }
 }
 
 /// `Event { wall_time: 1, step: 2, summary: 5 { value: 1 { tag: 1, simple_value: 2 } } }`.
-fn event(scalar: &Scalar, wall_time: f64) -> Vec<u8> {
-    let mut value = bytes(1, scalar.tag.as_bytes());
+fn event(record: &Record, scalar: &Scalar) -> Vec<u8> {
+    let mut value = bytes(1, scalar.metric.tag.as_bytes());
     value.push(2 << 3 | 5);
     value.extend((scalar.value as f32).to_le_bytes());
+    let mut event = at(record.samples, record.time);
+    event.extend(bytes(5, &bytes(1, &value)));
+    event
+}
+
+/// `Event { wall_time: 1, step: 2, session_log: 7 { status: 1 } }`, with the status START: TensorBoard forgets what earlier files say of
+/// this step and later ones.
+fn session(step: u64, wall_time: f64) -> Vec<u8> {
+    let mut event = at(step, wall_time);
+    event.extend(bytes(7, &[1 << 3, 1]));
+    event
+}
+
+fn at(step: u64, wall_time: f64) -> Vec<u8> {
     let mut event = double(1, wall_time);
     event.push(2 << 3);
-    event.extend(varint(scalar.samples));
-    event.extend(bytes(5, &bytes(1, &value)));
+    event.extend(varint(step));
     event
 }
 
@@ -97,18 +124,21 @@ fn masked(data: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::metric::Metric;
     use super::*;
 
     /// Bytes that TensorFlow's own writer makes of the same event.
     #[test]
     fn known_event() {
-        let scalar = Scalar { tag: "a", samples: 300, value: 0.5 };
+        static METRIC: Metric = Metric { tag: "a" };
+        let scalar = Scalar { metric: &METRIC, value: 0.5 };
+        let record = Record { samples: 300, time: 1.0, scalars: vec![scalar] };
         let expected = [
             0x09, 0, 0, 0, 0, 0, 0, 0xF0, 0x3F, // wall_time 1.0
             0x10, 0xAC, 0x02, // step 300
             0x2A, 0x0A, 0x0A, 0x08, 0x0A, 0x01, b'a', 0x15, 0, 0, 0, 0x3F, // summary
         ];
-        assert_eq!(event(&scalar, 1.0), expected);
+        assert_eq!(event(&record, &scalar), expected);
     }
 
     /// The table-driven checksum against a bitwise CRC-32C.

@@ -1,20 +1,18 @@
 //! The folder of a run.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::append::Appended;
 use crate::error::Error;
 
 /// Files of a run; rank 0 writes them.
 pub(super) struct Folder {
     path: PathBuf,
-    metrics: File,
-    /// Bytes of whole lines in it.
-    written: u64,
+    metrics: Appended,
 }
 
 impl Folder {
@@ -22,9 +20,8 @@ impl Folder {
     pub(super) fn new(path: &Path) -> Result<(Self, Option<PathBuf>), Error> {
         let moved = if holds_a_run(path) { Some(set_aside(path)?) } else { None };
         fs::create_dir_all(path).map_err(Error::io(path))?;
-        let file = path.join("metrics.jsonl");
-        let metrics = File::create(&file).map_err(Error::io(&file))?;
-        Ok((Self { path: path.to_path_buf(), metrics, written: 0 }, moved))
+        let metrics = Appended::open(&path.join("metrics.jsonl"), 0)?;
+        Ok((Self { path: path.to_path_buf(), metrics }, moved))
     }
 
     /// Opens the folder of a run that goes on after `step`: later lines of its metrics are dropped.
@@ -35,8 +32,8 @@ impl Folder {
         let temporary = path.join(".metrics.jsonl");
         fs::write(&temporary, &kept).map_err(Error::io(&temporary))?;
         fs::rename(&temporary, &file).map_err(Error::io(&file))?;
-        let metrics = OpenOptions::new().write(true).open(&file).map_err(Error::io(&file))?;
-        Ok(Self { path: path.to_path_buf(), metrics, written: kept.len() as u64 })
+        let metrics = Appended::open(&file, kept.len() as u64)?;
+        Ok(Self { path: path.to_path_buf(), metrics })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -45,14 +42,7 @@ impl Folder {
 
     /// One line of `metrics.jsonl`, whole or not at all.
     pub(super) fn metrics(&mut self, line: &Value) -> Result<(), Error> {
-        let line = format!("{line}\n");
-        let written = self.metrics.write_all_at(line.as_bytes(), self.written);
-        match written {
-            Ok(()) => self.written += line.len() as u64,
-            // What a full disk took of it.
-            Err(_) => self.metrics.set_len(self.written).unwrap_or(()),
-        }
-        written.map_err(Error::io(self.path.join("metrics.jsonl")))
+        self.metrics.append(format!("{line}\n").as_bytes())
     }
 
     pub(super) fn resolved(&self, config: &zero_config::Config) -> Result<(), Error> {

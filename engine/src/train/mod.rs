@@ -1,6 +1,7 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
 mod again;
+mod breakdown;
 mod corpus;
 mod divergence;
 mod evaluation;

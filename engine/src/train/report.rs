@@ -15,7 +15,7 @@ use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::memory;
 use crate::resident;
-use crate::timing::{Lane, Timing};
+use crate::timing::Lane;
 use crate::words::bytes;
 
 /// What a run adds up for its report.
@@ -230,13 +230,6 @@ pub(super) fn memory_line(ledger: &Ledger) -> String {
     let parts: Vec<String> =
         CATEGORIES.iter().map(|&c| format!("{c} {} (peak {})", bytes(ledger.now(c)), bytes(ledger.peak(c)))).collect();
     format!("memory of rank 0: {}", parts.join(", "))
-}
-
-/// For `wall_clock_breakdown`.
-pub(super) fn time_line(timing: &Timing) -> String {
-    let parts: Vec<String> =
-        Lane::ALL.iter().map(|&lane| format!("{} {:.2}s", lane.name(), timing.seconds(lane))).collect();
-    format!("time of rank 0: {}", parts.join(", "))
 }
 
 /// For `comms_logger`: calls, payload and rate of each kind of operation that it asks for.

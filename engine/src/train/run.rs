@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use zero_checkpoint::RunLock;
 use zero_comm::{Buffer, Stats};
 
+use super::breakdown::Breakdown;
 use super::corpus::Corpus;
 use super::divergence::Divergence;
 use super::evaluation::{self, EarlyStop};
@@ -18,7 +19,8 @@ use super::stragglers::Stragglers;
 use super::{Finished, sample};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
-use crate::monitor::{Monitors, Scalar};
+use crate::monitor::metric::{self, Record, Scalar};
+use crate::monitor::{Monitors, Outcome};
 use crate::trace;
 
 /// What rank 0 writes to while training.
@@ -50,7 +52,7 @@ impl Files {
         };
         engine.hold(lock);
         folder.resolved(engine.config())?;
-        let monitors = Monitors::open(engine.config(), out)?;
+        let monitors = Monitors::start(engine.config(), out, goes_on.then(|| engine.samples()));
         Ok(Self { folder, monitors, missing: 0 })
     }
 
@@ -85,6 +87,7 @@ pub(super) struct Run {
     report: Report,
     divergence: Divergence,
     stragglers: Stragglers,
+    breakdown: Breakdown,
     /// What communication had done at the last line of `comms_logger.verbose`.
     seen: Stats,
 }
@@ -110,7 +113,8 @@ impl Run {
         report: Report,
     ) -> Self {
         let stragglers = Stragglers::new(&**engine.communicator());
-        Self { engine, corpus, early, divergence, saves, progress, report, stragglers, seen: Stats::default() }
+        let (breakdown, seen) = (Breakdown::default(), Stats::default());
+        Self { engine, corpus, early, divergence, saves, progress, report, stragglers, breakdown, seen }
     }
 
     pub(super) fn train(
@@ -125,7 +129,9 @@ impl Run {
             let first = self.engine.samples();
             let corpus = &self.corpus;
             self.divergence.prepare(&mut self.engine);
+            self.breakdown.begin(self.engine.timing());
             let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
+            self.breakdown.end(self.engine.timing());
             let together = self.gather(&step, requests)?;
             self.saves.look(&mut self.engine, &self.progress)?;
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
@@ -209,7 +215,7 @@ impl Run {
             self.progress.say(&report::memory_line(self.engine.zero().ledger()));
         }
         if config.wall_clock_breakdown && self.progress.is_due(step.step) {
-            self.progress.say(&report::time_line(self.engine.timing()));
+            self.progress.say(&self.breakdown.line());
         }
         if config.comms_logger.enabled && config.comms_logger.verbose {
             let stats = self.engine.stats();
@@ -226,16 +232,23 @@ impl Run {
         if slow.is_some() {
             line["rank_ms"] = json!(together.own_ms.iter().copied().map(round).collect::<Vec<_>>());
         }
-        let seen = self.engine.samples();
-        let scalar = |tag, value| Scalar { tag, samples: seen, value };
+        let scalar = |metric, value| Scalar { metric, value };
         let mut scalars = vec![
-            scalar("Train/Samples/train_loss", f64::from(step.loss)),
-            scalar("Train/Samples/lr", step.lr),
-            scalar("Train/Samples/grad_norm", step.grad_norm),
+            scalar(&metric::TRAIN_LOSS, f64::from(step.loss)),
+            scalar(&metric::LR, step.lr),
+            scalar(&metric::GRAD_NORM, step.grad_norm),
+            scalar(&metric::STEP_TIME, seconds * 1e3),
+            scalar(&metric::TOKENS_PER_SECOND, tokens_per_s),
+            scalar(&metric::PEAK_BYTES, together.peak_bytes as f64),
         ];
-        scalars.extend(step.loss_scale.map(|scale| scalar("Train/Samples/loss_scale", scale)));
-        scalars.extend(eval_loss.map(|loss| scalar("Train/Samples/eval_loss", f64::from(loss))));
-        let written = files.folder.metrics(&line).and_then(|()| files.monitors.write(&scalars));
+        scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
+        scalars.extend(eval_loss.map(|loss| scalar(&metric::EVAL_LOSS, f64::from(loss))));
+        if config.wall_clock_breakdown {
+            scalars.extend(self.breakdown.scalars());
+        }
+        let record = Record::now(self.engine.samples(), scalars);
+        files.monitors.give(&record).iter().for_each(|word| self.progress.warn(word));
+        let written = files.folder.metrics(&line);
         files.log(step.step, written, &self.progress)
     }
 
@@ -286,6 +299,8 @@ impl Run {
         let report = self.report.value(&self.engine, finished)?;
         let trace = trace::of_all_ranks(&self.engine)?;
         let Some(files) = files else { return Ok(()) };
+        let outcome = if finished == Finished::Done { Outcome::Done } else { Outcome::Stopped };
+        files.monitors.finish(outcome).iter().for_each(|word| self.progress.warn(word));
         files.folder.report(&report)?;
         if let Some(trace) = trace {
             files.folder.trace(&trace)?;
