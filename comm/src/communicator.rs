@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::device::DeviceFabric;
 use crate::error::CommError;
 use crate::pending::Pending;
-use crate::stats::Stats;
+use crate::stats::{SizeCounter, Stats};
 
 /// A group of ranks that act together.
 ///
@@ -70,6 +70,9 @@ pub trait Communicator: Send + Sync {
 
     /// What this communicator did so far. Splits count on their own.
     fn stats(&self) -> Stats;
+
+    /// The same calls and seconds by size of the vectors, by operation and then by size.
+    fn sizes(&self) -> Vec<SizeCounter>;
 
     /// What carries the bytes: `threads`, `shared memory`, `tcp`, or `shared memory and tcp` in a group on several hosts;
     /// in a group with devices what carries theirs.

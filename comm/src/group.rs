@@ -17,7 +17,7 @@ use crate::inquiry::{Audience, Topic};
 use crate::lane::Lane;
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
-use crate::stats::{Sent, Stats};
+use crate::stats::{Log, Sent, SizeCounter, Stats};
 use crate::step::{
     Alone, Carried, Collective, Deadline, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts,
 };
@@ -38,7 +38,7 @@ pub(crate) struct Group {
 struct Context {
     membership: Membership,
     timeout: Duration,
-    stats: Mutex<Stats>,
+    log: Mutex<Log>,
     health: Arc<Health>,
 }
 
@@ -98,7 +98,7 @@ impl Group {
             Some(DeviceEnd { fabric, health, topic, rank: place, members: members.clone(), lane: None })
         };
         let collectives = Ordered::start(rank, "all", |audience| fabric.collective(audience), end)?;
-        let context = Context { membership, timeout, stats: Mutex::default(), health };
+        let context = Context { membership, timeout, log: Mutex::default(), health };
         Ok(Arc::new(Group {
             collectives,
             outboxes: Mutex::default(),
@@ -227,7 +227,8 @@ impl Context {
         let outcome = self.health.check().and_then(|()| work(endpoint, signature, deadline));
         match outcome {
             Ok((result, sent)) => {
-                lock(&self.stats).count(signature.operation, sent, deadline.started.elapsed().as_secs_f64());
+                let bytes = signature.dtype.map_or(0, |dtype| signature.length * dtype.size() as u64);
+                lock(&self.log).count(signature.operation, bytes, sent, deadline.started.elapsed().as_secs_f64());
                 Ok(result)
             }
             Err(failure) => {
@@ -427,7 +428,11 @@ impl Communicator for Group {
     }
 
     fn stats(&self) -> Stats {
-        *lock(&self.context.stats)
+        lock(&self.context.log).stats
+    }
+
+    fn sizes(&self) -> Vec<SizeCounter> {
+        lock(&self.context.log).sizes(self.size())
     }
 
     fn transport(&self) -> &'static str {

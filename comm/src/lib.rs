@@ -70,7 +70,7 @@ pub use pending::Pending;
 pub use place::{Place, PlaceError};
 pub use shm::{SharedAllocator, shared_memory};
 pub use signature::Operation;
-pub use stats::{Counter, Stats};
+pub use stats::{Counter, SizeCounter, Stats};
 /// Bytes that TCP keeps for each peer of a group.
 pub use tcp::CHUNK as TCP_CHUNK;
 pub use tcp::bind_address;

@@ -4,6 +4,7 @@
 //! contributes, whether a peer reads them from memory or a socket carries them. Headers are not payload. So the closed
 //! forms (2(N−1)/N of the bytes for an all_reduce, …) hold exactly in every transport.
 
+use std::collections::BTreeMap;
 use std::ops::{Add, Index, Sub};
 
 use crate::signature::Operation;
@@ -44,13 +45,54 @@ impl Stats {
         self.counters.iter().map(|counter| counter.sent_bytes).sum()
     }
 
-    pub(crate) fn count(&mut self, operation: Operation, sent: Sent, seconds: f64) {
+    fn count(&mut self, operation: Operation, sent: Sent, seconds: f64) {
         let counter = &mut self.counters[operation as usize];
         counter.calls += 1;
         counter.in_place += u64::from(sent.carried.in_place);
         counter.sent_bytes += sent.bytes as u64;
         counter.network_bytes += sent.carried.network_bytes as u64;
         counter.seconds += seconds;
+    }
+}
+
+/// What operations of one kind on vectors of one size did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SizeCounter {
+    /// The kind.
+    pub operation: Operation,
+    /// Bytes of the whole vector, of all ranks' parts together.
+    pub bytes: u64,
+    /// Ranks of the group.
+    pub ranks: usize,
+    /// Operations that ended well.
+    pub calls: u64,
+    /// Seconds that the worker spent on them, waiting for peers included.
+    pub seconds: f64,
+}
+
+/// Counters by kind of operation, and in finer parts by size too.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) stats: Stats,
+    /// Calls and seconds by operation and bytes.
+    sizes: BTreeMap<(u8, u64), (u64, f64)>,
+}
+
+impl Log {
+    pub(crate) fn count(&mut self, operation: Operation, bytes: u64, sent: Sent, seconds: f64) {
+        self.stats.count(operation, sent, seconds);
+        let (calls, sum) = self.sizes.entry((operation as u8, bytes)).or_default();
+        *calls += 1;
+        *sum += seconds;
+    }
+
+    /// Those of a group of so many ranks, by operation and size.
+    pub(crate) fn sizes(&self, ranks: usize) -> Vec<SizeCounter> {
+        let counter = |(&(operation, bytes), &(calls, seconds)): (&(u8, u64), &(u64, f64))| {
+            let operation = Operation::ALL[usize::from(operation)];
+            SizeCounter { operation, bytes, ranks, calls, seconds }
+        };
+        self.sizes.iter().map(counter).collect()
     }
 }
 
@@ -103,6 +145,30 @@ impl Sub for Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_told_apart() {
+        let mut log = Log::default();
+        let sent = Sent { bytes: 1, carried: Carried::IN_PLACE };
+        for (operation, bytes, seconds) in [
+            (Operation::Send, 8, 1.0),
+            (Operation::AllReduce, 64, 0.5),
+            (Operation::AllReduce, 8, 0.25),
+            (Operation::AllReduce, 64, 0.5),
+        ] {
+            log.count(operation, bytes, sent, seconds);
+        }
+        let of = |operation, bytes, calls, seconds| SizeCounter { operation, bytes, ranks: 3, calls, seconds };
+        assert_eq!(
+            log.sizes(3),
+            [
+                of(Operation::AllReduce, 8, 1, 0.25),
+                of(Operation::AllReduce, 64, 2, 1.0),
+                of(Operation::Send, 8, 1, 1.0)
+            ]
+        );
+        assert_eq!(log.stats[Operation::AllReduce].calls, 3);
+    }
 
     #[test]
     fn an_interval_is_a_difference() {

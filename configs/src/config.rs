@@ -36,7 +36,7 @@ pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{GpuTransport, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
-pub use monitor::{CommsLogger, Monitor};
+pub use monitor::{CommsLogger, FlopsProfiler, Monitor};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::Optimizer;
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
@@ -67,9 +67,9 @@ pub struct Config {
     pub gradient_allreduce_op: ReduceOp,
     /// Type in which gradients travel; `None` is the type of the parameters.
     pub communication_data_type: Option<Dtype>,
-    /// Measure each phase of a step and write the timeline.
+    /// Print what the parts of a step take, tell it to monitors, and write the timeline.
     pub wall_clock_breakdown: bool,
-    /// Print memory at the boundaries of phases.
+    /// Print what each rank held in each part of a step.
     pub memory_breakdown: bool,
     /// Print the state of engine and optimizer at the start.
     pub dump_state: bool,
@@ -102,6 +102,8 @@ pub struct Config {
     pub tensorboard: Monitor,
     /// Counts and times of collectives.
     pub comms_logger: CommsLogger,
+    /// One step, layer by layer.
+    pub flops_profiler: FlopsProfiler,
     /// The model to build; `None` when the program brings its own.
     pub model: Option<Model>,
     /// What to train on; `None` when the program feeds its own batches.

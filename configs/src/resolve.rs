@@ -149,6 +149,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         csv_monitor: Monitor::read(resolver, "csv_monitor"),
         tensorboard: Monitor::read(resolver, "tensorboard"),
         comms_logger: CommsLogger::read(resolver),
+        flops_profiler: FlopsProfiler::read(resolver),
         model,
         data,
         training,

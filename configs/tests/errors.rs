@@ -254,7 +254,6 @@ fn what_is_not_implemented_says_so_unless_it_is_off() {
         "fp16: {enabled: true, auto_cast: true}",
         "wandb: {enabled: true}",
         "autotuning: {mp_size: 2}",
-        "flops_profiler: {enabled: true}",
         "data_efficiency: {enabled: true}",
         "optimizer: {type: Muon}",
         "optimizer: {type: lamb}",

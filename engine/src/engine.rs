@@ -63,7 +63,7 @@ pub struct Engine {
     evaluations: BTreeMap<usize, Program>,
     /// What crossed the boundaries of pipeline stages in the last training step.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
-    timing: Timing,
+    pub(crate) timing: Timing,
     tracked: Tracked,
     /// `training.memory_limit`, unless it was lifted.
     memory_limit: Option<u64>,
@@ -189,7 +189,7 @@ impl Engine {
         if traced {
             comm.barrier().wait()?;
         }
-        let timing = Timing::new(traced.then_some(program.instructions.len()));
+        let timing = Timing::new(traced.then_some(program.instructions.len()), config.memory_breakdown);
         let memory_limit = config.training.memory_limit;
         let scaler = settings.loss_scaling.map(LossScaler::new);
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());

@@ -205,11 +205,13 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
                 take(*message, &mut messages, &mut micro_batches, context.zero)?;
             }
         }
-        context.tracked.stop(context.zero);
+        let beside = context.tracked.stop(context.zero);
         if let Some(limit) = context.memory_limit {
             tracked::within(limit, context.zero, instruction)?;
         }
-        context.timing.record(instruction, context.training.then_some(index), started);
+        let index = context.training.then_some(index);
+        context.timing.hold(instruction, index, context.zero.ledger(), beside);
+        context.timing.record(instruction, index, started);
     }
     if outcome.norm.is_some_and(|norm| context.admits(norm)) {
         context.zero.finish_step();

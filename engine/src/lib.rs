@@ -40,6 +40,7 @@ mod messages;
 mod monitor;
 mod offload;
 mod plan;
+mod profile;
 mod recomputation;
 pub mod resident;
 mod saving;

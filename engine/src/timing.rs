@@ -3,7 +3,11 @@
 use std::time::{Duration, Instant};
 
 use zero_config::Config;
+use zero_partition::Ledger;
 use zero_pipeline::Instruction;
+
+use crate::memory::Points;
+use crate::profile::Profile;
 
 /// What a span of a rank's time was spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -175,17 +179,23 @@ pub struct Timing {
     calls: std::collections::BTreeMap<&'static str, u64>,
     spans: Option<Vec<Span>>,
     steps: usize,
+    /// With `memory_breakdown`.
+    points: Option<Points>,
+    /// In the step of `flops_profiler`.
+    profile: Option<Profile>,
 }
 
 impl Timing {
-    /// Keeps the timeline of programs of so many instructions, if it is to. All ranks make it at about the same time, behind a barrier.
-    pub(crate) fn new(traced: Option<usize>) -> Self {
+    /// Keeps the timeline of programs of so many instructions, if it is to, and what is held in a step. All ranks make it at about the same time, behind a barrier.
+    pub(crate) fn new(traced: Option<usize>, holds: bool) -> Self {
         Self {
             origin: Instant::now(),
             phases: PhaseSeconds::default(),
             calls: std::collections::BTreeMap::new(),
             spans: traced.map(|instructions| Vec::with_capacity(TRACED_STEPS * instructions)),
             steps: 0,
+            points: holds.then(Points::new),
+            profile: None,
         }
     }
 
@@ -194,12 +204,37 @@ impl Timing {
         let duration = started.elapsed();
         self.phases.0[Phase::of(instruction) as usize] += duration.as_secs_f64();
         *self.calls.entry(instruction.kind()).or_default() += 1;
+        if let (Some(profile), Some(_)) = (&mut self.profile, index) {
+            profile.note(instruction, duration);
+        }
         // A step begins with the first instruction of its program.
         self.steps += usize::from(index == Some(0));
         if let (Some(spans), Some(index), true) = (&mut self.spans, index, self.steps <= TRACED_STEPS) {
             let start = started.duration_since(self.origin);
             spans.push(Span { index, start, end: start + duration });
         }
+    }
+
+    /// What an instruction has held: what the ledger says, and what the allocator has counted beside it.
+    pub(crate) fn hold(&mut self, instruction: &Instruction, index: Option<usize>, ledger: &Ledger, beside: u64) {
+        if let (Some(points), Some(index)) = (&mut self.points, index) {
+            points.note(instruction, index, ledger, beside);
+        }
+    }
+
+    /// What the parts of the last training step have held, with `memory_breakdown`.
+    pub(crate) fn points(&self) -> Option<&Points> {
+        self.points.as_ref()
+    }
+
+    /// Profiles the training step that comes.
+    pub(crate) fn begin_profile(&mut self, layers: usize) {
+        self.profile = Some(Profile::begin(layers));
+    }
+
+    /// Ends the profile.
+    pub(crate) fn take_profile(&mut self) -> Option<Profile> {
+        self.profile.take()
     }
 
     /// Seconds spent on a lane since the engine was made.
@@ -238,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_timeline_of_a_long_run_has_its_first_steps() {
-        let mut timing = Timing::new(Some(0));
+        let mut timing = Timing::new(Some(0), false);
         for _ in 0..TRACED_STEPS + 5 {
             for index in 0..3 {
                 timing.record(&Instruction::GradientNorm, Some(index), Instant::now());
@@ -248,6 +283,6 @@ mod tests {
         }
         assert_eq!(timing.spans().len(), 3 * TRACED_STEPS);
         assert_eq!(timing.calls().map(|(_, calls)| calls).sum::<u64>(), 4 * (TRACED_STEPS as u64 + 5));
-        assert!(Timing::new(None).spans().is_empty());
+        assert!(Timing::new(None, false).spans().is_empty());
     }
 }

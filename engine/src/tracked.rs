@@ -28,14 +28,14 @@ impl Tracked {
         }
     }
 
-    /// It has ended: what was there beside what `Zero` knows of was there for layers, and for messages between stages.
-    pub(crate) fn stop(&self, zero: &mut Zero) {
+    /// It has ended: what was there beside what `Zero` knows of was there for layers, and for messages between stages. Gives that back.
+    pub(crate) fn stop(&self, zero: &mut Zero) -> u64 {
         zero.count_idle();
-        if let Some(before) = self.before {
-            let total = (heap::peak() + zero_tier::mapped_peak()).saturating_sub(before) as u64;
-            let known = zero.ledger().total();
-            zero.note_activations(total.saturating_sub(known), total);
-        }
+        let Some(before) = self.before else { return 0 };
+        let total = (heap::peak() + zero_tier::mapped_peak()).saturating_sub(before) as u64;
+        let beside = total.saturating_sub(zero.ledger().total());
+        zero.note_activations(beside, total);
+        beside
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use zero_comm::{CommError, Communicator, Stats};
+use zero_comm::{CommError, Communicator, SizeCounter, Stats};
 use zero_pipeline::{Coordinates, Kind, Mesh};
 
 /// The communicators of one rank.
@@ -84,8 +84,18 @@ impl Groups {
     /// What all of them did so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        self.splits().fold(self.world.stats(), |sum, group| sum + group.stats())
+    }
+
+    /// The same by size: of each group its own.
+    #[must_use]
+    pub fn sizes(&self) -> Vec<SizeCounter> {
+        std::iter::once(&self.world).chain(self.splits()).flat_map(|group| group.sizes()).collect()
+    }
+
+    /// The groups that are not the world itself.
+    fn splits(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         let is_split = self.mesh.pipe() > 1;
-        let splits = self.pipe.iter().chain(is_split.then_some(&self.data));
-        splits.fold(self.world.stats(), |sum, group| sum + group.stats())
+        self.pipe.iter().chain(is_split.then_some(&self.data))
     }
 }

@@ -1,4 +1,6 @@
-//! `csv_monitor`, `tensorboard` and `comms_logger`.
+//! `csv_monitor`, `tensorboard`, `comms_logger` and `flops_profiler`.
+
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -26,6 +28,53 @@ pub struct CommsLogger {
     pub prof_all: bool,
     /// With `prof_all` off: the kinds of operations to show, for example `all_gather`.
     pub prof_ops: Vec<String>,
+}
+
+/// `flops_profiler`: one step, layer by layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FlopsProfiler {
+    /// Profile at all.
+    pub enabled: bool,
+    /// Which step, from 1.
+    pub profile_step: usize,
+    /// How deep in the names of layers to print; `None` is all of it, written as -1.
+    #[serde(serialize_with = "or_minus_1")]
+    pub module_depth: Option<usize>,
+    /// How many to name as the first of each depth.
+    pub top_modules: usize,
+    /// Print every layer.
+    pub detailed: bool,
+    /// File to write it to; `None` prints it.
+    pub output_file: Option<PathBuf>,
+}
+
+fn or_minus_1<S: serde::Serializer>(depth: &Option<usize>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_i64(depth.map_or(-1, |depth| depth as i64))
+}
+
+impl FlopsProfiler {
+    /// Whether this step is the one.
+    pub fn is_due(&self, step: u64) -> bool {
+        self.enabled && step == self.profile_step as u64
+    }
+
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("flops_profiler");
+        let depth = keys.float("module_depth");
+        let read = Self {
+            enabled: keys.bool("enabled"),
+            profile_step: keys.int("profile_step"),
+            module_depth: (depth >= 0.0).then_some(depth as usize),
+            top_modules: keys.int("top_modules"),
+            detailed: keys.bool("detailed"),
+            output_file: keys.optional_path("output_file"),
+        };
+        if depth.fract() != 0.0 {
+            let message = format!("expected a whole number or -1, found `{depth}`");
+            resolver.contradiction(&["flops_profiler.module_depth"], message, None);
+        }
+        read
+    }
 }
 
 impl Monitor {

@@ -30,8 +30,8 @@ pub(super) static TOP: &[Key] = &[
     key("scheduler", Kind::Variants(&SCHEDULER), "null", "Learning rate over time; constant when not given"),
     section("zero_optimization", &ZERO, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1"),
     section("pipeline", &PIPELINE, "Pipeline parallelism: layers in stages on different ranks"),
-    now("wall_clock_breakdown", Kind::Bool, "false", "Measure each phase of a step and write the timeline"),
-    now("memory_breakdown", Kind::Bool, "false", "Print memory at the boundaries of phases"),
+    now("wall_clock_breakdown", Kind::Bool, "false", "Print what the parts of a step take, tell it to monitors, and write the timeline"),
+    now("memory_breakdown", Kind::Bool, "false", "Print what each rank held in each part of a step, at the steps of steps_per_print"),
     now("dump_state", Kind::Bool, "false", "Print the state of engine and optimizer at the start"),
     now("dataloader_drop_last", Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full"),
     now("log_level", Kind::Choice { names: LogLevel::NAMES, later: &[] }, "info", "What is logged"),
@@ -40,6 +40,7 @@ pub(super) static TOP: &[Key] = &[
     section("csv_monitor", &MONITOR, "One CSV file per metric"),
     section("tensorboard", &MONITOR, "TensorBoard event files"),
     section("comms_logger", &COMMS_LOGGER, "Count, bytes and seconds of each collective"),
+    section("flops_profiler", &FLOPS_PROFILER, "Parameters, multiply-accumulates and times of each layer in one step"),
     key("model", Kind::Variants(&MODEL), "null", "The model to build; a program may bring its own instead"),
     section("data", &DATA, "What to train on; a program may feed its own batches instead"),
     section("training", &TRAINING, "How long to train, when to evaluate and save"),
@@ -47,7 +48,6 @@ pub(super) static TOP: &[Key] = &[
     section("autotuning", &AUTOTUNING, "What `zero-train autotune` searches; it does without the section, too. Training ignores it"),
     section("checkpoint", &CHECKPOINT, "How checkpoints are written"),
     section("timers", &TIMERS, "Timers"),
-    later_section("flops_profiler", &FLOPS_PROFILER, "Operations by layer"),
     later_section("data_efficiency", &DATA_EFFICIENCY, "Curriculum and dynamic batches"),
     later_section("wandb", &WANDB, "Weights & Biases"),
     section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism"),
@@ -126,4 +126,15 @@ static COMMS_LOGGER: Section = Section { switch: Switch::Keys, keys: &[
     now("prof_all", Kind::Bool, "true", "Show every kind of operation"),
     key("prof_ops", Kind::Texts, "[]", "With prof_all off: the kinds of operations to show"),
     later_unless("debug", &["false"], "The place in the program of each operation; `training.trace` shows it"),
+] };
+
+#[rustfmt::skip]
+static FLOPS_PROFILER: Section = Section { switch: Switch::Key("enabled", &["false", "auto"]), keys: &[
+    now("enabled", Kind::Bool, "false", "Profile one step"),
+    now("profile_step", COUNT, "1", "Which step; the first one takes longer than others"),
+    now("module_depth", Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "How deep in the names of layers to print; -1 all"),
+    now("top_modules", COUNT, "1", "How many to name as the first of each depth"),
+    now("detailed", Kind::Bool, "true", "Print every layer"),
+    key("output_file", Kind::Path, "null", "File to write it to; null prints it"),
+    ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "forwards that are computed again are counted, not estimated"),
 ] };

@@ -42,17 +42,6 @@ static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
 ] };
 
 #[rustfmt::skip]
-pub(super) static FLOPS_PROFILER: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
-    later("enabled", "false", "Profile"),
-    later("recompute_fwd_factor", "0.0", "Forwards that are recomputed"),
-    later("profile_step", "1", "Step to profile"),
-    later("module_depth", "-1", "Depth printed"),
-    later("top_modules", "1", "Modules printed"),
-    later("detailed", "true", "The whole tree"),
-    later("output_file", "null", "File of the profile"),
-] };
-
-#[rustfmt::skip]
 pub(super) static DATA_EFFICIENCY: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
     later("enabled", "false", "Use it"),
     later("seed", "1234", "Seed"),

@@ -17,7 +17,6 @@ use zero_model::ops::{
 use zero_model::random::Stream;
 use zero_model::{Pass, backward_from};
 
-use super::profile::peak;
 use Work::{Computes, Moves};
 
 /// A GPT's micro-batch.
@@ -81,7 +80,7 @@ pub(crate) fn ops(repeats: usize) -> anyhow::Result<u8> {
 }
 
 fn measure_once(case: &Case, dtype: DType, rows: &mut BTreeMap<String, Row>) -> Result<()> {
-    let peak = peak(dtype);
+    let peak = measure::peak_flops(dtype);
     measure::start();
     let outcome = (case.run)();
     let measured = measure::finish();

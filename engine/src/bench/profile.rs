@@ -1,9 +1,8 @@
 //! `zero-train bench profile`: a training step's time by operation, measured inside of it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use candle_core::DType;
-use zero_comm::bench::median;
 use zero_config::Dtype;
 use zero_model::ops::measure::{self, Measured};
 use zero_train::Lane;
@@ -33,7 +32,7 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let (before, mut peaks, mut whole) = (lanes(&subject), vec![], Duration::ZERO);
     measure::start();
     for _ in 0..steps {
-        peaks.push(peak(dtype));
+        peaks.push(measure::peak_flops(dtype));
         // So that the first collective does not wait for a rank whose loop took longer.
         comm.barrier().wait()?;
         whole += subject.step()?.duration;
@@ -92,17 +91,4 @@ fn print(operations: &[Measured], lanes: [(Lane, f64); Lane::ALL.len()], whole: 
         let more = format!("{:>6.0} GFLOP/s  {:>5.1} % of the peak", rate / 1e9, rate / peak * 100.0);
         line("all products together", products, &more);
     }
-}
-
-/// FLOP/s of one thread that does nothing but multiply and add in registers, as products of this dtype do.
-pub(super) fn peak(dtype: DType) -> f64 {
-    let times = |rounds| {
-        let started = Instant::now();
-        let flops = measure::register_flops(dtype, rounds);
-        (flops, started.elapsed())
-    };
-    let (runs, rounds) = (5, 40_000);
-    let all: Vec<(f64, Duration)> = (0..runs).map(|_| times(rounds)).collect();
-    let times: Vec<Duration> = all.iter().map(|(_, time)| *time).collect();
-    all[0].0 / median(&times).as_secs_f64()
 }

@@ -7,6 +7,7 @@ mod arrivals;
 mod limit;
 mod meter;
 mod needs;
+mod points;
 mod table;
 mod walk;
 
@@ -15,6 +16,7 @@ pub use limit::Limit;
 pub(crate) use arrivals::{Arrivals, arrivals};
 pub(crate) use meter::Peaks;
 pub(crate) use needs::{Needs, Subject};
+pub(crate) use points::Points;
 pub(crate) use table::{Table, tokens};
 use walk::Walk;
 pub(crate) use walk::Work;

@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_step_are_told_apart_and_evaluations_do_not_count() {
-        let (mut timing, mut breakdown) = (Timing::new(None), Breakdown::default());
+        let (mut timing, mut breakdown) = (Timing::new(None, false), Breakdown::default());
         let now = Instant::now();
         let ago = |ms| now.checked_sub(std::time::Duration::from_millis(ms)).expect("the machine has run so long");
         for _ in 0..2 {

@@ -2,10 +2,12 @@
 
 mod again;
 mod breakdown;
+mod communication;
 mod corpus;
 mod divergence;
 mod evaluation;
 mod folder;
+mod profile;
 mod progress;
 mod report;
 mod run;

@@ -5,15 +5,15 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use zero_comm::{Buffer, Stats};
-use zero_partition::{CATEGORIES, Ledger, StateBytes, expected_payload, expected_state};
+use zero_comm::Buffer;
+use zero_partition::{CATEGORIES, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
 
 use super::progress::seconds;
 use super::{Finished, Restart};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
-use crate::memory;
+use crate::memory::{self, Points};
 use crate::resident;
 use crate::timing::Lane;
 use crate::words::bytes;
@@ -225,29 +225,21 @@ fn expected_step_payload(engine: &Engine) -> u64 {
     expected_payload(engine.program(), zero.layout(), replica, width, options, |content| engine.message_bytes(content))
 }
 
-/// For `memory_breakdown`.
-pub(super) fn memory_line(ledger: &Ledger) -> String {
-    let parts: Vec<String> =
-        CATEGORIES.iter().map(|&c| format!("{c} {} (peak {})", bytes(ledger.now(c)), bytes(ledger.peak(c)))).collect();
-    format!("memory of rank 0: {}", parts.join(", "))
-}
-
-/// For `comms_logger`: calls, payload and rate of each kind of operation that it asks for.
-pub(super) fn communication_table(stats: &Stats, options: &zero_config::CommsLogger) -> String {
-    let mut lines =
-        vec![format!("{:<16} {:>8} {:>12} {:>10} {:>10}", "collective", "calls", "sent", "seconds", "GB/s")];
-    let is_shown = |name: &str| options.prof_all || options.prof_ops.iter().any(|wanted| wanted == name);
-    for (operation, counter) in stats.iter().filter(|(op, counter)| counter.calls > 0 && is_shown(op.name())) {
-        let rate = counter.sent_bytes as f64 / counter.seconds.max(1e-9) / 1e9;
-        lines.push(format!(
-            "{:<16} {:>8} {:>12} {:>10.3} {rate:>10.2}",
-            operation.name(),
-            counter.calls,
-            bytes(counter.sent_bytes),
-            counter.seconds
-        ));
+/// For `memory_breakdown`: what each rank held at most in each part of the last step; a collective.
+pub(super) fn memory_table(engine: &Engine) -> Result<Option<String>, Error> {
+    let Some(points) = engine.timing().points() else { return Ok(None) };
+    let columns = CATEGORIES.len() + 1;
+    let ranks = over_ranks(engine, points.bytes().iter().flatten().map(|&bytes| bytes as i64).collect())?;
+    let names = CATEGORIES.iter().map(ToString::to_string).chain(["all at a time".to_string()]);
+    let mut lines = vec![format!("memory held at most in each part of step {}, by rank", engine.steps())];
+    lines.push(names.fold(format!("{:>4}  {:<9}", "rank", "part"), |line, name| line + &format!("{name:>16}")));
+    for (rank, row) in ranks.iter().enumerate() {
+        for (part, held) in Points::NAMES.iter().zip(row.chunks(columns)) {
+            let cells = held.iter().map(|&held| format!("{:>16}", bytes(held as u64)));
+            lines.push(format!("{rank:>4}  {part:<9}{}", cells.collect::<String>()));
+        }
     }
-    lines.join("\n")
+    Ok(Some(lines.join("\n")))
 }
 
 fn round(x: f64) -> f64 {

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zero_checkpoint::RunLock;
-use zero_comm::{Buffer, Stats};
+use zero_comm::Buffer;
 
 use super::breakdown::Breakdown;
+use super::communication;
 use super::corpus::Corpus;
 use super::divergence::Divergence;
 use super::evaluation::{self, EarlyStop};
@@ -16,7 +17,7 @@ use super::report::{self, Report};
 use super::saves::Saves;
 use super::signals::Requests;
 use super::stragglers::Stragglers;
-use super::{Finished, sample};
+use super::{Finished, profile, sample};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::monitor::metric::{self, Record, Scalar};
@@ -88,8 +89,7 @@ pub(super) struct Run {
     divergence: Divergence,
     stragglers: Stragglers,
     breakdown: Breakdown,
-    /// What communication had done at the last line of `comms_logger.verbose`.
-    seen: Stats,
+    seen: communication::Seen,
 }
 
 /// Sums and maxima over the ranks after a step.
@@ -113,7 +113,7 @@ impl Run {
         report: Report,
     ) -> Self {
         let stragglers = Stragglers::new(&**engine.communicator());
-        let (breakdown, seen) = (Breakdown::default(), Stats::default());
+        let (breakdown, seen) = (Breakdown::default(), communication::Seen::default());
         Self { engine, corpus, early, divergence, saves, progress, report, stragglers, breakdown, seen }
     }
 
@@ -130,8 +130,15 @@ impl Run {
             let corpus = &self.corpus;
             self.divergence.prepare(&mut self.engine);
             self.breakdown.begin(self.engine.timing());
+            let profiles = self.engine.config().flops_profiler.is_due(self.engine.steps() + 1);
+            if profiles {
+                self.engine.timing.begin_profile(self.engine.model().layers().len());
+            }
             let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
             self.breakdown.end(self.engine.timing());
+            if profiles {
+                self.profile(&step)?;
+            }
             let together = self.gather(&step, requests)?;
             self.saves.look(&mut self.engine, &self.progress)?;
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
@@ -160,6 +167,27 @@ impl Run {
             }
         }
         Ok(Finished::Done)
+    }
+
+    /// Says what `flops_profiler` found in a step; a collective.
+    fn profile(&mut self, step: &Step) -> Result<(), Error> {
+        let Some(profile) = self.engine.timing.take_profile() else { return Ok(()) };
+        let found = profile.together(&self.engine)?;
+        if self.engine.communicator().rank() > 0 {
+            return Ok(());
+        }
+        let options = &self.engine.config().flops_profiler;
+        let text = profile::report(&self.engine, step, &found, options);
+        match &options.output_file {
+            None => self.progress.say(&text),
+            Some(path) => match profile::write(path, &text) {
+                Ok(()) => self.progress.say(&format!("profile     {}", path.display())),
+                Err(error) => self.progress.warn(&format!(
+                    "the profile is not written: {error}; training goes on; name another `flops_profiler.output_file`"
+                )),
+            },
+        }
+        Ok(())
     }
 
     /// What the ranks must know of each other after a step.
@@ -211,16 +239,19 @@ impl Run {
         if let Some(loss) = eval_loss {
             self.progress.say(&format!("step {:>6}  evaluation loss {loss:.4}", step.step));
         }
-        if config.memory_breakdown && self.progress.is_due(step.step) {
-            self.progress.say(&report::memory_line(self.engine.zero().ledger()));
+        if config.memory_breakdown
+            && self.progress.is_due(step.step)
+            && let Some(table) = report::memory_table(&self.engine)?
+        {
+            self.progress.say(&table);
         }
         if config.wall_clock_breakdown && self.progress.is_due(step.step) {
             self.progress.say(&self.breakdown.line());
         }
         if config.comms_logger.enabled && config.comms_logger.verbose {
-            let stats = self.engine.stats();
-            self.progress.say(&report::communication_table(&(stats - self.seen), &config.comms_logger));
-            self.seen = stats;
+            let sizes = self.engine.zero().groups().sizes();
+            let lines = self.seen.lines(&sizes, &config.comms_logger);
+            lines.iter().for_each(|line| self.progress.say(line));
         }
         let Some(files) = files else { return Ok(()) };
         let mut line = json!({
@@ -305,8 +336,9 @@ impl Run {
         if let Some(trace) = trace {
             files.folder.trace(&trace)?;
         }
-        if self.engine.config().comms_logger.enabled {
-            self.progress.say(&report::communication_table(&self.engine.stats(), &self.engine.config().comms_logger));
+        let comms_logger = &self.engine.config().comms_logger;
+        if comms_logger.enabled {
+            self.progress.say(&communication::summary(&self.engine.zero().groups().sizes(), comms_logger));
         }
         if let Some(text) = text {
             self.progress.say(&format!("\n--- sample ---\n{text}\n--------------\n"));

@@ -8,6 +8,7 @@
 
 use super::footprint::floats;
 use super::kernel::{Isa, softmax as kernel};
+use super::measure;
 use super::output::Shared;
 use super::parallel::{Output, parts, split};
 use super::product::{COLUMNS, Elements, FewRows, Matrix, Panels, ROWS, Target};
@@ -27,6 +28,12 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
+    /// Multiply-accumulates of one product of queries and keys, of what queries see.
+    fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
+        let seen = firsts.iter().enumerate().map(|(index, first)| (index % self.time + 1 - first) as u64);
+        seen.sum::<u64>() * (self.heads * self.size) as u64
+    }
+
     fn scale(self) -> f32 {
         1.0 / (self.size as f32).sqrt()
     }
@@ -154,6 +161,7 @@ pub(crate) fn forward(
     if g.time == 0 {
         return log_sums;
     }
+    measure::count_macs(2 * g.macs_of_a_product(firsts));
     let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
     split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
         let (mut keys, mut values) = (Panels::default(), Panels::default());
@@ -206,6 +214,7 @@ pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]
     if g.time == 0 {
         return;
     }
+    measure::count_macs(5 * g.macs_of_a_product(saved.firsts));
     let isa = Isa::best();
     split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
         let mut work = Backward::new(g, at, isa);

@@ -59,6 +59,7 @@ impl Kind {
 }
 
 thread_local! {
+    static MACS: Cell<u64> = const { Cell::new(0) };
     static ON: Cell<bool> = const { Cell::new(false) };
     static INSIDE: Cell<bool> = const { Cell::new(false) };
     static LOG: RefCell<BTreeMap<Kind, (u64, Duration)>> = const { RefCell::new(BTreeMap::new()) };
@@ -95,7 +96,20 @@ pub(crate) fn backward(name: &'static str) -> Scope {
 
 /// Measures a product, given which of its operands are transposed.
 pub(crate) fn product(transposed: [bool; 2], rows: usize, columns: usize, inner: usize) -> Scope {
+    count_macs((rows * columns) as u64 * inner as u64);
     open(Kind::Product(transposed, [rows, columns, inner]))
+}
+
+/// Multiply-accumulates that the products of this thread's operations have taken so far, on the processor, those inside of other operations
+/// included and whether it is [measured](start) or not. A product of m × k by k × n takes mnk; of attention's, what is masked takes none.
+#[must_use]
+pub fn macs() -> u64 {
+    MACS.get()
+}
+
+/// An operation of this thread takes so many more.
+pub(crate) fn count_macs(macs: u64) {
+    MACS.set(MACS.get().wrapping_add(macs));
 }
 
 fn open(kind: Kind) -> Scope {
@@ -115,6 +129,20 @@ impl Drop for Scope {
             });
         }
     }
+}
+
+/// FLOP/s of one thread that does nothing but multiply and add in registers, as products of operands of this dtype do. Takes some milliseconds.
+#[must_use]
+pub fn peak_flops(dtype: DType) -> f64 {
+    let (runs, rounds) = (5, 40_000);
+    let mut rates: Vec<f64> = (0..runs)
+        .map(|_| {
+            let started = Instant::now();
+            register_flops(dtype, rounds) / started.elapsed().as_secs_f64()
+        })
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    rates[runs / 2]
 }
 
 /// Chains of multiply-adds side by side: more than it takes to hide what each waits for the one before.
@@ -219,6 +247,16 @@ mod tests {
         assert_eq!(seen, [("NT", 1, Some(240.0)), ("outer backward", 3, None)]);
         start();
         assert_eq!(finish(), []);
+    }
+
+    #[test]
+    fn multiply_accumulates_count_inside_of_operations_too() {
+        let before = macs();
+        drop(product([false, true], 4, 5, 6));
+        let outer = forward("outer");
+        drop(product([false, true], 1, 2, 3));
+        drop(outer);
+        assert_eq!(macs() - before, 126);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use zero_comm::{Buffer, CommError, Communicator, DeviceFabric, Gathered, Pending, ReduceOp, Scattered, Stats};
+use zero_comm::{
+    Buffer, CommError, Communicator, DeviceFabric, Gathered, Pending, ReduceOp, Scattered, SizeCounter, Stats,
+};
 use zero_cuda::Device;
 use zero_nccl::DeviceVector;
 
@@ -87,6 +89,10 @@ impl Communicator for Staged {
 
     fn stats(&self) -> Stats {
         self.inner.stats()
+    }
+
+    fn sizes(&self) -> Vec<SizeCounter> {
+        self.inner.sizes()
     }
 
     fn transport(&self) -> &'static str {
