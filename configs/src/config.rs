@@ -36,7 +36,7 @@ pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{GpuTransport, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
-pub use monitor::{CommsLogger, FlopsProfiler, Monitor};
+pub use monitor::{CommsLogger, FlopsProfiler, Monitor, Prometheus};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::Optimizer;
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
@@ -100,6 +100,8 @@ pub struct Config {
     pub csv_monitor: Monitor,
     /// TensorBoard event files.
     pub tensorboard: Monitor,
+    /// A page of the newest values.
+    pub prometheus: Prometheus,
     /// Counts and times of collectives.
     pub comms_logger: CommsLogger,
     /// One step, layer by layer.

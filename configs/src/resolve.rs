@@ -148,6 +148,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         aio: Aio::read(resolver),
         csv_monitor: Monitor::read(resolver, "csv_monitor"),
         tensorboard: Monitor::read(resolver, "tensorboard"),
+        prometheus: Prometheus::read(resolver),
         comms_logger: CommsLogger::read(resolver),
         flops_profiler: FlopsProfiler::read(resolver),
         model,

@@ -5,9 +5,12 @@ mod case;
 mod python;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::process::Stdio;
 
-use case::{Case, text};
+use case::{Case, signal, text, wait_for};
 use python::python;
 
 const BOTH: [&str; 4] = ["--set", "csv_monitor.enabled=true", "--set", "tensorboard.enabled=true"];
@@ -65,7 +68,7 @@ fn deepspeeds_names_over_samples() {
     let line = |line: &&str| line.starts_with("time (ms) | fwd: ") && line.contains(" | bwd_allreduce: ");
     assert_eq!(out.lines().filter(line).count(), 3, "{out}");
     if let Some(events) = events(&case.path("with/tensorboard/DeepSpeedJobName")) {
-        assert_eq!(events.len(), 6 * 15, "{events:?}");
+        assert_eq!(events.len(), 6 * 17, "{events:?}");
         let (_, loss) = events.iter().find_map(|line| line.split_once("Train/Samples/train_loss 24 ")).unwrap();
         assert_eq!(loss.parse::<f64>().unwrap() as f32, logged[5]["loss"].as_f64().unwrap() as f32);
         assert!(events.iter().any(|line| line.starts_with("Train/Samples/elapsed_time_ms_backward_allreduce 4 ")));
@@ -135,4 +138,83 @@ fn what_cannot_be_written_is_said_once_and_training_goes_on() {
         assert!(lines[1].ends_with("lacks 20 steps"), "{errors}");
         assert_eq!((case.losses(out), case.shards(out, 20)), (case.losses("well"), case.shards("well", 20)));
     }
+}
+
+/// The body of `/metrics`, or nothing while nobody answers.
+fn page(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    Some(body.to_string())
+}
+
+#[test]
+fn prometheus_reads_the_newest_values() {
+    let case = Case::new();
+    let port = case::port();
+    let prometheus = format!("prometheus={{enabled: true, port: {port}}}");
+    let args = ["--config", "ds.yaml", "--plain", "-n", "2", "--max-steps", "1000000", "--set", &prometheus];
+    let args = [&args[..], &["--set", "wall_clock_breakdown=true", "--set", "training.save_last=false"]].concat();
+    let mut child = case.command(&args).stdout(Stdio::piped()).spawn().unwrap();
+    let mut seen = String::new();
+    wait_for(|| {
+        seen = page(port).unwrap_or_default();
+        seen.contains("\nzero_train_loss ")
+    });
+    let steps = |page: &str| {
+        let line = page.lines().find_map(|line| line.strip_prefix("zero_train_steps_total ")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    wait_for(|| page(port).is_some_and(|page| steps(&page) > steps(&seen)));
+    // It answers others while one says nothing.
+    let _silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let seen = page(port).unwrap();
+    let script = format!(
+        "from prometheus_client.parser import text_string_to_metric_families
+for family in text_string_to_metric_families({seen:?}):
+    assert family.documentation and family.name.startswith('zero_train_'), family
+    for one in family.samples:
+        print(family.type, one.name, sorted(one.labels.items()), one.value)"
+    );
+    if let Some(parsed) = python(&["prometheus_client"], &script) {
+        for start in [
+            "gauge zero_train_loss [] ",
+            "counter zero_train_steps_total [] ",
+            "counter zero_train_sent_bytes_total [] ",
+            "gauge zero_train_rank_work_seconds [('rank', '1')] ",
+            "gauge zero_train_phase_seconds [('phase', 'backward_allreduce')] ",
+            "gauge zero_train_info [('config', 'ds.yaml'), ('dtype', 'fp32'), ('version', ",
+        ] {
+            assert_eq!(parsed.lines().filter(|line| line.starts_with(start)).count(), 1, "{start}: {parsed}");
+        }
+        let value = |name: &str| {
+            let line = parsed.lines().find(|line| line.contains(&format!(" {name} []"))).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        assert_eq!(value("zero_train_samples_total"), 4.0 * value("zero_train_steps_total"), "{parsed}");
+    }
+    signal(child.id(), "TERM");
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(out.contains(&format!("metrics: http://127.0.0.1:{port}/metrics\n")), "{out}");
+    let losses: Vec<String> = case.losses("run").into_iter().take(20).collect();
+    case.train(&["--quiet", "-n", "2", "--out", "without"]);
+    assert_eq!(losses, case.losses("without"), "the same bits");
+    // A port that somebody else has is said once.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let prometheus = format!("prometheus={{enabled: true, port: {}}}", address.port());
+    let output = case.run(&["--quiet", "-n", "2", "--out", "taken", "--set", &prometheus]);
+    let errors = text(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let expected = format!(
+        "warning: the monitor `prometheus` is not written: {address}: Address already in use (os error 98); training goes on; free \
+         the port, or set `prometheus.port`\nwarning: the monitor `prometheus` lacks 20 steps\n"
+    );
+    assert_eq!(errors, expected);
+    assert_eq!(case.losses("taken"), losses);
 }

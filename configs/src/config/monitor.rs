@@ -1,4 +1,4 @@
-//! `csv_monitor`, `tensorboard`, `comms_logger` and `flops_profiler`.
+//! `csv_monitor`, `tensorboard`, `prometheus`, `comms_logger` and `flops_profiler`.
 
 use std::path::PathBuf;
 
@@ -15,6 +15,17 @@ pub struct Monitor {
     pub output_path: String,
     /// Folder inside `output_path`.
     pub job_name: String,
+}
+
+/// `prometheus`: a page of the newest values.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prometheus {
+    /// Serve it.
+    pub enabled: bool,
+    /// Address to listen at.
+    pub host: String,
+    /// Port to listen at; 0 is a free one.
+    pub port: u16,
 }
 
 /// `comms_logger`: count, bytes and seconds of each collective.
@@ -81,6 +92,14 @@ impl Monitor {
     pub(crate) fn read(resolver: &mut Resolver<'_>, name: &str) -> Self {
         let mut keys = resolver.section(name);
         Self { enabled: keys.bool("enabled"), output_path: keys.text("output_path"), job_name: keys.text("job_name") }
+    }
+}
+
+impl Prometheus {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("prometheus");
+        let port = u16::try_from(keys.u64("port")).unwrap_or(u16::MAX);
+        Self { enabled: keys.bool("enabled"), host: keys.text("host"), port }
     }
 }
 

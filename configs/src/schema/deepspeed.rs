@@ -39,6 +39,7 @@ pub(super) static TOP: &[Key] = &[
     section("aio", &AIO, "Reads and writes of offload to NVMe"),
     section("csv_monitor", &MONITOR, "One CSV file per metric"),
     section("tensorboard", &MONITOR, "TensorBoard event files"),
+    section("prometheus", &PROMETHEUS, "A page of the newest values, for Prometheus"),
     section("comms_logger", &COMMS_LOGGER, "Count, bytes and seconds of each collective"),
     section("flops_profiler", &FLOPS_PROFILER, "Parameters, multiply-accumulates and times of each layer in one step"),
     key("model", Kind::Variants(&MODEL), "null", "The model to build; a program may bring its own instead"),
@@ -117,6 +118,13 @@ static MONITOR: Section = Section { switch: Switch::Keys, keys: &[
     now("enabled", Kind::Bool, "false", "Write at all"),
     key("output_path", Kind::Text, "", "Folder; empty is the run's own"),
     key("job_name", Kind::Text, "DeepSpeedJobName", "Folder inside output_path"),
+] };
+
+#[rustfmt::skip]
+static PROMETHEUS: Section = Section { switch: Switch::Keys, keys: &[
+    key("enabled", Kind::Bool, "false", "Serve it, from rank 0, at /metrics"),
+    key("host", Kind::Path, "127.0.0.1", "Address to listen at; 0.0.0.0 is every interface of the machine"),
+    key("port", Kind::Int { min: 0, max: 65_535 }, "9464", "Port to listen at; 0 is a free one, which is printed"),
 ] };
 
 #[rustfmt::skip]

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::metric::{Metric, Record};
-use super::worker::Sink;
+use super::worker::{Sink, Trouble};
 use crate::append::Appended;
 use crate::error::Error;
 
@@ -31,7 +31,7 @@ impl Csv {
 }
 
 impl Sink for Csv {
-    fn write(&mut self, records: &[Record]) -> Result<(), Error> {
+    fn write(&mut self, records: &[Record]) -> Result<(), Trouble> {
         let mut lines: BTreeMap<&'static str, Vec<(u64, f64)>> = BTreeMap::new();
         for record in records {
             for scalar in &record.scalars {

@@ -7,6 +7,31 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) struct Metric {
     /// Its name where names have slashes; DeepSpeed's where DeepSpeed has it.
     pub(crate) tag: &'static str,
+    /// Prometheus's name, behind `zero_train_`, and label.
+    pub(crate) name: &'static str,
+    pub(crate) label: Option<(&'static str, &'static str)>,
+    pub(crate) kind: Kind,
+    /// What a value is multiplied by for Prometheus, whose units are seconds, bytes and ratios.
+    pub(crate) scale: f64,
+    pub(crate) help: &'static str,
+}
+
+/// What Prometheus shows of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The newest.
+    Gauge,
+    /// Their sum.
+    Counter,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gauge => "gauge",
+            Self::Counter => "counter",
+        }
+    }
 }
 
 impl Metric {
@@ -16,30 +41,51 @@ impl Metric {
     }
 }
 
-const fn metric(tag: &'static str) -> Metric {
-    Metric { tag }
+const fn gauge(tag: &'static str, name: &'static str, scale: f64, help: &'static str) -> Metric {
+    Metric { tag, name, label: None, kind: Kind::Gauge, scale, help }
 }
 
-// Of a step.
-pub(crate) static TRAIN_LOSS: Metric = metric("Train/Samples/train_loss");
-pub(crate) static LR: Metric = metric("Train/Samples/lr");
-pub(crate) static GRAD_NORM: Metric = metric("Train/Samples/grad_norm");
-pub(crate) static LOSS_SCALE: Metric = metric("Train/Samples/loss_scale");
-pub(crate) static EVAL_LOSS: Metric = metric("Train/Samples/eval_loss");
-pub(crate) static STEP_TIME: Metric = metric("Train/Samples/elapsed_time_ms");
-pub(crate) static TOKENS_PER_SECOND: Metric = metric("Train/Samples/tokens_per_second");
-pub(crate) static PEAK_BYTES: Metric = metric("Train/Samples/peak_bytes");
+const fn counter(tag: &'static str, name: &'static str, help: &'static str) -> Metric {
+    Metric { tag, name, label: None, kind: Kind::Counter, scale: 1.0, help }
+}
 
-/// What the phases of a step took on rank 0, in milliseconds, with `wall_clock_breakdown`: DeepSpeed's, then ours.
-pub(crate) static FORWARD_TIME: Metric = metric("Train/Samples/elapsed_time_ms_forward");
-pub(crate) static BACKWARD_TIME: Metric = metric("Train/Samples/elapsed_time_ms_backward");
-pub(crate) static BACKWARD_INNER_TIME: Metric = metric("Train/Samples/elapsed_time_ms_backward_inner");
-pub(crate) static BACKWARD_ALLREDUCE_TIME: Metric = metric("Train/Samples/elapsed_time_ms_backward_allreduce");
-pub(crate) static UPDATE_TIME: Metric = metric("Train/Samples/elapsed_time_ms_step");
-pub(crate) static DATA_TIME: Metric = metric("Train/Samples/elapsed_time_ms_data");
-pub(crate) static GATHER_TIME: Metric = metric("Train/Samples/elapsed_time_ms_gather");
-pub(crate) static MESSAGES_TIME: Metric = metric("Train/Samples/elapsed_time_ms_pipeline");
-pub(crate) static DISK_TIME: Metric = metric("Train/Samples/elapsed_time_ms_disk");
+const fn phase(tag: &'static str, of: &'static str) -> Metric {
+    let help = "What a part of the last step took on rank 0; backward is backward_inner and backward_allreduce.";
+    Metric { tag, name: "phase_seconds", label: Some(("phase", of)), kind: Kind::Gauge, scale: 1e-3, help }
+}
+
+macro_rules! metrics {
+    ($($(#[$doc:meta])* $name:ident = $metric:expr;)*) => {
+        $($(#[$doc])* pub(crate) static $name: Metric = $metric;)*
+        /// All of them, for what holds the documentation against them.
+        #[cfg(test)]
+        pub(crate) static ALL: &[&Metric] = &[$(&$name),*];
+    };
+}
+
+// Of a step; its phases on rank 0, in milliseconds, with `wall_clock_breakdown`: DeepSpeed's, then ours; and with `machine_monitor` of
+// rank 0's machine and process.
+metrics! {
+    TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
+    LR = gauge("Train/Samples/lr", "learning_rate", 1.0, "Learning rate of the last update.");
+    LOSS_SCALE = gauge("Train/Samples/loss_scale", "loss_scale", 1.0, "What the loss of the last step was multiplied by.");
+    EVAL_LOSS = gauge("Train/Samples/eval_loss", "evaluation_loss", 1.0, "Mean loss of the last evaluation.");
+    GRAD_NORM = gauge("Train/Samples/grad_norm", "gradient_norm", 1.0, "L2 norm of the last gradient, before clipping.");
+    STEP_TIME = gauge("Train/Samples/elapsed_time_ms", "step_seconds", 1e-3, "The last step, on the slowest rank.");
+    TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens of the last step in its time.");
+    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "The largest rank's peak of tracked bytes.");
+    SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Payload of all steps of this process, over all ranks.");
+    SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Steps of this process that updated nothing.");
+    FORWARD_TIME = phase("Train/Samples/elapsed_time_ms_forward", "forward");
+    BACKWARD_TIME = phase("Train/Samples/elapsed_time_ms_backward", "backward");
+    BACKWARD_INNER_TIME = phase("Train/Samples/elapsed_time_ms_backward_inner", "backward_inner");
+    BACKWARD_ALLREDUCE_TIME = phase("Train/Samples/elapsed_time_ms_backward_allreduce", "backward_allreduce");
+    UPDATE_TIME = phase("Train/Samples/elapsed_time_ms_step", "step");
+    DATA_TIME = phase("Train/Samples/elapsed_time_ms_data", "data");
+    GATHER_TIME = phase("Train/Samples/elapsed_time_ms_gather", "gather");
+    MESSAGES_TIME = phase("Train/Samples/elapsed_time_ms_pipeline", "pipeline");
+    DISK_TIME = phase("Train/Samples/elapsed_time_ms_disk", "disk");
+}
 
 /// One value of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,18 +95,41 @@ pub(crate) struct Scalar {
 }
 
 /// What is known after a step.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Record {
+    /// From 1.
+    pub(crate) step: u64,
     /// Samples seen so far: DeepSpeed's x axis.
     pub(crate) samples: u64,
     /// Seconds since 1970.
     pub(crate) time: f64,
     pub(crate) scalars: Vec<Scalar>,
+    /// Milliseconds of each rank's own work.
+    pub(crate) rank_ms: Vec<f64>,
 }
 
-impl Record {
-    pub(crate) fn now(samples: u64, scalars: Vec<Scalar>) -> Self {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-        Self { samples, time, scalars }
+/// Seconds since 1970.
+pub(crate) fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_and_documented() {
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitors.md")).expect("the page");
+        for (index, one) in ALL.iter().enumerate() {
+            let same = |other: &&&Metric| other.tag == one.tag || (other.name, other.label) == (one.name, one.label);
+            assert_eq!(ALL[index..].iter().filter(same).count(), 1, "{}", one.tag);
+            for name in [one.tag.to_string(), format!("zero_train_{}", one.name)] {
+                assert!(
+                    page.contains(&format!("`{name}`")) || page.contains(&format!("`{name}{{")),
+                    "{name} is not in docs/monitors.md"
+                );
+            }
+        }
     }
 }

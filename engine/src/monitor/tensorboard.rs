@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::metric::{Record, Scalar};
-use super::worker::Sink;
+use super::worker::{Sink, Trouble};
 use crate::append::Appended;
 use crate::error::Error;
 
@@ -41,7 +41,7 @@ impl TensorBoard {
 }
 
 impl Sink for TensorBoard {
-    fn write(&mut self, records: &[Record]) -> Result<(), Error> {
+    fn write(&mut self, records: &[Record]) -> Result<(), Trouble> {
         let file = match (&mut self.file, records.first()) {
             (_, None) => return Ok(()),
             (Some(file), _) => file,
@@ -52,7 +52,7 @@ impl Sink for TensorBoard {
         };
         let events = records.iter().flat_map(|record| record.scalars.iter().map(move |scalar| (record, scalar)));
         let frames: Vec<u8> = events.flat_map(|(record, scalar)| frame(&event(record, scalar))).collect();
-        file.append(&frames)
+        Ok(file.append(&frames)?)
     }
 
     fn help(&self) -> String {
@@ -124,15 +124,15 @@ fn masked(data: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::metric::Metric;
+    use super::super::metric::{Kind, Metric};
     use super::*;
 
     /// Bytes that TensorFlow's own writer makes of the same event.
     #[test]
     fn known_event() {
-        static METRIC: Metric = Metric { tag: "a" };
+        static METRIC: Metric = Metric { tag: "a", name: "a", label: None, kind: Kind::Gauge, scale: 1.0, help: "" };
         let scalar = Scalar { metric: &METRIC, value: 0.5 };
-        let record = Record { samples: 300, time: 1.0, scalars: vec![scalar] };
+        let record = Record { samples: 300, time: 1.0, scalars: vec![scalar], ..Record::default() };
         let expected = [
             0x09, 0, 0, 0, 0, 0, 0, 0xF0, 0x3F, // wall_time 1.0
             0x10, 0xAC, 0x02, // step 300

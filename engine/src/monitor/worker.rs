@@ -25,16 +25,26 @@ pub(crate) enum Outcome {
     Failed,
 }
 
+/// Why a monitor cannot write: place and reason.
+#[derive(Debug)]
+pub(super) struct Trouble(pub(super) String);
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
 /// Where a monitor writes to. Its methods run on the monitor's thread alone.
 pub(super) trait Sink: Send {
     /// Writes what came of some steps, oldest first. After an error the same come again, with others behind them.
-    fn write(&mut self, records: &[Record]) -> Result<(), Error>;
+    fn write(&mut self, records: &[Record]) -> Result<(), Trouble>;
 
     /// What to do about an error.
     fn help(&self) -> String;
 
     /// Ends it.
-    fn finish(&mut self, _outcome: Outcome) -> Result<(), Error> {
+    fn finish(&mut self, _outcome: Outcome) -> Result<(), Trouble> {
         Ok(())
     }
 }
@@ -139,7 +149,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
                 state.words.push(word);
             }
             Ok(()) => {}
-            Err(error) => {
+            Err(Trouble(error)) => {
                 if !std::mem::replace(&mut is_failing, true) {
                     let help = sink.help();
                     state.words.push(format!("the monitor `{name}` is not written: {error}; training goes on; {help}"));
@@ -161,7 +171,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
         let word = match finished {
             Ok(()) if missing > 0 => Some(format!("the monitor `{name}` lacks {missing} steps")),
             Ok(()) => None,
-            Err(error) => Some(format!("the monitor `{name}` is not ended: {error}; {}", sink.help())),
+            Err(Trouble(error)) => Some(format!("the monitor `{name}` is not ended: {error}; {}", sink.help())),
         };
         lock(shared).words.extend(word);
         return;
@@ -202,12 +212,12 @@ mod tests {
     }
 
     impl Sink for Planted {
-        fn write(&mut self, records: &[Record]) -> Result<(), Error> {
+        fn write(&mut self, records: &[Record]) -> Result<(), Trouble> {
             while self.hangs.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             if self.fails.load(Ordering::Relaxed) {
-                return Err(Error::io("place")(std::io::ErrorKind::StorageFull.into()));
+                return Err(Trouble("place: no space".into()));
             }
             self.seen.lock().expect("no panic").extend(records.iter().map(|record| record.samples));
             Ok(())
@@ -219,7 +229,7 @@ mod tests {
     }
 
     fn give(worker: &Worker, samples: std::ops::Range<u64>) {
-        samples.for_each(|samples| worker.give(&Record { samples, time: 0.0, scalars: vec![] }));
+        samples.for_each(|samples| worker.give(&Record { samples, ..Record::default() }));
     }
 
     fn end(worker: &Worker, seconds: u32) -> Vec<String> {
@@ -239,10 +249,7 @@ mod tests {
         while words.is_empty() && began.elapsed() < Duration::from_secs(60) {
             words = worker.words();
         }
-        assert_eq!(
-            words,
-            ["the monitor `planted` is not written: place: no storage space; training goes on; make room"]
-        );
+        assert_eq!(words, ["the monitor `planted` is not written: place: no space; training goes on; make room"]);
         sink.fails.store(false, Ordering::Relaxed);
         give(&worker, 3..9);
         assert_eq!(end(&worker, 60), ["the monitor `planted` is written again, and nothing is missing"]);

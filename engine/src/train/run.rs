@@ -54,6 +54,7 @@ impl Files {
         engine.hold(lock);
         folder.resolved(engine.config())?;
         let monitors = Monitors::start(engine.config(), out, goes_on.then(|| engine.samples()));
+        monitors.said().iter().for_each(|line| progress.say(line));
         Ok(Self { folder, monitors, missing: 0 })
     }
 
@@ -271,13 +272,16 @@ impl Run {
             scalar(&metric::STEP_TIME, seconds * 1e3),
             scalar(&metric::TOKENS_PER_SECOND, tokens_per_s),
             scalar(&metric::PEAK_BYTES, together.peak_bytes as f64),
+            scalar(&metric::SENT_BYTES, together.sent_bytes as f64),
+            scalar(&metric::SKIPPED, f64::from(u8::from(step.skipped))),
         ];
         scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
         scalars.extend(eval_loss.map(|loss| scalar(&metric::EVAL_LOSS, f64::from(loss))));
         if config.wall_clock_breakdown {
             scalars.extend(self.breakdown.scalars());
         }
-        let record = Record::now(self.engine.samples(), scalars);
+        let (samples, rank_ms) = (self.engine.samples(), together.own_ms.clone());
+        let record = Record { step: step.step, samples, time: metric::now(), scalars, rank_ms };
         files.monitors.give(&record).iter().for_each(|word| self.progress.warn(word));
         let written = files.folder.metrics(&line);
         files.log(step.step, written, &self.progress)

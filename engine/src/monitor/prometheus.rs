@@ -1,0 +1,318 @@
+//! `prometheus`: a page of the newest values at `/metrics`, in Prometheus's text format, version 0.0.4.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::metric::{Kind, Metric, Record};
+use super::worker::{Outcome, Sink, Trouble};
+
+/// So many are answered at a time; others are turned away.
+const VISITORS: usize = 16;
+/// A visitor who has not asked, or not listened, by then is left.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest question that is read.
+const LONGEST: usize = 8192;
+
+pub(super) struct Prometheus {
+    host: String,
+    port: u16,
+    page: Arc<Mutex<Page>>,
+    /// Where it listens, once it does, and whether it is to stop.
+    server: Option<(SocketAddr, Arc<AtomicBool>)>,
+}
+
+/// What is shown.
+#[derive(Debug, Default)]
+struct Page {
+    /// Labels and values of what does not change.
+    info: Vec<(&'static str, String)>,
+    /// By name, then by label.
+    values: BTreeMap<&'static str, BTreeMap<&'static str, (&'static Metric, f64)>>,
+    step: u64,
+    samples: u64,
+    time: f64,
+    /// By rank.
+    rank_ms: Vec<f64>,
+}
+
+impl Prometheus {
+    /// Does not listen yet.
+    pub(super) fn new(config: &zero_config::Prometheus, info: Vec<(&'static str, String)>) -> Self {
+        let page = Arc::new(Mutex::new(Page { info, ..Page::default() }));
+        Self { host: config.host.clone(), port: config.port, page, server: None }
+    }
+
+    /// Listens, unless it does already; gives back where.
+    pub(super) fn listen(&mut self) -> Result<SocketAddr, Trouble> {
+        if let Some((address, _)) = &self.server {
+            return Ok(*address);
+        }
+        let place = || format!("{}:{}", self.host, self.port);
+        let trouble = |error| Trouble(format!("{}: {error}", place()));
+        let listener = TcpListener::bind((self.host.as_str(), self.port)).map_err(trouble)?;
+        let address = listener.local_addr().map_err(trouble)?;
+        let (page, stop) = (self.page.clone(), Arc::new(AtomicBool::new(false)));
+        let stops = stop.clone();
+        let serving = std::thread::Builder::new().name("prometheus-server".into());
+        serving.spawn(move || serve(&listener, &page, &stops)).map_err(trouble)?;
+        self.server = Some((address, stop));
+        Ok(address)
+    }
+}
+
+impl Sink for Prometheus {
+    fn write(&mut self, records: &[Record]) -> Result<(), Trouble> {
+        self.listen()?;
+        let mut page = lock(&self.page);
+        records.iter().for_each(|record| page.add(record));
+        Ok(())
+    }
+
+    fn help(&self) -> String {
+        "free the port, or set `prometheus.port`".into()
+    }
+
+    fn finish(&mut self, _: Outcome) -> Result<(), Trouble> {
+        if let Some((address, stop)) = self.server.take() {
+            stop.store(true, Ordering::Relaxed);
+            // Wakes it; whether it hears of it does not matter any more.
+            let _ = TcpStream::connect_timeout(&address, Duration::from_millis(200));
+        }
+        Ok(())
+    }
+}
+
+impl Page {
+    fn add(&mut self, record: &Record) {
+        (self.step, self.samples, self.time) = (record.step, record.samples, record.time);
+        self.rank_ms.clone_from(&record.rank_ms);
+        for scalar in &record.scalars {
+            let metric = scalar.metric;
+            let of_name = self.values.entry(metric.name).or_default();
+            let (_, value) = of_name.entry(metric.label.map_or("", |(_, value)| value)).or_insert((metric, 0.0));
+            match metric.kind {
+                Kind::Gauge => *value = scalar.value * metric.scale,
+                Kind::Counter => *value += scalar.value * metric.scale,
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let labels: Vec<String> =
+            self.info.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        family(&mut text, "info", "gauge", "What runs.");
+        let _ = writeln!(text, "zero_train_info{{{}}} 1", labels.join(","));
+        if self.step == 0 {
+            return text;
+        }
+        family(&mut text, "steps_total", "counter", "Optimizer steps of the run, those before it went on included.");
+        let _ = writeln!(text, "zero_train_steps_total {}", self.step);
+        family(&mut text, "samples_total", "counter", "Samples of these steps, over all ranks.");
+        let _ = writeln!(text, "zero_train_samples_total {}", self.samples);
+        family(&mut text, "last_step_timestamp_seconds", "gauge", "When the last step was done, since 1970.");
+        let _ = writeln!(text, "zero_train_last_step_timestamp_seconds {}", number(self.time));
+        family(
+            &mut text,
+            "rank_work_seconds",
+            "gauge",
+            "Each rank's own work in the last step, without what it waited for others.",
+        );
+        for (rank, ms) in self.rank_ms.iter().enumerate() {
+            let _ = writeln!(text, "zero_train_rank_work_seconds{{rank=\"{rank}\"}} {}", number(ms / 1e3));
+        }
+        for (name, of_name) in &self.values {
+            for (index, (metric, value)) in of_name.values().enumerate() {
+                if index == 0 {
+                    family(&mut text, name, metric.kind.name(), metric.help);
+                }
+                let label = metric.label.map_or(String::new(), |(label, of)| format!("{{{label}=\"{of}\"}}"));
+                let _ = writeln!(text, "zero_train_{name}{label} {}", number(*value));
+            }
+        }
+        text
+    }
+}
+
+fn family(text: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = write!(text, "# HELP zero_train_{name} {help}\n# TYPE zero_train_{name} {kind}\n");
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// As Prometheus writes numbers.
+fn number(x: f64) -> String {
+    match x {
+        x if x.is_nan() => "NaN".into(),
+        f64::INFINITY => "+Inf".into(),
+        f64::NEG_INFINITY => "-Inf".into(),
+        x => x.to_string(),
+    }
+}
+
+fn serve(listener: &TcpListener, page: &Arc<Mutex<Page>>, stop: &AtomicBool) {
+    let visitors = Arc::new(AtomicUsize::new(0));
+    for visitor in listener.incoming() {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(stream) = visitor else {
+            // Too many open files, say: no reason to spin.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if visitors.load(Ordering::Relaxed) >= VISITORS {
+            continue;
+        }
+        visitors.fetch_add(1, Ordering::Relaxed);
+        let (page, left) = (page.clone(), visitors.clone());
+        let answering = std::thread::Builder::new().name("prometheus-answer".into()).spawn(move || {
+            let _ = answer(stream, &page);
+            left.fetch_sub(1, Ordering::Relaxed);
+        });
+        if answering.is_err() {
+            visitors.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream, page: &Mutex<Page>) -> std::io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let mut question = vec![];
+    let mut piece = [0; 1024];
+    while question.len() < LONGEST && !question.windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece)? {
+            0 => break,
+            n => question.extend(&piece[..n]),
+        }
+    }
+    let first = question.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let first = String::from_utf8_lossy(first);
+    let mut words = first.split(' ');
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    let is_http = version.is_some_and(|version| version.starts_with("HTTP/1.")) && words.next().is_none();
+    let path = target.map(|target| target.split('?').next().unwrap_or_default());
+    let (status, body) = match (method, path) {
+        _ if !is_http => ("400 Bad Request", "this is no HTTP\n".to_string()),
+        (Some("GET" | "HEAD"), Some("/metrics")) => ("200 OK", lock(page).text()),
+        (Some("GET" | "HEAD"), _) => ("404 Not Found", "it is at /metrics\n".to_string()),
+        _ => ("405 Method Not Allowed", "only GET\n".to_string()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(head.as_bytes())?;
+    if method != Some("HEAD") {
+        stream.write_all(body.as_bytes())?;
+    }
+    stream.flush()
+}
+
+fn lock(page: &Mutex<Page>) -> MutexGuard<'_, Page> {
+    // Plain numbers: a thread that panicked leaves none of them half written.
+    page.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::metric::{self, Scalar};
+    use super::*;
+
+    fn server() -> (Prometheus, SocketAddr) {
+        let config = zero_config::Prometheus { enabled: true, host: "127.0.0.1".into(), port: 0 };
+        let mut prometheus = Prometheus::new(&config, vec![("version", "1 \"a\"".into())]);
+        let address = prometheus.listen().expect("a free port");
+        (prometheus, address)
+    }
+
+    fn ask(address: SocketAddr, question: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).expect("a server");
+        stream.write_all(question).expect("it listens");
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    fn record(step: u64, loss: f64) -> Record {
+        let scalar = |metric, value| Scalar { metric, value };
+        let scalars = vec![
+            scalar(&metric::TRAIN_LOSS, loss),
+            scalar(&metric::FORWARD_TIME, 2.0),
+            scalar(&metric::UPDATE_TIME, 1.0),
+            scalar(&metric::SENT_BYTES, 100.0),
+        ];
+        Record { step, samples: 4 * step, time: 5.5, scalars, rank_ms: vec![1500.0, 250.0] }
+    }
+
+    #[test]
+    fn the_newest_values_and_sums() {
+        let (mut prometheus, address) = server();
+        let question = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+        let before = ask(address, question);
+        assert!(before.ends_with("zero_train_info{version=\"1 \\\"a\\\"\"} 1\n"), "{before}");
+        prometheus.write(&[record(1, 3.0), record(2, f64::NAN)]).expect("it listens");
+        let answer = ask(address, question);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{answer}");
+        for line in [
+            "zero_train_steps_total 2",
+            "zero_train_samples_total 8",
+            "zero_train_loss NaN",
+            "zero_train_sent_bytes_total 200",
+            "# TYPE zero_train_sent_bytes_total counter",
+            "# TYPE zero_train_phase_seconds gauge",
+            "zero_train_phase_seconds{phase=\"forward\"} 0.002",
+            "zero_train_phase_seconds{phase=\"step\"} 0.001",
+            "zero_train_rank_work_seconds{rank=\"1\"} 0.25",
+        ] {
+            assert_eq!(answer.lines().filter(|known| *known == line).count(), 1, "{line} in {answer}");
+        }
+        let head = ask(address, b"HEAD /metrics HTTP/1.0\r\n\r\n");
+        assert!(head.contains("200 OK") && head.ends_with("\r\n\r\n"), "{head}");
+        prometheus.finish(Outcome::Done).expect("it ends");
+        assert!(prometheus.listen().is_ok(), "and its port is free again");
+    }
+
+    #[test]
+    fn garbage_and_silence_do_no_harm() {
+        let (_prometheus, address) = server();
+        let silent: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).expect("a server")).collect();
+        for (question, status) in [
+            (&b"\xFF\xFE\r\n\r\n"[..], "400"),
+            (b"GET /metrics\r\n\r\n", "400"),
+            (b"GET /metrics HTTP/1.1 more\r\n\r\n", "400"),
+            (b"GET / HTTP/1.1\r\n\r\n", "404"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            (b"GET /metrics?a=b HTTP/1.1\r\n\r\n", "200"),
+        ] {
+            let answer = ask(address, question);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{question:?}: {answer}");
+        }
+        // Longer than it reads: it answers what it has, or hangs up.
+        let endless = ask(address, &[b'a'; LONGEST]);
+        assert!(endless.starts_with("HTTP/1.1 400 ") || endless.is_empty(), "{endless}");
+        drop(silent);
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_a_line() {
+        let (_prometheus, address) = server();
+        let config = zero_config::Prometheus { enabled: true, host: "127.0.0.1".into(), port: address.port() };
+        let mut second = Prometheus::new(&config, vec![]);
+        let Trouble(text) = second.write(&[record(1, 1.0)]).expect_err("it is taken");
+        assert_eq!(text, format!("{address}: Address already in use (os error 98)"));
+    }
+}
