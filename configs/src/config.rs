@@ -36,7 +36,7 @@ pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{GpuTransport, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
-pub use monitor::{CommsLogger, FlopsProfiler, Monitor, Prometheus};
+pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::Optimizer;
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
@@ -100,8 +100,12 @@ pub struct Config {
     pub csv_monitor: Monitor,
     /// TensorBoard event files.
     pub tensorboard: Monitor,
+    /// A run of an MLflow tracking server.
+    pub mlflow: Mlflow,
     /// A page of the newest values.
     pub prometheus: Prometheus,
+    /// What rank 0's machine does meanwhile.
+    pub machine_monitor: MachineMonitor,
     /// Counts and times of collectives.
     pub comms_logger: CommsLogger,
     /// One step, layer by layer.

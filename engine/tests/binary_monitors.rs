@@ -7,8 +7,10 @@ mod python;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use case::{Case, signal, text, wait_for};
 use python::python;
@@ -201,9 +203,9 @@ for family in text_string_to_metric_families({seen:?}):
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
     assert!(out.contains(&format!("metrics: http://127.0.0.1:{port}/metrics\n")), "{out}");
-    let losses: Vec<String> = case.losses("run").into_iter().take(20).collect();
     case.train(&["--quiet", "-n", "2", "--out", "without"]);
-    assert_eq!(losses, case.losses("without"), "the same bits");
+    let losses = case.losses("without");
+    assert!(case.losses("run").iter().zip(&losses).all(|(one, other)| one == other), "the same bits");
     // A port that somebody else has is said once.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -217,4 +219,204 @@ for family in text_string_to_metric_families({seen:?}):
     );
     assert_eq!(errors, expected);
     assert_eq!(case.losses("taken"), losses);
+}
+
+/// A tracking server of MLflow's own with its processes, which end with this.
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    /// `None` where Python has no MLflow, which is said.
+    fn start(case: &Case) -> Option<Self> {
+        python(&["mlflow"], "")?;
+        let port = case::port();
+        let program = std::env::var_os("ZERO_TRAIN_PYTHON").unwrap_or_else(|| "python3".into());
+        let store = format!("sqlite:///{}", case.path("mlflow.db").display());
+        let child = Command::new(program)
+            .args(["-W", "ignore", "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1"])
+            .args(["--port", &port.to_string(), "--backend-store-uri", &store])
+            .args(["--default-artifact-root", &case.path("artifacts").display().to_string()])
+            .current_dir(case.path(""))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut server = Self { child, port };
+        // It takes its time, more so where the machine is busy.
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(server.child.try_wait().unwrap().is_none(), "the server has ended");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Some(server)
+    }
+
+    fn uri(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// What MLflow's own client finds: of each run of the experiment, the newest first, name, status, a parameter and its losses by step.
+    fn runs(&self) -> Vec<String> {
+        let script = format!(
+            "from mlflow import MlflowClient
+client = MlflowClient({:?})
+experiment = client.get_experiment_by_name('of a test')
+for run in client.search_runs([experiment.experiment_id]):
+    history = client.get_metric_history(run.info.run_id, 'Train/Samples/train_loss')
+    losses = ' '.join(f'{{one.step}}={{one.value!r}}' for one in sorted(history, key=lambda one: one.step))
+    print(run.info.run_name, run.info.status, run.data.params.get('zero_optimization.stage'), run.data.tags['zero_train.version'], losses)",
+            self.uri()
+        );
+        python(&["mlflow"], &script).unwrap().lines().map(str::to_string).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", self.child.id())]).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// Steps and losses of the log, as the client prints them.
+fn logged(case: &Case, out: &str) -> String {
+    let lines = case.metrics(out);
+    let one =
+        |line: &serde_json::Value| format!("{}={:?}", line["step"], f64::from(line["loss"].as_f64().unwrap() as f32));
+    lines.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn mlflows_own_client_reads_the_run_back() {
+    let case = Case::new();
+    let Some(server) = Server::start(&case) else { return };
+    let mlflow = format!(
+        "mlflow={{enabled: true, tracking_uri: \"{}/\", experiment_name: of a test, run_name: first}}",
+        server.uri()
+    );
+    let common = ["--quiet", "-n", "2", "--set", "training.save_every=3"];
+    // A server that is still starting keeps what it was not told; so until the first run is there.
+    let mut attempts = 0;
+    loop {
+        let output = case.run(&[&common[..], &["--max-steps", "5", "--out", "run", "--set", &mlflow]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        if output.stderr.is_empty() {
+            break;
+        }
+        attempts += 1;
+        assert!(attempts < 20, "{}", text(&output.stderr));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(server.runs()[0], format!("first FINISHED 3 {version} {}", logged(&case, "run")));
+    // Goes on in the same run, where no step is twice.
+    let runs = server.runs().len();
+    let resume = ["--max-steps", "8", "--out", "run", "--resume", "run/checkpoints/step-00000003", "--set", &mlflow];
+    case.train(&[&common[..], &resume].concat());
+    assert_eq!(server.runs().len(), runs);
+    assert_eq!(server.runs()[0], format!("first FINISHED 3 {version} {}", logged(&case, "run")));
+    assert_eq!(logged(&case, "run").split(' ').count(), 8);
+    // The address out of the environment; a run that fails, with a loss that JSON cannot write.
+    let mut command = case.command(&[
+        "--config",
+        "ds.yaml",
+        "--quiet",
+        "--out",
+        "diverged",
+        "--max-steps",
+        "200",
+        "--set",
+        "mlflow={enabled: true, experiment_name: of a test, run_name: second}",
+        "--set",
+        "optimizer.params.lr=1e38",
+        "--set",
+        "gradient_clipping=0",
+        "--set",
+        "zero_optimization.stage=1",
+    ]);
+    let output = command.env("MLFLOW_TRACKING_URI", server.uri()).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let newest = &server.runs()[0];
+    assert!(newest.starts_with(&format!("second FAILED 1 {version} 1=")), "{newest}");
+    assert!(newest.contains("=nan"), "{newest}");
+}
+
+#[test]
+fn a_server_that_is_gone_mute_or_broken_neither_ends_nor_changes_training() {
+    let case = Case::new();
+    let common = ["--quiet", "-n", "2", "--max-steps", "20"];
+    case.train(&[&common[..], &["--out", "well"]].concat());
+    let run = |out: &str, port: u16| {
+        let mlflow = format!("mlflow={{enabled: true, tracking_uri: \"http://127.0.0.1:{port}\"}}");
+        let output = case.run(&[&common[..], &["--out", out, "--set", &mlflow]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!((case.losses(out), case.shards(out, 20)), (case.losses("well"), case.shards("well", 20)));
+        text(&output.stderr)
+    };
+    let port = case::port();
+    let errors = run("gone", port);
+    let start =
+        format!("warning: the monitor `mlflow` is not written: http://127.0.0.1:{port}: experiments/get-by-name: ");
+    let end = "; training goes on; see that the tracking server runs, or set `mlflow.tracking_uri`\n\
+               warning: the monitor `mlflow` lacks 20 steps\n";
+    assert!(errors.starts_with(&start) && errors.contains("onnection refused") && errors.ends_with(end), "{errors}");
+    // Takes connections and says nothing.
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    let errors = run("mute", mute.local_addr().unwrap().port());
+    assert!(errors.contains("the monitor `mlflow` was too slow at the end") || errors.contains("timeout"), "{errors}");
+    let broken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = broken.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in broken.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream
+                .write_all(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops");
+        }
+    });
+    let errors = run("broken", port);
+    assert!(errors.contains("experiments/get-by-name: 500 Internal Server Error; training goes on"), "{errors}");
+}
+
+#[test]
+fn an_address_that_cannot_be_reached_is_refused_before_anything_starts() {
+    let case = Case::new();
+    for (set, expected) in [
+        ("mlflow={enabled: true, tracking_uri: \"https://mlflow.example.com\"}", "is reached over TLS"),
+        ("mlflow={enabled: true, tracking_uri: databricks}", "databricks is no address of a tracking server"),
+        ("mlflow={enabled: true}", "there is no tracking server to write to"),
+    ] {
+        let mut command = case.command(&["--config", "ds.yaml", "--quiet", "-n", "2", "--set", set]);
+        let output = command.env_remove("MLFLOW_TRACKING_URI").output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.starts_with("error: ") && errors.contains(expected), "{errors}");
+        assert!(errors.contains("\n  in: mlflow.tracking_uri\n  help: "), "{errors}");
+        assert!(!case.path("run").exists(), "nothing is written");
+    }
+}
+
+#[test]
+fn the_machine_is_watched() {
+    let case = Case::new();
+    let set = ["--set", "machine_monitor={enabled: true, interval_seconds: 0.02}", "--set", "csv_monitor.enabled=true"];
+    let args = [&["--config", "ds.yaml", "--quiet", "-n", "2", "--max-steps", "1000000"], &set[..]].concat();
+    let mut child = case.command(&args).spawn().unwrap();
+    let value = |name: &str| {
+        let path = case.path(&format!("run/csv_monitor/DeepSpeedJobName/Machine_{name}.csv"));
+        let text = fs::read_to_string(path).unwrap_or_default();
+        // Whole lines, behind the header.
+        let lines = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
+        lines.lines().skip(1).last().map(|line| line.split_once(',').unwrap().1.parse::<f64>().unwrap())
+    };
+    wait_for(|| value("process_cpu_percent").is_some_and(|percent| percent > 0.0));
+    assert!(value("cpu_percent").unwrap() > 0.0 && value("cpu_percent").unwrap() <= 100.0);
+    assert!(value("process_resident_bytes").unwrap() > 1e6 && value("memory_available_bytes").unwrap() > 1e6);
+    signal(child.id(), "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    case.train(&["--quiet", "-n", "2", "--out", "without"]);
+    let (with, without) = (case.losses("run"), case.losses("without"));
+    assert!(with.len() > 1 && with.iter().zip(&without).all(|(one, other)| one == other), "the same bits");
 }

@@ -1,4 +1,4 @@
-//! `csv_monitor`, `tensorboard`, `prometheus`, `comms_logger` and `flops_profiler`.
+//! `csv_monitor`, `tensorboard`, `mlflow`, `prometheus`, `machine_monitor`, `comms_logger` and `flops_profiler`.
 
 use std::path::PathBuf;
 
@@ -15,6 +15,28 @@ pub struct Monitor {
     pub output_path: String,
     /// Folder inside `output_path`.
     pub job_name: String,
+}
+
+/// `mlflow`: a run of a tracking server.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Mlflow {
+    /// Write at all.
+    pub enabled: bool,
+    /// Address of the server; `None` is what the environment says.
+    pub tracking_uri: Option<String>,
+    /// Experiment that the run belongs to.
+    pub experiment_name: String,
+    /// Name of the run; `None` is one of the server's.
+    pub run_name: Option<String>,
+}
+
+/// `machine_monitor`: what rank 0's machine does meanwhile.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MachineMonitor {
+    /// Sample at all.
+    pub enabled: bool,
+    /// How often.
+    pub interval_seconds: f64,
 }
 
 /// `prometheus`: a page of the newest values.
@@ -80,6 +102,7 @@ impl FlopsProfiler {
             detailed: keys.bool("detailed"),
             output_file: keys.optional_path("output_file"),
         };
+        // -0.5 is neither.
         if depth.fract() != 0.0 {
             let message = format!("expected a whole number or -1, found `{depth}`");
             resolver.contradiction(&["flops_profiler.module_depth"], message, None);
@@ -92,6 +115,25 @@ impl Monitor {
     pub(crate) fn read(resolver: &mut Resolver<'_>, name: &str) -> Self {
         let mut keys = resolver.section(name);
         Self { enabled: keys.bool("enabled"), output_path: keys.text("output_path"), job_name: keys.text("job_name") }
+    }
+}
+
+impl Mlflow {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("mlflow");
+        Self {
+            enabled: keys.bool("enabled"),
+            tracking_uri: keys.optional_text("tracking_uri"),
+            experiment_name: keys.text("experiment_name"),
+            run_name: keys.optional_text("run_name"),
+        }
+    }
+}
+
+impl MachineMonitor {
+    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+        let mut keys = resolver.section("machine_monitor");
+        Self { enabled: keys.bool("enabled"), interval_seconds: keys.float("interval_seconds") }
     }
 }
 

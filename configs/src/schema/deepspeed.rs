@@ -39,7 +39,9 @@ pub(super) static TOP: &[Key] = &[
     section("aio", &AIO, "Reads and writes of offload to NVMe"),
     section("csv_monitor", &MONITOR, "One CSV file per metric"),
     section("tensorboard", &MONITOR, "TensorBoard event files"),
+    section("mlflow", &MLFLOW, "A run of an MLflow tracking server"),
     section("prometheus", &PROMETHEUS, "A page of the newest values, for Prometheus"),
+    section("machine_monitor", &MACHINE_MONITOR, "What rank 0's machine does meanwhile, for all monitors"),
     section("comms_logger", &COMMS_LOGGER, "Count, bytes and seconds of each collective"),
     section("flops_profiler", &FLOPS_PROFILER, "Parameters, multiply-accumulates and times of each layer in one step"),
     key("model", Kind::Variants(&MODEL), "null", "The model to build; a program may bring its own instead"),
@@ -118,6 +120,20 @@ static MONITOR: Section = Section { switch: Switch::Keys, keys: &[
     now("enabled", Kind::Bool, "false", "Write at all"),
     key("output_path", Kind::Text, "", "Folder; empty is the run's own"),
     key("job_name", Kind::Text, "DeepSpeedJobName", "Folder inside output_path"),
+] };
+
+#[rustfmt::skip]
+static MLFLOW: Section = Section { switch: Switch::Keys, keys: &[
+    key("enabled", Kind::Bool, "false", "Write at all"),
+    key("tracking_uri", Kind::Path, "null", "Address of the server, as in `http://host:5000`; null: the variable MLFLOW_TRACKING_URI. A token is taken from MLFLOW_TRACKING_TOKEN alone"),
+    key("experiment_name", Kind::Path, "zero-train", "Experiment that the run belongs to; made if there is none"),
+    key("run_name", Kind::Path, "null", "Name of the run; null: the server finds one"),
+] };
+
+#[rustfmt::skip]
+static MACHINE_MONITOR: Section = Section { switch: Switch::Keys, keys: &[
+    key("enabled", Kind::Bool, "false", "Sample processor, memory, disk and network"),
+    key("interval_seconds", Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "How often"),
 ] };
 
 #[rustfmt::skip]

@@ -25,6 +25,7 @@ use zero_partition::Category;
 use zero_pipeline::{Instruction, Mesh, Program};
 
 use crate::engine::Engine;
+use crate::monitor;
 use crate::timing;
 
 /// What the engine itself takes beside what a program asks for: its lists, the metrics of a step.
@@ -56,11 +57,12 @@ pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_
     peaks
 }
 
-/// What an engine keeps of its programs, and of when they were carried out: what is measured beside the categories is among activations.
+/// What an engine keeps of its programs, and of when they were carried out, and what monitors keep: what is measured beside the categories is among activations.
 fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     let instructions = step.instructions.len() + evaluation.instructions.len();
+    let monitors = monitor::most_bytes(config);
     let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len()) } else { 0 };
-    (instructions * size_of::<Instruction>()) as u64 + timeline
+    (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
 }
 
 /// The copy of a rank's state that is written while it trains on.

@@ -85,6 +85,14 @@ metrics! {
     GATHER_TIME = phase("Train/Samples/elapsed_time_ms_gather", "gather");
     MESSAGES_TIME = phase("Train/Samples/elapsed_time_ms_pipeline", "pipeline");
     DISK_TIME = phase("Train/Samples/elapsed_time_ms_disk", "disk");
+    CPU = gauge("Machine/cpu_percent", "machine_cpu_ratio", 0.01, "Share of all cores of rank 0's machine that was busy.");
+    PROCESS_CPU = gauge("Machine/process_cpu_percent", "process_cpu_ratio", 0.01, "Cores that rank 0's process kept busy.");
+    RESIDENT = gauge("Machine/process_resident_bytes", "process_resident_bytes", 1.0, "Memory of rank 0's process.");
+    AVAILABLE = gauge("Machine/memory_available_bytes", "machine_memory_available_bytes", 1.0, "Memory that rank 0's machine has left.");
+    DISK_READ = gauge("Machine/disk_read_bytes_per_second", "process_disk_read_bytes_per_second", 1.0, "Of rank 0's process.");
+    DISK_WRITTEN = gauge("Machine/disk_written_bytes_per_second", "process_disk_written_bytes_per_second", 1.0, "Of rank 0's process.");
+    RECEIVED = gauge("Machine/network_received_bytes_per_second", "machine_network_received_bytes_per_second", 1.0, "Of rank 0's machine.");
+    SENT = gauge("Machine/network_sent_bytes_per_second", "machine_network_sent_bytes_per_second", 1.0, "Of rank 0's machine.");
 }
 
 /// One value of it.

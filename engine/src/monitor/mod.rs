@@ -1,16 +1,22 @@
 //! Monitors: what a run tells while it trains, each on a thread of its own, under DeepSpeed's names.
 
 mod csv;
+mod machine;
 pub(crate) mod metric;
+mod mlflow;
 mod prometheus;
 mod tensorboard;
 mod worker;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use metric::Record;
+use machine::Machine;
+use metric::{Record, Scalar};
 pub(crate) use worker::Outcome;
 use worker::{SLICE, Worker};
+
+use crate::error::Error;
 use zero_config::Config;
 
 /// So many times the end of a run waits for its monitors, all together: five seconds.
@@ -19,6 +25,7 @@ const SLICES: u32 = (5_000 / SLICE.as_millis()) as u32;
 /// The monitors that are switched on. Dropped before their [end](Self::finish), they are told that the run has failed.
 pub(crate) struct Monitors {
     workers: Vec<Worker>,
+    machine: Option<Machine>,
     /// What was found at the start.
     said: Vec<String>,
     has_ended: bool,
@@ -44,6 +51,12 @@ impl Monitors {
             let sink = tensorboard::TensorBoard::new(folder(tensorboard, "tensorboard"), resumed);
             workers.push(Worker::start("tensorboard", sink));
         }
+        // What is wrong with the address was said before.
+        if let Ok(Some(uri)) = mlflow::tracking_uri(&config.mlflow) {
+            let params = serde_json::to_value(config).map(|config| mlflow::flattened(&config)).unwrap_or_default();
+            let sink = mlflow::Mlflow::new(&config.mlflow, uri, run.to_path_buf(), resumed.is_some(), params);
+            workers.push(Worker::start("mlflow", sink));
+        }
         if config.prometheus.enabled {
             let mut sink = prometheus::Prometheus::new(&config.prometheus, info(config));
             // Tried again later, if it cannot.
@@ -52,12 +65,22 @@ impl Monitors {
             }
             workers.push(Worker::start("prometheus", sink));
         }
-        Self { workers, said, has_ended: false }
+        let interval = Duration::from_secs_f64(config.machine_monitor.interval_seconds);
+        let machine = config.machine_monitor.enabled.then(|| Machine::start(interval));
+        let machine = machine.and_then(|machine| {
+            machine.map_err(|error| said.push(format!("`machine_monitor` has no thread: {error}"))).ok()
+        });
+        Self { workers, machine, said, has_ended: false }
     }
 
     /// What is to be said at the start.
     pub(crate) fn said(&self) -> &[String] {
         &self.said
+    }
+
+    /// What the machine did lately, if it is watched; nothing where there is nothing new.
+    pub(crate) fn of_machine(&self) -> Vec<Scalar> {
+        self.machine.as_ref().map(Machine::take).unwrap_or_default()
     }
 
     /// Hands a step to all; never waits for any. Gives back what there is to say of them.
@@ -78,6 +101,21 @@ impl Monitors {
     fn words(&self) -> Vec<String> {
         self.workers.iter().flat_map(Worker::words).collect()
     }
+}
+
+/// The most that monitors keep on rank 0: each the steps that wait, and as much again while it writes them.
+pub(crate) fn most_bytes(config: &Config) -> u64 {
+    let is_on =
+        [config.csv_monitor.enabled, config.tensorboard.enabled, config.mlflow.enabled, config.prometheus.enabled];
+    is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
+}
+
+/// What can be known to be wrong before a run begins.
+///
+/// # Errors
+/// An address of a server that nothing can be written to.
+pub(crate) fn check(config: &Config) -> Result<(), Error> {
+    mlflow::tracking_uri(&config.mlflow).map(drop)
 }
 
 /// What tells runs apart.

@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::plan::{Draft, Plan};
 use crate::start::Start;
 use crate::words::{bytes, counted, grouped};
-use crate::{memory, offload, resident};
+use crate::{memory, monitor, offload, resident};
 use corpus::Corpus;
 use divergence::Divergence;
 use evaluation::EarlyStop;
@@ -90,6 +90,9 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let started = Instant::now();
     let requests = Requests::listen();
     let mut config = config.for_world_size(comm.size())?;
+    if comm.rank() == 0 {
+        monitor::check(&config)?;
+    }
     let corpus = Corpus::open(&config)?;
     let steps = match (config.training.max_steps, config.training.epochs) {
         (Some(steps), _) => steps as u64,
@@ -192,6 +195,7 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 /// # Errors
 /// As [`plan`].
 pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
+    monitor::check(config)?;
     // A vocabulary that is taken from the data does not change what fits together.
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
