@@ -312,3 +312,25 @@ fn the_run_folder_is_named_after_the_file() {
         assert_eq!(config.training.output_dir, folder);
     }
 }
+
+#[test]
+fn operations_to_log_are_known_ones() {
+    let config = with("comms_logger: {enabled: true, prof_all: false, prof_ops: [all_reduce, reduce_scatter_tensor]}");
+    assert_eq!(config.comms_logger.prof_ops, ["all_reduce", "reduce_scatter"]);
+    let text = "train_micro_batch_size_per_gpu: 1\ncomms_logger: {enabled: true, prof_ops: [all_reduse]}";
+    let error = Config::parse("ds.yaml", text).unwrap_err().to_string();
+    assert!(error.contains("there is no operation `all_reduse`") && error.contains("comms_logger.prof_ops"), "{error}");
+}
+
+#[test]
+fn the_depth_of_a_profile_is_whole_or_all() {
+    let depth = |depth: &str| {
+        let text =
+            format!("train_micro_batch_size_per_gpu: 1\nflops_profiler: {{enabled: true, module_depth: {depth}}}");
+        Config::parse("ds.yaml", &text).map(|config| config.flops_profiler.module_depth).map_err(|e| e.to_string())
+    };
+    assert_eq!((depth("-1"), depth("0"), depth("3")), (Ok(None), Ok(Some(0)), Ok(Some(3))));
+    for wrong in ["1.5", "-2", "-0.5", "deep"] {
+        assert!(depth(wrong).is_err_and(|error| error.contains("flops_profiler.module_depth")), "{wrong}");
+    }
+}

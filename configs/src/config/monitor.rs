@@ -145,14 +145,40 @@ impl Prometheus {
     }
 }
 
+/// What ranks do together, by the names that are counted.
+const OPERATIONS: [&str; 8] =
+    ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "barrier", "split"];
+
+/// The name of an operation, of which DeepSpeed has several for some.
+fn operation(name: &str) -> Option<&'static str> {
+    let name = match name {
+        "all_gather_into_tensor" | "all_gather_coalesced" => "all_gather",
+        "reduce_scatter_tensor" => "reduce_scatter",
+        "all_reduce_coalesced" => "all_reduce",
+        "isend" => "send",
+        "irecv" => "recv",
+        other => other,
+    };
+    OPERATIONS.into_iter().find(|known| *known == name)
+}
+
 impl CommsLogger {
     pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
         let mut keys = resolver.section("comms_logger");
-        Self {
-            enabled: keys.bool("enabled"),
-            verbose: keys.bool("verbose"),
-            prof_all: keys.bool("prof_all"),
-            prof_ops: keys.texts("prof_ops").unwrap_or_default(),
+        let written = keys.texts("prof_ops").unwrap_or_default();
+        let (enabled, verbose) = (keys.bool("enabled"), keys.bool("verbose"));
+        let prof_all = keys.bool("prof_all");
+        let mut prof_ops = vec![];
+        for name in written {
+            match operation(&name) {
+                Some(known) => prof_ops.push(known.to_string()),
+                None => {
+                    let message = format!("there is no operation `{name}`");
+                    let help = Some(format!("the operations are {}", OPERATIONS.join(", ")));
+                    resolver.contradiction(&["comms_logger.prof_ops"], message, help);
+                }
+            }
         }
+        Self { enabled, verbose, prof_all, prof_ops }
     }
 }

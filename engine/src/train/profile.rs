@@ -185,7 +185,8 @@ fn detailed(text: &mut String, layers: &[Profiled], depth: Option<usize>, peak: 
         }
         let peak =
             peak.filter(|_| flops > 0.0 && seconds > 0.0).map_or(String::new(), |peak| share(flops / seconds, peak));
-        let _ = writeln!(text, "{line}{:>14}{peak:>7}", rate(flops, seconds));
+        let _ = write!(line, "{:>14}{peak:>7}", rate(flops, seconds));
+        let _ = writeln!(text, "{}", line.trim_end());
     }
 }
 
