@@ -102,7 +102,7 @@ impl FlopsProfiler {
             detailed: keys.bool("detailed"),
             output_file: keys.optional_path("output_file"),
         };
-        // -0.5 is neither.
+        // The range lets -0.5 and 1.5 through.
         if depth.fract() != 0.0 {
             let message = format!("expected a whole number or -1, found `{depth}`");
             resolver.contradiction(&["flops_profiler.module_depth"], message, None);
