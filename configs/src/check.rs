@@ -10,6 +10,9 @@ use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, Variant, Variants, join};
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
+/// What a warning says of a key that is ignored.
+pub(crate) const NO_EFFECT: &str = "has no effect";
+
 /// A value as typed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Field {
@@ -315,7 +318,7 @@ impl Check<'_> {
         };
         if key.status == Status::Ignored {
             if !field.auto && !node.value.says(key.default) {
-                self.report.warn(path, entry.key_at, format!("`{path}` has no effect: {}", key.meaning));
+                self.report.warn(path, entry.key_at, format!("`{path}` {NO_EFFECT}: {}", key.meaning));
             }
         } else {
             self.fields.values.insert(path.to_string(), field);

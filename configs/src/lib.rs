@@ -26,6 +26,7 @@ mod bytes;
 mod check;
 mod choice;
 mod config;
+mod deepspeed;
 mod edit;
 mod errors;
 mod hugging_face;
@@ -50,6 +51,7 @@ mod yaml_out;
 
 pub use bytes::bytes;
 pub use config::*;
+pub use deepspeed::deepspeed_keys;
 pub use edit::edit;
 pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};

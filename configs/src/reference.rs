@@ -165,6 +165,6 @@ fn status(status: Status) -> &'static str {
     }
 }
 
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;")
 }

@@ -54,14 +54,24 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
+/// Holds a generated page against what the code makes of it.
+fn is_generated(page: &str, text: &str) {
+    let path = root().join(page);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, text).expect("the page can be written");
+    }
+    let current = fs::read_to_string(&path).unwrap_or_default() == text;
+    assert!(current, "{page} is not what the code generates; run this test with UPDATE_GOLDEN=1");
+}
+
 #[test]
 fn the_configuration_reference_is_the_schema() {
-    let path = root().join("docs/configuration.md");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&path, zero_config::reference()).expect("the page can be written");
-    }
-    let current = fs::read_to_string(&path).unwrap_or_default() == zero_config::reference();
-    assert!(current, "docs/configuration.md is not the schema's page; run this test with UPDATE_GOLDEN=1");
+    is_generated("docs/configuration.md", &zero_config::reference());
+}
+
+#[test]
+fn the_table_of_deepspeeds_keys_is_what_the_program_answers() {
+    is_generated("docs/deepspeed-keys.md", &zero_config::deepspeed_keys());
 }
 
 #[test]

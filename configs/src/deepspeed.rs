@@ -1,0 +1,218 @@
+//! What becomes of each key of DeepSpeed's, as a page of Markdown. Nothing on it is asserted: each key is set to a value that asks for
+//! something, and what the program answers is the row.
+
+mod keys;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+
+use crate::check::NO_EFFECT;
+use crate::config::Config;
+use crate::errors::Errors;
+use crate::reader::default;
+use crate::reference::escape;
+use crate::schema::{self, Kind, Status};
+use crate::source::Source;
+use crate::typed::load;
+use crate::value::{Leaf, leaf};
+
+const INTRODUCTION: &str = "\
+<!-- Generated from configs/src/deepspeed. Do not edit. -->
+# DeepSpeed's keys
+
+Every key that DeepSpeed 0.19.8 reads, older ones that it has removed since, and what becomes of each here. For each row the
+program was given a configuration with that key at the value in the third column, and the last two columns are its answer. Where
+it answers the same to all keys of a section, that stands there once.
+[The reference](configuration.md) has the values that a key takes.
+
+| here | means |
+|---|---|
+| works | it does what it does in DeepSpeed |
+| differs | it works, with the difference that is said |
+| ignored | accepted, with this warning; what the key asks for happens anyway, or has no meaning here |
+| refused | an error, with this reason and this help. At its default, or where its section is off, the key is accepted, but for those that DeepSpeed has removed |
+";
+
+/// A section of DeepSpeed's configuration.
+struct Group {
+    /// Heading on the page.
+    title: &'static str,
+    /// Path of the keys, with a dot at its end.
+    path: &'static str,
+    /// Overrides that switch on what the keys belong to.
+    with: &'static [&'static str],
+    keys: &'static [Key],
+}
+
+/// A key of DeepSpeed's.
+struct Key {
+    name: &'static str,
+    /// As DeepSpeed would write it in YAML.
+    default: &'static str,
+    /// A valid value that is not the default.
+    example: &'static str,
+    /// What else the example needs.
+    with: &'static [&'static str],
+    /// How the key differs here, but for its default.
+    difference: &'static str,
+}
+
+/// What the program answers to a key.
+#[derive(Debug, PartialEq)]
+enum Fate {
+    Works,
+    Differs(String),
+    Ignored(String),
+    Refused(String),
+}
+
+/// What becomes of every key of DeepSpeed's, as a page of Markdown: each is tried.
+pub fn deepspeed_keys() -> String {
+    let mut out = INTRODUCTION.to_string();
+    let fates: Vec<Vec<Fate>> =
+        keys::GROUPS.iter().map(|group| group.keys.iter().map(|key| fate(group, key)).collect()).collect();
+    let count = |is: fn(&Fate) -> bool| fates.iter().flatten().filter(|fate| is(fate)).count();
+    let _ = writeln!(
+        out,
+        "\nOf {} keys {} work, {} differ, {} are ignored and {} refused.",
+        fates.iter().flatten().count(),
+        count(|fate| *fate == Fate::Works),
+        count(|fate| matches!(fate, Fate::Differs(_))),
+        count(|fate| matches!(fate, Fate::Ignored(_))),
+        count(|fate| matches!(fate, Fate::Refused(_))),
+    );
+    for (group, fates) in keys::GROUPS.iter().zip(&fates) {
+        let _ = writeln!(out, "\n## {}\n", group.title);
+        match fates.first() {
+            Some(Fate::Refused(text)) if fates.iter().all(|fate| *fate == fates[0]) => {
+                let names: Vec<String> = group.keys.iter().map(|key| format!("`{}`", key.name)).collect();
+                let _ = writeln!(out, "Refused: {text}.\n\n{}", wrapped(&names.join(", ")));
+            }
+            _ => table(group, fates, &mut out),
+        }
+    }
+    out
+}
+
+fn table(group: &Group, fates: &[Fate], out: &mut String) {
+    out.push_str("| key | default | tried | here | |\n|---|---|---|---|---|\n");
+    for (key, fate) in group.keys.iter().zip(fates) {
+        let (word, text) = match fate {
+            Fate::Works => ("works", ""),
+            Fate::Differs(text) => ("differs", text.as_str()),
+            Fate::Ignored(text) => ("ignored", text.as_str()),
+            Fate::Refused(text) => ("refused", text.as_str()),
+        };
+        let (written, example) = (code(key.default), code(key.example));
+        let _ = writeln!(out, "| `{}` | {written} | {example} | {word} | {} |", key.name, escape(text));
+    }
+}
+
+/// Lines of some 120 characters.
+fn wrapped(text: &str) -> String {
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + word.len() < 120 => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines.join("\n")
+}
+
+/// Tries the key.
+fn fate(group: &Group, key: &Key) -> Fate {
+    match tried(group, key, Some(key.example)) {
+        Ok(config) => {
+            let about = format!("`{}` {NO_EFFECT}", path(group, key));
+            match config.warnings.iter().find(|warning| warning.message.starts_with(&about)) {
+                Some(warning) => Fate::Ignored(warning.message.clone()),
+                None => match difference(group, key) {
+                    text if text.is_empty() => Fate::Works,
+                    text => Fate::Differs(text),
+                },
+            }
+        }
+        Err(errors) => Fate::Refused(
+            errors
+                .iter()
+                .map(|error| match &error.help {
+                    Some(help) => format!("{}; help: {help}", error.message),
+                    None => error.message.clone(),
+                })
+                .collect::<Vec<_>>()
+                .join("; "),
+        ),
+    }
+}
+
+/// A small configuration with all that the key needs, and the key at `value`.
+fn tried(group: &Group, key: &Key, value: Option<&str>) -> Result<Config, Errors> {
+    let source = Source { name: "ds_config.json".to_string(), text: "{\"train_batch_size\": 8}".to_string() };
+    let this = format!("{}=", path(group, key));
+    let needed = group.with.iter().chain(key.with).filter(|with| !with.starts_with(&this));
+    let overrides: Vec<String> =
+        needed.map(ToString::to_string).chain(value.map(|value| format!("{this}{value}"))).collect();
+    load(source, &overrides)?.resolve(None)
+}
+
+fn path(group: &Group, key: &Key) -> String {
+    // A key that is listed once for each of its values.
+    format!("{}{}", group.path, key.name.split(':').next().unwrap_or_default())
+}
+
+/// How the key differs, its default included.
+fn difference(group: &Group, key: &Key) -> String {
+    let ours = own_default(&path(group, key), group).filter(|ours| {
+        let theirs = crate::parse::constant(key.default).and_then(|node| leaf(&ours.kind, &node.value));
+        theirs.unwrap_or(Leaf::Null) != default(ours)
+    });
+    let ours = ours.map(|ours| ours.default);
+    match (ours, key.difference) {
+        (None, text) => text.to_string(),
+        (Some(ours), "") => format!("the default is `{ours}`"),
+        (Some(ours), text) => format!("the default is `{ours}`; {text}"),
+    }
+}
+
+/// The schema's key at `path` if it works and has a default that is written there, not computed.
+fn own_default(path: &str, group: &Group) -> Option<&'static schema::Key> {
+    let key = in_schema(path, group)?;
+    let is_leaf = !matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
+    let is_computed = key.default.starts_with('=') || key.is_required();
+    (key.status == Status::Now && is_leaf && !is_computed).then_some(key)
+}
+
+/// The schema's key at `path`; of one that depends on a `type`, for the type that the group's overrides choose.
+fn in_schema(path: &str, group: &Group) -> Option<&'static schema::Key> {
+    let (mut keys, mut found): (&'static [schema::Key], _) = (schema::TOP.keys, None);
+    let mut names = path.split('.');
+    while let Some(name) = names.next() {
+        let key = schema::find(keys, schema::first_name(keys, name))?;
+        found = Some(key);
+        keys = match key.kind {
+            Kind::Section(section) => section.keys,
+            Kind::Variants(variants) => match names.next() {
+                Some(inside) if variants.params == Some(inside) => {
+                    let kind = format!("{name}.type=");
+                    let kind = group.with.iter().find_map(|text| text.strip_prefix(kind.as_str()))?;
+                    variants.list.iter().find(|variant| variant.name == kind)?.keys
+                }
+                Some(beside) => return schema::find(variants.shared, beside),
+                None => &[],
+            },
+            _ => &[],
+        };
+    }
+    found
+}
+
+fn code(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("`{}`", text.replace('|', "\\|")) }
+}

@@ -1,0 +1,163 @@
+//! The registry of DeepSpeed's keys against the schema and against what a configuration with the key resolves to.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::errors::ErrorKind;
+use crate::schema::{Switch, walk};
+
+/// Keys that this project has beside DeepSpeed's, in DeepSpeed's sections.
+const OWN: [&str; 16] = [
+    "activation_checkpointing.device",
+    "activation_checkpointing.enabled",
+    "activation_checkpointing.interval",
+    "activation_checkpointing.layers",
+    "activation_checkpointing.nvme_path",
+    "autotuning.budget_seconds",
+    "autotuning.repeats",
+    "autotuning.space",
+    "autotuning.trial_timeout_seconds",
+    "bfloat16",
+    "pipeline.keep_gathered",
+    "pipeline.partition_method",
+    "pipeline.schedule",
+    "pipeline.virtual_stages",
+    "zero_optimization.cpu_offload_params",
+    "autotuning.sweep",
+];
+
+fn each(mut visit: impl FnMut(&Group, &Key)) {
+    keys::GROUPS.iter().for_each(|group| group.keys.iter().for_each(|key| visit(group, key)));
+}
+
+/// Asks of every key whether something is wrong with it, and tells it of all at once.
+fn nothing_is_wrong(mut wrong: impl FnMut(&str, &Group, &Key) -> Option<String>) {
+    let mut all = Vec::new();
+    each(|group, key| {
+        let path = path(group, key);
+        all.extend(wrong(&path, group, key).map(|text| format!("{path} ({}): {text}", key.name)));
+    });
+    assert!(all.is_empty(), "{}", all.join("\n"));
+}
+
+fn leaves(group: &Group, key: &Key, value: Option<&str>) -> Vec<(String, String)> {
+    tried(group, key, value).map(|config| config.leaves()).unwrap_or_default()
+}
+
+#[test]
+fn no_key_of_deepspeed_is_unknown_and_every_refusal_says_what_to_do() {
+    nothing_is_wrong(|_, group, key| {
+        let errors = tried(group, key, Some(key.example)).err()?;
+        let known = |kind| matches!(kind, ErrorKind::NotImplemented | ErrorKind::Rejected | ErrorKind::Contradiction);
+        let is_told = |error: &crate::Error| known(error.kind) && error.help.is_some();
+        // PyTorch's optimizers have no end.
+        let is_right = errors.iter().all(is_told) || key.name == "type: RMSprop";
+        (!is_right).then(|| errors.to_string())
+    });
+}
+
+#[test]
+fn what_the_schema_says_of_a_key_is_what_becomes_of_it() {
+    nothing_is_wrong(|path, group, key| {
+        let fate = fate(group, key);
+        let is_refused = matches!(fate, Fate::Refused(_));
+        // One whose section, or type, is not there is refused as a whole.
+        let is_refused_without = tried(group, key, None).is_err();
+        let is_right = match in_schema(path, group).map(|key| key.status) {
+            _ if is_refused_without || key.name.starts_with("type: ") => return None,
+            Some(Status::Now) => matches!(fate, Fate::Works | Fate::Differs(_)),
+            Some(Status::Ignored) => matches!(fate, Fate::Ignored(_)),
+            Some(Status::Later { .. } | Status::Rejected { .. } | Status::Removed) => is_refused,
+            Some(Status::Alias) | None => false,
+        };
+        (!is_right).then(|| format!("{fate:?}"))
+    });
+}
+
+#[test]
+fn what_works_or_differs_changes_what_is_resolved() {
+    let mut live = 0;
+    nothing_is_wrong(|_, group, key| {
+        matches!(fate(group, key), Fate::Works | Fate::Differs(_)).then_some(())?;
+        live += 1;
+        // Types without their section are the defaults.
+        let is_default = ["type: AdamW", "type: Adam"].contains(&key.name);
+        let changes = leaves(group, key, Some(key.example)) != leaves(group, key, None);
+        (!is_default && !changes).then(|| "without effect".to_string())
+    });
+    assert!(live > 90, "{live}");
+}
+
+#[test]
+fn what_is_ignored_is_accepted_and_resolves_to_the_same() {
+    let mut ignored = 0;
+    nothing_is_wrong(|_, group, key| {
+        let Fate::Ignored(warning) = fate(group, key) else { return None };
+        ignored += 1;
+        (leaves(group, key, Some(key.example)) != leaves(group, key, None)).then_some(warning)
+    });
+    assert!(ignored > 20, "{ignored}");
+}
+
+#[test]
+fn deepspeeds_default_is_accepted_where_its_key_is() {
+    nothing_is_wrong(|path, group, key| {
+        let is_value = !key.default.is_empty() && key.default != "null";
+        // What a group switches on to be tried is off by default.
+        let is_switch = group.with.iter().any(|with| with.starts_with(&format!("{path}=")));
+        let is_live = !matches!(fate(group, key), Fate::Refused(_));
+        let removed = in_schema(path, group).is_none_or(|key| key.status == Status::Removed);
+        (is_value && !is_switch && is_live && !removed).then_some(())?;
+        tried(group, key, Some(key.default)).err().map(|errors| errors.to_string())
+    });
+}
+
+#[test]
+fn what_is_off_is_accepted_although_what_is_on_is_refused() {
+    let mut off = 0;
+    nothing_is_wrong(|path, group, key| {
+        let status = in_schema(path, group)?.status;
+        let is_value = !key.default.is_empty() && !key.name.starts_with("type: ");
+        (is_value && matches!(status, Status::Later { .. } | Status::Rejected { .. })).then_some(())?;
+        // The section as a whole is off then, too.
+        let bare = Group { with: &[], ..*group };
+        let has_type = ["optimizer.", "scheduler."].iter().any(|section| path.starts_with(section));
+        let kept: &[&str] = if has_type { group.with } else { &[] };
+        let key = Key { with: if has_type { key.with } else { &[] }, ..*key };
+        off += 1;
+        let group = Group { with: kept, ..bare };
+        // A type that is not there, or a section whose presence switches it on.
+        let inside = path.rsplit_once('.').and_then(|(section, _)| in_schema(section, &group));
+        let by_presence = inside.is_some_and(|section| match section.kind {
+            Kind::Section(section) => matches!(section.switch, Switch::Presence),
+            _ => false,
+        });
+        if by_presence || tried(&group, &key, None).is_err() {
+            return None;
+        }
+        tried(&group, &key, Some(key.default)).err().map(|errors| errors.to_string())
+    });
+    assert!(off > 100, "{off}");
+}
+
+#[test]
+fn every_key_of_the_schema_is_deepspeeds_or_ours() {
+    let mut listed: BTreeSet<String> = BTreeSet::new();
+    each(|group, key| {
+        listed.insert(path(group, key));
+    });
+    let mut all = Vec::new();
+    walk("", schema::TOP.keys, &mut |path, key| {
+        let top = path.split(['.', '[']).next().unwrap_or(path);
+        let plain = match (path.find('['), path.find(']')) {
+            (Some(open), Some(close)) => format!("{}{}", &path[..open], &path[close + 1..]),
+            _ => path.to_string(),
+        };
+        let is_section = matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
+        let own = ["model", "data", "training", "launcher"].contains(&top) || OWN.contains(&path);
+        if !is_section && !own && !path.starts_with("autotuning.sweep.") && !listed.contains(&plain) {
+            all.push(path.to_string());
+        }
+    });
+    assert!(all.is_empty(), "neither in the list of DeepSpeed's keys nor in that of ours: {all:?}");
+}
