@@ -20,6 +20,8 @@ pub(crate) struct Batch {
 const TRAIN: &str = "train_batch_size";
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
+/// `per_device_train_batch_size` of Hugging Face's Trainer, which is what it makes of a micro-batch of `auto`.
+const TRAINER: usize = 8;
 
 /// Solves the equation for the data-parallel ranks of `world`.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
@@ -64,6 +66,11 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
                 usize::MAX
             });
             Batch { train, micro, accumulation }
+        }
+        (None, None, accumulation) if resolver.fields.is_auto(MICRO) => {
+            let accumulation = accumulation.unwrap_or(1);
+            let train = usize::try_from(product(TRAINER, accumulation, ranks)).unwrap_or(usize::MAX);
+            Batch { train, micro: TRAINER, accumulation }
         }
         (None, None, accumulation) => {
             if ![TRAIN, MICRO, ACCUMULATION].iter().any(|path| resolver.report.is_poisoned(path)) {

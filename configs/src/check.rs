@@ -30,6 +30,13 @@ pub(crate) struct Fields {
     pub(crate) sections: BTreeMap<String, At>,
 }
 
+impl Fields {
+    /// Whether the key at `path` was written as `auto`.
+    pub(crate) fn is_auto(&self, path: &str) -> bool {
+        self.values.get(path).is_some_and(|field| field.auto)
+    }
+}
+
 /// Checks the whole document. `None` when it is not a section of keys at all.
 pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {

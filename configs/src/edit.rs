@@ -43,7 +43,7 @@ pub fn edit(source: &Source, changes: &[(String, Option<String>)]) -> Result<Str
     let texts: Vec<String> =
         changes.iter().map(|(path, value)| format!("{path}={}", value.as_deref().unwrap_or_default())).collect();
     let mut report = Report::new(source.clone(), &texts);
-    let Some(mut tree) = parse::file(&mut report) else { return Err(report.into_errors()) };
+    let Some(mut tree) = parse::file(0, &mut report) else { return Err(report.into_errors()) };
     let body = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
     let mark = &source.text[..source.text.len() - body.len()];
     let style = Style::of(body);
@@ -147,7 +147,7 @@ fn child<'n>(node: &'n Node, keys: &'static [Key], name: &str) -> Option<&'n Nod
 fn means(text: &str, tree: &Node) -> bool {
     let mut report = Report::new(Source { name: String::new(), text: text.to_string() }, &[]);
     text.len() <= MAX_BYTES
-        && parse::file(&mut report).is_some_and(|found| !report.has_errors() && same(&found.value, &tree.value))
+        && parse::file(0, &mut report).is_some_and(|found| !report.has_errors() && same(&found.value, &tree.value))
 }
 
 /// The same values in the same order, wherever they stand.

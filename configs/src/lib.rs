@@ -57,4 +57,4 @@ pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};
 pub use reference::reference;
 pub use source::Source;
-pub use typed::{Typed, load};
+pub use typed::{Typed, load, load_files};

@@ -30,8 +30,8 @@ pub(crate) struct Entry {
 /// Where something is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
-    /// In the file; line and column count from 1, the width is in characters.
-    File { line: usize, column: usize, width: usize },
+    /// In the file of that index; line and column count from 1, the width is in characters.
+    File { file: usize, line: usize, column: usize, width: usize },
     /// In the override of that index.
     Set(usize),
     /// Nowhere: it is the default.

@@ -8,6 +8,13 @@ use std::fmt;
 pub enum Origin {
     /// A line of the file, counted from 1.
     Line(usize),
+    /// A line of a further file, both counted from 1: the second file is 2.
+    LineOf {
+        /// Which of the files.
+        file: usize,
+        /// Line in it.
+        line: usize,
+    },
     /// `--set` on the command line.
     Set,
     /// Written nowhere: the default.
@@ -26,6 +33,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
+            Self::LineOf { file, line } => write!(f, "line {line} of file {file}"),
             Self::Set => f.write_str("--set"),
             Self::Default => f.write_str("default"),
             Self::Auto => f.write_str("auto"),

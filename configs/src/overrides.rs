@@ -30,6 +30,33 @@ pub(crate) fn apply_one(root: &mut Node, text: &str, index: usize, report: &mut 
     }
 }
 
+/// Puts what a further file says over what is there, key by key; what is a section in both is one section.
+pub(crate) fn merge(root: &mut Node, further: Node) {
+    if further.value != Value::Null {
+        merge_at(root, further, schema::TOP.keys);
+    }
+}
+
+fn merge_at(node: &mut Node, further: Node, keys: &'static [Key]) {
+    match (&mut node.value, further.value) {
+        (Value::Map(entries), Value::Map(more)) => {
+            for entry in more {
+                let at = position(entries.iter().map(|entry| entry.key.as_str()), keys, &entry.key);
+                match at.map(|at| &mut entries[at]) {
+                    None => entries.push(entry),
+                    Some(present) => {
+                        if !matches!((&present.value.value, &entry.value.value), (Value::Map(_), Value::Map(_))) {
+                            present.key_at = entry.key_at;
+                        }
+                        merge_at(&mut present.value, entry.value, schema::inside(keys, &entry.key));
+                    }
+                }
+            }
+        }
+        (_, value) => *node = Node { value, at: further.at },
+    }
+}
+
 /// The keys that the override of that index names. `None` when it is none: the report says so.
 pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Option<Vec<&'t str>> {
     match split(text) {

@@ -19,14 +19,14 @@ const MAX_DEPTH: usize = 64;
 /// Most values and keys, those that aliases repeat included. Lists of files are the only long thing in a configuration.
 const MAX_NODES: usize = 20_000;
 
-/// Reads the file. `None` when it is not YAML: the report says why.
-pub(crate) fn file(report: &mut Report) -> Option<Node> {
-    let text = report.source().text.clone();
+/// Reads the file of that index. `None` when it is not YAML: the report says why.
+pub(crate) fn file(file: usize, report: &mut Report) -> Option<Node> {
+    let text = report.sources()[file].text.clone();
     let body = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    match tree(body, None, report) {
+    match tree(body, Input::File(file), report) {
         Ok(node) => Some(node),
         Err(problem) => {
-            let at = problem.at.unwrap_or(At::File { line: 1, column: 1, width: 1 });
+            let at = problem.at.unwrap_or(At::File { file, line: 1, column: 1, width: 1 });
             report.error(ErrorKind::Syntax, "", at, problem.message, problem.help);
             None
         }
@@ -39,13 +39,13 @@ pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> R
     if text.starts_with('*') {
         return Ok(Node { value: Value::Text(text.to_string()), at: At::Set(index) });
     }
-    tree(text, Some(index), report).map_err(|problem| (problem.message, problem.help))
+    tree(text, Input::Set(index), report).map_err(|problem| (problem.message, problem.help))
 }
 
 /// Reads a value that stands in the schema.
 pub(crate) fn constant(text: &str) -> Option<Node> {
     let mut report = Report::new(crate::Source { name: String::new(), text: String::new() }, &[]);
-    tree(text, Some(0), &mut report).ok()
+    tree(text, Input::Set(0), &mut report).ok()
 }
 
 struct Problem {
@@ -67,9 +67,18 @@ enum Open {
     Map { entries: Vec<Entry>, keys: HashSet<String>, key: Option<Key>, at: At, anchor: usize },
 }
 
+/// What a text is.
+#[derive(Debug, Clone, Copy)]
+enum Input {
+    /// The file of that index.
+    File(usize),
+    /// The override of that index.
+    Set(usize),
+}
+
 struct Builder<'r> {
     report: &'r mut Report,
-    set: Option<usize>,
+    input: Input,
     open: Vec<Open>,
     /// What anchors stand for, with the number of nodes.
     anchors: HashMap<usize, (Node, usize)>,
@@ -78,14 +87,14 @@ struct Builder<'r> {
     root: Option<Node>,
 }
 
-fn tree(text: &str, set: Option<usize>, report: &mut Report) -> Result<Node, Problem> {
+fn tree(text: &str, input: Input, report: &mut Report) -> Result<Node, Problem> {
     let options = options! {
         flow_nesting_limit: MAX_DEPTH,
         block_nesting_limit: MAX_DEPTH,
         disallow_directives: true,
     };
     let mut builder =
-        Builder { report, set, open: Vec::new(), anchors: HashMap::new(), nodes: 0, documents: 0, root: None };
+        Builder { report, input, open: Vec::new(), anchors: HashMap::new(), nodes: 0, documents: 0, root: None };
     for event in Parser::new_from_str_with_options(text, options) {
         let (event, span) = match event {
             Ok(event) => event,
@@ -93,7 +102,8 @@ fn tree(text: &str, set: Option<usize>, report: &mut Report) -> Result<Node, Pro
         };
         builder.event(event, span)?;
     }
-    Ok(builder.root.unwrap_or(Node { value: Value::Null, at: At::File { line: 1, column: 1, width: 1 } }))
+    let file = if let Input::File(file) = input { file } else { 0 };
+    Ok(builder.root.unwrap_or(Node { value: Value::Null, at: At::File { file, line: 1, column: 1, width: 1 } }))
 }
 
 impl Builder<'_> {
@@ -240,12 +250,12 @@ impl Builder<'_> {
     }
 
     fn at(&self, span: Span) -> At {
-        match self.set {
-            Some(index) => At::Set(index),
-            None => {
+        match self.input {
+            Input::Set(index) => At::Set(index),
+            Input::File(file) => {
                 let one_line = span.start.line() == span.end.line();
                 let width = if one_line { span.end.col().saturating_sub(span.start.col()) } else { 0 };
-                At::File { line: span.start.line(), column: span.start.col() + 1, width: width.max(1) }
+                At::File { file, line: span.start.line(), column: span.start.col() + 1, width: width.max(1) }
             }
         }
     }
@@ -262,7 +272,10 @@ impl Builder<'_> {
             kind => format!("not YAML: {kind}"),
         };
         // The parser's own sentence is then about what it expected next.
-        let tab = self.set.is_none() && self.report.source().excerpt(marker.line(), 0, 1) == "\t";
+        let tab = match self.input {
+            Input::File(file) => self.report.sources()[file].excerpt(marker.line(), 0, 1) == "\t",
+            Input::Set(_) => false,
+        };
         let help = match error.kind() {
             Kind::UnknownAnchor => Some("a `*` at the beginning is an alias in YAML; put a glob in quotes".to_string()),
             _ => tab.then(|| "indent with spaces, not with tabs".to_string()),

@@ -235,7 +235,8 @@ pub(crate) fn default(key: &Key) -> Leaf {
 
 fn origin(at: At) -> Origin {
     match at {
-        At::File { line, .. } => Origin::Line(line),
+        At::File { file: 0, line, .. } => Origin::Line(line),
+        At::File { file, line, .. } => Origin::LineOf { file: file + 1, line },
         At::Set(_) => Origin::Set,
         At::Default => Origin::Default,
         At::Launch(_) => Origin::Launch,

@@ -12,7 +12,7 @@ const INTRODUCTION: &str = "\
 A configuration is one YAML or JSON file. Names and meanings are DeepSpeed's; `model`, `data`, `training` and `launcher` say what
 DeepSpeed's users write in Python. A key that is not in these tables is an error. A key set to `null` counts as not written.
 
-`auto` at one of DeepSpeed's own numbers, switches and choices is its default, as in Hugging Face's integration; where it means
+`auto` at one of DeepSpeed's own numbers, switches and choices is its default; where Hugging Face's Trainer takes another value, or it means
 more, the table says so. The resolved value is printed by `zero-train check`.
 
 | status | means |

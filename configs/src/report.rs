@@ -16,7 +16,8 @@ const MAX_BEFORE: usize = 60;
 /// What was found so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
-    source: Source,
+    /// The files; one at least.
+    sources: Vec<Source>,
     overrides: Vec<String>,
     /// Path of the pretrained model's `config.json`.
     pretrained: String,
@@ -29,8 +30,12 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(source: Source, overrides: &[String]) -> Self {
+        Self::of_files(vec![source], overrides)
+    }
+
+    pub(crate) fn of_files(sources: Vec<Source>, overrides: &[String]) -> Self {
         Self {
-            source,
+            sources,
             overrides: overrides.to_vec(),
             pretrained: String::new(),
             list: Vec::new(),
@@ -40,8 +45,13 @@ impl Report {
         }
     }
 
+    /// The first file, which a run is named after.
     pub(crate) fn source(&self) -> &Source {
-        &self.source
+        &self.sources[0]
+    }
+
+    pub(crate) fn sources(&self) -> &[Source] {
+        &self.sources
     }
 
     /// Where [`At::Pretrained`] is.
@@ -99,11 +109,15 @@ impl Report {
 
     /// The errors in the order of the file; what has no line comes last.
     pub(crate) fn into_errors(mut self) -> Errors {
-        self.list.sort_by_key(|error| match error.places.first().map(|place| &place.spot) {
-            Some(Spot::File { line, column, .. }) => (*line, *column),
-            _ => (usize::MAX, 0),
+        let mut list = std::mem::take(&mut self.list);
+        list.sort_by_key(|error| match error.places.first().map(|place| &place.spot) {
+            Some(Spot::File { name, line, column, .. }) => {
+                let file = self.sources.iter().position(|source| source.name == *name).unwrap_or(0);
+                (file, *line, *column)
+            }
+            _ => (usize::MAX, 0, 0),
         });
-        Errors { list: self.list, omitted: self.omitted }
+        Errors { list, omitted: self.omitted }
     }
 
     fn add(&mut self, kind: ErrorKind, places: &[(&str, At)], message: String, help: Option<String>) {
@@ -118,22 +132,22 @@ impl Report {
     fn place(&self, path: &str, at: At) -> Place {
         let spot = match at {
             At::Set(index) => Spot::Set(self.override_text(index).to_string()),
-            At::Default if path.is_empty() => Spot::Whole(self.source.name.clone()),
-            At::Default => Spot::Default(self.source.name.clone()),
+            At::Default if path.is_empty() => Spot::Whole(self.source().name.clone()),
+            At::Default => Spot::Default(self.source().name.clone()),
             At::Launch(ranks) => Spot::Launch(ranks),
             At::Pretrained => Spot::Whole(self.pretrained.clone()),
-            At::File { line, column, width } => self.spot_in_file(line, column, width),
+            At::File { file, line, column, width } => spot_in_file(&self.sources[file], line, column, width),
         };
         Place { path: path.to_string(), spot }
     }
+}
 
-    fn spot_in_file(&self, line: usize, column: usize, width: usize) -> Spot {
-        let mut from = 0;
-        let mut text = self.source.excerpt(line, 0, MAX_LINE + 1);
-        if text.chars().count() > MAX_LINE {
-            from = column.saturating_sub(1 + MAX_BEFORE);
-            text = self.source.excerpt(line, from, MAX_LINE);
-        }
-        Spot::File { name: self.source.name.clone(), line, column, width, text, indent: column - 1 - from }
+fn spot_in_file(source: &Source, line: usize, column: usize, width: usize) -> Spot {
+    let mut from = 0;
+    let mut text = source.excerpt(line, 0, MAX_LINE + 1);
+    if text.chars().count() > MAX_LINE {
+        from = column.saturating_sub(1 + MAX_BEFORE);
+        text = source.excerpt(line, from, MAX_LINE);
     }
+    Spot::File { name: source.name.clone(), line, column, width, text, indent: column - 1 - from }
 }

@@ -90,6 +90,12 @@ impl Config {
 }
 
 impl Config {
+    /// The keys that were written as `auto`, each with what it became as YAML; `auto` itself where only the engine knows.
+    pub fn autos(&self) -> Vec<(String, String)> {
+        let Some(typed) = &self.typed else { return Vec::new() };
+        self.leaves().into_iter().filter(|(path, _)| typed.fields.is_auto(path)).collect()
+    }
+
     /// The sections `model` and `data`, without which nothing can be trained from the configuration alone.
     ///
     /// # Errors
@@ -100,8 +106,16 @@ impl Config {
             (model, data) => {
                 let mut report = Report::new(Source { name: self.name.clone(), text: String::new() }, &[]);
                 let sections = [
-                    ("model", model.is_none(), "write what to train, for instance `model: {type: gpt2}`"),
-                    ("data", data.is_none(), "write what to train on, for instance `data: {train: \"**/*.txt\"}`"),
+                    (
+                        "model",
+                        model.is_none(),
+                        "write what to train, for instance `model: {type: gpt2}`, here or in a second `--config`",
+                    ),
+                    (
+                        "data",
+                        data.is_none(),
+                        "write what to train on, for instance `data: {train: \"**/*.txt\"}`, here or in a second `--config`",
+                    ),
                 ];
                 for (path, missing, help) in sections {
                     if missing {
@@ -121,6 +135,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
     let optimizer = Optimizer::read(resolver);
     let scheduler = Scheduler::read(resolver, optimizer.lr(), training.max_steps);
     let model = Model::read(resolver);
+    let width = model.as_ref().and_then(Model::width);
     let data = Data::read(resolver, model.as_ref().and_then(Model::max_sequence_length));
     let mut keys = resolver.top();
     Config {
@@ -142,7 +157,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         fp16: Fp16::read(resolver),
         optimizer,
         scheduler,
-        zero: Zero::read(resolver),
+        zero: Zero::read(resolver, width),
         pipeline: Pipeline::read(resolver),
         activation_checkpointing: ActivationCheckpointing::read(resolver),
         aio: Aio::read(resolver),

@@ -1,7 +1,7 @@
 //! First phase: what was written, checked value by value, each with its place. Defaults and `auto` come in the second.
 
 use crate::check::{self, Fields};
-use crate::errors::Errors;
+use crate::errors::{ErrorKind, Errors};
 use crate::overrides;
 use crate::parse;
 use crate::pretrained;
@@ -25,11 +25,28 @@ pub struct Typed {
 /// Only what keeps the text from being read: not YAML, too large, too deep, an alias that explodes, no keys at all. Everything
 /// else is kept for [`Typed::resolve`].
 pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
-    if source.text.len() > MAX_BYTES {
-        return Err(too_large(source.name));
+    load_files(vec![source], overrides)
+}
+
+/// As [`load`], of several files: what a further one says stands over what those before it say, key by key. The first gives
+/// the configuration its name.
+///
+/// # Errors
+/// As [`load`], and when there is no file.
+pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, Errors> {
+    if sources.is_empty() {
+        return Err(Errors::one(ErrorKind::Missing, "there is no configuration".to_string(), vec![], None));
     }
-    let mut report = Report::new(source, overrides);
-    let Some(mut root) = parse::file(&mut report) else { return Err(report.into_errors()) };
+    if let Some(source) = sources.iter().find(|source| source.text.len() > MAX_BYTES) {
+        return Err(too_large(source.name.clone()));
+    }
+    let count = sources.len();
+    let mut report = Report::of_files(sources, overrides);
+    let Some(mut root) = parse::file(0, &mut report) else { return Err(report.into_errors()) };
+    for file in 1..count {
+        let Some(further) = parse::file(file, &mut report) else { return Err(report.into_errors()) };
+        overrides::merge(&mut root, further);
+    }
     overrides::apply(&mut root, overrides, &mut report);
     pretrained::apply(&mut root, &mut report);
     match check::check(&root, &mut report) {

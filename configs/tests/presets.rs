@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use zero_config::{Config, Origin, Source, Tokenizer, load};
+use zero_config::{Config, Origin, Scheduler, Source, Tokenizer, load};
 
 const PRESETS: [&str; 4] = ["quickstart.yaml", "gpt2-124m.yaml", "llama-tiny.yaml", "ds_config.json"];
 
@@ -79,10 +79,13 @@ fn a_configuration_of_hugging_face_is_read_as_it_is() {
     let config = preset("ds_config.json");
     assert_eq!(config.train_batch_size, 2 * 4 * 2);
     assert_eq!(config.optimizer.lr(), 1e-3);
-    assert_eq!(config.origins.get("optimizer.params.lr"), Origin::Auto);
+    assert_eq!(config.origins.get("optimizer.params.betas"), Origin::Auto);
+    // As Hugging Face's Trainer, whose learning rate is the optimizer's.
+    assert!(matches!(config.scheduler, Scheduler::WarmupDecayLR { warmup_max_lr: 1e-3, .. }), "{:?}", config.scheduler);
     assert_eq!(config.origins.get("train_batch_size"), Origin::Auto);
     assert_eq!(config.origins.get("zero_optimization.stage"), Origin::Line(38));
-    assert_eq!(config.zero.stage3_param_persistence_threshold, 100_000);
+    assert_eq!(config.zero.stage3_param_persistence_threshold, 10 * 192);
+    assert_eq!(config.zero.stage3_prefetch_bucket_size, 192 * 192 * 9 / 10);
     assert_eq!(config.zero.reduce_bucket_size, None);
     assert!(!config.bf16.enabled);
     let paths: Vec<_> = config.warnings.iter().map(|warning| warning.place.path.as_str()).collect();

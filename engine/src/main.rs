@@ -14,6 +14,7 @@ mod surroundings;
 mod tuner;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -69,20 +70,32 @@ fn main() -> ExitCode {
 
 /// A configuration as typed, and its text if it came from standard input.
 fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
-    let source = read(args)?;
-    let text = from_standard_input(args).then(|| source.text.clone());
-    Ok((zero_config::load(source, overrides)?, text))
+    let sources = read(args)?;
+    let text = standard_input(args, &sources);
+    Ok((zero_config::load_files(sources, overrides)?, text))
 }
 
-fn from_standard_input(args: &ConfigArgs) -> bool {
-    args.config.as_ref().is_some_and(|path| path.as_os_str() == "-")
+fn is_standard_input(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
-fn read(args: &ConfigArgs) -> anyhow::Result<Source> {
-    let Some(path) = &args.config else {
+/// What was read from standard input, which is there once.
+fn standard_input(args: &ConfigArgs, sources: &[Source]) -> Option<String> {
+    let index = args.config.iter().position(|path| is_standard_input(path))?;
+    sources.get(index).map(|source| source.text.clone())
+}
+
+/// The files of the configuration; one at least.
+fn read(args: &ConfigArgs) -> anyhow::Result<Vec<Source>> {
+    let paths = &args.config;
+    if paths.is_empty() {
         Cli::command().error(ErrorKind::MissingRequiredArgument, "--config <FILE> is missing").exit()
-    };
-    Ok(if from_standard_input(args) { Source::from_stdin()? } else { Source::from_path(path)? })
+    }
+    if paths.iter().filter(|path| is_standard_input(path)).count() > 1 {
+        Cli::command().error(ErrorKind::ArgumentConflict, "standard input, -, is one file").exit()
+    }
+    let read = |path: &PathBuf| if is_standard_input(path) { Source::from_stdin() } else { Source::from_path(path) };
+    Ok(paths.iter().map(read).collect::<Result<_, _>>()?)
 }
 
 fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
@@ -195,10 +208,10 @@ fn warn(config: &Config) {
 }
 
 fn launch(args: &LaunchArgs) -> anyhow::Result<u8> {
-    match (args.program.is_empty(), &args.train.config.config) {
+    match (args.program.is_empty(), args.train.config.config.is_empty()) {
         (true, _) => launch::launch_training(args),
-        (false, None) => launch::launch_program(args),
-        (false, Some(_)) => Cli::command().error(ErrorKind::ArgumentConflict, "either --config or a program").exit(),
+        (false, true) => launch::launch_program(args),
+        (false, false) => Cli::command().error(ErrorKind::ArgumentConflict, "either --config or a program").exit(),
     }
 }
 

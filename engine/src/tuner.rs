@@ -6,13 +6,15 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use clap::CommandFactory;
+use clap::error::ErrorKind;
 use console::Term;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use zero_config::{Autotuning, Config, Metric};
 use zero_train::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 use zero_train::bytes;
 
-use crate::cli::AutotuneArgs;
+use crate::cli::{AutotuneArgs, Cli};
 use crate::surroundings;
 
 /// The status of a program that was interrupted.
@@ -33,7 +35,11 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let source = crate::read(&args.config)?;
+    let Ok([source]) = <[_; 1]>::try_from(crate::read(&args.config)?) else {
+        // What is found is written into the text of the file.
+        let told = "autotune takes one --config: merge the files, or give what the others say by --set";
+        Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
+    };
     let config = zero_config::load(source.clone(), &args.config.set)?;
     let config = config.resolve(args.config.num_processes.map(|n| n as usize))?;
     // That training does not tune is nothing to warn of here.

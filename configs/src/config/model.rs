@@ -194,6 +194,15 @@ impl Model {
             Self::Mlp(_) => None,
         }
     }
+
+    /// Width of the residual stream; an mlp has none.
+    pub fn width(&self) -> Option<usize> {
+        match self {
+            Self::Gpt2(model) => Some(model.n_embd),
+            Self::Llama(model) => Some(model.hidden_size),
+            Self::Mlp(_) => None,
+        }
+    }
 }
 
 impl Gpt2 {

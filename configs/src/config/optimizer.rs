@@ -88,7 +88,7 @@ impl Optimizer {
             "SGD" => {
                 let (momentum, dampening) = (keys.float("momentum"), keys.float("dampening"));
                 let sgd = Self::Sgd {
-                    lr: keys.float("lr"),
+                    lr: rate(&mut keys),
                     momentum,
                     dampening,
                     nesterov: keys.bool("nesterov"),
@@ -102,10 +102,10 @@ impl Optimizer {
                 sgd
             }
             "Lion" => {
-                Self::Lion { lr: keys.float("lr"), betas: keys.pair("betas"), weight_decay: keys.float("weight_decay") }
+                Self::Lion { lr: rate(&mut keys), betas: keys.pair("betas"), weight_decay: keys.float("weight_decay") }
             }
             "Adagrad" => {
-                Self::Adagrad { lr: keys.float("lr"), eps: keys.float("eps"), weight_decay: keys.float("weight_decay") }
+                Self::Adagrad { lr: rate(&mut keys), eps: keys.float("eps"), weight_decay: keys.float("weight_decay") }
             }
             _ => {
                 let adam = Self::adam(&mut keys);
@@ -121,7 +121,7 @@ impl Optimizer {
 
     fn adam(keys: &mut Reader<'_, '_>) -> Self {
         Self::AdamW {
-            lr: keys.float("lr"),
+            lr: rate(keys),
             betas: keys.pair("betas"),
             eps: keys.float("eps"),
             weight_decay: keys.float("weight_decay"),
@@ -136,4 +136,11 @@ impl Optimizer {
             Self::AdamW { lr, .. } | Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => lr,
         }
     }
+}
+
+/// What Hugging Face's Trainer makes of an `lr` of `auto`: the default of its `learning_rate`.
+const TRAINER: f64 = 5e-5;
+
+fn rate(keys: &mut Reader<'_, '_>) -> f64 {
+    keys.optional_float("lr").unwrap_or(TRAINER)
 }

@@ -71,20 +71,20 @@ impl Scheduler {
             "WarmupLR" => Self::WarmupLR {
                 warmup_min_lr: keys.float("warmup_min_lr"),
                 warmup_max_lr: keys.optional_float("warmup_max_lr").unwrap_or(lr),
-                warmup_num_steps: keys.int("warmup_num_steps"),
+                warmup_num_steps: steps(&mut keys),
                 warmup_type: shape(&mut keys),
             },
             "WarmupDecayLR" => Self::WarmupDecayLR {
                 total_num_steps: keys.optional_int("total_num_steps").or(max_steps),
                 warmup_min_lr: keys.float("warmup_min_lr"),
-                warmup_max_lr: keys.float("warmup_max_lr"),
-                warmup_num_steps: keys.int("warmup_num_steps"),
+                warmup_max_lr: keys.optional_float("warmup_max_lr").unwrap_or(lr),
+                warmup_num_steps: steps(&mut keys),
                 warmup_type: shape(&mut keys),
             },
             "WarmupCosineLR" => Self::WarmupCosineLR {
                 total_num_steps: keys.optional_int("total_num_steps").or(max_steps),
                 warmup_min_ratio: keys.float("warmup_min_ratio"),
-                warmup_num_steps: keys.int("warmup_num_steps"),
+                warmup_num_steps: steps(&mut keys),
                 cos_min_ratio: keys.float("cos_min_ratio"),
                 warmup_type: shape(&mut keys),
             },
@@ -111,4 +111,9 @@ impl Scheduler {
 
 fn shape(keys: &mut Reader<'_, '_>) -> WarmupType {
     keys.choice("warmup_type", WarmupType::Log)
+}
+
+/// `auto` is what Hugging Face's Trainer makes of it: no warm-up unless its own arguments ask for one.
+fn steps(keys: &mut Reader<'_, '_>) -> usize {
+    keys.optional_int("warmup_num_steps").unwrap_or(0)
 }

@@ -65,7 +65,8 @@ pub struct Zero {
 }
 
 impl Zero {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
+    /// Reads the section for a model of that width, where it is known.
+    pub(crate) fn read(resolver: &mut Resolver<'_>, width: Option<usize>) -> Self {
         let is_measured = resolver.section("training").optional_path("cost_table").is_some();
         let mut keys = resolver.section("zero_optimization");
         let stage = match keys.u64("stage") {
@@ -80,8 +81,12 @@ impl Zero {
             reduce_scatter: keys.bool("reduce_scatter"),
             reduce_bucket_size: keys.optional_int("reduce_bucket_size"),
             allgather_bucket_size: keys.optional_int("allgather_bucket_size"),
-            stage3_prefetch_bucket_size: keys.int("stage3_prefetch_bucket_size"),
-            stage3_param_persistence_threshold: keys.int("stage3_param_persistence_threshold"),
+            stage3_prefetch_bucket_size: keys
+                .optional_int("stage3_prefetch_bucket_size")
+                .unwrap_or_else(|| trainer(width, 50_000_000, |width| width * width * 9 / 10)),
+            stage3_param_persistence_threshold: keys
+                .optional_int("stage3_param_persistence_threshold")
+                .unwrap_or_else(|| trainer(width, 100_000, |width| 10 * width)),
             stage3_model_persistence_threshold: keys.int("stage3_model_persistence_threshold"),
             stage3_max_live_parameters: keys.int("stage3_max_live_parameters"),
             stage3_max_reuse_distance: keys.int("stage3_max_reuse_distance"),
@@ -93,4 +98,9 @@ impl Zero {
         offload::check(&zero, resolver);
         zero
     }
+}
+
+/// What Hugging Face's Trainer makes of an `auto` that depends on the model's width; DeepSpeed's default without one.
+fn trainer(width: Option<usize>, otherwise: usize, of: impl Fn(usize) -> usize) -> usize {
+    width.map_or(otherwise, of)
 }

@@ -16,7 +16,7 @@ const DTYPE: Kind = Kind::Choice { names: Dtype::NAMES, later: &[] };
 #[rustfmt::skip]
 pub(super) static TOP: &[Key] = &[
     engine("train_batch_size", COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks"),
-    engine("train_micro_batch_size_per_gpu", COUNT, "= from the other two", "Samples of one forward and backward on one rank"),
+    engine("train_micro_batch_size_per_gpu", COUNT, "= from the other two", "Samples of one forward and backward on one rank; auto, where train_batch_size does not say it: 8, as Hugging Face's Trainer"),
     engine("gradient_accumulation_steps", COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step"),
     now("steps_per_print", COUNT_OR_0, "10", "A line of progress every so many steps; 0 none"),
     now("gradient_clipping", NON_NEGATIVE, "1.0", "Largest global L2 norm of the gradient; 0 disables"),

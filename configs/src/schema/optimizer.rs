@@ -27,12 +27,14 @@ pub(super) static OPTIMIZER: Variants = Variants {
     ],
 };
 
+const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
+const WARMUP_STEPS: &str = "Steps of the warm-up; fewer than 2 count as 2; auto: 0, as Hugging Face's Trainer";
 const LATER: Status = Status::Later { off: &[] };
 const BETAS: Kind = Kind::Pair(FRACTION);
 
 #[rustfmt::skip]
 static ADAM: &[Key] = &[
-    now("lr", NON_NEGATIVE, "0.001", "Learning rate"),
+    engine("lr", NON_NEGATIVE, "0.001", LR),
     now("betas", BETAS, "[0.9, 0.999]", "Decay of the first and the second moment"),
     now("eps", NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment"),
     now("weight_decay", NON_NEGATIVE, "0.0", "Weight decay"),
@@ -46,7 +48,7 @@ static ADAM: &[Key] = &[
 
 #[rustfmt::skip]
 static SGD: &[Key] = &[
-    now("lr", NON_NEGATIVE, "0.001", "Learning rate"),
+    engine("lr", NON_NEGATIVE, "0.001", LR),
     now("momentum", Kind::Float(FRACTION), "0.0", "Momentum; 0 keeps no state"),
     now("dampening", RATIO, "0.0", "Dampening of the gradient that enters the momentum"),
     now("nesterov", Kind::Bool, "false", "Nesterov momentum"),
@@ -60,7 +62,7 @@ static SGD: &[Key] = &[
 
 #[rustfmt::skip]
 static LION: &[Key] = &[
-    now("lr", NON_NEGATIVE, "0.001", "Learning rate"),
+    engine("lr", NON_NEGATIVE, "0.001", LR),
     now("betas", BETAS, "[0.9, 0.999]", "Interpolation for the update, decay of the momentum"),
     now("weight_decay", NON_NEGATIVE, "0.0", "Decoupled weight decay"),
     removed("max_grad_norm", "write `gradient_clipping` at the top level"),
@@ -68,7 +70,7 @@ static LION: &[Key] = &[
 
 #[rustfmt::skip]
 static ADAGRAD: &[Key] = &[
-    now("lr", NON_NEGATIVE, "0.01", "Learning rate"),
+    engine("lr", NON_NEGATIVE, "0.01", LR),
     now("eps", NON_NEGATIVE, "1.0e-10", "Added to the root of the sum"),
     now("weight_decay", NON_NEGATIVE, "0.0", "Added to the gradient"),
     later("fp32_optimizer_states", "true", "The sum in f32; false: in the type of the parameters"),
@@ -119,7 +121,7 @@ const SHAPE: Kind = Kind::Choice { names: WarmupType::NAMES, later: &[] };
 static WARMUP: &[Key] = &[
     now("warmup_min_lr", NON_NEGATIVE, "0.0", "Learning rate at the start"),
     now("warmup_max_lr", NON_NEGATIVE, "= the optimizer's lr", "Learning rate after the warm-up"),
-    now("warmup_num_steps", COUNT, "1000", "Steps of the warm-up"),
+    engine("warmup_num_steps", COUNT_OR_0, "1000", WARMUP_STEPS),
     now("warmup_type", SHAPE, "log", "Shape of the warm-up"),
 ];
 
@@ -127,8 +129,8 @@ static WARMUP: &[Key] = &[
 static WARMUP_DECAY: &[Key] = &[
     engine("total_num_steps", COUNT, REQUIRED, "Steps of the whole schedule; auto: those of the run"),
     now("warmup_min_lr", NON_NEGATIVE, "0.0", "Learning rate at the start"),
-    now("warmup_max_lr", NON_NEGATIVE, "0.001", "Learning rate after the warm-up; not the optimizer's lr"),
-    now("warmup_num_steps", COUNT, "1000", "Steps of the warm-up"),
+    engine("warmup_max_lr", NON_NEGATIVE, "0.001", "Learning rate after the warm-up; not the optimizer's lr, but for auto"),
+    engine("warmup_num_steps", COUNT_OR_0, "1000", WARMUP_STEPS),
     now("warmup_type", SHAPE, "log", "Shape of the warm-up"),
 ];
 
@@ -136,7 +138,7 @@ static WARMUP_DECAY: &[Key] = &[
 static WARMUP_COSINE: &[Key] = &[
     engine("total_num_steps", COUNT, REQUIRED, "Steps of the whole schedule; auto: those of the run"),
     now("warmup_min_ratio", RATIO, "0.0", "Part of the optimizer's lr at the start"),
-    now("warmup_num_steps", COUNT, "1000", "Steps of the warm-up"),
+    engine("warmup_num_steps", COUNT_OR_0, "1000", WARMUP_STEPS),
     now("cos_min_ratio", RATIO, "0.0001", "Part of the optimizer's lr at the end"),
     now("warmup_type", SHAPE, "log", "Shape of the warm-up"),
 ];

@@ -215,7 +215,7 @@ mod tests {
     fn what_follows_a_program_is_its_own() {
         let args = launch(&["--nproc-per-node", "2", "train", "--config", "x", "--node_rank=7"]).expect("accepted");
         assert_eq!(args.program, ["train", "--config", "x", "--node_rank=7"]);
-        assert_eq!((args.train.config.config, args.node_rank), (None, None));
+        assert_eq!((args.train.config.config, args.node_rank), (vec![], None));
         assert!(launch(&["--nproc-per-nod", "2", "train"]).expect_err("no such flag").contains("--nproc-per-node"));
     }
 

@@ -43,10 +43,10 @@ pub(crate) enum Command {
 /// Where the configuration comes from.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
-    /// ds.yaml or ds_config.json, or - for standard input; required
+    /// ds.yaml or ds_config.json, or - for standard input; required. Given again, a further file, whose keys stand over the first's
     // Not required for clap, which would miss it next to a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
-    pub(crate) config: Option<PathBuf>,
+    pub(crate) config: Vec<PathBuf>,
     /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,

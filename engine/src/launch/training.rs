@@ -14,7 +14,7 @@ use zero_train::{Error, Limit, Plan};
 use super::{Before, Hosts, Job, Output, Reach, Recovery, Team, What, launch};
 use crate::cli::{Cli, LaunchArgs, TrainArgs};
 use crate::cores::Cores;
-use crate::{does_not_fit, from_standard_input, load, rank, read, surroundings, warn};
+use crate::{does_not_fit, is_standard_input, load, rank, read, standard_input, surroundings, warn};
 
 /// How long launchers of a program wait for each other: nothing says how long its ranks do.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -125,8 +125,8 @@ fn one_a_gpu(typed: &Typed) -> Option<usize> {
 /// Checks what all ranks would find out, starts those of this host, and waits for them.
 fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let (options, hosts) = (run_options(args)?, started.hosts);
-    let source = read(&args.config)?;
-    let typed = zero_config::load(source.clone(), &args.overrides())?;
+    let sources = read(&args.config)?;
+    let typed = zero_config::load_files(sources.clone(), &args.overrides())?;
     let ranks = match started.ranks {
         None if hosts.count > 1 => {
             let written = typed.num_processes().or_else(|| one_a_gpu(&typed));
@@ -157,7 +157,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         }
         return rank::run_as_threads(&config, &options);
     }
-    let standard_input = from_standard_input(&args.config).then_some(source.text.as_str());
+    let standard_input = standard_input(&args.config, &sources);
+    let standard_input = standard_input.as_deref();
     let job = Job {
         hosts,
         reach: reach_of(hosts, &config)?,
@@ -174,11 +175,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         max_restarts: config.launcher.max_restarts,
         min_ranks: config.launcher.min_ranks,
         before: Some(Before::look(config.training.output_dir.as_ref())?),
-        unchanged: &|| match standard_input.is_some() || read(&args.config)?.text == source.text {
-            true => Ok(()),
-            false => anyhow::bail!("{} has changed since the run began; go on with --resume auto", source.name),
-        },
-        smaller: &|ranks| smaller(args, &source, &config, ranks),
+        unchanged: &|| unchanged(args, &sources),
+        smaller: &|ranks| smaller(args, &sources, &config, ranks),
     };
     launch(team, &job, Some(&recovery))
 }
@@ -211,15 +209,25 @@ fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<L
     Limit::of_rank(config, ranks).filter(|limit| plan.peak_bytes() > limit.bytes)
 }
 
+/// That the files still say what they said; standard input does.
+fn unchanged(args: &TrainArgs, sources: &[Source]) -> anyhow::Result<()> {
+    for (path, source) in args.config.config.iter().zip(sources).filter(|(path, _)| !is_standard_input(path)) {
+        if Source::from_path(path)? != *source {
+            anyhow::bail!("{} has changed since the run began; go on with --resume auto", source.name);
+        }
+    }
+    Ok(())
+}
+
 /// As many ranks with the micro-batch and the global batch of `config`, and more micro-batches a rank, if that can be trained here.
-fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> anyhow::Result<Team> {
+fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) -> anyhow::Result<Team> {
     let changes = vec![
         format!("train_batch_size={}", config.train_batch_size),
         format!("train_micro_batch_size_per_gpu={}", config.train_micro_batch_size_per_gpu),
         "gradient_accumulation_steps=".to_string(),
     ];
     let overrides = [args.overrides(), changes.clone()].concat();
-    let config = zero_config::load(source.clone(), &overrides)?.resolve(Some(ranks))?;
+    let config = zero_config::load_files(sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
         let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
@@ -230,7 +238,7 @@ fn smaller(args: &TrainArgs, source: &Source, config: &Config, ranks: usize) -> 
 
 /// The thread count of a rank that another launcher started, without touching standard input.
 fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
-    let launcher = if from_standard_input(&args.config) {
+    let launcher = if args.config.config.iter().any(|path| is_standard_input(path)) {
         None
     } else {
         let (typed, _) = load(&args.config, &args.overrides())?;

@@ -1,6 +1,7 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
 mod again;
+mod autos;
 mod breakdown;
 mod communication;
 mod corpus;
@@ -310,6 +311,7 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
         counted(engine.replicas(), replica, replicas),
     ));
+    autos::said(config).iter().for_each(|lines| progress.say(lines));
     if config.dump_state || config.log_level >= LogLevel::Debug {
         progress.say(&format!("step program:\n{}", engine.program()));
     }

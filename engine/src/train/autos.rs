@@ -1,0 +1,48 @@
+//! What `auto` became, said when a run starts.
+
+use zero_config::Config;
+
+/// Sections of our own, whose values the run says anyway.
+const OWN: [&str; 4] = ["model.", "data.", "training.", "launcher."];
+
+/// Longest line.
+const WIDTH: usize = 120;
+
+/// The keys of DeepSpeed's that were written as `auto`, each with its value, in lines; `None` when there is none.
+pub(super) fn said(config: &Config) -> Option<String> {
+    let autos = config.autos().into_iter().filter(|(path, _)| !OWN.iter().any(|own| path.starts_with(own)));
+    let words = autos.map(|(path, value)| match value.as_str() {
+        "auto" => format!("{path} as the engine finds best"),
+        value => format!("{path} {value}"),
+    });
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut() {
+            Some(line) if line.len() + word.len() + 2 <= WIDTH => *line += &format!(", {word}"),
+            Some(line) => {
+                line.push(',');
+                lines.push(format!("      {word}"));
+            }
+            None => lines.push(format!("auto: {word}")),
+        }
+    }
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_auto_is_said_with_its_value_and_nothing_else() {
+        let text = "train_batch_size: auto\ntrain_micro_batch_size_per_gpu: auto\ngradient_clipping: 1.0\n\
+                    optimizer: {type: AdamW, params: {lr: auto, betas: [0.9, 0.95]}}\n\
+                    zero_optimization: {stage: 2, reduce_bucket_size: auto}\nmodel: {type: gpt2, vocab_size: auto}";
+        let config = Config::with_world_size("ds.yaml", text, 2).unwrap();
+        let expected = "auto: train_batch_size 16, train_micro_batch_size_per_gpu 8, optimizer.params.lr 5.0e-5,\n      \
+                        zero_optimization.reduce_bucket_size as the engine finds best";
+        assert_eq!(said(&config).as_deref(), Some(expected));
+        let without = Config::parse("ds.yaml", "train_batch_size: 2\nmodel: {type: gpt2, vocab_size: auto}").unwrap();
+        assert_eq!(said(&without), None);
+    }
+}
