@@ -156,6 +156,13 @@ pub(crate) fn describe(engine: &Engine) -> Vec<String> {
             lines.push(format!("{why}; with 0 only those in use do"));
         }
     }
+    let disk = &engine.settings.zero.disk;
+    if engine.zero().disk_use().is_none() && (disk.optimizer.is_some() || disk.parameters.is_some()) {
+        let least = bytes(engine.config().aio.block_size as u64);
+        lines.push(format!(
+            "disk: nothing of rank 0 goes there; what is smaller than aio.block_size, {least}, stays in memory"
+        ));
+    }
     if let Some(kept) = &engine.kept {
         lines.push("disk: inputs that are kept for layers to be run again".to_string());
         lines.extend(kept.notices().iter().cloned());

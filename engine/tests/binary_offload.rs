@@ -119,6 +119,14 @@ fn a_run_has_the_bits_of_one_in_memory_and_says_where_its_state_is() {
 }
 
 #[test]
+fn a_model_too_small_for_the_disk_is_said_to_stay_in_memory() {
+    let case = case_with_disk();
+    let offload = ["--set", "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}"];
+    let said = case.train(&[&["--plain", "--out", "small", "--max-steps", "1"], &offload[..]].concat());
+    assert!(said.contains("\ndisk: nothing of rank 0 goes there; what is smaller than aio.block_size"), "{said}");
+}
+
+#[test]
 fn two_runs_with_one_path_know_nothing_of_each_other() {
     let case = case_with_disk();
     case.train(&[&["--quiet", "--out", "memory"], &IN_MEMORY[..]].concat());
