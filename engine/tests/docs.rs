@@ -91,6 +91,49 @@ fn links_lead_somewhere() {
 }
 
 #[test]
+fn the_book_has_every_page_and_no_link_leaves_it() {
+    let summary = read("docs/SUMMARY.md");
+    let listed = links(&summary);
+    let mut named = listed.clone();
+    named.sort_unstable();
+    named.dedup();
+    assert_eq!(named.len(), listed.len(), "a page stands twice in docs/SUMMARY.md");
+    for page in pages().iter().filter_map(|page| page.strip_prefix("docs/")) {
+        assert!(page == "SUMMARY.md" || named.contains(&page), "docs/SUMMARY.md does not list {page}");
+        let text = read(&format!("docs/{page}"));
+        let titles = text.lines().filter(|line| line.starts_with("# ")).count();
+        assert!(titles >= 1, "docs/{page} has no title");
+        for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
+            assert!(!link.starts_with("../"), "docs/{page} links to {link}, which the book has not");
+        }
+    }
+    for link in named {
+        assert!(root().join("docs").join(link).is_file(), "docs/SUMMARY.md lists {link}");
+    }
+    let book = read("docs/book.toml");
+    assert!(book.contains("src = \".\"") && root().join("docs/book.css").is_file(), "{book}");
+}
+
+/// Whatever the indentation, each line of a block of Rust stands in an example, in this order.
+#[test]
+fn rust_in_the_guide_is_out_of_examples_that_run() {
+    let examples = ["mlp", "gpt", "resume"].map(|name| read(&format!("examples/src/bin/{name}.rs")));
+    let mut found = 0;
+    for page in pages().iter().filter(|page| page.starts_with("docs/")) {
+        for block in blocks(&read(page), "rust") {
+            let contains = |example: &String| {
+                let mut lines = example.lines().map(str::trim);
+                let wanted = block.lines().map(str::trim).filter(|line| !line.is_empty());
+                wanted.into_iter().all(|line| lines.any(|of| of == line))
+            };
+            assert!(examples.iter().any(contains), "{page}: this is in no example:\n{block}");
+            found += 1;
+        }
+    }
+    assert!(found >= 4, "{found}");
+}
+
+#[test]
 fn configurations_on_the_pages_are_valid() {
     let mut found = 0;
     // Pages call a Hugging Face folder `DIR`.
@@ -134,4 +177,137 @@ fn the_library_example_of_the_readme_is_the_example() {
     for line in lines {
         assert!(squeezed(&example).contains(&line), "{line} is not in the example");
     }
+}
+
+/// The string literals of a Rust source, with what is formatted into them as `\u{0}`.
+fn literals(source: &str) -> Vec<String> {
+    let mut found = vec![];
+    let mut rest = source;
+    while let Some(open) = rest.find('"') {
+        let before = rest[..open].chars().next_back();
+        rest = &rest[open + 1..];
+        // A character literal, `'"'`.
+        if before == Some('\'') || before == Some('\\') {
+            continue;
+        }
+        let (mut text, mut chars) = (String::new(), rest.char_indices());
+        let mut end = rest.len();
+        while let Some((at, c)) = chars.next() {
+            match c {
+                '"' => {
+                    end = at + 1;
+                    break;
+                }
+                '\\' => match chars.next().map(|(_, c)| c) {
+                    Some('n') => text.push('\n'),
+                    // The line goes on behind the blanks of the next.
+                    Some('\n') => {
+                        while rest[chars.offset()..].starts_with(' ') {
+                            chars.next();
+                        }
+                    }
+                    Some(other) => text.push(other),
+                    None => {}
+                },
+                '{' | '}' if rest[at + 1..].starts_with(c) => {
+                    chars.next();
+                    text.push(c);
+                }
+                // Not every literal is a format.
+                '{' if rest[at..].find(['}', '"']).is_some_and(|end| rest[at + end..].starts_with('}')) => {
+                    text.push('\u{0}');
+                    chars.by_ref().find(|(_, c)| *c == '}');
+                }
+                c => text.push(c),
+            }
+        }
+        found.push(text);
+        rest = &rest[end..];
+    }
+    found
+}
+
+/// Whether a message is what a format makes: its fixed parts in their order, the first at the beginning, the last at the end.
+fn is_made_by(message: &str, format: &str) -> bool {
+    let parts: Vec<&str> = format.split('\u{0}').collect();
+    let [first, middle @ .., last] = &parts[..] else { return message == format };
+    let Some(mut rest) = message.strip_prefix(first) else { return false };
+    for part in middle {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+/// Every literal with enough fixed text to tell its messages from others, line by line.
+fn formats() -> Vec<String> {
+    fn walk(folder: &Path, formats: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                walk(&path, formats);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let text = fs::read_to_string(&path).expect("a source");
+                // What tests expect is no source of messages.
+                let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+                for literal in literals(code) {
+                    formats.extend(literal.split("\n").map(|line| line.trim_start().to_string()));
+                }
+            }
+        }
+    }
+    let mut formats = vec![];
+    for part in ["engine", "checkpoint", "partition", "model", "tier", "comm", "configs", "pipeline", "optim", "cuda"] {
+        walk(&root().join(part).join("src"), &mut formats);
+    }
+    formats.retain(|format| format.chars().filter(|c| c.is_alphabetic()).count() >= 9);
+    formats.sort();
+    formats.dedup();
+    formats
+}
+
+#[test]
+fn messages_of_the_troubleshooting_page_are_in_the_source() {
+    let formats = formats();
+    let is_made = |text: &str| formats.iter().any(|format| is_made_by(text, format));
+    // A path or a folder may stand before a message.
+    let is_known = |text: &str| is_made(text) || text.split_once(": ").is_some_and(|(_, rest)| is_made(rest));
+    for invented in ["there is no such thing as this", "no file matches", "rank 1 has another value"] {
+        assert!(!is_known(invented), "{invented}");
+    }
+    let (mut found, mut wrong) = (0, vec![]);
+    for block in blocks(&read("docs/troubleshooting.md"), "text") {
+        for line in block.lines().filter(|line| !line.starts_with("  in: ") && !line.starts_with("    ")) {
+            let text = ["error: ", "warning: ", "  help: "].iter().find_map(|start| line.strip_prefix(start));
+            let text = text.unwrap_or(line);
+            if !is_known(text) && !is_known(line) && !is_known(line.trim_start()) {
+                wrong.push(line.to_string());
+            }
+            found += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "no source says:\n{}", wrong.join("\n"));
+    assert!(found > 60, "{found}");
+}
+
+/// Names in backticks that begin like a folder of the repository.
+#[test]
+fn paths_that_the_pages_name_exist() {
+    let folders =
+        ["configs/", "examples/", "engine/", "scripts/", "benches/", "docs/", "comm/", "partition/", "model/"];
+    let mut found = 0;
+    for page in pages().iter().filter(|page| *page != "CHANGELOG.md") {
+        let text = read(page);
+        let prose: String = text.split("```").step_by(2).collect();
+        for name in prose.split('`').skip(1).step_by(2) {
+            let plain = name.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
+            if plain && folders.iter().any(|folder| name.starts_with(folder)) {
+                assert!(root().join(name).exists(), "{page} names {name}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
 }
