@@ -300,6 +300,7 @@ impl Check<'_> {
             "null" => "leave it out".to_string(),
             value => format!("leave it out, or write `{value}`"),
         };
+        let without = schema::instead(path).map_or(without.clone(), |instead| format!("{without}; {instead}"));
         // A list or a section begins on another line than its key.
         let at = if written == path { entry.key_at } else { entry.value.at };
         match key.status {

@@ -6,6 +6,7 @@
 mod autotuning;
 mod deepspeed;
 mod inactive;
+mod instead;
 mod offload;
 mod optimizer;
 mod own;
@@ -14,6 +15,8 @@ mod zero;
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use instead::instead;
 
 /// One key of a section.
 #[derive(Debug)]

@@ -60,6 +60,8 @@ fn a_stopped_run_goes_on_bit_for_bit() {
     case.train(&["--quiet", "-n", "2", "--out", "parts", "--resume", "auto"]);
     assert_eq!(case.losses("whole"), case.losses("parts"));
     assert_eq!(case.shards("whole", 20), case.shards("parts", 20));
+    let again = case.train(&["--plain", "-n", "2", "--out", "parts", "--resume", "auto"]);
+    assert!(again.contains("\ntrained no step: the run was at its end already\n"), "{again}");
 }
 
 #[test]

@@ -128,6 +128,9 @@ impl fmt::Display for Report {
             0 => String::new(),
             skipped => format!(" ({skipped} skipped)"),
         };
+        if self.steps == 0 {
+            return f.write_str("trained no step: the run was at its end already");
+        }
         write!(
             f,
             "trained {} steps{skipped} in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
