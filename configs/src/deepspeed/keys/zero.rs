@@ -67,7 +67,7 @@ pub(super) static OFFLOAD_OPTIMIZER: Group = Group { title: "`zero_optimization.
     key("pipeline_read", "false", "false"),
     key("pipeline_write", "false", "false"),
     key("fast_init", "false", "true"),
-    key("ratio", "1.0", "0.5"),
+    key("ratio", "1.0", "0.5").differs("With a GPU and `device: cpu`, at every stage: state of the first layers goes to the host. Elsewhere a run refuses it"),
     key("super_offload", "false", "true"),
     key("cpuadam_cores_perc", "0.8", "0.5"),
 ] };
