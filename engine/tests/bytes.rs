@@ -125,6 +125,7 @@ impl Run {
             decay_all: false,
             ignore_unused: false,
             disk: zero_partition::DiskOptions::default(),
+            on_gpu: zero_partition::OnGpu::default(),
         }
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct Open {
 /// An instruction that waits until gradients have come from the GPU; the next layer's backward is begun before it.
 pub(crate) enum Late {
     /// [`Zero::accumulate`]
-    Accumulate(SegmentId, Open),
+    Accumulate(SegmentId, Box<Open>),
     /// [`Zero::reduce`]
     Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
 }
@@ -235,7 +235,7 @@ impl Zero {
         while let Some(late) = self.late.pop_front() {
             match late {
                 Late::Accumulate(id, open) => {
-                    let summand = self.arrived(open)?.buffer;
+                    let summand = self.arrived(*open)?.buffer;
                     self.add_up(id, summand)?;
                 }
                 Late::Reduce(ids, micro_batch, opens) => self.start_reduce(&ids, micro_batch, opens)?,
@@ -250,7 +250,7 @@ impl Zero {
     /// If there is none.
     pub fn accumulate(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let open = self.take_open(id)?;
-        self.late.push_back(Late::Accumulate(id, open));
+        self.late.push_back(Late::Accumulate(id, Box::new(open)));
         self.unless_on_their_way()
     }
 

@@ -20,6 +20,13 @@ pub(crate) struct Gathering {
     kept: Option<Storage>,
 }
 
+/// A refresh that is under way.
+pub(crate) struct PendingRefresh {
+    segments: Vec<SegmentId>,
+    /// Of each; `None` where this rank has updated all of it.
+    started: Vec<Option<Pending<Gathered>>>,
+}
+
 impl Zero {
     /// Whether there is one shard only, and it is not kept in memory: then a gather is that shard, as it came from the disk.
     fn is_whole(&self, id: SegmentId) -> bool {
@@ -162,7 +169,7 @@ impl Zero {
         for &id in ids {
             started.push(self.start_refresh(id)?);
         }
-        self.refreshing.push_back((ids.to_vec(), started));
+        self.refreshing.push_back(PendingRefresh { segments: ids.to_vec(), started });
         Ok(())
     }
 
@@ -210,8 +217,8 @@ impl Zero {
     /// # Errors
     /// What the collective says.
     pub fn await_refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
-        let position = self.refreshing.iter().position(|(segments, _)| segments == ids);
-        let (_, started) = position
+        let position = self.refreshing.iter().position(|pending| pending.segments == ids);
+        let PendingRefresh { started, .. } = position
             .and_then(|position| self.refreshing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such refresh was started"))?;
         for (&id, pending) in ids.iter().zip(started) {

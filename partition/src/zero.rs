@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use candle_core::{DType, Storage};
-use zero_comm::{Communicator, Gathered, Pending};
+use zero_comm::Communicator;
 use zero_model::sink::{Flat, PutOff};
 use zero_model::{Model, init};
 use zero_optim::{ExactSum, Optimizer};
@@ -18,7 +18,7 @@ use crate::groups::Groups;
 use crate::home::OnGpu;
 use crate::layout::{Layout, Segment};
 use crate::ledger::{Category, Ledger};
-use crate::parameters::Gathering;
+use crate::parameters::{Gathering, PendingRefresh};
 use crate::pool::Pool;
 use crate::rounding::working;
 
@@ -96,7 +96,7 @@ pub struct Zero {
     pub(crate) reducing: VecDeque<PendingReduce>,
     /// What begins when gradients have come from the GPU, in the order of the program.
     pub(crate) late: VecDeque<Late>,
-    pub(crate) refreshing: VecDeque<(Vec<SegmentId>, Vec<Option<Pending<Gathered>>>)>,
+    pub(crate) refreshing: VecDeque<PendingRefresh>,
     pub(crate) pool: Pool,
     /// Ways between the GPU and the host.
     #[cfg(feature = "cuda")]

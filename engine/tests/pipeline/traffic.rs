@@ -89,6 +89,7 @@ impl Run {
                 decay_all: false,
                 ignore_unused: false,
                 disk: zero_partition::DiskOptions::default(),
+                on_gpu: zero_partition::OnGpu::default(),
             };
             let (program, layout, replica) = (engine.program(), engine.zero().layout(), engine.replica());
             let payload = expected_payload(program, layout, replica, width, &options, |m| message_bytes(m, width));
