@@ -270,3 +270,48 @@ fn too_little_memory_is_said_in_words() {
     assert_eq!(error.exit_status(), 2);
     assert!(error.to_string().starts_with("the memory of the GPU does not suffice: "), "{error}");
 }
+
+/// What the driver counts at most against the plan. Each in a process of its own: the count is the process's.
+#[test]
+fn the_gpu_holds_what_was_planned() {
+    const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
+    let Ok(zero) = std::env::var(CHILD) else {
+        if mock::is_real() || !has_gpu() {
+            return;
+        }
+        for zero in [
+            "{stage: 0}",
+            "{stage: 1, offload_optimizer: {device: cpu}}",
+            "{stage: 3, stage3_param_persistence_threshold: 0}",
+            "{stage: 3, stage3_param_persistence_threshold: 0, offload_optimizer: {device: cpu}, offload_param: {device: cpu}}",
+        ] {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = command.args(["--exact", "the_gpu_holds_what_was_planned"]).env(CHILD, zero).output().unwrap();
+            assert!(output.status.success(), "{zero}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+        return;
+    };
+    assert!(mock::ready());
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.txt");
+    std::fs::write(&data, "what is planned is what is held, and no more. ".repeat(200)).unwrap();
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 4\ntraining: {{device: cuda}}\nzero_optimization: {zero}\n\
+         model: {{type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 4}}\n\
+         data: {{train: {}, tokenizer: byte, sequence_length: 64}}\noptimizer: {{type: AdamW}}",
+        data.display()
+    );
+    let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
+    let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
+    let plan = zero_train::Plan::new(config.clone(), layers).unwrap().value();
+    let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
+    let measured = world(1, |comm| {
+        let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
+        for _ in 0..3 {
+            steps.step().unwrap();
+        }
+        steps.engine().peak_gpu_bytes().unwrap() as f64
+    });
+    let share = measured[0] / planned;
+    assert!((0.7..1.1).contains(&share), "{zero}: {} of {planned} planned", measured[0]);
+}

@@ -27,7 +27,7 @@ pub use array::Array;
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
 pub use memory::{Mark, begin as address_of, copy, download, room, upload};
-pub use pool::{forget_peak, peak};
+pub use pool::peak;
 pub use staging::{Arriving, Staging};
 
 /// Opens GPU `ordinal` of those that are visible.

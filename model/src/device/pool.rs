@@ -12,49 +12,39 @@ fn said(call: &str, code: CUresult) -> Result<()> {
     }
 }
 
-fn pool(device: &CudaDevice) -> Result<CUmemoryPool> {
+/// `None` where the device takes memory in another way.
+fn pool(device: &CudaDevice) -> Result<Option<CUmemoryPool>> {
     let stream = device.cuda_stream();
     let context = stream.context();
     context.bind_to_thread().map_err(candle_core::Error::wrap)?;
     let (of, mut pool): (CUdevice, _) = (context.cu_device(), std::ptr::null_mut());
     // SAFETY: writes one handle.
-    said("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&raw mut pool, of) })?;
-    Ok(pool)
+    match unsafe { sys::cuDeviceGetMemPool(&raw mut pool, of) } {
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(None),
+        code => said("cuDeviceGetMemPool", code).map(|()| Some(pool)),
+    }
 }
 
 /// What is freed stays in the pool for the next time. Without that the driver gives it back to the machine whenever the host waits for the
 /// stream, and each step would begin by taking it anew.
 pub(super) fn keep_what_is_freed(device: &CudaDevice) -> Result<()> {
-    let (pool, mut all) = (pool(device)?, u64::MAX);
+    let (Some(pool), mut all) = (pool(device)?, u64::MAX) else { return Ok(()) };
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: the attribute is a number of 64 bits, which is read.
     let code = unsafe { sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut all).cast::<c_void>()) };
     said("cuMemPoolSetAttribute", code)
 }
 
-/// Bytes that were in use at most since the last [`forget_peak`], of all that this process has on the GPU; none on the processor.
+/// Bytes that were in use at most, of all that this process has on the GPU; none on the processor.
 ///
 /// # Errors
 /// What the driver says.
 pub fn peak(device: &Device) -> Result<Option<u64>> {
     let Device::Cuda(device) = device else { return Ok(None) };
-    let (pool, mut bytes) = (pool(device)?, 0u64);
+    let (Some(pool), mut bytes) = (pool(device)?, 0u64) else { return Ok(None) };
     let high = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
     // SAFETY: the attribute is a number of 64 bits, which is written.
     let code = unsafe { sys::cuMemPoolGetAttribute(pool, high, (&raw mut bytes).cast::<c_void>()) };
     said("cuMemPoolGetAttribute", code)?;
     Ok(Some(bytes))
-}
-
-/// Begins to count what is in use at most from now on.
-///
-/// # Errors
-/// What the driver says.
-pub fn forget_peak(device: &Device) -> Result<()> {
-    let Device::Cuda(device) = device else { return Ok(()) };
-    let (pool, mut zero) = (pool(device)?, 0u64);
-    let high = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-    // SAFETY: the attribute is a number of 64 bits, which is read; only zero is allowed.
-    let code = unsafe { sys::cuMemPoolSetAttribute(pool, high, (&raw mut zero).cast::<c_void>()) };
-    said("cuMemPoolSetAttribute", code)
 }
