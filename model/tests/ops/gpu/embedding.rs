@@ -45,15 +45,6 @@ fn rows_and_gradients_have_the_same_bits() {
 }
 
 #[test]
-fn nothing_is_nothing() -> Result<()> {
-    let Some(gpu) = gpu() else { return Ok(()) };
-    let none = Tensor::zeros((2, 0), DType::U32, &gpu)?;
-    let y = look_up(&normal("table", &[4, 3]).to_device(&gpu)?, &none)?;
-    assert_eq!(y.dims(), [2, 0, 3]);
-    check(&gpu)
-}
-
-#[test]
 fn an_index_that_is_no_row_is_nan_and_an_error_later() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let table = normal("table", &[5, 3]);
