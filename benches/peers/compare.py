@@ -67,6 +67,27 @@ def run_peer(peer, setting, tokens, shim):
     return json.loads(output.rpartition("RESULT ")[2].splitlines()[0])
 
 
+def model(preset):
+    """The section of zero-train's configuration."""
+    return {
+        "type": "gpt2",
+        "vocab_size": preset.vocabulary,
+        "n_positions": preset.length,
+        "n_embd": preset.width,
+        "n_layer": preset.layers,
+        "n_head": preset.heads,
+    }
+
+
+def bench_step(binary, config, *more):
+    """What `zero-train bench step` measures of a configuration."""
+    command = [binary, "bench", "step", "--config", "-", "--json", *more]
+    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
+    if done.returncode:
+        sys.exit(f"zero-train failed with {done.returncode}:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def run_ours(binary, stage, setting, tokens, start):
     """One run of zero-train."""
     preset = PRESETS[setting.preset]
@@ -77,23 +98,12 @@ def run_ours(binary, stage, setting, tokens, start):
         "bf16": {"enabled": setting.dtype == "bf16"},
         "optimizer": {"type": "AdamW", "params": ADAMW},
         "zero_optimization": {"stage": stage},
-        "model": {
-            "type": "gpt2",
-            "vocab_size": preset.vocabulary,
-            "n_positions": preset.length,
-            "n_embd": preset.width,
-            "n_layer": preset.layers,
-            "n_head": preset.heads,
-        },
+        "model": model(preset),
         "data": {"train": str(tokens), "format": "tokens", "shuffle": False},
         "training": {"initial_weights": str(start), "weight_decay_on": "all"},
         "launcher": {"num_processes": setting.ranks, "threads_per_rank": setting.threads},
     }
-    command = [binary, "bench", "step", "--config", "-", "--steps", str(setting.steps), "--json"]
-    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
-    if done.returncode:
-        sys.exit(f"zero-train failed with {done.returncode}:\n{done.stderr[-4000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = bench_step(binary, config, "--steps", str(setting.steps))
     result["ranks"] = [{"peak_mb": bytes / 2**20} for bytes in result["peak_resident_bytes"]]
     return result
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import corpus
 import weights
 import world
-from compare import rate, ratios, spread
+from compare import bench_step, model, rate, ratios, spread
 from gpt import PRESETS, Preset, build
 from trainer import ADAMW, CLIP
 
@@ -88,9 +88,9 @@ def torch_child(chosen):
     preset, device = MODELS[chosen.models[0]], chosen.device
     preset = Preset(**{**vars(preset), "micro_batch": chosen.micro_batch or preset.micro_batch})
     tokens, _ = files(chosen.models[0], preset)
-    model = build(preset).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
-    forward = torch.compile(model) if chosen.child == "torch compile" else model
+    network = build(preset).to(device)
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True, **ADAMW)
+    forward = torch.compile(network) if chosen.child == "torch compile" else network
     batches = corpus.Batches(tokens, preset.length, preset.micro_batch, 1, 0, 1)
     times, losses = [], []
     for step in range(chosen.warm_up + chosen.steps):
@@ -101,7 +101,7 @@ def torch_child(chosen):
         with bf16:
             loss = forward(inputs, targets)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(float(loss.detach()))
@@ -135,24 +135,12 @@ def run_ours(name, chosen):
         "bf16": {"enabled": chosen.dtype == "bf16"},
         "optimizer": {"type": "AdamW", "params": ADAMW},
         "zero_optimization": {"stage": 0},
-        "model": {
-            "type": "gpt2",
-            "vocab_size": preset.vocabulary,
-            "n_positions": preset.length,
-            "n_embd": preset.width,
-            "n_layer": preset.layers,
-            "n_head": preset.heads,
-        },
+        "model": model(preset),
         "data": {"train": str(tokens), "format": "tokens", "shuffle": False},
         "training": {"initial_weights": str(start), "weight_decay_on": "all", "device": chosen.device},
         "launcher": {"num_processes": 1},
     }
-    command = [chosen.binary, "bench", "step", "--config", "-", "--json"]
-    command += ["--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up)]
-    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
-    if done.returncode:
-        sys.exit(f"zero-train failed with {done.returncode}:\n{done.stderr[-4000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = bench_step(chosen.binary, config, "--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up))
     result["peak_bytes"] = max(result["peak_gpu_bytes"] or [0])
     return result
 
