@@ -7,7 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, Storage, TensorId};
 use zero_model::Parameter;
 use zero_model::device::optimizer::{Part, SquareSums, step as step_on_gpu};
-use zero_model::device::{Array, Staging, copy};
+use zero_model::device::{Array, Staging};
 use zero_model::sink::{Flat, Gradients};
 use zero_optim::{ExactSum, Step};
 use zero_pipeline::{LayerId, Placement, SegmentId};
@@ -189,7 +189,7 @@ impl Zero {
 }
 
 /// Puts new values, rounded to the parameter's type, over a range of a parameter on a GPU, behind what is on its stream.
-pub(crate) fn overwrite(
+pub(crate) fn refill(
     parameter: &Parameter,
     range: Range<usize>,
     master: &[f32],
@@ -201,13 +201,7 @@ pub(crate) fn overwrite(
         parameter.put(Storage::Cuda(values))?;
         return Ok(());
     }
-    let mut full = parameter.take()?;
-    let copied = match &mut full {
-        Storage::Cuda(full) => copy(&values, 0..range.len(), full, range).map_err(ZeroError::from),
-        _ => Err(elsewhere()),
-    };
-    parameter.put(full)?;
-    copied
+    crate::parameters::overwrite(parameter, range.clone(), &Storage::Cuda(values), 0..range.len())
 }
 
 fn elsewhere() -> ZeroError {

@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, Gathered, Pending};
+use zero_model::Parameter;
 use zero_pipeline::SegmentId;
 
 use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::rounding::working;
-use crate::travel::{incoming, outgoing};
+use crate::travel::{incoming, on_host, outgoing};
 use crate::zero::Zero;
 
 /// A gather that is under way.
@@ -57,7 +58,7 @@ impl Zero {
         let own = counts[self.comm.rank()];
         let (sent, kept) = match shard {
             shard @ Storage::Cuda(_) if !on_gpu.gathers => {
-                let copy = outgoing_copy(&shard, own)?;
+                let copy = on_host(&shard, own)?;
                 (copy, Some(shard))
             }
             shard => (outgoing(shard, own, on_gpu.gathers)?, None),
@@ -253,10 +254,7 @@ impl Zero {
         }
         for piece in &segment.pieces {
             let parameter = &self.model.parameters()[piece.parameter];
-            let mut values = parameter.take()?;
-            let copied = copy(&output, piece.range.clone(), &mut values, 0..piece.range.len());
-            parameter.put(values)?;
-            copied?;
+            overwrite(parameter, 0..piece.range.len(), &output, piece.range.clone())?;
         }
         self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
         if let Storage::Cpu(used) = output {
@@ -282,16 +280,17 @@ impl Zero {
     }
 }
 
-/// A copy on the host of what is on a GPU, as it travels.
-fn outgoing_copy(shard: &Storage, len: usize) -> Result<Buffer, ZeroError> {
-    let mut copied = blank_like(shard, len)?;
-    copy(shard, 0..len, &mut copied, 0..len)?;
-    outgoing(copied, len, false)
-}
-
-/// Room on the host for values like these.
-fn blank_like(values: &Storage, len: usize) -> Result<Storage, ZeroError> {
-    Ok(Storage::Cpu(working(vec![0.0; len], values.dtype())))
+/// Copies values, wherever they are, over a range of a parameter.
+pub(crate) fn overwrite(
+    parameter: &Parameter,
+    range: Range<usize>,
+    from: &Storage,
+    source: Range<usize>,
+) -> Result<(), ZeroError> {
+    let mut full = parameter.take()?;
+    let copied = copy(from, source, &mut full, range);
+    parameter.put(full)?;
+    copied
 }
 
 /// Copies a range between storages of the same working dtype, wherever they are.

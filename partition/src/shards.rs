@@ -11,6 +11,7 @@ use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::layout::{Layout, Segment};
 use crate::ledger::Category;
+use crate::parameters::overwrite;
 use crate::rounding::working;
 use crate::zero::Zero;
 
@@ -222,10 +223,7 @@ impl Zero {
             return crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len());
         }
         let parameter = &self.model.parameters()[range.parameter];
-        let mut full = parameter.take()?;
-        let copied = crate::parameters::copy(&working, 0..values.len(), &mut full, range.elements.clone());
-        parameter.put(full)?;
-        copied
+        overwrite(parameter, range.elements.clone(), &working, 0..values.len())
     }
 
     /// How the disk knows values of a kind, if they live there: the master where there is one.

@@ -8,7 +8,7 @@ use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::gradients::Open;
 use crate::ledger::Category;
-use crate::parameters::{buffer, copy, storage};
+use crate::parameters::{buffer, copy, overwrite, storage};
 use crate::rounding::to_f32;
 use crate::travel::outgoing;
 use crate::zero::Zero;
@@ -129,10 +129,7 @@ impl Zero {
             None => {
                 for piece in &segment.pieces {
                     let parameter = &self.model.parameters()[piece.parameter];
-                    let mut full = parameter.take()?;
-                    let copied = copy(&values, piece.range.clone(), &mut full, 0..piece.range.len());
-                    parameter.put(full)?;
-                    copied?;
+                    overwrite(parameter, 0..piece.range.len(), &values, piece.range.clone())?;
                 }
             }
         }

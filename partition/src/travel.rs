@@ -90,8 +90,16 @@ pub(crate) fn outgoing(values: Storage, len: usize, by_gpu: bool) -> Result<Buff
         Storage::Cpu(values) => buffer(values),
         #[cfg(feature = "cuda")]
         Storage::Cuda(values) if by_gpu => moving::sized(values, len),
+        values => on_host(&values, len),
+    }
+}
+
+/// A copy on the host of `len` parameters that are on a GPU.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+pub(crate) fn on_host(values: &Storage, len: usize) -> Result<Buffer, ZeroError> {
+    match values {
         #[cfg(feature = "cuda")]
-        Storage::Cuda(values) => buffer(zero_model::device::download(&values, 0..len)?),
+        Storage::Cuda(values) => buffer(zero_model::device::download(values, 0..len)?),
         _ => Err(ZeroError::internal("parameters on a device that is not known here")),
     }
 }

@@ -160,7 +160,7 @@ impl Zero {
                         && is_refreshed
                         && segment.placements.optimizer == Placement::Sharded => {}
                     #[cfg(feature = "cuda")]
-                    _ if parameter.is_on_gpu() => crate::on_gpu::overwrite(parameter, inside, master, staging)?,
+                    _ if parameter.is_on_gpu() => crate::on_gpu::refill(parameter, inside, master, staging)?,
                     _ => parameter.update(|full| round_to(master, full, inside).map_err(candle_core::Error::wrap))?,
                 }
                 continue;
