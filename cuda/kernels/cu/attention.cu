@@ -4,26 +4,18 @@
 // A block of 16 × 16 threads takes a tile of queries of one head, or of keys of one key and value head. Thread (y, x) has some
 // consecutive rows of it, and of each every sixteenth column from x on. Tiles of keys begin at multiples of KEYS, whatever the
 // queries, so a row's bits depend on that row and what it sees alone. Nothing is added by atomics: gradients of queries have a kernel of their
-// own, and one block adds up those of a tile of keys, head by head and query by query. All in f32 with fused multiply-adds.
-#include "math.cuh"
-
-struct AttentionArgs {
-    uint64_t q, k, v, out;
-    // Backward only: gradient of out, and where those of q, k and v go.
-    uint64_t d_out, dq, dk, dv;
-    // f32 of [batch, heads, time]: ln Σ e^score, written by the forward; Σ out·d_out, written by attention_deltas.
-    uint64_t log_sums, deltas;
-    // u32 of [batch, time], the first position that each sees, never decreasing in a row; 0 if all see from their own sequence's begin.
-    uint64_t firsts;
-    // Elements from one position to the next; gradients lie as what they are of. Heads of a position follow each other.
-    uint64_t q_row, k_row, v_row, out_row;
-    uint32_t time, heads, kv_heads, size;
-    float scale;
-    uint32_t unused;
-};
+// own, and one block adds up those of a tile of keys, head by head and query by query. These are the kernels of f32, with fused
+// multiply-adds; attention_tensor.cu has those of narrower types.
+#include "attention.cuh"
 
 constexpr unsigned SIDE = 16;
 constexpr unsigned KEYS = 32;
+
+// What a block works on, and this thread in it.
+struct Seat : Place {
+    unsigned x, y;
+    DEVICE explicit Seat(unsigned heads) : Place(heads), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
+};
 
 // Queries of a tile of the forward and of the gradient of q, for heads padded to SIZE.
 template <unsigned SIZE> constexpr unsigned QUERIES_OF = SIZE <= 64 ? 64 : 32;
@@ -36,13 +28,13 @@ template <unsigned SIZE> struct Tile {
 };
 
 // COUNT rows of a tile: those of one head from position `first` on, zeros beyond its size and beyond the sequence.
-template <class T, unsigned COUNT, unsigned SIZE>
+template <unsigned COUNT, unsigned SIZE>
 DEVICE void fill(
     Tile<SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned first, const AttentionArgs& a) {
     for (unsigned i = threadIdx.x; i < COUNT * SIZE; i += blockDim.x) {
         unsigned row = i / SIZE, column = i % SIZE, position = first + row;
         bool is_there = position < a.time && column < a.size;
-        tile.row(row)[column] = is_there ? load(as<T>(from)[offset + position * stride + column]) : 0.0f;
+        tile.row(row)[column] = is_there ? as<float>(from)[offset + position * stride + column] : 0.0f;
     }
 }
 
@@ -68,55 +60,33 @@ DEVICE void products(Tile<SIZE> rows, Tile<SIZE> columns, unsigned y, unsigned x
     }
 }
 
-// What a block works on.
-struct Place {
-    unsigned sample, head, x, y;
-    DEVICE explicit Place(unsigned heads) {
-        sample = blockIdx.y / heads;
-        head = blockIdx.y % heads;
-        x = threadIdx.x % SIDE;
-        y = threadIdx.x / SIDE;
-    }
-    DEVICE uint64_t at(const AttentionArgs& a, uint64_t row, unsigned head) const {
-        return uint64_t(sample) * a.time * row + uint64_t(head) * a.size;
-    }
-    // Of [batch, heads, time].
-    DEVICE uint64_t statistic(const AttentionArgs& a, unsigned head) const {
-        return (uint64_t(sample) * a.heads + head) * a.time;
-    }
-    // The first position that `position` sees.
-    DEVICE unsigned first(const AttentionArgs& a, unsigned position) const {
-        return a.firsts ? as<uint32_t>(a.firsts)[uint64_t(sample) * a.time + position] : 0;
-    }
-};
-
 // Rows of a tile to one head's: those that thread (y, x) has, from position `first` on.
-template <class T, unsigned ROWS, unsigned PARTS>
+template <unsigned ROWS, unsigned PARTS>
 DEVICE void put(
-    const float (&rows)[ROWS][PARTS], uint64_t to, uint64_t stride, uint64_t offset, unsigned first, const Place& place,
+    const float (&rows)[ROWS][PARTS], uint64_t to, uint64_t stride, uint64_t offset, unsigned first, const Seat& place,
     const AttentionArgs& a) {
     for (unsigned r = 0; r < ROWS; r++) {
         unsigned position = first + place.y * ROWS + r;
         if (position >= a.time) continue;
-        T* row = as_mut<T>(to) + offset + position * stride;
+        float* row = as_mut<float>(to) + offset + position * stride;
         for (unsigned e = 0; e < PARTS; e++) {
             unsigned column = place.x + SIDE * e;
-            if (column < a.size) store(row[column], rows[r][e]);
+            if (column < a.size) row[column] = rows[r][e];
         }
     }
 }
 
-template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
+template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     constexpr unsigned QUERIES = QUERIES_OF<SIZE>, ROWS = QUERIES / SIDE, COLUMNS = KEYS / SIDE, PARTS = SIZE / SIDE;
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, k{q.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> p{v.row(KEYS)};
-    Place place(a.heads);
+    Seat place(a.heads);
     // The tiles with most keys first.
     unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
-    fill<T, QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    fill<QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
 
     unsigned firsts[ROWS];
     float largest[ROWS], sums[ROWS], out[ROWS][PARTS];
@@ -129,8 +99,8 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     }
     for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
         __syncthreads();
-        fill<T, KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
-        fill<T, KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
+        fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
+        fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
         __syncthreads();
         float scores[ROWS][COLUMNS];
         products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
@@ -174,7 +144,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
             as_mut<float>(a.log_sums)[place.statistic(a, place.head) + query] = largest[r] + logf(sums[r]);
         }
     }
-    put<T>(out, a.out, a.out_row, place.at(a, a.out_row, place.head), begin, place, a);
+    put(out, a.out, a.out_row, place.at(a, a.out_row, place.head), begin, place, a);
 }
 
 // A warp takes one position of one head.
@@ -213,17 +183,17 @@ DEVICE Query query_at(const AttentionArgs& a, const Place& place, unsigned head,
     return Query{position, place.first(a, position), as<float>(a.log_sums)[at], as<float>(a.deltas)[at]};
 }
 
-template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
+template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     constexpr unsigned QUERIES = QUERIES_OF<SIZE>, ROWS = QUERIES / SIDE, COLUMNS = KEYS / SIDE, PARTS = SIZE / SIDE;
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, upstream{q.row(QUERIES)}, k{upstream.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> ds{v.row(KEYS)};
-    Place place(a.heads);
+    Seat place(a.heads);
     unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
-    fill<T, QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
-    fill<T, QUERIES>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, place.head), begin, a);
+    fill<QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    fill<QUERIES>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, place.head), begin, a);
 
     Query of[ROWS];
     float dq[ROWS][PARTS];
@@ -233,8 +203,8 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
     }
     for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
         __syncthreads();
-        fill<T, KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
-        fill<T, KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
+        fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
+        fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
         __syncthreads();
         float scores[ROWS][COLUMNS], dp[ROWS][COLUMNS];
         products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
@@ -254,19 +224,19 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
             }
         }
     }
-    put<T>(dq, a.dq, a.q_row, place.at(a, a.q_row, place.head), begin, place, a);
+    put(dq, a.dq, a.q_row, place.at(a, a.q_row, place.head), begin, place, a);
 }
 
-template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
+template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
     // As many queries as keys in a tile.
     constexpr unsigned ROWS = KEYS / SIDE, PARTS = SIZE / SIDE;
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> k{room}, v{k.row(KEYS)}, q{v.row(KEYS)}, upstream{q.row(KEYS)};
     Tile<KEYS> p{upstream.row(KEYS)}, ds{p.row(KEYS)};
-    Place place(a.kv_heads);
+    Seat place(a.kv_heads);
     unsigned group = a.heads / a.kv_heads, begin = blockIdx.x * KEYS;
-    fill<T, KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
-    fill<T, KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, place.head), begin, a);
+    fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
+    fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, place.head), begin, a);
 
     float dk[ROWS][PARTS], dv[ROWS][PARTS];
     for (unsigned r = 0; r < ROWS; r++) {
@@ -276,8 +246,8 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
         // Queries before a key do not see it; from the first that begins behind this tile on nobody does.
         for (unsigned query = begin; query < a.time && place.first(a, query) < begin + KEYS; query += KEYS) {
             __syncthreads();
-            fill<T, KEYS>(q, a.q, a.q_row, place.at(a, a.q_row, head), query, a);
-            fill<T, KEYS>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, head), query, a);
+            fill<KEYS>(q, a.q, a.q_row, place.at(a, a.q_row, head), query, a);
+            fill<KEYS>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, head), query, a);
             __syncthreads();
             float scores[ROWS][ROWS], dp[ROWS][ROWS];
             products<SIZE, ROWS, ROWS>(q, k, place.y, place.x, scores);
@@ -305,17 +275,14 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
             }
         }
     }
-    put<T>(dk, a.dk, a.k_row, place.at(a, a.k_row, place.head), begin, place, a);
-    put<T>(dv, a.dv, a.v_row, place.at(a, a.v_row, place.head), begin, place, a);
+    put(dk, a.dk, a.k_row, place.at(a, a.k_row, place.head), begin, place, a);
+    put(dv, a.dv, a.v_row, place.at(a, a.v_row, place.head), begin, place, a);
 }
 
 #define ATTENTION(SIZE) \
-    template <class T> DEVICE void attention_##SIZE(const AttentionArgs& a) { forward<T, SIZE>(a); } \
-    template <class T> DEVICE void attention_queries_##SIZE(const AttentionArgs& a) { queries_backward<T, SIZE>(a); } \
-    template <class T> DEVICE void attention_keys_##SIZE(const AttentionArgs& a) { keys_backward<T, SIZE>(a); } \
-    KERNEL(attention_##SIZE, AttentionArgs, 256) \
-    KERNEL(attention_queries_##SIZE, AttentionArgs, 256) \
-    KERNEL(attention_keys_##SIZE, AttentionArgs, 256)
+    ENTRY(attention_##SIZE##_f32, AttentionArgs, 256) { forward<SIZE>(a); } \
+    ENTRY(attention_queries_##SIZE##_f32, AttentionArgs, 256) { queries_backward<SIZE>(a); } \
+    ENTRY(attention_keys_##SIZE##_f32, AttentionArgs, 256) { keys_backward<SIZE>(a); }
 
 ATTENTION(32)
 ATTENTION(64)

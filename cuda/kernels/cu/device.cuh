@@ -17,6 +17,10 @@
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 DEVICE float of_bits(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t to_bits(float x) { return __float_as_uint(x); }
+// In front of a loop over an array that is to be in registers, where nvcc would leave it a loop.
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
 #endif
 
 // An entry for each of the types that parameters and activations are stored in.

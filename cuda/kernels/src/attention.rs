@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 
-/// `AttentionArgs` of `cu/attention.cu`.
+/// `AttentionArgs` of `cu/attention.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Args {
@@ -28,7 +28,7 @@ pub struct Args {
     kv_heads: u32,
     size: u32,
     scale: f32,
-    unused: u32,
+    in_pieces: u32,
 }
 
 /// Sizes of q, `[batch, time, heads, size]`, and of k and v, `[batch, time, kv_heads, size]`, and how they lie.
@@ -75,21 +75,68 @@ impl fmt::Display for Unfit {
 
 impl std::error::Error for Unfit {}
 
-/// Keys of a tile.
-const KEYS: u32 = 32;
+/// Queries or keys that a block takes, and the bytes of shared memory that it needs.
+#[derive(Clone, Copy)]
+struct Block {
+    rows: u32,
+    shared_bytes: u32,
+}
 
-/// Bytes of so many tiles: rows of `width` floats, and one each beside them.
-fn tiles(of: &[(u32, u32)]) -> u32 {
-    of.iter().map(|(rows, width)| 4 * rows * (width + 1)).sum()
+/// The kernels for heads up to some size.
+struct Kernels {
+    source: Source,
+    threads: u32,
+    size: u32,
+    forward: Block,
+    queries: Block,
+    keys: Block,
+}
+
+impl Kernels {
+    /// Those of `cu/attention.cu`: tiles of floats, each row with one beside it.
+    fn of_floats(size: u32) -> Self {
+        const KEYS: u32 = 32;
+        let rows = if size <= 64 { 64 } else { 32 };
+        let block = |rows, tiles: &[(u32, u32)]| {
+            let bytes = tiles.iter().map(|(rows, width)| 4 * rows * (width + 1)).sum();
+            Block { rows, shared_bytes: bytes }
+        };
+        Self {
+            source: Source::Attention,
+            threads: THREADS,
+            size,
+            forward: block(rows, &[(rows + 2 * KEYS, size), (rows, KEYS)]),
+            queries: block(rows, &[(2 * rows + 2 * KEYS, size), (rows, KEYS)]),
+            keys: block(KEYS, &[(4 * KEYS, size), (2 * KEYS, KEYS)]),
+        }
+    }
+
+    /// Those of `cu/attention_tensor.cu`: two stages of two tiles of 16-bit numbers, each row with 16 bytes beside it.
+    fn of_halves(size: u32) -> Self {
+        const ROWS: u32 = 64;
+        let stages = 2 * 2 * ROWS * (size + 8) * 2;
+        let block = |rows| Block { rows, shared_bytes: stages };
+        Self {
+            source: Source::AttentionTensor,
+            threads: 128,
+            size,
+            forward: block(if size <= 64 { 2 * ROWS } else { ROWS }),
+            queries: block(ROWS),
+            // And of each query of a stage two floats and its first key.
+            keys: Block { shared_bytes: stages + 2 * ROWS * 3 * 4, ..block(ROWS) },
+        }
+    }
 }
 
 impl Geometry {
-    /// The head size that a kernel is compiled for, and its tile of queries.
-    fn padded(&self) -> Result<(u32, u32), Unfit> {
-        let sizes = [(32, 64), (64, 64), (LARGEST_HEAD, 32)];
-        let fit = sizes.into_iter().find(|&(size, _)| (1..=size).contains(&self.size));
+    fn kernels(&self) -> Result<Kernels, Unfit> {
+        let fit = [32, 64, LARGEST_HEAD].into_iter().find(|&size| (1..=size).contains(&self.size));
         let is_grouped = self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads);
-        fit.filter(|_| is_grouped).ok_or(Unfit { size: self.size, heads: [self.heads, self.kv_heads] })
+        let size = fit.filter(|_| is_grouped).ok_or(Unfit { size: self.size, heads: [self.heads, self.kv_heads] })?;
+        Ok(match self.dtype {
+            Dtype::F32 => Kernels::of_floats(size),
+            Dtype::Bf16 | Dtype::F16 => Kernels::of_halves(size),
+        })
     }
 
     fn args(&self, [q, k, v]: [Address; 3], out: Address, log_sums: Address) -> Args {
@@ -115,9 +162,22 @@ impl Geometry {
         }
     }
 
-    fn launch(&self, kernel: &str, [across, heads]: [u32; 2], shared_bytes: u32, args: Args) -> Launch<Args> {
-        let grid = [across, self.batch * heads, 1];
-        Launch { shared_bytes, ..Launch::new(Source::Attention, kernel, self.dtype, grid, args) }
+    fn launch(&self, kernels: &Kernels, kernel: &str, block: Block, heads: u32, args: Args) -> Launch<Args> {
+        let grid = [self.time.div_ceil(block.rows), self.batch * heads, 1];
+        let kernel = format!("{kernel}_{}", kernels.size);
+        let (threads, shared_bytes) = (kernels.threads, block.shared_bytes);
+        Launch { threads, shared_bytes, ..Launch::new(kernels.source, &kernel, self.dtype, grid, args) }
+    }
+}
+
+impl Args {
+    /// With `in_pieces` as it is for these addresses.
+    fn checked(self) -> Self {
+        const PIECE: u64 = 16;
+        let numbers = [self.q_row, self.k_row, self.v_row, self.out_row, self.size.into()].map(|count| 2 * count);
+        let addresses = [self.q, self.k, self.v, self.d_out];
+        let in_pieces = numbers.iter().chain(&addresses).all(|bytes| bytes.is_multiple_of(PIECE));
+        Self { in_pieces: in_pieces.into(), ..self }
     }
 }
 
@@ -126,10 +186,8 @@ impl Geometry {
 /// # Errors
 /// No kernel is for this geometry.
 pub fn forward(of: &Geometry, qkv: [Address; 3], out: Address, log_sums: Address) -> Result<Launch<Args>, Unfit> {
-    let (size, queries) = of.padded()?;
-    let shared = tiles(&[(queries + 2 * KEYS, size), (queries, KEYS)]);
-    let grid = [of.time.div_ceil(queries), of.heads];
-    Ok(of.launch(&format!("attention_{size}"), grid, shared, of.args(qkv, out, log_sums)))
+    let kernels = of.kernels()?;
+    Ok(of.launch(&kernels, "attention", kernels.forward, of.heads, of.args(qkv, out, log_sums).checked()))
 }
 
 /// What [`backward`] reads.
@@ -156,16 +214,14 @@ pub fn backward(
     [dq, dk, dv]: [Address; 3],
     deltas: Address,
 ) -> Result<[Launch<Args>; 3], Unfit> {
-    let (size, queries) = of.padded()?;
+    let kernels = of.kernels()?;
     let args = of.args(saved.qkv, saved.out, saved.log_sums);
-    let args = Args { d_out: saved.d_out, dq, dk, dv, deltas, ..args };
-    let of_queries = tiles(&[(2 * queries + 2 * KEYS, size), (queries, KEYS)]);
-    let of_keys = tiles(&[(4 * KEYS, size), (2 * KEYS, KEYS)]);
+    let args = Args { d_out: saved.d_out, dq, dk, dv, deltas, ..args }.checked();
     // A warp takes a position.
-    let positions = [of.time.div_ceil(THREADS / 32), of.heads];
+    let positions = [of.time.div_ceil(THREADS / 32), of.batch * of.heads, 1];
     Ok([
-        of.launch("attention_deltas", positions, 0, args),
-        of.launch(&format!("attention_queries_{size}"), [of.time.div_ceil(queries), of.heads], of_queries, args),
-        of.launch(&format!("attention_keys_{size}"), [of.time.div_ceil(KEYS), of.kv_heads], of_keys, args),
+        Launch::new(Source::Attention, "attention_deltas", of.dtype, positions, args),
+        of.launch(&kernels, "attention_queries", kernels.queries, of.heads, args),
+        of.launch(&kernels, "attention_keys", kernels.keys, of.kv_heads, args),
     ])
 }

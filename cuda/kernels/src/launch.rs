@@ -34,6 +34,8 @@ pub enum Source {
     Activation,
     /// `cu/attention.cu`
     Attention,
+    /// `cu/attention_tensor.cu`
+    AttentionTensor,
     /// `cu/cross_entropy.cu`
     CrossEntropy,
     /// `cu/dropout.cu`
@@ -54,9 +56,10 @@ pub enum Source {
 
 impl Source {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Activation,
         Self::Attention,
+        Self::AttentionTensor,
         Self::CrossEntropy,
         Self::Dropout,
         Self::Embedding,
@@ -72,6 +75,7 @@ impl Source {
         match self {
             Self::Activation => "activation",
             Self::Attention => "attention",
+            Self::AttentionTensor => "attention_tensor",
             Self::CrossEntropy => "cross_entropy",
             Self::Dropout => "dropout",
             Self::Embedding => "embedding",
@@ -94,6 +98,7 @@ impl Source {
         match self {
             Self::Activation => image!("activation"),
             Self::Attention => image!("attention"),
+            Self::AttentionTensor => image!("attention_tensor"),
             Self::CrossEntropy => image!("cross_entropy"),
             Self::Dropout => image!("dropout"),
             Self::Embedding => image!("embedding"),

@@ -36,6 +36,8 @@ constexpr size_t STACK = 64 << 10;
 constexpr size_t SENTINELS = 64;
 constexpr unsigned WARP_THREADS = 32;
 constexpr unsigned MOST_THREADS = 1024;
+// Bytes.
+constexpr size_t HANDED = 24;
 enum class State { READY, AT_BLOCK, AT_WARP, DONE };
 
 // Runs one thread after the other, until one waits; that one keeps it.
@@ -52,14 +54,18 @@ struct Thread {
     // Where it waits; none before it begins.
     Fiber* fiber;
     // What it hands to others of its warp, in turns: who is late reads what was handed before.
-    uint64_t handed[2];
+    alignas(8) unsigned char handed[2][HANDED];
 };
 
 struct Kernel { void (*run)(const void* args); const void* args; };
 
+// Of 16 bytes, which a thread has begun and not waited for; zeros come from nowhere.
+struct Copy { void* to; const void* from; };
+
 static std::mutex turn;
 static Kernel kernel;
 static Thread threads[MOST_THREADS];
+static std::vector<Copy> begun[MOST_THREADS];
 static unsigned warp_turn[MOST_THREADS / WARP_THREADS];
 static unsigned count, order, place, current, done;
 static bool waited;
@@ -83,11 +89,18 @@ static void become(unsigned thread) {
     threadIdx = Dim3{thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
 }
 
+// Ends the launch.
+[[noreturn]] static void fail(const char* why) {
+    failure = why;
+    _longjmp(scheduler, 1);
+}
+
 static void fiber_main() {
     Fiber* self = running;
     while (true) {
         while (true) {
             kernel.run(kernel.args);
+            if (!begun[current].empty()) fail("a thread ends before its copies");
             threads[current].state = State::DONE;
             done++;
             // The next one goes on here if it has not begun: most kernels have no barrier, and need one fiber.
@@ -107,12 +120,6 @@ static void wait(State state) {
     threads[current].fiber = running;
     waited = true;
     if (_setjmp(running->resume) == 0) _longjmp(scheduler, 1);
-}
-
-// Ends the launch.
-[[noreturn]] static void fail(const char* why) {
-    failure = why;
-    _longjmp(scheduler, 1);
 }
 
 static void resume(Fiber* fiber) {
@@ -148,7 +155,10 @@ static bool release() {
 }
 
 static const char* block(std::vector<std::unique_ptr<Fiber>>& fibers) {
-    for (unsigned i = 0; i < count; i++) threads[i] = Thread{State::READY, nullptr, {}};
+    for (unsigned i = 0; i < count; i++) {
+        threads[i] = Thread{State::READY, nullptr, {}};
+        begun[i].clear();
+    }
     done = 0;
     while (true) {
         bool ran = false;
@@ -265,17 +275,25 @@ template <class... A, void (*KERNEL)(A...), unsigned THREADS> struct Of<KERNEL, 
     static constexpr Entry ENTRY{sizeof(Args), collect, run};
 };
 
-template <class T> T hand(T value, unsigned lane) {
-    static_assert(sizeof(T) <= 8, "a shuffle of at most eight bytes");
-    unsigned warp = current / WARP_THREADS, source = warp * WARP_THREADS + lane, now = warp_turn[warp];
-    memcpy(&threads[current].handed[now], &value, sizeof(T));
-    wait(State::AT_WARP);
-    // Of a lane that is not there comes anything.
-    if (source >= count) return T(NAN);
-    T got;
-    memcpy(&got, &threads[source].handed[now], sizeof(T));
-    return got;
-}
+// Hands something to this warp, and has what each lane has handed.
+template <class T> struct FromWarp {
+    unsigned first = current / WARP_THREADS * WARP_THREADS, now = warp_turn[current / WARP_THREADS];
+
+    explicit FromWarp(const T& value) {
+        static_assert(sizeof(T) <= HANDED, "a thread hands no more than that");
+        memcpy(threads[current].handed[now], &value, sizeof(T));
+        wait(State::AT_WARP);
+    }
+    // Of a lane that is not there come NaNs.
+    T operator[](unsigned lane) const {
+        T got;
+        memset(&got, 0xff, sizeof(T));
+        if (first + lane < count) memcpy(&got, threads[first + lane].handed[now], sizeof(T));
+        return got;
+    }
+};
+
+template <class T> T hand(T value, unsigned lane) { return FromWarp<T>(value)[lane]; }
 
 static inline unsigned lane() { return current % WARP_THREADS; }
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "emulator.h"
+#include "tensor.h"
 
 #define __CUDACC_VER_MAJOR__ 13
 #define __CUDACC_VER_MINOR__ 0

@@ -99,6 +99,14 @@ fn faults_are_found() {
     assert!(results.iter().any(|result| *result != results[0]), "the race was not seen");
     // What was never written is NaN: the first thread in the first order reads what the second one has yet to write.
     assert!(f32::from_bits(results[0][0]).is_nan());
+    let mut memory = Memory::floats(Dtype::F32, &[1.0; 64]);
+    // SAFETY: both kernels read 64 floats, and write at most the first.
+    let [hasty, early, odd] =
+        ["hasty", "early", "odd"].map(|kernel| unsafe { kernels.run(&faulty(kernel, memory.address()), 0) });
+    assert_eq!(hasty, Err("faulty_hasty: a thread ends before its copies".into()));
+    assert_eq!(early, Ok(()));
+    assert!(memory.to_floats(Dtype::F32)[0].is_nan(), "a copy was there before it was waited for");
+    assert_eq!(odd, Err("faulty_odd: a row of a matrix that does not begin at a multiple of 16 bytes".into()));
     let mut memory = Memory::floats(Dtype::F32, &[1.0]);
     let launch = faulty("beyond", memory.address());
     // SAFETY: the kernel writes into the sentinels behind the float.

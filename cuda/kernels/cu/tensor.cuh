@@ -1,0 +1,138 @@
+// Products of 16-bit matrices by tensor cores, from shared memory to registers, warp by warp (PTX ISA, "Matrix multiply-accumulate
+// operation using mma instruction": m16n8k16), and copies that arrive in shared memory while a thread goes on.
+//
+// Of 16 × 16 numbers thread 4·g + t of a warp has those in rows g and g + 8 and in columns 2t, 2t + 1, 2t + 8 and 2t + 9.
+#pragma once
+#include "device.cuh"
+
+// What a thread has of 16 × 16 sums: the last bit of an index is that of the column, the next one the half of the rows, the highest the half
+// of the columns.
+struct Sums {
+    float at[8];
+
+    DEVICE static unsigned row(unsigned i) { return threadIdx.x % WARP / 4 + i / 2 % 2 * 8; }
+    DEVICE static unsigned column(unsigned i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+};
+
+// What a thread has of 16 × 16 factors: pairs of neighbours, in the order of `Sums`. Read as transposed ones the two halves of the rows
+// and those of the columns change their roles.
+struct Factors { uint32_t of[4]; };
+
+// Rows of WIDTH numbers in shared memory. With eight numbers of padding eight rows lie in different banks, if the rest is a power of two.
+template <class T, unsigned SIZE> struct Tile {
+    static constexpr unsigned WIDTH = SIZE + 8;
+    T* at;
+    DEVICE T* row(unsigned i) const { return at + i * WIDTH; }
+};
+
+#ifdef __CUDACC__
+DEVICE uint32_t in_shared(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
+
+// Begins to copy 16 bytes, or to write as many zeros.
+DEVICE void begin_copy(void* to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(to)), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+// Waits for the copies that this thread has begun.
+DEVICE void end_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Thread i of a warp gives row i % 8 of the matrix i / 8, of 8 × 8 numbers.
+DEVICE Factors load_matrices(const void* row) {
+    Factors f;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.of[0]), "=r"(f.of[1]), "=r"(f.of[2]), "=r"(f.of[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+    return f;
+}
+DEVICE Factors load_matrices_transposed(const void* row) {
+    Factors f;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.of[0]), "=r"(f.of[1]), "=r"(f.of[2]), "=r"(f.of[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+    return f;
+}
+
+// Four of the sums of a · b, where b has eight columns.
+#define MULTIPLY(TYPE, NAME) \
+    DEVICE void multiply_eight(TYPE, float* to, const Factors& a, uint32_t b0, uint32_t b1) { \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+            "{%0, %1, %2, %3};" \
+            : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3]) \
+            : "r"(a.of[0]), "r"(a.of[1]), "r"(a.of[2]), "r"(a.of[3]), "r"(b0), "r"(b1)); \
+    }
+MULTIPLY(Bf16, "bf16")
+MULTIPLY(F16, "f16")
+
+DEVICE uint32_t pair(Bf16, float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+DEVICE uint32_t pair(F16, float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// 2^x within 2 units in the last place; subnormal ones are 0.
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#else
+DEVICE void begin_copy(void* to, const void* from, bool is_there) { emulator::begin_copy(to, is_there ? from : nullptr); }
+DEVICE void end_copies() { emulator::end_copies(); }
+DEVICE Factors load_matrices(const void* row) {
+    Factors f;
+    emulator::load_matrices(f.of, row, false);
+    return f;
+}
+DEVICE Factors load_matrices_transposed(const void* row) {
+    Factors f;
+    emulator::load_matrices(f.of, row, true);
+    return f;
+}
+template <class T> DEVICE void multiply_eight(T, float* to, const Factors& a, uint32_t b0, uint32_t b1) {
+    emulator::multiply(to, a.of, b0, b1, [](uint16_t bits) { return load(T{bits}); });
+}
+template <class T> DEVICE uint32_t pair(T, float low, float high) {
+    T of[2];
+    store(of[0], low);
+    store(of[1], high);
+    return of[0].bits | uint32_t(of[1].bits) << 16;
+}
+DEVICE float power_of_two(float x) { return exp2f(x); }
+#endif
+
+// 16 × 16 numbers of a tile, from a row and a column on, which are multiples of 8.
+template <class T, unsigned SIZE> DEVICE Factors factors(Tile<T, SIZE> tile, unsigned row, unsigned column) {
+    unsigned lane = threadIdx.x % WARP;
+    return load_matrices(tile.row(row + lane % 16) + column + lane / 16 * 8);
+}
+
+// As the right factor of `multiply`.
+template <class T, unsigned SIZE> DEVICE Factors transposed(Tile<T, SIZE> tile, unsigned row, unsigned column) {
+    unsigned lane = threadIdx.x % WARP;
+    return load_matrices_transposed(tile.row(row + lane % 16) + column + lane / 16 * 8);
+}
+
+template <class T> DEVICE Factors rounded(const Sums& sums) {
+    Factors f;
+    for (unsigned i = 0; i < 4; i++) f.of[i] = pair(T{}, sums.at[2 * i], sums.at[2 * i + 1]);
+    return f;
+}
+
+// to += a · b, where b was loaded by `transposed`.
+template <class T> DEVICE void multiply(Sums& to, const Factors& a, const Factors& b) {
+    multiply_eight(T{}, to.at, a, b.of[0], b.of[1]);
+    multiply_eight(T{}, to.at + 4, a, b.of[2], b.of[3]);
+}
+
+// to += a · bᵀ, where b was loaded by `factors`.
+template <class T> DEVICE void multiply_transposed(Sums& to, const Factors& a, const Factors& b) {
+    multiply_eight(T{}, to.at, a, b.of[0], b.of[2]);
+    multiply_eight(T{}, to.at + 4, a, b.of[1], b.of[3]);
+}

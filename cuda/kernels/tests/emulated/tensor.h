@@ -1,0 +1,65 @@
+// What cu/tensor.cuh takes from a device: products of 16-bit matrices by the threads of a warp, and copies that arrive when they are waited for.
+#pragma once
+
+#include "emulator.h"
+
+namespace emulator {
+
+static inline bool in_pieces(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// What is copied is NaN until it is waited for.
+static inline void begin_copy(void* to, const void* from) {
+    if (!in_pieces(to) || !in_pieces(from)) fail("a copy of 16 bytes that do not begin at a multiple");
+    memset(to, 0xff, 16);
+    begun[current].push_back(Copy{to, from});
+}
+
+static inline void end_copies() {
+    for (const Copy& copy : begun[current]) {
+        if (copy.from) memcpy(copy.to, copy.from, 16);
+        else memset(copy.to, 0, 16);
+    }
+    begun[current].clear();
+}
+
+// Thread i gives row i % 8 of the matrix i / 8, of 8 x 8 numbers, and gets two neighbours of each.
+static inline void load_matrices(uint32_t* to, const void* row, bool transposed) {
+    if (!in_pieces(row)) fail("a row of a matrix that does not begin at a multiple of 16 bytes");
+    FromWarp<const void*> rows(row);
+    unsigned high = lane() / 4, low = lane() % 4 * 2;
+    for (unsigned matrix = 0; matrix < 4; matrix++) {
+        uint16_t two[2];
+        for (unsigned i = 0; i < 2; i++) {
+            unsigned at_row = transposed ? low + i : high, at_column = transposed ? high : low + i;
+            memcpy(&two[i], static_cast<const uint16_t*>(rows[matrix * 8 + at_row]) + at_column, 2);
+        }
+        memcpy(&to[matrix], two, 4);
+    }
+}
+
+// to += a * b: of 16 x 8 sums thread 4 g + t has those in rows g and g + 8 and in columns 2 t and 2 t + 1; of a, 16 x 16, a pair in
+// row g, one in row g + 8, and the same eight columns on; of b, 16 x 8, in column g the pairs in rows 2 t and 2 t + 8. A device's sums are not
+// these to the last bit: here they are exact to a double.
+template <class WIDENED> void multiply(float* to, const uint32_t* a, uint32_t b0, uint32_t b1, WIDENED widened) {
+    struct Operands { uint32_t a[4], b[2]; };
+    FromWarp<Operands> warp(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    unsigned group = lane() / 4, pair = lane() % 4;
+    double sums[4] = {to[0], to[1], to[2], to[3]};
+    for (unsigned t = 0; t < 4; t++) {
+        Operands row = warp[group * 4 + t];
+        for (unsigned column = 0; column < 2; column++) {
+            Operands of_b = warp[(pair * 2 + column) * 4 + t];
+            for (unsigned i = 0; i < 4; i++) {
+                // The half of the rows, and that of what is summed over.
+                unsigned half = i % 2, over = i / 2;
+                for (unsigned shift = 0; shift < 32; shift += 16) {
+                    double x = widened(uint16_t(row.a[i] >> shift)), y = widened(uint16_t(of_b.b[over] >> shift));
+                    sums[half * 2 + column] += x * y;
+                }
+            }
+        }
+    }
+    for (unsigned i = 0; i < 4; i++) to[i] = float(sums[i]);
+}
+
+}  // namespace emulator
