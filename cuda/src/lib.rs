@@ -1,4 +1,4 @@
-//! NVIDIA's libraries, found at run time: devices, streams, events, memory.
+//! NVIDIA's libraries, found at run time: devices, streams, events, what they time, memory.
 //!
 //! With the feature `cuda` this crate defines the symbols of the driver, of NCCL and of cuBLAS and its like, so that candle and the
 //! bindings of `cudarc` link on every machine, and the program starts on every machine: a library is opened at the first call of one of
@@ -7,6 +7,7 @@
 //! Without the feature nothing of NVIDIA's is compiled, and [`inventory`] says so.
 
 mod inventory;
+mod timeline;
 
 #[cfg(feature = "cuda")]
 mod device;
@@ -24,6 +25,7 @@ mod stream;
 mod trampolines;
 
 pub use inventory::{Found, Inventory, inventory};
+pub use timeline::{Span, Subject, Track};
 
 #[cfg(feature = "cuda")]
 pub use device::Device;
@@ -37,3 +39,5 @@ pub use memory::{Allocation, Pinned};
 pub use module::{Function, Module};
 #[cfg(feature = "cuda")]
 pub use stream::{Event, Stream};
+#[cfg(feature = "cuda")]
+pub use timeline::{Begun, Recorder};

@@ -138,11 +138,35 @@ impl Event {
     /// # Errors
     /// What the driver says.
     pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Self::with(device, NO_TIMING)
+    }
+
+    /// The same, of which [`milliseconds_until`](Event::milliseconds_until) can be asked.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn timed(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Self::with(device, 0)
+    }
+
+    fn with(device: &Arc<Device>, flags: u32) -> Result<Event, CudaError> {
         device.make_current()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, NO_TIMING) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
         Ok(Event { raw, device: Arc::clone(device) })
+    }
+
+    /// Between this and a later one, both of which have happened and are timed, in steps of about half a microsecond.
+    ///
+    /// # Errors
+    /// What the driver says, also of an event that is not timed or has not happened.
+    pub fn milliseconds_until(&self, later: &Event) -> Result<f32, CudaError> {
+        self.device.make_current()?;
+        let mut elapsed = 0.0;
+        // SAFETY: both live; writes one value.
+        let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut elapsed, self.raw, later.raw) };
+        check("cuEventElapsedTime", code).map(|()| elapsed)
     }
 
     /// For calls of other libraries. Valid as long as this lives.

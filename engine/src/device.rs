@@ -15,6 +15,9 @@ use zero_model::Activations;
 use zero_partition::OnGpu;
 
 use crate::error::Error;
+use crate::gpu_timeline::GpuTimeline;
+#[cfg(feature = "cuda")]
+use crate::timing::is_traced;
 
 const KEY: &str = "training.device";
 
@@ -129,6 +132,21 @@ pub fn gpus() -> usize {
     0
 }
 
+/// The clock of a GPU, where something reads it.
+///
+/// # Errors
+/// What the driver says.
+#[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
+pub(crate) fn timeline(config: &Config, device: &Device) -> Result<Option<GpuTimeline>, Error> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device
+        && (is_traced(config) || config.flops_profiler.enabled)
+    {
+        return Ok(Some(GpuTimeline::new(device)?));
+    }
+    Ok(None)
+}
+
 /// The same ranks, over NCCL for what is on their GPUs where the configuration and the machines have it; a collective.
 ///
 /// `on_gpu` is told what goes over it, and a line for the user comes with the ranks. Where it was asked for and is not there, that is an error on every rank.
@@ -141,6 +159,7 @@ pub(crate) fn connect(
     device: &Device,
     comm: Arc<dyn Communicator>,
     on_gpu: &mut OnGpu,
+    timeline: Option<&GpuTimeline>,
 ) -> Result<(Arc<dyn Communicator>, Option<String>), Error> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device
@@ -162,7 +181,9 @@ pub(crate) fn connect(
                     (true, true) => "parameters, and gradients that stay there",
                     (false, _) => "parameters; gradients are added up on the host",
                 };
-                return Ok((zero_nccl::attach(&*comm, &device)?, Some(format!("between GPUs: NCCL, {what}"))));
+                let recorder = timeline.map(GpuTimeline::recorder);
+                let attached = zero_nccl::attach_recorded(&*comm, &device, recorder)?;
+                return Ok((attached, Some(format!("between GPUs: NCCL, {what}"))));
             }
             (Some(why), GpuTransport::Nccl) => {
                 let help = "with `auto`, values go by way of the host";

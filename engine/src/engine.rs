@@ -175,7 +175,8 @@ impl Engine {
         program.instructions.shrink_to_fit();
         let kept = offload::kept(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
-        let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu);
+        let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
+        let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());
         let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
         let groups = Groups::new(world, mesh)?;
         let stages = arrangement.stages.clone();
@@ -189,7 +190,8 @@ impl Engine {
         if traced {
             comm.barrier().wait()?;
         }
-        let timing = Timing::new(traced.then_some(program.instructions.len()), config.memory_breakdown);
+        let timing = Timing::new(traced.then_some(program.instructions.len()), config.memory_breakdown)
+            .with_gpu(clock, config.wall_clock_breakdown);
         let memory_limit = config.training.memory_limit;
         let scaler = settings.loss_scaling.map(LossScaler::new);
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());

@@ -123,7 +123,9 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
         .map(|micro_batch| MicroBatch { sample: (context.sample)(micro_batch), ..MicroBatch::default() })
         .collect();
     for (index, instruction) in program.instructions.iter().enumerate() {
+        let place = context.training.then_some(index);
         let started = Instant::now();
+        context.timing.enter(place)?;
         context.tracked.start();
         match instruction {
             Instruction::Load { micro_batch } => {
@@ -209,9 +211,9 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
         if let Some(limit) = context.memory_limit {
             tracked::within(limit, context.zero, instruction)?;
         }
-        let index = context.training.then_some(index);
-        context.timing.hold(instruction, index, context.zero.ledger(), beside);
-        context.timing.record(instruction, index, started);
+        context.timing.leave()?;
+        context.timing.hold(instruction, place, context.zero.ledger(), beside);
+        context.timing.record(instruction, place, started);
     }
     if outcome.norm.is_some_and(|norm| context.admits(norm)) {
         context.zero.finish_step();
@@ -220,6 +222,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
     zero_model::device::check(model.device())?;
     outcome.losses = outcome.pending_losses.drain(..).map(|loss| scalar(&loss)).collect::<candle_core::Result<_>>()?;
     outcome.boundaries = messages.boundaries();
+    context.timing.settle(program)?;
     Ok(outcome)
 }
 

@@ -52,21 +52,33 @@ impl Profile {
         Self { layers: vec![LayerWork::default(); layers], update: Duration::ZERO, macs: measure::macs() }
     }
 
-    /// An instruction is done, on the thread that began the profile.
-    pub(crate) fn note(&mut self, instruction: &Instruction, duration: Duration) {
+    /// An instruction is done, on the thread that began the profile: it has what was counted since the one before.
+    pub(crate) fn note_macs(&mut self, instruction: &Instruction) {
         let macs = measure::macs();
-        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let work = Work { macs: macs.wrapping_sub(std::mem::replace(&mut self.macs, macs)), nanoseconds };
+        let counted = macs.wrapping_sub(std::mem::replace(&mut self.macs, macs));
+        if let Some(work) = self.of(instruction) {
+            work.macs += counted;
+        }
+    }
+
+    /// How long an instruction took.
+    pub(crate) fn note_time(&mut self, instruction: &Instruction, duration: Duration) {
+        if let Some(work) = self.of(instruction) {
+            work.nanoseconds += u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        }
+        if let Instruction::GradientNorm | Instruction::Update { .. } | Instruction::UpdateTile { .. } = instruction {
+            self.update += duration;
+        }
+    }
+
+    fn of(&mut self, instruction: &Instruction) -> Option<&mut Work> {
         match instruction {
-            Instruction::Forward { layer, .. } => self.layers[*layer].forward += work,
+            Instruction::Forward { layer, .. } => Some(&mut self.layers[*layer].forward),
             Instruction::Recompute { layer, .. }
             | Instruction::Backward { layer, .. }
             | Instruction::BackwardInput { layer, .. }
-            | Instruction::BackwardWeight { layer, .. } => self.layers[*layer].backward += work,
-            Instruction::GradientNorm | Instruction::Update { .. } | Instruction::UpdateTile { .. } => {
-                self.update += duration;
-            }
-            _ => {}
+            | Instruction::BackwardWeight { layer, .. } => Some(&mut self.layers[*layer].backward),
+            _ => None,
         }
     }
 
@@ -115,12 +127,12 @@ mod tests {
     fn instructions_are_their_layers() {
         let mut profile = Profile::begin(2);
         let ms = Duration::from_millis;
-        profile.note(&Instruction::Forward { layer: 0, micro_batch: 0 }, ms(1));
-        profile.note(&Instruction::Forward { layer: 0, micro_batch: 1 }, ms(2));
-        profile.note(&Instruction::Gather { segment: 0 }, ms(50));
-        profile.note(&Instruction::Recompute { layer: 1, micro_batch: 0 }, ms(3));
-        profile.note(&Instruction::Backward { layer: 1, micro_batch: 0 }, ms(4));
-        profile.note(&Instruction::Update { segment: 0 }, ms(5));
+        profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 0 }, ms(1));
+        profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 1 }, ms(2));
+        profile.note_time(&Instruction::Gather { segment: 0 }, ms(50));
+        profile.note_time(&Instruction::Recompute { layer: 1, micro_batch: 0 }, ms(3));
+        profile.note_time(&Instruction::Backward { layer: 1, micro_batch: 0 }, ms(4));
+        profile.note_time(&Instruction::Update { segment: 0 }, ms(5));
         let of = |ms: u64| Work { macs: 0, nanoseconds: ms * 1_000_000 };
         assert_eq!(
             profile.layers,

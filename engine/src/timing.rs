@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use zero_config::Config;
+use zero_cuda::{Subject, Track};
 use zero_partition::Ledger;
-use zero_pipeline::Instruction;
+use zero_pipeline::{Instruction, Program};
 
+use crate::gpu_timeline::{GpuSpan, GpuTimeline};
 use crate::memory::Points;
 use crate::profile::Profile;
 
@@ -166,9 +168,22 @@ pub(crate) fn is_traced(config: &Config) -> bool {
     config.wall_clock_breakdown || config.training.trace
 }
 
-/// Bytes of the timeline of a program of so many instructions.
-pub(crate) fn timeline_bytes(instructions: usize) -> u64 {
-    (TRACED_STEPS * instructions * size_of::<Span>()) as u64
+/// Bytes of the timeline of a program of so many instructions: the host's, and a GPU's, which has copies and collectives besides.
+pub(crate) fn timeline_bytes(instructions: usize, on_gpu: bool) -> u64 {
+    let of_gpu = if on_gpu { 2 * size_of::<GpuSpan>() } else { 0 };
+    (TRACED_STEPS * instructions * (size_of::<Span>() + of_gpu)) as u64
+}
+
+/// A GPU's clock, and what is read from it.
+#[derive(Debug)]
+struct OfGpu {
+    timeline: GpuTimeline,
+    /// With `wall_clock_breakdown`.
+    every_step: bool,
+    /// Something of the running step is recorded.
+    recorded: bool,
+    phases: PhaseSeconds,
+    spans: Vec<GpuSpan>,
 }
 
 /// Seconds by lane, calls by instruction, and the timeline where it is wanted.
@@ -183,6 +198,7 @@ pub struct Timing {
     points: Option<Points>,
     /// In the step of `flops_profiler`.
     profile: Option<Profile>,
+    gpu: Option<OfGpu>,
 }
 
 impl Timing {
@@ -196,7 +212,59 @@ impl Timing {
             steps: 0,
             points: holds.then(Points::new),
             profile: None,
+            gpu: None,
         }
+    }
+
+    /// Reads a GPU's clock as well: in the steps of the timeline and of a profile, or in all.
+    pub(crate) fn with_gpu(self, timeline: Option<GpuTimeline>, every_step: bool) -> Self {
+        let gpu = timeline.map(|timeline| OfGpu {
+            timeline,
+            every_step,
+            recorded: false,
+            phases: PhaseSeconds::default(),
+            spans: vec![],
+        });
+        Self { gpu, ..self }
+    }
+
+    /// Before an instruction, with its place in a training step's program.
+    pub(crate) fn enter(&mut self, index: Option<usize>) -> candle_core::Result<()> {
+        let (Some(gpu), Some(index)) = (&mut self.gpu, index) else { return Ok(()) };
+        let is_traced = self.spans.is_some() && self.steps + usize::from(index == 0) <= TRACED_STEPS;
+        if is_traced || gpu.every_step || self.profile.is_some() {
+            gpu.recorded = true;
+            gpu.timeline.enter(index)?;
+        }
+        Ok(())
+    }
+
+    /// After it.
+    pub(crate) fn leave(&mut self) -> candle_core::Result<()> {
+        match &mut self.gpu {
+            Some(gpu) if gpu.recorded => gpu.timeline.leave(),
+            _ => Ok(()),
+        }
+    }
+
+    /// After a training step: waits for the GPU, where something was recorded.
+    pub(crate) fn settle(&mut self, program: &Program) -> candle_core::Result<()> {
+        let Some(gpu) = self.gpu.as_mut().filter(|gpu| gpu.recorded) else { return Ok(()) };
+        gpu.recorded = false;
+        let spans = gpu.timeline.take()?;
+        for span in &spans {
+            let (Track::Compute, Subject::Number(index)) = (span.track, span.subject) else { continue };
+            let Some(instruction) = program.instructions.get(index) else { continue };
+            let duration = span.end - span.start;
+            gpu.phases.0[Phase::of(instruction) as usize] += duration.as_secs_f64();
+            if let Some(profile) = &mut self.profile {
+                profile.note_time(instruction, duration);
+            }
+        }
+        if self.spans.is_some() && self.steps <= TRACED_STEPS {
+            gpu.spans.extend(spans.iter().map(|span| GpuSpan::new(span, self.origin)));
+        }
+        Ok(())
     }
 
     /// An instruction that is done. `index` is its place in a training step's program; evaluation is not in the timeline.
@@ -205,7 +273,10 @@ impl Timing {
         self.phases.0[Phase::of(instruction) as usize] += duration.as_secs_f64();
         *self.calls.entry(instruction.kind()).or_default() += 1;
         if let (Some(profile), Some(_)) = (&mut self.profile, index) {
-            profile.note(instruction, duration);
+            profile.note_macs(instruction);
+            if self.gpu.is_none() {
+                profile.note_time(instruction, duration);
+            }
         }
         // A step begins with the first instruction of its program.
         self.steps += usize::from(index == Some(0));
@@ -237,16 +308,19 @@ impl Timing {
         self.profile.take()
     }
 
-    /// Seconds spent on a lane since the engine was made.
+    /// Seconds spent on a lane since the engine was made. Of the host: it is ahead of a GPU, and waits where it reads from one.
     #[must_use]
     pub fn seconds(&self, lane: Lane) -> f64 {
         let of_lane = PHASES.into_iter().filter(|phase| phase.lane() == lane);
         of_lane.map(|phase| self.phases.0[phase as usize]).sum()
     }
 
-    /// The same by phase.
+    /// The same by phase; with `wall_clock_breakdown` on a GPU by that one's clock.
     pub(crate) fn phases(&self) -> PhaseSeconds {
-        self.phases
+        match &self.gpu {
+            Some(gpu) if gpu.every_step => gpu.phases,
+            _ => self.phases,
+        }
     }
 
     /// Instructions carried out, by kind.
@@ -264,6 +338,12 @@ impl Timing {
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         self.spans.as_deref().unwrap_or_default()
+    }
+
+    /// That of this rank's GPU; empty without one, or unless it is recorded.
+    #[must_use]
+    pub fn gpu_spans(&self) -> &[GpuSpan] {
+        self.gpu.as_ref().map_or(&[], |gpu| &gpu.spans)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The measured timeline of all ranks, and beside it what a simulation makes of the measured costs.
 //!
 //! An instruction says when it began and when it was done. What goes on beside it is not observed where it happens: a collective
-//! is drawn from its start, or from the end of the one before it, until it was awaited; a message until its receiver had it.
+//! is drawn from its start, or from the end of the one before it, until it was awaited; a message until its receiver had it. What a GPU does is
+//! read from its own clock.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,6 +12,7 @@ use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Tim
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::gpu_timeline;
 
 /// One instruction of one step of one rank.
 #[derive(Debug, Clone, Copy)]
@@ -26,16 +28,18 @@ pub(crate) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
         return Ok(None);
     }
     let ranks = gathered(engine)?;
-    if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
-        return Ok(None);
-    }
     let arrangement = &engine.arrangement;
     let shape = engine.zero().layout().shape();
     let stages = arrangement.training(shape);
-    let (programs, world) = (arrangement.of_all_ranks(&stages), arrangement.world(shape));
+    let programs = arrangement.of_all_ranks(&stages);
+    let gpus = gpu_timeline::of_all_ranks(&**engine.communicator(), engine.timing().gpu_spans(), &programs)?;
+    if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
+        return Ok(None);
+    }
+    let world = arrangement.world(shape);
     let measured = timeline(&ranks, &programs, &world);
     let simulated = arrangement.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
-    Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated.timeline)])))
+    Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated.timeline)], &gpus)))
 }
 
 /// What every rank recorded; a collective.

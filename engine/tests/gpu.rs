@@ -6,9 +6,13 @@
 mod mock;
 mod world;
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, train, world};
+use zero_train::ops::measure;
 use zero_train::zoo::{LlamaConfig, llama};
-use zero_train::{Config, Engine, Layers};
+use zero_train::{Config, Engine, GpuSpan, Layers, Subject, Track};
 
 /// Two samples a micro-batch; everything that is not for layers alone is on the host.
 fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
@@ -225,6 +229,59 @@ fn ranks_with_a_gpu_each() {
     for schedule in ["1f1b", "zb_h1"] {
         let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
         assert_same(&world::run(2, 3, &resident("cuda", 1, 4, &pipeline)), &expected, schedule);
+    }
+}
+
+/// A traced run: each copy and each collective is in the timeline, none before what it waits for; and products are counted.
+#[test]
+fn the_timeline_is_that_of_the_gpu() {
+    if !has_gpu() {
+        return;
+    }
+    let traced = |text: String| text.replace("{device: cuda", "{device: cuda, trace: true");
+    let of = |ranks: usize, text: String| {
+        world(ranks, |comm| {
+            let mut engine = Engine::with_communicator(config(ranks, &traced(text.clone())), gpt2(), comm).unwrap();
+            train(&mut engine, 2);
+            let named = |span: &GpuSpan| match span.subject {
+                Subject::Number(index) => engine.program().instructions[index].kind(),
+                Subject::Transfer { kind, .. } => kind,
+            };
+            let spans = engine.timing().gpu_spans().to_vec();
+            (spans.iter().map(|span| (*span, named(span))).collect::<Vec<_>>(), engine.program().instructions.len())
+        })
+    };
+    // Everything on the host: gradients go there behind their backward, parameters come before they are used.
+    let (spans, instructions) = of(1, settings("cuda", 3, 1, "")).remove(0);
+    let on = |track| spans.iter().filter(move |(span, _)| span.track == track).copied().collect::<Vec<_>>();
+    let (compute, down, up) = (on(Track::Compute), on(Track::ToHost), on(Track::FromHost));
+    assert_eq!(compute.len(), 2 * instructions);
+    for (before, after) in compute.iter().zip(&compute[1..]) {
+        // Half a microsecond is what an event's time is known to, and a float of milliseconds.
+        assert!(before.0.end <= after.0.start + Duration::from_micros(50), "{before:?} {after:?}");
+    }
+    assert!(!down.is_empty() && !up.is_empty(), "{spans:?}");
+    for (copy, what) in &down {
+        let same = |(span, _): &&(GpuSpan, &str)| span.subject == copy.subject && span.start <= copy.start;
+        let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} before {what}"));
+        assert!(made.0.start <= copy.start);
+    }
+    // As many multiply-accumulates as on the processor.
+    let macs = |device: &str| {
+        let counted = world(1, |comm| {
+            let mut engine = Engine::with_communicator(config(1, &settings(device, 1, 1, "")), gpt2(), comm).unwrap();
+            let before = measure::macs();
+            train(&mut engine, 1);
+            measure::macs() - before
+        });
+        counted[0]
+    };
+    assert_eq!(macs("cuda"), macs("cpu"));
+    // Over NCCL: collectives on streams of their own.
+    for (spans, _) in of(2, resident("cuda", 3, 1, "")) {
+        let kinds: BTreeSet<&str> =
+            spans.iter().filter(|(span, _)| span.track == Track::Collectives).map(|(_, kind)| *kind).collect();
+        assert!(kinds.contains("all_gather") && kinds.contains("reduce_scatter"), "{kinds:?}");
     }
 }
 

@@ -118,6 +118,15 @@ impl Segment {
         self.bounds[rank]..self.bounds[rank + 1]
     }
 
+    /// Where `own`, a rank's shard, begins in the reduced gradients that the rank holds: whole where they are replicated, and else that shard.
+    #[must_use]
+    pub fn begin_in_gradients(&self, own: &Range<usize>) -> usize {
+        match self.placements.gradients {
+            Placement::Replicated => own.start,
+            Placement::Sharded => 0,
+        }
+    }
+
     /// Elements of each rank's shard, in the form that collectives want.
     #[must_use]
     pub fn counts(&self) -> Vec<usize> {

@@ -10,7 +10,7 @@ use zero_model::device::optimizer::{Part, SquareSums, step as step_on_gpu};
 use zero_model::device::{Array, Staging};
 use zero_model::sink::{Flat, Gradients};
 use zero_optim::{ExactSum, Step};
-use zero_pipeline::{LayerId, Placement, SegmentId};
+use zero_pipeline::{LayerId, SegmentId};
 
 use crate::error::ZeroError;
 use crate::gradients::{Open, no_gradient};
@@ -138,10 +138,7 @@ impl Zero {
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(self.comm.rank());
             let Some(Flat::Device(gradients)) = &self.segments[id].reduced else { return Err(elsewhere()) };
-            let offset = match segment.placements.gradients {
-                Placement::Replicated => shard.start,
-                Placement::Sharded => 0,
-            };
+            let offset = segment.begin_in_gradients(&shard);
             for (_, _, at) in segment.overlaps(shard) {
                 sums.add(Part::read(gradients, at.start + offset..at.end + offset)?)?;
             }
@@ -157,10 +154,7 @@ impl Zero {
         let Self { layout, model, segments, options, .. } = self;
         let (segment, state) = (&layout.segments()[id], &mut segments[id]);
         let Some(Flat::Device(gradients)) = &state.reduced else { return Err(elsewhere()) };
-        let offset = match segment.placements.gradients {
-            Placement::Replicated => own.start,
-            Placement::Sharded => 0,
-        };
+        let offset = segment.begin_in_gradients(&own);
         for (parameter, inside, at) in segment.overlaps(own) {
             let parameter = &model.parameters()[parameter];
             let decay = options.decay_all || parameter.shape().dims().len() >= 2;

@@ -161,10 +161,9 @@ mod moving {
     //! Storages of candle's as the memory that collectives on GPUs take.
 
     use candle_core::backend::BackendStorage;
-    use candle_core::cuda_backend::CudaStorageSlice;
     use candle_core::{CudaStorage, DType};
     use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
-    use zero_model::device::{Mark, address_of, copy, download, room};
+    use zero_model::device::{Mark, address_of, copy, download, elements_of, room};
 
     use crate::error::ZeroError;
 
@@ -183,19 +182,19 @@ mod moving {
         }
     }
 
-    fn elements(storage: &CudaStorage) -> Result<(usize, Dtype), ZeroError> {
-        match &storage.slice {
-            CudaStorageSlice::F32(slice) => Ok((slice.len(), Dtype::F32)),
-            CudaStorageSlice::BF16(slice) => Ok((slice.len(), Dtype::Bf16)),
-            CudaStorageSlice::F16(slice) => Ok((slice.len(), Dtype::F16)),
+    fn dtype_of(storage: &CudaStorage) -> Result<Dtype, ZeroError> {
+        match storage.dtype() {
+            DType::F32 => Ok(Dtype::F32),
+            DType::BF16 => Ok(Dtype::Bf16),
+            DType::F16 => Ok(Dtype::F16),
             _ => Err(ZeroError::internal("a collective of parameters that are released")),
         }
     }
 
     /// The first `len` values of a storage.
     pub(super) fn sized(storage: CudaStorage, len: usize) -> Result<Buffer, ZeroError> {
-        let (held, dtype) = elements(&storage)?;
-        if len > held {
+        let dtype = dtype_of(&storage)?;
+        if len > elements_of(&storage) {
             return Err(ZeroError::internal("a collective of more than there is"));
         }
         let (address, written) = (address_of(&storage)?, Mark::new(&storage.device)?);

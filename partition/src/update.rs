@@ -7,7 +7,9 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::Flat;
 use zero_optim::norm::clip_coefficient;
 use zero_optim::{ExactSum, Step};
-use zero_pipeline::{Placement, SegmentId};
+#[cfg(feature = "cuda")]
+use zero_pipeline::Placement;
+use zero_pipeline::SegmentId;
 use zero_tier::AlignedBuffer;
 
 use crate::disk::{Tile, stride};
@@ -60,14 +62,10 @@ impl Zero {
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(rank);
             // Where gradients are replicated, every rank sums its shard all the same: none is counted twice.
-            let held = match segment.placements.gradients {
-                Placement::Replicated => 0..segment.elements(),
-                Placement::Sharded => shard.clone(),
-            };
+            let offset = segment.begin_in_gradients(&shard);
             // Those on a GPU are in the sum already.
             let Some(gradients) = self.segments[id].reduced.as_ref().and_then(Flat::host) else { continue };
-            for (_, _, at) in segment.overlaps(shard.clone()) {
-                let offset = shard.start - held.start;
+            for (_, _, at) in segment.overlaps(shard) {
                 add_parameter_range(&mut sum, &gradients[at.start + offset..at.end + offset]);
             }
         }
@@ -118,10 +116,7 @@ impl Zero {
         let gradients: &[f32] = match (&tile.gradients, &state.reduced) {
             (Some(buffer), _) => buffer.as_f32(),
             (None, Some(reduced)) => {
-                let offset = match segment.placements.gradients {
-                    Placement::Replicated => own.start,
-                    Placement::Sharded => 0,
-                };
+                let offset = segment.begin_in_gradients(&own);
                 &on_host(reduced.host())?[part.start + offset..part.end + offset]
             }
             (None, None) => return Err(ZeroError::internal("update of gradients that are not reduced")),

@@ -173,6 +173,22 @@ pub enum Instruction {
 }
 
 impl Instruction {
+    /// Whether it waits for something that goes on elsewhere, and does no work of its own: not computing, as far as the bubble goes.
+    #[must_use]
+    pub fn is_wait(&self) -> bool {
+        matches!(
+            self,
+            Self::AwaitGather { .. }
+                | Self::AwaitSend { .. }
+                | Self::AwaitReceive { .. }
+                | Self::AwaitReduce { .. }
+                | Self::AwaitRefresh { .. }
+                | Self::AwaitFetch { .. }
+                | Self::AwaitOffload { .. }
+                | Self::GradientNorm
+        )
+    }
+
     /// The instruction's name, as reports count it.
     #[must_use]
     pub fn kind(&self) -> &'static str {

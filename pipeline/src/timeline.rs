@@ -61,18 +61,7 @@ impl Event {
     /// Whether it is work, not a wait: computing, as far as the bubble goes.
     #[must_use]
     pub fn is_compute(&self) -> bool {
-        self.lane == Lane::Compute
-            && !matches!(
-                self.instruction,
-                Instruction::AwaitGather { .. }
-                    | Instruction::AwaitSend { .. }
-                    | Instruction::AwaitReceive { .. }
-                    | Instruction::AwaitReduce { .. }
-                    | Instruction::AwaitRefresh { .. }
-                    | Instruction::AwaitFetch { .. }
-                    | Instruction::AwaitOffload { .. }
-                    | Instruction::GradientNorm
-            )
+        self.lane == Lane::Compute && !self.instruction.is_wait()
     }
 }
 

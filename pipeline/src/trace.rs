@@ -1,4 +1,5 @@
-//! Timelines in Chrome's trace event format, which Perfetto opens: each rank a process, each lane a thread.
+//! Timelines in Chrome's trace event format, which Perfetto opens: each rank a process, each lane a thread; and what else went on beside
+//! them, such as on a device.
 //!
 //! The format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Times are in microseconds.
 
@@ -9,10 +10,34 @@ use serde_json::{Value, json};
 use crate::instruction::Instruction;
 use crate::timeline::{Event, Lane, Timeline};
 
+/// What went on beside a rank of the first timeline, and stands below it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Process {
+    /// What it is called.
+    pub name: String,
+    /// The rank.
+    pub rank: usize,
+    /// Names, and what each did in order of time.
+    pub threads: Vec<(String, Vec<Slice>)>,
+}
+
+/// Something that a process did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slice {
+    /// What it was.
+    pub name: String,
+    /// Of what kind.
+    pub category: &'static str,
+    /// Seconds from the beginning of the timelines.
+    pub start: f64,
+    /// Likewise.
+    pub end: f64,
+}
+
 /// The JSON of one or more timelines, each with a name that its processes carry: `[("measured", &run), ("simulated", &plan)]`
-/// gives both, one below the other and on one axis of time.
+/// gives both, one below the other and on one axis of time, with other processes each below its rank.
 #[must_use]
-pub fn chrome(timelines: &[(&str, &Timeline)]) -> String {
+pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
     let mut events = vec![];
     let mut first = 0;
     for (name, timeline) in timelines {
@@ -21,7 +46,7 @@ pub fn chrome(timelines: &[(&str, &Timeline)]) -> String {
             let lanes: Vec<Lane> = of_rank().map(|event| event.lane).collect::<BTreeSet<_>>().into_iter().collect();
             let process = first + rank;
             events.push(about(process, 0, "process_name", "name", json!(format!("rank {rank}, {name}"))));
-            events.push(about(process, 0, "process_sort_index", "sort_index", json!(process)));
+            events.push(about(process, 0, "process_sort_index", "sort_index", json!(2 * process)));
             for (thread, lane) in lanes.iter().enumerate() {
                 events.push(about(process, thread, "thread_name", "name", json!(lane.to_string())));
                 events.push(about(process, thread, "thread_sort_index", "sort_index", json!(thread)));
@@ -30,6 +55,18 @@ pub fn chrome(timelines: &[(&str, &Timeline)]) -> String {
             events.extend(of_rank().map(|event| complete(process, thread(event), event)));
         }
         first += timeline.ranks;
+    }
+    for (process, other) in (first..).zip(others) {
+        events.push(about(process, 0, "process_name", "name", json!(other.name)));
+        events.push(about(process, 0, "process_sort_index", "sort_index", json!(2 * other.rank + 1)));
+        for (thread, (name, slices)) in other.threads.iter().enumerate() {
+            events.push(about(process, thread, "thread_name", "name", json!(name)));
+            events.push(about(process, thread, "thread_sort_index", "sort_index", json!(thread)));
+            events.extend(slices.iter().map(|slice| {
+                let microseconds = [slice.start * 1e6, (slice.end - slice.start) * 1e6];
+                span(process, thread, &slice.name, slice.category, microseconds, json!({}))
+            }));
+        }
     }
     json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()
 }
@@ -40,15 +77,28 @@ fn about(process: usize, thread: usize, what: &str, key: &str, value: Value) -> 
 }
 
 fn complete(process: usize, thread: usize, event: &Event) -> Value {
+    let (instruction, microseconds) = (&event.instruction, [event.start * 1e6, event.seconds() * 1e6]);
+    span(process, thread, &instruction.to_string(), instruction.kind(), microseconds, arguments(instruction))
+}
+
+/// A complete event, with its start and its duration.
+fn span(
+    process: usize,
+    thread: usize,
+    name: &str,
+    category: &str,
+    [start, duration]: [f64; 2],
+    arguments: Value,
+) -> Value {
     json!({
         "ph": "X",
         "pid": process,
         "tid": thread,
-        "name": event.instruction.to_string(),
-        "cat": event.instruction.kind(),
-        "ts": event.start * 1e6,
-        "dur": event.seconds() * 1e6,
-        "args": arguments(&event.instruction),
+        "name": name,
+        "cat": category,
+        "ts": start,
+        "dur": duration,
+        "args": arguments,
     })
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
+use zero_pipeline::trace::{Process, Slice};
 use zero_pipeline::{
     Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Timeline, World, ZeroStage,
     schedule, simulate, trace,
@@ -38,7 +39,7 @@ fn events(trace: &Value, kind: &str) -> Vec<Value> {
 #[test]
 fn ranks_are_processes_and_lanes_are_threads() {
     let (measured, simulated) = (timeline(0.25), timeline(0.5));
-    let text = trace::chrome(&[("measured", &measured), ("simulated", &simulated)]);
+    let text = trace::chrome(&[("measured", &measured), ("simulated", &simulated)], &[]);
     let trace: Value = serde_json::from_str(&text).unwrap();
     let mut names: BTreeMap<(u64, u64), String> = BTreeMap::new();
     let mut processes = vec![];
@@ -75,7 +76,28 @@ fn ranks_are_processes_and_lanes_are_threads() {
 }
 
 #[test]
+fn what_goes_on_beside_a_rank_stands_below_it() {
+    let slice = |name: &str, start, end| Slice { name: name.into(), category: "copy", start, end };
+    let threads = vec![("copies".to_string(), vec![slice("a", 0.5, 1.0), slice("b", 1.0, 3.0)])];
+    let gpu = Process { name: "rank 1, its GPU".into(), rank: 1, threads };
+    let trace: Value = serde_json::from_str(&trace::chrome(&[("measured", &timeline(0.25))], &[gpu])).unwrap();
+    let about = |process: u64, what: &str, key: &str| {
+        let all = events(&trace, "M");
+        let event = all.iter().find(|event| event["pid"] == process && event["name"] == what).unwrap();
+        event["args"][key].clone()
+    };
+    assert_eq!(about(2, "process_name", "name"), "rank 1, its GPU");
+    assert_eq!(about(2, "thread_name", "name"), "copies");
+    // Behind rank 1, and before what follows it.
+    let places = [0, 1, 2].map(|process| about(process, "process_sort_index", "sort_index").as_u64().unwrap());
+    assert_eq!(places, [0, 2, 3]);
+    let slices: Vec<_> = events(&trace, "X").into_iter().filter(|event| event["pid"] == 2).collect();
+    assert_eq!((slices.len(), &slices[1]["name"], &slices[1]["cat"]), (2, &"b".into(), &"copy".into()));
+    assert_eq!((slices[1]["ts"].as_f64(), slices[1]["dur"].as_f64()), (Some(1e6), Some(2e6)));
+}
+
+#[test]
 fn nothing_is_a_trace_too() {
-    let trace: Value = serde_json::from_str(&trace::chrome(&[])).unwrap();
+    let trace: Value = serde_json::from_str(&trace::chrome(&[], &[])).unwrap();
     assert_eq!(trace["traceEvents"], serde_json::json!([]));
 }

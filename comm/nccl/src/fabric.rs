@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zero_comm::{CommError, Communicator, DeviceFabric, DeviceLane};
-use zero_cuda::{Device, Library};
+use zero_cuda::{Device, Library, Recorder};
 
 use crate::lane::Lane;
 
@@ -14,15 +14,30 @@ use crate::lane::Lane;
 /// # Errors
 /// NCCL is not on this machine: this rank gets [`CommError::Io`], and the others that it has aborted. Or what `host` says.
 pub fn attach(host: &dyn Communicator, device: &Arc<Device>) -> Result<Arc<dyn Communicator>, CommError> {
+    attach_recorded(host, device, None)
+}
+
+/// [`attach`], with somebody who is told when operations begin and end on the device.
+///
+/// # Errors
+/// As there.
+pub fn attach_recorded(
+    host: &dyn Communicator,
+    device: &Arc<Device>,
+    recorder: Option<Arc<Recorder>>,
+) -> Result<Arc<dyn Communicator>, CommError> {
     if let Err(reason) = Library::Nccl.available() {
         let detail = format!("there is no NCCL: {reason}");
         host.abort(&detail);
         return Err(CommError::Io { rank: host.rank(), detail });
     }
-    host.with_devices(Arc::new(Nccl(Arc::clone(device))))
+    host.with_devices(Arc::new(Nccl { device: Arc::clone(device), recorder }))
 }
 
-struct Nccl(Arc<Device>);
+struct Nccl {
+    device: Arc<Device>,
+    recorder: Option<Arc<Recorder>>,
+}
 
 impl DeviceFabric for Nccl {
     fn transport(&self) -> &'static str {
@@ -30,10 +45,11 @@ impl DeviceFabric for Nccl {
     }
 
     fn device(&self) -> usize {
-        self.0.ordinal()
+        self.device.ordinal()
     }
 
     fn lane(&self) -> Result<Box<dyn DeviceLane>, String> {
-        Ok(Box::new(Lane::new(&self.0).map_err(|error| error.to_string())?))
+        let lane = Lane::new(&self.device, self.recorder.clone());
+        Ok(Box::new(lane.map_err(|error| error.to_string())?))
     }
 }

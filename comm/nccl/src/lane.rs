@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUevent;
 use cudarc::nccl::sys::{self, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use zero_comm::{DeviceLane, DeviceMemory, DeviceWork, Dtype, INVITATION, ReduceOp};
-use zero_cuda::{CudaError, Device, Event, Stream};
+use zero_cuda::{Begun, CudaError, Device, Event, Recorder, Stream, Track};
 
 /// One end of a connection.
 pub(crate) struct Lane {
     device: Arc<Device>,
     stream: Stream,
     done: Event,
+    recorder: Option<Arc<Recorder>>,
+    /// What is being recorded.
+    begun: Option<Begun>,
     /// Null until it connects, and after an abort.
     comm: ncclComm_t,
     rank: usize,
@@ -46,10 +49,34 @@ const LET_GO: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_micros(200);
 
 impl Lane {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Lane, CudaError> {
+    pub(crate) fn new(device: &Arc<Device>, recorder: Option<Arc<Recorder>>) -> Result<Lane, CudaError> {
         let (stream, done) = (Stream::new(device)?, Event::new(device)?);
         let (device, comm) = (Arc::clone(device), std::ptr::null_mut());
-        Ok(Lane { device, stream, done, comm, rank: 0, state: State::Idle, left: None })
+        Ok(Lane { device, stream, done, recorder, begun: None, comm, rank: 0, state: State::Idle, left: None })
+    }
+
+    /// Puts an event of the recorder's in front of an operation.
+    fn begin(&mut self, work: &DeviceWork<'_>) -> Result<(), CudaError> {
+        let Some(recorder) = &self.recorder else { return Ok(()) };
+        let (track, kind) = match work {
+            DeviceWork::AllReduce { .. } => (Track::Collectives, "all_reduce"),
+            DeviceWork::Broadcast { .. } => (Track::Collectives, "broadcast"),
+            DeviceWork::AllGather { .. } => (Track::Collectives, "all_gather"),
+            DeviceWork::ReduceScatter { .. } => (Track::Collectives, "reduce_scatter"),
+            DeviceWork::Send { .. } => (Track::Sends, "send"),
+            DeviceWork::Recv { .. } => (Track::Receives, "receive"),
+        };
+        let bytes = work.buffers().iter().map(|buffer| buffer.len() * buffer.dtype().size()).max().unwrap_or(0);
+        self.begun = recorder.begin_transfer(&self.stream, track, kind, bytes)?;
+        Ok(())
+    }
+
+    /// And behind it.
+    fn end(&mut self) -> Result<(), CudaError> {
+        if let Some(recorder) = &self.recorder {
+            recorder.end(&self.stream, self.begun.take())?;
+        }
+        self.stream.record(&self.done)
     }
 
     /// What a call of NCCL's gave. In progress is fine: `poll` looks after it.
@@ -181,6 +208,7 @@ impl DeviceLane for Lane {
                 waits.map_err(|error| error.to_string())?;
             }
         }
+        self.begin(work).map_err(|error| error.to_string())?;
         // SAFETY: a group may be begun at any time, and is ended below whatever happened in it.
         self.check("ncclGroupStart", unsafe { sys::ncclGroupStart() })?;
         let launched = self.launch(work);
@@ -201,7 +229,7 @@ impl DeviceLane for Lane {
             State::Connecting if settled => self.state = State::Idle,
             State::Launching if settled => {
                 // Not before: NCCL puts its kernels on the stream from a thread of its own.
-                self.stream.record(&self.done).map_err(|error| error.to_string())?;
+                self.end().map_err(|error| error.to_string())?;
                 self.state = State::Running;
             }
             State::Running if self.done.is_done().map_err(|error| error.to_string())? => self.state = State::Idle,
@@ -213,6 +241,7 @@ impl DeviceLane for Lane {
     fn abort(&mut self) -> bool {
         let comm = std::mem::replace(&mut self.comm, std::ptr::null_mut());
         self.state = State::Idle;
+        self.begun = None;
         if self.make_current().is_err() {
             return false;
         }

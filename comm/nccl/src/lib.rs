@@ -39,6 +39,6 @@ mod lane;
 mod vector;
 
 #[cfg(feature = "cuda")]
-pub use fabric::attach;
+pub use fabric::{attach, attach_recorded};
 #[cfg(feature = "cuda")]
 pub use vector::DeviceVector;

@@ -146,7 +146,7 @@ int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *argument) {
 
 // An event is one moment, shared by those who wait for it: a new record makes a new one.
 typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; } Moment;
-typedef struct { pthread_mutex_t lock; Moment *moment; } Event;
+typedef struct { pthread_mutex_t lock; Moment *moment; int timed; } Event;
 static void let_go(Moment *moment) {
     pthread_mutex_lock(&moment->lock);
     int last = --moment->holders == 0;
@@ -182,8 +182,8 @@ static Moment *hold(Event *event) {
 }
 int cuEventCreate(Event **event, unsigned flags) {
     NEEDS_CONTEXT;
-    (void)flags;
     *event = calloc(1, sizeof **event);
+    (*event)->timed = !(flags & 2);
     pthread_mutex_init(&(*event)->lock, NULL);
     return 0;
 }
@@ -218,6 +218,7 @@ int cuEventSynchronize(Event *event) {
     return 0;
 }
 int cuEventElapsedTime(float *milliseconds, Event *start, Event *end) {
+    if (!start->timed || !end->timed) return INVALID_HANDLE;
     Moment *from = hold(start), *to = hold(end);
     int both = from && to, happened = both && from->happened && to->happened;
     if (happened) *milliseconds = (to->when.tv_sec - from->when.tv_sec) * 1e3 + (to->when.tv_nsec - from->when.tv_nsec) / 1e6;

@@ -20,7 +20,7 @@ pub(crate) use points::Points;
 pub(crate) use table::{Table, tokens};
 use walk::Walk;
 pub(crate) use walk::Work;
-use zero_config::{Config, Transport};
+use zero_config::{Compute, Config, Transport};
 use zero_partition::Category;
 use zero_pipeline::{Instruction, Mesh, Program};
 
@@ -61,7 +61,8 @@ pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_
 fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     let instructions = step.instructions.len() + evaluation.instructions.len();
     let monitors = monitor::most_bytes(config);
-    let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len()) } else { 0 };
+    let on_gpu = config.training.device == Compute::Cuda;
+    let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len(), on_gpu) } else { 0 };
     (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
 }
 

@@ -13,6 +13,7 @@ use super::progress::seconds;
 use super::{Finished, Restart};
 use crate::engine::{Engine, Step};
 use crate::error::Error;
+use crate::gpu_timeline;
 use crate::memory::{self, Points};
 use crate::resident;
 use crate::timing::Lane;
@@ -113,12 +114,28 @@ impl Report {
             "seconds": round(self.started.elapsed().as_secs_f64()),
             "seconds_to_first_step": self.first_step.map(|d| round(d.as_secs_f64())),
             "seconds_by_lane": lanes,
+            "gpu_timeline": gpu_timeline(engine),
             "instructions": instructions,
             "layers_gathered": engine.timing().calls().find(|(kind, _)| *kind == "gather").map_or(0, |(_, n)| n),
             "collectives": collectives,
             "memory": { "measured_peak_bytes": self.peak_bytes, "ranks": ranks },
         }))
     }
+}
+
+/// What the GPU of rank 0 did in the traced steps, in seconds; null where nothing is traced.
+fn gpu_timeline(engine: &Engine) -> Value {
+    let spans = engine.timing().gpu_spans();
+    if spans.is_empty() {
+        return Value::Null;
+    }
+    let busy = gpu_timeline::busy(spans, engine.program());
+    json!({
+        "compute": round(busy.compute),
+        "copies": round(busy.copies),
+        "transfers": round(busy.transfers),
+        "beside_compute": round(busy.hidden),
+    })
 }
 
 /// What a user reads at the end.

@@ -41,6 +41,17 @@ fn elements(values: &CpuStorage) -> usize {
     }
 }
 
+/// Values that a storage of f32, bf16 or f16 holds; none of any other.
+#[must_use]
+pub fn elements_of(storage: &CudaStorage) -> usize {
+    match &storage.slice {
+        CudaStorageSlice::F32(slice) => slice.len(),
+        CudaStorageSlice::BF16(slice) => slice.len(),
+        CudaStorageSlice::F16(slice) => slice.len(),
+        _ => 0,
+    }
+}
+
 /// Copies a range over one of another storage of the same type and GPU.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ mod memory;
 pub mod optimizer;
 mod pool;
 mod staging;
+mod timeline;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,9 +27,10 @@ use zero_kernels::{Address, Dtype, Kernels, Launch};
 pub use array::Array;
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
-pub use memory::{Mark, begin as address_of, copy, download, room, upload};
+pub use memory::{Mark, begin as address_of, copy, download, elements_of, room, upload};
 pub use pool::peak;
 pub use staging::{Arriving, Staging};
+pub use timeline::Timeline;
 
 /// Opens GPU `ordinal` of those that are visible.
 ///

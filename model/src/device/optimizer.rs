@@ -4,14 +4,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::{CudaDevice, CudaStorage, Error, Result, Storage, Tensor, bail};
 use zero_kernels::optimizer::{SQUARES, square_sums, update};
 use zero_kernels::{Address, Dtype};
 use zero_optim::Factors;
 
-use super::{Array, Gpu, address, begin, kernel_dtype};
+use super::{Array, Gpu, address, begin, elements_of, kernel_dtype};
 
 const OP: &str = "optimizer";
 
@@ -62,12 +61,7 @@ impl<'a> Part<'a> {
     fn of_storage(storage: &CudaStorage, range: Range<usize>) -> Result<Self> {
         let dtype = storage.dtype();
         let begin = address(OP, storage)?;
-        let held = match &storage.slice {
-            CudaStorageSlice::F32(slice) => slice.len(),
-            CudaStorageSlice::BF16(slice) => slice.len(),
-            CudaStorageSlice::F16(slice) => slice.len(),
-            _ => 0,
-        };
+        let held = elements_of(storage);
         if range.end > held || range.start > range.end {
             bail!("{OP}: {range:?} of {held} values");
         }

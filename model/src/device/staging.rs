@@ -11,8 +11,9 @@ use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Result, bail};
 use half::{bf16, f16};
-use zero_cuda::{Event, Pinned, Stream};
+use zero_cuda::{CudaError, Event, Pinned, Recorder, Stream, Track};
 
+use super::timeline::recorder;
 use super::{Array, Gpu, Mark, driver};
 
 /// The streams, and memory of the host that waits for its next use.
@@ -21,6 +22,8 @@ pub struct Staging {
     of: Arc<zero_cuda::Device>,
     down: Stream,
     up: Stream,
+    /// Where the device has a timeline.
+    recorder: Option<Arc<Recorder>>,
     idle: Vec<Pinned>,
     /// What is being copied to the device.
     leaving: VecDeque<(Event, Pinned)>,
@@ -45,7 +48,32 @@ impl Staging {
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let (down, up) = (Stream::new(&of).map_err(driver)?, Stream::new(&of).map_err(driver)?);
-        Ok(Self { device: device.clone(), of, down, up, idle: vec![], leaving: VecDeque::new() })
+        let recorder = recorder(device);
+        Ok(Self { device: device.clone(), of, down, up, recorder, idle: vec![], leaving: VecDeque::new() })
+    }
+
+    /// Puts a copy on one of the streams, and an event behind it.
+    fn put(
+        &self,
+        stream: &Stream,
+        track: Track,
+        there: &Event,
+        copy: impl FnOnce() -> std::result::Result<(), CudaError>,
+    ) -> Result<()> {
+        let recorded = || match &self.recorder {
+            Some(recorder) => {
+                let begun = recorder.begin(stream, track)?;
+                copy()?;
+                recorder.end(stream, begun)
+            }
+            None => copy(),
+        };
+        let done = recorded().and_then(|()| stream.record(there));
+        if done.is_err() {
+            // Without the event nobody would wait for the copy.
+            let _ = stream.synchronize();
+        }
+        done.map_err(driver)
     }
 
     /// Memory of at least `bytes` bytes: what waits, if it is not twice as much, or new.
@@ -73,13 +101,10 @@ impl Staging {
         let there = Event::new(&self.of).map_err(driver)?;
         let made = Mark::new(&self.device)?;
         self.down.wait_for(made.event()).map_err(driver)?;
+        let address = source.address(&(0..source.len()))?;
         // SAFETY: the array and the memory live in what is returned, whose drop waits for the event.
-        unsafe { self.down.download(source.address(&(0..source.len()))?, &mut pinned, bytes) }.map_err(driver)?;
-        if let Err(error) = self.down.record(&there) {
-            // Without the event nobody would wait for the copy.
-            let _ = self.down.synchronize();
-            return Err(driver(error));
-        }
+        let copy = || unsafe { self.down.download(address, &mut pinned, bytes) };
+        self.put(&self.down, Track::ToHost, &there, copy)?;
         Ok(Arriving { there, len: source.len(), ends: Some((pinned, source)) })
     }
 
@@ -125,11 +150,11 @@ impl Staging {
         // SAFETY: the address is of as many bytes, which nobody else has; candle's stream gives them back behind its last use of them.
         let slice = unsafe { stream.upgrade_device_ptr::<T>(address, values.len().max(1)) };
         // SAFETY: the slice has room; the memory of the host is kept until the event.
-        let copied = unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
-        let copied = copied.and_then(|()| self.up.record(&there));
+        let copy = || unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
+        self.put(&self.up, Track::FromHost, &there, copy)?;
         // SAFETY: candle's stream is one of its device, and lives until the end of the call.
         let candles = unsafe { Stream::borrow(&self.of, stream.cu_stream()) };
-        if let Err(error) = copied.and_then(|()| candles.wait_for(&there)) {
+        if let Err(error) = candles.wait_for(&there) {
             let _ = self.up.synchronize();
             return Err(driver(error));
         }

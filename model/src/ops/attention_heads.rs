@@ -27,9 +27,14 @@ pub(crate) struct Geometry {
     pub(crate) size: usize,
 }
 
+/// Products of queries and keys that the forward takes, or of probabilities and values.
+pub(crate) const FORWARD_PRODUCTS: u64 = 2;
+/// Those of the backward. A GPU carries two of them out twice, which is not counted.
+pub(crate) const BACKWARD_PRODUCTS: u64 = 5;
+
 impl Geometry {
     /// Multiply-accumulates of one product of queries and keys, of what queries see.
-    fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
+    pub(crate) fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
         let seen = firsts.iter().enumerate().map(|(index, first)| (index % self.time + 1 - first) as u64);
         seen.sum::<u64>() * (self.heads * self.size) as u64
     }
@@ -161,7 +166,7 @@ pub(crate) fn forward(
     if g.time == 0 {
         return log_sums;
     }
-    measure::count_macs(2 * g.macs_of_a_product(firsts));
+    measure::count_macs(FORWARD_PRODUCTS * g.macs_of_a_product(firsts));
     let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
     split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
         let (mut keys, mut values) = (Panels::default(), Panels::default());
@@ -214,7 +219,7 @@ pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]
     if g.time == 0 {
         return;
     }
-    measure::count_macs(5 * g.macs_of_a_product(saved.firsts));
+    measure::count_macs(BACKWARD_PRODUCTS * g.macs_of_a_product(saved.firsts));
     let isa = Isa::best();
     split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
         let mut work = Backward::new(g, at, isa);

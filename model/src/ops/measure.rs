@@ -100,7 +100,7 @@ pub(crate) fn product(transposed: [bool; 2], rows: usize, columns: usize, inner:
     open(Kind::Product(transposed, [rows, columns, inner]))
 }
 
-/// Multiply-accumulates that the products of this thread's operations have taken so far, on the processor, those inside of other operations
+/// Multiply-accumulates that the products of this thread's operations have taken so far, or will on a GPU, those inside of other operations
 /// included and whether it is [measured](start) or not. A product of m × k by k × n takes mnk; of attention's, what is masked takes none.
 #[must_use]
 pub fn macs() -> u64 {

@@ -2,7 +2,8 @@
 
 use super::{count32, room_like};
 use crate::device::{Gpu, Operand, address, kernel_dtype};
-use crate::ops::attention_heads::Geometry;
+use crate::ops::attention_heads::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
+use crate::ops::measure::count_macs;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaStorage, DType, Error, Result};
 use zero_kernels::Address;
@@ -15,6 +16,8 @@ pub(crate) struct Kept {
     log_sums: CudaStorage,
     /// The first position that each sees, unless all see from position 0 on.
     firsts: Option<CudaSlice<u32>>,
+    /// Multiply-accumulates of one product of queries and keys.
+    macs: u64,
 }
 
 fn geometry(
@@ -64,6 +67,8 @@ pub(crate) fn forward(
     operands: &[Operand],
     firsts: &[usize],
 ) -> Result<(CudaStorage, Kept)> {
+    let macs = of.macs_of_a_product(firsts);
+    count_macs(FORWARD_PRODUCTS * macs);
     let (out, at) = room_like(op, gpu, dtype, of.batch * of.time * of.heads * of.size)?;
     let firsts = match firsts.iter().any(|&first| first > 0) {
         true => {
@@ -72,7 +77,7 @@ pub(crate) fn forward(
         }
         false => None,
     };
-    let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.time).max(1))?, firsts };
+    let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.time).max(1))?, firsts, macs };
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
         let log_sums = address(op, &kept.log_sums)?;
@@ -93,6 +98,7 @@ pub(crate) fn backward<const N: usize>(
     [out, d_out]: [&Operand; 2],
     kept: &Kept,
 ) -> Result<[CudaStorage; N]> {
+    count_macs(BACKWARD_PRODUCTS * kept.macs);
     let rooms = operands.iter().map(|operand| room_like(op, gpu, dtype, operand.count)).collect::<Result<Vec<_>>>()?;
     let to: Vec<Operand> =
         rooms.iter().zip(operands).map(|((_, at), of)| Operand::at(*at, of.dtype, of.count)).collect();

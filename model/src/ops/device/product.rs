@@ -1,6 +1,7 @@
 //! Matrix products by cuBLAS, with sums in f32 whatever the operands are.
 
 use crate::device::Gpu;
+use crate::ops::measure::count_macs;
 use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
 use candle_core::{Error, Result, bail};
 use std::ffi::{c_int, c_void};
@@ -94,6 +95,7 @@ pub(super) unsafe fn product_strided(
     if m == 0 || n == 0 {
         return Ok(());
     }
+    count_macs((m * n) as u64 * k as u64);
     let int = |size: usize| c_int::try_from(size).map_err(|_| Error::Msg(format!("{op}: a matrix with {size} rows")));
     let (one, beta) = (1f32, if to.add { 1f32 } else { 0f32 });
     // The transpose of the product, which is row-major as cuBLAS sees it: rightᵀ·leftᵀ.
