@@ -132,7 +132,7 @@ static MLFLOW: Section = Section { switch: Switch::Keys, keys: &[
 
 #[rustfmt::skip]
 static MACHINE_MONITOR: Section = Section { switch: Switch::Keys, keys: &[
-    key("enabled", Kind::Bool, "false", "Sample processor, memory, disk and network"),
+    key("enabled", Kind::Bool, "false", "Sample processor, memory, disk, network and GPUs"),
     key("interval_seconds", Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "How often"),
 ] };
 

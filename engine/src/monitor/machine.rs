@@ -1,45 +1,91 @@
-//! `machine_monitor`: what rank 0's machine and process do meanwhile, by the kernel's own counters in `/proc`.
+//! `machine_monitor`: what rank 0's machine and process do meanwhile, by the kernel's own counters in `/proc`, and its GPUs by NVML.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::gpu::{Absent, Gpus};
 use super::metric::{self, Metric, Scalar};
+
+/// The end of a run waits so long for a sample that is being taken.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Samples on a thread of its own, until it is dropped.
 pub(super) struct Machine {
-    /// The newest sample that was not taken yet.
-    latest: Arc<Mutex<Option<Vec<Scalar>>>>,
+    news: Arc<Mutex<News>>,
     /// Dropped, it ends the thread.
-    _stop: Sender<()>,
+    stop: Option<Sender<()>>,
+    /// Ends with the thread.
+    ended: Receiver<()>,
+}
+
+/// What was not taken yet.
+#[derive(Default)]
+pub(super) struct News {
+    /// The newest sample.
+    pub(super) sample: Vec<Scalar>,
+    /// What is as it should be.
+    pub(super) lines: Vec<String>,
+    /// What is not.
+    pub(super) words: Vec<String>,
 }
 
 impl Machine {
     /// Samples every so often from now on.
     pub(super) fn start(interval: Duration) -> std::io::Result<Self> {
-        let latest = Arc::<Mutex<Option<Vec<Scalar>>>>::default();
-        let (stop, stopped) = channel();
-        let newest = latest.clone();
+        let news = Arc::<Mutex<News>>::default();
+        let ((stop, stopped), (running, ended)) = (channel(), channel());
+        let of_thread = news.clone();
         std::thread::Builder::new().name("machine_monitor".into()).spawn(move || {
-            let root = PathBuf::from("/proc");
-            let mut before = Counters::read(&root);
-            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                let counters = Counters::read(&root);
-                let sample = counters.since(&before);
-                before = counters;
-                *newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(sample);
-            }
+            watch(interval, &stopped, &of_thread);
+            drop(running);
         })?;
-        Ok(Self { latest, _stop: stop })
+        Ok(Self { news, stop: Some(stop), ended })
     }
 
-    /// The newest sample, once.
-    pub(super) fn take(&self) -> Vec<Scalar> {
-        let latest = self.latest.try_lock().ok().and_then(|mut latest| latest.take());
-        latest.unwrap_or_default()
+    /// What is new; never waits.
+    pub(super) fn take(&self) -> News {
+        self.news.try_lock().map(|mut news| std::mem::take(&mut *news)).unwrap_or_default()
     }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A process shall not end within a call of the driver's library; nor wait for a driver that hangs.
+        let _ = self.ended.recv_timeout(PATIENCE);
+    }
+}
+
+fn watch(interval: Duration, stopped: &Receiver<()>, news: &Mutex<News>) {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let mut gpus = Gpus::find(visible.as_deref())
+        .map_err(|absent| match absent {
+            Absent::None(why) => lock(news).lines.push(format!("`machine_monitor` has no GPU to watch: {why}")),
+            Absent::Failed(why) => {
+                lock(news).words.push(format!("`machine_monitor` cannot watch GPUs: NVML: {why}; training goes on"));
+            }
+        })
+        .ok();
+    let root = PathBuf::from("/proc");
+    let mut before = Counters::read(&root);
+    while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        let counters = Counters::read(&root);
+        let mut sample = counters.since(&before);
+        before = counters;
+        let mut words = vec![];
+        sample.extend(gpus.iter_mut().flat_map(|gpus| gpus.sample(|word| words.push(word))));
+        let mut news = lock(news);
+        news.sample = sample;
+        news.words.extend(words);
+    }
+}
+
+fn lock(news: &Mutex<News>) -> MutexGuard<'_, News> {
+    // Plain data: a thread that panicked leaves nothing half done in it.
+    news.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the kernel has counted; what it does not say is `None`.

@@ -95,6 +95,22 @@ metrics! {
     SENT = gauge("Machine/network_sent_bytes_per_second", "machine_network_sent_bytes_per_second", 1.0, "Of rank 0's machine.");
 }
 
+/// What is watched of the GPU of that number: utilization, memory, power, temperature. They stay for as long as the process: some hundred bytes.
+pub(crate) fn gpu_metrics(index: u32) -> [&'static Metric; 4] {
+    let table = [
+        ("utilization_percent", "utilization_ratio", 0.01, "Share of the time in which a kernel ran on the GPU."),
+        ("memory_used_bytes", "memory_used_bytes", 1.0, "Memory of the GPU that is taken, by whomever."),
+        ("power_watts", "power_watts", 1.0, "What the GPU draws."),
+        ("temperature_celsius", "temperature_celsius", 1.0, "Temperature of the GPU."),
+    ];
+    table.map(|(tag, name, scale, help)| {
+        let tag = format!("Machine/gpu_{index}_{tag}").leak();
+        let label = Some(("gpu", &*index.to_string().leak()));
+        let name = format!("machine_gpu_{name}").leak();
+        &*Box::leak(Box::new(Metric { tag, name, label, kind: Kind::Gauge, scale, help }))
+    })
+}
+
 /// One value of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Scalar {
@@ -129,10 +145,11 @@ mod tests {
     fn names_are_told_apart_and_documented() {
         let page =
             std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitors.md")).expect("the page");
-        for (index, one) in ALL.iter().enumerate() {
+        let all: Vec<&Metric> = ALL.iter().copied().chain(gpu_metrics(0)).chain(gpu_metrics(1)).collect();
+        for (index, one) in all.iter().enumerate() {
             let same = |other: &&&Metric| other.tag == one.tag || (other.name, other.label) == (one.name, one.label);
-            assert_eq!(ALL[index..].iter().filter(same).count(), 1, "{}", one.tag);
-            for name in [one.tag.to_string(), format!("zero_train_{}", one.name)] {
+            assert_eq!(all[index..].iter().filter(same).count(), 1, "{}", one.tag);
+            for name in [one.tag.replace("gpu_1", "gpu_0"), format!("zero_train_{}", one.name)] {
                 assert!(
                     page.contains(&format!("`{name}`")) || page.contains(&format!("`{name}{{")),
                     "{name} is not in docs/monitors.md"

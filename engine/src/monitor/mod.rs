@@ -1,6 +1,7 @@
 //! Monitors: what a run tells while it trains, each on a thread of its own, under DeepSpeed's names.
 
 mod csv;
+mod gpu;
 mod machine;
 pub(crate) mod metric;
 mod mlflow;
@@ -11,7 +12,7 @@ mod worker;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use machine::Machine;
+use machine::{Machine, News};
 use metric::{Record, Scalar};
 pub(crate) use worker::Outcome;
 use worker::{SLICE, Worker};
@@ -28,6 +29,8 @@ pub(crate) struct Monitors {
     machine: Option<Machine>,
     /// What was found at the start.
     said: Vec<String>,
+    /// What is wrong with the machine's watch, not said yet.
+    words: Vec<String>,
     has_ended: bool,
 }
 
@@ -70,7 +73,7 @@ impl Monitors {
         let machine = machine.and_then(|machine| {
             machine.map_err(|error| said.push(format!("`machine_monitor` has no thread: {error}"))).ok()
         });
-        Self { workers, machine, said, has_ended: false }
+        Self { workers, machine, said, words: vec![], has_ended: false }
     }
 
     /// What is to be said at the start.
@@ -78,13 +81,15 @@ impl Monitors {
         &self.said
     }
 
-    /// What the machine did lately, if it is watched; nothing where there is nothing new.
-    pub(crate) fn of_machine(&self) -> Vec<Scalar> {
-        self.machine.as_ref().map(Machine::take).unwrap_or_default()
+    /// What the machine did lately, if it is watched, and lines to be said of that; nothing where there is nothing new.
+    pub(crate) fn of_machine(&mut self) -> (Vec<Scalar>, Vec<String>) {
+        let News { sample, lines, words } = self.machine.as_ref().map(Machine::take).unwrap_or_default();
+        self.words.extend(words);
+        (sample, lines)
     }
 
     /// Hands a step to all; never waits for any. Gives back what there is to say of them.
-    pub(crate) fn give(&self, record: &Record) -> Vec<String> {
+    pub(crate) fn give(&mut self, record: &Record) -> Vec<String> {
         self.workers.iter().for_each(|worker| worker.give(record));
         self.words()
     }
@@ -98,8 +103,9 @@ impl Monitors {
         self.words()
     }
 
-    fn words(&self) -> Vec<String> {
-        self.workers.iter().flat_map(Worker::words).collect()
+    fn words(&mut self) -> Vec<String> {
+        let own = std::mem::take(&mut self.words);
+        own.into_iter().chain(self.workers.iter().flat_map(Worker::words)).collect()
     }
 }
 

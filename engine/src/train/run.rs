@@ -280,7 +280,9 @@ impl Run {
         if config.wall_clock_breakdown {
             scalars.extend(self.breakdown.scalars());
         }
-        scalars.extend(files.monitors.of_machine());
+        let (of_machine, lines) = files.monitors.of_machine();
+        scalars.extend(of_machine);
+        lines.iter().for_each(|line| self.progress.say(line));
         let (samples, rank_ms) = (self.engine.samples(), together.own_ms.clone());
         let record = Record { step: step.step, samples, time: metric::now(), scalars, rank_ms };
         files.monitors.give(&record).iter().for_each(|word| self.progress.warn(word));
