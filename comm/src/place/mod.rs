@@ -10,10 +10,11 @@
 //! | PMI (MPICH, Intel MPI, hydra) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, … |
 //! | a Slurm step | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
 //! | `RANK` and `WORLD_SIZE` alone | those | 0, 1 |
-//! | nothing | 0, 1 | 0, 1 |
+//! | nothing, or `WORLD_SIZE=1` alone | 0, 1 | 0, 1 |
 //!
 //! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. The script of a batch job has
-//! `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not mean that there are others.
+//! `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not mean that there are others, but
+//! `RANK` or a larger `WORLD_SIZE` does: where one of the two is missing, that is an error, and not a world of one.
 
 mod master;
 mod slurm;
@@ -48,7 +49,7 @@ pub struct Place {
 #[non_exhaustive]
 pub enum PlaceError {
     /// A variable that is needed is not set.
-    #[error("{present} is set but {missing} is not")]
+    #[error("{present} is set but {missing} is not: set both, or neither")]
     Missing {
         /// The variable that announced a launcher.
         present: String,
@@ -172,7 +173,13 @@ fn find_ranks(environment: &Environment) -> Result<Option<Ranks>, PlaceError> {
         }
         return ranks(environment, "RANK", ["RANK", "WORLD_SIZE"], &[], &[]).map(Some);
     }
-    Ok(None)
+    let missing =
+        |present: &str, missing: &str| PlaceError::Missing { present: present.into(), missing: missing.into() };
+    match (environment.number("RANK")?, environment.number("WORLD_SIZE")?) {
+        (Some(_), None) => Err(missing("RANK", "WORLD_SIZE")),
+        (None, Some(size)) if size != 1 => Err(missing("WORLD_SIZE", "RANK")),
+        _ => Ok(None),
+    }
 }
 
 /// Reads one row of the table.

@@ -126,3 +126,22 @@ fn what_does_not_fit_is_named() {
     let port = place(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "99999")]);
     assert!(matches!(port, Err(PlaceError::Unreadable { variable, .. }) if variable == "MASTER_PORT"));
 }
+
+#[test]
+fn half_of_a_place_is_no_world_of_one() {
+    let missing =
+        |present: &str, missing: &str| Err(PlaceError::Missing { present: present.into(), missing: missing.into() });
+    for (variables, expected) in [
+        (&[("WORLD_SIZE", "1")][..], Ok(Place::alone())),
+        (&[("WORLD_SIZE", "1"), ("MASTER_ADDR", "n1")], Ok(Place::alone())),
+        (&[("WORLD_SIZE", "2")], missing("WORLD_SIZE", "RANK")),
+        (&[("WORLD_SIZE", "2"), ("MASTER_ADDR", "n1")], missing("WORLD_SIZE", "RANK")),
+        (&[("WORLD_SIZE", "0")], missing("WORLD_SIZE", "RANK")),
+        (&[("RANK", "0")], missing("RANK", "WORLD_SIZE")),
+        (&[("RANK", "1"), ("MASTER_ADDR", "n1")], missing("RANK", "WORLD_SIZE")),
+        (&[("RANK", "1"), ("WORLD_SIZE", "2")], Err(PlaceError::NoMaster { world_size: 2 })),
+    ] {
+        assert_eq!(place(variables), expected, "{variables:?}");
+    }
+    assert!(matches!(place(&[("WORLD_SIZE", "two")]), Err(PlaceError::Unreadable { .. })));
+}
