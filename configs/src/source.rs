@@ -88,7 +88,14 @@ pub(crate) fn too_large(name: String) -> Errors {
 
 fn unreadable(name: String, error: &io::Error) -> Errors {
     let message = format!("cannot read the configuration: {error}");
-    Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], None)
+    let begins = match std::env::current_dir() {
+        Ok(folder) if error.kind() == io::ErrorKind::NotFound => {
+            format!("; a relative path begins at {}", folder.display())
+        }
+        _ => String::new(),
+    };
+    let help = format!("name a ds.yaml or ds_config.json that can be read, or - for standard input{begins}");
+    Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], Some(help))
 }
 
 fn whole(name: String) -> Place {

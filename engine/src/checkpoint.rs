@@ -12,14 +12,19 @@ use crate::show;
 
 /// The newest checkpoint that a path means, with its manifest.
 fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
-    let mut meant = zero_checkpoint::meant(path)?;
+    let mut meant = zero_checkpoint::meant(path).map_err(of_folder)?;
     // One that was never committed is none: the one before it is.
     while meant.len() > 1 && meant.last().is_some_and(|folder| !folder.join("manifest.json").is_file()) {
         meant.pop();
     }
     let folder = meant.pop().unwrap_or_else(|| path.to_path_buf());
-    let manifest = Manifest::read(&folder)?;
+    let manifest = Manifest::read(&folder).map_err(of_folder)?;
     Ok((folder, manifest))
+}
+
+/// An error of the folder that the command line names.
+fn of_folder(error: CheckpointError) -> Error {
+    Error::from(error).named("<DIR>", "name a checkpoint's folder, a run's, or its `checkpoints`")
 }
 
 /// Prints what is in a checkpoint; returns the exit status.
@@ -117,7 +122,7 @@ fn value(folder: &Path, manifest: &Manifest) -> Value {
 /// # Errors
 /// There is no checkpoint.
 pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
-    let meant = zero_checkpoint::meant(path).map_err(Error::from)?;
+    let meant = zero_checkpoint::meant(path).map_err(of_folder)?;
     let (mut intact, mut damaged) = (None, 0);
     for folder in &meant {
         let found = zero_checkpoint::verify(folder);

@@ -29,6 +29,16 @@ pub enum Error {
         /// What to do.
         help: String,
     },
+    /// A file that a key or an option names cannot be read or written.
+    #[error("{source}\n  in: {key}\n  help: {help}")]
+    Named {
+        /// Path of the key, or the option.
+        key: String,
+        /// The file, and what is wrong.
+        source: Box<Error>,
+        /// What to do.
+        help: String,
+    },
     /// The model cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -100,6 +110,7 @@ impl Error {
             Self::Comm(CommError::Disagreement { .. }) => 2,
             Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,
+            Self::Named { source, .. } => source.exit_status(),
             Self::Comm(_) | Self::Hosts(_) => 4,
             // What is so at the start is the user's to say otherwise.
             Self::Disk(DiskError::Missing { .. } | DiskError::NotAFolder { .. } | DiskError::NotWritable { .. }) => 2,
@@ -108,6 +119,29 @@ impl Error {
             Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) => 1,
             Self::Zero(_) | Self::Disk(_) | Self::Io { .. } => 1,
         }
+    }
+
+    /// The error of a file with the key or the option that names it, and with what is to be named there. What is in a file that can be read,
+    /// and what is no error of a file, stays as it is.
+    #[must_use]
+    pub fn named(self, key: &str, wanted: &str) -> Self {
+        let source = match &self {
+            Self::Io { source, .. } => Some(source),
+            Self::Checkpoint(CheckpointError::Io { source, .. }) | Self::Data(DataError::Io { source, .. }) => {
+                Some(source)
+            }
+            Self::Checkpoint(CheckpointError::Refused { .. }) => None,
+            Self::Data(DataError::Directory { .. } | DataError::NoMatch { .. } | DataError::Pattern { .. }) => None,
+            Self::Data(DataError::Tokenizer { .. }) => None,
+            _ => return self,
+        };
+        let is_missing = source.is_some_and(|source| source.kind() == std::io::ErrorKind::NotFound)
+            || matches!(self, Self::Data(DataError::NoMatch { .. }));
+        let begins = match std::env::current_dir() {
+            Ok(folder) if is_missing => format!("; a relative path begins at {}", folder.display()),
+            _ => String::new(),
+        };
+        Self::Named { key: key.into(), source: Box::new(self), help: format!("{wanted}{begins}") }
     }
 
     /// Whether a file could not be written, which training can do without.

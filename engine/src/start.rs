@@ -1,5 +1,6 @@
 //! What the parameters of an engine are at first.
 
+use zero_checkpoint::CheckpointError;
 use zero_comm::Communicator;
 use zero_config::Config;
 use zero_partition::Zero;
@@ -23,11 +24,21 @@ impl Start {
             return Ok(());
         }
         if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained()) {
-            zero_checkpoint::load_pretrained(folder.as_ref(), zero, comm)?;
+            zero_checkpoint::load_pretrained(folder.as_ref(), zero, comm).map_err(of_pretrained)?;
         }
         if let Some(sources) = &config.training.initial_weights {
-            zero_checkpoint::load_weights(&crate::data::files(sources)?, zero, comm)?;
+            let named = |error: Error| {
+                error.named("training.initial_weights", "name safetensors files that can be read, or a glob")
+            };
+            let files = crate::data::files(sources).map_err(|error| named(error.into()))?;
+            zero_checkpoint::load_weights(&files, zero, comm).map_err(|error| named(error.into()))?;
         }
         Ok(())
     }
+}
+
+/// An error of the folder that `model.pretrained` names.
+pub(crate) fn of_pretrained(error: CheckpointError) -> Error {
+    Error::from(error)
+        .named("model.pretrained", "name a folder with config.json and model.safetensors, as transformers saves one")
 }

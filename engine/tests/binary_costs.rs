@@ -76,7 +76,7 @@ fn what_is_no_table_is_an_error_with_its_place() {
         let output = case.command(&args).output().unwrap();
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains(&format!("in: {table}")) && told.contains("help: measure one"), "{told}");
+        assert!(told.starts_with(&format!("error: {table}: ")) && told.contains("help: measure one"), "{told}");
         told
     };
     assert!(refused("none.json").contains("cannot be read"));

@@ -204,7 +204,11 @@ fn begun(folder: &Path) -> Result<Parameters, String> {
     let (last, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     match (&first, &last) {
         (Ok(first), Ok(last)) => assert!(first == last),
-        (Err(_), Err(last)) => assert!(last.lines().count() == 1, "{last}"),
+        // One line, then what names the folder, and help.
+        (Err(_), Err(last)) => {
+            let (said, more) = last.split_once('\n').unwrap_or((last, "  in: "));
+            assert!(!said.is_empty() && more.starts_with("  in: ") && more.lines().count() <= 2, "{last}");
+        }
         _ => panic!("one of two ranks began: {first:?} {last:?}"),
     }
     first

@@ -158,8 +158,8 @@ impl CostTable {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let wrong = |message: String| {
             Error::setting(
-                &path.display().to_string(),
-                message,
+                "training.cost_table",
+                format!("{}: {message}", path.display()),
                 "measure one: `zero-train bench costs --config ds.yaml --out FILE`",
             )
         };

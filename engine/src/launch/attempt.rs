@@ -140,7 +140,10 @@ impl Attempt<'_> {
         // What goes straight to the terminal leaves a progress bar there.
         output.prepare(&mut command, !(self.job.what.is_ours() && local_rank == 0));
         let program = command.get_program().to_string_lossy().into_owned();
-        let mut child = command.spawn().with_context(|| format!("cannot start rank {rank}, `{program}`"))?;
+        let mut child = command.spawn().map_err(|error| {
+            let help = "name a program that can be run, with its path";
+            anyhow::anyhow!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}")
+        })?;
         if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {
             // A rank that ends before it has read everything says why itself.
             let _ = pipe.write_all(text.as_bytes());

@@ -11,8 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-
 /// Lines of a failed rank that are shown.
 const LAST: usize = 40;
 /// A longer line is shown and written in pieces.
@@ -115,7 +113,10 @@ impl Output {
 fn open(folder: &Path, name: &str) -> anyhow::Result<File> {
     let path = folder.join(name);
     let file = fs::create_dir_all(folder).and_then(|()| File::create(&path));
-    file.with_context(|| format!("--log-dir: cannot write {}", path.display()))
+    file.map_err(|error| {
+        let help = "name a folder that can be written to";
+        anyhow::anyhow!("{}: {error}\n  in: --log-dir\n  help: {help}", path.display())
+    })
 }
 
 impl Plan {

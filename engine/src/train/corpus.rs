@@ -28,7 +28,9 @@ impl Corpus {
         let (model, data) = config.model_and_data()?;
         let tokenizer = match &data.tokenizer {
             config::Tokenizer::Byte => Tokenizer::Byte,
-            config::Tokenizer::File(path) => Tokenizer::from_file(path)?,
+            config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
+                Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
+            })?,
         };
         let is_text = !matches!(data.format, config::DataFormat::Tokens | config::DataFormat::Csv)
             && !matches!(model, config::Model::Mlp(_));
@@ -57,10 +59,14 @@ impl Corpus {
             sequence_length,
             vocabulary: classes(model).or(vocabulary).unwrap_or(usize::MAX),
         };
-        let all = data::open(&options(&data.train), &tokenizer)?;
+        let open = |key: &str, sources: &[String]| {
+            let opened = data::open(&options(sources), &tokenizer);
+            opened.map_err(|error| Error::from(error).named(key, "name files that can be read, or a glob"))
+        };
+        let all = open("data.train", &data.train)?;
         fits(model, all.shape())?;
         let (train, eval) = match &data.eval {
-            Some(sources) => (all, Some(data::open(&options(sources), &tokenizer)?)),
+            Some(sources) => (all, Some(open("data.eval", sources)?)),
             None if data.eval_fraction > 0.0 => data::split(all, data.eval_fraction)?,
             None => (all, None),
         };

@@ -32,7 +32,7 @@ use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::plan::{Draft, Plan};
-use crate::start::Start;
+use crate::start::{Start, of_pretrained};
 use crate::words::{bytes, counted, grouped};
 use crate::{memory, monitor, offload, resident};
 use corpus::Corpus;
@@ -207,7 +207,7 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
         && start(config, options)? == Start::Anew
     {
-        zero_checkpoint::check_pretrained(folder.as_ref(), &layers()?.build(DType::F32)?)?;
+        zero_checkpoint::check_pretrained(folder.as_ref(), &layers()?.build(DType::F32)?).map_err(of_pretrained)?;
     }
     let plan = Plan::new(with_total_steps(config.clone(), 1), layers()?)?;
     plan.check_disks()?;
@@ -242,7 +242,8 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
         _ if !options.again.from.is_empty() => options.again.from.clone(),
         None => return Ok(None),
         Some(Resume::From(folder)) => {
-            let state = engine.load_checkpoint(folder)?;
+            let wanted = "name a checkpoint's folder, as in RUN/checkpoints/step-00000010, or `auto`";
+            let state = engine.load_checkpoint(folder).map_err(|error| error.named("--resume", wanted))?;
             return Ok(Some((folder.clone(), state)));
         }
         Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,

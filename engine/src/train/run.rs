@@ -36,14 +36,17 @@ impl Files {
     /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
     /// too.
     pub(super) fn open(engine: &mut Engine, out: &Path, goes_on: bool, progress: &Progress) -> Result<Self, Error> {
-        let mut lock = RunLock::take(out)?;
+        let unusable = |error: Error| {
+            error.named("training.output_dir", "name a folder that can be written to, there or with --out")
+        };
+        let mut lock = RunLock::take(out).map_err(|error| unusable(error.into()))?;
         let folder = if goes_on {
             for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
                 progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
             }
             Folder::resume(out, engine.steps())?
         } else {
-            let (folder, moved) = Folder::new(out)?;
+            let (folder, moved) = Folder::new(out).map_err(unusable)?;
             if let Some(moved) = moved {
                 progress.say(&format!("an earlier run was moved to {}", moved.display()));
                 // Its lock went with it.
