@@ -22,6 +22,10 @@ static INSTEAD: &[(&str, &str)] = &[
     ("zero_optimization.zero_quantized_gradients", TRAFFIC),
     ("zero_optimization.zenflow", "`offload_optimizer` on nvme updates one tile while it reads and writes others"),
     ("zero_optimization.leaf_module", "each layer of a model is gathered as a whole anyway"),
+    (
+        "comms_logger.debug",
+        "no operation has a caller in a program of yours; `training.trace` shows where in the step each one is",
+    ),
     ("checkpoint.writer", "`training.save_async` writes checkpoints in the background"),
     ("checkpoint.parallel_write.pipeline_stage", "each rank writes its own shard anyway"),
     ("data_efficiency.enabled", "`data.shuffle: false` takes samples in the order of the files"),
