@@ -1,19 +1,19 @@
 #!/bin/sh
 # Installs what scripts/launchers.sh runs: scripts/install-launchers.sh FOLDER, then ZERO_TRAIN_LAUNCHERS=FOLDER scripts/launchers.sh
 #
-# OpenMPI, MPICH, Slurm and a Java for Spark from Debian's packages, as root; torchrun, DeepSpeed's launcher, Ray and Spark into a virtual
+# OpenMPI, MPICH, Slurm, pdsh with ssh and a Java for Spark from Debian's packages, as root; torchrun, DeepSpeed's launcher, Ray and Spark into a virtual
 # environment of their own, some GB with PyTorch. To be rid of the latter: rm -r FOLDER.
 set -eu
 
 folder=${1:?usage: scripts/install-launchers.sh FOLDER}
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    # Their services shall not start: scripts/slurm-here.sh has a cluster of its own.
+    # Their services are not needed: scripts/slurm-here.sh and scripts/ssh-here.sh have their own.
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        openmpi-bin mpich slurmctld slurmd slurm-client munge default-jre-headless
+        openmpi-bin mpich slurmctld slurmd slurm-client munge pdsh openssh-server openssh-client default-jre-headless
 else
-    echo "without root and apt-get: OpenMPI, MPICH, Slurm and Java must be there already" >&2
+    echo "without root and apt-get: OpenMPI, MPICH, Slurm, pdsh with ssh and Java must be there already" >&2
 fi
 
 python3 -m venv "$folder"

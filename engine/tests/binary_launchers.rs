@@ -6,9 +6,11 @@
 mod case;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use case::{Alone, Case, place, port, signal, text, wait_for};
@@ -20,6 +22,8 @@ struct Launcher {
     version: Vec<String>,
     /// What stands before the program and its arguments.
     start: Vec<String>,
+    /// What the table shows in its place.
+    shown: Option<&'static str>,
     variables: Vec<(&'static str, String)>,
     /// Its exit status when a rank was killed.
     status: i32,
@@ -33,7 +37,7 @@ impl Launcher {
     fn new(name: &'static str, start: &str, status: i32, says: &'static [&'static str]) -> Self {
         let start: Vec<String> = start.split_whitespace().map(String::from).collect();
         let version = start.first().into_iter().chain([&"--version".to_string()]).cloned().collect();
-        Self { name, version, start, variables: vec![], status, says, kills: false }
+        Self { name, version, start, shown: None, variables: vec![], status, says, kills: false }
     }
 
     /// The first line of what it says of itself with digits in it, or `None` with the reason printed.
@@ -91,10 +95,11 @@ impl Launcher {
             self.name
         );
         let (code, ended) = self.ends_when_a_rank_is_killed(&case);
+        let start = || self.start.iter().map(|word| short(word)).collect::<Vec<_>>().join(" ") + " zero-train …";
         println!(
-            "| {} | {version} | `{} zero-train …` | {:.1} s | {code} | {:.1} s |",
+            "| {} | {version} | `{}` | {:.1} s | {code} | {:.1} s |",
             self.name,
-            self.start.iter().map(|word| short(word)).collect::<Vec<_>>().join(" "),
+            self.shown.map_or_else(start, String::from),
             took.as_secs_f64(),
             ended.as_secs_f64(),
         );
@@ -208,6 +213,26 @@ fn deepspeed() {
     launcher.works();
 }
 
+/// Two hosts, which are this one by two names; scripts/ssh-here.sh says how they are reached.
+#[test]
+fn deepspeed_by_ssh() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "localhost slots=1\n127.0.0.1 slots=1\n").unwrap();
+    let start = format!(
+        "deepspeed --hostfile {} --num_nodes 2 --no_ssh_check --no_python --master_addr 127.0.0.1 --master_port {}",
+        hosts.display(),
+        port()
+    );
+    let mut launcher = Launcher::new("DeepSpeed, pdsh", &start, 247, &["exits with return code = -9", "exit code 247"]);
+    launcher.version = version_beside("deepspeed", "deepspeed");
+    let reachable =
+        "[ -n \"$PDSH_SSH_ARGS_APPEND\" ] || { echo no host is reached by ssh: scripts/ssh-here.sh >&2; exit 1; }; ";
+    launcher.version[2].insert_str(0, reachable);
+    launcher.shown = Some("deepspeed --hostfile hosts --num_nodes 2 --no_python zero-train …");
+    launcher.works();
+}
+
 #[test]
 fn openmpi() {
     let start = "mpirun.openmpi --oversubscribe -n 2";
@@ -232,12 +257,100 @@ fn slurm() {
     launcher.works();
 }
 
+/// As a job: the script of `examples/launchers`, with numbers of this machine.
+#[test]
+fn sbatch() {
+    let mut launcher = Launcher::new("Slurm, sbatch", "sh -c", 137, &["task 1: Killed"]);
+    launcher.version = vec!["sh".into(), "-c".into(), "sinfo --noheader >/dev/null && sbatch --version".into()];
+    let submit = format!(
+        "PATH=$(dirname \"$1\"):$PATH HOME=$PWD; export PATH HOME; shift
+         sbatch --wait --nodes 1 --ntasks-per-node 2 --cpus-per-task 1 --output slurm.out {} \"$@\"
+         status=$?; cat slurm.out; exit $status",
+        adapter("slurm.sbatch")
+    );
+    launcher.start.extend([submit, "sbatch".into()]);
+    launcher.shown = Some("sbatch --wait slurm.sbatch");
+    launcher.works();
+}
+
+/// A Ray of this machine that takes jobs; it ends with this.
+struct Head {
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Head {
+    fn start(port: u16, variables: &[(&'static str, String)]) -> Self {
+        let dashboard = format!("--dashboard-port={port}");
+        // Not where others of this machine would find it, also when it is gone.
+        let folder = tempfile::tempdir().unwrap();
+        let own = format!("--temp-dir={}", folder.path().display());
+        let child = Command::new("ray")
+            .args(["start", "--head", "--block", "--port=0", "--num-cpus=2", "--disable-usage-stats", &dashboard, &own])
+            .envs(variables.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut head = Self { child, _folder: folder };
+        let patience = Instant::now() + Duration::from_secs(300);
+        let answers = || {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+            stream.write_all(b"GET /api/version HTTP/1.0\r\n\r\n").ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            answer.starts_with("HTTP/").then_some(())
+        };
+        while answers().is_none() {
+            assert!(Instant::now() < patience && head.child.try_wait().unwrap().is_none(), "Ray does not come up");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        head
+    }
+}
+
+impl Drop for Head {
+    fn drop(&mut self) {
+        // It takes what it has started with it.
+        let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn ray_job() {
+    let mut launcher = Launcher::new("Ray, job", "", 1, &["rank 1 ended with status 137; it was the first to end"]);
+    launcher.version = version_beside("ray", "ray");
+    if launcher.found().is_none() {
+        return;
+    }
+    // Others of this machine could give it jobs.
+    let mut token = [0; 32];
+    fs::File::open("/dev/urandom").unwrap().read_exact(&mut token).unwrap();
+    let token = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    launcher.variables = vec![("RAY_AUTH_MODE", "token".into()), ("RAY_AUTH_TOKEN", token)];
+    launcher.variables.extend([("RAY_DEDUP_LOGS", "0".into()), ("RAY_raylet_start_wait_time_s", "300".into())]);
+    let port = port();
+    let _head = Head::start(port, &launcher.variables);
+    let script = adapter("zero_ray.py");
+    let folder = Path::new(&script).parent().unwrap().to_str().unwrap();
+    let start = format!(
+        "ray job submit --address http://127.0.0.1:{port} --working-dir {folder} -- python zero_ray.py -n 2 --"
+    );
+    launcher.start = start.split(' ').map(String::from).collect();
+    launcher.shown = Some("ray job submit --working-dir . -- python zero_ray.py -n 2 -- zero-train …");
+    launcher.works();
+}
+
 #[test]
 fn ray() {
     let mut launcher = Launcher::new("Ray", "", 137, &["rank 1 ended with status 137; it was the first to end"]);
     launcher.version = vec![python(), "-c".into(), "import ray; print(ray.__version__)".into()];
     launcher.start = vec![python(), adapter("zero_ray.py"), "-n".into(), "2".into(), "--".into()];
     launcher.variables = vec![("RAY_DEDUP_LOGS", "0".into()), ("RAY_raylet_start_wait_time_s", "300".into())];
+    // One of its own, and none that it finds, which may be gone.
+    launcher.variables.push(("RAY_ADDRESS", "local".into()));
     launcher.works();
 }
 
