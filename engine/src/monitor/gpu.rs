@@ -39,7 +39,7 @@ impl Gpus {
     /// Opens NVML, and finds those that `CUDA_VISIBLE_DEVICES`, whose value `visible` is, lets through. This may take seconds.
     pub(super) fn find(visible: Option<&str>) -> Result<Self, Absent> {
         let nvml = Nvml::init().map_err(|error| match error {
-            NvmlError::LibloadingError(error) => Absent::None(whole(&error)),
+            NvmlError::LibloadingError(error) => Absent::None(error.to_string()),
             NvmlError::DriverNotLoaded => Absent::None(error.to_string()),
             error => Absent::Failed(error.to_string()),
         })?;
@@ -113,17 +113,6 @@ fn let_through(visible: &str, uuids: &[String]) -> BTreeSet<u32> {
         named.next().filter(|_| named.next().is_none()).map(|(index, _)| index)
     };
     visible.split(',').map_while(|entry| find(entry.trim())).map(|index| index as u32).collect()
-}
-
-/// With what lies behind it: the dynamic linker's own words.
-fn whole(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = error.to_string();
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
