@@ -1,4 +1,5 @@
-//! A GPT from scratch: layers made of the library's differentiable operations, trained with ZeRO-3 on the README's bytes.
+//! A GPT from scratch: layers made of the library's differentiable operations, trained with ZeRO-3 on the bytes of a text that
+//! stays as it is, a licence.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin gpt
@@ -9,7 +10,7 @@ use candle_nn::{Module, VarBuilder};
 use zero_train::ops::{Embedding, LayerNorm, Linear, causal_attention_packed, cross_entropy, gelu};
 use zero_train::{Batch, Config, Engine, Layers};
 
-const TEXT: &[u8] = include_bytes!("../../../README.md");
+const TEXT: &[u8] = include_bytes!("../../../LICENSE-APACHE");
 const VOCABULARY: usize = 256; // bytes
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
