@@ -41,6 +41,9 @@ pub(crate) struct Length {
     pub(crate) at_least: Duration,
 }
 
+/// Steps that are taken at most so that they take long enough.
+const MOST_MORE: usize = 1 << 16;
+
 /// Training steps of a configuration, without writing a run.
 ///
 /// # Errors
@@ -50,26 +53,28 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
     };
+    // Before there is an engine, which takes what is allocated after it for its own.
+    let most = length.warm_up + length.steps + MOST_MORE;
+    let (mut times, mut losses) = (Vec::with_capacity(most), Vec::with_capacity(most));
     let started = Instant::now();
     let mut subject = zero_train::train::Steps::open(&config, &comm)?;
     let opened = started.elapsed();
-    let (mut times, mut losses) = (vec![], vec![]);
-    let mut steps = |count: usize| -> anyhow::Result<Vec<Duration>> {
-        let mut taken = vec![];
+    let mut take = |count: usize, times: &mut Vec<Duration>| -> anyhow::Result<()> {
         for _ in 0..count {
             let step = subject.step()?;
             losses.push(step.loss);
-            taken.push(step.duration);
+            times.push(step.duration);
         }
-        Ok(taken)
+        Ok(())
     };
-    steps(length.warm_up)?;
-    times.extend(steps(length.steps)?);
+    take(length.warm_up, &mut times)?;
+    times.clear();
+    take(length.steps, &mut times)?;
     let left = length.at_least.saturating_sub(times.iter().sum());
     let more = left.as_secs_f64() / zero_comm::bench::median(&times).as_secs_f64().max(1e-6);
     // As many on all ranks, whose clocks differ.
     let more = comm.all_reduce(Buffer::I64(vec![more.ceil() as i64]), ReduceOp::Max).wait()?.into_i64()?;
-    times.extend(steps(more.first().map_or(0, |&more| more as usize))?);
+    take(more.first().map_or(0, |&more| (more as usize).min(MOST_MORE)), &mut times)?;
     let peak = zero_train::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;
     let tracked = subject.engine().zero().ledger().peak_total();
     let on_gpu = subject.engine().peak_gpu_bytes();
