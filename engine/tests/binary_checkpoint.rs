@@ -79,3 +79,22 @@ fn verify_names_what_is_damaged_and_what_is_not() {
     assert!(status == 1 && out.contains("step-00000004/manifest.json: No such file"), "{out}");
     assert!(checkpoint(&case, &["inspect", "run"]).1.contains("step 2, 2 updates"));
 }
+
+/// Steps of one run do not get into the folder of another.
+#[test]
+fn a_run_that_begins_from_another_ones_checkpoint_has_a_folder_of_its_own() {
+    let case = Case::new();
+    let steps =
+        |out: &str| -> Vec<u64> { case.metrics(out).iter().map(|line| line["step"].as_u64().unwrap()).collect() };
+    case.train(&["--quiet", "--max-steps", "3", "--out", "a"]);
+    case.train(&["--quiet", "--max-steps", "4", "--out", "b", "--set", "training.save_every=2"]);
+    let said = case.train(&["--max-steps", "5", "--out", "b", "--resume", "a/checkpoints/step-00000003"]);
+    assert!(said.contains("an earlier run was moved to b.1"), "{said}");
+    assert_eq!((steps("b"), steps("b.1")), (vec![4, 5], vec![1, 2, 3, 4]));
+    assert!(!case.path("b/checkpoints/step-00000004").exists() && case.path("b.1/checkpoints/step-00000004").exists());
+    // Within its own folder it goes on, however that is named.
+    let own = case.path("b/checkpoints/step-00000005");
+    case.train(&["--quiet", "--max-steps", "6", "--out", "./b", "--resume", own.to_str().unwrap()]);
+    assert_eq!(steps("b"), [4, 5, 6]);
+    assert!(!case.path("b.2").exists());
+}

@@ -131,8 +131,10 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     };
     let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
     let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
-    let goes_on = resumed.is_some() || options.again.keeps_folder;
-    let mut files = if main { Some(Files::open(&mut engine, &out, goes_on, &progress)?) } else { None };
+    // A checkpoint of another run's folder begins a run of its own in this one.
+    let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.again.keeps_folder;
+    let logged = resumed.is_some() || goes_on;
+    let mut files = if main { Some(Files::open(&mut engine, &out, goes_on, logged, &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
     let saves = Saves::new(&out, resumed.map(|_| engine.steps()));
     if main {
@@ -221,6 +223,12 @@ fn with_total_steps(mut config: Config, steps: u64) -> Config {
         total_num_steps.get_or_insert(steps as usize);
     }
     config
+}
+
+/// Whether a folder lies in another, however they are named.
+fn lies_in(folder: &Path, parent: &Path) -> bool {
+    let canonical = |path: &Path| path.canonicalize().ok();
+    canonical(folder).zip(canonical(parent)).is_some_and(|(folder, parent)| folder.starts_with(parent))
 }
 
 /// Whether there is a checkpoint to go on from.

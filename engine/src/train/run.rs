@@ -34,8 +34,14 @@ pub(super) struct Files {
 
 impl Files {
     /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
-    /// too.
-    pub(super) fn open(engine: &mut Engine, out: &Path, goes_on: bool, progress: &Progress) -> Result<Self, Error> {
+    /// too. Monitors have logged the engine's samples if it began from a checkpoint.
+    pub(super) fn open(
+        engine: &mut Engine,
+        out: &Path,
+        goes_on: bool,
+        logged: bool,
+        progress: &Progress,
+    ) -> Result<Self, Error> {
         let unusable = |error: Error| {
             error.named("training.output_dir", "name a folder that can be written to, there or with --out")
         };
@@ -56,7 +62,7 @@ impl Files {
         };
         engine.hold(lock);
         folder.resolved(engine.config())?;
-        let monitors = Monitors::start(engine.config(), out, goes_on.then(|| engine.samples()));
+        let monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
         monitors.said().iter().for_each(|line| progress.say(line));
         Ok(Self { folder, monitors, missing: 0 })
     }
