@@ -48,6 +48,10 @@ pub fn advice(
         let draft = draft(&changed)?;
         if draft.peak_bytes() <= limit {
             let plan = draft.plan()?;
+            if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
+                // So little goes on no disk: something else of these settings made it fit.
+                continue;
+            }
             let of =
                 |time: &Result<Prediction, String>| time.as_ref().map(|time| time.step_seconds).map_err(Clone::clone);
             found.push(Advice {
@@ -98,11 +102,15 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     let tiles = tiles(config);
     let mut all: Vec<Vec<String>> = vec![tiles.clone(), recompute.clone(), [recompute.clone(), tiles].concat()];
     all.extend(smaller.iter().cloned());
+    let spared = [gathers.clone(), sparing.clone(), [sparing.clone(), recompute.clone()].concat()];
     if stage == 3 {
-        all.extend([gathers.clone(), sparing.clone(), [sparing.clone(), recompute.clone()].concat()]);
+        all.extend(spared.clone());
     }
     all.extend(higher.iter().cloned());
     all.extend(higher.iter().map(|higher| [higher.clone(), recompute.clone()].concat()));
+    if !higher.is_empty() {
+        all.extend(spared.iter().map(|spared| [three.clone(), spared.clone()].concat()));
+    }
     all.push([three.clone(), gathers.clone(), recompute.clone(), least.clone()].concat());
     all.push(state.clone());
     all.push([state, recompute.clone()].concat());

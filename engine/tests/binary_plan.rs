@@ -186,6 +186,34 @@ fn tiles_of_the_feed_forward_part_are_advised() {
     assert!(told.contains("does not fit") && !told.contains("--set model.tiled"), "{told}");
 }
 
+/// From a lower stage too, what stage 3 can do without a disk comes before the disk.
+#[test]
+fn stage_3_that_gathers_late_is_advised_before_a_disk() {
+    let case = Case::new();
+    let wide = [
+        "--set",
+        "model={type: gpt2, vocab_size: 20000, n_positions: 128, n_embd: 256, n_layer: 8, n_head: 4}",
+        "-n",
+        "8",
+        "--set",
+        "zero_optimization={stage: 1}",
+    ];
+    let late = [
+        "--set",
+        "zero_optimization.stage=3",
+        "--set",
+        "zero_optimization.stage3_max_reuse_distance=0",
+        "--set",
+        "zero_optimization.stage3_prefetch_bucket_size=0",
+        "--set",
+        "activation_checkpointing.enabled=true",
+    ];
+    let least = json(&case, &[&wide[..], &late].concat())["planned_peak_bytes"].as_u64().unwrap();
+    let told = plan(&case, &[&wide[..], &["--device-memory", &format!("{}", least + 1000)]].concat());
+    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    assert!(late.iter().all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
+}
+
 /// A rank that another launcher started has no plan before it: it stops with a table where it holds too much.
 #[test]
 fn a_limit_that_is_passed_is_an_error_with_a_table() {
