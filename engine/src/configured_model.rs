@@ -102,7 +102,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
         (None, None) => Err(Error::setting(
             "model.vocab_size",
             "`auto` needs a tokenizer to take it from",
-            "set the number of tokens of the token files",
+            "set it to the largest token of the files plus one, or name the tokenizer.json that made them in `data.tokenizer`",
         )),
     }
 }

@@ -338,9 +338,11 @@ fn every_kind_of_data_model_and_optimizer_trains() {
     fs::write(case.path("table.csv"), rows.join("\n")).unwrap();
     let llama = "model={type: llama, vocab_size: auto, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
                  num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16}";
-    let cases: [(&str, &[&str]); 8] = [
+    let cases: [(&str, &[&str]); 9] = [
         ("jsonl", &["data={train: docs.jsonl, text_key: body}"]),
         ("tokens", &["data={train: tokens.bin}", "optimizer={type: Lion, params: {lr: 0.001}}"]),
+        // The byte tokenizer, which is the default, says nothing of numbers in a file.
+        ("few tokens", &["data={train: tokens.bin}", "model.vocab_size=97"]),
         ("mlp", &["data={train: table.csv}", "model={type: mlp, input_size: 2, hidden_sizes: [8], output_size: 2}"]),
         ("llama", &[llama, "optimizer={type: SGD, params: {lr: 0.5, momentum: 0.9}}"]),
         ("adagrad", &["optimizer={type: Adagrad, params: {lr: 0.05}}", "dataloader_drop_last=true"]),
@@ -392,6 +394,11 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--set", "data.train=short.txt"], 3, "short"),
         (&["--set", "data.train=odd.bin"], 3, "odd.bin"),
         (&["--set", "data.train=large.bin"], 3, "65535"),
+        (
+            &["--set", "data.train=odd.bin", "--set", "model.vocab_size=auto"],
+            2,
+            "`auto` needs a tokenizer to take it from\n  in: model.vocab_size",
+        ),
         (&["--set", "data.sequence_length=17"], 2, "data.sequence_length"),
         (&["--set", "model.vocab_size=100"], 2, "model.vocab_size"),
         (&["--set", "train_batch_size=7"], 2, "train_batch_size"),

@@ -136,6 +136,15 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<Arc<dyn Data
     Ok(Arc::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }
 
+/// Whether [`Format::Auto`] reads these sources as token files; of files that do not go together the first says.
+///
+/// # Errors
+/// No such files, or a folder that cannot be read.
+pub(crate) fn are_token_files(sources: &[String]) -> Result<bool, DataError> {
+    let files = sources::expand(sources)?;
+    Ok(files.first().is_some_and(|file| resolve(Format::Auto, file) == Format::Tokens))
+}
+
 fn resolve(format: Format, file: &Path) -> Format {
     match (format, file.extension().and_then(|extension| extension.to_str())) {
         (Format::Auto, Some("bin")) => Format::Tokens,

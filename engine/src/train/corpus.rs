@@ -10,12 +10,15 @@ use crate::configured_model::{self, longest_sequence};
 use crate::data::{self, DataOptions, Dataset, SampleShape, Samples, Tokenizer, sample_index};
 use crate::error::Error;
 
+/// What `data.train` and `data.eval` are to name.
+const READABLE: &str = "name files that can be read, or a glob";
+
 /// What a run trains and evaluates on.
 pub(super) struct Corpus {
     pub(super) train: Arc<dyn Dataset>,
     pub(super) eval: Option<Arc<dyn Dataset>>,
     pub(super) tokenizer: Tokenizer,
-    /// Number of tokens of the tokenizer, where the data are text.
+    /// Number of tokens of the tokenizer, where the data are made of its tokens.
     pub(super) vocabulary: Option<usize>,
     seed: u64,
     shuffle: bool,
@@ -32,10 +35,8 @@ impl Corpus {
                 Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
             })?,
         };
-        let is_text = !matches!(data.format, config::DataFormat::Tokens | config::DataFormat::Csv)
-            && !matches!(model, config::Model::Mlp(_));
-        let vocabulary = is_text.then(|| tokenizer.vocabulary());
-        if is_text {
+        let vocabulary = vocabulary(model, data, &tokenizer)?;
+        if vocabulary.is_some() {
             are_the_models(config, model, vocabulary)?;
         }
         // A model that cannot take these tokens is told of before gigabytes are read.
@@ -60,8 +61,7 @@ impl Corpus {
             vocabulary: classes(model).or(vocabulary).unwrap_or(usize::MAX),
         };
         let open = |key: &str, sources: &[String]| {
-            let opened = data::open(&options(sources), &tokenizer);
-            opened.map_err(|error| Error::from(error).named(key, "name files that can be read, or a glob"))
+            data::open(&options(sources), &tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
         };
         let all = open("data.train", &data.train)?;
         fits(model, all.shape())?;
@@ -110,6 +110,21 @@ impl Corpus {
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
         (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
     }
+}
+
+/// How many tokens the data may have, where the tokenizer says. Of token files the byte tokenizer, which is the default, says nothing:
+/// what their numbers mean is known to whoever made them.
+fn vocabulary(model: &config::Model, data: &config::Data, tokenizer: &Tokenizer) -> Result<Option<usize>, Error> {
+    let is_of_tokenizer = match (model, data.format, tokenizer) {
+        (config::Model::Mlp(_), ..) | (_, config::DataFormat::Csv, _) => false,
+        (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
+        (_, config::DataFormat::Auto, Tokenizer::Byte) => {
+            let numbers = data::are_token_files(&data.train);
+            !numbers.map_err(|error| Error::from(error).named("data.train", READABLE))?
+        }
+        _ => true,
+    };
+    Ok(is_of_tokenizer.then(|| tokenizer.vocabulary()))
 }
 
 /// Bytes by default are not the tokens of a pretrained model with another vocabulary.
