@@ -363,6 +363,35 @@ fn every_kind_of_data_model_and_optimizer_trains() {
 }
 
 #[test]
+fn a_sample_that_cannot_be_is_said_before_and_ends_no_run() {
+    let case = Case::new();
+    let sample = "training.sample={prompt: line, tokens: 30}";
+    // Most of what a model of 4,096 tokens knows is no byte.
+    let told = case.train(&["--plain", "-n", "2", "--max-steps", "1", "--set", sample, "--set", "model.vocab_size=4096"]);
+    let text_of = |told: &str| told.split("--- sample ---\n").nth(1).map(|text| text.starts_with("line"));
+    assert_eq!(text_of(&told), Some(true), "{told}");
+    assert_eq!(case.report("run")["optimizer_steps"], 1);
+    fs::write(case.path("tokens.bin"), [7u8, 0].repeat(400)).unwrap();
+    let numbers = ["--plain", "-n", "2", "--max-steps", "1", "--out", "numbers", "--set", "data.train=tokens.bin"];
+    let output = case.run(&[&numbers[..], &["--set", sample]].concat());
+    let errors = text(&output.stderr);
+    assert!(output.status.success() && text_of(&text(&output.stdout)).is_none(), "{errors}");
+    let warning = "warning: `training.sample` will write nothing: nothing makes text of the tokens";
+    assert_eq!(errors.matches(warning).count(), 1, "{errors}");
+    // A tokenizer with no token for what it does not know.
+    let words = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "?"}}"#;
+    fs::write(case.path("words.json"), words).unwrap();
+    fs::write(case.path("words.txt"), "a b b ".repeat(200)).unwrap();
+    let words = ["--out", "words", "--max-steps", "1", "--set", "data={train: words.txt, tokenizer: words.json}"];
+    let output = case.run(&[&words[..], &["--set", sample]].concat());
+    let errors = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && errors.contains("in: training.sample.prompt"), "{errors}");
+    assert!(!case.path("words").exists());
+}
+
+#[test]
 fn the_communication_log() {
     let case = Case::new();
     let out = case.train(&[

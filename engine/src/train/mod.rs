@@ -95,6 +95,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
         monitor::check(&config)?;
     }
     let corpus = Corpus::open(&config)?;
+    let no_sample = sample::missing(&config, &corpus)?;
     let steps = match (config.training.max_steps, config.training.epochs) {
         (Some(steps), _) => steps as u64,
         (None, epochs) => corpus.steps(epochs.unwrap_or(1.0), config.train_batch_size),
@@ -136,6 +137,9 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let logged = resumed.is_some() || goes_on;
     let mut files = if main { Some(Files::open(&mut engine, &out, goes_on, logged, &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
+    if main && let Some(reason) = no_sample {
+        progress.warn(&format!("`training.sample` will write nothing: {reason}"));
+    }
     let saves = Saves::new(&out, resumed.map(|_| engine.steps()));
     if main {
         progress.say(&saves.foretell(&engine));

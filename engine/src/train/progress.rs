@@ -79,7 +79,6 @@ impl Progress {
         self.every > 0 && (step.is_multiple_of(self.every) || step == self.from + 1 || step == self.last)
     }
 
-    /// A line that stands between steps.
     /// A line on standard error, however little is printed: something is not as it should be, and training goes on.
     pub(super) fn warn(&self, text: &str) {
         let line = format!("warning: {text}");
@@ -89,6 +88,7 @@ impl Progress {
         }
     }
 
+    /// A line that stands between steps.
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) if !bar.is_finished() => bar.suspend(|| show(line)),

@@ -326,13 +326,24 @@ impl Run {
         evaluation::evaluate(&mut self.engine, &self.corpus, &*eval)
     }
 
+    /// Text of the trained model, if it is wanted; a collective. Tokens of which the tokenizer makes no text are no reason to end a run that
+    /// is done otherwise than well.
     pub(super) fn sample(&mut self) -> Result<Option<String>, Error> {
         let Some(sample) = self.engine.config().training.sample.clone() else { return Ok(None) };
         if self.corpus.vocabulary.is_none() {
             return Ok(None);
         }
         let length = self.corpus.tokens_per_sample();
-        sample::generate(&mut self.engine, &self.corpus.tokenizer, &sample, length).map(Some)
+        match sample::generate(&mut self.engine, &self.corpus.tokenizer, &sample, length) {
+            Ok(text) => Ok(Some(text)),
+            Err(error @ Error::Data(_)) => {
+                if self.engine.communicator().rank() == 0 {
+                    self.progress.warn(&format!("there is no sample: {error}"));
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn finish(

@@ -1,15 +1,40 @@
 //! Text that the trained model writes.
 
 use candle_core::{DType, Device, Tensor};
-use zero_config::Sample;
+use zero_config::{Config, Sample};
 use zero_model::random::Stream;
 
+use super::corpus::Corpus;
 use crate::data::Tokenizer;
 use crate::engine::Engine;
 use crate::error::Error;
 
+/// Why there will be no text though `training.sample` asks for it; `None` where there will be, or nobody asks.
+///
+/// # Errors
+/// The tokenizer cannot encode the prompt, which is better known before a run than after it.
+pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'static str>, Error> {
+    let Some(sample) = &config.training.sample else { return Ok(None) };
+    if corpus.vocabulary.is_none() {
+        let reason = match config.model {
+            Some(zero_config::Model::Mlp(_)) => "an mlp writes no text",
+            _ => "nothing makes text of the tokens; name the tokenizer.json that made them in `data.tokenizer`",
+        };
+        return Ok(Some(reason));
+    }
+    match corpus.tokenizer.encode(&sample.prompt) {
+        Ok(_) => Ok(None),
+        Err(error) => Err(Error::setting(
+            "training.sample.prompt",
+            error.to_string(),
+            "write a prompt of words that the tokenizer knows",
+        )),
+    }
+}
+
 /// Continues the prompt token by token; a collective. Every rank draws the same tokens, since they have the same logits and
-/// the same random numbers. `longest` is the most tokens that the model sees at once.
+/// the same random numbers. `longest` is the most tokens that the model sees at once. A model may know more tokens than the tokenizer,
+/// to make the vocabulary a round number, say: those are never drawn, since there is no text of them.
 pub(super) fn generate(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
@@ -20,14 +45,15 @@ pub(super) fn generate(
     if tokens.is_empty() {
         tokens.push(0);
     }
+    let known = tokenizer.vocabulary();
     let random = Stream::new(engine.config().training.seed, "sample", 0);
     for index in 0..sample.tokens {
         let window = &tokens[tokens.len().saturating_sub(longest)..];
         let ids = Tensor::from_slice(window, (1, window.len()), &Device::Cpu)?;
         let logits = engine.forward(ids)?;
         let last = logits.single()?.narrow(1, window.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?;
-        let token = draw(&last.to_vec1::<f32>()?, sample, random.f32_at(index as u64));
-        tokens.push(token);
+        let last = last.to_vec1::<f32>()?;
+        tokens.push(draw(&last[..last.len().min(known)], sample, random.f32_at(index as u64)));
     }
     Ok(tokenizer.decode(&tokens)?)
 }
