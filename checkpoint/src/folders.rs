@@ -41,10 +41,23 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         }
     }
     let reason = match path.is_dir() {
-        true => "there is no checkpoint in it, no folder `step-…`",
-        false => "there is no such folder",
+        true => io::Error::other("there is no checkpoint in it, no folder `step-…`"),
+        false => io::Error::new(io::ErrorKind::NotFound, "there is no such folder"),
     };
-    Err(CheckpointError::io(path)(std::io::Error::other(reason)))
+    Err(CheckpointError::io(path)(reason))
+}
+
+/// The newest of [`meant`] that was committed, or the newest where none has a manifest.
+///
+/// # Errors
+/// As [`meant`].
+pub fn newest_meant(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let mut found = meant(path)?;
+    // One that was never committed is none: the one before it is.
+    while found.len() > 1 && found.last().is_some_and(|folder| !folder.join("manifest.json").is_file()) {
+        found.pop();
+    }
+    Ok(found.pop().unwrap_or_else(|| path.to_path_buf()))
 }
 
 /// Sets aside the checkpoints of later steps than `step`, where a run goes on: they are of what it does anew. They keep their content under

@@ -38,7 +38,7 @@ mod writer;
 pub use error::CheckpointError;
 pub use export::{Export, ExportDtype, Exported, export};
 pub use failpoint::{FAILPOINTS, failpoints};
-pub use folders::{committed, meant, newest, set_back, write_rate};
+pub use folders::{committed, meant, newest, newest_meant, set_back, write_rate};
 pub use import::import;
 pub use load::load;
 pub use lock::RunLock;

@@ -12,12 +12,7 @@ use crate::show;
 
 /// The newest checkpoint that a path means, with its manifest.
 fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
-    let mut meant = zero_checkpoint::meant(path).map_err(of_folder)?;
-    // One that was never committed is none: the one before it is.
-    while meant.len() > 1 && meant.last().is_some_and(|folder| !folder.join("manifest.json").is_file()) {
-        meant.pop();
-    }
-    let folder = meant.pop().unwrap_or_else(|| path.to_path_buf());
+    let folder = zero_checkpoint::newest_meant(path).map_err(of_folder)?;
     let manifest = Manifest::read(&folder).map_err(of_folder)?;
     Ok((folder, manifest))
 }

@@ -110,6 +110,12 @@ fn resume_goes_on_under_another_layout() {
     ]);
     assert!(out.contains("resumed from a/checkpoints/step-00000010 after step 10"), "{out}");
     assert_eq!(case.metrics("b").len(), 10);
+    // A run's folder means the newest checkpoint in it.
+    fs::create_dir(case.path("a/checkpoints/step-00000011")).unwrap();
+    for (from, out) in [("a", "c"), ("a/checkpoints", "d")] {
+        let out = case.train(&["--plain", "-n", "2", "--max-steps", "11", "--out", out, "--resume", from]);
+        assert!(out.contains("resumed from a/checkpoints/step-00000010 after step 10"), "{out}");
+    }
 }
 
 #[test]
@@ -434,7 +440,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--set", "train_batch_size=8", "-n", "3"], 2, "train_batch_size"),
         (&["--set", "model.n_head=3"], 2, "n_head"),
         (&["--set", "nothing"], 2, "nothing"),
-        (&["--resume", "nowhere"], 3, "nowhere"),
+        (&["--resume", "nowhere"], 3, "nowhere: there is no such folder\n  in: --resume"),
         (&["--set", "training.reproducible=true", "-n", "3"], 2, "reproducible"),
         (&["--set", "zero_optimization.zero_quantized_weights=true"], 2, "not implemented"),
         (&["--set", "pipeline={schedule: 2f2b}"], 2, "pipeline.schedule"),

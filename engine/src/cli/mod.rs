@@ -64,7 +64,7 @@ pub(crate) struct TrainArgs {
     /// Folder of the run [default: training.output_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Continue from the newest checkpoint of the run (auto), or from a checkpoint's folder
+    /// Continue from the newest checkpoint of the run (auto), or from a checkpoint's folder or the newest of a run's
     #[arg(long, value_name = "auto|DIR")]
     pub(crate) resume: Option<String>,
     /// Stop after this many optimizer steps

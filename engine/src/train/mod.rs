@@ -55,7 +55,7 @@ pub use steps::Steps;
 pub enum Resume {
     /// From the newest checkpoint of its own folder; anew if there is none.
     Auto,
-    /// From a checkpoint's folder.
+    /// From a checkpoint's folder, or the newest of a run's.
     From(PathBuf),
 }
 
@@ -254,9 +254,12 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
         _ if !options.again.from.is_empty() => options.again.from.clone(),
         None => return Ok(None),
         Some(Resume::From(folder)) => {
-            let wanted = "name a checkpoint's folder, as in RUN/checkpoints/step-00000010, or `auto`";
-            let state = engine.load_checkpoint(folder).map_err(|error| error.named("--resume", wanted))?;
-            return Ok(Some((folder.clone(), state)));
+            let named = |error: Error| {
+                error.named("--resume", "name a checkpoint's folder, a run's, which means the newest in it, or `auto`")
+            };
+            let folder = zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?;
+            let state = engine.load_checkpoint(&folder).map_err(named)?;
+            return Ok(Some((folder, state)));
         }
         Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,
     };
