@@ -114,7 +114,7 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
     zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), config.world_size));
-    let planner = Planner::open(&config)?;
+    let planner = Planner::new(&config)?;
     let plan = planner.plan(&config)?;
     if args.json {
         show(&format!("{:#}\n", plan.value()));

@@ -48,6 +48,19 @@ fn a_plan_says_what_a_rank_needs_and_starts_nothing() {
     assert!(of("optimizer_state") >= state("optimizer_state"));
 }
 
+/// Data say how many tokens there are, where the configuration does not, and nothing else.
+#[test]
+fn a_plan_needs_the_data_for_their_vocabulary_alone() {
+    let case = Case::new();
+    let with = plan(&case, &[]);
+    let gone = ["--set", "data={train: gone.txt, eval: gone.txt}"];
+    assert_eq!(plan(&case, &gone), with);
+    let auto = [&["plan", "--config", "ds.yaml", "--set", "model.vocab_size=auto"], &gone[..]].concat();
+    let output = case.command(&auto).output().unwrap();
+    assert!(output.status.code() == Some(3) && text(&output.stderr).contains("gone.txt"), "{}", text(&output.stderr));
+    assert_eq!(plan(&case, &["--set", "model.vocab_size=auto"]), with);
+}
+
 /// The run holds what was planned for it.
 #[test]
 fn a_run_says_its_plan() {

@@ -146,7 +146,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     // What the ranks would all find out is said once, before any is started.
     let plan = zero_train::train::check(&config, &options)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
-        let planner = Planner::open(&config)?;
+        let planner = Planner::new(&config)?;
         let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
         anyhow::bail!(Error::Memory(told));
     }

@@ -154,7 +154,8 @@ fn samples_per_epoch(samples: usize, config: &Config) -> Result<u64, Error> {
     }
 }
 
-fn sequence_length(model: &config::Model, data: &config::Data) -> Result<usize, Error> {
+/// Tokens of a sample, as many as the model takes unless the data say; without a look at the files.
+pub(super) fn sequence_length(model: &config::Model, data: &config::Data) -> Result<usize, Error> {
     let longest = longest_sequence(model);
     match (data.sequence_length, longest) {
         (Some(length), Some(longest)) if length > longest => Err(Error::setting(

@@ -154,14 +154,28 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     Ok(finished)
 }
 
-/// Plans configurations that train on the same data, which are opened once.
+/// Plans configurations that train on the same data, which are opened at most once.
 #[derive(Debug, Clone)]
 pub struct Planner {
     vocabulary: Option<usize>,
 }
 
 impl Planner {
-    /// Opens the data of a configuration.
+    /// Opens the data of a configuration only where `vocab_size: auto` is taken from them: so a plan can be made where they are not.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), where the data are opened; samples longer than the model takes.
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        let (model, data) = config.model_and_data()?;
+        corpus::sequence_length(model, data)?;
+        match model {
+            zero_config::Model::Gpt2(zero_config::Gpt2 { vocab_size: None, .. })
+            | zero_config::Model::Llama(zero_config::Llama { vocab_size: None, .. }) => Self::open(config),
+            _ => Ok(Self { vocabulary: None }),
+        }
+    }
+
+    /// Opens the data of a configuration, whose runs will need them.
     ///
     /// # Errors
     /// Data that cannot be read, or that the model cannot take.
@@ -192,7 +206,7 @@ impl Planner {
 /// # Errors
 /// As [`Planner`].
 pub fn plan(config: &Config) -> Result<Plan, Error> {
-    Planner::open(config)?.plan(config)
+    Planner::new(config)?.plan(config)
 }
 
 /// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, pretrained
