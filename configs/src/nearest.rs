@@ -32,21 +32,33 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
     best.map(|(_, candidate)| candidate)
 }
 
-/// Where a key of that name stands, when there is one place only.
-pub(crate) fn elsewhere(name: &str) -> Option<&'static str> {
-    static PLACES: LazyLock<HashMap<&'static str, Option<String>>> = LazyLock::new(|| {
-        let mut places = HashMap::new();
+/// More places than these are no help: every other section has an `enabled`.
+const FEW: usize = 3;
+
+/// Where keys of that name stand, when these are few places. Of several, those are told that can be written today.
+pub(crate) fn elsewhere(name: &str) -> &'static [String] {
+    /// Of one name: all places, and those of keys that do what they say.
+    type Places = (Vec<String>, Vec<String>);
+    static PLACES: LazyLock<HashMap<&'static str, Places>> = LazyLock::new(|| {
+        let mut places = HashMap::<_, Places>::new();
         schema::walk("", schema::TOP.keys, &mut |path, key: &'static Key| {
             // A path through a variant is written without the variant's name.
             let plain = plain(path);
-            let place = places.entry(key.name).or_insert_with(|| Some(plain.clone()));
-            if place.as_ref() != Some(&plain) {
-                *place = None;
+            let (all, today) = places.entry(key.name).or_default();
+            if key.status == Status::Now && !today.contains(&plain) {
+                today.push(plain.clone());
+            }
+            if !all.contains(&plain) {
+                all.push(plain);
             }
         });
         places
     });
-    PLACES.get(name)?.as_deref()
+    match PLACES.get(name) {
+        Some((all, _)) if all.len() == 1 => all,
+        Some((_, today)) if today.len() <= FEW => today,
+        _ => &[],
+    }
 }
 
 /// `optimizer.params[AdamW].lr` without the brackets.
@@ -75,11 +87,13 @@ pub(crate) fn unknown_key(
         return (Some(near), Some(format!("did you mean `{near}`?")));
     }
     let useful: Vec<&str> = beside.iter().copied().chain(names(keys, |status| status == Status::Now)).collect();
-    if let Some(place) = elsewhere(name) {
-        if place == schema::join(path, name) {
-            return (None, Some(format!("it belongs to another `type`; keys of this one are {}", list(&useful))));
-        }
-        return (None, Some(format!("it belongs at `{place}`")));
+    let places = elsewhere(name);
+    if places.contains(&schema::join(path, name)) {
+        return (None, Some(format!("it belongs to another `type`; keys of this one are {}", list(&useful))));
+    }
+    if !places.is_empty() {
+        let places: Vec<String> = places.iter().map(|place| format!("`{place}`")).collect();
+        return (None, Some(format!("it belongs at {}", places.join(" or "))));
     }
     let help =
         (!path.is_empty() && (1..=16).contains(&useful.len())).then(|| format!("keys here are {}", list(&useful)));
@@ -143,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_key_in_the_wrong_section_is_sent_to_the_right_one() {
-        assert_eq!(elsewhere("n_embd"), Some("model.n_embd"));
-        assert_eq!(elsewhere("lr"), Some("optimizer.params.lr"));
-        assert_eq!(elsewhere("enabled"), None);
+        assert_eq!(elsewhere("n_embd"), ["model.n_embd"]);
+        assert_eq!(elsewhere("lr"), ["optimizer.params.lr"]);
+        assert!(elsewhere("enabled").is_empty() && elsewhere("banana").is_empty());
     }
 }

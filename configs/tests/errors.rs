@@ -361,6 +361,10 @@ autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
 #[test]
 fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
     assert_eq!(only(&format!("{HEAD}stage: 3")).5, "it belongs at `zero_optimization.stage`");
+    assert_eq!(
+        only(&format!("{HEAD}max_steps: 4")).5,
+        "it belongs at `training.max_steps` or `autotuning.sweep.max_steps`"
+    );
     assert_eq!(only(&format!("{HEAD}zero_optimization: {{lr: 1}}")).5, "it belongs at `optimizer.params.lr`");
     let help = only(&format!("{HEAD}optimizer: {{type: SGD, params: {{betas: [0.9, 0.99]}}}}")).5;
     assert!(help.starts_with("it belongs to another `type`; keys of this one are `lr`, `momentum`"), "{help}");

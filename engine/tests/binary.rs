@@ -373,7 +373,8 @@ fn a_sample_that_cannot_be_is_said_before_and_ends_no_run() {
     let case = Case::new();
     let sample = "training.sample={prompt: line, tokens: 30}";
     // Most of what a model of 4,096 tokens knows is no byte.
-    let told = case.train(&["--plain", "-n", "2", "--max-steps", "1", "--set", sample, "--set", "model.vocab_size=4096"]);
+    let told =
+        case.train(&["--plain", "-n", "2", "--max-steps", "1", "--set", sample, "--set", "model.vocab_size=4096"]);
     let text_of = |told: &str| told.split("--- sample ---\n").nth(1).map(|text| text.starts_with("line"));
     assert_eq!(text_of(&told), Some(true), "{told}");
     assert_eq!(case.report("run")["optimizer_steps"], 1);
