@@ -68,6 +68,55 @@ pub fn advice(
     Ok(found)
 }
 
+/// Another number of ranks with which no rank needs more than it may have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranks {
+    /// So many.
+    pub ranks: usize,
+    /// As `--set` takes them, beside the number.
+    pub settings: Vec<String>,
+    /// What the busiest rank needs then.
+    pub peak_bytes: u64,
+    /// What it may have then.
+    pub limit: u64,
+}
+
+/// As many times more ranks than now are tried: what does not fit on a thousand times as many is no matter of ranks.
+const MORE: [usize; 4] = [2, 8, 64, 1024];
+/// Beyond as many ranks no more are advised.
+const MOST: usize = 1 << 16;
+
+/// The number of ranks that fits where no change of settings does: fewer of them where each has a `share` of one machine, which grows then,
+/// else more on other machines, where `limit` stays. `change` gives the configuration with further settings for a number of ranks. `None`
+/// says that it is no matter of ranks: what cannot be shared is too large.
+pub fn other_ranks(
+    config: &Config,
+    limit: u64,
+    share: Option<&dyn Fn(usize) -> u64>,
+    change: impl Fn(&[String], usize) -> Result<Config, Error>,
+    draft: impl Fn(&Config) -> Result<Draft, Error>,
+) -> Option<Ranks> {
+    let now = config.world_size;
+    // Not every number goes together with the file and its batch.
+    let fits = |settings: &[String], ranks: usize, limit: u64| {
+        let peak_bytes = draft(&change(settings, ranks).ok()?).ok()?.peak_bytes();
+        (peak_bytes <= limit).then(|| Ranks { ranks, settings: settings.to_vec(), peak_bytes, limit })
+    };
+    if let Some(share) = share {
+        let mut fewer = std::iter::successors(Some(now / 2), |ranks| Some(ranks / 2)).take_while(|&ranks| ranks > 0);
+        if let Some(found) = fewer.find_map(|ranks| fits(&[], ranks, share(ranks))) {
+            return Some(found);
+        }
+    }
+    let higher = |key: &str| format!("zero_optimization.{key}");
+    let three = ["stage=3", "stage3_max_reuse_distance=0", "stage3_prefetch_bucket_size=0"].map(higher).to_vec();
+    let recompute = vec!["activation_checkpointing.enabled=true".to_string()];
+    let least = halvings(config).pop().unwrap_or_default();
+    let sparing = [vec![], vec![higher("stage=3")], recompute.clone(), [three, recompute, least].concat()];
+    let mut more = MORE.iter().map(|more| now.saturating_mul(*more)).filter(|&ranks| ranks <= MOST);
+    more.find_map(|ranks| sparing.iter().find_map(|settings| fits(settings, ranks, limit)))
+}
+
 /// In the order of what they cost.
 fn candidates(config: &Config) -> Vec<Vec<String>> {
     let stage = config.zero.stage as u8;

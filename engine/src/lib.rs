@@ -55,7 +55,7 @@ pub mod train;
 mod values;
 mod words;
 
-pub use advice::{Advice, advice};
+pub use advice::{Advice, Ranks, advice, other_ranks};
 pub use batch::Batch;
 pub use comm_options::{comm_options, timeout};
 pub use configured_model::from_config as configured_layers;

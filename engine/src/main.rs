@@ -25,7 +25,7 @@ use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_config::{Config, Source, Typed};
 use zero_train::train::Planner;
-use zero_train::{CostLength, Limit, Plan};
+use zero_train::{CostLength, Limit, Plan, Ranks};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
 /// is counted.
@@ -176,23 +176,37 @@ fn does_not_fit(
     planner: &Planner,
 ) -> anyhow::Result<String> {
     let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
-    let change = |settings: &[String]| {
+    let with = |settings: &[String], ranks: usize| {
         let all = [overrides, settings].concat();
         let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
-        Ok(typed.resolve(Some(config.world_size))?)
+        Ok(typed.resolve(Some(ranks))?)
     };
-    let found = zero_train::advice(config, limit.bytes, change, |config| planner.draft(config))?;
+    let draft = |config: &Config| planner.draft(config);
+    let found = zero_train::advice(config, limit.bytes, |settings| with(settings, config.world_size), draft)?;
     let mut text = format!("does not fit: a rank needs {needs} at a time, and may have {has}: {}", limit.source);
-    match found.is_empty() {
-        true => {
-            text +=
-                "\n  help: no change of ZeRO stage, micro-batch, recomputation and offload makes it fit; use more ranks"
-        }
-        false => {
-            text += "\n  help: one of these makes it fit";
-            found.iter().for_each(|advice| text += &format!("\n    {advice}"));
-        }
+    if !found.is_empty() {
+        text += "\n  help: one of these makes it fit";
+        found.iter().for_each(|advice| text += &format!("\n    {advice}"));
+        return Ok(text);
     }
+    // Where all ranks are on this machine, fewer have more each.
+    let machine = Limit::of_machine().filter(|all| all.bytes / config.world_size as u64 == limit.bytes);
+    let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
+    let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };
+    text += "\n  help: no change of ZeRO stage, micro-batch, recomputation and offload makes it fit; ";
+    text += &match zero_train::other_ranks(config, limit.bytes, share, with, draft) {
+        Some(Ranks { ranks, settings, peak_bytes, limit }) => {
+            let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
+            let (needs, has) = (zero_train::bytes(peak_bytes), zero_train::bytes(limit));
+            match ranks < config.world_size {
+                true => format!("use fewer ranks on this machine: of {ranks} each needs {needs} and may have {has}"),
+                false => format!("use more ranks, each with as much memory: of {ranks}{settings} each needs {needs}"),
+            }
+        }
+        None => "nor do more ranks, since what a rank holds of one layer and of its samples is too large: make layers or samples smaller, or \
+                 give a rank more memory"
+            .to_string(),
+    };
     Ok(text)
 }
 

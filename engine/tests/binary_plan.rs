@@ -114,10 +114,24 @@ fn a_deep_pipeline_of_many_micro_batches_is_planned_with_all_advice() {
         "pipeline.stages=32",
     ];
     let told = plan(&case, &[&deep[..], &["--set", "pipeline.schedule=gpipe", "--device-memory", "1kB"]].concat());
-    assert!(told.contains("does not fit: a rank needs") && told.contains("use more ranks"), "{told}");
+    assert!(
+        told.contains("does not fit: a rank needs") && told.contains("nor do more ranks, since what a rank"),
+        "{told}"
+    );
     // Bubbles of (p − 1)/(m + p − 1), and a third of it.
     assert!(plan(&case, &deep).contains("1f1b: 10.8 % of a step is bubble"));
     assert!(plan(&case, &[&deep[..], &["--set", "pipeline.schedule=zb_h1"]].concat()).contains("zb_h1: "));
+}
+
+/// Of state alone as many ranks can be had as it takes; of one machine's memory each rank has the less the more there are.
+#[test]
+fn where_no_setting_helps_the_number_of_ranks_is_advised_that_does() {
+    let case = Case::new();
+    let wide = ["--set", "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 64, n_layer: 24, n_head: 2}"];
+    let told = plan(&case, &[&wide[..], &["-n", "16384"]].concat());
+    assert!(told.contains("use fewer ranks on this machine: of "), "{told}");
+    let told = plan(&case, &[&wide[..], &["-n", "2", "--device-memory", "3MB"]].concat());
+    assert!(told.contains("use more ranks, each with as much memory: of "), "{told}");
 }
 
 /// Figure 1 of the ZeRO paper: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N.
