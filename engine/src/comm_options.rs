@@ -24,8 +24,11 @@ const OF_HOSTS: [&str; 7] = [
 /// `ZERO_TRAIN_TOKEN_FILE` names; ranks of another version, program or configuration are refused.
 ///
 /// # Errors
-/// A token's file that cannot be read, or that others can read.
+/// A token's file that cannot be read, or that others can read; an interface that is not there.
 pub fn comm_options(config: &Config, place: &Place) -> Result<Options, Error> {
+    if place.world_size > 1 {
+        check_interface(config)?;
+    }
     let transport = match config.launcher.transport {
         zero_config::Transport::Auto | zero_config::Transport::Threads => Transport::Auto,
         zero_config::Transport::SharedMemory => Transport::SharedMemory,
@@ -39,6 +42,16 @@ pub fn comm_options(config: &Config, place: &Place) -> Result<Options, Error> {
         terms: if place.world_size > 1 { terms(config) } else { vec![] },
         ..Options::default()
     })
+}
+
+/// That this host has the interface of `launcher.interface`, if that names one.
+///
+/// # Errors
+/// There is none of that name, with those there are.
+pub(crate) fn check_interface(config: &Config) -> Result<(), Error> {
+    let help = "name one of these, or an address of this host";
+    let found = zero_comm::bind_address(config.launcher.interface.as_deref());
+    found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))
 }
 
 /// How long a rank waits for another.

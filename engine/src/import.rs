@@ -18,6 +18,12 @@ use crate::export::recorded;
 /// `config.json` asks for what is not there, weights are missing or do not fit, there are checkpoints in `root`, or a file cannot be
 /// read or written.
 pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Error> {
+    // The key of `model.pretrained`, which reads it too, is none of the user's.
+    let file = folder.join("config.json");
+    if !file.is_file() {
+        let help = "name a folder as `save_pretrained` of Hugging Face's transformers writes it";
+        return Err(Error::setting("<DIR>", format!("{} is not there", file.display()), help));
+    }
     let path = |path: &Path| path.display().to_string();
     let mut text = json!({"train_micro_batch_size_per_gpu": 1, "model": {"pretrained": path(folder)}});
     let tokenizer = folder.join("tokenizer.json");

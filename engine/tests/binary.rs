@@ -455,6 +455,9 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--set", "pipeline={stages: 2, partition_method: 'type:nothing'}", "-n", "2"], 2, "no layer's name matches"),
         (&["--set", "pipeline={stages: 2}", "--set", "training.reproducible=true", "-n", "6"], 2, "reproducible"),
         (&["--no-such-option"], 2, "no-such-option"),
+        (&["--max-steps", "0"], 2, "--max-steps <N>"),
+        (&["-n", "2", "--min-ranks", "3", "--max-restarts", "1"], 2, "there are 2\n  in: --min-ranks"),
+        (&["-n", "2", "--set", "launcher.interface=eth99"], 2, "\n  in: launcher.interface"),
         (&["-n", "0"], 2, "0"),
     ];
     for (args, status, expected) in table {

@@ -62,7 +62,7 @@ fn what_is_read() {
             refused(&case, &["checkpoint", what, path], &[3], path, "<DIR>");
         }
         refused(&case, &["checkpoint", "export", path, "--out", "out"], &[3], path, "<DIR>");
-        refused(&case, &["checkpoint", "import", path, "--out", "out"], &[2, 3], path, "model.pretrained");
+        refused(&case, &["checkpoint", "import", path, "--out", "out"], &[2], path, "<DIR>");
     }
     // A glob that nothing matches; a file that is no tokenizer.
     refused(&case, &["--config", "ds.yaml", "--set", "data.train=none/*.txt"], &[3], "none/*.txt", "data.train");

@@ -111,7 +111,7 @@ fn what_cannot_be_imported_leaves_nothing() {
         let (got, told) = checkpoint(&case, &["import", folder, "--out", out]);
         assert!(got == status && told.starts_with("error: ") && told.contains(said), "{got}: {told}");
     };
-    refused("nowhere", "new", 2, "nowhere/config.json is not there");
+    refused("nowhere", "new", 2, "nowhere/config.json is not there\n  in: <DIR>\n  help: ");
     fs::remove_file(case.path("hf/model.safetensors")).unwrap();
     refused("hf", "new", 3, "it has neither model.safetensors nor");
     fs::copy(case.path("first/resolved.yaml"), case.path("hf/model.safetensors")).unwrap();

@@ -68,7 +68,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "auto|DIR")]
     pub(crate) resume: Option<String>,
     /// Stop after this many optimizer steps
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_steps: Option<u64>,
     /// Start all ranks again from the newest checkpoint when one has died, so often [default: launcher.max_restarts]
     #[arg(long, value_name = "K")]

@@ -135,6 +135,12 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         None => one_a_gpu(&typed),
         ranks => ranks,
     };
+    if let (Some(least), Some(ranks)) = (args.min_ranks, started.ranks)
+        && least as usize > ranks
+    {
+        let message = format!("to go on with {least} ranks there must be as many, and there are {ranks}");
+        return Err(setting("--min-ranks", &message, &format!("write at most {ranks}, or start more ranks")));
+    }
     let config = typed.resolve(ranks.map(|ranks| ranks * hosts.count))?;
     config.model_and_data()?;
     if options.output != Printing::Quiet && config.log_level >= LogLevel::Warning && hosts.index == 0 {

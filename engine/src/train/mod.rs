@@ -26,8 +26,9 @@ use std::time::Instant;
 use candle_core::DType;
 use serde_json::Value;
 use zero_comm::Communicator;
-use zero_config::{Config, LogLevel, Origin};
+use zero_config::{Config, LogLevel, Origin, Transport};
 
+use crate::comm_options::check_interface;
 use crate::configured_model;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -217,6 +218,9 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 /// As [`plan`].
 pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     monitor::check(config)?;
+    if config.world_size > 1 && config.launcher.transport != Transport::Threads {
+        check_interface(config)?;
+    }
     // A vocabulary that is taken from the data does not change what fits together.
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
