@@ -112,7 +112,11 @@ pub fn other_ranks(
     let three = ["stage=3", "stage3_max_reuse_distance=0", "stage3_prefetch_bucket_size=0"].map(higher).to_vec();
     let recompute = vec!["activation_checkpointing.enabled=true".to_string()];
     let least = halvings(config).pop().unwrap_or_default();
-    let sparing = [vec![], vec![higher("stage=3")], recompute.clone(), [three, recompute, least].concat()];
+    let sparing =
+        [vec![], vec![higher("stage=3")], recompute.clone(), [three, recompute, least].concat()].map(|mut settings| {
+            settings.retain(|setting| config.zero.stage as u8 != 3 || *setting != higher("stage=3"));
+            settings
+        });
     let mut more = MORE.iter().map(|more| now.saturating_mul(*more)).filter(|&ranks| ranks <= MOST);
     more.find_map(|ranks| sparing.iter().find_map(|settings| fits(settings, ranks, limit)))
 }

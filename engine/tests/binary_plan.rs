@@ -130,7 +130,7 @@ fn where_no_setting_helps_the_number_of_ranks_is_advised_that_does() {
     let wide = ["--set", "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 64, n_layer: 24, n_head: 2}"];
     let told = plan(&case, &[&wide[..], &["-n", "400000"]].concat());
     assert!(told.contains("use fewer ranks on this machine: of "), "{told}");
-    let told = plan(&case, &[&wide[..], &["-n", "2", "--device-memory", "3MB"]].concat());
+    let told = plan(&case, &[&wide[..], &["-n", "2", "--device-memory", "5MB"]].concat());
     assert!(told.contains("use more ranks, each with as much memory: of "), "{told}");
 }
 

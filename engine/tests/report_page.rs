@@ -29,7 +29,7 @@ fn the_page_shows_what_was_found() {
         std::fs::write(path.with_extension("html"), report::page(&results)).unwrap();
         pages += 1;
     }
-    assert_eq!(pages, 6);
+    assert_eq!(pages, 7);
     let Some(output) = node("check.mjs", &folder) else { return };
     let said = String::from_utf8_lossy(&output.stdout);
     print!("{said}");

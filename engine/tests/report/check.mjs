@@ -65,6 +65,7 @@ async function check(name, data, view) {
   const shown = await page.evaluate(contents);
   await attempt(() => matches(data, shown));
   if (name === "sample") await attempt(() => sample(data, shown));
+  if (name === "uncertain") await attempt(() => uncertain(shown));
   if (view.media === "print") await attempt(() => paper(page, name));
   else await attempt(() => interaction(page, data, shown));
   // What the controls brought up is held to the same.
@@ -134,6 +135,14 @@ function sample(data, shown) {
   assert.ok(shown.reasons.some(text => text.startsWith("32 times: zero_optimization.offload_optimizer")), "equal reasons are one");
   assert.equal(shown.rows[0][0], "1");
   assert.match(shown.rows[0][3], /^[\d,.]+ ± [\d.]+$/);
+}
+
+/// Marks stay apart, however wide their intervals are, which is said.
+function uncertain(shown) {
+  for (const [index, section] of ["memory", "accuracy"].entries()) {
+    assert.ok(shown.spread[index] > 0.3, `marks of ${section} lie in ${shown.spread[index]} of the chart's height`);
+    assert.match(shown[section].text, /Intervals that end at an edge go on beyond it\./);
+  }
 }
 
 /// Sorting, showing all, and reading marks by the keyboard.

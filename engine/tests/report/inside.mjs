@@ -61,6 +61,10 @@ export function contents() {
     title: document.title,
     headings: [...document.querySelectorAll("main h1, main h2")].map(e => e.textContent),
     headline: text("#best"), about: text("#about"),
+    spread: ["#memory", "#accuracy"].map(section => {
+      const chart = document.querySelector(`${section} svg.chart`), marks = [...document.querySelectorAll(`${section} svg.chart .mark`)].map(e => e.getBoundingClientRect().top);
+      return chart ? (Math.max(...marks) - Math.min(...marks)) / chart.getBoundingClientRect().height : null;
+    }),
     memory: { measured: count("#memory svg.chart .measured"), predicted: count("#memory svg.chart .predicted"), leftOut: count("#memory svg.chart .left-out"),
       best: count("#memory svg.chart .best"), own: count("#memory svg.chart .own"), limit: count("#memory .limit"), front: count("#memory svg.chart .front"),
       names: [...document.querySelectorAll("#memory .named")].map(e => e.textContent), text: text("#memory .text") },

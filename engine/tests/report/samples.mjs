@@ -144,6 +144,16 @@ function alone() {
     gain: { ratio: 1, low: 1, high: 1 }, counts: { candidates: 1, measured: 1 }, timeline: { seconds: null, rows: [] } };
 }
 
+/// Of two runs each, so that intervals are many times wider than what the medians tell apart.
+function uncertain() {
+  const data = realistic(1);
+  for (const row of data.rows.filter(row => row.metric)) {
+    row.seconds = { ...row.seconds, low: row.seconds.median / 3, high: row.seconds.median * 4 };
+    row.metric = { ...row.metric, low: row.metric.value / 4, high: row.metric.value * 3 };
+  }
+  return data;
+}
+
 const folder = process.argv[2];
-for (const [name, data] of Object.entries({ sample: realistic(1), hostile: hostile(), large: large(), nothing: nothing(), alone: alone(), null: null }))
+for (const [name, data] of Object.entries({ sample: realistic(1), hostile: hostile(), large: large(), nothing: nothing(), alone: alone(), uncertain: uncertain(), null: null }))
   writeFileSync(join(folder, `${name}.json`), JSON.stringify(data));

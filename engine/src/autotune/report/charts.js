@@ -78,8 +78,10 @@ function nameMarks(svg, marks, right, top, bottom) {
   }
 }
 
+// As far as the axis goes.
 function drawInterval(svg, [x], y, { low, high }, by) {
-  if (known(low) && known(high)) svg.append(make("line", { class: "interval", x1: x, x2: x, y1: y.of(low / by), y2: y.of(high / by) }));
+  const inside = value => Math.min(y.high, Math.max(y.low, value / by));
+  if (known(low) && known(high)) svg.append(make("line", { class: "interval", x1: x, x2: x, y1: y.of(inside(low)), y2: y.of(inside(high)) }));
 }
 
 const pointAt = ([x, y], text) => ({ x0: x, x1: x, y0: y, y1: y, row: 0, text });

@@ -5,6 +5,14 @@ const rangeOf = (values, pad) => {
   return [low - more < 0 && low >= 0 ? 0 : low - more, high + more];
 };
 
+// The same of measured values: intervals widen it by half as much again at most, so that a wide one, of two runs say, does not push the marks together.
+const rangeOfMeasured = (values, rows, by, pad) => {
+  const low = Math.min(...values), high = Math.max(...values), room = (high - low || Math.abs(high) / 5) / 2;
+  const ends = rows.flatMap(row => [row.low, row.high]).filter(known), near = ends.map(end => Math.min(high + room, Math.max(low - room, end)));
+  const range = rangeOf([low, high, ...near].map(v => v / by), pad);
+  return [...range, ends.some(end => end / by < range[0] || end / by > range[1]) ? ["Intervals that end at an edge go on beyond it."] : []];
+};
+
 // A value with its interval in words.
 function measured({ value, low, high }, unit) {
   const [by] = unitOf(unit, [value]);
@@ -31,9 +39,9 @@ function drawMemory(figure, text, results, width) {
   const planned = shown.map(row => row.planned), largest = Math.max(...planned);
   const isLimitShown = known(limit) && limit > 0 && limit <= 3 * largest;
   const [bytes, bytesName] = unitOf("B", planned);
-  const values = shown.flatMap(row => [value(row), row.metric.low, row.metric.high].filter((v, i) => known(v) && (i === 0 || isDone(row))));
+  const values = shown.map(value);
   const [by, name] = unitOf(metric.unit, values);
-  const [low, high] = rangeOf(values.map(v => v / by), 0.08);
+  const [low, high, cut] = rangeOfMeasured(values, shown.filter(isDone).map(row => row.metric), by, 0.08);
   const [least, most] = rangeOf([...planned, ...(isLimitShown ? [limit] : [])].map(v => v / bytes), 0.04);
   const height = Math.round(Math.min(400, Math.max(300, width * 0.45)));
   const y = linear(low, high, height - 40, 40);
@@ -69,6 +77,7 @@ function drawMemory(figure, text, results, width) {
   figure.append(svg, legend(states), readout);
   const notes = [`Every mark is a configuration; what is further ${metric.isHigherBetter ? "up" : "down"} and to the left is better.`];
   if (beyond > 0) notes.push(`Not drawn: ${beyond} that would need more than 1.25 times the limit.`);
+  notes.push(...cut);
   if (known(limit) && !isLimitShown) notes.push(`The limit, ${amount(limit, "B")}, lies beyond the right edge.`);
   text.textContent = notes.join(" ");
 }
@@ -82,9 +91,10 @@ function drawAccuracy(figure, text, results, width) {
   const middle = results.medianError ?? (off[Math.floor((off.length - 1) / 2)] + off[Math.ceil((off.length - 1) / 2)]) / 2;
   const inside = off.filter(error => error <= TOLERANCE).length;
   text.textContent = `The median error of the predicted step time is ${percent(middle)}; within ±${TOLERANCE * 100}\u00a0%: ${inside} of ${shown.length}.`;
-  const values = shown.flatMap(row => [row.predictedSeconds, row.seconds.value, row.seconds.low, row.seconds.high]).filter(v => v > 0);
+  const values = shown.flatMap(row => [row.predictedSeconds, row.seconds.value]);
   const [by, name] = unitOf("s", values);
-  const [low, high] = rangeOf(values.map(v => v / by), 0.1);
+  const [low, high, cut] = rangeOfMeasured(values, shown.map(row => row.seconds), by, 0.1);
+  text.append(cut.map(word => ` ${word}`).join(""));
   const size = Math.min(width, 400), y = linear(low, high, size - 40, 24);
   const gutter = 10 + 7.2 * Math.max(...y.ticks(size / 50).map(([, label]) => label.length), 2);
   const x = linear(low, high, gutter, size - 8);
