@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
-use zero_train::{Error, ExportDtype, Weights, bytes};
+use zero_train::{Error, ExportDtype, Weights, bytes, counted};
 
 use crate::cli::Floats;
 use crate::show;
@@ -51,11 +51,12 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
     let with = if states.is_empty() { String::new() } else { format!(" and of each {}", states.join(", ")) };
     let mut text = format!(
-        "{}\nstep {step}, {updates} updates, written by {world_size} rank{} at ZeRO stage {zero_stage}\n\
-         {total} elements in {} parameters{with}, all F32: {}\n",
+        "{}\nstep {step}, {}, written by {} at ZeRO stage {zero_stage}\n\
+         {total} elements in {}{with}, all F32: {}\n",
         folder.display(),
-        if *world_size == 1 { "" } else { "s" },
-        parameters.len(),
+        counted(*updates as usize, "update", "updates"),
+        counted(*world_size, "rank", "ranks"),
+        counted(parameters.len(), "parameter", "parameters"),
         bytes(size),
     );
     let mut rows = vec![["shard", "bytes", "parameters", "crc32"].map(String::from)];

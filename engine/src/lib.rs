@@ -70,7 +70,7 @@ pub use memory::Limit;
 pub use plan::{Draft, Plan};
 pub use saving::Ended;
 pub use timing::{Lane, Span, Timing};
-pub use words::bytes;
+pub use words::{bytes, counted};
 pub use zero_checkpoint::{ExportDtype, Exported};
 pub use zero_config::Config;
 pub use zero_cuda::{Subject, Track};

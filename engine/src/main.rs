@@ -142,7 +142,8 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         show("\nstate of a rank, parameters, gradients and optimizer, without pipeline and offload:\n");
         show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
         if config.training.cost_table.is_some() {
-            show(&format!("\na step at {} ranks, by the cost table:\n", config.world_size));
+            let ranks = zero_train::counted(config.world_size, "rank", "ranks");
+            show(&format!("\na step at {ranks}, by the cost table:\n"));
             for stage in 0..=3 {
                 let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
                 let told = match load(&args.config, &overrides)?.0.resolve(Some(config.world_size)) {

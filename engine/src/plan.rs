@@ -412,12 +412,12 @@ impl fmt::Display for Plan {
         let mesh = self.draft.arrangement.mesh;
         writeln!(
             f,
-            "{} = {} × {}, ZeRO stage {}, {} samples a step = {} × {} × {}",
+            "{} = {} × {}, ZeRO stage {}, {} a step = {} × {} × {}",
             counted(mesh.world_size(), "rank", "ranks"),
             counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
             counted(mesh.data(), "replica", "replicas"),
             self.draft.settings.layout.zero_stage.number(),
-            self.draft.config.train_batch_size,
+            counted(self.draft.config.train_batch_size, "sample", "samples"),
             self.draft.settings.micro_batch_size,
             counted(self.draft.settings.micro_batches, "micro-batch", "micro-batches"),
             counted(mesh.data(), "replica", "replicas"),

@@ -1,8 +1,14 @@
 //! Numbers as a user reads them.
 
 /// `1 rank`, `2 ranks`.
-pub(crate) fn counted(n: usize, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
+#[must_use]
+pub fn counted(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", of_number(n, one, many))
+}
+
+/// The word for so many.
+pub(crate) fn of_number<'a>(n: usize, one: &'a str, many: &'a str) -> &'a str {
+    if n == 1 { one } else { many }
 }
 
 /// `1,234,567`.

@@ -378,6 +378,7 @@ fn a_sample_that_cannot_be_is_said_before_and_ends_no_run() {
     let text_of = |told: &str| told.split("--- sample ---\n").nth(1).map(|text| text.starts_with("line"));
     assert_eq!(text_of(&told), Some(true), "{told}");
     assert_eq!(case.report("run")["optimizer_steps"], 1);
+    assert!(told.contains("\ntrained 1 step in "), "{told}");
     fs::write(case.path("tokens.bin"), [7u8, 0].repeat(400)).unwrap();
     let numbers = ["--plain", "-n", "2", "--max-steps", "1", "--out", "numbers", "--set", "data.train=tokens.bin"];
     let output = case.run(&[&numbers[..], &["--set", sample]].concat());

@@ -10,6 +10,7 @@ use zero_comm::bench::median;
 use zero_config::Dtype;
 use zero_pipeline::{Instruction, Item, Tier};
 use zero_tier::bench::Floor;
+use zero_train::counted;
 use zero_train::train::Steps;
 
 use super::{Role, WARM_UP, spread, summary, take_part};
@@ -72,7 +73,8 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     }
     if comm.rank() == 0 {
         println!("{cores}");
-        println!("{} parameters, {} ranks, {steps} steps after {WARM_UP}", subject.parameters(), comm.size());
+        let (ranks, steps) = (counted(comm.size(), "rank", "ranks"), counted(steps, "step", "steps"));
+        println!("{} parameters, {ranks}, {steps} after {WARM_UP}", subject.parameters());
         print("update", update, &updates);
         print("whole step", step, &whole);
     }

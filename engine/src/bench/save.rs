@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use zero_train::bytes;
 use zero_train::train::Steps;
+use zero_train::{bytes, counted};
 
 use super::{Role, WARM_UP, spread, summary, take_part};
 use crate::cli::ConfigArgs;
@@ -79,7 +79,8 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
     if comm.rank() == 0 {
         std::fs::remove_dir_all(&root)?;
         println!("{cores}");
-        println!("{} ranks, each saves {}; rank 0, {repeats} runs each in turn", comm.size(), bytes(own));
+        let (ranks, runs) = (counted(comm.size(), "rank", "ranks"), counted(repeats, "run", "runs"));
+        println!("{ranks}, each saves {}; rank 0, {runs} each in turn", bytes(own));
         println!("  copy of as many bytes       {}", summary(&times.copy));
         println!("  in the background: waited   {}   {}", summary(&times.stall), over(&times.stall, &times.copy));
         println!("  a step                      {}", summary(&times.step));

@@ -7,6 +7,7 @@ use zero_comm::{Buffer, ReduceOp};
 
 use super::{Role, summary, take_part};
 use crate::cli::ConfigArgs;
+use zero_train::counted;
 
 /// What the steps took, for people or as JSON for scripts.
 #[derive(Debug, Serialize)]
@@ -110,14 +111,13 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
 
 fn print(measured: &Measured, times: &str, seconds: f64) {
     let Measured { ranks, transport, threads, zero_stage, parameters, tokens_per_step, losses, .. } = measured;
-    println!(
-        "{ranks} ranks over {transport}, {threads} threads each, ZeRO stage {zero_stage}, {parameters} parameters"
-    );
+    let (ranks, threads) = (counted(*ranks, "rank", "ranks"), counted(*threads, "thread", "threads"));
+    println!("{ranks} over {transport}, {threads} each, ZeRO stage {zero_stage}, {parameters} parameters");
     println!("  opened in     {:>9.3} ms", measured.opened_ms);
     println!("  step          {times}");
     println!("  throughput    {:>9.0} tokens/s", *tokens_per_step as f64 / seconds);
     if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
-        println!("  loss          {first:>9.4} -> {last:.4} after {} steps", losses.len());
+        println!("  loss          {first:>9.4} -> {last:.4} after {}", counted(losses.len(), "step", "steps"));
     }
     let resident: Vec<String> =
         measured.peak_resident_bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / 1e6)).collect();

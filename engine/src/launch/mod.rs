@@ -210,7 +210,7 @@ impl Judge<'_> {
 }
 
 fn counted(ranks: usize) -> String {
-    if ranks == 1 { "1 rank".to_string() } else { format!("{ranks} ranks") }
+    zero_train::counted(ranks, "rank", "ranks")
 }
 
 /// Who goes on from where.

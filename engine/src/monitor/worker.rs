@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::metric::Record;
 use crate::error::Error;
+use crate::words::counted;
 
 /// Steps that wait to be written; the oldest are given up for newer ones.
 const WAITING: usize = 512;
@@ -144,7 +145,10 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
                 is_failing = false;
                 let word = match std::mem::take(&mut state.lost) {
                     0 => format!("the monitor `{name}` is written again, and nothing is missing"),
-                    lost => format!("the monitor `{name}` is written again; {lost} steps are missing"),
+                    lost => {
+                        let lost = counted(lost as usize, "step is", "steps are");
+                        format!("the monitor `{name}` is written again; {lost} missing")
+                    }
                 };
                 state.words.push(word);
             }
@@ -169,7 +173,9 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
         drop(state);
         let finished = if is_failing { Ok(()) } else { sink.finish(outcome) };
         let word = match finished {
-            Ok(()) if missing > 0 => Some(format!("the monitor `{name}` lacks {missing} steps")),
+            Ok(()) if missing > 0 => {
+                Some(format!("the monitor `{name}` lacks {}", counted(missing as usize, "step", "steps")))
+            }
             Ok(()) => None,
             Err(Trouble(error)) => Some(format!("the monitor `{name}` is not ended: {error}; {}", sink.help())),
         };

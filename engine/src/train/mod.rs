@@ -34,7 +34,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::plan::{Draft, Plan};
 use crate::start::{Start, of_pretrained};
-use crate::words::{bytes, counted, grouped};
+use crate::words::{bytes, counted, grouped, of_number};
 use crate::{memory, monitor, offload, resident};
 use corpus::Corpus;
 use divergence::Divergence;
@@ -302,10 +302,11 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     let config = engine.config();
     let comm = engine.communicator();
     progress.say(&format!(
-        "model: {} layers, {} parameters   data: {} training samples{}",
-        engine.model().layers().len(),
+        "model: {}, {} parameters   data: {} training {}{}",
+        counted(engine.model().layers().len(), "layer", "layers"),
         grouped(engine.model().elements() as u64),
         grouped(corpus.train.samples() as u64),
+        of_number(corpus.train.samples(), "sample", "samples"),
         corpus
             .eval
             .as_ref()
@@ -339,8 +340,8 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
     offload::describe(engine).iter().for_each(|line| progress.say(line));
     let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
     progress.say(&format!(
-        "batch: {} samples = {} a micro-batch × {} × {}   steps: {steps}",
-        config.train_batch_size,
+        "batch: {} = {} a micro-batch × {} × {}   steps: {steps}",
+        counted(config.train_batch_size, "sample", "samples"),
         config.train_micro_batch_size_per_gpu,
         counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
         counted(engine.replicas(), replica, replicas),

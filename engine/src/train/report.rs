@@ -17,7 +17,7 @@ use crate::gpu_timeline;
 use crate::memory::{self, Points};
 use crate::resident;
 use crate::timing::Lane;
-use crate::words::bytes;
+use crate::words::{bytes, counted};
 
 /// What a run adds up for its report.
 pub(super) struct Report {
@@ -150,8 +150,8 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "trained {} steps{skipped} in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
-            self.steps,
+            "trained {}{skipped} in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
+            counted(self.steps as usize, "step", "steps"),
             seconds(self.started.elapsed()),
             self.first_loss,
             self.last_loss,

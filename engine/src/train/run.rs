@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::monitor::metric::{self, Record, Scalar};
 use crate::monitor::{Monitors, Outcome};
 use crate::trace;
+use crate::words::counted;
 
 /// What rank 0 writes to while training.
 pub(super) struct Files {
@@ -71,8 +72,8 @@ impl Files {
     fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
         match written {
             Ok(()) if self.missing > 0 => {
-                progress
-                    .warn(&format!("the log is written again from step {step}; {} steps are missing", self.missing));
+                let missing = counted(self.missing as usize, "step is", "steps are");
+                progress.warn(&format!("the log is written again from step {step}; {missing} missing"));
                 self.missing = 0;
             }
             Ok(()) => {}
