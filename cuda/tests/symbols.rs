@@ -24,8 +24,13 @@ const MODULES: [(&str, &str); 7] = [
 
 /// Where cargo keeps the sources of the locked version.
 fn bindings() -> PathBuf {
+    let about = Command::new(env!("CARGO")).arg("-vV").output().expect("cargo runs");
+    let about = String::from_utf8_lossy(&about.stdout).into_owned();
+    let host = about.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
+    // What other systems need may never have been fetched.
     let metadata = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--offline", "--all-features", "--manifest-path"])
+        .args(["metadata", "--format-version", "1", "--offline", "--all-features", "--filter-platform", host])
+        .arg("--manifest-path")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
         .output()
         .expect("cargo runs");
