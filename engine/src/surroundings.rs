@@ -100,7 +100,9 @@ pub(crate) fn settle(config: &Config, place: &Place) -> Result<String, zero_trai
     let threads = threads_of_rank(Some(launcher), ranks);
     compute_threads(threads);
     let binding = bind(launcher, &cores, threads, place);
-    Ok(format!("cores {cores}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
+    let missing = launcher.bind_core_list.as_ref().filter(|list| Cores::listed(list).as_ref() != Some(&cores));
+    let missing = missing.map_or(String::new(), |list| format!(" (of {list} this process may use no others)"));
+    Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
 }
 
 /// As [`settle`] for ranks that are threads of this process: they start and end with it, and share its pool.

@@ -492,3 +492,15 @@ fn a_damaged_checkpoint_is_refused_and_the_run_stays_as_it_is() {
     assert!(text(&output.stderr).contains("shard-00001-of-00002.safetensors is damaged"), "{}", text(&output.stderr));
     assert_eq!(fs::read(case.path("run/metrics.jsonl")).unwrap(), metrics);
 }
+
+#[test]
+fn cores_of_a_list_that_are_not_there_are_named_by_it() {
+    let case = Case::new();
+    let first = |list: &str| {
+        let told = case.train(&["--plain", "--max-steps", "1", "--set", &format!("launcher.bind_core_list={list}")]);
+        told.lines().next().unwrap().to_string()
+    };
+    assert!(first("0-999").contains(" (of 0-999 this process may use no others): 1 rank"), "{}", first("0-999"));
+    let all = first("0-999").split([' ', '(']).nth(1).unwrap().to_string();
+    assert!(!first(&all).contains("no others"), "{}", first(&all));
+}
