@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds `zero-train` for the emulated GPU of docs/gpu.md, and a folder with it and the libraries that stand for NVIDIA's. Prints what finds
+# Builds `zero-train` for the emulated GPU of docs/gpu-kernels.md, and a folder with it and the libraries that stand for NVIDIA's. Prints what finds
 # them, so that the shell can take it; a C and a C++ compiler must be there. Arguments go to `cargo build`:
 #
 #     eval "$(scripts/emulated-gpu.sh)"

@@ -1,4 +1,4 @@
-//! Training on a GPU against training on the processor: on the emulated GPU of docs/gpu.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on those of
+//! Training on a GPU against training on the processor: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on those of
 //! this machine.
 #![cfg(feature = "cuda")]
 

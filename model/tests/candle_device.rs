@@ -1,4 +1,4 @@
-//! candle's own tensor operations on a GPU against those on the CPU: on the emulated GPU of docs/gpu.md, or with `ZERO_TRAIN_CUDA_TESTS=1`
+//! candle's own tensor operations on a GPU against those on the CPU: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1`
 //! on the first of this machine. What is not a sum or an elementary function must have the CPU's bits.
 #![cfg(feature = "cuda")]
 #![allow(clippy::disallowed_methods, reason = "what layers should not use works on a GPU all the same")]

@@ -1,4 +1,4 @@
-//! The operations on a GPU against those on the processor: on the emulated GPU of docs/gpu.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on the first
+//! The operations on a GPU against those on the processor: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on the first
 //! of this machine.
 
 mod elements;
