@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use zero_comm::{Buffer, Communicator};
+use zero_comm::Communicator;
 use zero_cuda::{Span, Subject, Track};
 use zero_pipeline::Program;
 use zero_pipeline::trace::{Process, Slice};
 
 use crate::error::Error;
+use crate::trace::of_each_rank;
 
 #[cfg(feature = "cuda")]
 pub(crate) use zero_model::device::Timeline as GpuTimeline;
@@ -101,16 +102,8 @@ pub(crate) fn of_all_ranks(
     programs: &[Program],
 ) -> Result<Vec<Process>, Error> {
     let own: Vec<i64> = spans.iter().flat_map(numbers).collect();
-    let (size, length) = (comm.size(), Buffer::I64(vec![own.len() as i64]));
-    let lengths = comm.all_gather(length, Buffer::I64(vec![0; size]), &vec![1; size]).wait()?.output.into_i64()?;
-    let counts: Vec<usize> = lengths.iter().map(|&n| n as usize).collect();
-    let room = Buffer::I64(vec![0; counts.iter().sum()]);
-    let all = comm.all_gather(Buffer::I64(own), room, &counts).wait()?.output.into_i64()?;
-    let mut rest = &all[..];
     let mut processes = vec![];
-    for (rank, count) in counts.into_iter().enumerate() {
-        let (own, others) = rest.split_at(count);
-        rest = others;
+    for (rank, own) in of_each_rank(comm, own)?.into_iter().enumerate() {
         let threads = TRACKS.iter().enumerate().filter_map(|(track, (_, name))| {
             let of_track = own.chunks_exact(NUMBERS).filter(|numbers| numbers[0] == track as i64);
             let mut slices: Vec<Slice> = of_track.filter_map(|numbers| slice(numbers, programs.get(rank)?)).collect();

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use zero_comm::Buffer;
+use zero_comm::{Buffer, Communicator};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
 
@@ -49,20 +49,26 @@ pub(crate) fn gathered(engine: &Engine) -> Result<Vec<Vec<Done>>, Error> {
     let spans = engine.timing().spans().iter();
     let own: Vec<i64> =
         spans.flat_map(|span| [span.index as i64, nanoseconds(span.start), nanoseconds(span.end)]).collect();
+    let done =
+        |three: &[i64]| Done { index: three[0] as usize, start: three[1] as f64 / 1e9, end: three[2] as f64 / 1e9 };
+    let all = of_each_rank(&**comm, own)?;
+    Ok(all.iter().map(|own| own.chunks_exact(3).map(done).collect()).collect())
+}
+
+/// What each rank has, however much that is; a collective.
+pub(crate) fn of_each_rank(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     let (size, length) = (comm.size(), Buffer::I64(vec![own.len() as i64]));
     let lengths = comm.all_gather(length, Buffer::I64(vec![0; size]), &vec![1; size]).wait()?.output.into_i64()?;
     let counts: Vec<usize> = lengths.iter().map(|&n| n as usize).collect();
     let room = Buffer::I64(vec![0; counts.iter().sum()]);
     let all = comm.all_gather(Buffer::I64(own), room, &counts).wait()?.output.into_i64()?;
-    let done =
-        |three: &[i64]| Done { index: three[0] as usize, start: three[1] as f64 / 1e9, end: three[2] as f64 / 1e9 };
     let mut rest = &all[..];
     Ok(counts
         .into_iter()
         .map(|count| {
             let (own, others) = rest.split_at(count);
             rest = others;
-            own.chunks_exact(3).map(done).collect()
+            own.to_vec()
         })
         .collect())
 }
