@@ -16,7 +16,7 @@ function linear(low, high, from, to) {
   return { low, high, from, to, of: value => at(from + (value - low) * by), ticks: count => {
     const rough = span / Math.max(1, count), power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough) ?? rough;
-    const decimals = Math.min(9, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+    const decimals = clamp(0, -Math.floor(Math.log10(step) + 1e-9), 9);
     const found = [];
     for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && found.length < 50; n++) {
       const value = n * step || 0; // not -0
@@ -71,7 +71,7 @@ function nameMarks(svg, marks, right, top, bottom) {
   for (const [mark, other] of [[own, best], [best, own]]) {
     if (!mark) continue;
     const isBelow = other && (mark.y === other.y ? mark === own : mark.y > other.y), toLeft = mark.x + mark.label.length * 7.5 + 12 > right;
-    let y = Math.min(bottom - 4, Math.max(top + 10, mark.y + (isBelow ? 17 : -8)));
+    let y = clamp(top + 10, mark.y + (isBelow ? 17 : -8), bottom - 4);
     if (placed.some(before => Math.abs(before - y) < 14)) y -= 14;
     placed.push(y);
     svg.append(make("text", { class: "named", x: mark.x + (toLeft ? -9 : 9), y, "text-anchor": toLeft ? "end" : "start" }, mark.label));
@@ -80,8 +80,8 @@ function nameMarks(svg, marks, right, top, bottom) {
 
 // As far as the axis goes.
 function drawInterval(svg, [x], y, { low, high }, by) {
-  const inside = value => Math.min(y.high, Math.max(y.low, value / by));
-  if (known(low) && known(high)) svg.append(make("line", { class: "interval", x1: x, x2: x, y1: y.of(inside(low)), y2: y.of(inside(high)) }));
+  const end = value => y.of(clamp(y.low, value / by, y.high));
+  if (known(low) && known(high)) svg.append(make("line", { class: "interval", x1: x, x2: x, y1: end(low), y2: end(high) }));
 }
 
 const pointAt = ([x, y], text) => ({ x0: x, x1: x, y0: y, y1: y, row: 0, text });
@@ -127,7 +127,7 @@ function explore(svg, marks, width) {
   });
   svg.addEventListener("keydown", event => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], turn = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step) select(now < 0 ? 0 : Math.min(marks.length - 1, Math.max(0, now + step)));
+    if (step) select(now < 0 ? 0 : clamp(0, now + step, marks.length - 1));
     else if (turn && now < 0) select(0);
     else if (turn) {
       const { x0, x1, y0, y1, row } = marks[now];

@@ -8,7 +8,7 @@ const rangeOf = (values, pad) => {
 // The same of measured values: intervals widen it by half as much again at most, so that a wide one, of two runs say, does not push the marks together.
 const rangeOfMeasured = (values, rows, by, pad) => {
   const low = Math.min(...values), high = Math.max(...values), room = (high - low || Math.abs(high) / 5) / 2;
-  const ends = rows.flatMap(row => [row.low, row.high]).filter(known), near = ends.map(end => Math.min(high + room, Math.max(low - room, end)));
+  const ends = rows.flatMap(row => [row.low, row.high]).filter(known), near = ends.map(end => clamp(low - room, end, high + room));
   const range = rangeOf([low, high, ...near].map(v => v / by), pad);
   return [...range, ends.some(end => end / by < range[0] || end / by > range[1]) ? ["Intervals that end at an edge go on beyond it."] : []];
 };
@@ -43,7 +43,7 @@ function drawMemory(figure, text, results, width) {
   const [by, name] = unitOf(metric.unit, values);
   const [low, high, cut] = rangeOfMeasured(values, shown.filter(isDone).map(row => row.metric), by, 0.08);
   const [least, most] = rangeOf([...planned, ...(isLimitShown ? [limit] : [])].map(v => v / bytes), 0.04);
-  const height = Math.round(Math.min(400, Math.max(300, width * 0.45)));
+  const height = Math.round(clamp(300, width * 0.45, 400));
   const y = linear(low, high, height - 40, 40);
   const gutter = 10 + 7.2 * Math.max(...y.ticks(height / 50).map(([, label]) => label.length), 2);
   const x = linear(least, most, gutter, width - 8);

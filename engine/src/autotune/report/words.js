@@ -3,13 +3,14 @@
 
 const known = value => typeof value === "number" && Number.isFinite(value);
 const DASH = "–";
+const clamp = (low, value, high) => Math.min(high, Math.max(low, value));
 
 // With so many significant digits, but no fewer than those before the point.
 function digits(value, significant = 3) {
   if (!known(value)) return DASH;
   const size = Math.abs(value);
   if (size >= 1e9 || (size > 0 && size < 1e-6)) return value.toExponential(significant - 1);
-  const decimals = size === 0 ? 0 : Math.min(9, Math.max(0, significant - 1 - Math.floor(Math.log10(size))));
+  const decimals = size === 0 ? 0 : clamp(0, significant - 1 - Math.floor(Math.log10(size)), 9);
   return fixed(value, decimals);
 }
 
@@ -20,7 +21,7 @@ const fixed = (value, decimals) =>
 function within(value, low, high) {
   const half = Math.max(value - low, high - value);
   if (!known(value) || !known(half) || half <= 0 || half < Math.abs(value) * 1e-6) return digits(value, 4);
-  const decimals = Math.min(9, Math.max(0, 1 - Math.floor(Math.log10(half))));
+  const decimals = clamp(0, 1 - Math.floor(Math.log10(half)), 9);
   return `${fixed(value, decimals)} ± ${fixed(half, decimals)}`;
 }
 
