@@ -25,7 +25,7 @@ mod stream;
 mod trampolines;
 
 pub use inventory::{Found, Inventory, inventory};
-pub use timeline::{Span, Subject, Track};
+pub use timeline::{Span, Subject, Track, Transfer};
 
 #[cfg(feature = "cuda")]
 pub use device::Device;

@@ -19,6 +19,71 @@ pub enum Track {
     Receives,
 }
 
+impl Track {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 6] =
+        [Self::Compute, Self::ToHost, Self::FromHost, Self::Collectives, Self::Sends, Self::Receives];
+
+    /// Its name in traces.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::ToHost => "copies to the host",
+            Self::FromHost => "copies from the host",
+            Self::Collectives => "collectives",
+            Self::Sends => "sends",
+            Self::Receives => "receives",
+        }
+    }
+}
+
+/// What ranks do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// All have the reduction of what all had.
+    AllReduce,
+    /// All have what one had.
+    Broadcast,
+    /// All have what each had.
+    AllGather,
+    /// Each has a part of the reduction.
+    ReduceScatter,
+    /// To another rank.
+    Send,
+    /// From another rank.
+    Receive,
+}
+
+impl Transfer {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 6] =
+        [Self::AllReduce, Self::Broadcast, Self::AllGather, Self::ReduceScatter, Self::Send, Self::Receive];
+
+    /// Its name in traces.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Send => "send",
+            Self::Receive => "receive",
+        }
+    }
+
+    /// The stream that it is on.
+    #[must_use]
+    pub fn track(self) -> Track {
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::AllGather | Self::ReduceScatter => Track::Collectives,
+            Self::Send => Track::Sends,
+            Self::Receive => Track::Receives,
+        }
+    }
+}
+
 /// What it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
@@ -26,8 +91,8 @@ pub enum Subject {
     Number(usize),
     /// What ranks did together.
     Transfer {
-        /// `all_gather` and its like.
-        kind: &'static str,
+        /// Which.
+        kind: Transfer,
         /// Of this rank's largest buffer.
         bytes: usize,
     },
@@ -54,7 +119,7 @@ mod recorder {
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::time::{Duration, Instant};
 
-    use super::{Span, Subject, Track};
+    use super::{Span, Subject, Track, Transfer};
     use crate::{CudaError, Device, Event, Stream};
 
     /// Puts events around what goes on a device's streams, while it is told to.
@@ -126,8 +191,7 @@ mod recorder {
         /// # Errors
         /// What the driver says.
         pub fn begin(&self, stream: &Stream, track: Track) -> Result<Option<Begun>, CudaError> {
-            let number = self.state().number;
-            number.map(|number| self.begin_as(stream, track, Subject::Number(number))).transpose()
+            self.begin_as(stream, track, Subject::Number)
         }
 
         /// The same of what ranks do together, which may begin when the host is at something else.
@@ -137,18 +201,26 @@ mod recorder {
         pub fn begin_transfer(
             &self,
             stream: &Stream,
-            track: Track,
-            kind: &'static str,
+            kind: Transfer,
             bytes: usize,
         ) -> Result<Option<Begun>, CudaError> {
-            let is_recording = self.state().number.is_some();
-            is_recording.then(|| self.begin_as(stream, track, Subject::Transfer { kind, bytes })).transpose()
+            self.begin_as(stream, kind.track(), |_| Subject::Transfer { kind, bytes })
         }
 
-        fn begin_as(&self, stream: &Stream, track: Track, subject: Subject) -> Result<Begun, CudaError> {
+        fn begin_as(
+            &self,
+            stream: &Stream,
+            track: Track,
+            subject: impl FnOnce(usize) -> Subject,
+        ) -> Result<Option<Begun>, CudaError> {
+            let (number, anchor) = {
+                let state = self.state();
+                let Some(number) = state.number else { return Ok(None) };
+                (number, Arc::clone(&state.anchor))
+            };
             let start = Event::timed(&self.device)?;
             stream.record(&start)?;
-            Ok(Begun { track, subject, start, anchor: Arc::clone(&self.state().anchor) })
+            Ok(Some(Begun { track, subject: subject(number), start, anchor }))
         }
 
         /// Behind it.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use zero_comm::Communicator;
-use zero_cuda::{Span, Subject, Track};
+use zero_cuda::{Span, Subject, Track, Transfer};
 use zero_pipeline::Program;
 use zero_pipeline::trace::{Process, Slice};
 
@@ -54,30 +54,16 @@ impl GpuSpan {
     }
 }
 
-const TRACKS: [(Track, &str); 6] = [
-    (Track::Compute, "compute"),
-    (Track::ToHost, "copies to the host"),
-    (Track::FromHost, "copies from the host"),
-    (Track::Collectives, "collectives"),
-    (Track::Sends, "sends"),
-    (Track::Receives, "receives"),
-];
-
-const TRANSFERS: [&str; 6] = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "send", "receive"];
-
 /// Numbers of a span that travels.
 const NUMBERS: usize = 5;
 
 fn numbers(span: &GpuSpan) -> [i64; NUMBERS] {
     let nanoseconds = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-    let track = TRACKS.iter().position(|(track, _)| *track == span.track).unwrap_or(0) as i64;
     let (kind, value) = match span.subject {
         Subject::Number(index) => (-1, index),
-        Subject::Transfer { kind, bytes } => {
-            (TRANSFERS.iter().position(|known| *known == kind).unwrap_or(0) as i64, bytes)
-        }
+        Subject::Transfer { kind, bytes } => (kind as i64, bytes),
     };
-    [track, kind, value as i64, nanoseconds(span.start), nanoseconds(span.end)]
+    [span.track as i64, kind, value as i64, nanoseconds(span.start), nanoseconds(span.end)]
 }
 
 fn slice(numbers: &[i64], program: &Program) -> Option<Slice> {
@@ -88,34 +74,31 @@ fn slice(numbers: &[i64], program: &Program) -> Option<Slice> {
             (instruction.to_string(), instruction.kind())
         }
         Ok(kind) => {
-            let kind = TRANSFERS.get(kind)?;
-            (format!("{kind} of {value} bytes"), *kind)
+            let kind = Transfer::ALL.get(kind)?.name();
+            (format!("{kind} of {value} bytes"), kind)
         }
     };
     Some(Slice { name, category, start: start as f64 / 1e9, end: end as f64 / 1e9 })
 }
 
-/// The GPUs of all ranks as processes of a trace; a collective.
-pub(crate) fn of_all_ranks(
-    comm: &dyn Communicator,
-    spans: &[GpuSpan],
-    programs: &[Program],
-) -> Result<Vec<Process>, Error> {
-    let own: Vec<i64> = spans.iter().flat_map(numbers).collect();
-    let mut processes = vec![];
-    for (rank, own) in of_each_rank(comm, own)?.into_iter().enumerate() {
-        let threads = TRACKS.iter().enumerate().filter_map(|(track, (_, name))| {
+/// What the GPU of each rank did, for [`processes`]; a collective.
+pub(crate) fn gathered(comm: &dyn Communicator, spans: &[GpuSpan]) -> Result<Vec<Vec<i64>>, Error> {
+    of_each_rank(comm, spans.iter().flat_map(numbers).collect())
+}
+
+/// The GPUs of all ranks as processes of a trace.
+pub(crate) fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
+    let of_rank = |(rank, (own, program)): (usize, (&Vec<i64>, &Program))| {
+        let threads = Track::ALL.into_iter().filter_map(|track| {
             let of_track = own.chunks_exact(NUMBERS).filter(|numbers| numbers[0] == track as i64);
-            let mut slices: Vec<Slice> = of_track.filter_map(|numbers| slice(numbers, programs.get(rank)?)).collect();
+            let mut slices: Vec<Slice> = of_track.filter_map(|numbers| slice(numbers, program)).collect();
             slices.sort_by(|a, b| a.start.total_cmp(&b.start));
-            (!slices.is_empty()).then(|| ((*name).to_string(), slices))
+            (!slices.is_empty()).then(|| (track.name().to_string(), slices))
         });
         let threads: Vec<_> = threads.collect();
-        if !threads.is_empty() {
-            processes.push(Process { name: format!("rank {rank}, its GPU"), rank, threads });
-        }
-    }
-    Ok(processes)
+        (!threads.is_empty()).then(|| Process { name: format!("rank {rank}, its GPU"), rank, threads })
+    };
+    gathered.iter().zip(programs).enumerate().filter_map(of_rank).collect()
 }
 
 /// How long this rank's GPU was at what.
@@ -141,12 +124,12 @@ pub(crate) fn busy(spans: &[GpuSpan], program: &Program) -> Busy {
     let compute = united(spans.iter().filter(computes).map(|span| seconds(&span)));
     let copies = of(&[Track::ToHost, Track::FromHost]);
     let transfers = of(&[Track::Collectives, Track::Sends, Track::Receives]);
-    let hidden = of(&[Track::ToHost, Track::FromHost, Track::Collectives, Track::Sends, Track::Receives]);
+    let beside = united(copies.iter().chain(&transfers).copied());
     Busy {
         compute: length(&compute),
         copies: length(&copies),
         transfers: length(&transfers),
-        hidden: length(&common(&compute, &hidden)),
+        hidden: length(&common(&compute, &beside)),
     }
 }
 
@@ -200,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_hides_behind_compute_is_counted_once() {
-        let gather = Subject::Transfer { kind: "all_gather", bytes: 64 };
+        let gather = Subject::Transfer { kind: Transfer::AllGather, bytes: 64 };
         let spans = [
             span(Track::Compute, Subject::Number(0), 0, 10),
             // A wait hides nothing.
@@ -219,11 +202,16 @@ mod tests {
     fn spans_travel_and_keep_their_names() {
         let spans = [
             span(Track::FromHost, Subject::Number(1), 2, 3),
-            span(Track::Receives, Subject::Transfer { kind: "receive", bytes: 12 }, 1, 2),
+            span(Track::Receives, Subject::Transfer { kind: Transfer::Receive, bytes: 12 }, 1, 2),
         ];
         let names: Vec<_> = spans.iter().map(|span| slice(&numbers(span), &program()).unwrap()).collect();
         assert_eq!(names[0].name, Instruction::AwaitGather { segment: 1 }.to_string());
         assert_eq!((names[1].name.as_str(), names[1].start, names[1].end), ("receive of 12 bytes", 1.0, 2.0));
+        for kind in Transfer::ALL {
+            let travelled = numbers(&span(kind.track(), Subject::Transfer { kind, bytes: 1 }, 0, 1));
+            assert_eq!(slice(&travelled, &program()).unwrap().category, kind.name());
+            assert_eq!(Track::ALL[travelled[0] as usize], kind.track());
+        }
         // An instruction that is not in the program has no name.
         let odd = span(Track::Compute, Subject::Number(7), 0, 1);
         assert_eq!(slice(&numbers(&odd), &program()), None);

@@ -28,18 +28,20 @@ pub(crate) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
         return Ok(None);
     }
     let ranks = gathered(engine)?;
-    let arrangement = &engine.arrangement;
-    let shape = engine.zero().layout().shape();
-    let stages = arrangement.training(shape);
-    let programs = arrangement.of_all_ranks(&stages);
-    let gpus = gpu_timeline::of_all_ranks(&**engine.communicator(), engine.timing().gpu_spans(), &programs)?;
+    let gpus = gpu_timeline::gathered(&**engine.communicator(), engine.timing().gpu_spans())?;
     if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
         return Ok(None);
     }
-    let world = arrangement.world(shape);
+    let arrangement = &engine.arrangement;
+    let shape = engine.zero().layout().shape();
+    let stages = arrangement.training(shape);
+    let (programs, world) = (arrangement.of_all_ranks(&stages), arrangement.world(shape));
     let measured = timeline(&ranks, &programs, &world);
     let simulated = arrangement.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
-    Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated.timeline)], &gpus)))
+    Ok(Some(chrome(
+        &[("measured", &measured), ("simulated", &simulated.timeline)],
+        &gpu_timeline::processes(&gpus, &programs),
+    )))
 }
 
 /// What every rank recorded; a collective.

@@ -245,7 +245,7 @@ fn the_timeline_is_that_of_the_gpu() {
             train(&mut engine, 2);
             let named = |span: &GpuSpan| match span.subject {
                 Subject::Number(index) => engine.program().instructions[index].kind(),
-                Subject::Transfer { kind, .. } => kind,
+                Subject::Transfer { kind, .. } => kind.name(),
             };
             let spans = engine.timing().gpu_spans().to_vec();
             (spans.iter().map(|span| (*span, named(span))).collect::<Vec<_>>(), engine.program().instructions.len())

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUevent;
 use cudarc::nccl::sys::{self, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use zero_comm::{DeviceLane, DeviceMemory, DeviceWork, Dtype, INVITATION, ReduceOp};
-use zero_cuda::{Begun, CudaError, Device, Event, Recorder, Stream, Track};
+use zero_cuda::{Begun, CudaError, Device, Event, Recorder, Stream, Transfer};
 
 /// One end of a connection.
 pub(crate) struct Lane {
@@ -58,16 +58,16 @@ impl Lane {
     /// Puts an event of the recorder's in front of an operation.
     fn begin(&mut self, work: &DeviceWork<'_>) -> Result<(), CudaError> {
         let Some(recorder) = &self.recorder else { return Ok(()) };
-        let (track, kind) = match work {
-            DeviceWork::AllReduce { .. } => (Track::Collectives, "all_reduce"),
-            DeviceWork::Broadcast { .. } => (Track::Collectives, "broadcast"),
-            DeviceWork::AllGather { .. } => (Track::Collectives, "all_gather"),
-            DeviceWork::ReduceScatter { .. } => (Track::Collectives, "reduce_scatter"),
-            DeviceWork::Send { .. } => (Track::Sends, "send"),
-            DeviceWork::Recv { .. } => (Track::Receives, "receive"),
+        let kind = match work {
+            DeviceWork::AllReduce { .. } => Transfer::AllReduce,
+            DeviceWork::Broadcast { .. } => Transfer::Broadcast,
+            DeviceWork::AllGather { .. } => Transfer::AllGather,
+            DeviceWork::ReduceScatter { .. } => Transfer::ReduceScatter,
+            DeviceWork::Send { .. } => Transfer::Send,
+            DeviceWork::Recv { .. } => Transfer::Receive,
         };
         let bytes = work.buffers().iter().map(|buffer| buffer.len() * buffer.dtype().size()).max().unwrap_or(0);
-        self.begun = recorder.begin_transfer(&self.stream, track, kind, bytes)?;
+        self.begun = recorder.begin_transfer(&self.stream, kind, bytes)?;
         Ok(())
     }
 

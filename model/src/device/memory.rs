@@ -8,10 +8,10 @@ use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::cuda_backend::{CudaStorageSlice, cudarc};
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Error, Result, bail};
 use cudarc::driver::DeviceRepr;
-use zero_cuda::{Event, Stream};
+use zero_cuda::Event;
 use zero_kernels::Address;
 
-use super::{Gpu, address, driver};
+use super::{Gpu, address, driver, on_stream};
 
 /// Room for `len` values of f32, bf16 or f16, which are arbitrary at first.
 ///
@@ -128,10 +128,7 @@ impl Mark {
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let event = Event::new(&of).map_err(driver)?;
-        let stream = device.cuda_stream();
-        // SAFETY: candle's stream is one of its device, and lives until the end of the call.
-        let borrowed = unsafe { Stream::borrow(&of, stream.cu_stream()) };
-        borrowed.record(&event).map_err(driver)?;
+        on_stream(device, &of, |stream| stream.record(&event))?;
         Ok(Self(event))
     }
 

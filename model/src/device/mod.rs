@@ -86,6 +86,17 @@ fn driver(error: CudaError) -> Error {
     Error::wrap(error)
 }
 
+/// What `then` does with the stream that candle's device has; `of` is the same GPU.
+fn on_stream<R>(
+    device: &CudaDevice,
+    of: &Arc<zero_cuda::Device>,
+    then: impl FnOnce(&Stream) -> std::result::Result<R, CudaError>,
+) -> Result<R> {
+    let stream = device.cuda_stream();
+    // SAFETY: candle's stream is one of its device, and lives until the end of the call.
+    then(&unsafe { Stream::borrow(of, stream.cu_stream()) }).map_err(driver)
+}
+
 impl Gpu {
     /// That of a device of candle's.
     pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
@@ -113,11 +124,8 @@ impl Gpu {
     /// # Safety
     /// What the functions that made the launch say of its addresses is so when the stream gets to it.
     pub(crate) unsafe fn launch<A>(&self, launch: &Launch<A>) -> Result<()> {
-        let stream = self.device.cuda_stream();
-        // SAFETY: candle's stream is one of its device, and lives until the end of the call.
-        let borrowed = unsafe { Stream::borrow(self.kernels.device(), stream.cu_stream()) };
         // SAFETY: the caller's promise.
-        unsafe { self.kernels.launch(launch, &borrowed) }.map_err(driver)
+        on_stream(&self.device, self.kernels.device(), |stream| unsafe { self.kernels.launch(launch, stream) })
     }
 
     /// [`Gpu::launch`] of what there may be nothing of.

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use zero_cuda::{CudaError, Event, Pinned, Recorder, Stream, Track};
 
 use super::timeline::recorder;
-use super::{Array, Gpu, Mark, driver};
+use super::{Array, Gpu, Mark, driver, on_stream};
 
 /// The streams, and memory of the host that waits for its next use.
 pub struct Staging {
@@ -152,11 +152,9 @@ impl Staging {
         // SAFETY: the slice has room; the memory of the host is kept until the event.
         let copy = || unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
         self.put(&self.up, Track::FromHost, &there, copy)?;
-        // SAFETY: candle's stream is one of its device, and lives until the end of the call.
-        let candles = unsafe { Stream::borrow(&self.of, stream.cu_stream()) };
-        if let Err(error) = candles.wait_for(&there) {
+        if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&there)) {
             let _ = self.up.synchronize();
-            return Err(driver(error));
+            return Err(error);
         }
         self.leaving.push_back((there, pinned));
         Ok(CudaStorage::wrap_cuda_slice(slice, self.device.clone()))

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::{CudaDevice, Result};
-use zero_cuda::{Begun, CudaError, Recorder, Span, Stream, Track};
+use zero_cuda::{Begun, Recorder, Span, Track};
 
-use super::{Gpu, driver};
+use super::{Gpu, driver, on_stream};
 
 /// The recorders of devices of candle's that have a timeline.
 static RECORDERS: Mutex<Vec<(DeviceId, Arc<Recorder>)>> = Mutex::new(vec![]);
@@ -45,19 +45,13 @@ impl Timeline {
         Arc::clone(&self.recorder)
     }
 
-    fn on_stream<R>(&self, then: impl FnOnce(&Stream) -> std::result::Result<R, CudaError>) -> Result<R> {
-        let stream = self.device.cuda_stream();
-        // SAFETY: candle's stream is one of its device, and lives until the end of the call.
-        then(&unsafe { Stream::borrow(&self.of, stream.cu_stream()) }).map_err(driver)
-    }
-
     /// What is put on streams until [`leave`](Timeline::leave) belongs to this number.
     ///
     /// # Errors
     /// What the driver says.
     pub fn enter(&mut self, number: usize) -> Result<()> {
         self.recorder.set_number(Some(number));
-        self.entered = self.on_stream(|stream| self.recorder.begin(stream, Track::Compute))?;
+        self.entered = on_stream(&self.device, &self.of, |stream| self.recorder.begin(stream, Track::Compute))?;
         Ok(())
     }
 
@@ -65,7 +59,7 @@ impl Timeline {
     /// What the driver says.
     pub fn leave(&mut self) -> Result<()> {
         let entered = self.entered.take();
-        self.on_stream(|stream| self.recorder.end(stream, entered))
+        on_stream(&self.device, &self.of, |stream| self.recorder.end(stream, entered))
     }
 
     /// What has been recorded since the last time, when the device has done it. Until something is entered again nothing is recorded.
