@@ -56,5 +56,5 @@ pub use edit::edit;
 pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};
 pub use reference::reference;
-pub use source::Source;
+pub use source::{Source, relative_paths_begin};
 pub use typed::{Typed, load, load_files};

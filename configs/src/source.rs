@@ -88,14 +88,15 @@ pub(crate) fn too_large(name: String) -> Errors {
 
 fn unreadable(name: String, error: &io::Error) -> Errors {
     let message = format!("cannot read the configuration: {error}");
-    let begins = match std::env::current_dir() {
-        Ok(folder) if error.kind() == io::ErrorKind::NotFound => {
-            format!("; a relative path begins at {}", folder.display())
-        }
-        _ => String::new(),
-    };
+    let begins = if error.kind() == io::ErrorKind::NotFound { relative_paths_begin() } else { String::new() };
     let help = format!("name a ds.yaml or ds_config.json that can be read, or - for standard input{begins}");
     Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], Some(help))
+}
+
+/// The end of a help for a file that is missing: `; a relative path begins at …`, or nothing where that is not known.
+#[must_use]
+pub fn relative_paths_begin() -> String {
+    std::env::current_dir().map_or(String::new(), |folder| format!("; a relative path begins at {}", folder.display()))
 }
 
 fn whole(name: String) -> Place {

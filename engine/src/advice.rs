@@ -108,26 +108,29 @@ pub fn other_ranks(
             return Some(found);
         }
     }
-    let higher = |key: &str| format!("zero_optimization.{key}");
-    let three = ["stage=3", "stage3_max_reuse_distance=0", "stage3_prefetch_bucket_size=0"].map(higher).to_vec();
-    let recompute = vec!["activation_checkpointing.enabled=true".to_string()];
+    let three = if config.zero.stage as u8 == 3 { vec![] } else { one(STAGE_3) };
+    let recompute = one(RECOMPUTE);
+    let late = [one(GATHERS_LATE), one(NO_PREFETCH)].concat();
     let least = halvings(config).pop().unwrap_or_default();
-    let sparing =
-        [vec![], vec![higher("stage=3")], recompute.clone(), [three, recompute, least].concat()].map(|mut settings| {
-            settings.retain(|setting| config.zero.stage as u8 != 3 || *setting != higher("stage=3"));
-            settings
-        });
+    let sparing = [vec![], three.clone(), recompute.clone(), [three, late, recompute, least].concat()];
     let mut more = MORE.iter().map(|more| now.saturating_mul(*more)).filter(|&ranks| ranks <= MOST);
     more.find_map(|ranks| sparing.iter().find_map(|settings| fits(settings, ranks, limit)))
+}
+
+const STAGE_3: &str = "zero_optimization.stage=3";
+const GATHERS_LATE: &str = "zero_optimization.stage3_max_reuse_distance=0";
+const NO_PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size=0";
+const RECOMPUTE: &str = "activation_checkpointing.enabled=true";
+
+fn one(setting: &str) -> Vec<String> {
+    vec![setting.to_string()]
 }
 
 /// In the order of what they cost.
 fn candidates(config: &Config) -> Vec<Vec<String>> {
     let stage = config.zero.stage as u8;
     let data = config.data_parallel_size();
-    let one = |text: &str| vec![text.to_string()];
-    let recompute =
-        if config.activation_checkpointing.is_none() { one("activation_checkpointing.enabled=true") } else { vec![] };
+    let recompute = if config.activation_checkpointing.is_none() { one(RECOMPUTE) } else { vec![] };
     let higher: Vec<Vec<String>> = match data {
         // On one rank there is nobody to share with.
         1 => vec![],
@@ -138,14 +141,14 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
         vec![format!("zero_optimization.{section}.device=nvme"), format!("zero_optimization.{section}.nvme_path=.")]
     };
     let offloads = config.zero.offload_optimizer.device == OffloadDevice::Nvme;
-    let three = if stage < 3 { one("zero_optimization.stage=3") } else { vec![] };
+    let three = if stage < 3 { one(STAGE_3) } else { vec![] };
     let state = if offloads {
         vec![]
     } else {
         [if stage == 0 { one("zero_optimization.stage=2") } else { vec![] }, nvme("offload_optimizer")].concat()
     };
-    let gathers = one("zero_optimization.stage3_max_reuse_distance=0");
-    let sparing = [gathers.clone(), one("zero_optimization.stage3_prefetch_bucket_size=0")].concat();
+    let gathers = one(GATHERS_LATE);
+    let sparing = [gathers.clone(), one(NO_PREFETCH)].concat();
     let parameters =
         if config.zero.offload_param.device == OffloadDevice::Nvme { vec![] } else { nvme("offload_param") };
     let everything =
@@ -169,7 +172,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all.push([state, recompute.clone()].concat());
     all.push(everything.clone());
     all.push([everything.clone(), recompute.clone()].concat());
-    all.push([everything.clone(), one("zero_optimization.stage3_prefetch_bucket_size=0"), recompute.clone()].concat());
+    all.push([everything.clone(), one(NO_PREFETCH), recompute.clone()].concat());
     all.push([everything, recompute, least].concat());
     all.retain(|settings| !settings.is_empty());
     let mut seen = std::collections::BTreeSet::new();

@@ -137,10 +137,7 @@ impl Error {
         };
         let is_missing = source.is_some_and(|source| source.kind() == std::io::ErrorKind::NotFound)
             || matches!(self, Self::Data(DataError::NoMatch { .. }));
-        let begins = match std::env::current_dir() {
-            Ok(folder) if is_missing => format!("; a relative path begins at {}", folder.display()),
-            _ => String::new(),
-        };
+        let begins = if is_missing { zero_config::relative_paths_begin() } else { String::new() };
         Self::Named { key: key.into(), source: Box::new(self), help: format!("{wanted}{begins}") }
     }
 

@@ -116,8 +116,8 @@ pub(crate) fn settle_threads(config: &Config) -> String {
 const ALLOCATOR: &str = "buffers from 256 kB in memory that ranks share, malloc keeps up to 8 GB";
 
 fn counted(ranks: usize, threads: usize) -> String {
-    let plural = |n: usize| if n == 1 { "" } else { "s" };
-    format!("{ranks} rank{} × {threads} thread{}", plural(ranks), plural(threads))
+    let counted = zero_train::counted;
+    format!("{} × {}", counted(ranks, "rank", "ranks"), counted(threads, "thread", "threads"))
 }
 
 /// Binds this rank, if each rank of this host can have cores of its own and nobody else has bound it; says what was done.

@@ -177,13 +177,18 @@ fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value), Error> {
     Ok((base, tuning, head))
 }
 
+/// An error of the folder of the results, or of one in it.
+fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Copy + '_ {
+    |source| {
+        let error = Error::Io { path: folder.to_path_buf(), source };
+        error.named("autotuning.results_dir", "name a folder that can be written to, there or with --out")
+    }
+}
+
 /// The folder of the results, and what an earlier search left there.
 fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal), Error> {
     let folder = tuning.results_dir.clone();
-    let failed = |source| {
-        let error = Error::Io { path: folder.clone(), source };
-        error.named("autotuning.results_dir", "name a folder that can be written to, there or with --out")
-    };
+    let failed = unwritable(&folder);
     std::fs::create_dir_all(folder.join("costs")).map_err(failed)?;
     if resume && let Some((journal, lines)) = Journal::reopen(&folder, JOURNAL, head)? {
         lines.iter().for_each(|line| replay(line, rows));

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use zero_comm::{Buffer, ReduceOp};
+use zero_train::counted;
 
 use super::{Role, summary, take_part};
 use crate::cli::ConfigArgs;
-use zero_train::counted;
 
 /// What the steps took, for people or as JSON for scripts.
 #[derive(Debug, Serialize)]

@@ -70,17 +70,17 @@ impl Gpus {
     pub(super) fn sample(&mut self, mut say: impl FnMut(String)) -> Vec<Scalar> {
         let mut scalars = vec![];
         for gpu in &mut self.watched {
-            let answers = match self.nvml.device_by_index(gpu.index) {
-                Ok(device) => ask(&device),
-                Err(error) => [("", Err(error))].into(),
-            };
             let mut troubles = vec![];
-            for ((what, answer), metric) in answers.into_iter().zip(gpu.metrics) {
-                match answer {
-                    Ok(value) => scalars.push(Scalar { metric, value }),
-                    Err(error) if what.is_empty() => troubles.push(error.to_string()),
-                    Err(error) => troubles.push(format!("{what}: {error}")),
+            match self.nvml.device_by_index(gpu.index) {
+                Ok(device) => {
+                    for ((what, answer), metric) in ask(&device).into_iter().zip(gpu.metrics) {
+                        match answer {
+                            Ok(value) => scalars.push(Scalar { metric, value }),
+                            Err(error) => troubles.push(format!("{what}: {error}")),
+                        }
+                    }
                 }
+                Err(error) => troubles.push(error.to_string()),
             }
             if !troubles.is_empty() && !std::mem::replace(&mut gpu.has_failed, true) {
                 say(format!("`machine_monitor` does not have all of GPU {}: {}", gpu.index, troubles.join("; ")));
@@ -91,8 +91,8 @@ impl Gpus {
 }
 
 /// In the order of [`gpu_metrics`].
-fn ask(device: &Device) -> Vec<(&'static str, Result<f64, NvmlError>)> {
-    vec![
+fn ask(device: &Device) -> [(&'static str, Result<f64, NvmlError>); 4] {
+    [
         ("utilization", device.utilization_rates().map(|rates| f64::from(rates.gpu))),
         ("memory", device.memory_info().map(|memory| memory.used as f64)),
         // In milliwatts.

@@ -148,10 +148,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
 /// The journal, and what an earlier sweep has written there.
 fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>), Error> {
     let folder = tuning.results_dir.join(TRIALS);
-    let failed = |source| {
-        let error = Error::Io { path: folder.clone(), source };
-        error.named("autotuning.results_dir", "name a folder that can be written to, there or with --out")
-    };
+    let failed = super::unwritable(&folder);
     std::fs::create_dir_all(&folder).map_err(failed)?;
     if resume && let Some(found) = Journal::reopen(&tuning.results_dir, JOURNAL, head)? {
         return Ok(found);
