@@ -95,6 +95,6 @@ fn main() -> anyhow::Result<()> {
         let text: Vec<u8> = text.iter().map(|&id| id as u8).collect();
         println!("loss {:.4} -> {:.4}\n{}", losses[0], losses[199], String::from_utf8_lossy(&text));
     }
-    assert!(losses[0] > 5.0 && losses[199] < 2.6, "it did not learn");
+    assert!(losses[0] > 5.0 && losses[199] < 2.0, "it did not learn");
     Ok(())
 }
