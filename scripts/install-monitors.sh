@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the tests of the monitors ask: scripts/install-monitors.sh FOLDER, then
-# ZERO_TRAIN_PYTHON=FOLDER/bin/python cargo test --workspace --test binary_monitors
+# ZERO_TRAIN_PYTHON=FOLDER/bin/python cargo test --workspace --test e2e monitors
 #
 # MLflow's server and client, TensorBoard's reader and Prometheus's parser, into a virtual environment of their own. To be rid of it: rm -r FOLDER.
 set -eu
@@ -9,4 +9,4 @@ folder=${1:?usage: scripts/install-monitors.sh FOLDER}
 
 python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet 'mlflow==3.*' 'tensorboard==2.*' 'prometheus-client==0.*'
-echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace --test binary_monitors"
+echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace --test e2e monitors"

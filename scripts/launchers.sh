@@ -11,7 +11,8 @@ folder=${ZERO_TRAIN_LAUNCHERS:-}
 if [[ -n $folder ]]; then
     export PATH="$folder/bin:$PATH" ZERO_TRAIN_PYTHON="$folder/bin/python"
 fi
-run=(cargo test --quiet --workspace --test binary_launchers -- --nocapture --test-threads=1 "$@")
+names=("${@/#/launchers::}")
+run=(cargo test --quiet --workspace --test e2e -- --nocapture --test-threads=1 "${names[@]:-launchers::}")
 echo "| launcher | version | command | 20 steps | status when a rank is killed | after |"
 echo "|---|---|---|---|---|---|"
 if [[ $(id -u) == 0 && -z ${PDSH_SSH_ARGS_APPEND:-} ]] && command -v sshd pdsh >/dev/null; then

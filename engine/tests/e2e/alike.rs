@@ -1,0 +1,85 @@
+//! Ranks that another launcher starts, one by one: they are let in with the job's token, and train only if they were started alike.
+
+use crate::case;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use case::{Alone, Case, port};
+
+/// One of several ranks of this host.
+fn start(mut command: Command, rank: usize, ranks: usize, port: u16) -> Alone {
+    case::place(&mut command, [rank, ranks], [rank, ranks], ("127.0.0.1", port));
+    Alone::start(command)
+}
+
+#[test]
+fn a_token_file_that_others_can_read_is_refused_in_one_line() {
+    let case = Case::new();
+    fs::write(case.path("token"), "secret\n").unwrap();
+    let run = |mode: u32| {
+        fs::set_permissions(case.path("token"), fs::Permissions::from_mode(mode)).unwrap();
+        let port = port();
+        let ranks: Vec<Alone> = (0..2)
+            .map(|rank| {
+                let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2"]);
+                command.env("ZERO_TRAIN_TOKEN_FILE", case.path("token"));
+                start(command, rank, 2, port)
+            })
+            .collect();
+        ranks.into_iter().map(Alone::end).collect::<Vec<_>>()
+    };
+    for (status, errors) in run(0o644) {
+        assert_eq!(status, Some(2), "{errors}");
+        assert!(errors.starts_with("error: ZERO_TRAIN_TOKEN_FILE: ") && errors.contains("has mode 644"), "{errors}");
+        assert!(errors.contains("help: use a file of your own that only you can read: chmod 600"), "{errors}");
+        assert_eq!(errors.lines().count(), 2, "{errors}");
+    }
+    for (status, errors) in run(0o600) {
+        assert_eq!((status, errors.as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn ranks_with_other_settings_or_another_program_refuse_to_start() {
+    let case = Case::new();
+    // Runs as well, and is another file.
+    let other = case.path("other");
+    // By another process: this one may be forking for another test, and a file that is open for writing cannot be run.
+    let copy = ["-c", "cp \"$0\" \"$1\" && printf ! >> \"$1\"", env!("CARGO_BIN_EXE_zero-train")];
+    assert!(Command::new("sh").args(copy).arg(&other).status().unwrap().success());
+    let started = |program: Option<&std::path::Path>, odd: &[&str]| {
+        let port = port();
+        let ranks: Vec<Alone> = (0..3)
+            .map(|rank| {
+                let args: &[&str] = if rank == 1 { odd } else { &[] };
+                let args = [&["--config", "ds.yaml", "--quiet", "--max-steps", "2", "--out", "run"], args].concat();
+                let command = match program {
+                    Some(program) if rank == 1 => case.command_of(program, &args),
+                    _ => case.command(&args),
+                };
+                start(command, rank, 3, port)
+            })
+            .collect();
+        ranks.into_iter().map(Alone::end).collect::<Vec<_>>()
+    };
+    let refused: [(Option<&std::path::Path>, &[&str], &str); 4] = [
+        (None, &["--set", "zero_optimization.stage=2"], "zero_optimization.stage is 3 on rank 0, and 2 on rank 1"),
+        (None, &["--set", "optimizer.params.lr=0.02"], "optimizer.params.lr is 0.01 on rank 0, and 0.02 on rank 1"),
+        (None, &["--resume", "auto"], "--resume is not given on rank 0, and auto on rank 1"),
+        (Some(&other), &[], "the program's file is "),
+    ];
+    for (program, odd, message) in refused {
+        for (status, errors) in started(program, odd) {
+            assert_eq!(status, Some(2), "{errors}");
+            assert!(errors.starts_with("error: the ranks were not started alike: "), "{errors}");
+            assert!(errors.contains(message) && errors.lines().count() == 1, "{errors}");
+        }
+        assert!(!case.path("run").exists(), "nothing was written");
+    }
+    // What a host may have of its own.
+    for (status, errors) in started(None, &["--set", "launcher.bind_cores_to_rank=false"]) {
+        assert_eq!((status, errors.as_str()), (Some(0), ""));
+    }
+}

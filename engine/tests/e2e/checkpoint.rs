@@ -1,0 +1,100 @@
+//! `zero-train checkpoint`: what it prints, what it finds, and its exit status.
+
+use crate::case;
+
+use std::fs;
+
+use serde_json::Value;
+
+use case::{Case, text};
+
+/// Exit status and standard output.
+fn checkpoint(case: &Case, args: &[&str]) -> (i32, String) {
+    let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
+    (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
+}
+
+#[test]
+fn inspect_tells_what_is_there() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--set", "training.save_every=2"]);
+    // A run's folder, its checkpoints and one of them: the newest, where there are several.
+    for (path, step) in [("run", 4), ("run/checkpoints", 4), ("run/checkpoints/step-00000002", 2)] {
+        let (status, out) = checkpoint(&case, &["inspect", path]);
+        assert_eq!(status, 0, "{out}");
+        assert!(out.contains(&format!("step {step}, {step} updates, written by 2 ranks at ZeRO stage 3")), "{out}");
+        assert!(out.contains("transformer.wte.weight") && out.contains("[256, 16]"), "{out}");
+        let (status, out) = checkpoint(&case, &["inspect", path, "--json"]);
+        let value: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((status, &value["step"]), (0, &Value::from(step)));
+        let parameters = value["parameters"].as_array().unwrap();
+        let elements: u64 = parameters.iter().map(|parameter| parameter["elements"].as_u64().unwrap()).sum();
+        assert_eq!(value["elements"].as_u64(), Some(elements));
+        assert_eq!(elements, 256 * 16 + 16 * 16 + 2 * (12 * 16 * 16 + 13 * 16) + 2 * 16);
+        let held: u64 = parameters.iter().map(|parameter| parameter["bytes"].as_u64().unwrap()).sum();
+        let files: u64 = value["shards"].as_array().unwrap().iter().map(|shard| shard["bytes"].as_u64().unwrap()).sum();
+        assert!(held == 12 * elements && value["bytes"].as_u64() == Some(files) && files > held, "{held}, {files}");
+    }
+    for (path, reason) in [("nowhere", "there is no such folder"), (".", "there is no checkpoint in it")] {
+        for command in ["inspect", "verify"] {
+            let (status, out) = checkpoint(&case, &[command, path]);
+            assert!(status == 3 && out.starts_with("error: ") && out.contains(reason), "{status}: {out}");
+        }
+    }
+}
+
+#[test]
+fn verify_names_what_is_damaged_and_what_is_not() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--set", "training.save_every=2"]);
+    let (status, out) = checkpoint(&case, &["verify", "run"]);
+    assert_eq!(out.lines().filter(|line| line.ends_with(": intact")).count(), 2, "{out}");
+    assert_eq!(status, 0);
+    let shard = case.path("run/checkpoints/step-00000004/shard-00001-of-00002.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 16;
+    fs::write(&shard, &bytes).unwrap();
+    let (status, out) = checkpoint(&case, &["verify", "run"]);
+    assert_eq!(status, 1);
+    let damaged: Vec<&str> = out.lines().filter(|line| line.starts_with("damaged: ")).collect();
+    let [line] = damaged[..] else { panic!("{out}") };
+    assert!(
+        line.contains("step-00000004/shard-00001-of-00002.safetensors: `transformer.") && line.contains("/exp_avg_sq`"),
+        "{line}"
+    );
+    assert!(
+        out.contains("help: go on from the newest that is intact: --resume run/checkpoints/step-00000002"),
+        "{out}"
+    );
+    // That one does go on, and the other does not.
+    let (status, out) = checkpoint(&case, &["verify", "run/checkpoints/step-00000004"]);
+    assert!(status == 1 && out.contains("zero-train checkpoint verify run/checkpoints"), "{out}");
+    let resumed = case.run(&["--quiet", "-n", "2", "--out", "other", "--resume", "run/checkpoints/step-00000004"]);
+    assert_eq!(resumed.status.code(), Some(3), "{}", text(&resumed.stderr));
+    assert!(text(&resumed.stderr).contains("/exp_avg_sq`"), "{}", text(&resumed.stderr));
+    case.train(&["--quiet", "-n", "2", "--out", "other", "--resume", "run/checkpoints/step-00000002"]);
+    // A folder that has lost its manifest is damaged as well, and not the newest.
+    fs::remove_file(case.path("run/checkpoints/step-00000004/manifest.json")).unwrap();
+    let (status, out) = checkpoint(&case, &["verify", "run"]);
+    assert!(status == 1 && out.contains("step-00000004/manifest.json: No such file"), "{out}");
+    assert!(checkpoint(&case, &["inspect", "run"]).1.contains("step 2, 2 updates"));
+}
+
+/// Steps of one run do not get into the folder of another.
+#[test]
+fn a_run_that_begins_from_another_ones_checkpoint_has_a_folder_of_its_own() {
+    let case = Case::new();
+    let steps =
+        |out: &str| -> Vec<u64> { case.metrics(out).iter().map(|line| line["step"].as_u64().unwrap()).collect() };
+    case.train(&["--quiet", "--max-steps", "3", "--out", "a"]);
+    case.train(&["--quiet", "--max-steps", "4", "--out", "b", "--set", "training.save_every=2"]);
+    let said = case.train(&["--max-steps", "5", "--out", "b", "--resume", "a/checkpoints/step-00000003"]);
+    assert!(said.contains("an earlier run was moved to b.1"), "{said}");
+    assert_eq!((steps("b"), steps("b.1")), (vec![4, 5], vec![1, 2, 3, 4]));
+    assert!(!case.path("b/checkpoints/step-00000004").exists() && case.path("b.1/checkpoints/step-00000004").exists());
+    // Within its own folder it goes on, however that is named.
+    let own = case.path("b/checkpoints/step-00000005");
+    case.train(&["--quiet", "--max-steps", "6", "--out", "./b", "--resume", own.to_str().unwrap()]);
+    assert_eq!(steps("b"), [4, 5, 6]);
+    assert!(!case.path("b.2").exists());
+}

@@ -1,0 +1,93 @@
+//! The cost table: measured, read by plans, and what it decides.
+
+use crate::case;
+
+use case::{Case, text};
+use serde_json::Value;
+
+#[test]
+fn a_table_is_measured_once_and_says_how_long_steps_take() {
+    let case = Case::new();
+    let measured = case
+        .command(&["bench", "costs", "--config", "ds.yaml", "-n", "2", "--steps", "2", "--out", "costs.json"])
+        .output()
+        .unwrap();
+    assert!(measured.status.success(), "{}", text(&measured.stderr));
+    let told = text(&measured.stdout);
+    assert!(told.contains("transformer.h.*") && told.contains("all_gather") && told.contains("written to"), "{told}");
+    let plan = |args: &[&str]| {
+        let args = [&["plan", "--config", "ds.yaml", "-n", "2", "--costs", "costs.json"], args].concat();
+        let output = case.command(&args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&plan(&[&["--json"], args].concat())).unwrap() };
+
+    let found = json(&[]);
+    let time = &found["time"];
+    let seconds = time["step_seconds"].as_f64().unwrap();
+    assert!(seconds > 0.0 && time["ranks"].as_array().unwrap().len() == 2, "{time}");
+    // Two micro-batches of two samples of 16 tokens.
+    let rate = time["tokens_per_second"].as_f64().unwrap();
+    assert!((rate * seconds - 64.0).abs() < 1e-6, "{time}");
+    for rank in time["ranks"].as_array().unwrap() {
+        let of = |name: &str| rank[name].as_f64().unwrap();
+        assert!(of("computing") > 0.0 && of("collectives") > 0.0, "{rank}");
+        assert!((of("computing") + of("idle") - seconds).abs() < 1e-9, "{rank}");
+    }
+    let told = plan(&["--stages"]);
+    assert!(told.contains("by the cost table") && told.contains("communication "), "{told}");
+    // More layers of the same kind, and more micro-batches: as much more computing.
+    let of = |args: &[&str]| json(args)["time"]["ranks"][0]["computing"].as_f64().unwrap();
+    assert!(of(&["--set", "model.n_layer=8"]) > of(&[]));
+    assert!(of(&["--set", "gradient_accumulation_steps=3"]) > 2.0 * of(&[]));
+
+    // What the table does not hold for is said.
+    let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
+    assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, and the plan is for 1"));
+    assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, and the plan is for bf16"));
+    let tiles = missing(&["--set", "model.tiled_mlp_rows=64"]);
+    assert!(tiles.contains("rows of a tile of the MLP: off, and the plan is for 64"), "{tiles}");
+    assert!(missing(&["--set", "launcher.threads_per_rank=7"]).contains("the plan is for 7"));
+    assert!(missing(&["--world-size", "4"]).contains("ranks of a group: 2, and the plan is for 4"));
+    let missing = missing(&["--set", "model.n_embd=32"]);
+    assert!(missing.starts_with("it has no layer like `"), "{missing}");
+
+    // Whatever it decides, the bits are the same.
+    let run =
+        |out: &str, set: &str| case.train(&["-n", "2", "--plain", "--max-steps", "3", "--out", out, "--set", set]);
+    let told = run("by_table", "training.cost_table=costs.json");
+    assert!(told.contains("computing: by the cost table a step takes"), "{told}");
+    let losses = case.losses("by_table");
+    for (out, overlap) in [("with", true), ("without", false)] {
+        run(out, &format!("zero_optimization.overlap_comm={overlap}"));
+        assert_eq!(losses, case.losses(out));
+    }
+    // What was chosen is in the resolved configuration.
+    let resolved = std::fs::read_to_string(case.path("by_table/resolved.yaml")).unwrap();
+    assert!(resolved.contains("overlap_comm: true") || resolved.contains("overlap_comm: false"), "{resolved}");
+}
+
+#[test]
+fn what_is_no_table_is_an_error_with_its_place() {
+    let case = Case::new();
+    let refused = |table: &str| {
+        let args = ["plan", "--config", "ds.yaml", "--costs", table];
+        let output = case.command(&args).output().unwrap();
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.starts_with(&format!("error: {table}: ")) && told.contains("help: measure one"), "{told}");
+        told
+    };
+    assert!(refused("none.json").contains("cannot be read"));
+    for (content, wanted) in [
+        ("nonsense", "this is no cost table"),
+        ("{}", "it has no version"),
+        (r#"{"version": 99}"#, "of version 99"),
+        (r#"{"version": 1}"#, "missing field"),
+    ] {
+        std::fs::write(case.path("bad.json"), content).unwrap();
+        let told = refused("bad.json");
+        assert!(told.contains(wanted), "{wanted} is not in {told}");
+    }
+}

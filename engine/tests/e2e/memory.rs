@@ -1,0 +1,205 @@
+//! What is planned of memory against what the allocator counts: never below it, and above it by little, on every rank.
+//!
+//! Each run is a process of its own for each rank, so nothing else is counted. The models are of some tens of megabytes: in smaller
+//! ones a message more or less that is on its way would be a percent.
+
+use crate::case;
+
+use case::Case;
+
+/// The most that a plan may be above what was counted, in percent.
+const ABOVE: f64 = 2.0;
+
+const GPT2: &str = "model={type: gpt2, vocab_size: 256, n_positions: 128, n_embd: 192, n_layer: 4, n_head: 4}";
+const UNTIED: &str = "model={type: gpt2, vocab_size: 2000, n_positions: 128, n_embd: 192, n_layer: 3, n_head: 4, tie_word_embeddings: false}";
+const WIDE: &str = "model={type: gpt2, vocab_size: 8000, n_positions: 128, n_embd: 128, n_layer: 2, n_head: 4}";
+const LLAMA: &str = "model={type: llama, vocab_size: 256, hidden_size: 192, intermediate_size: 512, num_hidden_layers: 4, \
+                     num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 128}";
+
+/// Of `zero_optimization`, the optimizer's and the parameters' part on a disk.
+const STATE: &str = "offload_optimizer: {device: nvme, nvme_path: .}";
+const PARAMETERS: &str = "offload_param: {device: nvme, nvme_path: .}";
+/// So that what is as large as these models' layers goes to the disk.
+const BLOCKS: &str = "aio={block_size: 65536}";
+
+/// Trains some steps and an evaluation on `ranks` ranks, and compares. Gives the most that was counted of a rank.
+fn holds(ranks: usize, zero: &str, settings: &[&str]) -> u64 {
+    holds_within(ABOVE, ranks, zero, settings)
+}
+
+fn holds_within(most: f64, ranks: usize, zero: &str, settings: &[&str]) -> u64 {
+    let case = Case::new();
+    let (count, zero) =
+        (ranks.to_string(), format!("zero_optimization={{stage3_param_persistence_threshold: 100, {zero}}}"));
+    let mut args = vec!["-n", &count, "--quiet", "--max-steps", "3"];
+    let base = [
+        GPT2,
+        "train_micro_batch_size_per_gpu=2",
+        "training={max_steps: 3, output_dir: run, save_last: false}",
+        "launcher={timeout_seconds: 60, threads_per_rank: 1}",
+        &zero,
+    ];
+    for setting in base.iter().chain(settings) {
+        args.extend(["--set", setting]);
+    }
+    case.train(&args);
+    let mut largest = 0;
+    for rank in case.report("run")["memory"]["ranks"].as_array().unwrap() {
+        let of = |key: &str| rank[key].as_u64().unwrap_or_else(|| panic!("no {key}: {rank}"));
+        let (planned, measured) = (of("planned_peak_total_bytes"), of("measured_peak_total_bytes"));
+        largest = measured.max(largest);
+        let above = (planned as f64 / measured as f64 - 1.0) * 100.0;
+        let what =
+            format!("{ranks} ranks, {zero}, {settings:?}: planned {planned}, measured {measured}, {above:+.2} %");
+        assert!((0.0..=most).contains(&above), "{what}\n{rank:#}");
+        // What stays in memory is the layout's, to the byte.
+        for category in ["parameters", "optimizer_state"] {
+            assert_eq!(
+                rank["planned_peak_bytes"][category], rank["measured_peak_bytes"][category],
+                "{category}: {what}"
+            );
+        }
+    }
+    largest
+}
+
+#[test]
+fn every_zero_stage_over_ranks_and_micro_batches() {
+    for stage in 0..=3 {
+        let zero = format!("stage: {stage}");
+        for ranks in [1, 2] {
+            holds(ranks, &zero, &[]);
+            holds(ranks, &zero, &["gradient_accumulation_steps=3", "train_micro_batch_size_per_gpu=4"]);
+        }
+    }
+    holds(3, "stage: 3, stage3_max_reuse_distance: 0", &[]);
+    holds(2, "stage: 2, overlap_comm: false, reduce_bucket_size: 100000", &[]);
+    holds(2, "stage: 2, reduce_scatter: false", &[]);
+    holds(2, "stage: 2", &["training.reproducible=true", "gradient_accumulation_steps=4"]);
+    holds(2, "stage: 1", &["communication_data_type=bf16"]);
+    holds(2, "stage: 2", &["communication_data_type=fp16"]);
+    holds(2, "stage: 3", &["launcher.transport=tcp"]);
+    holds(3, "stage: 2", &["launcher.transport=tcp"]);
+}
+
+/// The copy that is written while training goes on, and the writing.
+#[test]
+fn saves_in_the_background() {
+    let training = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
+    for stage in 0..=3 {
+        holds(2, &format!("stage: {stage}"), &[training]);
+    }
+    holds(1, "stage: 2", &[training, "bf16.enabled=true"]);
+}
+
+#[test]
+fn models_and_dtypes() {
+    for model in [UNTIED, WIDE, LLAMA] {
+        holds(1, "stage: 0", &[model]);
+        holds(2, "stage: 3", &[model, "train_micro_batch_size_per_gpu=4"]);
+    }
+    for stage in 0..=3 {
+        holds(2, &format!("stage: {stage}"), &["bf16.enabled=true"]);
+    }
+    holds(1, "stage: 2", &[LLAMA, "bf16.enabled=true"]);
+    // Steps that overflow take no more than others.
+    for (stage, power) in [(0, 10), (1, 10), (2, 40), (3, 10)] {
+        holds(2, &format!("stage: {stage}"), &[&format!("fp16={{enabled: true, initial_scale_power: {power}}}")]);
+    }
+    holds(1, "stage: 2", &[LLAMA, "fp16.enabled=true"]);
+}
+
+#[test]
+fn recomputation() {
+    for (ranks, stage) in [(1, 0), (2, 2), (2, 3)] {
+        for section in ["{}", "{interval: 2}", "{layers: ['h\\.[01]$']}", "{device: nvme, nvme_path: .}"] {
+            let section = format!("activation_checkpointing={section}");
+            holds(ranks, &format!("stage: {stage}"), &[&section, "train_micro_batch_size_per_gpu=8"]);
+        }
+    }
+    holds(2, "stage: 3", &["activation_checkpointing={}", "bf16.enabled=true", "train_micro_batch_size_per_gpu=8"]);
+}
+
+#[test]
+fn tiles_of_the_feed_forward_part() {
+    let (rows, inner, layers) = (1024, 256, 4);
+    let gpt2 = "model={type: gpt2, vocab_size: 256, n_positions: 1024, n_embd: 64, n_layer: 4, n_head: 2}";
+    let llama = "model={type: llama, vocab_size: 256, hidden_size: 64, intermediate_size: 256, num_hidden_layers: 4, \
+                 num_attention_heads: 2, max_position_embeddings: 1024}";
+    let tiles = "model.tiled_mlp_rows=128";
+    // Inner activations that a block keeps of a row: two, and with a gate three.
+    for (model, kept) in [(gpt2, 2), (llama, 3)] {
+        for (dtype, bytes) in [("bf16.enabled=false", 4), ("bf16.enabled=true", 2)] {
+            let settings = [model, dtype, "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=2"];
+            let whole = holds(1, "stage: 0", &settings);
+            let tiled = holds(1, "stage: 0", &[&settings[..], &[tiles]].concat());
+            let spared = (layers - 1) * rows * inner * kept * bytes;
+            assert!(tiled + spared < whole, "{model}, {dtype}: {whole}, in tiles {tiled}: {spared} less at least");
+        }
+        holds(2, "stage: 3", &[model, tiles]);
+        holds(2, "stage: 3", &[model, tiles, "activation_checkpointing={}", "bf16.enabled=true"]);
+    }
+    holds(2, "stage: 1", &[LLAMA, "model.tiled_mlp_rows=64", "train_micro_batch_size_per_gpu=4"]);
+    let untied =
+        [UNTIED, "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=3", "data.sequence_length=64"];
+    let pipeline = ["pipeline={stages: 2, schedule: zb_h1}", "model.tiled_mlp_rows=64"];
+    holds(2, "stage: 0", &[&untied[..], &pipeline].concat());
+}
+
+#[test]
+fn what_lives_on_a_disk() {
+    holds(1, &format!("stage: 1, {STATE}"), &[BLOCKS]);
+    holds(2, &format!("stage: 1, {STATE}"), &[BLOCKS, "gradient_accumulation_steps=2"]);
+    holds(2, &format!("stage: 2, {STATE}"), &[BLOCKS]);
+    holds(2, &format!("stage: 3, {STATE}"), &[BLOCKS, "bf16.enabled=true"]);
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[BLOCKS, "fp16={enabled: true, initial_scale_power: 4}"]);
+    holds(2, &format!("stage: 3, {PARAMETERS}"), &[BLOCKS]);
+    holds(2, &format!("stage: 3, stage3_max_reuse_distance: 0, {STATE}, {PARAMETERS}"), &[BLOCKS]);
+    let tiles = format!("stage: 3, sub_group_size: 65536, {STATE}, {PARAMETERS}");
+    holds(1, &tiles, &[BLOCKS, "gradient_accumulation_steps=2", "activation_checkpointing={}"]);
+    let plain =
+        "offload_optimizer: {device: nvme, nvme_path: ., buffer_count: 1, pipeline_read: false, pipeline_write: false}";
+    holds(2, &format!("stage: 2, sub_group_size: 65536, {plain}"), &[BLOCKS]);
+    // Nothing but gradients is there to be moved.
+    holds(2, &format!("stage: 2, {STATE}"), &[BLOCKS, "optimizer={type: SGD, params: {lr: 0.1}}"]);
+    // A checkpoint reads everything, and leaves no buffer behind.
+    let saving = "training={max_steps: 3, output_dir: run, save_every: 1}";
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[BLOCKS, saving]);
+}
+
+#[test]
+fn pipelines() {
+    // How many messages are on their way at a time depends on which stage is faster, and the plan takes the most: they are small here.
+    let untied = "model={type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 256, n_layer: 6, n_head: 4, tie_word_embeddings: false}";
+    let (one, short) = ("train_micro_batch_size_per_gpu=1", "data.sequence_length=64");
+    let pipeline = |schedule: &str| format!("pipeline={{stages: 2, schedule: {schedule}}}");
+    for schedule in ["1f1b", "gpipe", "zb_h1"] {
+        holds(2, "stage: 0", &[untied, one, short, &pipeline(schedule), "gradient_accumulation_steps=3"]);
+    }
+    for (stage, section) in [(2, "{enabled: false}"), (3, "{}")] {
+        let section = format!("activation_checkpointing={section}");
+        holds(
+            4,
+            &format!("stage: {stage}"),
+            &[untied, one, short, &pipeline("1f1b"), "gradient_accumulation_steps=3", &section],
+        );
+    }
+}
+
+/// A gradient of the vocabulary is under way, or has arrived: both happen, and the plan takes the most.
+#[test]
+fn tied_parameters_over_pipelines() {
+    const GRADIENTS: f64 = 25.0;
+    for (ranks, stage, schedule) in [(2, 0, "1f1b"), (2, 0, "gpipe"), (2, 0, "zb_h1"), (4, 1, "1f1b"), (4, 3, "1f1b")] {
+        let pipeline = format!("pipeline={{stages: 2, schedule: {schedule}}}");
+        let settings = [WIDE, &pipeline, "gradient_accumulation_steps=4"];
+        holds_within(GRADIENTS, ranks, &format!("stage: {stage}"), &settings);
+    }
+}
+
+#[test]
+fn long_programs_and_their_timeline() {
+    let tiles = format!("stage: 2, sub_group_size: 4096, {STATE}");
+    holds(1, &tiles, &[BLOCKS]);
+    holds(2, &tiles, &[BLOCKS, "wall_clock_breakdown=true"]);
+}

@@ -1,0 +1,115 @@
+//! How soon ranks notice that one of them is lost, and that they do not when none is.
+//!
+//! `ZERO_TRAIN_NOTICE` says how often (6 kills by default); `scripts/notice.sh` runs these tests alone, and all 10,000 steps.
+//! The ranks are started without our launcher, which would end the survivors itself.
+
+use crate::case;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use case::{Alone, Case, port, signal, wait_for};
+
+/// On two or more hosts it would be TCP.
+const TRANSPORTS: [&str; 2] = ["shared_memory", "tcp"];
+const RANKS: usize = 3;
+/// Of the runs whose ranks are stopped.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+fn asked() -> Option<usize> {
+    std::env::var("ZERO_TRAIN_NOTICE").ok().and_then(|times| times.parse().ok())
+}
+
+fn steps(case: &Case, out: &str) -> usize {
+    fs::read_to_string(case.path(out).join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// Starts ranks that train until something ends them, lets them train, sends `name` to one of them, and says how long it took until
+/// all others had ended, each with the lost one's name.
+fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration {
+    let (out, port) = (format!("{name}-{number}"), port());
+    let (transport, deadline) =
+        (format!("launcher.transport={transport}"), format!("launcher.timeout_seconds={}", DEADLINE.as_secs()));
+    let mut args = vec!["--config", "ds.yaml", "--quiet", "--out", &out, "--max-steps", "1000000", "--set", &transport];
+    if name == "STOP" {
+        args.extend(["--set", &deadline]);
+    }
+    let rank = |rank: usize| {
+        let mut command = case.command(&args);
+        case::place(&mut command, [rank, RANKS], [rank, RANKS], ("127.0.0.1", port));
+        Alone::start(command)
+    };
+    let mut ranks: Vec<Alone> = (0..RANKS).map(rank).collect();
+    wait_for(|| steps(case, &out) >= 3);
+    // Somewhere in a step; the golden ratio spreads the moments over a fifth of a second.
+    std::thread::sleep(Duration::from_secs_f64(0.2 * (number as f64 * 0.618_034).fract()));
+    let victim = number % RANKS;
+    let lost = ranks.remove(victim);
+    signal(lost.id(), name);
+    let since = Instant::now();
+    while !ranks.iter_mut().all(Alone::has_ended) {
+        assert!(since.elapsed() < Duration::from_secs(120), "a survivor does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let took = since.elapsed();
+    for (status, errors) in ranks.into_iter().map(Alone::end) {
+        assert_eq!(status, Some(4), "{errors}");
+        let names = [format!(" lost rank {victim} in "), format!(" for rank {victim} in ")];
+        assert!(errors.starts_with("error: rank ") && errors.contains(" #"), "{errors}");
+        assert!(names.iter().any(|name| errors.contains(name)), "rank {victim} was lost: {errors}");
+    }
+    drop(lost);
+    fs::remove_dir_all(case.path(&out)).unwrap();
+    took
+}
+
+/// Prints a row of the table, and gives the 99th percentile.
+fn row(what: &str, transport: &str, mut took: Vec<Duration>) -> Duration {
+    took.sort_unstable();
+    let at = |share: f64| took[((took.len() - 1) as f64 * share).ceil() as usize];
+    println!("| {what} | {transport} | {} | {:.1?} | {:.1?} | {:.1?} |", took.len(), at(0.5), at(0.99), at(1.0));
+    at(0.99)
+}
+
+#[test]
+fn survivors_of_a_lost_rank_end_soon_and_name_it() {
+    let case = Case::new();
+    let kills = asked().unwrap_or(6);
+    let transport = |number: usize| TRANSPORTS[number % 2];
+    let sweep = |name: &str, times: usize| -> Vec<Duration> {
+        (0..times).map(|number| lose_one(&case, number, name, transport(number))).collect()
+    };
+    let of = |all: &[Duration], which: usize| all.iter().copied().skip(which).step_by(2).collect::<Vec<_>>();
+    let (killed, stopped) = (sweep("KILL", kills.max(2)), sweep("STOP", (kills / 10).max(2)));
+    println!("| rank | transport | times | until the last survivor had ended: median | p99 | longest |");
+    println!("|---|---|---|---|---|---|");
+    let deadline = format!("stopped, deadline {DEADLINE:?}");
+    for (which, transport) in TRANSPORTS.into_iter().enumerate() {
+        // A tenth of what is allowed here is promised, of a machine that is not busy with other tests.
+        assert!(row("killed", transport, of(&killed, which)) < Duration::from_secs(5));
+        assert!(row(&deadline, transport, of(&stopped, which)) < DEADLINE + Duration::from_secs(15));
+    }
+    assert!(stopped.iter().all(|took| *took > DEADLINE / 2), "before its time: {stopped:?}");
+}
+
+/// Processes that keep all cores busy.
+fn load(case: &Case) -> Vec<Alone> {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let spin = || Alone::start(case.command_of(Path::new("sh"), &["-c", "while :; do :; done"]));
+    (0..cores).map(|_| spin()).collect()
+}
+
+#[test]
+fn nobody_is_taken_for_lost_on_busy_cores() {
+    let case = Case::new();
+    let steps = if asked().is_some() { 10_000 } else { 300 };
+    let args = ["--quiet", "-n", "2", "--out", "busy", "--max-steps", &steps.to_string()];
+    let small = ["--set", "model.n_layer=1", "--set", "zero_optimization.stage=1"];
+    let started = Instant::now();
+    let load = load(&case);
+    case.train(&[&args[..], &small].concat());
+    println!("{steps} steps of 2 ranks beside {} busy processes: no alarm, {:.0?}", load.len(), started.elapsed());
+    drop(load);
+    assert_eq!(self::steps(&case, "busy"), steps);
+}

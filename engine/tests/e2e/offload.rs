@@ -1,0 +1,229 @@
+//! The binary with its state on a disk, as a user runs it: same bits as in memory, and what becomes of a run whose disk fails.
+
+use crate::case;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use case::{Case, rank_process, signal, text, wait_for};
+
+/// The keys under which all that can live on a disk does; `path` is relative to the folder of the case. Blocks are so small that
+/// the tiny model fills several, and tiles so small that a layer has some.
+fn on_disk(path: &str) -> Vec<String> {
+    let folder = |section| format!("zero_optimization.{section}={{device: nvme, nvme_path: {path}}}");
+    let sets = [
+        "model.n_embd=48".into(),
+        "aio.block_size=4096".into(),
+        "zero_optimization.sub_group_size=2048".into(),
+        folder("offload_optimizer"),
+        folder("offload_param"),
+    ];
+    sets.into_iter().flat_map(|set| ["--set".into(), set]).collect()
+}
+
+/// The same model in memory.
+const IN_MEMORY: [&str; 2] = ["--set", "model.n_embd=48"];
+
+fn command(case: &Case, path: &str, args: &[&str]) -> Command {
+    let mut command = case.command(&["--config", "ds.yaml", "--plain"]);
+    command.args(on_disk(path)).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn train(case: &Case, path: &str, args: &[&str]) -> String {
+    let output = command(case, path, args).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn case_with_disk() -> Case {
+    let case = Case::new();
+    fs::create_dir(case.path("disk")).unwrap();
+    case
+}
+
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).unwrap().next().is_none()
+}
+
+/// A run of two ranks that has no end of its own, after its third step.
+fn endless(case: &Case, out: &str, args: &[&str]) -> Child {
+    let args = [&["-n", "2", "--max-steps", "1000000", "--out", out], args].concat();
+    let child = command(case, "disk", &args).spawn().unwrap();
+    let metrics = case.path(out).join("metrics.jsonl");
+    wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    child
+}
+
+/// How it ended by itself: not to wait for ever is a part of every test here.
+fn end(mut child: Child) -> (Option<i32>, String) {
+    // A full pipe would hold it up.
+    let stdout = child.stdout.take();
+    let reader = std::thread::spawn(move || stdout.map(|pipe| std::io::read_to_string(pipe).unwrap()));
+    wait_for(|| child.try_wait().unwrap().is_some());
+    reader.join().unwrap();
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    (status.code(), text(&stderr))
+}
+
+/// A command behind a disk of its own at `disk` in the case's folder, which only it sees: `options` are those of a tmpfs. `None`, and
+/// a reason, where the system lets nobody do that.
+fn behind_a_mount(case: &Case, options: &str, args: &[&str]) -> Option<Output> {
+    let disk = case.path("disk");
+    let mount = format!("mount -t tmpfs -o {options} none '{}'", disk.display());
+    let unshare = |script: &str| {
+        let mut outside = Command::new("unshare");
+        outside.args(["-Urm", "sh", "-c", script, "sh"]);
+        outside
+    };
+    match unshare(&mount).output() {
+        Ok(output) if output.status.success() => {}
+        refused => {
+            println!("skipped: no disk of its own can be mounted here: {refused:?}");
+            return None;
+        }
+    }
+    let inside = command(case, "disk", args);
+    let mut outside = unshare(&format!("{mount} && exec \"$@\""));
+    outside.arg(inside.get_program()).args(inside.get_args()).current_dir(case.path("")).stdin(Stdio::null());
+    for (name, value) in inside.get_envs() {
+        match value {
+            Some(value) => outside.env(name, value),
+            None => outside.env_remove(name),
+        };
+    }
+    Some(outside.output().unwrap())
+}
+
+#[test]
+fn a_run_has_the_bits_of_one_in_memory_and_says_where_its_state_is() {
+    let case = case_with_disk();
+    for ranks in ["1", "2"] {
+        case.train(&[&["--quiet", "-n", ranks, "--out", "memory"], &IN_MEMORY[..]].concat());
+        let out = train(&case, "disk", &["-n", ranks, "--out", "offloaded"]);
+        assert_eq!(case.losses("memory"), case.losses("offloaded"), "{ranks} ranks");
+        assert_eq!(case.shards("memory", 20), case.shards("offloaded", 20), "{ranks} ranks");
+        let line = "of rank 0 in disk: optimizer state, gradients, parameters";
+        assert_eq!(out.matches(line).count(), 1, "{out}");
+        for rank in case.report("offloaded")["memory"]["ranks"].as_array().unwrap() {
+            let [bytes, read, written] =
+                ["bytes", "read_bytes", "written_bytes"].map(|key| rank["disk"][key].as_u64().unwrap());
+            assert!(bytes > 0 && read > 20 * bytes && written > 10 * bytes, "{rank}");
+        }
+        assert!(is_empty(&case.path("disk")));
+        for out in ["memory", "offloaded"] {
+            fs::remove_dir_all(case.path(out)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_model_too_small_for_the_disk_is_said_to_stay_in_memory() {
+    let case = case_with_disk();
+    let offload = ["--set", "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}"];
+    let said = case.train(&[&["--plain", "--out", "small", "--max-steps", "1"], &offload[..]].concat());
+    assert!(said.contains("\ndisk: nothing of rank 0 goes there; what is smaller than aio.block_size"), "{said}");
+}
+
+#[test]
+fn two_runs_with_one_path_know_nothing_of_each_other() {
+    let case = case_with_disk();
+    case.train(&[&["--quiet", "--out", "memory"], &IN_MEMORY[..]].concat());
+    let both = ["one", "two"].map(|out| command(&case, "disk", &["--out", out]).spawn().unwrap());
+    for child in both {
+        let (status, errors) = end(child);
+        assert_eq!(status, Some(0), "{errors}");
+    }
+    for out in ["one", "two"] {
+        assert_eq!(case.losses("memory"), case.losses(out));
+        assert_eq!(case.shards("memory", 20), case.shards(out, 20));
+    }
+    assert!(is_empty(&case.path("disk")));
+}
+
+#[test]
+fn a_path_that_will_not_do_is_an_error_before_any_rank_starts() {
+    let case = case_with_disk();
+    for (path, message) in [("nowhere", "nowhere: there is no such folder"), ("corpus.txt", "this is no folder")] {
+        for section in ["offload_optimizer", "offload_param"] {
+            let other = format!("zero_optimization.{section}={{device: nvme, nvme_path: {path}}}");
+            let output = command(&case, "disk", &["-n", "2", "--set", &other]).output().unwrap();
+            let errors = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{errors}");
+            let key = format!("in: zero_optimization.{section}.nvme_path");
+            assert!(errors.contains(message) && errors.contains(&key) && errors.contains("help: "), "{errors}");
+            assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
+        }
+    }
+    assert!(!case.path("run").exists() && is_empty(&case.path("disk")));
+}
+
+#[test]
+fn a_full_disk_and_a_read_only_one_are_errors_before_any_rank_starts() {
+    let case = case_with_disk();
+    for (options, message) in [("size=64k", " are needed, 65536 bytes are free"), ("ro", "Read-only file system")] {
+        let Some(output) = behind_a_mount(&case, options, &["-n", "2"]) else { return };
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        let key = "in: zero_optimization.offload_optimizer.nvme_path";
+        assert!(errors.contains(message) && errors.contains(key) && errors.contains("help: "), "{errors}");
+        assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
+    }
+    assert!(!case.path("run").exists());
+}
+
+#[test]
+fn a_disk_that_is_memory_is_said_once_and_trains_the_same() {
+    let case = case_with_disk();
+    case.train(&[&["--quiet", "-n", "2", "--out", "memory"], &IN_MEMORY[..]].concat());
+    let Some(output) = behind_a_mount(&case, "size=64m", &["-n", "2"]) else { return };
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(case.losses("memory"), case.losses("run"));
+    assert_eq!(text(&output.stdout).matches("this is a tmpfs").count(), 1, "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_file_cut_short_under_a_rank_ends_all_of_them_with_its_name() {
+    let case = case_with_disk();
+    for rank in [0, 1] {
+        let child = endless(&case, &format!("run-{rank}"), &[]);
+        let victim = rank_process(child.id(), rank);
+        let disk = fs::canonicalize(case.path("disk")).unwrap();
+        let open = fs::read_dir(format!("/proc/{victim}/fd")).unwrap().map(|entry| entry.unwrap().path());
+        let files: Vec<_> =
+            open.filter(|link| fs::read_link(link).is_ok_and(|target| target.starts_with(&disk))).collect();
+        assert_eq!(files.len(), 2, "one for the optimizer, one for parameters");
+        File::options().write(true).open(&files[rank]).unwrap().set_len(4096).unwrap();
+        let (status, errors) = end(child);
+        assert_eq!(status, Some(1), "{errors}");
+        assert!(errors.contains("it was cut short") && errors.contains("disk"), "{errors}");
+        assert!(errors.contains("help: nothing may touch the file during a run"), "{errors}");
+        assert!(is_empty(&disk));
+    }
+}
+
+#[test]
+fn a_killed_rank_leaves_no_file_and_the_run_goes_on_bit_for_bit() {
+    let case = case_with_disk();
+    case.train(&[&["--quiet", "-n", "2", "--out", "memory"], &IN_MEMORY[..]].concat());
+    let child = endless(&case, "run", &["--set", "training.save_every=2", "--set", "training.keep_last=0"]);
+    signal(rank_process(child.id(), 1), "KILL");
+    let (status, errors) = end(child);
+    assert_eq!(status, Some(4), "{errors}");
+    assert!(errors.contains("rank 1 was killed by signal 9"), "{errors}");
+    assert!(errors.contains("rank 0") && errors.contains('#'), "rank 0 names itself and the operation: {errors}");
+    assert!(is_empty(&case.path("disk")));
+    // A fast machine may have come so far that nothing of the twenty steps is left to do.
+    let checkpoints = case.path("run/checkpoints");
+    for step in (12..).step_by(2).map(|step| checkpoints.join(format!("step-{step:08}"))) {
+        if !step.exists() {
+            break;
+        }
+        fs::remove_dir_all(step).unwrap();
+    }
+    let out = train(&case, "disk", &["-n", "2", "--resume", "auto"]);
+    assert!(out.contains("resumed from run/checkpoints/step-000000"), "{out}");
+    assert_eq!(case.losses("memory"), case.losses("run"));
+    assert_eq!(case.shards("memory", 20), case.shards("run", 20));
+}

@@ -1,0 +1,163 @@
+//! The binary with pretrained weights: trained from, gone on from without their folder, and made a checkpoint of.
+
+use crate::case;
+
+use std::fs;
+
+use case::{Case, text};
+use serde_json::Value;
+
+/// A case with a Hugging Face folder `hf` of a model of bytes, and a configuration that starts from it.
+fn case() -> Case {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "first"]);
+    let (status, out) = checkpoint(&case, &["export", "first", "--out", "hf"]);
+    assert_eq!(status, 0, "{out}");
+    let sizes = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}";
+    assert!(case::CONFIG.contains(sizes));
+    fs::write(case.path("ds.yaml"), case::CONFIG.replace(sizes, "model: {pretrained: hf}")).unwrap();
+    case
+}
+
+/// Exit status and output.
+fn checkpoint(case: &Case, args: &[&str]) -> (i32, String) {
+    let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
+    (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
+}
+
+#[test]
+fn a_run_starts_from_the_folder_and_goes_on_without_it() {
+    let case = case();
+    let said = case.train(&["-n", "2", "--max-steps", "6", "--out", "whole"]);
+    assert!(said.contains("pretrained: weights of hf\n"), "{said}");
+    // It starts where the run ended that the folder comes from.
+    let loss = |out: &str, step: usize| case.losses(out)[step].parse::<f32>().unwrap();
+    assert!(loss("whole", 0) < loss("first", 0), "{} {}", loss("whole", 0), loss("first", 0));
+
+    case.train(&["--quiet", "-n", "2", "--max-steps", "3", "--out", "run"]);
+    fs::remove_dir_all(case.path("hf")).unwrap();
+    let resolved = case.path("run/resolved.yaml").display().to_string();
+    let output = case.command(&["--config", &resolved, "--resume", "auto", "--max-steps", "6"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("hf/config.json is not there: the model is what is written here alone"));
+    assert!(!text(&output.stdout).contains("pretrained:"), "{}", text(&output.stdout));
+    assert_eq!(case.losses("run"), case.losses("whole"));
+    assert_eq!(case.shards("run", 6), case.shards("whole", 6));
+
+    // Anew it needs the folder, and no rank is started without it.
+    let output = case.command(&["--config", &resolved]).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(3) && said.contains("error: hf: No such file"), "{said}");
+    assert_eq!(said.matches("error:").count(), 1, "{said}");
+    let output = case.run(&[]);
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("hf/config.json is not there"), "{said}");
+    assert!(said.contains("resolved.yaml"), "{said}");
+}
+
+#[test]
+fn all_layouts_agree_with_one_process() {
+    let case = case();
+    let said = case.train(&["-n", "2", "--verify", "2"]);
+    assert!(said.contains("verified"), "{said}");
+}
+
+#[test]
+fn an_import_is_a_checkpoint() {
+    let case = case();
+    let (status, out) = checkpoint(&case, &["import", "hf", "--out", "imported"]);
+    assert_eq!(status, 0, "{out}");
+    assert!(out.contains("hf -> imported/step-00000000\n28 parameters, "), "{out}");
+    let (status, out) = checkpoint(&case, &["inspect", "imported", "--json"]);
+    let value: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((status, value["step"].as_u64(), value["states"].as_array().unwrap().len()), (0, Some(0), 0));
+    let (status, out) = checkpoint(&case, &["verify", "imported"]);
+    assert!(status == 0 && out.contains("step-00000000: intact"), "{out}");
+    let (status, out) = checkpoint(&case, &["export", "imported", "--out", "again"]);
+    assert_eq!(status, 0, "{out}");
+    for file in ["model.safetensors", "config.json"] {
+        let read = |folder: &str| fs::read(case.path(folder).join(file)).unwrap();
+        assert!(read("hf") == read("again"), "{file}");
+    }
+    assert_eq!(fs::read_to_string(case.path("imported/latest")).unwrap(), "step-00000000\n");
+
+    // The same run, begun from either; the second one without the folder.
+    case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--out", "a"]);
+    let first = fs::read_to_string(case.path("a/resolved.yaml")).unwrap();
+    fs::write(case.path("ds.yaml"), first.replace("pretrained: hf", "pretrained: null")).unwrap();
+    fs::remove_dir_all(case.path("hf")).unwrap();
+    case.train(&["--quiet", "-n", "2", "--out", "b", "--max-steps", "4", "--resume", "imported/step-00000000"]);
+    assert_eq!(case.losses("a"), case.losses("b"));
+    assert_eq!(case.shards("a", 4), case.shards("b", 4));
+    // Under another optimizer, whose states are others.
+    case.train(&[
+        "--quiet",
+        "--out",
+        "c",
+        "--resume",
+        "imported/step-00000000",
+        "--max-steps",
+        "1",
+        "--set",
+        "optimizer={type: Lion}",
+    ]);
+    assert_eq!(case.losses("c")[0], case.losses("a")[0]);
+}
+
+#[test]
+fn what_cannot_be_imported_leaves_nothing() {
+    let case = case();
+    let refused = |folder: &str, out: &str, status: i32, said: &str| {
+        let (got, told) = checkpoint(&case, &["import", folder, "--out", out]);
+        assert!(got == status && told.starts_with("error: ") && told.contains(said), "{got}: {told}");
+    };
+    refused("nowhere", "new", 2, "nowhere/config.json is not there\n  in: <DIR>\n  help: ");
+    fs::remove_file(case.path("hf/model.safetensors")).unwrap();
+    refused("hf", "new", 3, "it has neither model.safetensors nor");
+    fs::copy(case.path("first/resolved.yaml"), case.path("hf/model.safetensors")).unwrap();
+    refused("hf", "new", 3, "its header claims");
+    assert!(!case.path("new").exists());
+    checkpoint(&case, &["export", "first", "--out", "second"]);
+    refused("second", "first/checkpoints", 3, "there are checkpoints in it already");
+    // A file that ends too early is found while it is read.
+    let path = case.path("second/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 50]).unwrap();
+    refused("second", "new", 3, "failed to fill whole buffer");
+    assert_eq!(fs::read_dir(case.path("new")).unwrap().count(), 0);
+}
+
+#[test]
+fn tokens_are_those_of_the_model() {
+    let case = Case::new();
+    case.train(&["--quiet", "--max-steps", "1", "--out", "first", "--set", "model.vocab_size=300"]);
+    checkpoint(&case, &["export", "first", "--out", "hf"]);
+    let sizes = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}";
+    fs::write(case.path("ds.yaml"), case::CONFIG.replace(sizes, "model: {pretrained: hf}")).unwrap();
+    let refused = |args: &[&str], said: &str| {
+        let output = case.run(&[&["--max-steps", "1"], args].concat());
+        let told = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && told.contains(said), "{told}");
+    };
+    refused(&[], "hf has no tokenizer.json, and its model knows 300 tokens, which are not bytes\n  in: data.tokenizer");
+    case.train(&["--quiet", "--max-steps", "1", "--set", "data.tokenizer=byte"]);
+    let words: Vec<String> = (0..301).map(|token| format!("\"w{token}\": {token}")).collect();
+    let tokenizer = |words: &[String]| {
+        let json = format!(
+            r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+                "pre_tokenizer": {{"type": "Whitespace"}}, "post_processor": null, "decoder": null,
+                "model": {{"type": "WordLevel", "vocab": {{{}}}, "unk_token": "w0"}}}}"#,
+            words.join(", ")
+        );
+        fs::write(case.path("hf/tokenizer.json"), json).unwrap();
+    };
+    tokenizer(&words);
+    refused(&[], "it has 301 tokens, and the pretrained model knows 300\n  in: data.tokenizer");
+    tokenizer(&words[..300]);
+    let said = case.train(&["--max-steps", "1"]);
+    assert!(said.contains("pretrained: weights and tokenizer of hf\n"), "{said}");
+    // An import keeps where it is, so that an export has it.
+    checkpoint(&case, &["import", "hf", "--out", "imported"]);
+    let (status, out) = checkpoint(&case, &["export", "imported", "--out", "out"]);
+    assert!(status == 0 && out.contains("tokenizer.json"), "{out}");
+}

@@ -1,0 +1,126 @@
+//! Profiles of the binary: what `flops_profiler`, `memory_breakdown` and `comms_logger` print, held against closed forms, and that none of
+//! them changes a bit.
+
+use crate::case;
+
+use std::fs;
+
+use case::{Case, text};
+
+const PROFILE: &str = "flops_profiler={enabled: true, profile_step: 2, output_file: profiles/second.txt}";
+
+/// The line of a layer in the detailed profile, from its name on.
+fn row<'a>(profile: &'a str, name: &str) -> Vec<&'a str> {
+    let mut rows = profile.split("Detailed Profile").nth(1).unwrap().lines().map(|line| line.split_whitespace());
+    rows.find(|row| row.clone().next() == Some(name)).unwrap_or_else(|| panic!("{name} is not in {profile}")).collect()
+}
+
+/// Of GPT-2's block at width w, R rows of samples of T tokens: 12 w² a row, and attention's two products on what is seen. A backward takes
+/// twice as much, and attention's five products.
+#[test]
+fn multiply_accumulates_are_the_closed_forms_at_every_layout() {
+    let case = Case::new();
+    let (width, length, vocabulary) = (16, 16, 256);
+    // One rank has all four samples of the batch, two have two each.
+    for (out, ranks, samples, more) in [
+        ("one", "1", 4, ["train_micro_batch_size_per_gpu=4", "zero_optimization.stage=1"]),
+        ("two", "2", 2, ["train_micro_batch_size_per_gpu=2", "zero_optimization.stage=3"]),
+        ("accumulated", "1", 4, ["train_micro_batch_size_per_gpu=2", "gradient_accumulation_steps=2"]),
+        ("stages", "2", 4, ["pipeline.stages=2", "gradient_accumulation_steps=2"]),
+    ] {
+        let seen = samples * length * (length + 1) / 2 * width;
+        let (linear, head) = (samples * length * 12 * width * width, samples * length * width * vocabulary);
+        let [first, second] = more;
+        let set = ["--set", first, "--set", second, "--set", PROFILE];
+        case.train(&[&["--plain", "-n", ranks, "--max-steps", "2", "--out", out], &set[..]].concat());
+        let profile = fs::read_to_string(case.path("profiles/second.txt")).unwrap();
+        let thousands = |macs: usize| format!("{:.2}", macs as f64 / 1e3);
+        for block in ["0", "1"] {
+            let row = row(&profile, block);
+            assert_eq!(row[..3], [block, "3.28", "K"], "{out}: {profile}");
+            assert_eq!(row[4..6], [&thousands(linear + 2 * seen), "K"], "{out}: {profile}");
+            assert_eq!(row[9..11], [&thousands(2 * linear + 5 * seen), "K"], "{out}: {profile}");
+        }
+        // The head's forward is a part of its backward. Its weight is the embedding's, and counts once in the whole.
+        let of_head = row(&profile, "lm_head");
+        assert_eq!((of_head[4], of_head[8]), ("0", &*thousands(3 * head)), "{out}: {profile}");
+        assert_eq!(row(&profile, "model")[1..3], ["10.94", "K"], "{out}: {profile}");
+        assert!(profile.contains("profile of step:                                                  2\n"), "{profile}");
+        fs::remove_file(case.path("profiles/second.txt")).unwrap();
+    }
+}
+
+#[test]
+fn what_recomputes_takes_the_forward_again() {
+    let case = Case::new();
+    let set = ["--set", PROFILE, "--set", "activation_checkpointing={number_checkpoints: 4}"];
+    case.train(&[&["--quiet", "-n", "2", "--max-steps", "2"], &set[..]].concat());
+    let profile = fs::read_to_string(case.path("profiles/second.txt")).unwrap();
+    let macs = |column: usize| row(&profile, "0")[column].parse::<f64>().unwrap();
+    // The closed form of the test above, and the forward.
+    assert_eq!((macs(4), macs(9)), (107.01, 325.38), "{profile}");
+}
+
+#[test]
+fn none_of_them_changes_a_bit_and_each_says_what_it_found() {
+    let case = Case::new();
+    let common = ["--plain", "-n", "2", "--max-steps", "4"];
+    case.train(&[&common[..], &["--out", "without"]].concat());
+    let all = [
+        "--set",
+        "flops_profiler={enabled: true, module_depth: 1, top_modules: 2}",
+        "--set",
+        "memory_breakdown=true",
+        "--set",
+        "wall_clock_breakdown=true",
+        "--set",
+        "comms_logger={enabled: true, verbose: true}",
+        "--set",
+        "steps_per_print=2",
+    ];
+    let out = case.train(&[&common[..], &all, &["--out", "with"]].concat());
+    assert_eq!((case.losses("with"), case.shards("with", 4)), (case.losses("without"), case.shards("without", 4)));
+    for part in [
+        "profile of step:",
+        "depth 1:",
+        "memory held at most in each part of step 4, by rank",
+        "comm op: all_gather | ",
+    ] {
+        assert!(out.contains(part), "{part} is not in {out}");
+    }
+    assert!(!out.contains("depth 2:"), "{out}");
+    // Steps 1, 2 and 4; each rank with four parts of a step.
+    assert_eq!(out.matches("memory held at most").count(), 3, "{out}");
+    let table = out.split("memory held at most in each part of step 4, by rank\n").nth(1).unwrap();
+    let rows: Vec<&str> = table.lines().skip(1).take(8).collect();
+    let is_of = |row: &&str| row.trim_start().starts_with("1  backward");
+    assert_eq!(rows.iter().filter(|row| is_of(row)).count(), 1, "{out}");
+    // Gradients are there from the backward to the update, and gone after it.
+    let gradients = |part: &str| {
+        let row = rows.iter().find(|row| row.trim_start().starts_with(&format!("0  {part}"))).unwrap();
+        row.split("  ").filter(|cell| !cell.trim().is_empty()).nth(3).unwrap().trim()
+    };
+    assert_eq!((gradients("forward"), gradients("its end")), ("0 B", "0 B"), "{out}");
+    assert_eq!((gradients("backward"), gradients("step")), ("17.5 kB", "17.5 kB"), "{out}");
+    // All bytes of all operations are in the summary.
+    let summary = out.split("Comm. Op").nth(1).unwrap();
+    for operation in ["all_gather", "reduce_scatter", "all_reduce"] {
+        let of = summary.split(&format!("\n{operation}\n")).nth(1).unwrap();
+        let counts = of.lines().take_while(|line| line.starts_with(' '));
+        let calls: u64 = counts.map(|line| line[40..60].trim().parse::<u64>().unwrap()).sum();
+        // The report's own rows are gathered before the table is made.
+        let reported = case.report("with")["collectives"][operation]["calls"].as_u64().unwrap();
+        assert!(calls >= reported && calls <= reported + 8, "{operation}: {calls}, {reported}: {out}");
+    }
+}
+
+#[test]
+fn a_profile_that_cannot_be_written_is_said() {
+    let case = Case::new();
+    fs::write(case.path("file"), "").unwrap();
+    let output = case.run(&["--quiet", "--set", "flops_profiler={enabled: true, output_file: file/profile.txt}"]);
+    let errors = text(&output.stderr);
+    assert!(output.status.success() && errors.lines().count() == 1, "{errors}");
+    assert!(errors.starts_with("warning: the profile is not written: file: "), "{errors}");
+    assert!(errors.contains("name another `flops_profiler.output_file`"), "{errors}");
+}

@@ -1,0 +1,92 @@
+//! `zero-train autotune --sweep` as a user runs it, on a tiny model.
+
+use crate::case;
+
+use std::fs;
+
+use serde_json::Value;
+
+use case::{Case, text};
+
+const SWEEP: &str = "autotuning={sweep: {max_steps: 40, space: {optimizer.params.lr: [1e-5, 1e-4, 3e-3, 1e-2, 3e3]}}}";
+
+#[test]
+fn the_right_learning_rate_wins_and_its_file_trains_as_it_is() {
+    let case = Case::new();
+    let sweep = |more: &[&str]| {
+        let arguments = ["autotune", "--sweep", "--config", "ds.yaml", "--out", "tuned", "--set", SWEEP];
+        case.command(&[&arguments, more].concat()).output().unwrap()
+    };
+    let output = sweep(&[]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    for word in [
+        "5 trials of 1 hyperparameter, by grid",
+        "evaluated every 4 steps",
+        "rank        loss",
+        "\nbest: ",
+        "tuned/sweep-best.yaml",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let journal = fs::read_to_string(case.path("tuned/sweep.jsonl")).unwrap();
+    let lines: Vec<Value> = journal.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let trials: Vec<&Value> = lines.iter().filter(|line| line["event"] == "trial").collect();
+    assert_eq!(trials.len(), 5, "{said}");
+    let best = lines.last().unwrap()["best"].as_u64().unwrap();
+    assert!([2, 3].contains(&best), "{said}");
+    assert!(matches!(trials[4]["state"].as_str(), Some("stopped early" | "diverged")), "{said}");
+    // A trial is the training that it stands for: the same losses, to the bit.
+    let rate = trials[best as usize]["settings"]["optimizer.params.lr"].as_str().unwrap();
+    let output = case
+        .command(&[
+            "--config",
+            "tuned/sweep-best.yaml",
+            "--quiet",
+            "--max-steps",
+            "40",
+            "--set",
+            "training.eval_every=4",
+            "--out",
+            "best",
+        ])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let again = case.metrics("best");
+    let losses: Vec<(u64, f32)> =
+        again.iter().filter_map(|line| Some((line["step"].as_u64()?, line["eval_loss"].as_f64()? as f32))).collect();
+    let evaluations = trials[best as usize]["evaluations"].as_array().unwrap();
+    let of_trial: Vec<(u64, f32)> =
+        evaluations.iter().map(|of| (of[0].as_u64().unwrap(), of[1].as_f64().unwrap() as f32)).collect();
+    assert_eq!(of_trial, losses, "{rate}");
+    // Trials leave no checkpoints, and nothing is trained twice.
+    let folder = case.path("tuned/sweep/002");
+    let is_saved = fs::read_dir(folder.join("checkpoints")).is_ok_and(|mut entries| {
+        entries.any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("step-"))
+    });
+    assert!(folder.join("metrics.jsonl").exists() && !is_saved);
+    let output = sweep(&["--resume"]);
+    let said = text(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("5 trials of an earlier sweep") && !said.contains("  trial 1"),
+        "{said}"
+    );
+}
+
+#[test]
+fn without_the_section_or_the_switch_it_says_so() {
+    let case = Case::new();
+    let output = case.command(&["autotune", "--sweep", "--config", "ds.yaml"]).output().unwrap();
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(
+        errors.starts_with("error: there is no such section") && errors.contains("in: autotuning.sweep"),
+        "{errors}"
+    );
+    let few = "autotuning={fast: true, repeats: 1, sweep: {space: {optimizer.params.lr: [0.1]}}, space: {train_micro_batch_size_per_gpu: [2]}}";
+    let output = case.command(&["autotune", "--config", "ds.yaml", "--set", few]).output().unwrap();
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    assert!(said.contains("autotuning.sweep is for --sweep"), "{said}");
+}

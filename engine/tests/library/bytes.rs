@@ -1,0 +1,277 @@
+//! Bytes held and bytes sent are what the ZeRO paper says, and what the plan says to the byte.
+
+use crate::world;
+
+use candle_core::DType;
+use world::{batch, config, world};
+use zero_partition::{Category, Layout, StateBytes, ZeroOptions, expected_payload, expected_state, state_formula};
+use zero_train::pipeline::{Instruction, ZeroStage};
+use zero_train::{Engine, Layers, zoo};
+
+/// With a `width` of 256, cuts on blocks of 1,024 elements are less than 1 % of a shard.
+fn model(width: usize, tied: bool) -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config {
+        vocab_size: 64,
+        n_positions: 16,
+        n_embd: width,
+        n_layer: 2,
+        n_head: 4,
+        tie_word_embeddings: tied,
+        ..zoo::Gpt2Config::default()
+    })
+}
+
+/// One rank after one step.
+struct Rank {
+    layout: Layout,
+    /// The most that was held at a time.
+    held: StateBytes,
+    expected: StateBytes,
+    sent: u64,
+    expected_sent: u64,
+    /// Elements of all gathers of the program.
+    gathered: usize,
+}
+
+struct Run {
+    zero_stage: u8,
+    ranks: usize,
+    micro_batches: usize,
+    width: usize,
+    tied: bool,
+    dtype: DType,
+    reproducible: bool,
+    /// More keys of `zero_optimization`.
+    zero: &'static str,
+}
+
+const PLAIN: Run = Run {
+    zero_stage: 0,
+    ranks: 2,
+    micro_batches: 1,
+    width: 256,
+    tied: true,
+    dtype: DType::F32,
+    reproducible: false,
+    zero: "stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0",
+};
+
+/// The section of a configuration that a dtype needs. The first loss scale is none.
+fn section(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bf16: {enabled: true}",
+        DType::F16 => "fp16: {enabled: true, initial_scale_power: 0}",
+        _ => "",
+    }
+}
+
+impl Run {
+    fn bytes_per_element(&self) -> usize {
+        self.dtype.size_in_bytes()
+    }
+
+    fn step(&self) -> Vec<Rank> {
+        let text = format!(
+            "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{}\n\
+             training: {{reproducible: {}}}\nzero_optimization: {{stage: {}, {}}}",
+            self.micro_batches,
+            section(self.dtype),
+            self.reproducible,
+            self.zero_stage,
+            self.zero
+        );
+        world(self.ranks, |comm| {
+            let rank = comm.rank();
+            let mut engine =
+                Engine::with_communicator(config(self.ranks, &text), model(self.width, self.tied), comm).unwrap();
+            let step = engine.train_batch(&batch(0, self.ranks * self.micro_batches)).unwrap();
+            let zero = engine.zero();
+            let layout = Layout::clone(zero.layout());
+            let peak = |category| zero.ledger().peak(category);
+            let elements = |i: &Instruction| match i {
+                Instruction::Gather { segment } => layout.segments()[*segment].elements(),
+                _ => 0,
+            };
+            Rank {
+                held: StateBytes {
+                    parameters: peak(Category::Parameters),
+                    gradients: peak(Category::Gradients),
+                    optimizer: peak(Category::OptimizerState),
+                },
+                expected: expected_state(&layout, zero.stages(), zero.groups().at(), self.bytes_per_element(), 2),
+                sent: step.sent_bytes,
+                expected_sent: expected_payload(
+                    engine.program(),
+                    &layout,
+                    rank,
+                    self.bytes_per_element(),
+                    &self.options(&engine),
+                    |_| 0,
+                ),
+                gathered: engine.program().instructions.iter().map(elements).sum(),
+                layout,
+            }
+        })
+    }
+
+    /// Gradients travel in the working dtype.
+    fn options(&self, engine: &Engine) -> ZeroOptions {
+        ZeroOptions {
+            optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
+            order: zero_partition::Order::Arrival,
+            communication: self.dtype,
+            reduce_scatter: engine.config().zero.reduce_scatter,
+            gradient_clipping: 0.0,
+            decay_all: false,
+            ignore_unused: false,
+            disk: zero_partition::DiskOptions::default(),
+            on_gpu: zero_partition::OnGpu::default(),
+        }
+    }
+
+    /// What a step sends besides: the norm as one exact sum, and the losses.
+    fn norm_and_loss(&self, rank: usize) -> u64 {
+        let all_reduced = |elements: usize, width: usize| {
+            let own = elements / self.ranks + usize::from(rank < elements % self.ranks);
+            ((elements - own + own * (self.ranks - 1)) * width) as u64
+        };
+        let losses = if self.zero_stage >= 2 { self.micro_batches } else { 1 };
+        all_reduced(zero_optim::exact_sum::LIMBS, 8) + all_reduced(losses, 4)
+    }
+}
+
+#[track_caller]
+fn assert_within(found: f64, expected: f64, fraction: f64, what: &str) {
+    let off = (found - expected).abs();
+    assert!(off <= fraction * expected, "{what}: {found} is {:.2} % off {expected}", 100.0 * off / expected);
+}
+
+#[test]
+fn state_is_what_the_formula_says() {
+    for ranks in [1, 2, 4] {
+        for zero_stage in 0..=3 {
+            for micro_batches in if ranks == 2 { 1..=3 } else { 1..=1 } {
+                let run = Run { zero_stage, ranks, micro_batches, ..PLAIN };
+                for (rank, measured) in run.step().into_iter().enumerate() {
+                    let what = format!("stage {zero_stage}, rank {rank} of {ranks}, {micro_batches} micro-batches");
+                    assert_eq!(measured.held, measured.expected, "{what}");
+                    let stage = ZeroStage::from_number(zero_stage).unwrap();
+                    let formula = state_formula(stage, measured.layout.elements(), ranks);
+                    assert_within(measured.held.total() as f64, formula, 0.01, &what);
+                }
+            }
+        }
+    }
+}
+
+/// In bf16 and f16: 2 bytes of working parameters, 4 of master and 8 of Adam for what a rank updates, gradients added up in f32.
+#[test]
+fn state_in_16_bits_is_what_the_formula_says() {
+    for (ranks, dtype) in [(1, DType::BF16), (2, DType::BF16), (4, DType::BF16), (2, DType::F16)] {
+        for zero_stage in 0..=3 {
+            let run = Run { zero_stage, ranks, dtype, ..PLAIN };
+            for (rank, measured) in run.step().into_iter().enumerate() {
+                let what = format!("stage {zero_stage}, rank {rank} of {ranks}");
+                assert_eq!(measured.held, measured.expected, "{what}");
+                let (psi, n) = (measured.layout.elements() as f64, ranks as f64);
+                let formula = match zero_stage {
+                    0 => 18.0 * psi,
+                    1 => 6.0 * psi + 12.0 * psi / n,
+                    2 => 2.0 * psi + 16.0 * psi / n,
+                    _ => 18.0 * psi / n,
+                };
+                assert_within(measured.held.total() as f64, formula, 0.01, &what);
+            }
+        }
+    }
+}
+
+/// A sum over a binary tree of four micro-batches holds two partial sums where one in order of arrival holds one.
+#[test]
+fn a_reproducible_sum_holds_a_buffer_for_each_level() {
+    for zero_stage in 0..=3 {
+        let run = Run { zero_stage, micro_batches: 4, reproducible: true, width: 32, ..PLAIN };
+        for Rank { held, expected, .. } in run.step() {
+            assert_eq!(held, StateBytes { gradients: 2 * expected.gradients, ..expected }, "stage {zero_stage}");
+        }
+    }
+}
+
+#[test]
+fn a_step_sends_what_the_plan_says_to_the_byte() {
+    let settings = [
+        PLAIN.zero,
+        "stage3_param_persistence_threshold: 100",
+        "reduce_scatter: false",
+        "reduce_bucket_size: 20000, allgather_bucket_size: 20000, overlap_comm: true",
+        "stage3_max_reuse_distance: 1000000000",
+    ];
+    for zero in settings {
+        for zero_stage in 0..=3 {
+            for (ranks, micro_batches) in [(1, 2), (2, 1), (3, 2)] {
+                for dtype in [DType::F32, DType::BF16, DType::F16] {
+                    let run = Run { zero_stage, ranks, micro_batches, dtype, zero, width: 32, ..PLAIN };
+                    for (rank, measured) in run.step().into_iter().enumerate() {
+                        assert_eq!(
+                            measured.sent,
+                            measured.expected_sent + run.norm_and_loss(rank),
+                            "{zero}: stage {zero_stage}, rank {rank} of {ranks}, {micro_batches} micro-batches"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Over all ranks no cut and no rounding is left: what is reduced by scatter, or gathered, leaves every rank but one.
+#[test]
+fn all_ranks_together_send_the_closed_form() {
+    for ranks in [2, 4] {
+        for micro_batches in [1, 2] {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                for zero_stage in 0..=3 {
+                    let run = Run { zero_stage, ranks, micro_batches, dtype, ..PLAIN };
+                    let all = run.step();
+                    let sent: u64 = all.iter().map(|rank| rank.expected_sent).sum();
+                    let (psi, m, b) = (all[0].layout.elements(), micro_batches, run.bytes_per_element());
+                    let elements = match zero_stage {
+                        0 | 1 => 2 * psi,   // reduced, and gathered, once
+                        2 => (m + 1) * psi, // reduced for each micro-batch
+                        _ => m * psi + all[0].gathered,
+                    };
+                    assert_eq!(sent, ((ranks - 1) * elements * b) as u64, "stage {zero_stage} on {ranks} ranks");
+                    let rule = if zero_stage == 3 { 3 * m * psi } else { elements };
+                    for rank in all {
+                        let share = ((ranks - 1) * rule * b) as f64 / ranks as f64;
+                        assert_within(rank.sent as f64, share, 0.01, &format!("stage {zero_stage} on {ranks} ranks"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where stage 3's rule of 3Ψ a micro-batch is not exact: the last layer stays from its forward to its backward, the first
+/// one's backward reads none, and a tied parameter is gathered for each layer that uses it.
+#[test]
+fn gathers_of_stage_3() {
+    for tied in [false, true] {
+        for micro_batches in [1, 2, 3] {
+            let run = Run { zero_stage: 3, micro_batches, tied, width: 32, ..PLAIN };
+            let rank = run.step().remove(0);
+            let elements = |name: &str| {
+                let of_layer = |l: usize| {
+                    rank.layout.shape().layers[l].segments.iter().map(|&s| rank.layout.segments()[s].elements()).sum()
+                };
+                let index = rank.layout.shape().layers.iter().position(|layer| layer.name == name).unwrap();
+                let sum: usize = of_layer(index);
+                sum
+            };
+            let (psi, first, last) = (rank.layout.elements(), elements("transformer"), elements("lm_head"));
+            let uses = if tied { psi + last } else { psi };
+            let expected = micro_batches * (2 * uses - first - last);
+            assert_eq!(rank.gathered, expected, "tied: {tied}, {micro_batches} micro-batches");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A gradient that is cut off somewhere is an error that names the place; a tied parameter's is the sum of its uses.
+
+use crate::world;
+
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use candle_nn::{Linear, Module, VarBuilder, linear, linear_no_bias};
+use world::world;
+use zero_train::ops::cross_entropy;
+use zero_train::{Batch, Config, Engine, Layers};
+
+const WIDTH: usize = 6;
+const SAMPLES: usize = 4;
+
+/// Plain gradient descent at a rate of 1: what a step subtracts is the gradient.
+fn config(ranks: usize, zero_stage: u8, more: &str) -> Config {
+    let text = format!(
+        "train_batch_size: {SAMPLES}\ngradient_clipping: 0\noptimizer: {{type: SGD, params: {{lr: 1.0}}}}\n\
+         zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 0{more}}}"
+    );
+    Config::with_world_size("gradients.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn batch() -> Batch {
+    let inputs: Vec<f32> = (0..SAMPLES * WIDTH).map(|i| (i as f32 * 0.7).sin()).collect();
+    let targets: Vec<u32> = (0..SAMPLES).map(|i| (i * 5 % WIDTH) as u32).collect();
+    let inputs = Tensor::from_vec(inputs, (SAMPLES, WIDTH), &Device::Cpu).unwrap();
+    Batch::new(inputs, Tensor::from_vec(targets, SAMPLES, &Device::Cpu).unwrap())
+}
+
+/// Two linear maps with something between them.
+struct Between {
+    inner: Linear,
+    outer: Linear,
+    between: fn(&Tensor) -> Result<Tensor>,
+}
+
+impl Between {
+    fn new(vb: &VarBuilder, between: fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let (inner, outer) = (linear(WIDTH, WIDTH, vb.pp("inner"))?, linear(WIDTH, WIDTH, vb.pp("outer"))?);
+        Ok(Self { inner, outer, between })
+    }
+}
+
+impl Module for Between {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.outer.forward(&(self.between)(&self.inner.forward(x)?)?)
+    }
+}
+
+/// candle's fused softmax has no backward, and says nothing about it.
+#[expect(clippy::disallowed_methods, reason = "the cut is what is tested")]
+fn fused_softmax(x: &Tensor) -> Result<Tensor> {
+    candle_nn::ops::softmax_last_dim(x)
+}
+
+fn differentiable_softmax(x: &Tensor) -> Result<Tensor> {
+    candle_nn::ops::softmax(x, D::Minus1)
+}
+
+fn detached(x: &Tensor) -> Result<Tensor> {
+    Ok(x.detach())
+}
+
+fn model_with(between: fn(&Tensor) -> Result<Tensor>) -> Layers {
+    Layers::new().layer("body", move |vb| Between::new(&vb, between)).loss(cross_entropy)
+}
+
+/// What the first step says on each rank: the loss, or the error.
+fn first_step(
+    ranks: usize,
+    config: &Config,
+    model: impl Fn() -> Layers + Sync,
+) -> Vec<std::result::Result<f32, String>> {
+    world(ranks, |comm| {
+        let mut engine = Engine::with_communicator(config.clone(), model(), comm).unwrap();
+        engine.train_batch(&batch()).map(|step| step.loss).map_err(|e| e.to_string())
+    })
+}
+
+#[test]
+fn a_parameter_without_gradient_is_named() {
+    for ranks in [1, 2] {
+        for zero_stage in [0, 3] {
+            let config = config(ranks, zero_stage, "");
+            for cut in [fused_softmax, detached] {
+                for said in first_step(ranks, &config, || model_with(cut)) {
+                    let error = said.expect_err("the cut went unnoticed");
+                    assert!(error.contains("`body.inner.weight` got no gradient"), "{error}");
+                    assert!(error.contains("layer `body`"), "{error}");
+                }
+            }
+            for said in first_step(ranks, &config, || model_with(differentiable_softmax)) {
+                assert!(said.is_ok(), "{said:?}");
+            }
+        }
+    }
+}
+
+/// Asked for, and not used.
+struct Unused {
+    used: Linear,
+}
+
+#[test]
+fn an_unused_parameter_is_named() {
+    let model = || {
+        let build = |vb: VarBuilder| {
+            vb.get(3, "spare")?;
+            Ok(Unused { used: linear(WIDTH, WIDTH, vb)? })
+        };
+        Layers::new().layer("body", build).loss(cross_entropy)
+    };
+    for said in first_step(2, &config(2, 2, ""), model) {
+        let error = said.expect_err("the unused parameter went unnoticed");
+        assert!(error.contains("`body.spare` got no gradient in the backward of layer `body`"), "{error}");
+    }
+}
+
+impl Module for Unused {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.used.forward(x)
+    }
+}
+
+#[test]
+fn ignoring_unused_parameters_makes_their_gradient_zero() {
+    for zero_stage in 0..=3 {
+        world(2, |comm| {
+            let config = config(2, zero_stage, ", ignore_unused_parameters: true");
+            let mut engine = Engine::with_communicator(config, model_with(detached), comm).unwrap();
+            let all = |engine: &mut Engine| {
+                let names = ["inner.weight", "inner.bias", "outer.weight", "outer.bias"];
+                names.map(|name| engine.full_parameter(&format!("body.{name}")).unwrap())
+            };
+            let before = all(&mut engine);
+            engine.train_batch(&batch()).unwrap();
+            let after = all(&mut engine);
+            assert_eq!(before[..2], after[..2], "stage {zero_stage}: what gets no gradient does not move");
+            assert!(before[2] != after[2] && before[3] != after[3], "stage {zero_stage}: the rest does");
+        });
+    }
+}
+
+/// A layer whose own parameters get gradients, but which cuts off what lies before.
+struct Cut {
+    linear: Linear,
+}
+
+impl Module for Cut {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.linear.forward(&x.detach())
+    }
+}
+
+#[test]
+fn a_layer_that_passes_no_gradient_on_is_named() {
+    let model = || {
+        Layers::new()
+            .layer("first", |vb| linear(WIDTH, WIDTH, vb))
+            .layer("second", |vb| Ok(Cut { linear: linear(WIDTH, WIDTH, vb)? }))
+            .layer("third", |vb| linear(WIDTH, WIDTH, vb))
+            .loss(cross_entropy)
+    };
+    for zero_stage in [0, 3] {
+        for said in first_step(2, &config(2, zero_stage, ""), model) {
+            let error = said.expect_err("the cut went unnoticed");
+            assert!(error.contains("layer `second` passes no gradient to the layer before"), "{error}");
+        }
+    }
+}
+
+/// Three linear maps, the first and the last the same parameter.
+fn tied() -> Layers {
+    Layers::new()
+        .layer("first", |vb| linear_no_bias(WIDTH, WIDTH, vb))
+        .layer("middle", |vb| linear_no_bias(WIDTH, WIDTH, vb))
+        .layer("last", |vb| linear_no_bias(WIDTH, WIDTH, vb))
+        .tie("first.weight", "last.weight")
+        .loss(cross_entropy)
+}
+
+/// The gradients of both parameters by candle alone.
+fn plain_gradients(first: &Var, middle: &Var) -> Result<[Vec<f32>; 2]> {
+    let Batch { inputs, targets } = batch();
+    let hidden = inputs.single()?.matmul(&first.t()?)?.matmul(&middle.t()?)?;
+    let logits = hidden.matmul(&first.t()?)?;
+    let log = candle_nn::ops::log_softmax(&logits, D::Minus1)?;
+    let loss = log.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()?;
+    let gradients = loss.backward()?;
+    let of = |var: &Var| gradients.get(var).expect("candle has a gradient").flatten_all()?.to_vec1::<f32>();
+    Ok([of(first)?, of(middle)?])
+}
+
+#[test]
+fn a_tied_parameter_gets_the_sum_of_both_uses() {
+    let mut bits = vec![];
+    for zero_stage in 0..=3 {
+        let all = world(2, |comm| {
+            let mut engine = Engine::with_communicator(config(2, zero_stage, ""), tied(), comm).unwrap();
+            let names = ["first.weight", "middle.weight"];
+            assert_eq!(engine.model().parameters().iter().map(|p| p.name()).collect::<Vec<_>>(), names);
+            let before = names.map(|name| engine.full_parameter(name).unwrap());
+            engine.train_batch(&batch()).unwrap();
+            let after = names.map(|name| engine.full_parameter(name).unwrap());
+            let vars = before.clone().map(|values| {
+                let values = Tensor::from_vec(values, (WIDTH, WIDTH), &Device::Cpu).unwrap();
+                Var::from_tensor(&values.to_dtype(DType::F32).unwrap()).unwrap()
+            });
+            let expected = plain_gradients(&vars[0], &vars[1]).unwrap();
+            for (name, (expected, (before, after))) in names.iter().zip(expected.iter().zip(before.iter().zip(&after)))
+            {
+                assert!(expected.iter().any(|g| g.abs() > 1e-2), "a gradient to be seen");
+                for (i, g) in expected.iter().enumerate() {
+                    // The rounding of the difference, and of two sums in another order.
+                    let off = (before[i] - after[i] - g).abs();
+                    assert!(off < 1e-6, "stage {zero_stage}, {name}[{i}]: {} and {g}", before[i] - after[i]);
+                }
+            }
+            after.map(|values| values.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        });
+        bits.extend(all);
+    }
+    assert!(bits.windows(2).all(|pair| pair[0] == pair[1]), "stages or ranks differ");
+}

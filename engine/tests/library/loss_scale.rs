@@ -1,0 +1,254 @@
+//! Training in f16: the loss scale over the steps, on any layout, across a checkpoint, and where it ends.
+
+use crate::case;
+use crate::world;
+
+use std::fs;
+
+use serde_json::Value;
+use world::{BF16, Trajectory, assert_same, batch, config, gpt2, train, trajectory, world};
+use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
+use zero_train::{Engine, Step};
+
+use case::{Case, text};
+
+/// Four micro-batches of two samples over `data` replicas of `stages` stages.
+fn settings(zero_stage: u8, data: usize, stages: usize, more: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {}\npipeline: {{stages: {stages}}}\n\
+         training: {{reproducible: true}}\n\
+         zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 0}}\n{more}",
+        4 / data
+    )
+}
+
+/// The steps of all ranks, which must agree.
+fn steps_of(ranks: usize, steps: u64, text: &str) -> Vec<Step> {
+    let mut all = world(ranks, |comm| {
+        let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap();
+        train(&mut engine, steps)
+    });
+    let first = all.remove(0);
+    let what = |step: &Step| (step.loss.to_bits(), step.grad_norm.to_bits(), step.loss_scale, step.skipped);
+    for other in all {
+        assert!(first.iter().map(what).eq(other.iter().map(what)), "ranks disagree");
+    }
+    first
+}
+
+/// Steps overflow until the scale has come down; later it doubles, and overflows once more. Layouts share every bit of it.
+#[test]
+fn a_scale_that_is_too_large_comes_down_as_deepspeeds_does() {
+    let fp16 = "fp16: {enabled: true, initial_scale_power: 32, hysteresis: 2, loss_scale_window: 1}";
+    let steps = steps_of(1, 24, &settings(0, 1, 1, fp16));
+    let options = DynamicLossScale { initial: 2f64.powi(32), window: 1, hysteresis: 2, consecutive: false, min: 1.0 };
+    let mut scaler = LossScaler::new(LossScaling::Dynamic(options));
+    for step in &steps {
+        assert_eq!(step.loss_scale, Some(scaler.scale()), "step {}", step.step);
+        assert_eq!(step.skipped, !step.grad_norm.is_finite());
+        scaler.update(step.skipped).unwrap();
+    }
+    // The first overflow is forgiven.
+    assert!(steps[0].skipped && steps[1].skipped && steps[1].loss_scale == steps[0].loss_scale);
+    assert_eq!(steps[2].loss_scale.map(f64::log2), Some(31.0));
+    let taken = steps.iter().position(|step| !step.skipped).expect("it comes down");
+    assert!(steps[taken..].iter().any(|step| step.skipped), "it doubles until it is too large again: {steps:?}");
+    // Nothing but what is not finite is thrown away, and training goes on.
+    assert!(steps.iter().all(|step| step.loss.is_finite()) && steps[23].loss < steps[0].loss - 0.1);
+    let run = |zero_stage, data, stages| world::run(data * stages, 24, &settings(zero_stage, data, stages, fp16));
+    let expected = run(0, 1, 1);
+    for (zero_stage, data, stages) in [(1, 2, 1), (3, 2, 1), (0, 1, 2), (2, 4, 1), (3, 2, 2)] {
+        let what = format!("ZeRO {zero_stage}, {stages} stages of {data} ranks");
+        assert_same(&expected, &run(zero_stage, data, stages), &what);
+    }
+}
+
+/// A skipped step makes no update, and the schedule waits for it as DeepSpeed's does.
+#[test]
+fn the_learning_rate_waits_for_skipped_steps() {
+    let more = "fp16: {enabled: true, initial_scale_power: 26, hysteresis: 1}\n\
+                scheduler: {type: WarmupLR, params: {warmup_num_steps: 10, warmup_max_lr: 0.01, warmup_type: linear}}";
+    let steps = steps_of(2, 12, &settings(1, 2, 1, more));
+    let skipped = steps.iter().filter(|step| step.skipped).count();
+    assert!((1..12).contains(&skipped), "{skipped} skipped");
+    let plain = steps_of(1, 12, &settings(0, 1, 1, more.split_once('\n').unwrap().1));
+    let mut taken = 0;
+    for step in &steps {
+        assert_eq!(step.lr, plain[taken].lr, "{step:?}");
+        taken += usize::from(!step.skipped);
+    }
+    assert!(steps[11].lr > 0.0);
+}
+
+#[test]
+fn losses_are_those_of_f32_but_for_rounding() {
+    let f32s = steps_of(1, 30, &settings(0, 1, 1, ""));
+    let far = |more: &str| {
+        let steps = steps_of(1, 30, &settings(0, 1, 1, more));
+        assert!(steps.iter().all(|step| !step.skipped), "{more}");
+        let far = |(a, b): (&Step, &Step)| f64::from((a.loss - b.loss).abs() / b.loss);
+        steps.iter().zip(&f32s).map(far).fold(0.0, f64::max)
+    };
+    let (bf16, fp16) = (far(BF16), far("fp16: {enabled: true, initial_scale_power: 12}"));
+    // Units in the last place are 2⁻¹⁰ and 2⁻⁷ of a value.
+    assert!(fp16 > 0.0 && fp16 < 2e-3 && fp16 < bf16, "fp16 {fp16:.1e}, bf16 {bf16:.1e}");
+}
+
+/// SGD follows the length of a gradient, which AdamW does not: what is not divided by the scale would show, with and without clipping.
+#[test]
+fn norm_and_update_divide_by_the_scale() {
+    let sgd = |clipping: f64, more: &str| {
+        let text = format!(
+            "train_batch_size: 4\ngradient_clipping: {clipping}\noptimizer: {{type: SGD, params: {{lr: 0.1}}}}\n{more}"
+        );
+        let comm = zero_train::comm::threads(1, &zero_train::comm::Options::default()).remove(0);
+        let config = zero_train::Config::with_world_size("test.yaml", text, 1).unwrap();
+        train(&mut Engine::with_communicator(config, gpt2(), comm).unwrap(), 20)
+    };
+    for clipping in [0.0, 0.5] {
+        let f32s = sgd(clipping, "");
+        for scale in ["1024", "4096.5"] {
+            let fp16 = sgd(clipping, &format!("fp16: {{enabled: true, loss_scale: {scale}}}"));
+            for (a, b) in fp16.iter().zip(&f32s) {
+                let far =
+                    [f64::from((a.loss - b.loss).abs() / b.loss), (a.grad_norm - b.grad_norm).abs() / b.grad_norm];
+                assert!(far[0] < 1e-3 && far[1] < 1e-2, "clipping {clipping}, scale {scale}: {a:?} {b:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_static_scale_stays_whatever_overflows() {
+    let steps = steps_of(2, 4, &settings(2, 2, 1, "fp16: {enabled: true, loss_scale: 1024}"));
+    assert!(steps.iter().all(|step| step.loss_scale == Some(1024.0) && !step.skipped));
+    let power = 2f64.powi(60);
+    let steps = steps_of(2, 4, &settings(2, 2, 1, &format!("fp16: {{enabled: true, loss_scale: {power}}}")));
+    assert!(steps.iter().all(|step| step.loss_scale == Some(power) && step.skipped));
+}
+
+#[test]
+fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
+    let fp16 = format!("fp16: {{enabled: true, initial_scale_power: 31, min_loss_scale: {}}}", 1u32 << 30);
+    for (data, stages) in [(2, 1), (1, 2)] {
+        let errors = world(2, |comm| {
+            let text = settings(1, data, stages, &fp16);
+            let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
+            // The first is forgiven, the second halves the scale.
+            train(&mut engine, 2);
+            let error = engine.train_batch(&batch(2, engine.config().train_batch_size)).unwrap_err();
+            (error.exit_status(), error.to_string())
+        });
+        for (status, error) in errors {
+            assert_eq!(status, 5);
+            assert!(error.starts_with("training diverged: in step 3 gradients overflow"), "{error}");
+            assert!(error.contains("1073741824 already") && error.contains("`fp16.min_loss_scale`"), "{error}");
+        }
+    }
+}
+
+/// Saved in the middle of overflows and of a window, and gone on with under another layout.
+#[test]
+fn a_checkpoint_keeps_the_scale() {
+    let fp16 = "fp16: {enabled: true, initial_scale_power: 26, hysteresis: 3, loss_scale_window: 3}";
+    let whole = world(1, |comm| {
+        let mut engine = Engine::with_communicator(config(1, &settings(0, 1, 1, fp16)), gpt2(), comm).unwrap();
+        trajectory(&mut engine, 24)
+    });
+    let skipped = |norm: &u64| !f64::from_bits(*norm).is_finite();
+    let overflows: String = whole[0].norms.iter().map(|norm| if skipped(norm) { 'o' } else { '.' }).collect();
+    assert!(overflows.starts_with("ooooo") && overflows[8..].contains(".ooo."), "{overflows}");
+    for saved_after in [1, 2, 7, 11, 14, 15, 18] {
+        let root = tempfile::tempdir().unwrap();
+        world(2, |comm| {
+            let mut engine = Engine::with_communicator(config(2, &settings(3, 2, 1, fp16)), gpt2(), comm).unwrap();
+            train(&mut engine, saved_after);
+            engine.save_checkpoint(root.path()).unwrap();
+        });
+        let rest: Vec<Trajectory> = world(2, |comm| {
+            let mut engine = Engine::with_communicator(config(2, &settings(0, 1, 2, fp16)), gpt2(), comm).unwrap();
+            engine.resume(root.path()).unwrap();
+            trajectory(&mut engine, 24 - saved_after)
+        });
+        for rest in &rest {
+            assert_eq!(rest.norms, whole[0].norms[saved_after as usize..], "after step {saved_after}");
+            assert_eq!(rest.losses, whole[0].losses[saved_after as usize..], "after step {saved_after}");
+            assert!(rest.parameters == whole[0].parameters, "after step {saved_after}");
+        }
+    }
+}
+
+/// The master is what is saved: parameters are the same to the bit, and the scale begins anew.
+#[test]
+fn a_checkpoint_of_one_dtype_loads_into_another() {
+    let dtypes = ["", BF16, "fp16: {enabled: true, initial_scale_power: 11}"];
+    for from in dtypes {
+        let root = tempfile::tempdir().unwrap();
+        let saved = world(2, |comm| {
+            let mut engine = Engine::with_communicator(config(2, &settings(2, 2, 1, from)), gpt2(), comm).unwrap();
+            let saved = trajectory(&mut engine, 4).parameters;
+            engine.save_checkpoint(root.path()).unwrap();
+            saved
+        });
+        for into in dtypes {
+            world(1, |comm| {
+                let mut engine = Engine::with_communicator(config(1, &settings(0, 1, 1, into)), gpt2(), comm).unwrap();
+                engine.resume(root.path()).unwrap();
+                let scale = engine.loss_scale();
+                assert_eq!(scale, into.starts_with("fp16").then_some(2048.0), "{from} into {into}");
+                for (name, values) in &saved[0] {
+                    let loaded = engine.full_parameter(name).unwrap();
+                    assert!(
+                        loaded.iter().map(|v| v.to_bits()).eq(values.iter().copied()),
+                        "{from} into {into}: {name}"
+                    );
+                }
+                assert!(train(&mut engine, 2).iter().all(|step| step.loss.is_finite() && !step.skipped));
+            });
+        }
+    }
+}
+
+/// What a user sees: a line for each overflow, the scale in the log, and the end where it cannot come down any more.
+#[test]
+fn the_binary_tells_of_overflows_and_of_the_end() {
+    let case = Case::new();
+    let fp16 = |more: &str| format!("fp16={{enabled: true, initial_scale_power: 30, hysteresis: 1{more}}}");
+    let output = case.train(&["-n", "2", "--plain", "--set", &fp16(""), "--set", "tensorboard.enabled=true"]);
+    assert!(
+        output.contains(
+            "gradients overflowed at a loss scale of 1073741824, and nothing was updated; it is 536870912 now"
+        ),
+        "{output}"
+    );
+    let metrics = case.metrics("run");
+    assert_eq!((&metrics[0]["loss_scale"], &metrics[0]["skipped"]), (&Value::from(1073741824.0), &Value::from(true)));
+    assert!(metrics[0]["grad_norm"].is_null() && metrics[19]["skipped"] == false);
+    let skipped = metrics.iter().filter(|line| line["skipped"] == true).count();
+    let report = case.report("run");
+    assert_eq!(report["skipped_steps"], skipped);
+    assert_eq!(report["loss_scale"], metrics[19]["loss_scale"]);
+    assert_eq!(report["loss_scale"].as_f64().unwrap().log2(), 30.0 - skipped as f64);
+    let manifest = fs::read_to_string(case.path("run/checkpoints/step-00000020/manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    assert_eq!(
+        (&manifest["loss_scale"]["scale"], &manifest["loss_scale"]["steps"]),
+        (&report["loss_scale"], &Value::from(20))
+    );
+
+    let floor = fp16(&format!(", min_loss_scale: {}", 1u32 << 29));
+    let output = case.run(&["-n", "2", "--plain", "--set", &floor]);
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let errors = text(&output.stderr);
+    let told: Vec<&str> = errors.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(told.len(), 1, "{errors}");
+    assert!(told[0].contains("in step 2 gradients overflow, and the loss scale is 536870912 already"), "{errors}");
+}
+
+#[test]
+fn verify_compares_scaled_steps() {
+    let case = Case::new();
+    let settings = ["-n", "2", "--verify", "6", "--plain", "--set", "fp16={enabled: true, initial_scale_power: 24}"];
+    let output = case.train(&settings);
+    assert!(output.contains("verified: largest relative difference"), "{output}");
+}

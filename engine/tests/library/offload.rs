@@ -1,0 +1,138 @@
+//! What lives on a disk has the bits of what lives in memory.
+
+use crate::world;
+
+use std::path::Path;
+
+use tempfile::TempDir;
+use world::{BF16, FP16, Trajectory, assert_same, config, train, trajectory, world};
+use zero_train::{Engine, Layers, zoo};
+
+/// Layers of a few thousand elements, so that they fill pages of a disk, and some of them several tiles.
+fn model() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config {
+        vocab_size: 61,
+        n_positions: 16,
+        n_embd: 48,
+        n_layer: 3,
+        n_head: 2,
+        resid_pdrop: 0.1,
+        ..zoo::Gpt2Config::default()
+    })
+}
+
+const OPTIMIZER: u8 = 1;
+const PARAMETERS: u8 = 2;
+
+/// `more` goes into `zero_optimization`.
+fn settings(zero_stage: u8, micro_batches: usize, on_disk: u8, folder: &Path, more: &str, extra: &str) -> String {
+    let section = |name: &str, bit: u8| match on_disk & bit {
+        0 => String::new(),
+        _ => format!(", {name}: {{device: nvme, nvme_path: '{}'}}", folder.display()),
+    };
+    let (optimizer, parameters) = (section("offload_optimizer", OPTIMIZER), section("offload_param", PARAMETERS));
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\n\
+         aio: {{block_size: 4096}}\n{extra}\n\
+         zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 40, \
+         stage3_max_reuse_distance: 0, sub_group_size: 2048{optimizer}{parameters}{more}}}"
+    )
+}
+
+fn run(ranks: usize, steps: u64, text: &str) -> (Trajectory, u64) {
+    let mut all = world(ranks, |comm| {
+        let mut engine =
+            Engine::with_communicator(config(ranks, text), model(), comm).unwrap_or_else(|e| panic!("{e}"));
+        let trajectory = trajectory(&mut engine, steps);
+        let moved = engine.zero().disk_use().map_or(0, |used| used.read.min(used.written));
+        (trajectory, moved)
+    });
+    let (first, moved) = all.remove(0);
+    for (other, _) in all {
+        assert_same(&first, &other, text);
+    }
+    (first, moved)
+}
+
+#[test]
+fn bits_are_those_of_memory() {
+    let folder = TempDir::new().unwrap();
+    for (ranks, micro_batches) in [(1, 1), (2, 1), (2, 3), (3, 2)] {
+        for (zero_stage, what) in
+            [(1, OPTIMIZER), (2, OPTIMIZER), (3, OPTIMIZER), (3, PARAMETERS), (3, OPTIMIZER | PARAMETERS)]
+        {
+            for extra in ["", BF16, FP16] {
+                let text = |what| settings(zero_stage, micro_batches, what, folder.path(), "", extra);
+                let (expected, none) = run(ranks, 5, &text(0));
+                let (got, moved) = run(ranks, 5, &text(what));
+                assert_same(
+                    &expected,
+                    &got,
+                    &format!("ZeRO {zero_stage}, {ranks} ranks, {micro_batches} micro-batches, {what}, {extra}"),
+                );
+                assert!(none == 0 && moved > 0, "{moved} bytes");
+            }
+        }
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files were left");
+}
+
+#[test]
+fn buffers_and_options_change_no_bit() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().display();
+    let (expected, _) = run(2, 5, &settings(3, 2, 0, folder.path(), "", ""));
+    for buffers in [1, 2, 3, 8] {
+        for (read, write) in [(false, false), (true, false), (false, true), (true, true)] {
+            if buffers == 1 && (read || write) {
+                continue;
+            }
+            let more = format!(
+                ", offload_optimizer: {{device: nvme, nvme_path: '{path}', buffer_count: {buffers}, pipeline_read: {read}, \
+                 pipeline_write: {write}}}, offload_param: {{device: nvme, nvme_path: '{path}', buffer_count: {buffers}}}"
+            );
+            for extra in ["", "activation_checkpointing: {}"] {
+                let (got, _) = run(2, 5, &settings(3, 2, 0, folder.path(), &more, extra));
+                assert_same(&expected, &got, &more);
+            }
+        }
+    }
+}
+
+#[test]
+fn reproducible_runs_keep_the_tree_of_gradients_in_memory() {
+    let folder = TempDir::new().unwrap();
+    let text =
+        |what, micro_batches| settings(3, micro_batches, what, folder.path(), "", "training: {reproducible: true}");
+    let (expected, _) = run(1, 4, &text(0, 4));
+    for (ranks, micro_batches) in [(1, 4), (2, 2), (4, 1)] {
+        let (got, _) = run(ranks, 4, &text(OPTIMIZER | PARAMETERS, micro_batches));
+        assert_same(&expected, &got, &format!("{ranks} ranks"));
+    }
+}
+
+/// What was written with state on a disk loads into memory, and the other way round.
+#[test]
+fn checkpoints_do_not_know_the_tier() {
+    let folder = TempDir::new().unwrap();
+    for extra in ["", BF16, FP16] {
+        let text = |what| settings(3, 1, what, folder.path(), "", extra);
+        let (expected, _) = run(2, 6, &text(0));
+        for (before, after) in [(0, OPTIMIZER | PARAMETERS), (OPTIMIZER | PARAMETERS, 0), (OPTIMIZER, PARAMETERS)] {
+            let checkpoints = TempDir::new().unwrap();
+            let all = world(2, |comm| {
+                let mut engine = Engine::with_communicator(config(2, &text(before)), model(), comm.clone()).unwrap();
+                train(&mut engine, 3);
+                engine.save_checkpoint(checkpoints.path()).unwrap();
+                drop(engine);
+                let mut engine = Engine::with_communicator(config(2, &text(after)), model(), comm).unwrap();
+                engine.resume(checkpoints.path()).unwrap();
+                trajectory(&mut engine, 3)
+            });
+            for rank in all {
+                assert_eq!(rank.losses, expected.losses[3..], "{before} -> {after}");
+                assert!(rank.parameters == expected.parameters, "{before} -> {after} {extra}");
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The same bits whatever the layout.
+
+use crate::world;
+
+use world::{BF16, FP16, assert_same, run};
+
+fn stage(stage: u8, accumulation: usize, more: &str, zero: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {accumulation}\n{more}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0{zero}}}"
+    )
+}
+
+#[test]
+fn all_stages_are_equal_at_one_micro_batch() {
+    for ranks in 1..=4 {
+        let expected = run(ranks, 20, &stage(0, 1, "", ""));
+        assert!(expected.losses.len() == 20 && expected.losses[0] != expected.losses[19]);
+        for zero_stage in 1..=3 {
+            let got = run(ranks, 20, &stage(zero_stage, 1, "", ""));
+            assert_same(&expected, &got, &format!("stage {zero_stage} on {ranks} ranks"));
+        }
+    }
+}
+
+#[test]
+fn settings_of_communication_change_no_bit() {
+    let expected = run(2, 20, &stage(3, 2, "", ""));
+    for zero in [
+        ", stage3_prefetch_bucket_size: 0",
+        ", overlap_comm: false",
+        ", stage3_max_live_parameters: 1",
+        ", stage3_param_persistence_threshold: 100",
+        ", stage3_max_reuse_distance: 1000000000",
+        ", reduce_bucket_size: 1",
+        ", reduce_bucket_size: 500000000",
+        ", reduce_scatter: false",
+    ] {
+        // The later of two equal keys would be an error: replace the defaults of `stage`.
+        let key = zero.trim_start_matches(", ").split(':').next().unwrap();
+        let text = stage(3, 2, "", "");
+        let text = text.replace(&format!("{key}: 0"), &format!("{key}_: 0"));
+        let text = match text.contains(&format!("{key}_: 0")) {
+            true => text.replace(&format!("{key}_: 0"), zero.trim_start_matches(", ")),
+            false => stage(3, 2, "", zero),
+        };
+        assert_same(&expected, &run(2, 20, &text), zero);
+    }
+}
+
+#[test]
+fn accumulation_pairs_the_stages() {
+    for ranks in [1, 2, 3] {
+        let of = |zero_stage| run(ranks, 20, &stage(zero_stage, 4, "", ""));
+        assert_same(&of(0), &of(1), &format!("0 = 1 on {ranks} ranks"));
+        assert_same(&of(2), &of(3), &format!("2 = 3 on {ranks} ranks"));
+    }
+}
+
+#[test]
+fn reproducible_is_equal_over_stages_and_ranks() {
+    let reproducible = |zero_stage: u8, ranks: usize| {
+        run(ranks, 20, &stage(zero_stage, 8 / ranks, "training: {reproducible: true}", ""))
+    };
+    let expected = reproducible(0, 1);
+    for ranks in [1, 2, 4, 8] {
+        for zero_stage in 0..=3 {
+            assert_same(&expected, &reproducible(zero_stage, ranks), &format!("stage {zero_stage} on {ranks} ranks"));
+        }
+    }
+}
+
+#[test]
+fn stages_in_16_bits_are_equal_too() {
+    for dtype in [BF16, FP16] {
+        let expected = run(2, 20, &stage(0, 1, dtype, ""));
+        for zero_stage in 1..=3 {
+            assert_same(&expected, &run(2, 20, &stage(zero_stage, 1, dtype, "")), dtype);
+        }
+    }
+}
+
+/// With gradients that travel in f32, as they do then, parameters and activations of 16 bits change nothing in that.
+#[test]
+fn reproducible_is_equal_over_stages_and_ranks_in_16_bits() {
+    for dtype in [BF16, FP16] {
+        let reproducible = |zero_stage: u8, ranks: usize| {
+            run(ranks, 12, &stage(zero_stage, 4 / ranks, &format!("training: {{reproducible: true}}\n{dtype}"), ""))
+        };
+        let expected = reproducible(0, 1);
+        for ranks in [1, 2, 4] {
+            for zero_stage in 0..=3 {
+                let what = format!("{dtype}, stage {zero_stage} on {ranks} ranks");
+                assert_same(&expected, &reproducible(zero_stage, ranks), &what);
+            }
+        }
+    }
+}

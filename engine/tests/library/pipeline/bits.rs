@@ -1,0 +1,90 @@
+//! Losses, gradient norms and final parameters have the bits of one stage.
+
+use super::{SCHEDULES, assert_same, model, run, text};
+use crate::world::{BF16, FP16};
+
+fn every_pipeline_is_equal(zero_stage: u8) {
+    for (data, tied) in [(1, true), (2, true), (1, false), (2, false)] {
+        let expected = run(data, || model(tied), 20, &text(zero_stage, 4, "stages: 1", ""));
+        assert!(expected.losses[0] != expected.losses[19]);
+        for stages in 1..=4 {
+            for schedule in SCHEDULES {
+                let pipeline = format!("stages: {stages}, schedule: {schedule}");
+                let got = run(stages * data, || model(tied), 20, &text(zero_stage, 4, &pipeline, ""));
+                assert_same(&expected, &got, &format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, tied {tied}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_pipeline_is_equal_at_zero_stage_0() {
+    every_pipeline_is_equal(0);
+}
+
+#[test]
+fn every_pipeline_is_equal_at_zero_stage_1() {
+    every_pipeline_is_equal(1);
+}
+
+#[test]
+fn every_pipeline_is_equal_at_zero_stage_2() {
+    every_pipeline_is_equal(2);
+}
+
+#[test]
+fn every_pipeline_is_equal_at_zero_stage_3() {
+    every_pipeline_is_equal(3);
+}
+
+/// Eight micro-batches, over however many replicas.
+#[test]
+fn reproducible_is_equal_over_zero_stages_replicas_and_pipelines() {
+    let reproducible = |zero_stage: u8, data: usize, stages: usize, schedule: &str| {
+        let pipeline = format!("stages: {stages}, schedule: {schedule}");
+        let text = text(zero_stage, 8 / data, &pipeline, "training: {reproducible: true}");
+        run(stages * data, || model(true), 6, &text)
+    };
+    let expected = reproducible(0, 1, 1, "1f1b");
+    for zero_stage in 0..=3 {
+        for data in [1, 2, 4] {
+            for stages in 1..=3 {
+                // One stage is the same program under every schedule.
+                for schedule in &SCHEDULES[..if stages == 1 { 1 } else { 4 }] {
+                    let got = reproducible(zero_stage, data, stages, schedule);
+                    assert_same(&expected, &got, &format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_pipelines_are_equal_too() {
+    pipelines_are_equal_in(BF16);
+}
+
+/// Steps that overflow among them.
+#[test]
+fn fp16_pipelines_are_equal_too() {
+    pipelines_are_equal_in(FP16);
+}
+
+fn pipelines_are_equal_in(dtype: &str) {
+    for zero_stage in [0, 3] {
+        for data in [1, 2] {
+            let run = |stages: usize, schedule: &str| {
+                let pipeline = format!("stages: {stages}, schedule: {schedule}");
+                run(stages * data, || model(true), 12, &text(zero_stage, 4, &pipeline, dtype))
+            };
+            let expected = run(1, "1f1b");
+            assert!(expected.losses[0] != expected.losses[11]);
+            for stages in [2, 3] {
+                for schedule in SCHEDULES {
+                    let what = format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, {dtype}");
+                    assert_same(&expected, &run(stages, schedule), &what);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A run saved under a pipeline goes on under any other layout, to the bits of a run that was never interrupted.
+
+use std::path::{Path, PathBuf};
+
+use super::{SCHEDULES, agreed, engine, gpt2, run, text};
+use crate::world::{BF16, FP16, Trajectory, train, trajectory, world};
+
+/// A layout of ranks: pipeline stages, replicas, ZeRO stage, schedule.
+type Place<'a> = (usize, usize, u8, &'a str);
+
+const REPRODUCIBLE: &str = "training: {reproducible: true}";
+
+/// The configuration of a place, for `all` micro-batches over all replicas.
+fn settings((stages, data, zero_stage, schedule): Place<'_>, all: usize, more: &str) -> String {
+    text(zero_stage, all / data, &format!("stages: {stages}, schedule: {schedule}"), more)
+}
+
+/// Trains four steps and saves.
+fn saved(root: &Path, place: Place<'_>, text: &str) -> PathBuf {
+    let folders = world(place.0 * place.1, |comm| {
+        let mut engine = engine(gpt2(40, true), text, comm);
+        train(&mut engine, 4);
+        engine.save_checkpoint(root).unwrap_or_else(|e| panic!("{e}"))
+    });
+    agreed(folders, text)
+}
+
+/// The four steps after a checkpoint.
+fn resumed(root: &Path, folder: &Path, place: Place<'_>, text: &str) -> Trajectory {
+    let all = world(place.0 * place.1, |comm| {
+        let mut engine = engine(gpt2(40, true), text, comm);
+        assert_eq!(engine.resume(root).unwrap().as_deref(), Some(folder));
+        assert_eq!(engine.steps(), 4);
+        trajectory(&mut engine, 4)
+    });
+    agreed(all, text)
+}
+
+#[track_caller]
+fn assert_goes_on(whole: &Trajectory, rest: &Trajectory, what: &str) {
+    assert_eq!(rest.losses, whole.losses[4..], "{what}: losses");
+    assert_eq!(rest.norms, whole.norms[4..], "{what}: norms");
+    assert!(rest.parameters == whole.parameters, "{what}: parameters");
+}
+
+/// Micro-batches in order of arrival: the ZeRO stages are equal in pairs.
+#[test]
+fn a_resumed_run_is_the_uninterrupted_run() {
+    let root = tempfile::tempdir().unwrap();
+    for (zero_stage, schedule) in (0..=3).zip(SCHEDULES) {
+        for more in ["", BF16, FP16] {
+            let of = |place| settings(place, 8, more);
+            let whole = run(2, || gpt2(40, true), 8, &of((1, 2, zero_stage, "1f1b")));
+            let from = (3, 2, zero_stage, schedule);
+            let root = root.path().join(format!("{zero_stage}{}", more.len()));
+            let folder = saved(&root, from, &of(from));
+            for (stages, paired, schedule) in
+                [(3, false, schedule), (2, true, "zb_h1"), (1, false, "1f1b"), (4, true, "interleaved_1f1b")]
+            {
+                let into = (stages, 2, if paired { zero_stage ^ 1 } else { zero_stage }, schedule);
+                assert_goes_on(
+                    &whole,
+                    &resumed(&root, &folder, into, &of(into)),
+                    &format!("{from:?} into {into:?} {more}"),
+                );
+            }
+        }
+    }
+}
+
+/// A tree over all micro-batches: any ZeRO stage and any number of replicas.
+#[test]
+fn a_reproducible_run_goes_on_under_any_layout() {
+    let root = tempfile::tempdir().unwrap();
+    let of = |place| settings(place, 8, REPRODUCIBLE);
+    let whole = run(1, || gpt2(40, true), 8, &of((1, 1, 0, "1f1b")));
+    for (zero_stage, schedule) in (0..=3).zip(SCHEDULES) {
+        let from = (3, 2, zero_stage, schedule);
+        let root = root.path().join(zero_stage.to_string());
+        let folder = saved(&root, from, &of(from));
+        for into in [
+            (2, 4, (zero_stage + 1) % 4, "1f1b"),
+            (3, 1, (zero_stage + 2) % 4, "gpipe"),
+            (1, 4, (zero_stage + 3) % 4, "1f1b"),
+            (2, 1, 3, "interleaved_1f1b"),
+            (1, 1, 0, "1f1b"),
+        ] {
+            assert_goes_on(&whole, &resumed(&root, &folder, into, &of(into)), &format!("{from:?} into {into:?}"));
+        }
+    }
+}
+
+/// The other way: what one stage wrote.
+#[test]
+fn a_checkpoint_of_one_stage_goes_on_under_a_pipeline() {
+    let root = tempfile::tempdir().unwrap();
+    for zero_stage in 0..=3 {
+        let of = |place| settings(place, 8, "");
+        let from = (1, 2, zero_stage, "1f1b");
+        let whole = run(2, || gpt2(40, true), 8, &of(from));
+        let root = root.path().join(zero_stage.to_string());
+        let folder = saved(&root, from, &of(from));
+        for into in [(2, 2, zero_stage ^ 1, "1f1b"), (3, 2, zero_stage, "zb_h1")] {
+            assert_goes_on(&whole, &resumed(&root, &folder, into, &of(into)), &format!("{from:?} into {into:?}"));
+        }
+    }
+}
+
+/// One shard of the last stage is damaged: every rank, of every stage, refuses it and keeps what it has.
+#[test]
+fn damage_is_refused_by_every_rank_of_every_stage() {
+    let root = tempfile::tempdir().unwrap();
+    let place = (3, 2, 3, "1f1b");
+    let text = settings(place, 8, "");
+    let folder = saved(root.path(), place, &text);
+    let shard = folder.join("shard-00005-of-00006.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&shard, bytes).unwrap();
+    world(6, |comm| {
+        let mut engine = engine(gpt2(40, true), &text, comm);
+        let before = engine.full_parameter("transformer.wte.weight").unwrap();
+        let error = engine.load_checkpoint(&folder).expect_err("a damaged checkpoint is loaded");
+        assert!(error.to_string().contains("shard-00005-of-00006.safetensors"), "{error}");
+        assert_eq!(error.exit_status(), 3, "{error}");
+        assert_eq!(engine.full_parameter("transformer.wte.weight").unwrap(), before);
+        train(&mut engine, 1);
+    });
+}

@@ -1,0 +1,68 @@
+//! What fails on one stage ends all of them: that stage says why, the others who it was.
+
+use candle_core::{DType, Result, Tensor};
+use candle_nn::{Linear, Module, VarBuilder, embedding, linear};
+use zero_train::{Activations, Engine, Layer, Layers, Pass, ops};
+
+use super::{SCHEDULES, text};
+use crate::world::{batch, config, world};
+
+/// A layer with something in its stead.
+struct Middle {
+    linear: Linear,
+    instead: fn(&Linear, &Tensor, &Pass) -> Result<Tensor>,
+}
+
+impl Layer for Middle {
+    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        Ok((self.instead)(&self.linear, x.single()?, pass)?.into())
+    }
+}
+
+/// Five layers, the one in the middle with a fault.
+fn faulty(instead: fn(&Linear, &Tensor, &Pass) -> Result<Tensor>) -> Layers {
+    Layers::new()
+        .layer("embed", |vb: VarBuilder| embedding(61, 12, vb))
+        .layer("before", |vb: VarBuilder| linear(12, 12, vb))
+        .layer("middle", move |vb: VarBuilder| Ok(Middle { linear: linear(12, 12, vb)?, instead }))
+        .layer("after", |vb: VarBuilder| linear(12, 12, vb))
+        .layer("end", |vb: VarBuilder| linear(12, 61, vb))
+        .loss(ops::cross_entropy)
+}
+
+#[test]
+fn a_layer_that_fails_is_named_and_so_is_its_rank() {
+    type Instead = fn(&Linear, &Tensor, &Pass) -> Result<Tensor>;
+    let cases: [(Instead, &str); 5] = [
+        (|_, x, _| x.matmul(x), "in layer `middle`"),
+        // The third micro-batch alone.
+        (
+            |linear, x, pass| if pass.sample == 4 { candle_core::bail!("no") } else { linear.forward(x) },
+            "in layer `middle`",
+        ),
+        (|_, x, _| x * 2.0, "`middle.weight`"),
+        (|linear, x, _| linear.forward(&x.detach()), "layer `middle` passes no gradient to the layer before"),
+        (|_, x, _| x.to_dtype(DType::F8E4M3), "a tensor of F8E4M3 cannot go to another pipeline stage"),
+    ];
+    for zero_stage in [0, 3] {
+        for schedule in SCHEDULES {
+            // A layer each, or two stages of two chunks each.
+            let stages = if schedule == "interleaved_1f1b" { 2 } else { 5 };
+            for (instead, expected) in cases {
+                let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
+                let text = text(zero_stage, 4, &pipeline, "");
+                let said = world(stages, |comm| {
+                    let mut engine = Engine::with_communicator(config(stages, &text), faulty(instead), comm).unwrap();
+                    engine.train_batch(&batch(0, 8)).expect_err("a layer with a fault").to_string()
+                });
+                // The others are told the reason too.
+                let is_own = |error: &String| error.contains(expected) && !error.contains(" aborted: ");
+                let culprit = said.iter().position(is_own);
+                let culprit = culprit.unwrap_or_else(|| panic!("{expected}, {schedule}: {said:#?}"));
+                for (rank, error) in said.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
+                    assert!(error.contains(&format!("rank {culprit}")), "rank {rank}, {schedule}: {said:#?}");
+                }
+            }
+        }
+    }
+}

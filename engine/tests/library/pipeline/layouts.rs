@@ -1,0 +1,113 @@
+//! A checkpoint holds the same bits whatever layout wrote it, and whatever layout reads it: replicas, pipeline stages, ZeRO stage,
+//! dtype, and what lives on a disk.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use zero_train::{Engine, Kind};
+
+use super::{engine, gpt2, text};
+use crate::world::{BF16, FP16, config, train, world};
+
+/// (data-parallel ranks, pipeline stages, ZeRO stage, whether state and parameters are on a disk).
+type Place = (usize, usize, u8, bool);
+
+fn settings((data, stages, zero_stage, on_disk): Place, more: &str, folder: &Path) -> String {
+    let text = text(zero_stage, stages, &format!("stages: {stages}"), more);
+    let disk = format!("{{device: nvme, nvme_path: '{}', buffer_count: 5}}", folder.display());
+    let disk = match (on_disk, zero_stage) {
+        (false, _) => String::new(),
+        (true, 3) => format!(", offload_optimizer: {disk}, offload_param: {disk}"),
+        (true, _) => format!(", offload_optimizer: {disk}"),
+    };
+    let text = text
+        .replace("stage3_param_persistence_threshold: 20}", &format!("stage3_param_persistence_threshold: 20{disk}}}"));
+    // Whatever the number of replicas, it must resolve.
+    config(data * stages, &text);
+    text
+}
+
+/// Every element of every parameter and state that the ranks of a world hold: name, kind, first element, bits.
+type Held = Vec<(String, Kind, usize, Vec<u32>)>;
+
+fn held(engine: &Engine) -> Held {
+    let (zero, model) = (engine.zero(), engine.model());
+    let mut held = vec![];
+    for kind in zero.kinds() {
+        for range in zero.saved_ranges() {
+            let bits = zero.read(kind, &range).unwrap().into_iter().map(f32::to_bits).collect();
+            held.push((model.parameters()[range.parameter].name().to_string(), kind, range.elements.start, bits));
+        }
+    }
+    held
+}
+
+/// The same in one piece each.
+fn joined(all: Vec<Held>) -> Vec<(String, Kind, Vec<u32>)> {
+    let mut all: Held = all.into_iter().flatten().collect();
+    all.sort_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
+    let mut whole: Vec<(String, Kind, Vec<u32>)> = vec![];
+    for (name, kind, start, bits) in all {
+        if start == 0 {
+            whole.push((name, kind, vec![]));
+        }
+        let last = whole.last_mut().unwrap();
+        assert_eq!(last.2.len(), start, "a gap in {}", last.0);
+        last.2.extend(bits);
+    }
+    whole
+}
+
+/// Trains in a layout, and saves; gives what was held.
+fn written(root: &Path, place: Place, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
+    let text = settings(place, more, root);
+    joined(world(place.0 * place.1, |comm| {
+        let mut engine = engine(gpt2(40, true), &text, comm);
+        train(&mut engine, 2);
+        engine.save_checkpoint(root).unwrap_or_else(|e| panic!("{place:?}: {e}"));
+        held(&engine)
+    }))
+}
+
+/// Loads in a layout; gives what is held then.
+fn loaded(root: &Path, place: Place, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
+    let text = settings(place, more, root);
+    joined(world(place.0 * place.1, |comm| {
+        let mut engine = engine(gpt2(40, true), &text, comm);
+        engine.resume(root).unwrap_or_else(|e| panic!("{place:?}: {e}")).expect("a checkpoint");
+        assert_eq!(engine.steps(), 2);
+        held(&engine)
+    }))
+}
+
+#[test]
+fn every_pair_of_a_grid_has_the_same_bits() {
+    let places = [(1, 1, 0, false), (2, 1, 3, true), (3, 1, 1, false), (2, 2, 2, false), (1, 3, 3, false)];
+    for from in places {
+        let root = tempfile::tempdir().unwrap();
+        let expected = written(root.path(), from, "");
+        assert_eq!(expected.len(), 3 * (6 * 12 + 4), "parameters and two states of each");
+        for into in places {
+            assert!(loaded(root.path(), into, "") == expected, "{from:?} into {into:?}");
+        }
+    }
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    // Stage 0 has nothing that could be on a disk.
+    (1..=4usize, 1..=3usize, 0..=3u8, any::<bool>())
+        .prop_map(|(data, stages, zero, disk)| (data, stages, zero, disk && zero > 0))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_pair_of_layouts_has_the_same_bits(
+        from in place(), into in place(), more in prop::sample::select(&["", BF16, FP16][..]),
+    ) {
+        let root = tempfile::tempdir().unwrap();
+        let expected = written(root.path(), from, more);
+        prop_assert!(loaded(root.path(), into, more) == expected, "{:?} into {:?}", from, into);
+    }
+}

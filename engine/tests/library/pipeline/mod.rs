@@ -1,0 +1,72 @@
+//! Pipelines: the same bits as one stage, whatever the schedule, the ZeRO stage and the number of replicas.
+
+mod bits;
+mod by_time;
+mod checkpoints;
+mod evaluation;
+mod failures;
+mod layouts;
+mod parameters;
+mod recomputation;
+mod tensors;
+mod tied;
+mod ties;
+mod traffic;
+mod variations;
+mod zero_bubble;
+
+use crate::world;
+
+use world::{Trajectory, assert_same, config, trajectory, world};
+use zero_train::{Engine, Layers, zoo};
+
+const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
+
+/// Nine layers: they come out even for no number of stages but one and three.
+fn model(tied: bool) -> Layers {
+    gpt2(16, tied)
+}
+
+/// The same with a width. At 40, the tied parameter has three blocks of 1,024 elements, so that it is cut, and unevenly.
+fn gpt2(width: usize, tied: bool) -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config {
+        vocab_size: 61,
+        n_positions: 16,
+        n_embd: width,
+        n_layer: 6,
+        n_head: 2,
+        n_inner: Some(24),
+        initializer_range: 0.1,
+        resid_pdrop: 0.1,
+        tie_word_embeddings: tied,
+        ..zoo::Gpt2Config::default()
+    })
+}
+
+/// Two samples a micro-batch.
+fn text(zero_stage: u8, micro_batches: usize, pipeline: &str, more: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
+         pipeline: {{{pipeline}}}\n\
+         zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 20}}"
+    )
+}
+
+/// An engine of a rank.
+fn engine(model: Layers, text: &str, comm: std::sync::Arc<dyn zero_train::comm::Communicator>) -> Engine {
+    Engine::with_communicator(config(comm.size(), text), model, comm).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
+/// Trains on `ranks` ranks, which must agree.
+fn run(ranks: usize, model: impl Fn() -> Layers + Sync, steps: u64, text: &str) -> Trajectory {
+    let all = world(ranks, |comm| trajectory(&mut engine(model(), text, comm), steps));
+    agreed(all, text)
+}
+
+/// What all ranks say.
+#[track_caller]
+fn agreed<T: PartialEq>(mut all: Vec<T>, what: &str) -> T {
+    let first = all.swap_remove(0);
+    assert!(all.iter().all(|other| *other == first), "ranks disagree: {what}");
+    first
+}

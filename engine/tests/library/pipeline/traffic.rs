@@ -1,0 +1,139 @@
+//! What each rank sends is what the program says, to the byte.
+
+use candle_core::DType;
+use zero_partition::{Order, ZeroOptions, expected_payload};
+use zero_train::Engine;
+use zero_train::pipeline::{Content, Instruction};
+
+use super::{SCHEDULES, engine, gpt2, text};
+use crate::world::{BF16, FP16, batch, world};
+
+const WIDTH: usize = 40;
+/// Elements of a micro-batch's hidden states: samples × positions × width.
+const HIDDEN: usize = 2 * 16 * WIDTH;
+
+/// Bytes of a message by the model: one tensor of three dimensions, and with the first an announcement. It is its own length,
+/// then dtype, number of dimensions and dimensions; for gradients, whether the tensor has one; words of 8 bytes.
+fn message_bytes(content: &Content, width: usize) -> usize {
+    let announced = |micro_batch: usize, words: usize| if micro_batch == 0 { 8 * words } else { 0 };
+    match *content {
+        Content::Activations { micro_batch, .. } => HIDDEN * width + announced(micro_batch, 1 + 2 + 3),
+        Content::Gradients { micro_batch, .. } => HIDDEN * width + announced(micro_batch, 1),
+        Content::TiedGradient { .. } | Content::TiedParameters { .. } => panic!("the layout knows what is tied"),
+    }
+}
+
+/// What a rank sends in an all-reduce: others' ranges to their owners, then its own to everybody.
+fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
+    let own = elements / ranks + usize::from(rank < elements % ranks);
+    elements - own + own * (ranks - 1)
+}
+
+/// What a step sends besides its program: the norm as one exact sum over all ranks, the losses over the replicas of the last
+/// stage, and from there the mean to all.
+fn norm_and_loss(engine: &Engine, zero_stage: u8, micro_batches: usize) -> u64 {
+    let (comm, at, mesh) = (engine.communicator(), engine.zero().groups().at(), engine.zero().groups().mesh());
+    let norm = 8 * all_reduced(zero_optim::exact_sum::LIMBS, comm.size(), comm.rank());
+    let stages = engine.zero().stages();
+    if stages.stage_of(stages.layers() - 1) != at.stage {
+        return norm as u64;
+    }
+    let losses = 4 * all_reduced(if zero_stage >= 2 { micro_batches } else { 1 }, mesh.data(), at.replica);
+    let told = if at.replica == 0 && mesh.pipe() > 1 { 4 * (comm.size() - 1) } else { 0 };
+    (norm + losses + told) as u64
+}
+
+/// One rank's third step: sent, expected, and of the program the messages with (activations, gradients, tied).
+struct Rank {
+    sent: u64,
+    expected: u64,
+    messages: [usize; 3],
+}
+
+struct Run {
+    zero_stage: u8,
+    data: usize,
+    stages: usize,
+    schedule: &'static str,
+    micro_batches: usize,
+    tied: bool,
+    dtype: DType,
+}
+
+impl Run {
+    fn step(&self) -> Vec<Rank> {
+        let more = match self.dtype {
+            DType::BF16 => BF16,
+            DType::F16 => FP16,
+            _ => "",
+        };
+        let pipeline = format!("stages: {}, schedule: {}", self.stages, self.schedule);
+        let text = text(self.zero_stage, self.micro_batches, &pipeline, more);
+        let width = self.dtype.size_in_bytes();
+        world(self.stages * self.data, |comm| {
+            let mut engine = engine(gpt2(WIDTH, self.tied), &text, comm);
+            let step = |engine: &mut Engine, number| {
+                engine.train_batch(&batch(number, 2 * self.data * self.micro_batches)).unwrap().sent_bytes
+            };
+            // Announcements come with every step, and an evaluation leaves nothing to pay for in the next one.
+            let first = step(&mut engine, 0);
+            engine.eval_batch(&batch(9, 2)).unwrap();
+            let sent = step(&mut engine, 1);
+            assert_eq!(sent, first, "{text}");
+            let options = ZeroOptions {
+                optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
+                order: Order::Arrival,
+                communication: self.dtype,
+                reduce_scatter: engine.config().zero.reduce_scatter,
+                gradient_clipping: 0.0,
+                decay_all: false,
+                ignore_unused: false,
+                disk: zero_partition::DiskOptions::default(),
+                on_gpu: zero_partition::OnGpu::default(),
+            };
+            let (program, layout, replica) = (engine.program(), engine.zero().layout(), engine.replica());
+            let payload = expected_payload(program, layout, replica, width, &options, |m| message_bytes(m, width));
+            let mut messages = [0; 3];
+            for instruction in &program.instructions {
+                if let Instruction::Send { message } = instruction {
+                    messages[match message.content {
+                        Content::Activations { .. } => 0,
+                        Content::Gradients { .. } => 1,
+                        Content::TiedGradient { .. } | Content::TiedParameters { .. } => 2,
+                    }] += 1;
+                }
+            }
+            Rank { sent, expected: payload + norm_and_loss(&engine, self.zero_stage, self.micro_batches), messages }
+        })
+    }
+}
+
+#[test]
+fn a_step_sends_what_the_program_says_to_the_byte() {
+    for zero_stage in 0..=3 {
+        for schedule in SCHEDULES {
+            for (stages, data, tied, dtype) in [
+                (2, 1, true, DType::F32),
+                (2, 2, true, DType::BF16),
+                (3, 2, true, DType::F32),
+                (3, 1, false, DType::F16),
+            ] {
+                let run = Run { zero_stage, data, stages, schedule, micro_batches: 4, tied, dtype };
+                let ranks = run.step();
+                for (rank, measured) in ranks.iter().enumerate() {
+                    let what = format!(
+                        "{schedule}, rank {rank} of {stages} × {data}, ZeRO {zero_stage}, tied {tied}, {dtype:?}"
+                    );
+                    assert_eq!(measured.sent, measured.expected, "{what}");
+                }
+                // By hand: every micro-batch crosses every boundary once in each direction; a tied gradient goes from the
+                // last stage to the first with each micro-batch, and the parameter back once.
+                let chunks = if schedule == "interleaved_1f1b" { 2 * stages } else { stages };
+                let total = |kind: usize| ranks.iter().map(|rank| rank.messages[kind]).sum::<usize>();
+                let crossings = data * run.micro_batches * (chunks - 1);
+                let of_tied = if tied { data * (run.micro_batches + 1) } else { 0 };
+                assert_eq!([total(0), total(1), total(2)], [crossings, crossings, of_tied], "{schedule}");
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A rank whose copy of what all hold alike has changed by one bit is named.
+
+use crate::world;
+
+use world::{config, gpt2, train, world};
+use zero_train::Engine;
+
+/// What every rank says when `wrong` of the ranks have flipped the last bit of one value of a parameter.
+fn said(ranks: usize, wrong: &[usize], parameter: &str, text: &str) -> Vec<Option<String>> {
+    world(ranks, |comm| {
+        let rank = comm.rank();
+        let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap();
+        train(&mut engine, 2);
+        engine.compare_replicas().unwrap();
+        let mut values = engine.full_parameter(parameter).unwrap();
+        if wrong.contains(&rank) {
+            values[3] = f32::from_bits(values[3].to_bits() ^ 1);
+        }
+        engine.set_parameter(parameter, &values).unwrap();
+        engine.compare_replicas().err().map(|error| {
+            assert_eq!(error.exit_status(), 1, "{error}");
+            error.to_string()
+        })
+    })
+}
+
+fn settings(stage: u8, more: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 1\n{more}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 64}}"
+    )
+}
+
+#[test]
+fn the_rank_that_differs_is_named() {
+    let (matrix, norm) = ("transformer.h.1.mlp.c_fc.weight", "transformer.ln_f.weight");
+    for stage in 0..=3 {
+        for parameter in [matrix, norm] {
+            let said = said(3, &[1], parameter, &settings(stage, ""));
+            // At stage 3 a matrix is sharded: each value is on one rank, and nothing to compare with.
+            let is_alone = stage == 3 && parameter == matrix;
+            for said in said {
+                match (is_alone, said) {
+                    (true, said) => assert_eq!(said, None),
+                    (false, Some(said)) => {
+                        let expected =
+                            format!("`{parameter}` is not the same on all of 3 ranks: rank 1 differs\n  help: ");
+                        assert!(said.starts_with(&expected), "stage {stage}: {said}");
+                    }
+                    (false, None) => panic!("stage {stage}: nothing was found"),
+                }
+            }
+        }
+    }
+    let said = said(2, &[0], norm, &settings(1, ""));
+    assert!(said[1].as_ref().unwrap().contains("ranks 0, 1 differ, with no majority"), "{said:?}");
+}
+
+/// Ranks of the world are named, not those of the group; the other stage of the pipeline has nothing to say.
+#[test]
+fn ranks_of_a_pipeline_are_named() {
+    let said = said(6, &[4], "transformer.h.1.mlp.c_fc.weight", &settings(2, "pipeline: {stages: 2}"));
+    let found: Vec<&String> = said.iter().flatten().collect();
+    assert_eq!(found.len(), 3, "{said:?}");
+    assert!(found.iter().all(|said| said.contains("of 3 ranks: rank 4 differs")), "{said:?}");
+}

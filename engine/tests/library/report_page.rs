@@ -1,0 +1,39 @@
+//! The page of an autotuning run in a real browser: light, dark, on a phone and on paper, with usual results and with hostile ones.
+
+#[allow(dead_code)] // its own tests use the rest
+#[path = "../../src/autotune/report/mod.rs"]
+mod report;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// `tests/report/NAME` run by node, or nothing where there is no node, which is said.
+fn node(name: &str, folder: &Path) -> Option<Output> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report").join(name);
+    let output = Command::new("node").arg(script).arg(folder).output();
+    output.inspect_err(|error| println!("skipped: node does not start: {error}")).ok()
+}
+
+#[test]
+fn the_page_shows_what_was_found() {
+    // Kept after the test: the pictures are to be looked at.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let Some(output) = node("samples.mjs", &folder) else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut pages = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let results = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        std::fs::write(path.with_extension("html"), report::page(&results)).unwrap();
+        pages += 1;
+    }
+    assert_eq!(pages, 7);
+    let Some(output) = node("check.mjs", &folder) else { return };
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    // 77 is what the script ends with where no browser starts.
+    let is_right = output.status.success() || output.status.code() == Some(77);
+    assert!(is_right, "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
