@@ -20,7 +20,10 @@ fn of_child(test: &str) -> Option<String> {
         return None;
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, "1").env("MOCK_DEVICE_BYTES", "1000000");
+    command
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, "1")
+        .envs([("MOCK_DEVICE_BYTES", "1000000"), ("MOCK_COUNTS", "1")]);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
@@ -183,4 +186,63 @@ fn what_does_not_wait_finds_nothing() {
     }
     free(address, &writer);
     writer.synchronize().unwrap();
+}
+
+#[test]
+fn what_the_host_asks_for_is_counted() {
+    if skipped() {
+        return;
+    }
+    if let Some(said) = of_child("what_the_host_asks_for_is_counted") {
+        for line in ["mock_bytes_up 100100", "mock_bytes_down 20", "mock_bytes_within 6", "mock_launches 0"] {
+            assert!(said.lines().any(|said| said == line), "{said}");
+        }
+        return;
+    }
+    let stream = stream();
+    let address = allocate(100_000, &stream).unwrap();
+    let (mut plain, mut pinned) = (vec![0u8; 100_000], Pinned::new(stream.device(), 10).unwrap());
+    // Copies what is pageable and large, pageable and small, and pinned; then down, to both kinds of memory, and within the device.
+    // SAFETY: all of it lives until the stream is done.
+    unsafe {
+        for bytes in [100_000, 90] {
+            let from = plain.as_ptr().cast();
+            check("up", sys::cuMemcpyHtoDAsync_v2(address, from, bytes, stream.raw())).unwrap();
+        }
+        stream.upload(&pinned, address, 10).unwrap();
+        stream.download(address, &mut pinned, 10).unwrap();
+        check("down", sys::cuMemcpyDtoHAsync_v2(plain.as_mut_ptr().cast(), address, 10, stream.raw())).unwrap();
+        check("within", sys::cuMemcpyDtoDAsync_v2(address + 6, address, 6, stream.raw())).unwrap();
+    }
+    write(address, 50, &stream);
+    let event = Event::new(stream.device()).unwrap();
+    stream.record(&event).unwrap();
+    stream.wait_for(&event).unwrap();
+    event.wait().unwrap();
+    free(address, &stream);
+    stream.synchronize().unwrap();
+    assert!(stream.is_done().unwrap());
+    let counts = [
+        (c"mock_copies_up", 3),
+        (c"mock_pageable_up", 2),
+        (c"mock_copies_down", 2),
+        (c"mock_pageable_down", 1),
+        (c"mock_copies_within", 1),
+        (c"mock_fills", 1),
+        (c"mock_bytes_filled", 50),
+        (c"mock_pool_allocations", 1),
+        (c"mock_pool_frees", 1),
+        (c"mock_pinned_allocations", 1),
+        (c"mock_records", 1),
+        (c"mock_event_waits", 1),
+        (c"mock_queries", 1),
+        // The large one from pageable memory, and that to pageable memory.
+        (c"mock_waits_copy", 2),
+        (c"mock_waits_event", 1),
+        (c"mock_waits_stream", 1),
+        (c"mock_waits", 4),
+    ];
+    for (name, count) in counts {
+        assert_eq!(mock::read(name), count, "{name:?}");
+    }
 }

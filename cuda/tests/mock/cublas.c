@@ -114,6 +114,7 @@ int cublasGemmStridedBatchedEx(Handle *handle, int turn_a, int turn_b, int m, in
         of.alpha = scalar(alpha, &of);
         of.beta = scalar(beta, &of);
     }
+    mock_count(&mock_products);
     Product *job = malloc(sizeof *job);
     *job = of;
     mock_enqueue(handle->stream, multiply, job);

@@ -4,7 +4,7 @@
 // event finds memory that is not written yet; calls fail without a current context; what a kernel does wrong is an error of all later
 // calls; a device has so much memory and no more. What it does not keep: any speed.
 //
-// MOCK_DEVICES says how many devices there are (8), MOCK_DEVICE_BYTES how large the memory of each is (8 GiB).
+// MOCK_DEVICES says how many devices there are (8), MOCK_DEVICE_BYTES how large the memory of each is (8 GiB); MOCK_COUNTS prints counters.h.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -33,7 +33,8 @@ static int devices(void) {
     return count < 0 ? 0 : count > MOST_DEVICES ? MOST_DEVICES : count;
 }
 
-int cuStreamSynchronize(Stream *stream);
+#include "counters.h"
+static int synchronize(Stream *stream);
 #include "memory.h"
 #include "streams.h"
 #include "modules.h"

@@ -103,10 +103,13 @@ static void release_reserved(void) {
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     int code = allocate(address, bytes, PLAIN);
     if (!code) unwritten(block_at((void *)*address));
+    COUNT(plain_allocations, 1);
     return code;
 }
 int cuMemFree_v2(uint64_t address) {
     NEEDS_CONTEXT;
+    COUNT(plain_frees, 1);
+    COUNT_WAIT(free);
     Block *block = block_at((void *)address);
     uncount(block);
     give_back(block);
@@ -114,12 +117,14 @@ int cuMemFree_v2(uint64_t address) {
 }
 int cuMemAllocAsync(uint64_t *address, size_t bytes, Stream *stream) {
     NEEDS_HEALTH;
+    COUNT(pool_allocations, 1);
     int code = allocate(address, bytes, POOLED);
     if (!code) mock_enqueue(stream, unwritten, block_at((void *)*address));
     return code;
 }
 int cuMemFreeAsync(uint64_t address, Stream *stream) {
     NEEDS_CONTEXT;
+    COUNT(pool_frees, 1);
     Block *block = block_at((void *)address);
     uncount(block);
     mock_enqueue(stream, give_back, block);
@@ -173,6 +178,7 @@ int cuMemPoolTrimTo(Pool *pool, size_t keep) {
 int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
     NEEDS_CONTEXT;
     (void)flags;
+    COUNT(pinned_allocations, 1);
     Block *block = bytes ? take(bytes, PINNED) : NULL;
     if (!block) return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
     unwritten(block);
@@ -185,6 +191,8 @@ int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
 }
 int cuMemFreeHost(void *start) {
     NEEDS_CONTEXT;
+    COUNT(pinned_frees, 1);
+    COUNT_WAIT(free);
     Block *block = block_at(start);
     pthread_mutex_lock(&memory_lock);
     for (Block **place = &pinned; *place; place = &(*place)->next) {
@@ -217,22 +225,40 @@ static int copy_on(Stream *stream, void *to, const void *from, size_t bytes, int
     return 0;
 }
 // As the driver does: what is not pinned is read during the call, and written before it returns.
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Stream *on) {
-    return copy_on(on, (void *)to, from, bytes, !is_pinned(from));
+static int copy_up(Stream *on, uint64_t to, const void *from, size_t bytes) {
+    int pageable = !is_pinned(from);
+    COUNT(copies_up, 1), COUNT(bytes_up, bytes), COUNT(pageable_up, pageable);
+    return copy_on(on, (void *)to, from, bytes, pageable);
 }
-int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Stream *on) {
-    int code = copy_on(on, to, (void *)from, bytes, 0);
-    return code || is_pinned(to) ? code : cuStreamSynchronize(on);
+static int copy_down(Stream *on, void *to, uint64_t from, size_t bytes) {
+    COUNT(copies_down, 1), COUNT(bytes_down, bytes), COUNT(pageable_down, !is_pinned(to));
+    return copy_on(on, to, (void *)from, bytes, 0);
 }
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream *on) { return copy_on(on, (void *)to, (void *)from, bytes, 0); }
-int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t bytes, Stream *on) {
-    (void)to_context, (void)from_context;
+static int copy_within(Stream *on, uint64_t to, uint64_t from, size_t bytes) {
+    COUNT(copies_within, 1), COUNT(bytes_within, bytes);
     return copy_on(on, (void *)to, (void *)from, bytes, 0);
 }
-static int at_once(int code) { return code ? code : cuStreamSynchronize(NULL); }
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return at_once(cuMemcpyHtoDAsync_v2(to, from, bytes, NULL)); }
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return at_once(cuMemcpyDtoHAsync_v2(to, from, bytes, NULL)); }
-int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { return at_once(cuMemcpyDtoDAsync_v2(to, from, bytes, NULL)); }
+static int then_wait(int code, Stream *on) {
+    if (code) return code;
+    COUNT_WAIT(copy);
+    return synchronize(on);
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Stream *on) {
+    if (bytes > STAGED_BYTES && !is_pinned(from)) COUNT_WAIT(copy);
+    return copy_up(on, to, from, bytes);
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Stream *on) {
+    int code = copy_down(on, to, from, bytes);
+    return is_pinned(to) ? code : then_wait(code, on);
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream *on) { return copy_within(on, to, from, bytes); }
+int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t bytes, Stream *on) {
+    (void)to_context, (void)from_context;
+    return copy_within(on, to, from, bytes);
+}
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return then_wait(copy_up(NULL, to, from, bytes), NULL); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return then_wait(copy_down(NULL, to, from, bytes), NULL); }
+int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { return then_wait(copy_within(NULL, to, from, bytes), NULL); }
 
 typedef struct { char *to; size_t bytes; unsigned char value; } Fill;
 static void fill(void *argument) {
@@ -242,9 +268,12 @@ static void fill(void *argument) {
 }
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream *stream) {
     NEEDS_CONTEXT;
+    COUNT(fills, 1), COUNT(bytes_filled, bytes);
     Fill *job = malloc(sizeof *job);
     *job = (Fill){(char *)to, bytes, value};
     mock_enqueue(stream, fill, job);
     return 0;
 }
-int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t bytes) { return at_once(cuMemsetD8Async(to, value, bytes, NULL)); }
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t bytes) {
+    return then_wait(cuMemsetD8Async(to, value, bytes, NULL), NULL);
+}

@@ -12,3 +12,6 @@ typedef struct Stream Stream;
 void mock_enqueue(Stream *stream, void (*run)(void *), void *argument);
 // The device of this thread's context, from 1; 0 without one.
 int mock_current(void);
+// One more in a counter of counters.h.
+void mock_count(long *counter);
+extern long mock_collectives, mock_products, mock_lt_products;

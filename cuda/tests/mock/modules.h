@@ -61,8 +61,14 @@ typedef struct {
     const char *(*run)(
         const void *args, size_t bytes, const unsigned *grid, const unsigned *block, size_t shared, unsigned order);
 } Entry;
-typedef struct { const Entry *entry; int most_shared, device; char name[]; } Function;
+typedef struct Function { const Entry *entry; int most_shared, device; long launches; struct Function *next; char name[]; } Function;
 // Functions live as long as the program, as nobody gives them back.
+static Function *functions;
+static void print_launches(void) {
+    for (Function *of = __atomic_load_n(&functions, __ATOMIC_ACQUIRE); of; of = of->next) {
+        if (of->launches) fprintf(stderr, "launches %s %ld\n", of->name, of->launches);
+    }
+}
 int cuModuleGetFunction(Function **function, Module *module, const char *name) {
     NEEDS_CONTEXT;
     char with_end[256];
@@ -70,8 +76,9 @@ int cuModuleGetFunction(Function **function, Module *module, const char *name) {
     const Entry *entry = dlsym(module->library, with_end);
     if (!entry) return NOT_FOUND;
     *function = malloc(sizeof **function + strlen(name) + 1);
-    **function = (Function){entry, 48 << 10, module->device};
+    **function = (Function){entry, 48 << 10, module->device, 0, __atomic_load_n(&functions, __ATOMIC_RELAXED)};
     strcpy((*function)->name, name);
+    while (!__atomic_compare_exchange_n(&functions, &(*function)->next, *function, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
     return 0;
 }
 // 8 is the most shared memory that a launch may ask for.
@@ -109,6 +116,8 @@ int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsig
     if (!x || !y || !z || y > 65535 || z > 65535 || !threads || threads > 1024 || extra) return INVALID_VALUE;
     if ((int)shared > function->most_shared) return INVALID_VALUE;
     if (stream_of(stream)->device != function->device) return INVALID_HANDLE;
+    COUNT(launches, 1);
+    mock_count(&function->launches);
     Start *job = malloc(sizeof *job + function->entry->bytes);
     *job = (Start){function, {x, y, z}, {threads_x, threads_y, threads_z}, shared};
     function->entry->collect(parameters, job->args);

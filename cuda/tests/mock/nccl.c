@@ -219,6 +219,7 @@ int ncclGroupEnd(void) {
     if (--depth || !open_bundle.comm) return SUCCESS;
     Bundle *bundle = malloc(sizeof *bundle);
     *bundle = open_bundle;
+    for (int i = 0; i < bundle->count; i++) mock_count(&mock_collectives);
     memset(&open_bundle, 0, sizeof open_bundle);
     Comm *comm = bundle->comm;
     pthread_mutex_lock(&comm->world->lock);

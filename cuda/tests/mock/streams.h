@@ -103,6 +103,7 @@ int cuStreamDestroy_v2(Stream *stream) {
 }
 int cuStreamQuery(Stream *handle) {
     NEEDS_CONTEXT;
+    COUNT(queries, 1);
     NEEDS_HEALTH;
     Stream *stream = stream_of(handle);
     pthread_mutex_lock(&stream->lock);
@@ -110,15 +111,20 @@ int cuStreamQuery(Stream *handle) {
     pthread_mutex_unlock(&stream->lock);
     return done ? 0 : NOT_READY;
 }
-int cuStreamSynchronize(Stream *handle) {
+static int synchronize(Stream *handle) {
     NEEDS_CONTEXT;
     wait_for(stream_of(handle));
     release_reserved();
     NEEDS_HEALTH;
     return 0;
 }
+int cuStreamSynchronize(Stream *handle) {
+    COUNT_WAIT(stream);
+    return synchronize(handle);
+}
 int cuCtxSynchronize(void) {
     NEEDS_CONTEXT;
+    COUNT_WAIT(context);
     // New ones come first in the list, and are not waited for; none goes while it is locked.
     pthread_mutex_lock(&streams_lock);
     for (Stream *stream = streams; stream; stream = stream->next) if (stream->device == current) wait_for(stream);
@@ -189,6 +195,7 @@ int cuEventCreate(Event **event, unsigned flags) {
 }
 int cuEventRecord(Event *event, Stream *stream) {
     NEEDS_CONTEXT;
+    COUNT(records, 1);
     Moment *moment = calloc(1, sizeof *moment);
     pthread_mutex_init(&moment->lock, NULL);
     pthread_cond_init(&moment->changed, NULL);
@@ -202,6 +209,7 @@ int cuEventRecord(Event *event, Stream *stream) {
     return 0;
 }
 int cuEventQuery(Event *event) {
+    COUNT(queries, 1);
     NEEDS_HEALTH;
     Moment *moment = hold(event);
     if (!moment) return 0;
@@ -212,6 +220,7 @@ int cuEventQuery(Event *event) {
     return happened ? 0 : NOT_READY;
 }
 int cuEventSynchronize(Event *event) {
+    COUNT_WAIT(event);
     Moment *moment = hold(event);
     if (moment) await(moment);
     NEEDS_HEALTH;
@@ -235,6 +244,7 @@ int cuEventDestroy_v2(Event *event) {
 int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     NEEDS_CONTEXT;
     (void)flags;
+    COUNT(event_waits, 1);
     Moment *moment = hold(event);
     if (moment) mock_enqueue(stream, await, moment);
     return 0;
