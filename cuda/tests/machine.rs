@@ -31,7 +31,26 @@ fn of_child(test: &str) -> Option<String> {
 }
 
 fn skipped() -> bool {
-    mock::is_real() || !mock::ready()
+    !mock::only_the_mock()
+}
+
+/// On real devices a program without kernels fails: it would skip everything.
+#[test]
+fn without_kernels_tests_of_real_devices_fail() {
+    const TEST: &str = "without_kernels_tests_of_real_devices_fail";
+    let error = "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE";
+    assert!(!mock::has_no_kernels(&"cuInit: CUDA_ERROR_NO_DEVICE"));
+    if std::env::var_os(CHILD).is_some() {
+        mock::has_no_kernels(&error);
+        return;
+    }
+    let run = |real: bool| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", TEST, "--nocapture"]).env(CHILD, "1").env_remove(mock::REAL);
+        let output = if real { command.env(mock::REAL, "1").output() } else { command.output() }.unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).contains("skipped: built without kernels"))
+    };
+    assert_eq!((run(false), run(true)), ((true, true), (false, false)));
 }
 
 fn allocate(bytes: usize, stream: &Stream) -> Result<CUdeviceptr, CUresult> {

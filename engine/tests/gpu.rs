@@ -44,10 +44,7 @@ fn has_gpu() -> bool {
     });
     match &alone[0] {
         Ok(_) => true,
-        Err(error) if error.to_string().contains("CUDA_ERROR_INVALID_IMAGE") => {
-            println!("skipped: built without kernels; scripts/emulated-nvcc makes some");
-            false
-        }
+        Err(error) if mock::has_no_kernels(error) => false,
         Err(error) => panic!("{error}"),
     }
 }
@@ -191,10 +188,10 @@ fn where_state_lives_makes_no_difference() {
     }
 }
 
-/// Over NCCL and by way of the host, in every stage, over pipelines.
+/// Over NCCL and by way of the host, in every stage.
 #[test]
 fn ranks_with_a_gpu_each() {
-    if !has_gpu() {
+    if !mock::has_gpus(4) || !has_gpu() {
         return;
     }
     let travel = |text: String, way: &str| format!("{text}\nlauncher: {{gpu_transport: {way}}}");
@@ -225,6 +222,14 @@ fn ranks_with_a_gpu_each() {
         let offloaded = world::run(2, 3, &travel(settings("cuda", zero_stage, 2, ""), "nccl"));
         assert!(apart(&offloaded, &one) < 1e-5, "ZeRO {zero_stage} on the host: {}", apart(&offloaded, &one));
     }
+}
+
+/// Two stages have the bits of one, each on a GPU or both on the same.
+#[test]
+fn pipelines_with_everything_on_gpus() {
+    if !has_gpu() {
+        return;
+    }
     let expected = world::run(1, 3, &resident("cuda", 1, 4, ""));
     for schedule in ["1f1b", "zb_h1"] {
         let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
@@ -232,27 +237,29 @@ fn ranks_with_a_gpu_each() {
     }
 }
 
-/// A traced run: each copy and each collective is in the timeline, none before what it waits for; and products are counted.
+/// What GPUs did in two traced steps, each span with its name; and how many instructions a step has.
+fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)> {
+    let text = text.replace("{device: cuda", "{device: cuda, trace: true");
+    world(ranks, |comm| {
+        let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
+        train(&mut engine, 2);
+        let named = |span: &GpuSpan| match span.subject {
+            Subject::Number(index) => engine.program().instructions[index].kind(),
+            Subject::Transfer { kind, .. } => kind.name(),
+        };
+        let spans = engine.timing().gpu_spans().to_vec();
+        (spans.iter().map(|span| (*span, named(span))).collect(), engine.program().instructions.len())
+    })
+}
+
+/// A traced run: each copy is in the timeline, none before what it waits for; and products are counted.
 #[test]
 fn the_timeline_is_that_of_the_gpu() {
     if !has_gpu() {
         return;
     }
-    let traced = |text: String| text.replace("{device: cuda", "{device: cuda, trace: true");
-    let of = |ranks: usize, text: String| {
-        world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &traced(text.clone())), gpt2(), comm).unwrap();
-            train(&mut engine, 2);
-            let named = |span: &GpuSpan| match span.subject {
-                Subject::Number(index) => engine.program().instructions[index].kind(),
-                Subject::Transfer { kind, .. } => kind.name(),
-            };
-            let spans = engine.timing().gpu_spans().to_vec();
-            (spans.iter().map(|span| (*span, named(span))).collect::<Vec<_>>(), engine.program().instructions.len())
-        })
-    };
     // Everything on the host: gradients go there behind their backward, parameters come before they are used.
-    let (spans, instructions) = of(1, settings("cuda", 3, 1, "")).remove(0);
+    let (spans, instructions) = traced(1, &settings("cuda", 3, 1, "")).remove(0);
     let on = |track| spans.iter().filter(move |(span, _)| span.track == track).copied().collect::<Vec<_>>();
     let (compute, down, up) = (on(Track::Compute), on(Track::ToHost), on(Track::FromHost));
     assert_eq!(compute.len(), 2 * instructions);
@@ -277,8 +284,15 @@ fn the_timeline_is_that_of_the_gpu() {
         counted[0]
     };
     assert_eq!(macs("cuda"), macs("cpu"));
-    // Over NCCL: collectives on streams of their own.
-    for (spans, _) in of(2, resident("cuda", 3, 1, "")) {
+}
+
+/// Over NCCL collectives are on streams of their own.
+#[test]
+fn collectives_are_in_the_timeline() {
+    if !mock::has_gpus(2) || !has_gpu() {
+        return;
+    }
+    for (spans, _) in traced(2, &resident("cuda", 3, 1, "")) {
         let kinds: BTreeSet<&str> =
             spans.iter().filter(|(span, _)| span.track == Track::Collectives).map(|(_, kind)| *kind).collect();
         assert!(kinds.contains("all_gather") && kinds.contains("reduce_scatter"), "{kinds:?}");
@@ -306,7 +320,7 @@ fn what_is_not_there_is_refused_before_anything_runs() {
 fn too_little_memory_is_said_in_words() {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
     if std::env::var_os(CHILD).is_none() {
-        if mock::is_real() || !has_gpu() {
+        if !mock::only_the_mock() || !has_gpu() {
             return;
         }
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -333,7 +347,7 @@ fn too_little_memory_is_said_in_words() {
 fn the_gpu_holds_what_was_planned() {
     const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
     let Ok(zero) = std::env::var(CHILD) else {
-        if mock::is_real() || !has_gpu() {
+        if !mock::only_the_mock() || !has_gpu() {
             return;
         }
         for zero in [

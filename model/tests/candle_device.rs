@@ -22,10 +22,7 @@ fn device(ordinal: usize) -> Option<Device> {
     let device = Device::new_cuda_with_stream(ordinal).expect("a device");
     match Tensor::ones(1, DType::F32, &device) {
         Ok(_) => Some(device),
-        Err(error) if error.to_string().contains("CUDA_ERROR_INVALID_IMAGE") => {
-            println!("skipped: built without kernels; scripts/emulated-nvcc makes some");
-            None
-        }
+        Err(error) if mock::has_no_kernels(&error) => None,
         Err(error) => panic!("{error}"),
     }
 }
@@ -317,7 +314,10 @@ fn random_numbers_follow_from_a_seed() -> Result<()> {
 
 #[test]
 fn memory_is_counted() -> Result<()> {
-    let Some(device) = device(2).filter(|_| !mock::is_real()) else { return Ok(()) };
+    if !mock::only_the_mock() {
+        return Ok(());
+    }
+    let Some(device) = device(2) else { return Ok(()) };
     let free = || device.as_cuda_device().unwrap().cuda_stream().context().mem_get_info().unwrap();
     device.synchronize()?;
     let (before, total) = free();
@@ -336,7 +336,10 @@ fn memory_is_counted() -> Result<()> {
 #[test]
 fn a_place_beyond_the_end_is_an_error() -> Result<()> {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
-    let Some(device) = device(0).filter(|_| !mock::is_real()) else { return Ok(()) };
+    if !mock::only_the_mock() {
+        return Ok(());
+    }
+    let Some(device) = device(0) else { return Ok(()) };
     if std::env::var_os(CHILD).is_none() {
         let mut command = Command::new(std::env::current_exe()?);
         let output = command.args(["--exact", "a_place_beyond_the_end_is_an_error"]).env(CHILD, "1").output()?;

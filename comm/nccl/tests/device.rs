@@ -23,14 +23,14 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     mock::ready().then_some(alone)
 }
 
+/// As `alone`, for two ranks.
+fn alone_in_pairs() -> Option<MutexGuard<'static, ()>> {
+    mock::connects(2).then(alone).flatten()
+}
+
 /// As `alone`, for what real devices cannot be told to do.
 fn alone_with_the_mock() -> Option<MutexGuard<'static, ()>> {
-    alone().filter(|_| {
-        if mock::is_real() {
-            println!("skipped: it needs the mock");
-        }
-        !mock::is_real()
-    })
+    mock::only_the_mock().then(alone).flatten()
 }
 
 /// A fault of the mock's, until it is dropped.
@@ -155,7 +155,7 @@ fn an_abort_on_the_host_ends_what_is_on_the_device() {
 
 #[test]
 fn buffers_are_where_the_group_can_use_them_or_refused() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_pairs() else { return };
     let devices = Device::count().expect("a driver");
     run(2, PATIENT, |comm, device| {
         let floats = || Buffer::from(vec![1f32; 4]);
@@ -188,7 +188,7 @@ fn buffers_are_where_the_group_can_use_them_or_refused() {
 
 #[test]
 fn one_rank_with_a_buffer_elsewhere_is_a_mismatch() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_pairs() else { return };
     let errors = run(2, PATIENT, |comm, device| {
         let buffer = if comm.rank() == 0 { up(vec![1.0; 4], device) } else { vec![1f32; 4].into() };
         comm.all_reduce(buffer, ReduceOp::Sum).wait().expect_err("one is on the host")

@@ -11,9 +11,12 @@ use std::sync::{Arc, OnceLock};
 use zero_cuda::{Device, Library};
 
 /// Runs on the devices of this machine instead.
-const REAL: &str = "ZERO_TRAIN_CUDA_TESTS";
+pub(crate) const REAL: &str = "ZERO_TRAIN_CUDA_TESTS";
 
-/// Whether there is something to test on; if not, why is printed.
+/// Whether there is something to test on; if not, why is printed. On real devices there is, or the test fails.
+///
+/// On real devices a test says `skipped: needs N GPUs` or `skipped: only the mock can do this`, and nothing else: `scripts/card.sh` takes
+/// every other word about skipping for a failure.
 pub(crate) fn ready() -> bool {
     static READY: OnceLock<Result<(), String>> = OnceLock::new();
     match READY.get_or_init(prepare) {
@@ -28,6 +31,45 @@ pub(crate) fn ready() -> bool {
 /// Whether these are real devices.
 pub(crate) fn is_real() -> bool {
     env::var_os(REAL).is_some()
+}
+
+/// Whether the mock runs, for what real devices cannot be told to do; if not, that is printed.
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
+pub(crate) fn only_the_mock() -> bool {
+    if is_real() {
+        println!("skipped: only the mock can do this");
+    }
+    !is_real() && ready()
+}
+
+/// Whether there are as many devices; if not, that is printed.
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
+pub(crate) fn has_gpus(count: usize) -> bool {
+    let is_enough = ready() && Device::count().expect("a driver") >= count;
+    if !is_enough {
+        println!("skipped: needs {count} GPUs");
+    }
+    is_enough
+}
+
+/// Whether NCCL connects as many ranks: each has a device of its own, or NCCL was told that they may share one; if not, that is printed.
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
+pub(crate) fn connects(ranks: usize) -> bool {
+    let may_share = env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|is_set| is_set == "1");
+    if may_share { ready() } else { has_gpus(ranks) }
+}
+
+/// Whether an error says that the program was built without kernels, which is printed. On real devices that is a failure: a program without
+/// kernels would pass all tests by skipping them.
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
+pub(crate) fn has_no_kernels(error: &dyn std::fmt::Display) -> bool {
+    let said = error.to_string();
+    let is_empty = said.contains("CUDA_ERROR_INVALID_IMAGE");
+    assert!(!(is_empty && is_real()), "{REAL} is set, and this program has no kernels for the device: {said}");
+    if is_empty {
+        println!("skipped: built without kernels; scripts/emulated-nvcc makes some");
+    }
+    is_empty
 }
 
 /// The device of a rank: its own, as long as there are as many.
