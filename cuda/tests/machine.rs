@@ -72,6 +72,25 @@ fn write(address: CUdeviceptr, bytes: usize, stream: &Stream) {
     check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.raw()) }).unwrap();
 }
 
+fn priority(stream: &Stream) -> i32 {
+    let mut priority = 0;
+    // SAFETY: writes one number.
+    check("cuStreamGetPriority", unsafe { sys::cuStreamGetPriority(stream.raw(), &raw mut priority) }).unwrap();
+    priority
+}
+
+/// Also on a real device: all that can run our kernels have priorities.
+#[test]
+fn urgent_streams_are_of_a_higher_priority() {
+    if !mock::ready() {
+        return;
+    }
+    let device = mock::device_of(0);
+    let (usual, urgent) = (Stream::new(&device).unwrap(), Stream::urgent(&device).unwrap());
+    assert!(priority(&urgent) < priority(&usual), "{} {}", priority(&urgent), priority(&usual));
+    assert_eq!(priority(&usual), 0);
+}
+
 fn stream() -> Stream {
     let device = Device::open(0).unwrap();
     device.make_current().unwrap();

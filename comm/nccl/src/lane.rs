@@ -50,7 +50,7 @@ const NAP: Duration = Duration::from_micros(200);
 
 impl Lane {
     pub(crate) fn new(device: &Arc<Device>, recorder: Option<Arc<Recorder>>) -> Result<Lane, CudaError> {
-        let (stream, done) = (Stream::new(device)?, Event::new(device)?);
+        let (stream, done) = (Stream::urgent(device)?, Event::new(device)?);
         let (device, comm) = (Arc::clone(device), std::ptr::null_mut());
         Ok(Lane { device, stream, done, recorder, begun: None, comm, rank: 0, state: State::Idle, left: None })
     }

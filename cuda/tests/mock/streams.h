@@ -5,7 +5,7 @@ struct Stream {
     pthread_cond_t changed;
     Task *first, *last;
     long begun, done;
-    int closed, device;
+    int closed, device, priority;
     pthread_t thread;
     struct Stream *next; // of all that there are
 };
@@ -72,14 +72,19 @@ static void wait_for(Stream *stream) {
     while (stream->done < until) pthread_cond_wait(&stream->changed, &stream->lock);
     pthread_mutex_unlock(&stream->lock);
 }
-int cuStreamCreate(Stream **stream, unsigned flags) {
+// From the lowest to the highest; the real one takes every number, and makes it one of these.
+enum { LEAST = 0, GREATEST = -5 };
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { NEEDS_CONTEXT; *least = LEAST; *greatest = GREATEST; return 0; }
+int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
     NEEDS_CONTEXT;
     if (flags != 1) return INVALID_VALUE; // one that waits for no other
     *stream = begin_stream(current);
-    return *stream ? 0 : OUT_OF_MEMORY;
+    if (!*stream) return OUT_OF_MEMORY;
+    (*stream)->priority = priority > LEAST ? LEAST : priority < GREATEST ? GREATEST : priority;
+    return 0;
 }
-int cuCtxGetStreamPriorityRange(int *least, int *greatest) { NEEDS_CONTEXT; *least = 0; *greatest = -5; return 0; }
-int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) { (void)priority; return cuStreamCreate(stream, flags); }
+int cuStreamCreate(Stream **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+int cuStreamGetPriority(Stream *stream, int *priority) { NEEDS_CONTEXT; *priority = stream_of(stream)->priority; return 0; }
 static void *bury(void *argument) {
     Stream *stream = argument;
     pthread_join(stream->thread, NULL);

@@ -47,7 +47,7 @@ impl Staging {
     /// What the driver says.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
-        let (down, up) = (Stream::new(&of).map_err(driver)?, Stream::new(&of).map_err(driver)?);
+        let (down, up) = (Stream::urgent(&of).map_err(driver)?, Stream::urgent(&of).map_err(driver)?);
         let recorder = recorder(device);
         Ok(Self { device: device.clone(), of, down, up, recorder, idle: vec![], leaving: VecDeque::new() })
     }
