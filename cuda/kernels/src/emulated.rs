@@ -152,8 +152,12 @@ struct Entry {
 }
 
 /// Bytes before and behind what a kernel may touch.
-const SENTINELS: usize = 64;
+pub const SENTINELS: usize = 256;
 const SENTINEL: u8 = 0xa5;
+
+fn words(bytes: &[u8]) -> Vec<u128> {
+    bytes.as_chunks().0.iter().map(|&word| u128::from_ne_bytes(word)).collect()
+}
 
 /// Memory that a kernel may read and write, with sentinels around it. Nothing else may be there.
 #[derive(Debug)]
@@ -189,8 +193,23 @@ impl Memory {
         let around = [SENTINEL; SENTINELS];
         let mut all = [&around[..], bytes, &around].concat();
         all.resize(all.len().next_multiple_of(16), SENTINEL);
-        let words = all.chunks_exact(16).map(|word| u128::from_ne_bytes(word.try_into().expect("sixteen"))).collect();
-        Self { words, bytes: bytes.len() }
+        Self { words: words(&all), bytes: bytes.len() }
+    }
+
+    /// All bytes from [`SENTINELS`] before the first on, for a copy in other memory.
+    #[must_use]
+    pub fn whole(&self) -> Vec<u8> {
+        self.words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    /// The same memory, with what became of the copy.
+    ///
+    /// # Panics
+    /// The sizes differ.
+    #[must_use]
+    pub fn with_whole(&self, whole: &[u8]) -> Self {
+        assert_eq!(whole.len(), 16 * self.words.len());
+        Self { words: words(whole), bytes: self.bytes }
     }
 
     /// Where it begins, a multiple of 16.
@@ -204,7 +223,7 @@ impl Memory {
     /// Something was written beyond its ends.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        let all: Vec<u8> = self.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let all = self.whole();
         let (before, rest) = all.split_at(SENTINELS);
         let (own, after) = rest.split_at(self.bytes);
         assert!(before.iter().chain(after).all(|&byte| byte == SENTINEL), "a write beyond the ends of memory");

@@ -1,10 +1,9 @@
 //! Attention against f64.
 
 use zero_kernels::attention::{Geometry, Saved, backward, forward};
-use zero_kernels::emulated::Memory;
 use zero_kernels::{Address, Dtype};
 
-use crate::{assert_near, numbers, on_device, rounded};
+use crate::{Memory, assert_near, numbers, on_device, rounded};
 
 /// Of [batch, time, heads, size] each: q, k, v, the gradient of the result.
 struct Case {

@@ -2,10 +2,9 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::cross_entropy::{Logits, Upstream, backward, foreseen, forward, mean_loss, rescale};
-use zero_kernels::emulated::Memory;
 use zero_kernels::indices::Fault;
 
-use crate::{assert_near, numbers, on_device, rounded};
+use crate::{Memory, assert_near, numbers, on_device, rounded};
 
 #[test]
 fn losses_and_the_gradient_in_place() {

@@ -2,11 +2,10 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
-use zero_kernels::emulated::Memory;
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, BLOCK, Onto};
 
-use crate::{assert_near, epsilon, numbers, on_device, rounded};
+use crate::{Memory, assert_near, epsilon, numbers, on_device, rounded};
 
 /// Φ(x), by the complementary error function's continued fraction and series.
 fn cdf(x: f64) -> f64 {

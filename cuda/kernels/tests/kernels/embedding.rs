@@ -2,10 +2,9 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
-use zero_kernels::emulated::Memory;
 use zero_kernels::indices::{Fault, IndexType, indices};
 
-use crate::{numbers, on_device, rounded};
+use crate::{Memory, numbers, on_device, rounded};
 
 /// Indices as u32, and what is left for the host.
 fn taken(of: IndexType, bytes: &[u8], count: u32, limit: u32) -> Option<(Vec<u64>, Fault)> {

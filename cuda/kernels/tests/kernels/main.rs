@@ -1,45 +1,76 @@
-//! The kernels on an emulated device, against the same in f64 or the CPU's bits. Skipped where there is no C++ compiler.
+//! The kernels against the same in f64 or the CPU's bits: on an emulated device, and with feature `cuda` through the driver on a card
+//! (`tests/card`). Skipped where there is no C++ compiler.
+//!
+//! A case is a closure for [`on_device`]: it makes [`Memory`], launches with [`Device::run`], and returns what the kernels wrote, which must
+//! be the same in every run. Results go to memory that is [`Memory::unwritten`] before, and are compared outside of the closure. Inputs
+//! are [`numbers`].
 #![allow(unsafe_code)]
 
 mod attention;
+#[cfg(feature = "cuda")]
+#[path = "../card/mod.rs"]
+mod card;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod memory;
 mod norm;
 mod optimizer;
 
+use std::env;
+use std::fmt::Debug;
+use std::io::Write;
 use std::path::Path;
+use std::sync::OnceLock;
 
-use zero_kernels::emulated::{Compiled, Emulator, Memory, ORDERS};
+use memory::{Device, Memory};
+use zero_kernels::emulated::{self, Compiled, Emulator, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
 
-/// A device whose threads run in one order.
-struct Device<'a> {
-    emulator: &'a Emulator,
-    order: u32,
-}
-
-impl Device<'_> {
-    /// Runs a launch whose addresses are those of memory that the test holds.
-    fn run<A>(&self, launch: &Launch<A>) {
-        // SAFETY: every test makes the memory of its launches in front of them, in the sizes that the launch's documentation says.
-        unsafe { self.emulator.run(launch, self.order) }.unwrap();
+/// What a case gives, the same for every order of threads on the emulator, and each time on a card. With a card the emulator runs one order
+/// and the mock, of which each launch has another, the rest; a GPU is asked alone, as it may have no compiler beside it.
+fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
+    let mut results = vec![];
+    if !is_gpu() {
+        let emulator = Emulator::shared()?;
+        let run = |order| (format!("order {order} of threads"), case(&Device::Emulated { emulator, order }));
+        let orders = if cfg!(feature = "cuda") { &ORDERS[..1] } else { &ORDERS };
+        results.extend(orders.iter().copied().map(run));
     }
-}
-
-/// What `test` gives on the device: the same for every order of threads.
-fn on_device<R: PartialEq + std::fmt::Debug>(test: impl Fn(&Device<'_>) -> R) -> Option<R> {
-    let emulator = Emulator::shared()?;
-    let mut results = ORDERS.map(|order| test(&Device { emulator, order })).into_iter();
-    let first = results.next().unwrap();
-    for (order, other) in results.enumerate() {
-        assert!(first == other, "a race: order {} of threads gives other results", order + 1);
+    #[cfg(feature = "cuda")]
+    if let Some(card) = card::Card::shared() {
+        let run =
+            |time| (format!("run {time} on the card"), memory::Seat::taken(card, |seat| case(&Device::Card(seat))));
+        results.extend([1, 2].map(run));
     }
-    Some(first)
+    let mut results = results.into_iter();
+    let (first, result) = results.next()?;
+    for (other, differing) in results {
+        assert!(differing == result, "a race: {other} gives other results than {first}");
+    }
+    Some(result)
 }
 
-/// Numbers without a pattern, in −1..1.
+/// Whether cases run on a GPU.
+fn is_gpu() -> bool {
+    cfg!(feature = "cuda") && env::var_os("ZERO_TRAIN_CUDA_TESTS").is_some()
+}
+
+/// What `ZERO_TRAIN_TEST_SEED` says: other inputs for all tests. 0 if it is not set.
+fn test_seed() -> u32 {
+    static SEED: OnceLock<u32> = OnceLock::new();
+    *SEED.get_or_init(|| {
+        let Ok(text) = env::var("ZERO_TRAIN_TEST_SEED") else { return 0 };
+        let seed = text.parse().unwrap_or_else(|_| panic!("ZERO_TRAIN_TEST_SEED: a number below 2³², not {text}"));
+        // Whatever tests keep to themselves.
+        writeln!(std::io::stderr(), "ZERO_TRAIN_TEST_SEED={seed}").expect("somebody reads it");
+        seed
+    })
+}
+
+/// Numbers without a pattern, in −1..1: others for each seed, and for each of the test's.
 fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let seed = seed.wrapping_add(test_seed().wrapping_mul(0x9e37_79b9));
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
     let mut next = || {
         state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
@@ -51,7 +82,7 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
 
 /// The numbers as they are after rounding to a type.
 fn rounded(dtype: Dtype, values: &[f32]) -> Vec<f32> {
-    Memory::floats(dtype, values).to_floats(dtype)
+    emulated::Memory::floats(dtype, values).to_floats(dtype)
 }
 
 /// Units in the last place of a type, relative.
@@ -82,10 +113,13 @@ fn faulty<A>(entry: &str, args: A) -> Launch<A> {
 /// The emulator finds what it is there to find.
 #[test]
 fn faults_are_found() {
+    if is_gpu() {
+        return;
+    }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/faulty.cu");
     let Some(kernels) = Compiled::new(&file).unwrap() else { return };
     let results = ORDERS.map(|order| {
-        let mut out = Memory::floats(Dtype::F32, &[0.0; 64]);
+        let mut out = emulated::Memory::floats(Dtype::F32, &[0.0; 64]);
         // SAFETY: the kernels of this file write at most a float for each of their threads.
         let ended = ["race", "divergence", "overrun"].map(|kernel| unsafe {
             let launch = faulty(kernel, out.address());
@@ -99,7 +133,7 @@ fn faults_are_found() {
     assert!(results.iter().any(|result| *result != results[0]), "the race was not seen");
     // What was never written is NaN: the first thread in the first order reads what the second one has yet to write.
     assert!(f32::from_bits(results[0][0]).is_nan());
-    let mut memory = Memory::floats(Dtype::F32, &[1.0; 64]);
+    let mut memory = emulated::Memory::floats(Dtype::F32, &[1.0; 64]);
     // SAFETY: both kernels read 64 floats, and write at most the first.
     let [hasty, early, odd] =
         ["hasty", "early", "odd"].map(|kernel| unsafe { kernels.run(&faulty(kernel, memory.address()), 0) });
@@ -107,7 +141,7 @@ fn faults_are_found() {
     assert_eq!(early, Ok(()));
     assert!(memory.to_floats(Dtype::F32)[0].is_nan(), "a copy was there before it was waited for");
     assert_eq!(odd, Err("faulty_odd: a row of a matrix that does not begin at a multiple of 16 bytes".into()));
-    let mut memory = Memory::floats(Dtype::F32, &[1.0]);
+    let mut memory = emulated::Memory::floats(Dtype::F32, &[1.0]);
     let launch = faulty("beyond", memory.address());
     // SAFETY: the kernel writes into the sentinels behind the float.
     unsafe { kernels.run(&launch, 0) }.unwrap();

@@ -1,10 +1,9 @@
 //! Layer norm and RMS norm against f64.
 
 use zero_kernels::Dtype;
-use zero_kernels::emulated::Memory;
 use zero_kernels::norm::{self, BLOCK, Rows, Weights};
 
-use crate::{assert_near, numbers, on_device, rounded};
+use crate::{Memory, assert_near, numbers, on_device, rounded};
 
 const EPS: f64 = 1e-5;
 

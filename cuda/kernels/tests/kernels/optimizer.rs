@@ -2,12 +2,11 @@
 
 use half::{bf16, f16};
 use zero_kernels::Dtype;
-use zero_kernels::emulated::Memory;
 use zero_kernels::optimizer::{SQUARES, add_to, narrow, square_sums, widen};
 use zero_optim::norm::block_square_sums;
 use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Sgd, Step, update};
 
-use crate::{numbers, on_device, rounded};
+use crate::{Memory, numbers, on_device, rounded};
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()

@@ -1,64 +1,35 @@
-//! Kernels launched by the driver: a mock of it that runs emulated kernels on streams of its own, or with `ZERO_TRAIN_CUDA_TESTS=1` the
-//! driver and the GPU of this machine.
+//! How kernels come to a device and onto its streams (`tests/card`).
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
-#[path = "../../tests/mock/mod.rs"]
-mod mock;
+#[path = "../card/mod.rs"]
+mod card;
 
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
-
-use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
+use card::Card;
+use zero_cuda::{Allocation, CudaError, Event, Stream};
 use zero_kernels::attention::{self, Geometry};
 use zero_kernels::norm::{self, Rows, Weights};
 use zero_kernels::optimizer::{square_sums, widen};
-use zero_kernels::{Dtype, Kernels, Launch, Source, emulated};
+use zero_kernels::{Dtype, Launch};
 use zero_optim::norm::block_square_sums;
 use zero_optim::{AdamW, Optimizer, Step, update};
 
-fn emulated_images() -> Option<&'static HashMap<Source, Vec<u8>>> {
-    static IMAGES: OnceLock<Option<HashMap<Source, Vec<u8>>>> = OnceLock::new();
-    let compile = || Source::ALL.into_iter().map(|source| Some((source, emulated::image(source).unwrap()?))).collect();
-    IMAGES.get_or_init(compile).as_ref()
-}
-
-/// A device with its kernels, and a stream.
+/// The card, and a stream.
 struct Bench {
-    kernels: Kernels,
-    device: Arc<Device>,
+    card: &'static Card,
     stream: Stream,
 }
 
 impl Bench {
     /// `None` where there is neither a device nor what a mock needs.
     fn new() -> Option<Self> {
-        if !mock::ready() {
-            return None;
-        }
-        let device = mock::device_of(0);
-        let kernels = if mock::is_real() {
-            Kernels::new(&device)
-        } else if emulated_images().is_some() {
-            // SAFETY: the mock takes these libraries for modules.
-            unsafe { Kernels::of_images(&device, |source| &emulated_images().expect("looked at before")[&source]) }
-        } else {
-            println!("skipped: no C++ compiler (c++, or what CXX names)");
-            return None;
-        };
-        Some(Self { kernels, stream: Stream::new(&device).unwrap(), device })
+        let card = Card::shared()?;
+        Some(Self { card, stream: Stream::new(&card.device).unwrap() })
     }
 
     /// Memory of the device that holds these numbers.
     fn upload(&self, values: &[f32]) -> Allocation {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_ne_bytes()).collect();
-        let mut pinned = Pinned::new(&self.device, bytes.len()).unwrap();
-        pinned.copy_from_slice(&bytes);
-        let mut allocation = Allocation::new(&self.device, bytes.len()).unwrap();
-        // SAFETY: both live until the stream is waited for.
-        unsafe { allocation.fill_from(&pinned, &self.stream) }.unwrap();
-        self.stream.synchronize().unwrap();
-        allocation
+        self.card.upload(&values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>(), &self.stream)
     }
 
     fn bytes<const N: usize>(&self, from: &Allocation) -> Vec<[u8; N]> {
@@ -71,14 +42,12 @@ impl Bench {
         self.bytes(from).into_iter().map(u32::from_ne_bytes).collect()
     }
 
-    /// Behind what is on the stream; memory must live until the stream was waited for, as it does in these tests.
     fn launch<A>(&self, launch: &Launch<A>) {
         self.try_launch(launch, &self.stream).unwrap();
     }
 
     fn try_launch<A>(&self, launch: &Launch<A>, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: the tests hold memory of the sizes that their launches ask for, until they have read the results.
-        unsafe { self.kernels.launch(launch, stream) }
+        self.card.launch(launch, stream)
     }
 }
 
@@ -122,7 +91,7 @@ fn streams_wait_for_events() {
     let of = Rows { rows, size, dtype: Dtype::F32, eps: 1e-5 };
     let (x, w) = (bench.upload(&numbers(count, 3.0)), bench.upload(&vec![1.0; size as usize]));
     let [y, copy] = [(); 2].map(|()| bench.upload(&vec![f32::NAN; count]));
-    let (other, done) = (Stream::new(&bench.device).unwrap(), Event::new(&bench.device).unwrap());
+    let (other, done) = (Stream::new(&bench.card.device).unwrap(), Event::new(&bench.card.device).unwrap());
     bench.launch(&norm::forward(&of, Weights::Rms { weight: w.address() }, x.address(), y.address()));
     bench.stream.record(&done).unwrap();
     other.wait_for(&done).unwrap();
