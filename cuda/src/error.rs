@@ -16,6 +16,13 @@ pub struct CudaError {
     pub words: Option<String>,
 }
 
+impl CudaError {
+    /// A call that is not made, as the driver would refuse an argument.
+    pub fn invalid(call: &'static str, words: String) -> Self {
+        Self { call, code: CUresult::CUDA_ERROR_INVALID_VALUE, words: Some(words) }
+    }
+}
+
 impl std::fmt::Display for CudaError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {:?}", self.call, self.code)?;

@@ -36,7 +36,7 @@ pub use libraries::Library;
 #[cfg(feature = "cuda")]
 pub use memory::{Allocation, Pinned};
 #[cfg(feature = "cuda")]
-pub use module::{Function, Module};
+pub use module::{Footprint, Function, Module};
 #[cfg(feature = "cuda")]
 pub use stream::{Event, Stream};
 #[cfg(feature = "cuda")]

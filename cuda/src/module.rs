@@ -24,7 +24,7 @@ impl Module {
     /// Loads what a compiler has made.
     ///
     /// # Safety
-    /// `image` is a whole fat binary or cubin, PTX with a zero behind it, or empty.
+    /// `image` is a whole fat binary or cubin that begins at a multiple of 8, PTX with a zero behind it, or empty.
     ///
     /// # Errors
     /// There is nothing in it for this device, as in an empty one, or no memory for it.
@@ -52,6 +52,26 @@ impl Module {
         check("cuModuleGetFunction", found)?;
         Ok(Function { module: Arc::clone(self), raw })
     }
+
+    /// All of its kernels, with their names.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn functions(self: &Arc<Self>) -> Result<Vec<(String, Function)>, CudaError> {
+        self.device.make_current()?;
+        let mut count = 0;
+        // SAFETY: writes one number; the module lives.
+        check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
+        let mut all = vec![std::ptr::null_mut(); count as usize];
+        // SAFETY: writes as many handles as there is room for; the module lives.
+        let found = unsafe { sys::cuModuleEnumerateFunctions(all.as_mut_ptr(), count, self.raw) };
+        check("cuModuleEnumerateFunctions", found)?;
+        let named = |raw| {
+            let function = Function { module: Arc::clone(self), raw };
+            function.name().map(|name| (name, function))
+        };
+        all.into_iter().map(named).collect()
+    }
 }
 
 impl Drop for Module {
@@ -75,7 +95,58 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+/// What a kernel takes of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// Of a thread.
+    pub registers: u32,
+    /// Of a thread, in memory: what does not fit into registers, and arrays that are indexed at run time.
+    pub local_bytes: u32,
+    /// Of a block, without what a launch asks for.
+    pub shared_bytes: u32,
+    /// Of a block.
+    pub most_threads: u32,
+}
+
 impl Function {
+    /// Loads it now. The driver loads a kernel when it is first used, and may wait for the device to be idle then.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn load(&self) -> Result<(), CudaError> {
+        self.module.device.make_current()?;
+        // SAFETY: the function lives as long as its module, which this keeps.
+        check("cuFuncLoad", unsafe { sys::cuFuncLoad(self.raw) })
+    }
+
+    /// What it takes of a device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn footprint(&self) -> Result<Footprint, CudaError> {
+        self.module.device.make_current()?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes one number; the function lives as long as its module, which this keeps.
+            check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, self.raw) })?;
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        Ok(Footprint {
+            registers: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            local_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            shared_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            most_threads: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        })
+    }
+
+    fn name(&self) -> Result<String, CudaError> {
+        let mut name = std::ptr::null();
+        // SAFETY: writes one pointer, to text that lives as long as the module.
+        check("cuFuncGetName", unsafe { sys::cuFuncGetName(&raw mut name, self.raw) })?;
+        // SAFETY: as above; it is copied at once.
+        Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+    }
+
     /// Lets a launch ask for so many bytes of shared memory; without this 48 KiB are the most.
     ///
     /// # Errors

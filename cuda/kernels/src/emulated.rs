@@ -120,12 +120,13 @@ impl Compiled {
     /// Runs a launch to its end, with threads in one of the [`ORDERS`].
     ///
     /// # Errors
-    /// What the emulator found wrong: a barrier that not all threads reach, a write beyond the shared memory, arguments of another size
-    /// than the kernel's.
+    /// What the emulator found wrong: a grid that is too large, a barrier that not all threads reach, a write beyond the shared memory,
+    /// arguments of another size than the kernel's.
     ///
     /// # Safety
     /// The addresses in the arguments are those of [`Memory`] that lives and is as large as the kernel reads and writes.
     pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
+        launch.check_grid()?;
         let name = &launch.entry;
         // SAFETY: every entry of the sources has such a value beside it, by the macro ENTRY of the emulator.
         let entry = unsafe { self.library.get::<*const Entry>(format!("{name}_entry").as_bytes()) };

@@ -87,12 +87,12 @@ impl Source {
         }
     }
 
-    /// What nvcc made of it: a fat binary for `cuModuleLoadData`.
+    /// What nvcc made of it: a fat binary for `cuModuleLoadData`, which begins at a multiple of 16.
     #[cfg(feature = "cuda")]
     pub fn image(self) -> &'static [u8] {
         macro_rules! image {
             ($name:literal) => {
-                include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin"))
+                &(const { &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin"))) }).0
             };
         }
         match self {
@@ -111,6 +111,11 @@ impl Source {
     }
 }
 
+/// The driver reads images as words.
+#[cfg(feature = "cuda")]
+#[repr(align(16))]
+struct Aligned<B>(B);
+
 /// An entry to start, by `cuLaunchKernel` with one argument.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch<A> {
@@ -128,6 +133,9 @@ pub struct Launch<A> {
     pub args: A,
 }
 
+/// Blocks that a grid may have in x, y and z.
+const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+
 /// Blocks of a launch whose threads go through elements in strides: enough to fill any device.
 const MOST_BLOCKS: u64 = 4096;
 /// Threads of most blocks.
@@ -136,6 +144,14 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
 impl<A> Launch<A> {
+    /// Whether a device takes a grid of this size; if not, what is said about it.
+    pub(crate) fn check_grid(&self) -> Result<(), String> {
+        let ([x, y, z], [most_x, most, _]) = (self.grid, MOST);
+        let fits = self.grid.iter().zip(MOST).all(|(&blocks, most)| (1..=most).contains(&blocks));
+        let words = || format!("{}: {x} × {y} × {z} blocks; a grid has 1 to {most_x} × {most} × {most}", self.entry);
+        fits.then_some(()).ok_or_else(words)
+    }
+
     /// `kernel` of a type, for `count` elements of which each thread takes some; `None` if there are none.
     pub(crate) fn over(source: Source, kernel: &str, dtype: Dtype, count: u64, args: A) -> Option<Self> {
         let blocks = count.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32;

@@ -7,6 +7,7 @@
 // MOCK_DEVICES says how many devices there are (8), MOCK_DEVICE_BYTES how large the memory of each is (8 GiB); MOCK_COUNTS prints counters.h.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
 #include <sys/mman.h>
 #include <time.h>
 

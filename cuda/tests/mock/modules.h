@@ -23,7 +23,23 @@ static unsigned char *decoded(const char *text) {
     }
     return bytes;
 }
-typedef struct { void *library; int device; } Module;
+typedef struct { void *library; int device; unsigned count; char **names; } Module;
+// Finds the names of all entries, which the library exports with `_entry` behind.
+static void find_entries(Module *module, const unsigned char *image) {
+    const Elf64_Ehdr *head = (const void *)image;
+    const Elf64_Shdr *sections = (const void *)(image + head->e_shoff);
+    for (int i = 0; i < head->e_shnum; i++) {
+        if (sections[i].sh_type != SHT_DYNSYM) continue;
+        const Elf64_Sym *symbols = (const void *)(image + sections[i].sh_offset);
+        const char *names = (const char *)image + sections[sections[i].sh_link].sh_offset;
+        size_t all = sections[i].sh_size / sizeof *symbols;
+        module->names = malloc(all * sizeof *module->names);
+        for (size_t s = 0; s < all; s++) {
+            const char *name = names + symbols[s].st_name, *end = strstr(name, "_entry");
+            if (end && !end[6] && symbols[s].st_shndx) module->names[module->count++] = strndup(name, end - name);
+        }
+    }
+}
 static int load(Module **module, const unsigned char *image) {
     size_t bytes = elf_bytes(image);
     int file = memfd_create("kernels", 0);
@@ -34,13 +50,14 @@ static int load(Module **module, const unsigned char *image) {
     void *library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) return INVALID_IMAGE;
     *module = malloc(sizeof **module);
-    **module = (Module){library, current};
+    **module = (Module){library, current, 0, NULL};
+    find_entries(*module, image);
     return 0;
 }
 int cuModuleLoadData(Module **module, const void *image) {
     NEEDS_CONTEXT;
     static const char text[] = "// kernels for the emulator";
-    if (!memcmp(image, "\177ELF", 4)) return load(module, image);
+    if (!memcmp(image, "\177ELF", 4)) return (uintptr_t)image % 8 ? INVALID_IMAGE : load(module, image);
     if (strncmp(image, text, sizeof text - 1)) return *(const char *)image ? NO_BINARY : INVALID_IMAGE;
     unsigned char *bytes = decoded(image);
     int code = load(module, bytes);
@@ -50,6 +67,8 @@ int cuModuleLoadData(Module **module, const void *image) {
 int cuModuleUnload(Module *module) {
     NEEDS_CONTEXT;
     int code = dlclose(module->library) ? INVALID_VALUE : 0;
+    for (unsigned i = 0; i < module->count; i++) free(module->names[i]);
+    free(module->names);
     free(module);
     return code;
 }
@@ -81,6 +100,14 @@ int cuModuleGetFunction(Function **function, Module *module, const char *name) {
     while (!__atomic_compare_exchange_n(&functions, &(*function)->next, *function, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
     return 0;
 }
+int cuModuleGetFunctionCount(unsigned *count, Module *module) { *count = module->count; return 0; }
+int cuModuleEnumerateFunctions(Function **all, unsigned room, Module *module) {
+    int code = 0;
+    for (unsigned i = 0; !code && i < room && i < module->count; i++) code = cuModuleGetFunction(&all[i], module, module->names[i]);
+    return code;
+}
+int cuFuncGetName(const char **name, Function *function) { *name = function->name; return 0; }
+int cuFuncLoad(Function *function) { (void)function; NEEDS_CONTEXT; return 0; }
 // 8 is the most shared memory that a launch may ask for.
 int cuFuncSetAttribute(Function *function, int attribute, int value) {
     NEEDS_CONTEXT;
@@ -89,9 +116,12 @@ int cuFuncSetAttribute(Function *function, int attribute, int value) {
     return 0;
 }
 int cuFuncGetAttribute(int *value, int attribute, Function *function) {
-    if (attribute != 0 && attribute != 8) return INVALID_VALUE;
-    *value = attribute == 0 ? 1024 : function->most_shared;
-    return 0;
+    switch (attribute) {
+        case 0: *value = 1024; return 0; // threads of a block
+        case 1: case 3: case 4: *value = 0; return 0; // shared and local bytes, registers
+        case 8: *value = function->most_shared; return 0;
+        default: return INVALID_VALUE;
+    }
 }
 
 typedef struct { Function *function; unsigned grid[3], block[3], shared; char args[] __attribute__((aligned(16))); } Start;

@@ -4,6 +4,7 @@
 
 #[path = "../card/mod.rs"]
 mod card;
+mod entries;
 
 use card::Card;
 use zero_cuda::{Allocation, CudaError, Event, Stream};
@@ -141,4 +142,24 @@ fn what_is_not_there_is_an_error() {
     let huge = Launch { shared_bytes: 1 << 20, ..unknown };
     let error = bench.try_launch(&Launch { entry: "widen_bf16".into(), ..huge }, &bench.stream).unwrap_err();
     assert_eq!(error.call, "cuFuncSetAttribute", "{error}");
+}
+
+/// More samples times heads than a grid has rows.
+#[test]
+fn a_grid_that_no_device_takes_is_refused() {
+    let Some(bench) = Bench::new() else { return };
+    let of = Geometry {
+        batch: 4096,
+        time: 1,
+        heads: 16,
+        kv_heads: 16,
+        size: 8,
+        dtype: Dtype::Bf16,
+        packed: false,
+        firsts: 0,
+    };
+    let launch = attention::forward(&of, [0; 3], 0, 0).unwrap();
+    let error = bench.try_launch(&launch, &bench.stream).unwrap_err();
+    let blocks = "attention_32_bf16: 1 × 65536 × 1 blocks; a grid has 1 to 2147483647 × 65535 × 65535";
+    assert_eq!((error.call, error.words.as_deref()), ("cuLaunchKernel", Some(blocks)), "{error}");
 }

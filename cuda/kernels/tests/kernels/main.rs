@@ -155,4 +155,8 @@ fn faults_are_found() {
     // SAFETY: as above.
     let error = unsafe { kernels.run(&faulty("beyond", 1u32), 0) }.unwrap_err();
     assert_eq!(error, "faulty_beyond: arguments of another size");
+    for grid in [[1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1], [0, 1, 1]] {
+        let error = refused(Launch { grid, ..faulty("beyond", memory.address()) });
+        assert!(error.ends_with("blocks; a grid has 1 to 2147483647 × 65535 × 65535"), "{error}");
+    }
 }

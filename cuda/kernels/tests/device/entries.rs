@@ -1,0 +1,92 @@
+//! Every entry of every source is loaded, and takes of the device what a kernel may. `--nocapture` prints a line of JSON for each.
+
+use std::collections::BTreeSet;
+
+use zero_kernels::Source;
+
+use crate::card::{Card, mock};
+
+/// Local bytes of a thread that are not worth a word: what spills goes through the first cache.
+const FEW_BYTES: u32 = 32;
+/// Entries with more, each with the reason.
+const LARGER: [(&str, &str); 0] = [];
+
+/// The sources, as they were when this was compiled.
+macro_rules! text {
+    ($name:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/", $name, ".cu"))
+    };
+}
+
+fn text(source: Source) -> &'static str {
+    match source {
+        Source::Activation => text!("activation"),
+        Source::Attention => text!("attention"),
+        Source::AttentionTensor => text!("attention_tensor"),
+        Source::CrossEntropy => text!("cross_entropy"),
+        Source::Dropout => text!("dropout"),
+        Source::Embedding => text!("embedding"),
+        Source::Indices => text!("indices"),
+        Source::Norm => text!("norm"),
+        Source::Optimizer => text!("optimizer"),
+        Source::Rotary => text!("rotary"),
+        Source::Rows => text!("rows"),
+    }
+}
+
+/// The entries of a source that `ENTRY` and `KERNEL` make at the beginning of a line; those that other macros make are left to the driver.
+fn written(source: Source) -> Vec<String> {
+    let names = |line: &str| {
+        let (kind, rest) = line.split_once('(')?;
+        let name = rest.split_once(',')?.0;
+        match kind {
+            "ENTRY" => Some(vec![name.to_owned()]),
+            "KERNEL" => Some(["f32", "bf16", "f16"].map(|suffix| format!("{name}_{suffix}")).into()),
+            _ => None,
+        }
+    };
+    text(source).lines().filter_map(names).flatten().collect()
+}
+
+#[test]
+fn every_entry_loads_and_takes_no_more_than_it_may() {
+    let Some(card) = Card::shared() else { return };
+    card.kernels.load_all().unwrap();
+    let (mut all, mut larger) = (BTreeSet::new(), vec![]);
+    for source in Source::ALL {
+        let entries = card.kernels.footprints(source).unwrap();
+        assert!(!entries.is_empty(), "{source:?} has no entries");
+        for (entry, of) in &entries {
+            println!(
+                r#"{{"entry": "{entry}", "source": "{}", "registers": {}, "local_bytes": {}, "shared_bytes": {}, "most_threads": {}}}"#,
+                source.name(),
+                of.registers,
+                of.local_bytes,
+                of.shared_bytes,
+                of.most_threads
+            );
+            if of.local_bytes > FEW_BYTES && LARGER.iter().all(|(name, _)| name != entry) {
+                larger.push(format!("{entry}: {} local bytes", of.local_bytes));
+            }
+            assert!(all.insert(entry.clone()), "two entries are called {entry}");
+        }
+        for name in written(source) {
+            assert!(entries.iter().any(|(entry, _)| *entry == name), "{name} of {source:?} was not found");
+        }
+    }
+    println!("{} entries", all.len());
+    assert!(larger.is_empty(), "{larger:?}");
+    assert!(LARGER.iter().all(|(name, _)| all.contains(*name)), "a reason for what is not there");
+    // On a GPU all of them use registers: otherwise the driver was not asked.
+    if mock::is_real() && std::env::var_os("CARD_MOCK").is_none() {
+        let of = |source| card.kernels.footprints(source).unwrap();
+        assert!(Source::ALL.into_iter().flat_map(of).all(|(_, of)| of.registers > 0 && of.most_threads > 0));
+    }
+}
+
+#[test]
+fn images_begin_where_the_driver_reads_words() {
+    for source in Source::ALL {
+        assert_eq!(source.image().as_ptr().addr() % 16, 0, "{source:?}");
+    }
+}
