@@ -1,7 +1,8 @@
-//! Activations and rotary embedding against f64. (Their bits against the CPU's operations: `model/tests/ops`.)
+//! Activations and rotary embedding against f64, dropout and rows to the bit. (Their bits against the CPU's operations: `model/tests/ops`.)
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
+use zero_kernels::dropout::{Mask, dropout};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, BLOCK, Onto};
 
@@ -115,6 +116,42 @@ fn pairs_turn_and_turn_back() {
         assert_near("y", dtype, &y, &(0..count).map(turned).collect::<Vec<_>>(), 1.0, 1.0);
         let x: Vec<f64> = x.into_iter().map(f64::from).collect();
         assert_near("back", dtype, &back, &x, 2.0, 2.0 * epsilon(dtype) / epsilon(Dtype::F32));
+    }
+}
+
+/// Philox4x32-10 (Salmon et al., 2011).
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let [p, q] = [u64::from(counter[0]) * 0xd251_1f53, u64::from(counter[2]) * 0xcd9e_8d57];
+        counter = [(q >> 32) as u32 ^ counter[1] ^ key[0], q as u32, (p >> 32) as u32 ^ counter[3] ^ key[1], p as u32];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    counter
+}
+
+#[test]
+fn elements_are_dropped_by_their_place_alone() {
+    // The first of its authors' known answers.
+    assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+    let mask = Mask { key: [7, 9], first_sample: (1 << 32) - 1, probability: 0.3, scale: 1.0 / 0.7 };
+    for [samples, size] in [[1u64, 1u64], [3, 10], [2, 1028]] {
+        for dtype in Dtype::ALL {
+            let x = rounded(dtype, &numbers(9, (samples * size) as usize));
+            let Some(y) = on_device(|device| {
+                let (mut from, mut y) = (Memory::floats(dtype, &x), Memory::floats(dtype, &vec![f32::NAN; x.len()]));
+                device.run(&dropout(dtype, [samples, size], &mask, [from.address(), y.address()]).unwrap());
+                y.to_floats(dtype)
+            }) else {
+                return;
+            };
+            let want = x.iter().zip(0..).map(|(x, at)| {
+                let (sample, column) = (mask.first_sample + at / size, at % size);
+                let words = philox([(column / 4) as u32, 0, sample as u32, (sample >> 32) as u32], mask.key);
+                let uniform = (words[column as usize % 4] >> 8) as f32 / 2f32.powi(24);
+                if uniform < mask.probability { 0.0 } else { x * mask.scale }
+            });
+            assert_eq!(y, rounded(dtype, &want.collect::<Vec<_>>()), "{dtype:?} {samples}×{size}");
+        }
     }
 }
 

@@ -105,7 +105,7 @@ fn numbers_are_rounded_to_nearest_even() {
     for dtype in [Dtype::Bf16, Dtype::F16] {
         let Some((stored, wide, doubled)) = on_device(|device| {
             let mut from = Memory::floats(Dtype::F32, &all);
-            let (mut to, mut back) = (Memory::floats(dtype, &all), Memory::floats(Dtype::F32, &all));
+            let (mut to, mut back) = (Memory::unwritten(2 * all.len()), Memory::unwritten(4 * all.len()));
             device.run(&narrow(dtype, count, from.address(), to.address()).unwrap());
             device.run(&widen(dtype, count, to.address(), back.address()).unwrap());
             let wide = bits(&back.to_floats(Dtype::F32));
