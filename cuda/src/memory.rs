@@ -109,11 +109,8 @@ impl Allocation {
         if self.is_empty() {
             return Ok(());
         }
-        self.device.make_current()?;
         // SAFETY: both have as many bytes, and live until the stream is done with them, which is waited for.
-        check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(self.address, from.address, self.bytes, stream.raw())
-        })?;
+        unsafe { stream.copy(from.address, self.address, self.bytes) }?;
         stream.synchronize()
     }
 }
@@ -202,6 +199,19 @@ impl Stream {
         let source = from.start.cast::<c_void>();
         // SAFETY: both have as many bytes; the caller answers for how long.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, source, bytes, self.raw()) })
+    }
+
+    /// Puts a copy of `bytes` bytes of the device to other memory of it on the stream. Returns before it is made.
+    ///
+    /// # Safety
+    /// There must be as many bytes at `from` and room at `to`, apart from each other, and both must live, until the stream has done it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaError> {
+        self.device().make_current()?;
+        // SAFETY: both have as many bytes; the caller answers for how long.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) })
     }
 
     /// Takes `bytes` bytes out of the device's pool, for what comes later on the stream. Who takes them gives them back.

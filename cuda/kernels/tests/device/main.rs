@@ -5,6 +5,7 @@
 #[path = "../card/mod.rs"]
 mod card;
 mod entries;
+mod speed;
 
 use card::Card;
 use zero_cuda::{Allocation, CudaError, Event, Stream};
