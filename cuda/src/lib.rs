@@ -1,4 +1,4 @@
-//! NVIDIA's libraries, found at run time: devices, streams, events, what they time, memory.
+//! NVIDIA's libraries, found at run time: devices, streams, events, what they time, memory, products with an epilogue.
 //!
 //! With the feature `cuda` this crate defines the symbols of the driver, of NCCL and of cuBLAS and its like, so that candle and the
 //! bindings of `cudarc` link on every machine, and the program starts on every machine: a library is opened at the first call of one of
@@ -19,6 +19,8 @@ mod libraries;
 mod memory;
 #[cfg(feature = "cuda")]
 mod module;
+#[cfg(feature = "cuda")]
+pub mod product;
 #[cfg(feature = "cuda")]
 mod stream;
 #[cfg(feature = "cuda")]

@@ -18,5 +18,5 @@ compile libcuda.so.1 driver.c -ldl
 # They call the driver's streams.
 compile libnccl.so.2 nccl.c ./libcuda.so.1
 compile libcublas.so.13 cublas.c ./libcuda.so.1
-compile libcublasLt.so.13 cublaslt.c
+compile libcublasLt.so.13 cublaslt.c ./libcuda.so.1 -lm
 compile libcurand.so.10 curand.c ./libcuda.so.1 -lm

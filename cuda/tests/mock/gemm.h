@@ -1,4 +1,4 @@
-// Matrix products in REAL, by name GEMM: included by cublas.c once for each type that sums are in.
+// Matrix products in REAL, by name GEMM: included by products.h once for each type that sums are in.
 
 // Elements of a matrix in REAL; the index counts elements of its type.
 static inline REAL SUFFIXED(read)(const void *from, int type, size_t index) {
