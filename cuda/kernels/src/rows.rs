@@ -47,16 +47,28 @@ pub enum Onto {
 /// Rows whose sum is one partial sum.
 pub const BLOCK: u32 = 64;
 
+/// Blocks that rows are spread over at most: enough to fill any device.
+const MOST_ROWS: u32 = 1024;
+/// Threads of a block that take several columns each.
+const WIDE_THREADS: u32 = 128;
+
 /// Every one of `rows` of y becomes `from`, of `size` elements. `None` if there are none.
 pub fn spread(dtype: Dtype, [rows, size]: [u32; 2], from: Address, y: Address) -> Option<Launch<SpreadArgs>> {
-    let (rows, size) = (rows.into(), size.into());
-    Launch::over(Source::Rows, "spread", dtype, rows * size, SpreadArgs { from, y, rows, size })
+    let args = SpreadArgs { from, y, rows: rows.into(), size: size.into() };
+    let grid = [size.div_ceil(THREADS), rows.min(MOST_ROWS), 1];
+    (rows > 0 && size > 0).then(|| Launch::new(Source::Rows, "spread", dtype, grid, args))
 }
 
 /// The sums of every [`BLOCK`] rows of x, f32 of `[blocks, size]`, for at least one row and column.
 pub fn sums(dtype: Dtype, [rows, size]: [u32; 2], x: Address, partials: Address) -> Launch<RowSumsArgs> {
-    let args = RowSumsArgs { x, partials, rows: rows.into(), size: size.into() };
-    Launch::new(Source::Rows, "row_sums", dtype, [size.div_ceil(THREADS), rows.div_ceil(BLOCK), 1], args)
+    let (args, blocks) = (RowSumsArgs { x, partials, rows: rows.into(), size: size.into() }, rows.div_ceil(BLOCK));
+    // Of 8 bytes, where x begins at a multiple of that and so does each row.
+    let columns = if dtype == Dtype::F32 { 2 } else { 4 };
+    if x.is_multiple_of(8) && size.is_multiple_of(columns) {
+        let grid = [(size / columns).div_ceil(WIDE_THREADS), blocks, 1];
+        return Launch { threads: WIDE_THREADS, ..Launch::new(Source::Rows, "row_sums_wide", dtype, grid, args) };
+    }
+    Launch::new(Source::Rows, "row_sums", dtype, [size.div_ceil(THREADS), blocks, 1], args)
 }
 
 /// The sum of what [`sums`] left, f32 of `[size]`.

@@ -157,7 +157,8 @@ fn elements_are_dropped_by_their_place_alone() {
 
 #[test]
 fn a_row_goes_into_all_rows_and_all_rows_into_one() {
-    for [rows, size] in [[1u32, 1], [63, 5], [64, 300], [2 * BLOCK + 7, 33]] {
+    for [rows, size] in [[1u32, 1], [63, 5], [64, 300], [2 * BLOCK + 7, 33], [1030, 3], [17 * BLOCK + 21, 20], [3, 516]]
+    {
         for dtype in Dtype::ALL {
             let (x, before) = (rounded(dtype, &numbers(7, (rows * size) as usize)), numbers(8, size as usize));
             // Blocks of rows in order, then these: to the bit.
