@@ -19,8 +19,7 @@ from pathlib import Path
 import corpus
 import weights
 import world
-from gpt import PRESETS
-from trainer import ADAMW, CLIP
+from presets import ADAMW, CLIP, PRESETS, model
 from undisturbed import undisturbed
 
 HERE = Path(__file__).resolve().parent
@@ -65,18 +64,6 @@ def run_peer(peer, setting, tokens, shim):
     arguments += ["--dtype", setting.dtype, "--accumulation", str(setting.accumulation), "--steps", str(setting.steps)]
     output = world.run(arguments, setting.ranks, setting.threads, shim)
     return json.loads(output.rpartition("RESULT ")[2].splitlines()[0])
-
-
-def model(preset):
-    """The section of zero-train's configuration."""
-    return {
-        "type": "gpt2",
-        "vocab_size": preset.vocabulary,
-        "n_positions": preset.length,
-        "n_embd": preset.width,
-        "n_layer": preset.layers,
-        "n_head": preset.heads,
-    }
 
 
 def bench_step(binary, config, *more):

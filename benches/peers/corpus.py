@@ -4,12 +4,12 @@ The text is the sources of Python's own standard library, 8 MB of them: it is on
 and no download. With a vocabulary of 256 a token is a byte; a larger one adds the most frequent words.
 """
 
+import array
 import collections
 import re
+import sys
 import sysconfig
 from pathlib import Path
-
-import numpy as np
 
 BYTES = 8_000_000
 WORD = re.compile(rb" ?[A-Za-z_]+| +|\n+|[0-9]+|[^A-Za-z_0-9 \n]")
@@ -31,8 +31,7 @@ def text():
 def write(vocabulary, path):
     """Writes the tokens as little-endian u16."""
     if vocabulary == 256:
-        np.frombuffer(text(), np.uint8).astype("<u2").tofile(path)
-        return
+        return save(text(), path)
     words = WORD.findall(text())
     counts = collections.Counter(word for word in words if len(word) > 1)
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 256]
@@ -40,7 +39,16 @@ def write(vocabulary, path):
     ids = []
     for word in words:
         ids.extend([tokens[word]] if word in tokens else word)
-    np.array(ids, "<u2").tofile(path)
+    save(ids, path)
+
+
+def save(ids, path):
+    values = array.array("H")
+    values.extend(ids)
+    if sys.byteorder == "big":
+        values.byteswap()
+    with open(path, "wb") as file:
+        values.tofile(file)
 
 
 class Batches:
@@ -48,7 +56,10 @@ class Batches:
     R takes the samples ((s·M + m)·R + r)·B + 0 .. B: those that zero-train takes without `data.shuffle`."""
 
     def __init__(self, path, length, micro_batch, micro_batches, rank, ranks):
-        self.tokens = np.memmap(path, "<u2", "r")
+        import torch
+
+        # PyTorch's 16 bits that are whole numbers have a sign.
+        self.tokens = torch.from_file(str(path), size=Path(path).stat().st_size // 2, dtype=torch.int16)
         self.length, self.rows, self.micro_batches = length, micro_batch, micro_batches
         self.rank, self.ranks = rank, ranks
         self.samples = (len(self.tokens) - 1) // length
@@ -58,6 +69,5 @@ class Batches:
 
         first = ((step * self.micro_batches + micro_batch) * self.ranks + self.rank) * self.rows
         starts = [(first + row) % self.samples * self.length for row in range(self.rows)]
-        windows = np.stack([self.tokens[start : start + self.length + 1] for start in starts]).astype(np.int64)
-        both = torch.from_numpy(windows)
+        both = torch.stack([self.tokens[start : start + self.length + 1] for start in starts]).long() & 0xFFFF
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()

@@ -2,8 +2,9 @@
 
 import deepspeed
 
-from gpt import PRESETS, build
-from trainer import ADAMW, CLIP, arguments, memory, rendezvous, run
+from gpt import build
+from presets import ADAMW, CLIP, PRESETS
+from trainer import arguments, memory, rendezvous, run
 
 parser = arguments()
 parser.add_argument("--stage", type=int, choices=range(4), required=True)

@@ -1,4 +1,4 @@
-"""The GPT that every trainer builds, its presets, and its first weights.
+"""The GPT that every trainer builds, and its first weights.
 
 Pre-norm GPT-2: learned positions, biases, tanh-GELU, a head tied to the embedding. The weights come from one seeded
 generator in the order of the parameters, so that every process starts from the same bits; `weights.py` writes them for
@@ -6,27 +6,11 @@ generator in the order of the parameters, so that every process starts from the 
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-@dataclass(frozen=True)
-class Preset:
-    layers: int
-    width: int
-    heads: int
-    length: int
-    vocabulary: int
-    micro_batch: int
-
-
-PRESETS = {
-    "10m": Preset(layers=6, width=384, heads=6, length=256, vocabulary=256, micro_batch=4),
-    "124m": Preset(layers=12, width=768, heads=12, length=256, vocabulary=50257, micro_batch=1),
-}
 SEED = 1234
 
 
@@ -70,10 +54,12 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def build(preset):
-    """The model with its first weights: biases 0, norms 1, the rest normal, smaller where a residual branch ends."""
-    model = GPT(preset)
-    generator = torch.Generator().manual_seed(SEED)
+def build(preset, device="cpu"):
+    """The model with its first weights: biases 0, norms 1, the rest normal, smaller where a residual branch ends. Each device has random
+    numbers of its own."""
+    with torch.device(device):
+        model = GPT(preset)
+    generator = torch.Generator(device).manual_seed(SEED)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

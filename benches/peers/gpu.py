@@ -5,8 +5,9 @@ GPU, and the share of the rate of matrix products that was measured on it.
     python gpu.py --binary ../../target/release/zero-train --models 124m --rounds 5 --micro-batch 16
 
 bf16 with f32 masters: PyTorch's autocast over f32 parameters with a fused AdamW, `bf16: {enabled: true}` here; the same first weights, tokens
-and order. A ratio is taken within a round. It fails if losses differ by more than two parts in a hundred at a step. With `--device cpu
---models 10m` it runs on a machine without a GPU, to see that it works; its figures mean nothing there.
+and order. A ratio is taken within a round. It fails if losses differ by more than two parts in a hundred at a step, or a trainer fails, of
+which the others' figures are still printed. With `--weights own` each makes random weights of its own and no file of them is written; then the
+losses are not compared. With `--device cpu --models 10m` it runs on a machine without a GPU, to see that it works; its figures mean nothing there.
 """
 
 import argparse
@@ -16,21 +17,16 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import corpus
 import weights
 import world
-from compare import bench_step, model, rate, ratios, spread
-from gpt import PRESETS, Preset, build
-from trainer import ADAMW, CLIP
+from compare import bench_step, rate, ratios, spread
+from gpt import build
+from presets import ADAMW, CLIP, ON_GPU, configuration
 
-MODELS = {
-    "10m": PRESETS["10m"],
-    "124m": Preset(layers=12, width=768, heads=12, length=1024, vocabulary=50257, micro_batch=8),
-    "350m": Preset(layers=24, width=1024, heads=16, length=1024, vocabulary=50257, micro_batch=8),
-    "1.5b": Preset(layers=48, width=1600, heads=25, length=1024, vocabulary=50257, micro_batch=4),
-}
 TRAINERS = ["torch eager", "torch compile"]
 AGREEMENT = 2e-2
 
@@ -46,14 +42,14 @@ def operations(preset):
     return 6 * (parameters(preset) - preset.length * preset.width) + 6 * preset.layers * preset.length * preset.width
 
 
-def files(name, preset):
-    """The token file and the first weights, made when they are not there."""
-    world.WORK.mkdir(exist_ok=True)
+def files(name, preset, own_weights):
+    """The token file and the first weights, made when they are not there; no weights where each makes its own."""
+    world.WORK.mkdir(parents=True, exist_ok=True)
     tokens = world.WORK / f"tokens-{preset.vocabulary}.u16.bin"
-    start = world.WORK / f"gpu-{name}-{preset.length}.safetensors"
+    start = None if own_weights else world.WORK / f"gpu-{name}-{preset.length}.safetensors"
     if not tokens.exists():
         corpus.write(preset.vocabulary, tokens)
-    if not start.exists():
+    if start and not start.exists():
         weights.write(preset, start)
     return tokens, start
 
@@ -81,14 +77,19 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
+def sized(name, chosen):
+    preset = ON_GPU[name]
+    return replace(preset, micro_batch=chosen.micro_batch or preset.micro_batch)
+
+
 def torch_child(chosen):
     """Trains with PyTorch in this process, and prints its result."""
     import torch
 
-    preset, device = MODELS[chosen.models[0]], chosen.device
-    preset = Preset(**{**vars(preset), "micro_batch": chosen.micro_batch or preset.micro_batch})
-    tokens, _ = files(chosen.models[0], preset)
-    network = build(preset).to(device)
+    name, device, own_weights = chosen.models[0], chosen.torch_device or chosen.device, chosen.weights == "own"
+    preset = sized(name, chosen)
+    tokens, _ = files(name, preset, own_weights)
+    network = build(preset, device) if own_weights else build(preset).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), fused=True, **ADAMW)
     forward = torch.compile(network) if chosen.child == "torch compile" else network
     batches = corpus.Batches(tokens, preset.length, preset.micro_batch, 1, 0, 1)
@@ -117,8 +118,9 @@ def torch_child(chosen):
 
 
 def run_torch(trainer, name, chosen):
-    command = [sys.executable, __file__, "--child", trainer, "--models", name, "--device", chosen.device]
-    command += ["--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up), "--dtype", chosen.dtype]
+    command = [sys.executable, __file__, "--child", trainer, "--models", name, "--weights", chosen.weights]
+    command += ["--device", chosen.torch_device or chosen.device, "--dtype", chosen.dtype]
+    command += ["--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up)]
     command += ["--micro-batch", str(chosen.micro_batch or 0)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
     if done.returncode:
@@ -127,69 +129,93 @@ def run_torch(trainer, name, chosen):
 
 
 def run_ours(name, chosen):
-    preset = MODELS[name]
-    tokens, start = files(name, preset)
-    config = {
-        "train_micro_batch_size_per_gpu": chosen.micro_batch or preset.micro_batch,
-        "gradient_clipping": CLIP,
-        "bf16": {"enabled": chosen.dtype == "bf16"},
-        "optimizer": {"type": "AdamW", "params": ADAMW},
-        "zero_optimization": {"stage": 0},
-        "model": model(preset),
-        "data": {"train": str(tokens), "format": "tokens", "shuffle": False},
-        "training": {"initial_weights": str(start), "weight_decay_on": "all", "device": chosen.device},
-        "launcher": {"num_processes": 1},
-    }
+    preset = sized(name, chosen)
+    tokens, start = files(name, preset, chosen.weights == "own")
+    config = configuration(preset, tokens, start, chosen.device, chosen.dtype)
     result = bench_step(chosen.binary, config, "--steps", str(chosen.steps), "--warm-up", str(chosen.warm_up))
     result["peak_bytes"] = max(result["peak_gpu_bytes"] or [0])
     return result
 
 
-def agree(name, results):
-    """Fails where losses of a step differ."""
+def run(trainer, name, chosen):
+    """What a trainer measured, or None where it failed, which is printed."""
+    try:
+        result = run_ours(name, chosen) if trainer == "zero-train" else run_torch(trainer, name, chosen)
+    except (SystemExit, subprocess.TimeoutExpired) as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return None
+    if chosen.results:
+        with chosen.results.open("a") as file:
+            file.write(json.dumps({"model": name, "trainer": trainer, "tokens_per_s": rate(result), **result}) + "\n")
+    return result
+
+
+def measure(name, chosen):
+    """By trainer, what came of each round."""
+    runs = ["zero-train", *chosen.trainers]
+    results = {trainer: [] for trainer in runs}
+    for round_ in range(chosen.rounds):
+        for trainer in runs if round_ % 2 == 0 else reversed(runs):
+            # One that failed fails again.
+            if None not in results[trainer]:
+                results[trainer].append(run(trainer, name, chosen))
+    return results
+
+
+def differing(name, results):
+    """Where losses of a step differ."""
     for trainer, of_rounds in results.items():
         for ours, theirs in zip(results["zero-train"][0]["losses"], of_rounds[0]["losses"], strict=True):
             if not abs(ours - theirs) <= AGREEMENT * abs(theirs):
-                sys.exit(f"{name}: a loss of {ours} here, of {theirs} with {trainer}")
+                return [f"{name}: a loss of {ours} here, of {theirs} with {trainer}"]
+    return []
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", help="zero-train, a release build with the feature cuda")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["124m", "350m", "1.5b"])
+    parser.add_argument("--models", nargs="+", choices=ON_GPU, default=["124m", "350m", "1.5b"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20, help="measured steps of a run")
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--micro-batch", type=int, default=0, help="instead of the model's own")
     parser.add_argument("--dtype", choices=["bf16", "f32"], default="bf16")
+    parser.add_argument("--weights", choices=["same", "own"], default="same", help="own: random ones, not from a file")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--torch-device", choices=["cuda", "cpu"], help="PyTorch's, where it is another")
     parser.add_argument("--trainers", nargs="*", choices=TRAINERS, default=TRAINERS)
+    parser.add_argument("--results", type=Path, help="file to append a line of JSON to, for each run")
     parser.add_argument("--child", choices=TRAINERS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if not chosen.child and (not chosen.binary or not Path(chosen.binary).exists()):
+        parser.error("--binary is missing")
+    return chosen
+
+
+def main():
+    chosen = arguments()
     if chosen.child:
         return torch_child(chosen)
-    if not chosen.binary or not Path(chosen.binary).exists():
-        parser.error("--binary is missing")
-    peak = measured_peak(chosen.device)
+    peak = measured_peak(chosen.torch_device or chosen.device)
     print(f"products of bf16 matrices: {peak / 1e12:.1f} Tflop/s")
     print("| model | trainer | tokens/s | zero-train's over it | peak memory | of the products' rate |")
     print("|---|---|---|---|---|---|")
+    wrong = []
     for name in chosen.models:
-        files(name, MODELS[name])
-        runs = {"zero-train": run_ours, **{trainer: None for trainer in chosen.trainers}}
-        results = {trainer: [] for trainer in runs}
-        for round_ in range(chosen.rounds):
-            order = list(runs) if round_ % 2 == 0 else list(reversed(runs))
-            for trainer in order:
-                run = run_ours(name, chosen) if trainer == "zero-train" else run_torch(trainer, name, chosen)
-                results[trainer].append(run)
-        agree(name, results)
+        results = measure(name, chosen)
+        wrong += [f"{name}: {trainer} failed" for trainer, of_rounds in results.items() if None in of_rounds]
+        results = {trainer: of_rounds for trainer, of_rounds in results.items() if None not in of_rounds}
+        if "zero-train" in results and chosen.weights == "same":
+            wrong += differing(name, results)
         for trainer, of_rounds in results.items():
             rates = [rate(result) for result in of_rounds]
-            over = "" if trainer == "zero-train" else spread(ratios(results["zero-train"], of_rounds), 2)
+            ours = None if trainer == "zero-train" else results.get("zero-train")
+            over = spread(ratios(ours, of_rounds), 2) if ours else ""
             memory = max(result["peak_bytes"] for result in of_rounds) / 1e9
-            share = statistics.median(rates) * operations(MODELS[name]) / peak
+            share = statistics.median(rates) * operations(ON_GPU[name]) / peak
             print(f"| {name} | {trainer} | {spread(rates)} | {over} | {memory:.2f} GB | {share:.0%} |", flush=True)
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import contextlib
 import torch
 import torch.distributed as dist
 
-from gpt import PRESETS, build
-from trainer import ADAMW, CLIP, arguments, memory, rendezvous, run
+from gpt import build
+from presets import ADAMW, CLIP, PRESETS
+from trainer import arguments, memory, rendezvous, run
 
 parser = arguments()
 parser.add_argument("--mode", choices=["plain", "ddp", "fsdp2"], required=True)

@@ -13,11 +13,7 @@ import torch
 import torch.distributed as dist
 
 from corpus import Batches
-from gpt import PRESETS
-
-# The optimizer of every trainer; `compare.py` writes the same into zero-train's configuration.
-ADAMW = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-CLIP = 1.0
+from presets import PRESETS
 
 
 def arguments():

@@ -5,12 +5,14 @@ the embedding and is not stored. The format is simple enough to need no library:
 the bytes.
 """
 
+import ctypes
 import json
 import struct
 import sys
 from pathlib import Path
 
-from gpt import PRESETS, build
+from gpt import build
+from presets import PRESETS
 
 RENAMED = {
     "blocks.": "h.",
@@ -31,7 +33,7 @@ def write(preset, path):
     header, tensors, offset = {}, [], 0
     for name, parameter in build(preset).named_parameters():
         name, values = hugging_face(name), parameter.detach()
-        values = (values.t() if ".c_" in name and name.endswith("weight") else values).contiguous().numpy()
+        values = (values.t() if ".c_" in name and name.endswith("weight") else values).contiguous()
         header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + values.nbytes]}
         offset += values.nbytes
         tensors.append(values)
@@ -40,7 +42,8 @@ def write(preset, path):
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for values in tensors:
-            file.write(values.tobytes())
+            # Its bytes, without NumPy, which need not be there.
+            file.write(ctypes.string_at(values.data_ptr(), values.nbytes))
 
 
 if __name__ == "__main__":

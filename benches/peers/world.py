@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Tokens, weights and compiled operators lie in the virtual environment: one folder to delete.
-WORK = Path(sys.prefix) / "peers"
+# Tokens, weights and compiled operators lie in the virtual environment, one folder to delete, or where ZERO_TRAIN_PEERS says.
+WORK = Path(os.environ.get("ZERO_TRAIN_PEERS", Path(sys.prefix) / "peers"))
 LIMIT_SECONDS = 600
 
 
