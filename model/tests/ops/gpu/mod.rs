@@ -6,6 +6,7 @@ mod embedding;
 mod loss;
 #[path = "../../../../cuda/tests/mock/mod.rs"]
 mod mock;
+mod reference;
 
 use crate::check::normal;
 use candle_core::backprop::GradStore;

@@ -1,0 +1,106 @@
+"""`card.sh correct|speed|extra`: finds the programs and their libraries, runs the steps of one part, and prints what came of them."""
+
+import argparse
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import harness
+import programs
+from programs import ROOT
+
+PACK = ROOT / "target" / "card" / "card.tar.xz"
+
+
+class Card:
+    """Where steps run: programs, their environment, and room for files."""
+
+    def __init__(self, chosen, work):
+        self.mock, self.work = bool(os.environ.get("CARD_MOCK")), work
+        self.seed = int(os.environ.get("ZERO_TRAIN_TEST_SEED") or secrets.randbelow(1 << 31))
+        self.pack = chosen.pack
+        first = [str(self.mock_libraries())] if self.mock and not chosen.programs else []
+        self.env = programs.environment(programs.library_folders(), first)
+        self.test_env = programs.environment([] if self.mock else programs.library_folders())
+        if not self.mock:
+            self.test_env["ZERO_TRAIN_CUDA_TESTS"] = "1"
+        # One at a time on a card: what is timed or counted there is the process's. Emulated kernels wait for nobody.
+        self.threads = (os.cpu_count() or 1) if self.mock else 1
+        self.programs = self.found(chosen)
+        self.binary = self.wrapped(self.programs["zero-train"])
+        # What benches/peers writes, and PyTorch's own libraries: ours come by the wrapper.
+        self.peers = work / "peers"
+        self.torch_env = os.environ | {"ZERO_TRAIN_PEERS": str(self.peers), "PYTHONWARNINGS": "ignore"}
+
+    def mock_libraries(self):
+        folder = self.work / "mock"
+        done = subprocess.run([ROOT / "cuda/tests/mock/build.sh", folder], stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(f"the mock of the driver does not compile:\n{done.stderr}")
+        return folder
+
+    def found(self, chosen):
+        if chosen.programs:
+            return programs.within(chosen.programs.resolve())
+        if not self.mock:
+            return programs.unpacked(chosen.pack, self.work / "programs")
+        # The compiler stands for NVIDIA's, and the capability tells cargo what it has built from that of another.
+        path = f"{ROOT / 'scripts' / 'emulated-nvcc'}:{os.environ['PATH']}"
+        return programs.build(env=os.environ | {"PATH": path, "CUDA_COMPUTE_CAP": "80"})
+
+    def wrapped(self, binary):
+        """A program that runs `zero-train` with its libraries, for whoever starts it with another environment."""
+        wrapper = self.work / "zero-train"
+        wrapper.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH="{self.env["LD_LIBRARY_PATH"]}" exec "{binary}" "$@"\n')
+        wrapper.chmod(0o755)
+        return wrapper
+
+    def has_torch(self):
+        return programs.of_python("torch")
+
+    def needs_torch(self):
+        if not self.has_torch():
+            raise harness.Skipped(f"{sys.executable} has no PyTorch")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="card.sh", description=__doc__)
+    parser.add_argument("part", choices=["correct", "speed", "extra"])
+    parser.add_argument("--pack", type=Path, default=PACK, help="what card-pack.sh wrote [default: target/card/card.tar.xz]")
+    parser.add_argument("--out", type=Path, default=ROOT / "target" / "card" / "out", help="folder of the results")
+    parser.add_argument("--steps", type=int, nargs="+", help="only these")
+    parser.add_argument("--programs", type=Path, help="a folder of the programs, instead of a pack or cargo's")
+    parser.add_argument("--limit", type=float, help="seconds for each step, instead of its own")
+    return parser.parse_args()
+
+
+def main():
+    chosen = arguments()
+    part = __import__(chosen.part)
+    steps = [step for step in part.STEPS if not chosen.steps or step[0] in chosen.steps]
+    if os.environ.get("CARD_MOCK"):
+        if not shutil.which(os.environ.get("CXX", "c++")):
+            print("skipped: no C++ compiler for the emulated GPU")
+            return
+        # The emulator takes its time, on machines that others use.
+        steps = [(number, name, 5 * seconds, function) for number, name, seconds, function in steps]
+    started = time.monotonic()
+    folder = harness.Folder(chosen.out)
+    with tempfile.TemporaryDirectory(prefix="card-") as work:
+        card = Card(chosen, Path(work))
+        seconds = time.monotonic() - started
+        title = f"{chosen.part}{' on the emulated GPU' if card.mock else ''} (programs after {seconds:.0f} s)"
+        bound = [(number, name, limit, lambda step, run=run: run(card, step)) for number, name, limit, run in steps]
+        # A command on such a machine may take ten minutes.
+        most = None if card.mock else 580 - seconds
+        good = harness.run(title, bound, folder, chosen.limit, most)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The programs that a card runs, where they come from, and the libraries that they find.
+
+`python3 programs.py release` builds them with the compiler of kernels in the PATH and prints the name and path of each, for `card-pack.sh`.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Name in the pack: folder of the crate, kind and name of the target.
+PROGRAMS = {
+    "zero-train": ("engine", "bin", "zero-train"),
+    "kernels-device": ("cuda/kernels", "test", "device"),
+    "kernels": ("cuda/kernels", "test", "kernels"),
+    "candle_device": ("model", "test", "candle_device"),
+    "ops": ("model", "test", "ops"),
+    "gpu": ("engine", "test", "gpu"),
+    "nccl-device": ("comm/nccl", "test", "device"),
+}
+# One selection of packages and features, as in .ci/run: another one changes candle's features and compiles it again.
+PACKAGES = ["zero-train", "zero-partition", "zero-model", "zero-cuda", "zero-nccl", "zero-kernels"]
+
+
+def build(*options, env=None):
+    """Builds all programs in one go; the path of each."""
+    command = ["cargo", "test", "--no-run", "--message-format", "json-render-diagnostics", *options]
+    for package in PACKAGES:
+        command += ["-p", package]
+    command += ["--features", ",".join(f"{package}/cuda" for package in PACKAGES)]
+    for test in sorted({name for _, kind, name in PROGRAMS.values() if kind == "test"}):
+        command += ["--test", test]
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"cargo ended with status {done.returncode}")
+    built = {}
+    for line in done.stdout.splitlines():
+        message = json.loads(line) if line.startswith("{") else {}
+        if message.get("executable"):
+            folder = Path(message["manifest_path"]).parent.relative_to(ROOT)
+            built[str(folder), message["target"]["kind"][0], message["target"]["name"]] = Path(message["executable"])
+    missing = [name for name, target in PROGRAMS.items() if target not in built]
+    if missing:
+        sys.exit(f"cargo has built no {', '.join(missing)}")
+    return {name: built[target] for name, target in PROGRAMS.items()}
+
+
+def unpacked(pack, folder):
+    """The programs of a pack."""
+    with tarfile.open(pack) as archive:
+        archive.extractall(folder, filter="data")
+    return within(folder)
+
+
+def within(folder):
+    return {name: Path(folder) / name for name in PROGRAMS}
+
+
+def of_python(name):
+    """Whether this Python has a module, without importing it."""
+    return importlib.util.find_spec(name) is not None
+
+
+def library_folders():
+    """Where NVIDIA's libraries are expected: PyTorch's wheels in either layout, a toolkit, a driver that is mounted."""
+    sites = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    if found := importlib.util.find_spec("torch"):
+        sites.append(Path(found.origin).parents[1])
+    found = []
+    for site in sites:
+        # nvidia/cu13/lib and nvidia/nccl/lib of CUDA 13's wheels, nvidia/cublas/lib and the like of CUDA 12's.
+        found += sorted(site.glob("nvidia/*/lib"), key=lambda path: (path.parent.name != "cu13", path))
+    found += [Path("/usr/local/nvidia/lib64"), Path("/usr/local/nvidia/lib"), Path("/usr/local/cuda/lib64")]
+    return list(dict.fromkeys(str(path) for path in found if path.is_dir()))
+
+
+def environment(folders, first=()):
+    """Variables of our programs: these folders behind those of LD_LIBRARY_PATH, which may name the driver's."""
+    own = os.environ.get("LD_LIBRARY_PATH", "")
+    path = [*first, *filter(None, own.split(":")), *folders]
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(path), "RUST_BACKTRACE": "1", "NO_COLOR": "1"}
+
+
+if __name__ == "__main__":
+    for name, path in build("--release" if sys.argv[1:] == ["release"] else "--profile=dev").items():
+        print(f"{name}\t{path}")
