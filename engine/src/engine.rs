@@ -9,6 +9,7 @@ use zero_comm::{Buffer, Communicator, ReduceOp, Stats};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_optim::LossScaler;
+use zero_optim::norm::Limits;
 use zero_partition::{Groups, Layout, Order, Zero};
 use zero_pipeline::{Content, LayerId, Program, ZeroStage};
 
@@ -18,7 +19,7 @@ use crate::comm_options::comm_options;
 use crate::costs::{Choice, chosen_by_the_first};
 use crate::device;
 use crate::error::Error;
-use crate::executor::{Context, Load, Outcome, admits, run};
+use crate::executor::{Context, Load, Outcome, run};
 use crate::kept::KeptOnDisk;
 use crate::measure::CutCosts;
 use crate::memory::Subject;
@@ -273,10 +274,13 @@ impl Engine {
                 seed: self.config.training.seed,
                 step,
                 loss_gradient: (f64::from(settings.loss_gradient) * scale) as f32,
-                loss_scale: scale,
+                limits: Limits {
+                    loss_scale: scale,
+                    max_norm: self.config.gradient_clipping,
+                    limit: self.norm_limit,
+                    skips_overflow: settings.skips_overflow,
+                },
                 lr,
-                skips_overflow: settings.skips_overflow,
-                norm_limit: self.norm_limit,
             },
         )
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
@@ -285,7 +289,8 @@ impl Engine {
         self.samples += self.config.train_batch_size as u64;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
         let loss = self.mean_loss(&outcome)?;
-        let norm = outcome.norm.map_or(f64::NAN, |norm| norm.norm);
+        let (norm, is_admitted) =
+            outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
         self.look_after_save()?;
         if let Some(scaler) = &mut self.scaler {
             // The same on all ranks: they have the same norm.
@@ -300,7 +305,7 @@ impl Engine {
             lr,
             grad_norm: norm,
             loss_scale,
-            skipped: !admits(norm, self.settings.skips_overflow, self.norm_limit),
+            skipped: !is_admitted,
             duration: started.elapsed(),
             sent_bytes: self.stats().sent_bytes() - sent_before,
         })
@@ -418,10 +423,8 @@ impl Engine {
                 seed: self.config.training.seed,
                 step: self.step,
                 loss_gradient: 0.0,
-                loss_scale: 1.0,
+                limits: Limits { loss_scale: 1.0, max_norm: 0.0, limit: f64::INFINITY, skips_overflow: false },
                 lr: 0.0,
-                skips_overflow: false,
-                norm_limit: f64::INFINITY,
             },
         );
         self.evaluations.insert(count, program);

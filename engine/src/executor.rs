@@ -6,7 +6,8 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
-use zero_partition::{Norm, Zero, ZeroError};
+use zero_optim::norm::{Limits, Verdict};
+use zero_partition::{Zero, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
 use crate::device::{explained, onto};
@@ -33,25 +34,9 @@ pub(crate) struct Context<'a> {
     pub(crate) step: u64,
     /// Gradient of the global batch's loss with respect to a micro-batch's, times the loss scale.
     pub(crate) loss_gradient: f32,
-    /// What the gradient norm and the update divide by.
-    pub(crate) loss_scale: f64,
+    /// What the gradient norm is held against: whether a gradient is taken into the parameters, and how it is scaled.
+    pub(crate) limits: Limits,
     pub(crate) lr: f64,
-    /// Whether a gradient that is not finite is thrown away, and not taken into the parameters.
-    pub(crate) skips_overflow: bool,
-    /// A norm above this is thrown away too.
-    pub(crate) norm_limit: f64,
-}
-
-impl Context<'_> {
-    /// Whether a gradient of this norm is taken into the parameters.
-    fn admits(&self, norm: Norm) -> bool {
-        admits(norm.norm, self.skips_overflow, self.norm_limit)
-    }
-}
-
-/// Whether a gradient of this norm is taken into the parameters; one that is not finite is neither above nor below a limit.
-pub(crate) fn admits(norm: f64, skips_overflow: bool, limit: f64) -> bool {
-    if norm.is_finite() { norm <= limit } else { !skips_overflow }
 }
 
 pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>), Error> + 'a;
@@ -65,7 +50,8 @@ pub(crate) struct Outcome {
     pending_losses: Vec<Tensor>,
     /// The last layer's outputs of each local micro-batch that came without targets.
     pub(crate) outputs: Vec<Activations>,
-    pub(crate) norm: Option<Norm>,
+    /// What came of the gradient norm; none where no gradient is made.
+    pub(crate) verdict: Option<Verdict>,
     /// What crossed the boundaries of pipeline stages, by the layer behind each.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
 }
@@ -161,19 +147,9 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
             Instruction::Accumulate { segment, .. } => context.zero.accumulate(*segment)?,
             Instruction::Reduce { segments, micro_batch } => context.zero.reduce(segments, *micro_batch)?,
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
-            Instruction::GradientNorm => outcome.norm = Some(context.zero.gradient_norm(context.loss_scale)?),
-            Instruction::Update { segment } => match outcome.norm {
-                Some(norm) if context.admits(norm) => {
-                    context.zero.update(*segment, context.lr)?;
-                }
-                _ => context.zero.discard(*segment)?,
-            },
-            Instruction::UpdateTile { segment, tile } => match outcome.norm {
-                Some(norm) if context.admits(norm) => {
-                    context.zero.update_tile(*segment, *tile, context.lr)?;
-                }
-                _ => context.zero.discard_tile(*segment, *tile)?,
-            },
+            Instruction::GradientNorm => context.zero.gradient_norm(&context.limits)?,
+            Instruction::Update { segment } => context.zero.update(*segment, context.lr)?,
+            Instruction::UpdateTile { segment, tile } => context.zero.update_tile(*segment, *tile, context.lr)?,
             Instruction::Fetch { item: Item::Activations { layer, micro_batch } } => {
                 disk(&mut context.kept)?.fetch((*layer, *micro_batch))?;
             }
@@ -207,6 +183,9 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
                 take(*message, &mut messages, &mut micro_batches, context.zero)?;
             }
         }
+        if !puts_off_updates(program.instructions.get(index + 1), context.zero) {
+            context.zero.carry_out_updates(context.lr)?;
+        }
         let beside = context.tracked.stop(context.zero);
         if let Some(limit) = context.memory_limit {
             tracked::within(limit, context.zero, instruction)?;
@@ -215,15 +194,23 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
         context.timing.hold(instruction, place, context.zero.ledger(), beside);
         context.timing.record(instruction, place, started);
     }
-    if outcome.norm.is_some_and(|norm| context.admits(norm)) {
-        context.zero.finish_step();
-    }
+    // Of a rank alone with everything on its GPU, this is where the host first waits for it.
     #[cfg(feature = "cuda")]
     zero_model::device::check(model.device())?;
+    outcome.verdict = context.zero.finish_step()?;
     outcome.losses = outcome.pending_losses.drain(..).map(|loss| scalar(&loss)).collect::<candle_core::Result<_>>()?;
     outcome.boundaries = messages.boundaries();
     context.timing.settle(program)?;
     Ok(outcome)
+}
+
+/// Whether updates that were put off may wait until this instruction, and those behind it, are done. A rank alone has nothing to refresh.
+fn puts_off_updates(next: Option<&Instruction>, zero: &Zero) -> bool {
+    match next {
+        Some(Instruction::Update { .. }) => true,
+        Some(Instruction::Refresh { .. } | Instruction::AwaitRefresh { .. }) => zero.groups().data().size() == 1,
+        _ => false,
+    }
 }
 
 fn disk<'k>(kept: &'k mut Option<&mut KeptOnDisk>) -> Result<&'k mut KeptOnDisk, Error> {
@@ -360,7 +347,8 @@ fn backward(
         let gradients = capture(context.zero, &mut || {
             let loss = model.loss(&inputs, targets, &pass, gradient)?;
             outcome.pending_losses.push(loss.detach());
-            let seed = Tensor::new(gradient, loss.device())?.to_dtype(loss.dtype())?;
+            // Made where it is: a copy from the host could wait for the GPU.
+            let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves)?)
         })?;
         (leaves, gradients)

@@ -85,7 +85,6 @@ impl Settings {
                 order: if reproducible { Order::Tree } else { Order::Arrival },
                 communication: communication(config, dtype),
                 reduce_scatter: config.zero.reduce_scatter,
-                gradient_clipping: config.gradient_clipping,
                 decay_all: config.training.weight_decay_on == config::WeightDecayOn::All,
                 ignore_unused: config.zero.ignore_unused_parameters,
                 disk: offload::disk(config),

@@ -188,6 +188,32 @@ fn where_state_lives_makes_no_difference() {
     }
 }
 
+/// The GPU alone knows the norm when it comes to the updates; the host hears of it with the loss.
+#[test]
+fn a_norm_beyond_the_limit_makes_no_update() {
+    if !has_gpu() {
+        return;
+    }
+    let of = |text: String| {
+        let mut all = world(1, |comm| {
+            let mut engine = Engine::with_communicator(config(1, &text), gpt2(), comm).unwrap();
+            let step = |number| {
+                engine.skip_beyond(if number == 1 { 0.0 } else { f64::INFINITY });
+                let step = engine.train_batch(&batch(number, 2)).unwrap();
+                (step.loss.to_bits(), step.grad_norm.to_bits(), step.skipped, engine.zero().updates())
+            };
+            (0..4).map(step).collect::<Vec<_>>()
+        });
+        all.remove(0)
+    };
+    let steps = of(resident("cuda", 1, 1, ""));
+    assert_eq!(
+        steps.iter().map(|step| (step.2, step.3)).collect::<Vec<_>>(),
+        [(false, 1), (true, 1), (false, 2), (false, 3)]
+    );
+    assert_eq!(steps, of(settings("cuda", 1, 1, "")));
+}
+
 /// Over NCCL and by way of the host, in every stage.
 #[test]
 fn ranks_with_a_gpu_each() {

@@ -55,6 +55,44 @@ pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if coefficient > 1.0 { 1.0 } else { coefficient }
 }
 
+/// What a gradient norm is held against.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// What the loss was multiplied by before the backward.
+    pub loss_scale: f64,
+    /// The largest norm that is not clipped; 0 does not clip.
+    pub max_norm: f64,
+    /// The largest norm that makes an update.
+    pub limit: f64,
+    /// Whether a norm that is not finite makes none; otherwise it makes one, whatever the limit.
+    pub skips_overflow: bool,
+}
+
+/// What comes of a gradient norm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// L2 norm of all gradients before clipping, divided by the loss scale; not a number or infinite if a gradient is.
+    pub norm: f64,
+    /// What the gradients of the unscaled loss are multiplied by before the update; 1 without clipping.
+    pub clip: f64,
+    /// What gradients are multiplied by before the update: the same, divided by the loss scale.
+    pub scale: f32,
+    /// Whether the update is made.
+    pub is_admitted: bool,
+}
+
+impl Limits {
+    /// The verdict on the sum of all squares.
+    #[must_use]
+    pub fn judge(&self, squares: &ExactSum) -> Verdict {
+        let norm = squares.to_f64().sqrt() / self.loss_scale;
+        let clip = if self.max_norm > 0.0 { clip_coefficient(norm, self.max_norm) } else { 1.0 };
+        // One that is not finite is neither above nor below the limit.
+        let is_admitted = if norm.is_finite() { norm <= self.limit } else { !self.skips_overflow };
+        Verdict { norm, clip, scale: (clip / self.loss_scale) as f32, is_admitted }
+    }
+}
+
 struct SquareSum<'a>(&'a [f32]);
 
 impl Kernel for SquareSum<'_> {
@@ -126,6 +164,21 @@ mod tests {
         assert!(clip_coefficient(1.0, 1.0) < 1.0);
         assert!(clip_coefficient(f64::NAN, 1.0).is_nan());
         assert_eq!(clip_coefficient(f64::INFINITY, 1.0), 0.0);
+    }
+
+    #[test]
+    fn a_norm_is_judged_by_the_unscaled_loss() {
+        let mut squares = ExactSum::new();
+        squares.add_parameter_range(&[3.0 * 256.0, 4.0 * 256.0]);
+        let limits = Limits { loss_scale: 256.0, max_norm: 1.0, limit: 5.0, skips_overflow: true };
+        let verdict = limits.judge(&squares);
+        assert_eq!((verdict.norm, verdict.clip, verdict.is_admitted), (5.0, clip_coefficient(5.0, 1.0), true));
+        assert_eq!(verdict.scale, (verdict.clip / 256.0) as f32);
+        assert!(!Limits { limit: 4.9, ..limits }.judge(&squares).is_admitted);
+        assert_eq!(Limits { max_norm: 0.0, ..limits }.judge(&squares).clip, 1.0);
+        squares.add(f64::INFINITY);
+        assert!(!limits.judge(&squares).is_admitted);
+        assert!(Limits { skips_overflow: false, ..limits }.judge(&squares).is_admitted);
     }
 
     #[test]

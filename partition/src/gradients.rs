@@ -321,7 +321,7 @@ impl Zero {
             let is_shared = self.comm.size() > 1;
             let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter && is_shared;
             started.push(match scatters {
-                false if !is_shared && local.host().is_none() => Reduction::Alone(self.rounded_alone(local)?),
+                false if !is_shared && local.host().is_none() => Reduction::Alone(self.travelled_alone(local)?),
                 false => {
                     let local = self.packed(local)?;
                     Reduction::All(self.comm.all_reduce(local, ReduceOp::Sum))
@@ -333,14 +333,11 @@ impl Zero {
         Ok(())
     }
 
-    /// What an all-reduce would give a rank alone: the values, rounded to the dtype in which they would travel.
-    fn rounded_alone(&self, local: Flat) -> Result<Flat, ZeroError> {
+    /// What an all-reduce would give a rank alone: the values, rounded to the dtype in which they would travel. That is done when they are read.
+    fn travelled_alone(&self, local: Flat) -> Result<Flat, ZeroError> {
         match local {
             #[cfg(feature = "cuda")]
-            Flat::Device(array) if self.options.communication != candle_core::DType::F32 => {
-                let rounded = array.rounded(self.options.communication)?;
-                Ok(Flat::Device(zero_model::device::Array::widened(rounded, array.len())?))
-            }
+            Flat::Device(array) => Ok(Flat::Device(array.travelled(self.options.communication)?)),
             local => Ok(local),
         }
     }

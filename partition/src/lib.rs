@@ -38,5 +38,4 @@ pub use ledger::{CATEGORIES, Category, Ledger};
 pub use rounding::{to_f32, working};
 pub use shards::{Kind, Range};
 pub use travel::{gpu_copy, gpu_room, gpu_tensor};
-pub use update::Norm;
 pub use zero::{Zero, ZeroOptions, longest_kept};

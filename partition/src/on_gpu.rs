@@ -6,9 +6,10 @@ use std::ops::Range;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, Storage, TensorId};
 use zero_model::Parameter;
-use zero_model::device::optimizer::{Part, SquareSums, step as step_on_gpu};
+use zero_model::device::optimizer::{Norms, Part, Updated, step as step_on_gpu};
 use zero_model::device::{Array, Staging};
 use zero_model::sink::{Flat, Gradients};
+use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Step};
 use zero_pipeline::{LayerId, SegmentId};
 
@@ -17,7 +18,8 @@ use crate::gradients::{Open, no_gradient};
 use crate::layout::Piece;
 use crate::ledger::Category;
 use crate::rounding::working;
-use crate::zero::Zero;
+use crate::update::Judged;
+use crate::zero::{SegmentState, Zero};
 
 impl Zero {
     /// Whether gradients are made on a GPU and added up on the host, all of them or some.
@@ -122,63 +124,88 @@ impl Zero {
         self.model.parameters()[parameter].leaf().id()
     }
 
-    /// What the norm needs of this rank's share of the reduced gradients that are on the GPU.
+    /// The sum of squares of this rank's share of the reduced gradients that are on the GPU; waits for it.
     pub(crate) fn squares_on_gpu(&mut self) -> Result<ExactSum, ZeroError> {
+        self.with_gradients_on_gpu(|norms, gradients| Ok(norms.sum(gradients)?))
+    }
+
+    /// Has the GPU make the norm and judge it, where all gradients are there.
+    pub(crate) fn judge_on_gpu(&mut self, limits: &Limits) -> Result<(), ZeroError> {
+        self.with_gradients_on_gpu(|norms, gradients| Ok(norms.judge(gradients, limits)?))
+    }
+
+    /// What came of the norm that the GPU has made.
+    pub(crate) fn verdict_of_gpu(&mut self) -> Result<Verdict, ZeroError> {
+        Ok(self.norms.as_mut().ok_or_else(elsewhere)?.verdict()?)
+    }
+
+    fn with_gradients_on_gpu<T>(
+        &mut self,
+        then: impl FnOnce(&mut Norms, &[Part<'_>]) -> Result<T, ZeroError>,
+    ) -> Result<T, ZeroError> {
         let owned: Vec<SegmentId> =
             (0..self.segments.len()).filter(|&id| self.owns(id) && self.is_resident(id)).collect();
-        let (mut elements, mut pieces) = (0, 0);
-        for &id in &owned {
-            self.settle(id)?;
-            let segment = &self.layout.segments()[id];
-            elements += segment.shard(self.comm.rank()).len();
-            pieces += segment.pieces.len();
-        }
-        let mut sums = SquareSums::room(self.gpu()?, elements, pieces)?;
+        owned.iter().try_for_each(|&id| self.settle(id))?;
+        let mut parts = vec![];
         for &id in &owned {
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(self.comm.rank());
             let Some(Flat::Device(gradients)) = &self.segments[id].reduced else { return Err(elsewhere()) };
             let offset = segment.begin_in_gradients(&shard);
+            let gradients = Part::read(gradients)?;
             for (_, _, at) in segment.overlaps(shard) {
-                sums.add(Part::read(gradients, at.start + offset..at.end + offset)?)?;
+                parts.push(gradients.at(at.start + offset..at.end + offset)?);
             }
         }
-        let mut sum = ExactSum::new();
-        sums.to_host()?.into_iter().for_each(|squares| sum.add(squares));
-        Ok(sum)
+        then(self.norms.as_mut().ok_or_else(elsewhere)?, &parts)
     }
 
-    /// The optimizer step on this rank's part of a segment, all of which is on the GPU.
-    pub(crate) fn update_on_gpu(&mut self, id: SegmentId, lr: f64) -> Result<(), ZeroError> {
-        let (own, device) = (self.own_range(id), self.gpu()?.clone());
-        let Self { layout, model, segments, options, .. } = self;
-        let (segment, state) = (&layout.segments()[id], &mut segments[id]);
-        let Some(Flat::Device(gradients)) = &state.reduced else { return Err(elsewhere()) };
-        let offset = segment.begin_in_gradients(&own);
-        for (parameter, inside, at) in segment.overlaps(own) {
-            let parameter = &model.parameters()[parameter];
-            let decay = options.decay_all || parameter.shape().dims().len() >= 2;
-            let step = Step { step: self.updates + 1, lr, grad_scale: self.grad_scale, decay };
-            let factors = options.optimizer.factors(&step);
-            let gradients = Part::read(gradients, at.start + offset..at.end + offset)?;
-            let states = state.optimizer.iter_mut().map(|kind| match kind {
-                Flat::Device(kind) => Ok(Part::write(kind, at.clone())?),
+    /// The optimizer step on this rank's part of segments, all of which is on the GPU.
+    pub(crate) fn update_on_gpu(&mut self, ids: &[SegmentId], lr: f64) -> Result<(), ZeroError> {
+        let (device, scale) = (self.gpu()?.clone(), self.scale()?);
+        let Some(grad_scale) = scale else { return Ok(()) };
+        let own: Vec<Range<usize>> = (0..self.segments.len()).map(|id| self.own_range(id)).collect();
+        let Self { layout, model, segments, options, norms, judged, updates, .. } = self;
+        let factors =
+            [true, false].map(|decay| options.optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
+        let mut updated = vec![];
+        for (id, state) in segments.iter_mut().enumerate().filter(|(id, _)| ids.contains(id)) {
+            let SegmentState { reduced, optimizer, master, shard, .. } = state;
+            let (segment, own) = (&layout.segments()[id], own[id].clone());
+            let Some(Flat::Device(gradients)) = reduced else { return Err(elsewhere()) };
+            let (offset, gradients) = (segment.begin_in_gradients(&own), Part::read(gradients)?);
+            let states = optimizer.iter_mut().map(|kind| match kind {
+                Flat::Device(kind) => Ok(Part::write(kind)?),
                 Flat::Host(_) => Err(elsewhere()),
             });
             let states = states.collect::<Result<Vec<_>, ZeroError>>()?;
-            let values = match &mut state.shard {
-                Some(Storage::Cuda(shard)) => Part::of_shard(shard, at.clone())?,
-                Some(_) => return Err(elsewhere()),
-                None => Part::of_leaf(parameter.leaf(), inside)?,
+            let master = match master {
+                Flat::Device(master) if !master.is_empty() => Some(Part::write(master)?),
+                _ => None,
             };
-            match &mut state.master {
-                Flat::Device(master) if !master.is_empty() => {
-                    step_on_gpu(&device, &factors, Part::write(master, at)?, &states, gradients, Some(values))?;
-                }
-                _ => step_on_gpu(&device, &factors, values, &states, gradients, None)?,
+            let shard = match shard {
+                Some(Storage::Cuda(shard)) => Some(Part::of_shard(shard)?),
+                Some(_) => return Err(elsewhere()),
+                None => None,
+            };
+            for (parameter, inside, at) in segment.overlaps(own) {
+                let parameter = &model.parameters()[parameter];
+                let values = match shard {
+                    Some(shard) => shard.at(at.clone())?,
+                    None => Part::of_leaf(parameter.leaf())?.at(inside)?,
+                };
+                let master = master.map(|master| master.at(at.clone())).transpose()?;
+                updated.push(Updated {
+                    parameters: master.unwrap_or(values),
+                    states: states.iter().map(|state| state.at(at.clone())).collect::<Result<_, _>>()?,
+                    gradients: gradients.at(at.start + offset..at.end + offset)?,
+                    working: master.is_some().then_some(values),
+                    decay: options.decay_all || parameter.shape().dims().len() >= 2,
+                });
             }
         }
-        Ok(())
+        let norms = norms.as_ref().filter(|_| matches!(judged, Some(Judged::OnGpu)));
+        Ok(step_on_gpu(&device, factors.each_ref(), &updated, norms)?)
     }
 }
 

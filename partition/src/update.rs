@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::Flat;
-use zero_optim::norm::clip_coefficient;
+use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Step};
 #[cfg(feature = "cuda")]
 use zero_pipeline::Placement;
@@ -20,30 +20,28 @@ use crate::rounding::{round_bytes, round_to, working};
 use crate::threads::{add_parameter_range, update};
 use crate::zero::Zero;
 
-/// The global gradient norm of a step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Norm {
-    /// L2 norm of all gradients before clipping, divided by the loss scale; not a number or infinite if a gradient is.
-    pub norm: f64,
-    /// What the gradients of the unscaled loss are multiplied with before the update; 1 without clipping.
-    pub clip: f64,
-}
-
-impl Norm {
-    /// Whether the step can be taken.
-    #[must_use]
-    pub fn is_finite(&self) -> bool {
-        self.norm.is_finite()
-    }
+/// What came of the gradient norm of the step that runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Judged {
+    Here(Verdict),
+    /// Only the GPU knows so far; the host does not wait for it.
+    #[cfg(feature = "cuda")]
+    OnGpu,
 }
 
 impl Zero {
-    /// The norm of all reduced gradients, the same bits for every layout; a collective. `loss_scale` is what the loss was
-    /// multiplied by: norm and update divide by it.
+    /// Finds the norm of all reduced gradients, the same bits for every layout, and holds it against `limits`; a collective. Updates act by what comes
+    /// of it, which [`Zero::finish_step`] tells.
     ///
     /// # Errors
     /// What the collective says.
-    pub fn gradient_norm(&mut self, loss_scale: f64) -> Result<Norm, ZeroError> {
+    pub fn gradient_norm(&mut self, limits: &Limits) -> Result<(), ZeroError> {
+        #[cfg(feature = "cuda")]
+        if self.groups.world().size() == 1 && self.residents.contains(&true) && !self.brings_gradients() {
+            self.judge_on_gpu(limits)?;
+            self.judged = Some(Judged::OnGpu);
+            return Ok(());
+        }
         let mut sum = ExactSum::new();
         #[cfg(feature = "cuda")]
         if self.residents.contains(&true) {
@@ -74,28 +72,52 @@ impl Zero {
         let Buffer::I64(limbs) = self.groups.world().all_reduce(limbs, ReduceOp::Sum).wait()? else {
             return Err(ZeroError::internal("a collective gave back another dtype"));
         };
-        let norm = ExactSum::from_limbs(&limbs)?.to_f64().sqrt() / loss_scale;
-        let clip = match self.options.gradient_clipping {
-            max if max > 0.0 => clip_coefficient(norm, max),
-            _ => 1.0,
-        };
-        self.grad_scale = (clip / loss_scale) as f32;
-        Ok(Norm { norm, clip })
+        self.judged = Some(Judged::Here(limits.judge(&ExactSum::from_limbs(&limbs)?)));
+        Ok(())
     }
 
-    /// The optimizer step on this rank's part of a segment; its gradients are done with.
+    /// What gradients are multiplied by where the host says that; `None` if the step is skipped.
+    pub(crate) fn scale(&self) -> Result<Option<f32>, ZeroError> {
+        match self.judged {
+            Some(Judged::Here(verdict)) => Ok(verdict.is_admitted.then_some(verdict.scale)),
+            #[cfg(feature = "cuda")]
+            Some(Judged::OnGpu) => Ok(Some(1.0)),
+            None => Err(ZeroError::internal("an update without a gradient norm")),
+        }
+    }
+
+    /// The optimizer step on this rank's part of a segment, unless the norm was not admitted; its gradients are done with. On a GPU it is carried out
+    /// with those of other segments, at the latest by [`Zero::carry_out_updates`].
     ///
     /// # Errors
     /// If the gradients are not reduced.
     pub fn update(&mut self, id: SegmentId, lr: f64) -> Result<(), ZeroError> {
+        if self.scale()?.is_none() {
+            return self.discard(id);
+        }
         #[cfg(feature = "cuda")]
         if self.is_resident(id) {
-            self.update_on_gpu(id, lr)?;
-            return self.discard(id);
+            self.updating.push(id);
+            return Ok(());
         }
         let own = 0..self.own_range(id).len();
         self.update_part(id, own, &mut Tile::empty(), lr)?;
         self.discard(id)
+    }
+
+    /// Carries out the updates that were put off, all in as few launches as there can be.
+    ///
+    /// # Errors
+    /// What the driver of a GPU says.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+    pub fn carry_out_updates(&mut self, lr: f64) -> Result<(), ZeroError> {
+        #[cfg(feature = "cuda")]
+        if !self.updating.is_empty() {
+            let ids = std::mem::take(&mut self.updating);
+            self.update_on_gpu(&ids, lr)?;
+            return ids.into_iter().try_for_each(|id| self.discard(id));
+        }
+        Ok(())
     }
 
     /// The optimizer step on a part of this rank's part: on what `tile` has of it, and on the rest in memory.
@@ -106,6 +128,7 @@ impl Zero {
         tile: &mut Tile<AlignedBuffer>,
         lr: f64,
     ) -> Result<(), ZeroError> {
+        let Some(grad_scale) = self.scale()? else { return Ok(()) };
         let own = self.own_range(id);
         let states = self.options.optimizer.states().len();
         #[cfg(feature = "cuda")]
@@ -134,7 +157,7 @@ impl Zero {
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &model.parameters()[parameter];
             let decay = options.decay_all || parameter.shape().dims().len() >= 2;
-            let step = Step { step: self.updates + 1, lr, grad_scale: self.grad_scale, decay };
+            let step = Step { step: self.updates + 1, lr, grad_scale, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
             let mut run =
                 |values: &mut [f32]| update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments);
@@ -172,10 +195,23 @@ impl Zero {
         Ok(())
     }
 
-    /// Counts the step: all segments are updated.
-    pub fn finish_step(&mut self) {
-        self.drop_buffers();
-        self.updates += 1;
+    /// Counts the step if its norm was admitted, which on a GPU is known when all is done that was put on its stream. Gives what came of the norm; `None`
+    /// if there was none since the last call.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU.
+    pub fn finish_step(&mut self) -> Result<Option<Verdict>, ZeroError> {
+        let verdict = match self.judged.take() {
+            None => return Ok(None),
+            Some(Judged::Here(verdict)) => verdict,
+            #[cfg(feature = "cuda")]
+            Some(Judged::OnGpu) => self.verdict_of_gpu()?,
+        };
+        if verdict.is_admitted {
+            self.drop_buffers();
+            self.updates += 1;
+        }
+        Ok(Some(verdict))
     }
 
     /// Gives up a segment's reduced gradients: they have been used, or the step is skipped.

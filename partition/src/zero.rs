@@ -21,6 +21,7 @@ use crate::ledger::{Category, Ledger};
 use crate::parameters::{Gathering, PendingRefresh};
 use crate::pool::Pool;
 use crate::rounding::working;
+use crate::update::Judged;
 
 /// How a rank carries out its program.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,8 +35,6 @@ pub struct ZeroOptions {
     /// Reduce sharded gradients by reduce-scatter; otherwise all-reduce them and keep one's own part, as
     /// `reduce_scatter: false` asks for.
     pub reduce_scatter: bool,
-    /// Largest allowed global gradient norm; 0 does not clip.
-    pub gradient_clipping: f64,
     /// Whether biases and norms (parameters of fewer than two dimensions) are decayed too.
     pub decay_all: bool,
     /// Take a parameter without gradient as one with a zero gradient, instead of an error.
@@ -101,13 +100,19 @@ pub struct Zero {
     /// Ways between the GPU and the host.
     #[cfg(feature = "cuda")]
     pub(crate) staging: Option<zero_model::device::Staging>,
+    /// Of the gradients on the GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) norms: Option<zero_model::device::optimizer::Norms>,
+    /// Segments on the GPU that are updated at once, with the last of them.
+    #[cfg(feature = "cuda")]
+    pub(crate) updating: Vec<SegmentId>,
     /// What does not live in memory.
     pub(crate) disk: Option<Disk>,
     pub(crate) ledger: Ledger,
     /// Elements of waiting buffers that the ledger counts.
     counted_idle: usize,
     pub(crate) dtype: DType,
-    pub(crate) grad_scale: f32,
+    pub(crate) judged: Option<Judged>,
     pub(crate) updates: u64,
 }
 
@@ -158,16 +163,21 @@ impl Zero {
             pool: Pool::default(),
             #[cfg(feature = "cuda")]
             staging: None,
+            #[cfg(feature = "cuda")]
+            norms: None,
+            #[cfg(feature = "cuda")]
+            updating: vec![],
             disk: None,
             ledger: Ledger::default(),
             counted_idle: 0,
             dtype,
-            grad_scale: 1.0,
+            judged: None,
             updates: 0,
         };
         #[cfg(feature = "cuda")]
         if zero.model.device().is_cuda() {
             zero.staging = Some(zero_model::device::Staging::new(zero.gpu()?)?);
+            zero.norms = Some(zero_model::device::optimizer::Norms::new(zero.gpu()?)?);
         }
         zero.disk = zero.make_disk()?;
         let bounce = zero.disk.as_ref().map_or(0, Disk::bounce_bytes);

@@ -1,21 +1,34 @@
-// A step of any optimizer over a flat shard, the squares of gradients, and numbers from one type into another: all with the bits of the CPU's
-// (optim/), so that what a card and its host share of an update makes no difference.
-#include "device.cuh"
+// A step of any optimizer over flat shards, the norm that it is held against, and numbers from one type into another: all with the bits of
+// the CPU's (optim/), so that what a card and its host share of an update makes no difference.
+#include "gradient_norm.cuh"
 
-struct UpdateArgs {
+struct UpdateRange {
     // f32 of [count] each: master parameters, the optimizer's states (0 where there are fewer) and reduced gradients.
     uint64_t params, states[2];
     uint64_t grads;
     // The parameters that layers read, in the entry's type; 0 if those are the master parameters.
     uint64_t working;
     uint64_t count;
-    // In the order that optim/src/factors.rs gives for each formula.
-    float factors[8];
-    uint32_t formula;
-    uint32_t unused;
+    uint32_t first_block;
+    // Which of the two sets, and how gradients travelled.
+    uint16_t factors, travelled;
+};
+
+constexpr unsigned UPDATE_RANGES = 64;
+// Elements of a block.
+constexpr uint64_t TILE = 4096;
+
+struct UpdateArgs {
+    UpdateRange ranges[UPDATE_RANGES];
+    // In the order that optim/src/factors.rs gives for each formula: with weight decay and without.
+    float factors[2][8];
+    // A Verdict, whose scale stands for that of the factors; or 0.
+    uint64_t verdict;
+    uint32_t used, formula;
 };
 
 struct Adam {
+    static constexpr int STATES = 2;
     DEVICE static void moments(const float* f, float& param, float grad, float& m, float& v) {
         m = fmaf(f[2], grad - m, m);
         // (1−β₂)g before the second g: g² alone overflows f32 from 1.8e19 on.
@@ -28,6 +41,7 @@ struct Adam {
 };
 
 struct AdamW {
+    static constexpr int STATES = 2;
     DEVICE static void step(const float* f, float& param, float grad, float& m, float& v) {
         param = param * f[0];
         Adam::moments(f, param, grad * f[1], m, v);
@@ -35,12 +49,14 @@ struct AdamW {
 };
 
 struct Sgd {
+    static constexpr int STATES = 0;
     DEVICE static void step(const float* f, float& param, float grad, float&, float&) {
         param = fmaf(f[2], fmaf(f[0], param, grad * f[1]), param);
     }
 };
 
 struct Momentum {
+    static constexpr int STATES = 1;
     DEVICE static void step(const float* f, float& param, float grad, float& buffer, float&) {
         buffer = fmaf(f[4], fmaf(f[0], param, grad * f[1]), f[3] * buffer);
         param = fmaf(f[2], buffer, param);
@@ -48,6 +64,7 @@ struct Momentum {
 };
 
 struct Nesterov {
+    static constexpr int STATES = 1;
     DEVICE static void step(const float* f, float& param, float grad, float& buffer, float&) {
         grad = fmaf(f[0], param, grad * f[1]);
         buffer = fmaf(f[4], grad, f[3] * buffer);
@@ -56,6 +73,7 @@ struct Nesterov {
 };
 
 struct Lion {
+    static constexpr int STATES = 1;
     DEVICE static void step(const float* f, float& param, float grad, float& m, float&) {
         grad = grad * f[1];
         float direction = fmaf(f[3], grad, f[2] * m);
@@ -67,6 +85,7 @@ struct Lion {
 };
 
 struct Adagrad {
+    static constexpr int STATES = 1;
     DEVICE static void step(const float* f, float& param, float grad, float& sum, float&) {
         grad = fmaf(f[0], param, grad * f[1]);
         sum = fmaf(grad, grad, sum);
@@ -74,19 +93,75 @@ struct Adagrad {
     }
 };
 
-template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
-    for (uint64_t i = global_thread(); i < a.count; i += global_threads()) {
-        float param = as<float>(a.params)[i], states[2] = {0.0f, 0.0f};
-        for (int s = 0; s < 2; s++) {
-            if (a.states[s]) states[s] = as<float>(a.states[s])[i];
-        }
-        FORMULA::step(a.factors, param, as<float>(a.grads)[i], states[0], states[1]);
-        as_mut<float>(a.params)[i] = param;
-        for (int s = 0; s < 2; s++) {
-            if (a.states[s]) as_mut<float>(a.states[s])[i] = states[s];
-        }
-        if (a.working) store(as_mut<T>(a.working)[i], param);
+// The range and a block's part of it.
+template <class T, class FORMULA> struct Update {
+    float factors[8];
+    const float* __restrict__ grads;
+    float* __restrict__ params;
+    float* __restrict__ states[2];
+    T* __restrict__ working;
+    uint32_t travelled_as;
+
+    DEVICE void one(uint64_t i) {
+        float param = params[i], state[2] = {0.0f, 0.0f};
+        UNROLL for (int s = 0; s < FORMULA::STATES; s++) state[s] = states[s][i];
+        FORMULA::step(factors, param, travelled(grads[i], travelled_as), state[0], state[1]);
+        params[i] = param;
+        UNROLL for (int s = 0; s < FORMULA::STATES; s++) states[s][i] = state[s];
+        if (working) store(working[i], param);
     }
+
+    DEVICE void four(uint64_t i) {
+        Four<float> param = *reinterpret_cast<const Four<float>*>(params + i), state[2] = {};
+        Four<float> grad = *reinterpret_cast<const Four<float>*>(grads + i);
+        UNROLL for (int s = 0; s < FORMULA::STATES; s++) state[s] = *reinterpret_cast<const Four<float>*>(states[s] + i);
+        Four<T> rounded;
+        UNROLL for (int k = 0; k < 4; k++) {
+            FORMULA::step(factors, param.at[k], travelled(grad.at[k], travelled_as), state[0].at[k], state[1].at[k]);
+            store(rounded.at[k], param.at[k]);
+        }
+        *reinterpret_cast<Four<float>*>(params + i) = param;
+        UNROLL for (int s = 0; s < FORMULA::STATES; s++) *reinterpret_cast<Four<float>*>(states[s] + i) = state[s];
+        if (working) *reinterpret_cast<Four<T>*>(working + i) = rounded;
+    }
+};
+
+// Element i of memory that begins at `address` can be read as four.
+template <class T> DEVICE bool is_aligned(uint64_t address, uint64_t i) {
+    return (address + i * sizeof(T)) % sizeof(Four<T>) == 0;
+}
+
+template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
+    const UpdateRange& range = range_of_block(a.ranges, a.used);
+    Update<T, FORMULA> update;
+    UNROLL for (int k = 0; k < 8; k++) update.factors[k] = a.factors[range.factors][k];
+    if (a.verdict) {
+        const Verdict& verdict = *as<Verdict>(a.verdict);
+        if (!verdict.admitted) return;
+        update.factors[1] = verdict.scale;
+    }
+    update.grads = as<float>(range.grads);
+    update.params = as_mut<float>(range.params);
+    UNROLL for (int s = 0; s < 2; s++) update.states[s] = as_mut<float>(range.states[s]);
+    update.working = as_mut<T>(range.working);
+    update.travelled_as = range.travelled;
+    uint64_t count = range.count, block = blockIdx.x - range.first_block;
+    // Up to where the parameters are aligned; the rest of memory is so there, or not at all.
+    uint64_t head = range.params % sizeof(Four<float>) ? 4 - range.params / sizeof(float) % 4 : 0;
+    head = head < count ? head : count;
+    bool aligned = is_aligned<float>(range.grads, head) && is_aligned<T>(range.working, range.working ? head : 0);
+    UNROLL for (int s = 0; s < FORMULA::STATES; s++) aligned = aligned && is_aligned<float>(range.states[s], head);
+    if (!aligned) {
+        uint64_t end = (block + 1) * TILE < count ? (block + 1) * TILE : count;
+        for (uint64_t i = block * TILE + threadIdx.x; i < end; i += blockDim.x) update.one(i);
+        return;
+    }
+    uint64_t fours = (count - head) / 4, tail = head + 4 * fours;
+    uint64_t end = (block + 1) * (TILE / 4) < fours ? (block + 1) * (TILE / 4) : fours;
+    for (uint64_t i = block * (TILE / 4) + threadIdx.x; i < end; i += blockDim.x) update.four(head + 4 * i);
+    if (block > 0) return;
+    if (threadIdx.x < head) update.one(threadIdx.x);
+    if (threadIdx.x < count - tail) update.one(tail + threadIdx.x);
 }
 
 // One pass over memory, whatever the optimizer. The entry's type is that of the working parameters.
@@ -102,60 +177,56 @@ template <class T> DEVICE void update(const UpdateArgs& a) {
     }
 }
 
-// The squares of each 1024 gradients of a parameter, added in f64: element i goes to lane i mod 16, the lanes are folded in halves.
-// A sum is half a warp's. The caller adds the sums exactly.
-struct SquareSumsArgs {
-    uint64_t grads, sums;
-    uint64_t count;
-};
-
-constexpr uint64_t SQUARES = 1024;
-constexpr unsigned LANES = 16;
-
-template <class T> DEVICE void square_sums(const SquareSumsArgs& a) {
-    uint64_t sum = global_thread() / LANES;
-    unsigned lane = threadIdx.x % LANES;
-    uint64_t first = sum * SQUARES, end = first + SQUARES < a.count ? first + SQUARES : a.count;
-    double total = 0.0;
-    for (uint64_t i = first + lane; i < end; i += LANES) {
-        double x = double(load(as<T>(a.grads)[i]));
-        total += x * x;
-    }
-    // All threads of a warp take part, those beyond the end with nothing.
-    for (unsigned distance = LANES / 2; distance > 0; distance /= 2) {
-        total += __shfl_down_sync(ALL, total, distance, LANES);
-    }
-    if (lane == 0 && first < a.count) as_mut<double>(a.sums)[sum] = total;
-}
-
 struct CastArgs {
     uint64_t from, to;
     uint64_t count;
 };
 
+// `F` of every element and its counterpart, four at a time where both are aligned; `READS` if it needs what is there.
+template <class FROM, class TO, bool READS, class F> DEVICE void each(uint64_t from_at, uint64_t to_at, uint64_t count, F f) {
+    const FROM* from = as<FROM>(from_at);
+    TO* to = as_mut<TO>(to_at);
+    uint64_t fours = is_aligned<FROM>(from_at, 0) && is_aligned<TO>(to_at, 0) ? count / 4 : 0;
+    for (uint64_t i = global_thread(); i < fours; i += global_threads()) {
+        Four<FROM> x = reinterpret_cast<const Four<FROM>*>(from)[i];
+        Four<TO> y;
+        if (READS) y = reinterpret_cast<const Four<TO>*>(to)[i];
+        UNROLL for (int k = 0; k < 4; k++) f(y.at[k], x.at[k]);
+        reinterpret_cast<Four<TO>*>(to)[i] = y;
+    }
+    for (uint64_t i = 4 * fours + global_thread(); i < count; i += global_threads()) f(to[i], from[i]);
+}
+
 // From the entry's type, exactly.
 template <class T> DEVICE void widen(const CastArgs& a) {
-    for (uint64_t i = global_thread(); i < a.count; i += global_threads()) {
-        as_mut<float>(a.to)[i] = load(as<T>(a.from)[i]);
-    }
+    each<T, float, false>(a.from, a.to, a.count, [](float& to, T from) { to = load(from); });
 }
 
 // To the entry's type, rounded once.
 template <class T> DEVICE void narrow(const CastArgs& a) {
-    for (uint64_t i = global_thread(); i < a.count; i += global_threads()) {
-        store(as_mut<T>(a.to)[i], as<float>(a.from)[i]);
-    }
+    each<float, T, false>(a.from, a.to, a.count, [](T& to, float from) { store(to, from); });
 }
 
 // Onto f32: gradients of several micro-batches.
 template <class T> DEVICE void add_to(const CastArgs& a) {
-    for (uint64_t i = global_thread(); i < a.count; i += global_threads()) {
-        as_mut<float>(a.to)[i] += load(as<T>(a.from)[i]);
-    }
+    each<T, float, true>(a.from, a.to, a.count, [](float& to, T from) { to += load(from); });
+}
+
+struct AddTravelledArgs {
+    // f32 both.
+    uint64_t from, to;
+    uint64_t count;
+    uint32_t from_travelled, to_travelled;
+};
+
+// The same of gradients that are rounded when they are read.
+ENTRY(add_travelled, AddTravelledArgs, 256) {
+    each<float, float, true>(a.from, a.to, a.count, [&](float& to, float from) {
+        to = travelled(to, a.to_travelled) + travelled(from, a.from_travelled);
+    });
 }
 
 KERNEL(update, UpdateArgs, 256)
-KERNEL(square_sums, SquareSumsArgs, 256)
 KERNEL(widen, CastArgs, 256)
 KERNEL(narrow, CastArgs, 256)
 KERNEL(add_to, CastArgs, 256)

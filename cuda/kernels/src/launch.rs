@@ -18,6 +18,15 @@ impl Dtype {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
+    /// `Travelled` of `cu/gradient_norm.cuh`.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+            Self::F16 => 2,
+        }
+    }
+
     fn suffix(self) -> &'static str {
         match self {
             Self::F32 => "f32",

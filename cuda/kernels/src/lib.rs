@@ -19,6 +19,7 @@ pub mod dropout;
 pub mod embedding;
 #[cfg(feature = "emulated")]
 pub mod emulated;
+pub mod gradient_norm;
 pub mod indices;
 pub mod launch;
 pub mod norm;

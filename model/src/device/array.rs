@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Result, Storage, Tensor, bail};
-use zero_kernels::optimizer::{add_to, narrow, widen};
+use zero_kernels::optimizer::{add_to, add_travelled, narrow, widen};
 use zero_kernels::{Address, Dtype};
 
 use super::{Gpu, Operand, address, kernel_dtype};
@@ -14,6 +14,8 @@ use super::{Gpu, Operand, address, kernel_dtype};
 pub struct Array {
     storage: CudaStorage,
     len: usize,
+    /// The type to which they are rounded when they are read.
+    travelled: Dtype,
 }
 
 const OP: &str = "array";
@@ -30,7 +32,7 @@ impl Array {
     /// # Errors
     /// The memory does not suffice.
     pub fn room(device: &CudaDevice, len: usize) -> Result<Self> {
-        Ok(Self { storage: Gpu::new(device)?.floats(len)?, len })
+        Ok(Self { storage: Gpu::new(device)?.floats(len)?, len, travelled: Dtype::F32 })
     }
 
     /// A tensor's values.
@@ -55,6 +57,26 @@ impl Array {
         self.len == 0
     }
 
+    /// The same values, as if they had gone between ranks in a type: they are rounded to it, to nearest, ties to even, by what reads them, which is
+    /// a sum, the norm and the update.
+    ///
+    /// # Errors
+    /// The type is none of f32, bf16 and f16.
+    pub fn travelled(self, dtype: DType) -> Result<Self> {
+        Ok(Self { travelled: kernel_dtype(OP, dtype)?, ..self })
+    }
+
+    /// How the values are to be rounded by who reads them.
+    pub(super) fn travelled_as(&self) -> Dtype {
+        self.travelled
+    }
+
+    /// Of values that are read as they are: everywhere but in those three places.
+    fn as_they_are(&self) -> &Self {
+        assert_eq!(self.travelled, Dtype::F32, "values that are rounded when they are read");
+        self
+    }
+
     /// Copies a range to the host, when all is done that came before.
     ///
     /// # Errors
@@ -66,7 +88,7 @@ impl Array {
         if range.is_empty() {
             return Ok(());
         }
-        let slice = self.storage.as_cuda_slice::<f32>()?;
+        let slice = self.as_they_are().storage.as_cuda_slice::<f32>()?;
         self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
     }
 
@@ -95,7 +117,7 @@ impl Array {
     /// If one of them has not as many values.
     pub fn copy(&mut self, at: usize, from: &Array, range: Range<usize>) -> Result<()> {
         let to = at..at + range.len();
-        super::copy(&from.storage, range, &mut self.storage, to)
+        super::copy(&from.as_they_are().storage, range, &mut self.storage, to)
     }
 
     /// Adds another, element by element.
@@ -108,8 +130,15 @@ impl Array {
         }
         let (gpu, from, to) =
             (Gpu::new(&self.storage.device)?, address(OP, &other.storage)?, address(OP, &self.storage)?);
+        let (count, travelled) =
+            (self.len as u64, [other.travelled, std::mem::replace(&mut self.travelled, Dtype::F32)]);
         // SAFETY: both hold as many values; they are of different storages.
-        unsafe { gpu.launch_some(add_to(Dtype::F32, self.len as u64, from, to)) }
+        unsafe {
+            match travelled {
+                [Dtype::F32, Dtype::F32] => gpu.launch_some(add_to(Dtype::F32, count, from, to)),
+                travelled => gpu.launch_some(add_travelled(count, [from, to], travelled)),
+            }
+        }
     }
 
     /// The values rounded to a type, to nearest, ties to even.
@@ -119,7 +148,7 @@ impl Array {
     pub fn rounded(&self, dtype: DType) -> Result<CudaStorage> {
         let gpu = Gpu::new(&self.storage.device)?;
         let rounded = gpu.room(OP, dtype, self.len)?;
-        let (from, to) = (address(OP, &self.storage)?, address(OP, &rounded)?);
+        let (from, to) = (address(OP, &self.as_they_are().storage)?, address(OP, &rounded)?);
         // SAFETY: both hold as many values.
         unsafe { gpu.launch_some(narrow(kernel_dtype(OP, dtype)?, self.len as u64, from, to)) }?;
         Ok(rounded)
@@ -131,7 +160,7 @@ impl Array {
     /// The memory does not suffice, or the storage is none of f32, bf16 and f16.
     pub fn widened(values: CudaStorage, len: usize) -> Result<Self> {
         if values.dtype() == DType::F32 {
-            return Ok(Self { storage: values, len });
+            return Ok(Self { storage: values, len, travelled: Dtype::F32 });
         }
         let array = Self::room(&values.device, len)?;
         let (from, to) = (address(OP, &values)?, address(OP, &array.storage)?);
@@ -144,6 +173,7 @@ impl Array {
     /// The storage, of f32.
     #[must_use]
     pub fn into_storage(self) -> CudaStorage {
+        self.as_they_are();
         self.storage
     }
 

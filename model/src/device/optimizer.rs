@@ -1,16 +1,23 @@
-//! The optimizer's step, and what the norm needs of gradients, on a GPU.
+//! The optimizer's step, and the gradient norm that it is held against, on a GPU.
 
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops;
+use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::{CudaDevice, CudaStorage, Error, Result, Storage, Tensor, bail};
-use zero_kernels::optimizer::{SQUARES, square_sums, update};
-use zero_kernels::{Address, Dtype};
-use zero_optim::Factors;
+use zero_cuda::Pinned;
+use zero_kernels::gradient_norm::{
+    SQUARES, SQUARES_RANGES, Squared, Verdict, VerdictArgs, limbs, partials, square_sums, verdict,
+};
+use zero_kernels::optimizer::{UPDATE_RANGES, Updated as Range, update};
+use zero_kernels::{Address, Dtype, Launch};
+use zero_optim::exact_sum::LIMBS;
+use zero_optim::norm::Limits;
+use zero_optim::{ExactSum, Factors};
 
-use super::{Array, Gpu, address, begin, elements_of, kernel_dtype};
+use super::{Array, Gpu, Mark, address, begin, driver, elements_of, kernel_dtype};
 
 const OP: &str = "optimizer";
 
@@ -19,129 +26,233 @@ const OP: &str = "optimizer";
 pub struct Part<'a> {
     address: Address,
     dtype: Dtype,
+    /// The type to which values are rounded when they are read.
+    travelled: Dtype,
     count: usize,
     of: PhantomData<&'a ()>,
 }
 
 impl<'a> Part<'a> {
-    /// Of gradients.
-    ///
-    /// # Errors
-    /// The range is not in them.
-    pub fn read(array: &'a Array, range: Range<usize>) -> Result<Self> {
-        Ok(Self { address: array.address(&range)?, dtype: Dtype::F32, count: range.len(), of: PhantomData })
-    }
-
-    /// Of the optimizer's state or of a master.
-    ///
-    /// # Errors
-    /// The range is not in them.
-    pub fn write(array: &'a mut Array, range: Range<usize>) -> Result<Self> {
-        Self::read(array, range)
-    }
-
-    /// Of a shard of parameters.
-    ///
-    /// # Errors
-    /// The range is not in them, or they are none of f32, bf16 and f16.
-    pub fn of_shard(shard: &'a mut CudaStorage, range: Range<usize>) -> Result<Self> {
-        Self::of_storage(shard, range)
-    }
-
-    /// Of a parameter's values.
-    ///
-    /// # Errors
-    /// They are not on a GPU, released, or the range is not in them.
-    pub fn of_leaf(leaf: &'a Tensor, range: Range<usize>) -> Result<Self> {
-        let (storage, _) = leaf.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else { bail!("{OP}: a parameter on a GPU expected") };
-        Self::of_storage(storage, range)
-    }
-
-    fn of_storage(storage: &CudaStorage, range: Range<usize>) -> Result<Self> {
-        let dtype = storage.dtype();
-        let begin = address(OP, storage)?;
-        let held = elements_of(storage);
-        if range.end > held || range.start > range.end {
-            bail!("{OP}: {range:?} of {held} values");
-        }
-        let address = begin + (range.start * dtype.size_in_bytes()) as u64;
-        Ok(Self { address, dtype: kernel_dtype(OP, dtype)?, count: range.len(), of: PhantomData })
-    }
-}
-
-/// One pass over f32 parameters and the optimizer's states, all of as many elements as there are gradients. `working` gets the new
-/// parameters, rounded to its own type.
-///
-/// # Errors
-/// Numbers of elements that differ, parameters that are not f32, or what the driver says.
-pub fn step(
-    device: &CudaDevice,
-    factors: &Factors,
-    parameters: Part<'_>,
-    states: &[Part<'_>],
-    gradients: Part<'_>,
-    working: Option<Part<'_>>,
-) -> Result<()> {
-    let count = gradients.count;
-    let f32s = [&parameters, &gradients].into_iter().chain(states);
-    let all_f32 = f32s.clone().all(|part| part.dtype == Dtype::F32);
-    if !all_f32 || f32s.chain(&working).any(|part| part.count != count) || states.len() > 2 {
-        bail!("{OP}: parameters, states and gradients do not belong together");
-    }
-    let mut at = [0; 2];
-    at.iter_mut().zip(states).for_each(|(at, state)| *at = state.address);
-    let (dtype, to) = working.map_or((Dtype::F32, 0), |part| (part.dtype, part.address));
-    let launch = update(dtype, count as u64, factors, parameters.address, at, gradients.address, to);
-    // SAFETY: all have as many elements of their types; what is written is borrowed for that, or the leaf's own.
-    unsafe { Gpu::new(device)?.launch_some(launch) }
-}
-
-/// Sums of the squares of gradients, each of as many as `zero_optim::norm` adds up at a time, that are being made.
-pub struct SquareSums {
-    sums: CudaSlice<f64>,
-    device: CudaDevice,
-    used: usize,
-}
-
-impl SquareSums {
-    /// Room for the sums of `ranges` ranges of `elements` elements together.
-    ///
-    /// # Errors
-    /// The memory does not suffice.
-    pub fn room(device: &CudaDevice, elements: usize, ranges: usize) -> Result<Self> {
-        let most = elements.div_ceil(SQUARES as usize) + ranges;
-        // SAFETY: what is read was written before.
-        let sums = unsafe { device.alloc::<f64>(most.max(1)) }?;
-        Ok(Self { sums, device: device.clone(), used: 0 })
-    }
-
-    /// Adds a range, which begins where a sum begins.
-    ///
-    /// # Errors
-    /// There is no room for it, or what the driver says.
-    pub fn add(&mut self, gradients: Part<'_>) -> Result<()> {
-        let sums = gradients.count.div_ceil(SQUARES as usize);
-        if self.used + sums > self.sums.len() {
-            bail!("{OP}: more sums of squares than there is room for");
-        }
-        let to = begin(&self.sums) + (self.used * size_of::<f64>()) as u64;
-        self.used += sums;
-        let launch = square_sums(gradients.dtype, gradients.count as u64, gradients.address, to);
-        // SAFETY: there is room for as many sums, and nobody else writes there.
-        unsafe { Gpu::new(&self.device)?.launch_some(launch) }
-    }
-
-    /// All sums, when they are made.
+    /// Gradients.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn to_host(&self) -> Result<Vec<f64>> {
-        let mut sums = vec![0.0; self.used];
-        if self.used > 0 {
-            let stream = self.device.cuda_stream();
-            stream.memcpy_dtoh(&self.sums.slice(0..self.used), &mut sums).map_err(Error::wrap)?;
+    pub fn read(array: &'a Array) -> Result<Self> {
+        let (address, count) = (array.address(&(0..array.len()))?, array.len());
+        Ok(Self { address, dtype: Dtype::F32, travelled: array.travelled_as(), count, of: PhantomData })
+    }
+
+    /// The optimizer's state or a master.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn write(array: &'a mut Array) -> Result<Self> {
+        Self::read(array)
+    }
+
+    /// A shard of parameters.
+    ///
+    /// # Errors
+    /// They are none of f32, bf16 and f16.
+    pub fn of_shard(shard: &'a mut CudaStorage) -> Result<Self> {
+        Self::of_storage(shard)
+    }
+
+    /// A parameter's values.
+    ///
+    /// # Errors
+    /// They are not on a GPU, or released.
+    pub fn of_leaf(leaf: &'a Tensor) -> Result<Self> {
+        let (storage, _) = leaf.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else { bail!("{OP}: a parameter on a GPU expected") };
+        Self::of_storage(storage)
+    }
+
+    fn of_storage(storage: &CudaStorage) -> Result<Self> {
+        let (address, dtype) = (address(OP, storage)?, kernel_dtype(OP, storage.dtype())?);
+        Ok(Self { address, dtype, travelled: Dtype::F32, count: elements_of(storage), of: PhantomData })
+    }
+
+    /// A range of it.
+    ///
+    /// # Errors
+    /// The range is not in it.
+    pub fn at(self, range: ops::Range<usize>) -> Result<Self> {
+        if range.end > self.count || range.start > range.end {
+            bail!("{OP}: {range:?} of {} values", self.count);
         }
-        Ok(sums)
+        let bytes = if self.dtype == Dtype::F32 { 4 } else { 2 };
+        Ok(Self { address: self.address + (range.start * bytes) as u64, count: range.len(), ..self })
+    }
+}
+
+/// Elements that a step updates alike: as many of each as there are gradients.
+pub struct Updated<'a> {
+    /// f32.
+    pub parameters: Part<'a>,
+    /// The optimizer's, f32.
+    pub states: Vec<Part<'a>>,
+    /// As f32.
+    pub gradients: Part<'a>,
+    /// Gets the new parameters, rounded to its own type.
+    pub working: Option<Part<'a>>,
+    /// Whether weight decay applies.
+    pub decay: bool,
+}
+
+/// One pass over all ranges. The factors are those with weight decay and those without; with `norms`, gradients are scaled by what came of the last
+/// norm, and nothing is updated if that was not admitted.
+///
+/// # Errors
+/// Numbers of elements that differ, parameters that are not f32, or what the driver says.
+pub fn step(device: &CudaDevice, factors: [&Factors; 2], updated: &[Updated<'_>], norms: Option<&Norms>) -> Result<()> {
+    let (gpu, verdict) = (Gpu::new(device)?, norms.map_or(0, |norms| begin(&norms.verdict)));
+    for some in
+        updated.chunk_by(|a, b| working_dtype(a) == working_dtype(b)).flat_map(|same| same.chunks(UPDATE_RANGES))
+    {
+        let ranges = some.iter().map(Updated::range).collect::<Result<Vec<_>>>()?;
+        let launch = update(some.first().map_or(Dtype::F32, working_dtype), factors, &ranges, verdict);
+        // SAFETY: all of a range have as many elements of their types; what is written is borrowed for that, or a leaf's own.
+        unsafe { gpu.launch_some(launch) }?;
+    }
+    Ok(())
+}
+
+fn working_dtype(updated: &Updated<'_>) -> Dtype {
+    updated.working.as_ref().map_or(Dtype::F32, |working| working.dtype)
+}
+
+impl Updated<'_> {
+    fn range(&self) -> Result<Range> {
+        let Self { parameters, states, gradients, working, decay } = self;
+        let f32s = [parameters, gradients].into_iter().chain(states);
+        let all_f32 = f32s.clone().all(|part| part.dtype == Dtype::F32);
+        if !all_f32 || f32s.chain(working).any(|part| part.count != gradients.count) || states.len() > 2 {
+            bail!("{OP}: parameters, states and gradients do not belong together");
+        }
+        let mut at = [0; 2];
+        at.iter_mut().zip(states).for_each(|(at, state)| *at = state.address);
+        Ok(Range {
+            params: parameters.address,
+            states: at,
+            grads: gradients.address,
+            travelled: gradients.travelled,
+            working: working.map_or(0, |part| part.address),
+            count: gradients.count as u64,
+            decay: *decay,
+        })
+    }
+}
+
+/// Gradient norms that are made on a GPU, and what came of the last one: there, where steps read it, and in memory of the host.
+pub struct Norms {
+    device: CudaDevice,
+    verdict: CudaSlice<u8>,
+    /// The verdict, or the limbs of the sum.
+    host: Pinned,
+    made: Option<Mark>,
+}
+
+impl Norms {
+    /// For a GPU.
+    ///
+    /// # Errors
+    /// A memory does not suffice.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        let of = Arc::clone(Gpu::new(device)?.kernels.device());
+        let bytes = size_of::<Verdict>();
+        // SAFETY: a step reads it behind a norm, which writes it.
+        let verdict = unsafe { device.alloc::<u8>(bytes) }?;
+        let host = Pinned::new(&of, bytes.max(size_of::<[i64; LIMBS]>())).map_err(driver)?;
+        Ok(Self { device: device.clone(), verdict, host, made: None })
+    }
+
+    /// Finds the norm of gradients, of which each part begins where a sum begins, and judges it. The host does not wait.
+    ///
+    /// # Errors
+    /// The memory does not suffice, or what the driver says.
+    pub fn judge(&mut self, gradients: &[Part<'_>], limits: &Limits) -> Result<()> {
+        let to = [begin(&self.verdict), self.host_address()];
+        self.launch(gradients, |count, partials| verdict(count, partials, limits, 0, to))
+    }
+
+    /// What came of the last norm, when it is made.
+    ///
+    /// # Errors
+    /// There was none since the last call, or what the driver says.
+    pub fn verdict(&mut self) -> Result<zero_optim::norm::Verdict> {
+        let [norm, clip, last] = self.words()?;
+        let (scale, admitted) = (f32::from_bits(last as u32), (last >> 32) as u32);
+        Ok(Verdict { norm: f64::from_bits(norm), clip: f64::from_bits(clip), scale, admitted }.into())
+    }
+
+    /// The sum of squares of gradients as integers, for ranks and hosts that have more of them: when it is made.
+    ///
+    /// # Errors
+    /// As [`Norms::judge`].
+    pub fn sum(&mut self, gradients: &[Part<'_>]) -> Result<ExactSum> {
+        let (to, limits) =
+            (self.host_address(), Limits { loss_scale: 1.0, max_norm: 0.0, limit: 0.0, skips_overflow: true });
+        self.launch(gradients, |count, partials| verdict(count, partials, &limits, to, [0; 2]))?;
+        let limbs: [u64; LIMBS] = self.words()?;
+        ExactSum::from_limbs(&limbs.map(u64::cast_signed)).map_err(Error::wrap)
+    }
+
+    /// Where the device finds the memory of the host: at the host's own address.
+    fn host_address(&mut self) -> Address {
+        self.host.as_mut_ptr().expose_provenance() as Address
+    }
+
+    /// The first words in memory of the host, when they are made.
+    fn words<const N: usize>(&mut self) -> Result<[u64; N]> {
+        let Some(made) = self.made.take() else { bail!("{OP}: no norm was made") };
+        if !made.event().is_done().map_err(driver)? {
+            made.event().wait().map_err(driver)?;
+        }
+        let mut words = self.host.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word));
+        Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
+    }
+
+    fn launch(
+        &mut self,
+        gradients: &[Part<'_>],
+        finish: impl FnOnce(u64, Address) -> Launch<VerdictArgs>,
+    ) -> Result<()> {
+        if gradients.iter().any(|part| part.dtype != Dtype::F32) {
+            bail!("{OP}: gradients are f32");
+        }
+        let gpu = Gpu::new(&self.device)?;
+        let sums_of = |part: &Part<'_>| part.count.div_ceil(SQUARES as usize);
+        let count: usize = gradients.iter().map(sums_of).sum();
+        // SAFETY: what is read of both was written before.
+        let (sums, parts) = unsafe {
+            (self.device.alloc::<f64>(count.max(1))?, self.device.alloc::<i64>(partials(count as u64).max(1))?)
+        };
+        let mut to = begin(&sums);
+        for some in gradients.chunks(SQUARES_RANGES) {
+            let squared =
+                |part: &Part<'_>| Squared { grads: part.address, count: part.count as u64, travelled: part.travelled };
+            let launch = square_sums(&some.iter().map(squared).collect::<Vec<_>>(), to);
+            // SAFETY: there is room for as many sums, and nobody else writes there.
+            unsafe { gpu.launch_some(launch) }?;
+            to += (some.iter().map(sums_of).sum::<usize>() * size_of::<f64>()) as u64;
+        }
+        let (count, from, to) = (count as u64, begin(&sums), begin(&parts));
+        // SAFETY: as above; what is written beside them is this one's own, and lives as long as anything is on the stream.
+        unsafe {
+            gpu.launch_some(limbs(count, from, to))?;
+            gpu.launch(&finish(count, to))?;
+        }
+        self.made = Some(Mark::new(&self.device)?);
+        Ok(())
+    }
+}
+
+impl Drop for Norms {
+    fn drop(&mut self) {
+        // The device writes the host's memory.
+        if let Some(made) = self.made.take() {
+            let _ = made.event().wait();
+        }
     }
 }

@@ -204,11 +204,14 @@ impl Zero {
         Ok(())
     }
 
-    /// The optimizer step on a tile.
+    /// The optimizer step on a tile, unless the norm was not admitted.
     ///
     /// # Errors
     /// If it is not in memory, or its gradients are not reduced.
     pub fn update_tile(&mut self, id: SegmentId, index: usize, lr: f64) -> Result<(), ZeroError> {
+        if self.scale()?.is_none() {
+            return self.discard_tile(id, index);
+        }
         let item = Item::Tile { segment: id, index };
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         let place = disk.place(id)?;
@@ -233,7 +236,7 @@ impl Zero {
     ///
     /// # Errors
     /// If they are not reduced.
-    pub fn discard_tile(&mut self, id: SegmentId, index: usize) -> Result<(), ZeroError> {
+    fn discard_tile(&mut self, id: SegmentId, index: usize) -> Result<(), ZeroError> {
         let tiers = self.layout.segments()[id].tiers;
         match index + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
             true => self.discard(id),

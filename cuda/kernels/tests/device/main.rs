@@ -10,11 +10,12 @@ mod speed;
 use card::Card;
 use zero_cuda::{Allocation, CudaError, Event, Stream};
 use zero_kernels::attention::{self, Geometry};
+use zero_kernels::gradient_norm::{Squared, Verdict, limbs, partials, square_sums, verdict};
 use zero_kernels::norm::{self, Rows, Weights};
-use zero_kernels::optimizer::{square_sums, widen};
+use zero_kernels::optimizer::{Updated, widen};
 use zero_kernels::{Dtype, Launch};
-use zero_optim::norm::block_square_sums;
-use zero_optim::{AdamW, Optimizer, Step, update};
+use zero_optim::norm::{Limits, block_square_sums};
+use zero_optim::{AdamW, ExactSum, Optimizer, Step, update};
 
 /// The card, and a stream.
 struct Bench {
@@ -70,14 +71,35 @@ fn an_update_has_the_bits_of_the_cpus() {
     let (mut params, grads) = (numbers(count, 1.0), numbers(count, 0.01));
     let (mut m, mut v) = (numbers(count, 0.003), vec![1e-4; count]);
     let [at_params, at_grads, at_m, at_v] = [&params, &grads, &m, &v].map(|values| bench.upload(values));
-    let sums = bench.upload(&vec![f32::NAN; 2 * count.div_ceil(1024)]);
-    let states = [at_m.address(), at_v.address()];
-    bench.launch(&square_sums(Dtype::F32, count as u64, at_grads.address(), sums.address()).unwrap());
-    let (factors, params_at, grads_at) = (rule.factors(&step), at_params.address(), at_grads.address());
-    let launch = zero_kernels::optimizer::update(Dtype::F32, count as u64, &factors, params_at, states, grads_at, 0);
-    bench.launch(&launch.unwrap());
+    let blocks = count.div_ceil(1024);
+    let [sums, parts, made] =
+        [2 * blocks, 2 * partials(blocks as u64), 6].map(|words| bench.upload(&vec![f32::NAN; words]));
+    let squared = Squared { grads: at_grads.address(), count: count as u64, travelled: Dtype::F32 };
+    bench.launch(&square_sums(&[squared], sums.address()).unwrap());
+    bench.launch(&limbs(blocks as u64, sums.address(), parts.address()).unwrap());
+    let limits = Limits { loss_scale: 1.0, max_norm: 0.1, limit: f64::INFINITY, skips_overflow: true };
+    bench.launch(&verdict(blocks as u64, parts.address(), &limits, 0, [made.address(), 0]));
+    let factors = rule.factors(&step);
+    let updated = Updated {
+        params: at_params.address(),
+        states: [at_m.address(), at_v.address()],
+        grads: at_grads.address(),
+        travelled: Dtype::F32,
+        working: 0,
+        count: count as u64,
+        decay: true,
+    };
+    bench.launch(&zero_kernels::optimizer::update(Dtype::F32, [&factors; 2], &[updated], made.address()).unwrap());
     let found: Vec<u64> = bench.bytes(&sums).into_iter().map(u64::from_ne_bytes).collect();
     assert_eq!(found, block_square_sums(&grads).map(f64::to_bits).collect::<Vec<_>>());
+    let mut total = ExactSum::new();
+    total.add_parameter_range(&grads);
+    let want = limits.judge(&total);
+    assert!(want.clip < 1.0);
+    let found: Vec<u64> = bench.bytes(&made).into_iter().map(u64::from_ne_bytes).collect();
+    assert_eq!(found, [want.norm.to_bits(), want.clip.to_bits(), 1 << 32 | u64::from(want.scale.to_bits())]);
+    assert_eq!(size_of::<Verdict>(), 24);
+    let step = Step { grad_scale: want.scale, ..step };
     update(&rule, &step, &mut params, &grads, &mut [&mut m, &mut v]).unwrap();
     for (name, at, want) in [("parameters", &at_params, &params), ("m", &at_m, &m), ("v", &at_v, &v)] {
         assert!(bench.bits(at) == bits(want), "{name}");

@@ -13,8 +13,9 @@ use zero_kernels::attention::{self, Geometry, Saved};
 use zero_kernels::cross_entropy::{self, Logits, Upstream};
 use zero_kernels::dropout::{Mask, dropout};
 use zero_kernels::embedding::{self, Lookup};
+use zero_kernels::gradient_norm::{SQUARES, Squared, square_sums};
 use zero_kernels::norm::{self, Rows, Weights};
-use zero_kernels::optimizer::{self, add_to, narrow, widen};
+use zero_kernels::optimizer::{self, Updated, add_to, narrow, widen};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, Onto};
 use zero_kernels::{Address, Dtype, Launch};
@@ -284,12 +285,13 @@ impl<'a> Bed<'a> {
         let factors = rule.factors(&Step { step: 3, lr: 1e-6, grad_scale: 1.0, decay: true });
         self.measure("adamw", 30 * count, 0, |room| {
             let [params, m, v, grads] = room.take_each(4 * count);
-            let working = room.take(2 * count);
-            self.work(optimizer::update(t, count, &factors, params, [m, v], grads, working))
+            let (working, travelled) = (room.take(2 * count), Dtype::F32);
+            let updated = Updated { params, states: [m, v], grads, travelled, working, count, decay: true };
+            self.work(optimizer::update(t, [&factors; 2], &[updated], 0))
         });
         self.measure("square sums", 4 * count, 0, |room| {
-            let (grads, sums) = (room.take(4 * count), room.take(8 * count.div_ceil(optimizer::SQUARES)));
-            self.work(optimizer::square_sums(Dtype::F32, count, grads, sums))
+            let (grads, sums) = (room.take(4 * count), room.take(8 * count.div_ceil(SQUARES)));
+            self.work(square_sums(&[Squared { grads, count, travelled: Dtype::F32 }], sums))
         });
         for (name, bytes, launch) in [
             ("widen", 6, widen as fn(Dtype, u64, Address, Address) -> Option<Launch<optimizer::CastArgs>>),

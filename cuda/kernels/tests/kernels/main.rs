@@ -13,6 +13,7 @@ mod card;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod gradient_norm;
 mod memory;
 mod norm;
 mod optimizer;

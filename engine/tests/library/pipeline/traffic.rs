@@ -85,7 +85,6 @@ impl Run {
                 order: Order::Arrival,
                 communication: self.dtype,
                 reduce_scatter: engine.config().zero.reduce_scatter,
-                gradient_clipping: 0.0,
                 decay_all: false,
                 ignore_unused: false,
                 disk: zero_partition::DiskOptions::default(),
