@@ -151,6 +151,9 @@ fn every_type_and_every_size_of_a_head() {
     for (size, time) in [(1, 3), (17, 65), (64, 130), (100, 70), (128, 64)] {
         Case::new(Geometry { size, time, dtype: Dtype::Bf16, ..one }, false).check();
     }
+    for size in [64, 128] {
+        Case::new(Geometry { size, dtype: Dtype::F16, ..one }, false).check();
+    }
 }
 
 #[test]

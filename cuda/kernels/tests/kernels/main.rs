@@ -105,6 +105,20 @@ fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, 
     }
 }
 
+/// Memory of the emulator is none of a card's.
+#[test]
+fn cases_make_memory_where_they_run() {
+    if is_gpu() {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    for file in files.filter(|file| !["main.rs", "memory.rs"].iter().any(|name| file.ends_with(name))) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(!text.contains("emulated::"), "{}: cases take crate::Memory", file.display());
+    }
+}
+
 /// A launch of `tests/emulated/faulty.cu`.
 fn faulty<A>(entry: &str, args: A) -> Launch<A> {
     let (source, entry) = (Source::Norm, format!("faulty_{entry}"));

@@ -184,3 +184,21 @@ fn numbers_are_rounded_to_nearest_even() {
         }
     }
 }
+
+#[test]
+fn f32_stays_what_it_is() {
+    let all = numbers(3, 1000);
+    let Some((narrowed, widened, doubled)) = on_device(|device| {
+        let mut from = Memory::floats(Dtype::F32, &all);
+        let [mut to, mut back] = [(); 2].map(|()| Memory::unwritten(4 * all.len()));
+        device.run(&narrow(Dtype::F32, 1000, from.address(), to.address()).unwrap());
+        device.run(&widen(Dtype::F32, 1000, to.address(), back.address()).unwrap());
+        let [narrowed, widened] = [&to, &back].map(|memory| bits(&memory.to_floats(Dtype::F32)));
+        device.run(&add_to(Dtype::F32, 1000, to.address(), back.address()).unwrap());
+        (narrowed, widened, bits(&back.to_floats(Dtype::F32)))
+    }) else {
+        return;
+    };
+    assert!(narrowed == bits(&all) && widened == bits(&all));
+    assert!(doubled == bits(&all.iter().map(|x| x + x).collect::<Vec<_>>()));
+}
