@@ -19,9 +19,6 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 /// What a finished file does not contain, outside of comments and strings. A test that runs only when it is named says why.
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
 
-/// Files with a test that only who asks for it runs, each with the reason.
-const IGNORED: [(&str, &str); 1] = [("cuda/kernels/tests/device/speed.rs", "measures a GPU")];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -244,8 +241,7 @@ fn nothing_is_left_unfinished() {
     for (path, text) in sources() {
         let code = code(&text);
         for word in UNFINISHED {
-            let excused = word == "#[ignore" && IGNORED.iter().any(|(ignored, _)| *ignored == path);
-            assert!(code.contains(word) == excused, "{path} contains `{word}`, or needs no exception any more");
+            assert!(!code.contains(word), "{path} contains `{word}`");
         }
     }
 }
