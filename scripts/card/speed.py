@@ -30,8 +30,11 @@ def kernels(card, step):
     done = tests(step, card.programs, "kernels-device", "--ignored", "speed", env=card.test_env)
     found = [line for line in done.objects() if "us" in line]
     step.figures["kernels"] = found
-    for line in found:
-        step.say(" ".join(f"{key} {value}" for key, value in line.items()))
+    for model in dict.fromkeys(line["model"] for line in found):
+        told = [f"{line['kernel']} {line['us']} µs {line['share']:.0%}" for line in found if line["model"] == model]
+        step.say(f"{model}, of the ceiling:")
+        for at in range(0, len(told), 6):
+            step.say(", ".join(told[at : at + 6]))
     if not found:
         step.fail("no kernel was timed")
 
@@ -104,6 +107,7 @@ def traced(card, step):
         name, _, value = line.partition(" ")
         if name in ("mock_launches", "mock_waits"):
             step.figures[f"{name.removeprefix('mock_')}_a_step"] = round(int(value) / steps, 1)
+            step.say(f"{name.removeprefix('mock_')} a step, the start of the run included: {int(value) / steps:.1f}")
     step.say(f"GPU {figures['gpu_step_us']:.0f} µs a step, host {figures['host_step_us']:.0f}, gaps {figures['gaps_us_a_step']:.0f}")
     for what in ("gpu_us_a_layer", "host_us_a_layer", "gpu_us_by_kind"):
         step.say(f"{what.replace('_', ' ')}: {', '.join(f'{kind} {us}' for kind, us in figures[what].items())}")

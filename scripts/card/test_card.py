@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -41,7 +42,7 @@ class Case(unittest.TestCase):
         return [CARD, part, "--programs", self.folder, "--out", self.out, *map(str, arguments)]
 
     def run_card(self, *arguments, mock=True, part="correct", **env):
-        env = {**os.environ, "CARD_MOCK": "1" if mock else "", **env}
+        env = {**os.environ, "ZERO_TRAIN_PYTHON": sys.executable, "CARD_MOCK": "1" if mock else "", **env}
         done = subprocess.run(self.command(*arguments, part=part), env=env, capture_output=True, text=True)
         self.assertNotIn("Traceback", done.stderr)
         self.assertLessEqual(len(done.stdout.splitlines()), harness.SUMMARY_LINES)
@@ -131,6 +132,27 @@ echo '{{"losses": [5.5, 5.'$(wc -l < {self.folder}/ran)'], "step_ms": [1], "peak
         self.assertEqual(running.returncode, 1)
         self.assertIn("  3  failed", text)
         self.assertIn("  5  skipped", text)
+
+    def test_tools_of_nvidia(self):
+        self.run_card("--steps", 12, 14, part="extra", PATH="/usr/bin:/bin")
+        self.check(12, "skipped", "compute-sanitizer is not installed")
+        self.check(14, "skipped", "ncu is not installed")
+        self.stand_in("kernels", 'echo "attention::forward: test"; echo "norm::rows: test"')
+        self.stand_in("compute-sanitizer", """shift; tool=$1; shift 3; case "$tool $2" in
+"memcheck norm::") echo "========= ERROR SUMMARY: 2 errors"; exit 77 ;;
+memcheck*) echo "========= ERROR SUMMARY: 0 errors" ;;
+*) echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
+esac""")
+        rows = [("norm", "us", "1.5"), ("mma", "ns", "2,500"), ("mma", "ns", "500")]
+        line = '"1","gpu__time_duration.sum","%s","%s","%s"'
+        one, two = (r"\n".join(line % row for row in rows * steps) for steps in (1, 2))
+        self.stand_in("ncu", f"""echo "==PROF== Connected"; echo '"ID","Metric Name","Kernel Name","Metric Unit","Metric Value"'
+case "$*" in *"--steps 1") printf '{one}\n' ;; *) printf '{two}\n' ;; esac""")
+        self.run_card("--steps", 12, 14, part="extra", PATH=f"{self.folder}:{os.environ['PATH']}")
+        self.check(12, "failed", "memcheck of norm: 2 errors")
+        self.assertEqual(self.steps[12]["figures"]["ran"]["racecheck attention"], "0 hazards displayed (0 errors, 0 warnings)")
+        self.check(14, "ok")
+        self.assertEqual(self.steps[14]["figures"], {"launches_a_step": 3, "us_a_step": 4.5, "kernels": {"mma": [2, 3.0], "norm": [1, 1.5]}})
 
     def test_a_pack_is_unpacked_and_the_card_is_asked_for(self):
         pack = self.folder / "card.tar.xz"

@@ -1,0 +1,65 @@
+"""Makes a newer NCCL small enough to be carried beside the pack, for several ranks on one card: `python3 nccl.py [WHEEL] [OUT]`.
+
+    python3 -m pip download --no-deps --dest . nvidia-nccl-cu13
+    python3 scripts/card/nccl.py nvidia_nccl_cu13-*.whl
+
+OUT is target/card/libnccl.so.2.xz. The library has the code of every chip; that of others than compute capability 90 becomes zeros, which take no room.
+"""
+
+import lzma
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+OUT = Path(__file__).resolve().parents[2] / "target" / "card" / "libnccl.so.2.xz"
+KEPT = 90
+SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
+MAGIC = 0xBA55ED50
+
+
+def sections(library):
+    """(name, offset, size) of an ELF file's."""
+    (table,) = struct.unpack_from("<Q", library, 40)
+    size, count, names = struct.unpack_from("<HHH", library, 58)
+    found = [struct.unpack_from("<IIQQQQ", library, table + index * size) for index in range(count)]
+    for name, _, _, _, offset, length in found:
+        at = found[names][4] + name
+        yield bytes(library[at : library.index(b"\0", at)]), offset, length
+
+
+def cleared(library, offset, length):
+    """Zeros for code of other chips in a section; how many bytes."""
+    at, end, total = offset, offset + length, 0
+    while at < end:
+        magic, _, header, size = struct.unpack_from("<IHHQ", library, at)
+        if magic != MAGIC:
+            # What aligns the next one.
+            at += 8
+            continue
+        entry, at = at + header, at + header + size
+        while entry < at:
+            _, _, header, size = struct.unpack_from("<HHIQ", library, entry)
+            (chip,) = struct.unpack_from("<I", library, entry + 28)
+            if chip != KEPT:
+                library[entry + header : entry + header + size] = bytes(size)
+                total += size
+            entry += header + size
+    return total
+
+
+def main():
+    with zipfile.ZipFile(sys.argv[1]) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith("/libnccl.so.2"))
+        library = bytearray(wheel.read(name))
+    total = sum(cleared(library, offset, length) for name, offset, length in sections(library) if name in SECTIONS)
+    if not total:
+        sys.exit("there is no code of other chips in it")
+    out = Path(sys.argv[2]) if len(sys.argv) > 2 else OUT
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(lzma.compress(library, preset=6))
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; {total / 1e6:.0f} of {len(library) / 1e6:.0f} MB were code of other chips")
+
+
+if __name__ == "__main__":
+    main()
