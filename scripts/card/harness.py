@@ -18,6 +18,8 @@ SUMMARY_LINES = 60
 # Of one command's output in the log: what it began with, and how it ended.
 HEAD, TAIL = 24 << 10, 96 << 10
 LOG_BYTES = 12 << 20
+# A command is a process group, so that nothing that it starts outlives it.
+ALONE = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class Skipped(Exception):
@@ -83,10 +85,8 @@ class Step:
             given.write((text or "").encode())
             given.seek(0)
             try:
-                # A group of its own, so that nothing that it starts outlives it.
                 running = subprocess.Popen(
-                    list(map(str, command)), stdin=given, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=cwd,
-                    preexec_fn=os.setpgrp,
+                    list(map(str, command)), stdin=given, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=cwd, **ALONE
                 )
             except OSError as error:
                 self.folder.log(f"   {error}\n")
