@@ -1,6 +1,7 @@
-// GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward, one element a thread: the bits of the CPU's
+// GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward, and a sum, element by element: the bits of the CPU's
 // (model/src/ops/kernel/activation.rs).
 #include "math.cuh"
+#include "pack.cuh"
 
 // `a` and `b` are the inputs, `d` the gradient of the result; `x` and `y` are written. What an entry does not use is 0.
 struct ActivationArgs {
@@ -8,7 +9,13 @@ struct ActivationArgs {
     uint64_t count;
 };
 
-#define EACH(I, A) for (uint64_t I = global_thread(); I < (A).count; I += global_threads())
+// Of one input, and of two; `f` gets where to put a result.
+template <class T, class F> DEVICE void one(const ActivationArgs& a, uint64_t x, uint64_t y, F f) {
+    each<Pack<T>::COUNT>(a.count, {as_mut<T>(y)}, f, as<T>(x));
+}
+template <class T, class F> DEVICE void two(const ActivationArgs& a, uint64_t x0, uint64_t x1, uint64_t y, F f) {
+    each<Pack<T>::COUNT>(a.count, {as_mut<T>(y)}, f, as<T>(x0), as<T>(x1));
+}
 
 struct GeluTanh {
     DEVICE static float value(float x) {
@@ -39,11 +46,11 @@ struct Silu {
 };
 
 template <class F, class T> DEVICE void forward(const ActivationArgs& a) {
-    EACH(i, a) store(as_mut<T>(a.y)[i], F::value(load(as<T>(a.a)[i])));
+    one<T>(a, a.a, a.y, [](float* y, float x) { *y = F::value(x); });
 }
 
 template <class F, class T> DEVICE void backward(const ActivationArgs& a) {
-    EACH(i, a) store(as_mut<T>(a.x)[i], load(as<T>(a.d)[i]) * F::slope(load(as<T>(a.a)[i])));
+    two<T>(a, a.a, a.d, a.x, [](float* dx, float x, float d) { *dx = d * F::slope(x); });
 }
 
 template <class T> DEVICE void gelu_tanh(const ActivationArgs& a) { forward<GeluTanh, T>(a); }
@@ -55,33 +62,32 @@ template <class T> DEVICE void silu_backward(const ActivationArgs& a) { backward
 
 // NaN where x is.
 template <class T> DEVICE void relu(const ActivationArgs& a) {
-    EACH(i, a) {
-        float x = load(as<T>(a.a)[i]);
-        store(as_mut<T>(a.y)[i], x < 0.0f ? 0.0f : x);
-    }
+    one<T>(a, a.a, a.y, [](float* y, float x) { *y = x < 0.0f ? 0.0f : x; });
 }
 
 // At 0 the gradient passes, as candle has it.
 template <class T> DEVICE void relu_backward(const ActivationArgs& a) {
-    EACH(i, a) store(as_mut<T>(a.x)[i], load(as<T>(a.a)[i]) < 0.0f ? 0.0f : load(as<T>(a.d)[i]));
+    two<T>(a, a.a, a.d, a.x, [](float* dx, float x, float d) { *dx = x < 0.0f ? 0.0f : d; });
 }
 
 // y = gate·σ(gate)·up, gate in `a` and up in `b`
 template <class T> DEVICE void swiglu(const ActivationArgs& a) {
-    EACH(i, a) {
-        float gate = load(as<T>(a.a)[i]);
-        store(as_mut<T>(a.y)[i], gate * sigmoid(gate).value * load(as<T>(a.b)[i]));
-    }
+    two<T>(a, a.a, a.b, a.y, [](float* y, float gate, float up) { *y = gate * sigmoid(gate).value * up; });
 }
 
 // Gradient of gate to `x`, of up to `y`; either may be where its input or the upstream gradient is.
 template <class T> DEVICE void swiglu_backward(const ActivationArgs& a) {
-    EACH(i, a) {
-        float gate = load(as<T>(a.a)[i]), up = load(as<T>(a.b)[i]), d = load(as<T>(a.d)[i]);
+    auto gradients = [](float* to, float gate, float up, float d) {
         Sigmoid s = sigmoid(gate);
-        store(as_mut<T>(a.x)[i], d * up * fmaf(s.value * s.rest, gate, s.value));
-        store(as_mut<T>(a.y)[i], d * gate * s.value);
-    }
+        to[0] = d * up * fmaf(s.value * s.rest, gate, s.value);
+        to[1] = d * gate * s.value;
+    };
+    each<Pack<T>::COUNT>(a.count, {as_mut<T>(a.x), as_mut<T>(a.y)}, gradients, as<T>(a.a), as<T>(a.b), as<T>(a.d));
+}
+
+// y = a + b
+template <class T> DEVICE void add(const ActivationArgs& a) {
+    two<T>(a, a.a, a.b, a.y, [](float* y, float first, float second) { *y = first + second; });
 }
 
 KERNEL(gelu_tanh, ActivationArgs, 256)
@@ -94,3 +100,4 @@ KERNEL(relu, ActivationArgs, 256)
 KERNEL(relu_backward, ActivationArgs, 256)
 KERNEL(swiglu, ActivationArgs, 256)
 KERNEL(swiglu_backward, ActivationArgs, 256)
+KERNEL(add, ActivationArgs, 256)

@@ -37,22 +37,37 @@ DEVICE float load(Bf16 x) { return of_bits(uint32_t(x.bits) << 16); }
 
 // Rounded once, to nearest, ties to even; NaN stays a quiet NaN.
 DEVICE void store(float& to, float x) { to = x; }
-DEVICE void store(Bf16& to, float x) {
-    uint32_t bits = to_bits(x);
-    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    to.bits = uint16_t(is_nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 #ifdef __CUDACC__
+DEVICE void store(Bf16& to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 DEVICE float load(F16 x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
     return y;
 }
 DEVICE void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+
+// Two numbers, the first in the low half.
+DEVICE uint32_t pair(Bf16, float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+DEVICE uint32_t pair(F16, float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
 #else
+DEVICE void store(Bf16& to, float x) { to.bits = emulator::Bfloat16::rounded(x); }
 DEVICE float load(F16 x) { return emulator::Binary16::widened(x.bits); }
 DEVICE void store(F16& to, float x) { to.bits = emulator::Binary16::rounded(x); }
+template <class T> DEVICE uint32_t pair(T, float low, float high) {
+    T of[2];
+    store(of[0], low);
+    store(of[1], high);
+    return of[0].bits | uint32_t(of[1].bits) << 16;
+}
 #endif
 
 template <class T> DEVICE const T* as(uint64_t address) { return reinterpret_cast<const T*>(address); }
@@ -68,17 +83,30 @@ constexpr unsigned ALL = 0xffffffffu;
 struct Add { DEVICE static float of(float a, float b) { return a + b; } };
 struct Max { DEVICE static float of(float a, float b) { return a < b ? b : a; } };
 
-// `OP` over the threads of a block, for all of them, in a tree that depends on the size of the block alone. `room` holds a float for
-// each warp.
-template <class OP> DEVICE float over_block(float x, float* room) {
+// `OP` over the threads of a block, of each of N numbers, for all threads, in a tree that depends on the size of the block alone. `room`
+// holds N floats for each warp.
+template <class OP, unsigned N> DEVICE void over_block(float (&x)[N], float* room) {
+    UNROLL
     for (unsigned distance = WARP / 2; distance > 0; distance /= 2) {
-        x = OP::of(x, __shfl_xor_sync(ALL, x, distance));
+        UNROLL
+        for (unsigned i = 0; i < N; i++) x[i] = OP::of(x[i], __shfl_xor_sync(ALL, x[i], distance));
     }
     unsigned warps = blockDim.x / WARP;
     __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    UNROLL
+    for (unsigned i = 0; i < N; i++) {
+        if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP * N + i] = x[i];
+    }
     __syncthreads();
-    x = room[0];
-    for (unsigned warp = 1; warp < warps; warp++) x = OP::of(x, room[warp]);
-    return x;
+    UNROLL
+    for (unsigned i = 0; i < N; i++) {
+        x[i] = room[i];
+        for (unsigned warp = 1; warp < warps; warp++) x[i] = OP::of(x[i], room[warp * N + i]);
+    }
+}
+
+template <class OP> DEVICE float over_block(float x, float* room) {
+    float one[1] = {x};
+    over_block<OP>(one, room);
+    return one[0];
 }

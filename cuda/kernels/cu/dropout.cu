@@ -1,8 +1,8 @@
 // Elements become 0 with a probability, others are multiplied by a scale: the CPU's bits (model/src/ops/dropout.rs).
 //
 // Whether an element is kept is a function of a key, its sample and its place in the sample: a word of Philox4x32-10 (Salmon, Moraes,
-// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A thread takes the four elements of one counter.
-#include "device.cuh"
+// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A thread takes a pack, each four elements of which are one counter's.
+#include "pack.cuh"
 
 struct DropoutArgs {
     // [samples, size]; y may be x.
@@ -27,20 +27,35 @@ DEVICE Words philox(Words counter, uint32_t key0, uint32_t key1) {
     return counter;
 }
 
-template <class T> DEVICE void dropout(const DropoutArgs& a) {
-    uint64_t blocks = (a.size + 3) / 4;
-    for (uint64_t i = global_thread(); i < a.samples * blocks; i += global_threads()) {
-        uint64_t sample = i / blocks, block = i % blocks, stream = a.first_sample + sample;
-        Words counter = {{uint32_t(block), uint32_t(block >> 32), uint32_t(stream), uint32_t(stream >> 32)}};
-        Words words = philox(counter, a.key[0], a.key[1]);
+// Sample by sample: blockIdx.y takes samples, blockIdx.x packs of them.
+template <bool PACKED, class T> DEVICE void drop(const DropoutArgs& a) {
+    constexpr unsigned N = Pack<T>::COUNT;
+    for (uint64_t sample = blockIdx.y; sample < a.samples; sample += gridDim.y) {
+        uint64_t stream = a.first_sample + sample;
         const T* x = as<T>(a.x) + sample * a.size;
         T* y = as_mut<T>(a.y) + sample * a.size;
-        for (uint64_t lane = 0; lane < 4 && 4 * block + lane < a.size; lane++) {
-            uint64_t at = 4 * block + lane;
-            float uniform = float(words.word[lane] >> 8) * (1.0f / 16777216.0f);
-            store(y[at], uniform < a.probability ? 0.0f : load(x[at]) * a.scale);
+        for (uint64_t first = global_thread() * N; first < a.size; first += global_threads() * N) {
+            Pack<T> numbers = load_pack<PACKED>(x + first, a.size - first);
+            float kept[N];
+            UNROLL
+            for (unsigned i = 0; i < N; i += 4) {
+                uint64_t counter = (first + i) / 4;
+                Words words = {{uint32_t(counter), uint32_t(counter >> 32), uint32_t(stream), uint32_t(stream >> 32)}};
+                words = philox(words, a.key[0], a.key[1]);
+                UNROLL
+                for (unsigned lane = 0; lane < 4; lane++) {
+                    float uniform = float(words.word[lane] >> 8) * (1.0f / 16777216.0f);
+                    kept[i + lane] = uniform < a.probability ? 0.0f : numbers[i + lane] * a.scale;
+                }
+            }
+            store_pack<PACKED>(y + first, a.size - first, Pack<T>::of(kept));
         }
     }
+}
+
+template <class T> DEVICE void dropout(const DropoutArgs& a) {
+    bool packed = a.size % Pack<T>::COUNT == 0 && in_packs(as<T>(a.x), as<T>(a.y));
+    packed ? drop<true, T>(a) : drop<false, T>(a);
 }
 
 KERNEL(dropout, DropoutArgs, 256)

@@ -3,7 +3,7 @@
 //
 // For that the positions are sorted by index: a bitonic network over keys that are all different, so its result has no choice. Chunks
 // of keys are sorted in shared memory; only steps over longer distances are launches of their own.
-#include "device.cuh"
+#include "pack.cuh"
 
 struct GatherArgs {
     // [entries, size]
@@ -15,13 +15,25 @@ struct GatherArgs {
     uint64_t count, size, entries;
 };
 
-template <class T> DEVICE void gather(const GatherArgs& a) {
-    for (uint64_t i = global_thread(); i < a.count * a.size; i += global_threads()) {
-        uint64_t id = as<uint32_t>(a.indices)[i / a.size];
-        T& y = as_mut<T>(a.y)[i];
-        if (id < a.entries) y = as<T>(a.table)[id * a.size + i % a.size];
-        else store(y, NAN);
+// A block takes a row.
+template <bool PACKED, class T> DEVICE void look_up(const GatherArgs& a) {
+    constexpr unsigned N = Pack<T>::COUNT;
+    float none[N];
+    for (unsigned i = 0; i < N; i++) none[i] = NAN;
+    for (uint64_t row = blockIdx.x; row < a.count; row += gridDim.x) {
+        uint64_t id = as<uint32_t>(a.indices)[row];
+        for (uint64_t first = uint64_t(threadIdx.x) * N; first < a.size; first += uint64_t(blockDim.x) * N) {
+            uint64_t left = a.size - first;
+            Pack<T> pack = Pack<T>::of(none);
+            if (id < a.entries) pack = load_pack<PACKED>(as<T>(a.table) + id * a.size + first, left);
+            store_pack<PACKED>(as_mut<T>(a.y) + row * a.size + first, left, pack);
+        }
     }
+}
+
+template <class T> DEVICE void gather(const GatherArgs& a) {
+    bool packed = a.size % Pack<T>::COUNT == 0 && in_packs(as<T>(a.table), as<T>(a.y));
+    packed ? look_up<true, T>(a) : look_up<false, T>(a);
 }
 
 KERNEL(gather, GatherArgs, 256)
@@ -101,29 +113,50 @@ struct ScatterArgs {
 };
 
 // Rows that are on their way at a time: memory answers late.
-constexpr int AT_ONCE = 8;
+constexpr unsigned AT_ONCE = 8;
 
-// A block takes the index whose first position is the blockIdx.x-th of the sorted ones, a thread a column.
-template <class T> DEVICE void scatter(const ScatterArgs& a) {
+// A block takes the index whose first position is the blockIdx.x-th of the sorted ones, a thread a pack of columns.
+template <bool PACKED, class T> DEVICE void sum_positions(const ScatterArgs& a) {
+    constexpr unsigned N = Pack<T>::COUNT;
     const uint64_t* keys = as<uint64_t>(a.keys);
-    uint64_t at = blockIdx.x, id = keys[at] >> 32, column = uint64_t(blockIdx.y) * blockDim.x + threadIdx.x;
+    uint64_t at = blockIdx.x, id = keys[at] >> 32, column = (uint64_t(blockIdx.y) * blockDim.x + threadIdx.x) * N;
     bool is_first = at == 0 || keys[at - 1] >> 32 != id;
     if (!is_first || id >= a.entries || column >= a.size) return;
-    float sum = 0.0f;
+    uint64_t left = a.size - column;
+    float sums[N] = {};
     bool goes_on = true;
     for (; goes_on; at += AT_ONCE) {
-        float rows[AT_ONCE];
+        Pack<T> rows[AT_ONCE];
         bool is_there[AT_ONCE];
-        for (int i = 0; i < AT_ONCE; i++) {
-            uint64_t key = at + i < a.count ? keys[at + i] : ~uint64_t(0);
-            is_there[i] = key >> 32 == id;
-            rows[i] = is_there[i] ? load(as<T>(a.dy)[(key & 0xffffffffu) * a.size + column]) : 0.0f;
+        UNROLL
+        for (unsigned k = 0; k < AT_ONCE; k++) {
+            uint64_t key = at + k < a.count ? keys[at + k] : ~uint64_t(0);
+            is_there[k] = key >> 32 == id;
+            if (is_there[k]) rows[k] = load_pack<PACKED>(as<T>(a.dy) + (key & 0xffffffffu) * a.size + column, left);
         }
-        for (int i = 0; i < AT_ONCE; i++) sum = is_there[i] ? sum + rows[i] : sum;
+        UNROLL
+        for (unsigned k = 0; k < AT_ONCE; k++) {
+            UNROLL
+            for (unsigned i = 0; i < N; i++) sums[i] = is_there[k] ? sums[i] + rows[k][i] : sums[i];
+        }
         goes_on = is_there[AT_ONCE - 1];
     }
-    float& to = as_mut<float>(a.to)[id * a.size + column];
-    to = a.add ? to + sum : sum;
+    float* to = as_mut<float>(a.to) + id * a.size + column;
+    UNROLL
+    for (unsigned i = 0; i < N; i += 4) {
+        uint64_t rest = left < i ? 0 : left - i;
+        if (a.add) {
+            Pack<float> before = load_pack<PACKED>(to + i, rest);
+            UNROLL
+            for (unsigned k = 0; k < 4; k++) sums[i + k] = before[k] + sums[i + k];
+        }
+        store_pack<PACKED>(to + i, rest, Pack<float>::of(sums + i));
+    }
+}
+
+template <class T> DEVICE void scatter(const ScatterArgs& a) {
+    bool packed = a.size % Pack<T>::COUNT == 0 && in_packs(as<T>(a.dy)) && in_packs(as<float>(a.to));
+    packed ? sum_positions<true, T>(a) : sum_positions<false, T>(a);
 }
 
 KERNEL(scatter, ScatterArgs, 256)

@@ -1,6 +1,7 @@
 // A step of any optimizer over flat shards, the norm that it is held against, and numbers from one type into another: all with the bits of
 // the CPU's (optim/), so that what a card and its host share of an update makes no difference.
 #include "gradient_norm.cuh"
+#include "pack.cuh"
 
 struct UpdateRange {
     // f32 of [count] each: master parameters, the optimizer's states (0 where there are fewer) and reduced gradients.
@@ -182,34 +183,20 @@ struct CastArgs {
     uint64_t count;
 };
 
-// `F` of every element and its counterpart, four at a time where both are aligned; `READS` if it needs what is there.
-template <class FROM, class TO, bool READS, class F> DEVICE void each(uint64_t from_at, uint64_t to_at, uint64_t count, F f) {
-    const FROM* from = as<FROM>(from_at);
-    TO* to = as_mut<TO>(to_at);
-    uint64_t fours = is_aligned<FROM>(from_at, 0) && is_aligned<TO>(to_at, 0) ? count / 4 : 0;
-    for (uint64_t i = global_thread(); i < fours; i += global_threads()) {
-        Four<FROM> x = reinterpret_cast<const Four<FROM>*>(from)[i];
-        Four<TO> y;
-        if (READS) y = reinterpret_cast<const Four<TO>*>(to)[i];
-        UNROLL for (int k = 0; k < 4; k++) f(y.at[k], x.at[k]);
-        reinterpret_cast<Four<TO>*>(to)[i] = y;
-    }
-    for (uint64_t i = 4 * fours + global_thread(); i < count; i += global_threads()) f(to[i], from[i]);
-}
-
 // From the entry's type, exactly.
 template <class T> DEVICE void widen(const CastArgs& a) {
-    each<T, float, false>(a.from, a.to, a.count, [](float& to, T from) { to = load(from); });
+    each<Pack<T>::COUNT>(a.count, {as_mut<float>(a.to)}, [](float* y, float x) { *y = x; }, as<T>(a.from));
 }
 
 // To the entry's type, rounded once.
 template <class T> DEVICE void narrow(const CastArgs& a) {
-    each<float, T, false>(a.from, a.to, a.count, [](T& to, float from) { store(to, from); });
+    each<Pack<T>::COUNT>(a.count, {as_mut<T>(a.to)}, [](float* y, float x) { *y = x; }, as<float>(a.from));
 }
 
 // Onto f32: gradients of several micro-batches.
 template <class T> DEVICE void add_to(const CastArgs& a) {
-    each<T, float, true>(a.from, a.to, a.count, [](float& to, T from) { to += load(from); });
+    auto sum = [](float* y, float before, float x) { *y = before + x; };
+    each<Pack<T>::COUNT>(a.count, {as_mut<float>(a.to)}, sum, as<float>(a.to), as<T>(a.from));
 }
 
 struct AddTravelledArgs {
@@ -221,9 +208,10 @@ struct AddTravelledArgs {
 
 // The same of gradients that are rounded when they are read.
 ENTRY(add_travelled, AddTravelledArgs, 256) {
-    each<float, float, true>(a.from, a.to, a.count, [&](float& to, float from) {
-        to = travelled(to, a.to_travelled) + travelled(from, a.from_travelled);
-    });
+    auto sum = [&](float* y, float before, float x) {
+        *y = travelled(before, a.to_travelled) + travelled(x, a.from_travelled);
+    };
+    each<Pack<float>::COUNT>(a.count, {as_mut<float>(a.to)}, sum, as<float>(a.to), as<float>(a.from));
 }
 
 KERNEL(update, UpdateArgs, 256)

@@ -1,29 +1,50 @@
 // Rotation of pairs (x[i], x[i + half]) of each head by its position's angle: the bits of the CPU's
-// (model/src/ops/kernel/rotary.rs). A thread takes one pair.
-#include "device.cuh"
+// (model/src/ops/kernel/rotary.rs).
+#include "pack.cuh"
 
 // x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half], with positions at least time. y may be x.
 struct RotaryArgs {
     uint64_t x, cos, sin, y;
-    uint64_t pairs;
+    // batch·time
+    uint64_t tokens;
     uint32_t time, heads, half;
     // Rotates by the angle, or back by it.
     uint32_t back;
 };
 
-template <class T> DEVICE void rotary(const RotaryArgs& a) {
-    for (uint64_t pair = global_thread(); pair < a.pairs; pair += global_threads()) {
-        uint32_t i = pair % a.half;
-        uint64_t head = pair / a.half;
-        uint64_t angle = head / a.heads % a.time * a.half + i;
-        float cos = as<float>(a.cos)[angle], sin = as<float>(a.sin)[angle];
-        sin = a.back ? -sin : sin;
-        const T* x = as<T>(a.x) + head * 2 * a.half + i;
-        T* y = as_mut<T>(a.y) + head * 2 * a.half + i;
-        float first = load(x[0]), second = load(x[a.half]);
-        store(y[0], fmaf(first, cos, -(second * sin)));
-        store(y[a.half], fmaf(second, cos, first * sin));
+// A block takes a token, a thread packs of pairs.
+template <bool PACKED, class T> DEVICE void rotate(const RotaryArgs& a) {
+    constexpr unsigned N = Pack<T>::COUNT;
+    uint32_t packs = (a.half + N - 1) / N;
+    for (uint64_t token = blockIdx.x; token < a.tokens; token += gridDim.x) {
+        uint64_t angles = uint64_t(uint32_t(token % a.time)) * a.half, row = token * a.heads * 2 * a.half;
+        for (uint64_t at = threadIdx.x; at < uint64_t(a.heads) * packs; at += blockDim.x) {
+            // There are fewer than 2³² elements in a token.
+            uint32_t head = uint32_t(at) / packs, i = uint32_t(at) % packs * N, left = a.half - i;
+            uint64_t first = row + uint64_t(head) * 2 * a.half + i, second = first + a.half;
+            const float *cos = as<float>(a.cos) + angles + i, *sin = as<float>(a.sin) + angles + i;
+            Pack<T> xs = load_pack<PACKED>(as<T>(a.x) + first, left), ys = load_pack<PACKED>(as<T>(a.x) + second, left);
+            float to[2][N];
+            UNROLL
+            for (unsigned j = 0; j < N; j += 4) {
+                uint32_t rest = left < j ? 0 : left - j;
+                Pack<float> c = load_pack<PACKED>(cos + j, rest), s = load_pack<PACKED>(sin + j, rest);
+                UNROLL
+                for (unsigned k = 0; k < 4; k++) {
+                    float angle = a.back ? -s[k] : s[k], x = xs[j + k], y = ys[j + k];
+                    to[0][j + k] = fmaf(x, c[k], -(y * angle));
+                    to[1][j + k] = fmaf(y, c[k], x * angle);
+                }
+            }
+            store_pack<PACKED>(as_mut<T>(a.y) + first, left, Pack<T>::of(to[0]));
+            store_pack<PACKED>(as_mut<T>(a.y) + second, left, Pack<T>::of(to[1]));
+        }
     }
+}
+
+template <class T> DEVICE void rotary(const RotaryArgs& a) {
+    bool packed = a.half % Pack<T>::COUNT == 0 && in_packs(as<T>(a.x), as<T>(a.y)) && in_packs(as<float>(a.cos), as<float>(a.sin));
+    packed ? rotate<true, T>(a) : rotate<false, T>(a);
 }
 
 KERNEL(rotary, RotaryArgs, 256)

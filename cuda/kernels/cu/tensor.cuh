@@ -65,17 +65,6 @@ DEVICE Factors load_matrices_transposed(const void* row) {
 MULTIPLY(Bf16, "bf16")
 MULTIPLY(F16, "f16")
 
-DEVICE uint32_t pair(Bf16, float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-DEVICE uint32_t pair(F16, float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
 // 2^x within 2 units in the last place; subnormal ones are 0.
 DEVICE float power_of_two(float x) {
     float y;
@@ -97,12 +86,6 @@ DEVICE Factors load_matrices_transposed(const void* row) {
 }
 template <class T> DEVICE void multiply_eight(T, float* to, const Factors& a, uint32_t b0, uint32_t b1) {
     emulator::multiply(to, a.of, b0, b1, [](uint16_t bits) { return load(T{bits}); });
-}
-template <class T> DEVICE uint32_t pair(T, float low, float high) {
-    T of[2];
-    store(of[0], low);
-    store(of[1], high);
-    return of[0].bits | uint32_t(of[1].bits) << 16;
 }
 DEVICE float power_of_two(float x) { return exp2f(x); }
 #endif

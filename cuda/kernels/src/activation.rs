@@ -1,4 +1,4 @@
-//! Activations, one element a thread, with the bits of the CPU's.
+//! Activations and sums of two, element by element, with the bits of the CPU's.
 
 use crate::launch::{Address, Dtype, Launch, Source};
 
@@ -43,19 +43,19 @@ impl Function {
 
 /// y = f(x) of `count` elements; y may be x. `None` if there are none.
 pub fn forward(f: Function, dtype: Dtype, count: u64, x: Address, y: Address) -> Option<Launch<Args>> {
-    Launch::over(Source::Activation, f.name(), dtype, count, Args { a: x, y, count, ..Args::default() })
+    Launch::over_packs(Source::Activation, f.name(), dtype, count, Args { a: x, y, count, ..Args::default() })
 }
 
 /// dx = dy·f′(x); dx may be x or dy.
 pub fn backward(f: Function, dtype: Dtype, count: u64, x: Address, dy: Address, dx: Address) -> Option<Launch<Args>> {
     let args = Args { a: x, d: dy, x: dx, count, ..Args::default() };
-    Launch::over(Source::Activation, &format!("{}_backward", f.name()), dtype, count, args)
+    Launch::over_packs(Source::Activation, &format!("{}_backward", f.name()), dtype, count, args)
 }
 
 /// y = gate·σ(gate)·up; y may be either.
 pub fn swiglu(dtype: Dtype, count: u64, [gate, up]: [Address; 2], y: Address) -> Option<Launch<Args>> {
     let args = Args { a: gate, b: up, y, count, ..Args::default() };
-    Launch::over(Source::Activation, "swiglu", dtype, count, args)
+    Launch::over_packs(Source::Activation, "swiglu", dtype, count, args)
 }
 
 /// The gradients of gate and up; they may be where gate, up or dy are.
@@ -67,5 +67,10 @@ pub fn swiglu_backward(
     [d_gate, d_up]: [Address; 2],
 ) -> Option<Launch<Args>> {
     let args = Args { a: gate, b: up, d: dy, x: d_gate, y: d_up, count };
-    Launch::over(Source::Activation, "swiglu_backward", dtype, count, args)
+    Launch::over_packs(Source::Activation, "swiglu_backward", dtype, count, args)
+}
+
+/// y = a + b; y may be either.
+pub fn add(dtype: Dtype, count: u64, [a, b]: [Address; 2], y: Address) -> Option<Launch<Args>> {
+    Launch::over_packs(Source::Activation, "add", dtype, count, Args { a, b, y, count, ..Args::default() })
 }

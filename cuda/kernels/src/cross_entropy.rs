@@ -75,9 +75,9 @@ pub enum Upstream {
     At(Address),
 }
 
-/// Threads of a row: most are long, a vocabulary each.
+/// Threads of a row, the same for all types: most are long, a vocabulary each.
 fn threads(classes: u32) -> u32 {
-    classes.min(512).next_power_of_two().max(32)
+    classes.div_ceil(4).min(512).next_power_of_two().max(32)
 }
 
 fn of_rows(logits: &Logits, kernel: &str, dtype: Dtype, rest: Args) -> Launch<Args> {
@@ -128,7 +128,7 @@ pub fn rescale(
     add: bool,
 ) -> Option<Launch<RescaleArgs>> {
     let args = RescaleArgs { x, y, upstream, count, gradient, add: add.into() };
-    Launch::over(Source::CrossEntropy, "rescale", dtype, count, args)
+    Launch::over_packs(Source::CrossEntropy, "rescale", dtype, count, args)
 }
 
 /// Leaves `what`, which is not 0, with the bits of both in the [`Fault`](crate::indices::Fault) at `fault` if upstream is not `gradient`

@@ -1,6 +1,6 @@
 //! Dropout, with the bits of the CPU's.
 
-use crate::launch::{Address, Dtype, Launch, Source};
+use crate::launch::{Address, Dtype, Launch, MOST, Source};
 
 /// `DropoutArgs` of `cu/dropout.cu`.
 #[repr(C)]
@@ -33,5 +33,8 @@ pub struct Mask {
 pub fn dropout(dtype: Dtype, [samples, size]: [u64; 2], mask: &Mask, [x, y]: [Address; 2]) -> Option<Launch<Args>> {
     let &Mask { key, first_sample, probability, scale } = mask;
     let args = Args { x, y, samples, size, first_sample, key, probability, scale };
-    Launch::over(Source::Dropout, "dropout", dtype, samples * size.div_ceil(4), args)
+    let launch = Launch::over(Source::Dropout, "dropout", dtype, size.div_ceil(dtype.pack().into()), args)?;
+    // What is beyond is taken in turns.
+    let rows = samples.min(MOST[1].into()) as u32;
+    (rows > 0).then_some(Launch { grid: [launch.grid[0], rows, 1], ..launch })
 }

@@ -1,6 +1,6 @@
 //! Rows of a table by index, and the gradient of the table, with the bits of the CPU's.
 
-use crate::launch::{Address, Dtype, Launch, Source, THREADS};
+use crate::launch::{Address, Dtype, Launch, MOST, Source, THREADS, threads_for};
 
 /// `GatherArgs` of `cu/embedding.cu`.
 #[repr(C)]
@@ -54,9 +54,13 @@ pub struct Lookup {
 /// y, `[count, size]`, becomes the rows of the table at u32 indices of `[count]`. An index that is not below `entries` gives NaN.
 /// `None` if there is nothing to look up.
 pub fn gather(of: &Lookup, table: Address, indices: Address, y: Address) -> Option<Launch<GatherArgs>> {
-    let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
+    let (count, size, entries) = (u64::from(of.count), u64::from(of.size), of.entries.into());
     let args = GatherArgs { table, indices, y, count, size, entries };
-    Launch::over(Source::Embedding, "gather", of.dtype, count * size, args)
+    // A block takes a row; what is beyond is taken in turns.
+    let threads = threads_for(of.size.div_ceil(of.dtype.pack()), THREADS);
+    let grid = [of.count.min(MOST[0]), 1, 1];
+    let launch = Launch { threads, ..Launch::new(Source::Embedding, "gather", of.dtype, grid, args) };
+    (count > 0 && size > 0).then_some(launch)
 }
 
 /// Keys that a block sorts.
@@ -96,6 +100,9 @@ pub fn sort(count: u32, indices: Address, keys: Address) -> impl Iterator<Item =
 pub fn scatter(of: &Lookup, dy: Address, keys: Address, to: Address, add: bool) -> Option<Launch<ScatterArgs>> {
     let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
     let args = ScatterArgs { dy, keys, to, count, size, entries, add: add.into() };
-    let grid = [of.count, of.size.div_ceil(THREADS), 1];
-    (count > 0 && size > 0).then(|| Launch::new(Source::Embedding, "scatter", of.dtype, grid, args))
+    let packs = of.size.div_ceil(of.dtype.pack());
+    let threads = threads_for(packs, THREADS);
+    let grid = [of.count, packs.div_ceil(threads), 1];
+    let launch = Launch { threads, ..Launch::new(Source::Embedding, "scatter", of.dtype, grid, args) };
+    (count > 0 && size > 0).then_some(launch)
 }

@@ -27,6 +27,11 @@ impl Dtype {
         }
     }
 
+    /// Numbers in sixteen bytes, the widest access of a thread.
+    pub(crate) fn pack(self) -> u32 {
+        if self == Self::F32 { 4 } else { 8 }
+    }
+
     fn suffix(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -143,12 +148,19 @@ pub struct Launch<A> {
 }
 
 /// Blocks that a grid may have in x, y and z.
-const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+pub(crate) const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
 /// Blocks of a launch whose threads go through elements in strides: enough to fill any device.
 const MOST_BLOCKS: u64 = 4096;
+/// As in `cu/pack.cuh`.
+const IN_FLIGHT: u32 = 2;
 /// Threads of most blocks.
 pub(crate) const THREADS: u32 = 256;
+/// Threads of a block, in whole warps, for so many packs.
+pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
+    packs.clamp(1, most).next_multiple_of(32)
+}
+
 /// Bytes of a float for each warp of the largest block.
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
@@ -166,6 +178,11 @@ impl<A> Launch<A> {
         let blocks = count.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32;
         let launch = Self::new(source, kernel, dtype, [blocks, 1, 1], args);
         (count > 0).then_some(launch)
+    }
+
+    /// `kernel` of a type, for `count` elements of which each thread takes some packs; `None` if there are none.
+    pub(crate) fn over_packs(source: Source, kernel: &str, dtype: Dtype, count: u64, args: A) -> Option<Self> {
+        Self::over(source, kernel, dtype, count.div_ceil(u64::from(IN_FLIGHT * dtype.pack())), args)
     }
 
     /// `kernel` of a type, with blocks of the usual size and no shared memory.

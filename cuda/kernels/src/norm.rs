@@ -1,9 +1,9 @@
 //! Layer norm and RMS norm over rows, and the gradients of their weights.
 //!
-//! A backward is three launches: [`backward`] for the gradient of x, which leaves each row's statistics; [`weights`], which
-//! adds up to 64 rows each; [`sums`], which adds those.
+//! A backward is a launch of [`backward`] for the gradient of x, which adds up what some rows each give to the gradients of the weights, and
+//! one of [`sums`] for each of them.
 
-use crate::launch::{Address, Dtype, Launch, SUMS_BYTES, Source, THREADS};
+use crate::launch::{Address, Dtype, Launch, SUMS_BYTES, Source, threads_for};
 
 /// `NormArgs` of `cu/norm.cu`.
 #[repr(C)]
@@ -16,22 +16,12 @@ pub struct Args {
     bias: Address,
     out: Address,
     d: Address,
-    statistics: Address,
-    size: u64,
-    eps: f32,
-    unused: u32,
-}
-
-/// `NormWeightsArgs`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WeightsArgs {
-    x: Address,
-    d: Address,
-    statistics: Address,
+    before: Address,
     partials: Address,
     rows: u64,
     size: u64,
+    together: u32,
+    eps: f32,
 }
 
 /// `NormSumsArgs`.
@@ -39,10 +29,10 @@ pub struct WeightsArgs {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SumsArgs {
     partials: Address,
-    d_weight: Address,
-    d_bias: Address,
+    to: Address,
     blocks: u64,
     size: u64,
+    stride: u64,
     add: u64,
 }
 
@@ -77,6 +67,14 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// Parameters.
+    fn vectors(self) -> u32 {
+        match self {
+            Self::Layer { .. } => 2,
+            Self::Rms { .. } => 1,
+        }
+    }
+
     fn args(self) -> (&'static str, Args) {
         match self {
             Self::Layer { weight, bias } => ("layer_norm", Args { weight, bias, ..Args::default() }),
@@ -85,19 +83,36 @@ impl Weights {
     }
 }
 
-/// Rows whose contributions to the gradients of weights are added in one go: partial sums depend on nothing else.
-pub const BLOCK: u32 = 64;
+impl Rows {
+    /// Rows whose contributions to the gradients of weights are one partial sum: a block's. Blocks enough for all of a device, of which a
+    /// thread has the next row on its way while it works on one.
+    fn together(&self) -> u32 {
+        self.rows.div_ceil(512).max(8)
+    }
 
-fn of_rows(rows: &Rows, kernel: &str, args: Args) -> Launch<Args> {
-    let args = Args { size: rows.size.into(), eps: rows.eps, ..args };
-    let launch = Launch::new(Source::Norm, kernel, rows.dtype, [rows.rows, 1, 1], args);
-    Launch { shared_bytes: SUMS_BYTES, ..launch }
+    /// How many f32 [`backward`] leaves for [`sums`].
+    #[must_use]
+    pub fn partials(&self, weights: Weights) -> usize {
+        self.rows.div_ceil(self.together()) as usize * weights.vectors() as usize * self.size as usize
+    }
+}
+
+/// Packs of a row that a thread has in registers, as in `cu/norm.cu`.
+const KEPT: u32 = 2;
+/// Threads of a block.
+const MOST_THREADS: u32 = 512;
+
+fn of_rows(rows: &Rows, kernel: &str, blocks: u32, args: Args) -> Launch<Args> {
+    let args = Args { rows: rows.rows.into(), size: rows.size.into(), eps: rows.eps, ..args };
+    let threads = threads_for(rows.size.div_ceil(rows.dtype.pack() * KEPT), MOST_THREADS);
+    let launch = Launch::new(Source::Norm, kernel, rows.dtype, [blocks, 1, 1], args);
+    Launch { threads, shared_bytes: SUMS_BYTES, ..launch }
 }
 
 /// y = norm(x); y may be x.
 pub fn forward(rows: &Rows, weights: Weights, x: Address, y: Address) -> Launch<Args> {
     let (kernel, args) = weights.args();
-    of_rows(rows, kernel, Args { x, out: y, ..args })
+    of_rows(rows, kernel, rows.rows, Args { x, out: y, ..args })
 }
 
 /// total = x + branch and y = norm(total), in one pass; total may be either.
@@ -108,26 +123,37 @@ pub fn forward_residual(
     [total, y]: [Address; 2],
 ) -> Launch<Args> {
     let (kernel, args) = weights.args();
-    of_rows(rows, kernel, Args { x, branch, total, out: y, ..args })
+    of_rows(rows, kernel, rows.rows, Args { x, branch, total, out: y, ..args })
 }
 
-/// The gradient of x, and `statistics`, two f32 a row. dx may be dy, if nothing reads that any more, but not x where [`weights`] follows.
-pub fn backward(rows: &Rows, weights: Weights, [x, dy]: [Address; 2], [dx, statistics]: [Address; 2]) -> Launch<Args> {
+/// dx, the gradient of x; and `partials`, of which [`Rows::partials`] says how many there are. `before` is a gradient that x has already, to
+/// which dx is added after it was rounded; 0 if there is none. dx may be x, dy or `before`.
+pub fn backward(
+    rows: &Rows,
+    weights: Weights,
+    [x, dy, before]: [Address; 3],
+    [dx, partials]: [Address; 2],
+) -> Launch<Args> {
     let (kernel, args) = weights.args();
-    of_rows(rows, &format!("{kernel}_backward"), Args { x, d: dy, out: dx, statistics, ..args })
+    let args = Args { x, d: dy, before, out: dx, partials, together: rows.together(), ..args };
+    of_rows(rows, &format!("{kernel}_backward"), rows.rows.div_ceil(rows.together()), args)
 }
 
-/// What every [`BLOCK`] rows give to the gradients of weight and bias: f32 of `[blocks, 2, size]`. Reads what [`backward`] left.
-pub fn weights(rows: &Rows, [x, dy]: [Address; 2], statistics: Address, partials: Address) -> Launch<WeightsArgs> {
-    let args = WeightsArgs { x, d: dy, statistics, partials, rows: rows.rows.into(), size: rows.size.into() };
-    let grid = [rows.size.div_ceil(THREADS), rows.rows.div_ceil(BLOCK), 1];
-    Launch::new(Source::Norm, "norm_weights", rows.dtype, grid, args)
+/// A parameter of a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// The factors.
+    Weight,
+    /// The summands.
+    Bias,
 }
 
-/// The gradients of weight and bias, f32 of `[size]`; 0 where there is no bias. With `add` onto what is there.
-pub fn sums(rows: &Rows, partials: Address, [d_weight, d_bias]: [Address; 2], add: bool) -> Launch<SumsArgs> {
-    let blocks = rows.rows.div_ceil(BLOCK).into();
-    let args = SumsArgs { partials, d_weight, d_bias, blocks, size: rows.size.into(), add: add.into() };
-    let grid = [(2 * rows.size).div_ceil(THREADS), 1, 1];
-    Launch { source: Source::Norm, entry: "norm_sums".into(), grid, threads: THREADS, shared_bytes: 0, args }
+/// The gradient of a parameter out of what [`backward`] left, f32 of `[size]`. With `add` onto what is there.
+pub fn sums(rows: &Rows, weights: Weights, of: Parameter, [partials, to]: [Address; 2], add: bool) -> Launch<SumsArgs> {
+    let size = u64::from(rows.size);
+    let partials = partials + if of == Parameter::Bias { 4 * size } else { 0 };
+    let (blocks, stride) = (rows.rows.div_ceil(rows.together()).into(), u64::from(weights.vectors()) * size);
+    let args = SumsArgs { partials, to, blocks, size, stride, add: add.into() };
+    let (source, entry, threads) = (Source::Norm, "norm_sums".into(), MOST_THREADS);
+    Launch { source, entry, grid: [rows.size.div_ceil(32), 1, 1], threads, shared_bytes: 4 * threads, args }
 }

@@ -103,17 +103,17 @@ pub fn update(
 
 /// To f32, exactly.
 pub fn widen(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Option<Launch<CastArgs>> {
-    Launch::over(Source::Optimizer, "widen", from_dtype, count, CastArgs { from, to, count })
+    Launch::over_packs(Source::Optimizer, "widen", from_dtype, count, CastArgs { from, to, count })
 }
 
 /// From f32, rounded to nearest, ties to even.
 pub fn narrow(to_dtype: Dtype, count: u64, from: Address, to: Address) -> Option<Launch<CastArgs>> {
-    Launch::over(Source::Optimizer, "narrow", to_dtype, count, CastArgs { from, to, count })
+    Launch::over_packs(Source::Optimizer, "narrow", to_dtype, count, CastArgs { from, to, count })
 }
 
 /// to += from, where `to` is f32.
 pub fn add_to(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Option<Launch<CastArgs>> {
-    Launch::over(Source::Optimizer, "add_to", from_dtype, count, CastArgs { from, to, count })
+    Launch::over_packs(Source::Optimizer, "add_to", from_dtype, count, CastArgs { from, to, count })
 }
 
 /// The same where gradients, f32 both, are rounded to a type when they are read.

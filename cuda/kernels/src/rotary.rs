@@ -1,6 +1,6 @@
 //! Rotary position embedding, with the bits of the CPU's.
 
-use crate::launch::{Address, Dtype, Launch, Source};
+use crate::launch::{Address, Dtype, Launch, MOST, Source, THREADS, threads_for};
 
 /// `RotaryArgs` of `cu/rotary.cu`.
 #[repr(C)]
@@ -10,7 +10,7 @@ pub struct Args {
     cos: Address,
     sin: Address,
     y: Address,
-    pairs: u64,
+    tokens: u64,
     time: u32,
     heads: u32,
     half: u32,
@@ -35,8 +35,12 @@ pub fn rotary(
     [x, y]: [Address; 2],
     turn: Turn,
 ) -> Option<Launch<Args>> {
-    let half = size / 2;
-    let pairs = u64::from(batch) * u64::from(time) * u64::from(heads) * u64::from(half);
-    let args = Args { x, cos, sin, y, pairs, time, heads, half, back: u32::from(turn == Turn::Back) };
-    Launch::over(Source::Rotary, "rotary", dtype, pairs, args)
+    let (half, tokens) = (size / 2, u64::from(batch) * u64::from(time));
+    let args = Args { x, cos, sin, y, tokens, time, heads, half, back: u32::from(turn == Turn::Back) };
+    // A block takes a token; what is beyond is taken in turns.
+    let grid = [tokens.min(MOST[0].into()) as u32, 1, 1];
+    let packs = u64::from(heads) * u64::from(half.div_ceil(dtype.pack()));
+    let threads = threads_for(packs.min(THREADS.into()) as u32, THREADS);
+    let launch = Launch { threads, ..Launch::new(Source::Rotary, "rotary", dtype, grid, args) };
+    (tokens > 0 && packs > 0).then_some(launch)
 }

@@ -273,7 +273,8 @@ impl CustomOp3 for LayerNormOp {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if device::holds(x) {
-            let [dx, d_weight, d_bias] = device::norm::backward(LAYER_NORM, self.eps, x, weight, Some(bias), dy)?;
+            let [dx, d_weight, d_bias] =
+                device::norm::backward(LAYER_NORM, self.eps, [x, dy], weight, Some(bias), None)?;
             return Ok((dx, d_weight, d_bias));
         }
         let _timed = measure::backward(LAYER_NORM);
@@ -339,7 +340,7 @@ impl CustomOp2 for RmsNormOp {
     fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if device::holds(x) {
-            let [dx, d_weight, _] = device::norm::backward(RMS_NORM, self.eps, x, weight, None, dy)?;
+            let [dx, d_weight, _] = device::norm::backward(RMS_NORM, self.eps, [x, dy], weight, None, None)?;
             return Ok((dx, d_weight));
         }
         let _timed = measure::backward(RMS_NORM);

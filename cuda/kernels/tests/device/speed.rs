@@ -14,7 +14,7 @@ use zero_kernels::cross_entropy::{self, Logits, Upstream};
 use zero_kernels::dropout::{Mask, dropout};
 use zero_kernels::embedding::{self, Lookup};
 use zero_kernels::gradient_norm::{SQUARES, Squared, square_sums};
-use zero_kernels::norm::{self, Rows, Weights};
+use zero_kernels::norm::{self, Parameter, Rows, Weights};
 use zero_kernels::optimizer::{self, Updated, add_to, narrow, widen};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, Onto};
@@ -165,6 +165,10 @@ impl<'a> Bed<'a> {
             let [gate, up, dy, d_gate, d_up] = room.take_each(2 * n);
             self.work(activation::swiglu_backward(t, n, [gate, up], dy, [d_gate, d_up]))
         });
+        self.measure("sum", 6 * w, 0, |room| {
+            let [a, b, y] = room.take_each(2 * w);
+            self.work(activation::add(t, w, [a, b], y))
+        });
         let mask = Mask { key: [1, 2], first_sample: 0, probability: 0.1, scale: 1.0 / 0.9 };
         self.measure("dropout", 4 * w, 0, |room| {
             let [x, y] = room.take_each(2 * w);
@@ -183,7 +187,6 @@ impl<'a> Bed<'a> {
         let of = Rows { rows: tokens, size: width, dtype: t, eps: 1e-5 };
         let (w, n) = (u64::from(tokens) * u64::from(width), u64::from(tokens) * u64::from(hidden));
         let row = 2 * u64::from(width);
-        let partials = u64::from(tokens.div_ceil(norm::BLOCK)) * 8 * u64::from(width);
         for is_layer in [true, false] {
             let name = if is_layer { "layer norm" } else { "rms norm" };
             let weights = |room: &mut Room| match room.take_each(row) {
@@ -198,21 +201,22 @@ impl<'a> Bed<'a> {
                 let [x, branch, total, y] = room.take_each(2 * w);
                 self.work([norm::forward_residual(&of, weights(room), [x, branch], [total, y])])
             });
-            self.measure(&format!("{name} backward"), 6 * w, 0, |room| {
-                let [x, dy, dx] = room.take_each(2 * w);
-                let statistics = room.take(8 * u64::from(tokens));
-                self.work([norm::backward(&of, weights(room), [x, dy], [dx, statistics])])
+            let nowhere = if is_layer { Weights::Layer { weight: 0, bias: 0 } } else { Weights::Rms { weight: 0 } };
+            let partials = 4 * of.partials(nowhere) as u64;
+            // Alone, and added to a gradient that is there.
+            for (is_added, what) in [(false, "backward"), (true, "backward added")] {
+                let bytes = if is_added { 8 } else { 6 } * w + partials;
+                self.measure(&format!("{name} {what}"), bytes, 0, |room| {
+                    let ([x, dy, dx, before], to) = (room.take_each(2 * w), room.take(partials));
+                    let before = if is_added { before } else { 0 };
+                    self.work([norm::backward(&of, weights(room), [x, dy, before], [dx, to])])
+                });
+            }
+            self.measure(&format!("{name} sums"), partials / if is_layer { 2 } else { 1 }, 0, |room| {
+                let at = [room.take(partials), room.take(2 * row)];
+                self.work([norm::sums(&of, nowhere, Parameter::Weight, at, true)])
             });
         }
-        self.measure("norm weights", 4 * w + partials, 0, |room| {
-            let [x, dy] = room.take_each(2 * w);
-            let (statistics, to) = (room.take(8 * u64::from(tokens)), room.take(partials));
-            self.work([norm::weights(&of, [x, dy], statistics, to)])
-        });
-        self.measure("norm sums", partials, 0, |room| {
-            let (from, to) = (room.take(partials), room.take_each(2 * row));
-            self.work([norm::sums(&of, from, to, true)])
-        });
         let partials = u64::from(tokens.div_ceil(rows::BLOCK)) * 4 * u64::from(hidden);
         self.measure("spread", 2 * n, 0, |room| {
             let (from, y) = (room.take(2 * u64::from(hidden)), room.take(2 * n));
@@ -231,11 +235,13 @@ impl<'a> Bed<'a> {
     /// Logits in f32 that become gradients in bf16, or both in bf16.
     fn head(&self, targets: Address) {
         let Model { rows, vocab: classes, .. } = self.model;
-        let n = u64::from(rows) * u64::from(classes);
+        // As the head has them.
+        let stride = u64::from(classes.next_multiple_of(8));
+        let n = u64::from(rows) * stride;
         for (dtype, size) in [(Dtype::F32, 4), (Dtype::Bf16, 2)] {
             let make = |room: &mut Room| {
                 let (logits, statistics) = (room.take(size * n), room.take(12 * u64::from(rows)));
-                (Logits { rows, classes, stride: classes.into(), dtype, logits, targets }, statistics)
+                (Logits { rows, classes, stride, dtype, logits, targets }, statistics)
             };
             self.measure(&format!("cross-entropy of {dtype:?}"), size * n, 0, |room| {
                 let (of, statistics) = make(room);

@@ -1,4 +1,5 @@
 // Kernels with faults, for the emulator's own test. Each takes the address of a float for each of its threads.
+#include "../../cu/pack.cuh"
 #include "../../cu/tensor.cuh"
 
 // Reads what another thread writes, without a barrier between.
@@ -45,4 +46,14 @@ ENTRY(faulty_early, uint64_t, 64) {
 ENTRY(faulty_odd, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     load_matrices(room + 1);
+}
+
+// Sixteen bytes that begin between two multiples of sixteen.
+ENTRY(faulty_read_askew, uint64_t, 64) {
+    if (threadIdx.x == 0) as_mut<float>(a)[0] = load_pack<4>(as<float>(a) + 1)[0];
+}
+
+ENTRY(faulty_written_askew, uint64_t, 64) {
+    float x[4] = {};
+    if (threadIdx.x == 0) store_pack(as_mut<float>(a) + 1, Pack<float>::of(x));
 }

@@ -1,4 +1,5 @@
-// What cu/tensor.cuh takes from a device: products of 16-bit matrices by the threads of a warp, and copies that arrive when they are waited for.
+// What cu/tensor.cuh takes from a device: products of 16-bit matrices by the threads of a warp, and copies that arrive when they are waited for;
+// and the accesses of cu/pack.cuh.
 #pragma once
 
 #include "emulator.h"
@@ -6,6 +7,12 @@
 namespace emulator {
 
 static inline bool in_pieces(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// An access of 16 bytes of memory, between there and registers.
+static inline void copy_pack(void* to, const void* from, const void* memory) {
+    if (!in_pieces(memory)) fail("an access of 16 bytes that does not begin at a multiple");
+    memcpy(to, from, 16);
+}
 
 // What is copied is NaN until it is waited for.
 static inline void begin_copy(void* to, const void* from) {

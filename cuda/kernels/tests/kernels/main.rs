@@ -17,6 +17,7 @@ mod gradient_norm;
 mod memory;
 mod norm;
 mod optimizer;
+mod packs;
 
 use std::env;
 use std::fmt::Debug;
@@ -149,13 +150,15 @@ fn faults_are_found() {
     // What was never written is NaN: the first thread in the first order reads what the second one has yet to write.
     assert!(f32::from_bits(results[0][0]).is_nan());
     let mut memory = emulated::Memory::floats(Dtype::F32, &[1.0; 64]);
-    // SAFETY: both kernels read 64 floats, and write at most the first.
-    let [hasty, early, odd] =
-        ["hasty", "early", "odd"].map(|kernel| unsafe { kernels.run(&faulty(kernel, memory.address()), 0) });
+    // SAFETY: the kernels read 64 floats, and write at most the first five.
+    let [hasty, early, odd, read, written] = ["hasty", "early", "odd", "read_askew", "written_askew"]
+        .map(|kernel| unsafe { kernels.run(&faulty(kernel, memory.address()), 0) });
     assert_eq!(hasty, Err("faulty_hasty: a thread ends before its copies".into()));
     assert_eq!(early, Ok(()));
     assert!(memory.to_floats(Dtype::F32)[0].is_nan(), "a copy was there before it was waited for");
     assert_eq!(odd, Err("faulty_odd: a row of a matrix that does not begin at a multiple of 16 bytes".into()));
+    let askew = "an access of 16 bytes that does not begin at a multiple";
+    assert_eq!([read, written], ["read", "written"].map(|what| Err(format!("faulty_{what}_askew: {askew}"))));
     let mut memory = emulated::Memory::floats(Dtype::F32, &[1.0]);
     let launch = faulty("beyond", memory.address());
     // SAFETY: the kernel writes into the sentinels behind the float.

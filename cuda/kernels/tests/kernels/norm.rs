@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm against f64.
 
 use zero_kernels::Dtype;
-use zero_kernels::norm::{self, BLOCK, Rows, Weights};
+use zero_kernels::norm::{self, Parameter, Rows, Weights};
 
 use crate::{Memory, assert_near, numbers, on_device, rounded};
 
@@ -40,8 +40,9 @@ fn exact(centred: bool, [x, dy, weight, bias]: [&[f32]; 4]) -> Exact {
 
 #[test]
 fn norms_and_the_gradients_of_all_they_read() {
-    // Fewer elements than threads, more of them, and more rows than one partial sum has.
-    for (rows, size) in [(1, 1), (3, 100), (2 * BLOCK + 5, 48), (2, 1000)] {
+    // Fewer elements than threads, more of them, more than threads have in registers, more rows than one partial sum has, and than there are
+    // partial sums for eight each.
+    for (rows, size) in [(1, 1), (3, 100), (21, 48), (10, 1000), (2, 8208), (4101, 1)] {
         for dtype in Dtype::ALL {
             for centred in [true, false] {
                 check(rows, size, dtype, centred);
@@ -60,20 +61,22 @@ fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
         let [mut at_x, mut at_dy] = [&x, &dy].map(|values| Memory::floats(dtype, values));
         let [mut w, mut b] = [&weight, &bias].map(|values| Memory::floats(dtype, values));
         let [mut y, mut dx] = [(); 2].map(|()| Memory::floats(dtype, &vec![f32::NAN; count]));
-        let mut statistics = Memory::unwritten(rows as usize * 8);
-        let mut partials = Memory::unwritten(rows.div_ceil(BLOCK) as usize * 2 * width * 4);
         let [mut d_weight, mut d_bias] = [(); 2].map(|()| Memory::floats(Dtype::F32, &vec![1.0; width]));
         let weights = match centred {
             true => Weights::Layer { weight: w.address(), bias: b.address() },
             false => Weights::Rms { weight: w.address() },
         };
         device.run(&norm::forward(&of, weights, at_x.address(), y.address()));
-        let (from, to) = ([at_x.address(), at_dy.address()], [dx.address(), statistics.address()]);
+        let mut partials = Memory::unwritten(of.partials(weights) * 4);
+        let (from, to) = ([at_x.address(), at_dy.address(), 0], [dx.address(), partials.address()]);
         device.run(&norm::backward(&of, weights, from, to));
-        device.run(&norm::weights(&of, from, statistics.address(), partials.address()));
         // Onto the ones that are there.
-        let sums = [d_weight.address(), if centred { d_bias.address() } else { 0 }];
-        device.run(&norm::sums(&of, partials.address(), sums, true));
+        let at = [partials.address(), d_weight.address()];
+        device.run(&norm::sums(&of, weights, Parameter::Weight, at, true));
+        if centred {
+            let at = [partials.address(), d_bias.address()];
+            device.run(&norm::sums(&of, weights, Parameter::Bias, at, true));
+        }
         let floats = |memory: &Memory| memory.to_floats(Dtype::F32);
         (y.to_floats(dtype), dx.to_floats(dtype), floats(&d_weight), floats(&d_bias))
     }) else {
@@ -113,4 +116,32 @@ fn a_residual_connection_comes_first() {
     };
     assert_eq!(y, alone);
     assert_eq!(total, rounded(of.dtype, &x.iter().zip(&branch).map(|(x, b)| x + b).collect::<Vec<_>>()));
+}
+
+/// So is the gradient of x on one that is there already, and their sum.
+#[test]
+fn a_gradient_that_is_there_is_added_to() {
+    for dtype in Dtype::ALL {
+        let of = Rows { rows: 11, size: 304, dtype, eps: EPS as f32 };
+        let count = 11 * 304;
+        let [x, dy, before] = [1, 2, 3].map(|seed| rounded(dtype, &numbers(seed, count)));
+        let weight = rounded(dtype, &numbers(4, 304));
+        let Some((alone, sum)) = on_device(|device| {
+            let [mut x, mut dy, mut before, mut w] =
+                [&x, &dy, &before, &weight].map(|values| Memory::floats(dtype, values));
+            let weights = Weights::Rms { weight: w.address() };
+            let mut partials = Memory::unwritten(of.partials(weights) * 4);
+            let mut alone = Memory::unwritten(count * 4);
+            let from = [x.address(), dy.address()];
+            device.run(&norm::backward(&of, weights, [from[0], from[1], 0], [alone.address(), partials.address()]));
+            // In the place of the one that is there.
+            let to = [before.address(), partials.address()];
+            device.run(&norm::backward(&of, weights, [from[0], from[1], to[0]], to));
+            (alone.to_floats(dtype)[..count].to_vec(), before.to_floats(dtype))
+        }) else {
+            return;
+        };
+        let want: Vec<f32> = alone.iter().zip(&before).map(|(dx, before)| before + dx).collect();
+        assert_eq!(sum, rounded(dtype, &want), "{dtype:?}");
+    }
 }

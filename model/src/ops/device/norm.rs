@@ -5,8 +5,7 @@ use crate::device::{Gpu, Operand, address};
 use crate::ops::operand::rows;
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, Layout, Result, Tensor};
-use zero_kernels::Address;
-use zero_kernels::norm::{self, BLOCK, Rows, Weights};
+use zero_kernels::norm::{self, Parameter, Rows, Weights};
 use zero_kernels::rows::Onto;
 
 /// A norm's weight, and the bias of a layer norm.
@@ -64,39 +63,42 @@ pub(crate) fn forward_residual(
     Ok([sum, y])
 }
 
-/// The gradients of x, of the weight and of the bias, where there is one.
+/// The gradients of x, of the weight and of the bias, where there is one. That of x is added to `before`, a gradient that it has already.
 pub(crate) fn backward(
     op: &'static str,
     eps: f32,
-    x: &Tensor,
+    [x, dy]: [&Tensor; 2],
     weight: &Tensor,
     bias: Option<&Tensor>,
-    dy: &Tensor,
+    before: Option<Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let gpu = Gpu::of(op, x)?;
     let (xs, w, d) = (Operand::of(op, x)?, Operand::of(op, weight)?, Operand::of(op, dy)?);
     let of_bias = bias.map(|bias| Operand::of(op, bias)).transpose()?;
+    // Both live until the launch is on the stream.
+    let of_before = before.as_ref().map(|before| Operand::of(op, before)).transpose()?;
+    if of_before.as_ref().is_some_and(|before| (before.dtype, before.count) != (xs.dtype, xs.count)) {
+        candle_core::bail!("{op}: a gradient of x that does not fit it");
+    }
     let rows = of(op, &xs, x.shape(), eps)?;
+    let weights = weights([Some(&w), of_bias.as_ref()]);
     let (dx, at) = room_like(op, &gpu, x.dtype(), xs.count)?;
-    let (size, blocks) = (rows.size as usize, rows.rows.div_ceil(BLOCK).max(1) as usize);
-    let (statistics, partials) = (gpu.floats(2 * rows.rows.max(1) as usize)?, gpu.floats(blocks * 2 * size)?);
-    let (statistics, at_partials) = (address(op, &statistics)?, address(op, &partials)?);
+    let partials = gpu.floats(rows.partials(weights))?;
+    let at_partials = address(op, &partials)?;
     if rows.rows > 0 {
-        let (read, weights) = ([xs.address, d.address], weights([Some(&w), of_bias.as_ref()]));
-        // SAFETY: x, dy and dx are as many rows of one dtype, and the rest was made for them.
-        unsafe {
-            gpu.launch(&norm::backward(&rows, weights, read, [at, statistics]))?;
-            gpu.launch(&norm::weights(&rows, read, statistics, at_partials))?;
-        }
+        let from = [xs.address, d.address, of_before.as_ref().map_or(0, |before| before.address)];
+        // SAFETY: x, dy, the gradient before and dx are as many rows of one dtype, and the rest was made for them.
+        unsafe { gpu.launch(&norm::backward(&rows, weights, from, [at, at_partials])) }?;
     }
     // One parameter's at a time: each has its own place.
-    let sums = |to: [Address; 2], onto| {
+    let sums = |of, to, onto| {
+        let launch = norm::sums(&rows, weights, of, [at_partials, to], onto != Onto::Nothing);
         // SAFETY: the partial sums are there; the place is one for as many f32 as the parameter has.
-        unsafe { gpu.launch(&norm::sums(&rows, at_partials, to, onto != Onto::Nothing)) }
+        unsafe { gpu.launch(&launch) }
     };
-    let d_weight = deliver(op, &gpu, weight, |to, onto| sums([to, 0], onto))?;
+    let d_weight = deliver(op, &gpu, weight, |to, onto| sums(Parameter::Weight, to, onto))?;
     let d_bias = match bias {
-        Some(bias) => deliver(op, &gpu, bias, |to, onto| sums([0, to], onto))?,
+        Some(bias) => deliver(op, &gpu, bias, |to, onto| sums(Parameter::Bias, to, onto))?,
         None => None,
     };
     Ok([x.track_op().then(|| tensor(dx, x.shape())), d_weight, d_bias])
