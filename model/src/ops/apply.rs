@@ -1,5 +1,7 @@
 //! Applying an operation: as a node of candle's graph, recorded in a region, outside of any graph, or only counted.
 
+#[cfg(feature = "cuda")]
+use super::device;
 use super::footprint::{Costs, Footprint, Reads, element_rooms};
 use super::hollow;
 use super::kernel::{Isa, norm::add};
@@ -8,7 +10,6 @@ use super::operand::View;
 use super::output::build_as;
 use super::region::{Operation, record, recording};
 use crate::flag::Flag;
-use crate::parameter::take;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
 use std::cell::Cell;
@@ -239,9 +240,9 @@ pub(super) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     if hollow::imagining() {
         return Ok(hollow::forward(&Sum, &[x, y])?.0);
     }
-    if x.device().is_cuda() {
-        // candle's kernel has the same bits.
-        let sum = take(&(x.detach() + y.detach())?)?;
+    #[cfg(feature = "cuda")]
+    if device::holds(x) {
+        let sum = Storage::Cuda(device::activation::sum(SUM, x, y)?);
         return Ok(Tensor::from_storage(sum, x.shape(), BackpropOp::none(), wanted));
     }
     let held = (x.storage_and_layout(), y.storage_and_layout());

@@ -25,6 +25,7 @@
 #![allow(unsafe_code)]
 
 mod activation;
+mod addend;
 mod affine;
 pub(crate) mod apply;
 mod attention;

@@ -1,5 +1,7 @@
 //! Layer norm and RMS norm over the last dimension.
 
+#[cfg(feature = "cuda")]
+use super::addend;
 use super::apply::{applied2, applied3, apply2, apply3};
 #[cfg(feature = "cuda")]
 use super::device;
@@ -274,7 +276,7 @@ impl CustomOp3 for LayerNormOp {
         #[cfg(feature = "cuda")]
         if device::holds(x) {
             let [dx, d_weight, d_bias] =
-                device::norm::backward(LAYER_NORM, self.eps, [x, dy], weight, Some(bias), None)?;
+                device::norm::backward(LAYER_NORM, self.eps, [x, dy], weight, Some(bias), addend::take(x))?;
             return Ok((dx, d_weight, d_bias));
         }
         let _timed = measure::backward(LAYER_NORM);
@@ -340,7 +342,7 @@ impl CustomOp2 for RmsNormOp {
     fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if device::holds(x) {
-            let [dx, d_weight, _] = device::norm::backward(RMS_NORM, self.eps, [x, dy], weight, None, None)?;
+            let [dx, d_weight, _] = device::norm::backward(RMS_NORM, self.eps, [x, dy], weight, None, addend::take(x))?;
             return Ok((dx, d_weight));
         }
         let _timed = measure::backward(RMS_NORM);

@@ -3,12 +3,13 @@
 //! candle's backward makes zeros for the gradient of every tensor and adds what arrives to them: three more passes over
 //! memory than the gradient is worth, and a twelfth of a training step. In a region our own operations are recorded
 //! here instead, and a gradient goes from one to the next as it is; it is added to another only where a tensor was used
-//! twice. Values that no backward reads are let go at the end of the forward, and what an operation holds as soon as its own
+//! twice, on a GPU by the backward of a norm in passing. Values that no backward reads are let go at the end of the forward, and what an operation holds as soon as its own
 //! backward is done.
 //!
 //! A region can hand the gradients of its parameters to nobody but the [`sink`], so there is one only where a sink has
 //! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
 
+use super::addend::offer;
 use super::apply::{added, untracked};
 use super::footprint::Reads;
 use super::hollow;
@@ -228,12 +229,12 @@ impl Tape {
             match operation {
                 Operation::One(op, x) => gradients.add(&x, op.bwd(&x, &output, &dy)?)?,
                 Operation::Two(op, [x, y]) => {
-                    let (dx, d_y) = op.bwd(&x, &y, &output, &dy)?;
+                    let (dx, d_y) = gradients.offered(&x, || op.bwd(&x, &y, &output, &dy))?;
                     gradients.add(&x, dx)?;
                     gradients.add(&y, d_y)?;
                 }
                 Operation::Three(op, [x, y, z]) => {
-                    let (dx, d_y, dz) = op.bwd(&x, &y, &z, &output, &dy)?;
+                    let (dx, d_y, dz) = gradients.offered(&x, || op.bwd(&x, &y, &z, &output, &dy))?;
                     gradients.add(&x, dx)?;
                     gradients.add(&y, d_y)?;
                     gradients.add(&z, dz)?;
@@ -308,6 +309,15 @@ impl Gradients {
     fn new(x: &Tensor, records: &[Record]) -> Self {
         let inside = records.iter().map(|record| record.output.id()).chain([x.id()]).collect();
         Self { of: HashMap::new(), inside }
+    }
+
+    /// Runs a backward that may take the gradient which `x` has already and give the sum.
+    fn offered<R>(&mut self, x: &Tensor, backward: impl FnOnce() -> Result<R>) -> Result<R> {
+        let (result, left) = offer(x, self.of.remove(&x.id()), backward);
+        if let Some(left) = left {
+            self.of.insert(x.id(), left);
+        }
+        result
     }
 
     fn add(&mut self, tensor: &Tensor, gradient: Option<Tensor>) -> Result<()> {

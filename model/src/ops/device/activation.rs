@@ -1,4 +1,4 @@
-//! Elementwise activations, with the processor's bits.
+//! Elementwise activations and sums, with the processor's bits.
 
 use super::{room_like, tensor};
 use crate::device::{Gpu, Operand};
@@ -55,4 +55,13 @@ pub(crate) fn backward_of_swiglu(op: &'static str, gate: &Tensor, up: &Tensor, d
     // SAFETY: all hold as many elements of one dtype.
     unsafe { gpu.launch_some(launch) }?;
     Ok([tensor(d_gate, gate.shape()), tensor(d_up, up.shape())])
+}
+
+/// x + y of one shape and dtype.
+pub(crate) fn sum(op: &'static str, x: &Tensor, y: &Tensor) -> Result<CudaStorage> {
+    let (gpu, [xs, ys]) = (Gpu::of(op, x)?, [Operand::of(op, x)?, Operand::of(op, y)?]);
+    let (sum, at) = room_like(op, &gpu, x.dtype(), xs.count)?;
+    // SAFETY: all hold as many elements of one dtype.
+    unsafe { gpu.launch_some(activation::add(xs.dtype, xs.count as u64, [xs.address, ys.address], at)) }?;
+    Ok(sum)
 }

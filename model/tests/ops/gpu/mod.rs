@@ -7,6 +7,7 @@ mod loss;
 #[path = "../../../../cuda/tests/mock/mod.rs"]
 mod mock;
 mod reference;
+mod residual;
 
 use crate::check::normal;
 use candle_core::backprop::GradStore;
