@@ -185,6 +185,55 @@ fn a_device_has_so_much_memory() {
     assert_eq!(free_bytes(), 1_000_000);
 }
 
+/// What was freed on one stream is used again on another where that comes later for sure: behind an event, or a wait of the host.
+#[test]
+fn memory_that_was_freed_on_another_stream_is_used_again_behind_an_event() {
+    const TEST: &str = "memory_that_was_freed_on_another_stream_is_used_again_behind_an_event";
+    if skipped() || of_child(TEST).is_some() {
+        return;
+    }
+    let (first, second, third) = (stream(), stream(), stream());
+    let device = Device::open(0).unwrap();
+    let mut pool: CUmemoryPool = std::ptr::null_mut();
+    // SAFETY: writes one handle, of device 0.
+    check("cuDeviceGetDefaultMemPool", unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, 0) }).unwrap();
+    let keep = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    let mut all = u64::MAX;
+    // SAFETY: these attributes are numbers of 64 bits, here and below.
+    check("set", unsafe { sys::cuMemPoolSetAttribute(pool, keep, (&raw mut all).cast()) }).unwrap();
+    let reserved = || {
+        let (attribute, mut value) = (Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, 0u64);
+        // SAFETY: as above.
+        check("get", unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()) }).unwrap();
+        value
+    };
+    let passes = |on: &Stream, behind: &Stream| free(allocate(1000, on).unwrap(), behind);
+    passes(&first, &second);
+    passes(&second, &second);
+    assert_eq!(reserved(), 1000, "on the stream that it was freed on");
+    passes(&first, &second);
+    assert_eq!(reserved(), 2000, "no order between the two");
+    let event = || Event::new(&device).unwrap();
+    let (early, late) = (event(), event());
+    second.record(&early).unwrap();
+    third.wait_for(&early).unwrap();
+    third.record(&late).unwrap();
+    passes(&first, &second);
+    assert_eq!(reserved(), 3000, "the first stream has waited for nothing");
+    first.wait_for(&late).unwrap();
+    for _ in 0..2 {
+        passes(&first, &second);
+    }
+    assert_eq!(reserved(), 3000, "by way of the third, what was freed before the event");
+    passes(&first, &second);
+    assert_eq!(reserved(), 4000, "and nothing that was freed later");
+    second.synchronize().unwrap();
+    for _ in 0..4 {
+        passes(&first, &second);
+    }
+    assert_eq!(reserved(), 4000, "the host has waited");
+}
+
 unsafe extern "C" fn hold(until: *mut c_void) {
     // SAFETY: the test keeps it until the stream is done.
     let until = unsafe { &*until.cast::<Receiver<()>>() };

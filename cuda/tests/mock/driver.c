@@ -36,6 +36,9 @@ static int devices(void) {
 
 #include "counters.h"
 static int synchronize(Stream *stream);
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer && device / 4 == peer / 4; return 0; }
+#include "pool.h"
+static Order *order_of(Stream *stream);
 #include "memory.h"
 #include "streams.h"
 #include "modules.h"
@@ -67,7 +70,6 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     }
     return INVALID_VALUE;
 }
-int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device / 4 == peer / 4; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(device + 1); return 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return device < 0 || device >= devices() ? INVALID_DEVICE : 0; }
 int cuCtxSetCurrent(void *context) { current = (int)(intptr_t)context; return 0; }

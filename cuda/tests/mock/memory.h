@@ -6,7 +6,8 @@ enum { ROOM = 256, GUARD = 0xC3, UNWRITTEN = 0xFF, GONE = 0xA5, PLAIN = 0, POOLE
 static const size_t QUARANTINE = (size_t)64 << 20;
 
 typedef struct Block { size_t bytes; int device, kind; struct Block *next; } Block;
-typedef struct { uint64_t plain, used, most_used, reserved, most_reserved, threshold; } Pool;
+// Devices that may read and write what is taken out of it are bits of `readers`, but for its own.
+typedef struct { uint64_t plain, used, most_used, reserved, most_reserved, threshold, readers; Block *live; Chunk *chunks; } Pool;
 static Pool pools[MOST_DEVICES + 1];
 static Block *pinned, *gone, **last_gone = &gone;
 static size_t gone_bytes;
@@ -21,6 +22,18 @@ static uint64_t device_bytes(void) {
     return bytes;
 }
 
+static void insert(Block **list, Block *block) {
+    pthread_mutex_lock(&memory_lock);
+    block->next = *list;
+    *list = block;
+    pthread_mutex_unlock(&memory_lock);
+}
+static void withdraw(Block **list, Block *block) {
+    pthread_mutex_lock(&memory_lock);
+    while (*list && *list != block) list = &(*list)->next;
+    if (*list) *list = block->next;
+    pthread_mutex_unlock(&memory_lock);
+}
 static char *start_of(Block *block) { return (char *)block + ROOM; }
 static Block *block_at(const void *start) { return (Block *)((uintptr_t)start - ROOM); }
 static int all_are(const char *bytes, size_t count, int value) {
@@ -44,6 +57,7 @@ static void check(Block *block) {
 // The end of a piece, once nothing of what is under way may touch it.
 static void give_back(void *argument) {
     Block *block = argument;
+    if (block->kind == POOLED) withdraw(&pools[block->device].live, block);
     check(block);
     memset(start_of(block), GONE, block->bytes);
     pthread_mutex_lock(&memory_lock);
@@ -64,10 +78,15 @@ static void give_back(void *argument) {
 }
 static void unwritten(void *argument) { memset(start_of(argument), UNWRITTEN, ((Block *)argument)->bytes); }
 
-// Counted when the host asks, so that a test gets the same numbers each time.
-static int allocate(uint64_t *address, size_t bytes, int kind) {
+// What it holds without use is `keep` at most from now on.
+static void shrink(Pool *pool, uint64_t keep) {
+    if (pool->reserved > keep) pool->reserved -= drop_chunks(&pool->chunks, pool->reserved - keep);
+}
+// Counted when the host asks, so that a test gets the same numbers each time. What a pool has reserved is what is in use and what it holds.
+static int allocate(uint64_t *address, size_t bytes, int kind, Stream *on) {
     NEEDS_CONTEXT;
     if (!bytes) return INVALID_VALUE;
+    Order *order = kind == POOLED ? order_of(on) : NULL;
     pthread_mutex_lock(&memory_lock);
     Pool *pool = &pools[current];
     uint64_t plain = pool->plain + (kind == PLAIN ? bytes : 0), used = pool->used + (kind == POOLED ? bytes : 0);
@@ -75,9 +94,9 @@ static int allocate(uint64_t *address, size_t bytes, int kind) {
     if (fits) {
         pool->plain = plain;
         pool->used = used;
-        if (used > pool->reserved) pool->reserved = used;
+        if (kind == POOLED) pool->reserved += bytes - take_chunks(&pool->chunks, order, bytes);
         // What the pool holds without use is there for others.
-        if (plain + pool->reserved > device_bytes()) pool->reserved = device_bytes() - plain;
+        shrink(pool, device_bytes() - plain);
         if (used > pool->most_used) pool->most_used = used;
         if (pool->reserved > pool->most_reserved) pool->most_reserved = pool->reserved;
     }
@@ -86,22 +105,24 @@ static int allocate(uint64_t *address, size_t bytes, int kind) {
     *address = block ? (uint64_t)start_of(block) : 0;
     return block ? 0 : OUT_OF_MEMORY;
 }
-static void uncount(const Block *block) {
+static void uncount(const Block *block, Stream *on) {
+    Order *order = block->kind == POOLED ? order_of(on) : NULL;
     pthread_mutex_lock(&memory_lock);
-    *(block->kind == POOLED ? &pools[block->device].used : &pools[block->device].plain) -= block->bytes;
+    Pool *pool = &pools[block->device];
+    if (order) keep_chunk(&pool->chunks, order, block->bytes);
+    *(order ? &pool->used : &pool->plain) -= block->bytes;
     pthread_mutex_unlock(&memory_lock);
 }
 // A pool keeps what its threshold allows when somebody waits.
 static void release_reserved(void) {
     pthread_mutex_lock(&memory_lock);
     Pool *pool = &pools[current];
-    uint64_t keep = pool->used > pool->threshold ? pool->used : pool->threshold;
-    if (pool->reserved > keep) pool->reserved = keep;
+    shrink(pool, pool->used > pool->threshold ? pool->used : pool->threshold);
     pthread_mutex_unlock(&memory_lock);
 }
 
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
-    int code = allocate(address, bytes, PLAIN);
+    int code = allocate(address, bytes, PLAIN, NULL);
     if (!code) unwritten(block_at((void *)*address));
     COUNT(plain_allocations, 1);
     return code;
@@ -111,22 +132,25 @@ int cuMemFree_v2(uint64_t address) {
     COUNT(plain_frees, 1);
     COUNT_WAIT(free);
     Block *block = block_at((void *)address);
-    uncount(block);
+    uncount(block, NULL);
     give_back(block);
     return 0;
 }
 int cuMemAllocAsync(uint64_t *address, size_t bytes, Stream *stream) {
     NEEDS_HEALTH;
     COUNT(pool_allocations, 1);
-    int code = allocate(address, bytes, POOLED);
-    if (!code) mock_enqueue(stream, unwritten, block_at((void *)*address));
-    return code;
+    int code = allocate(address, bytes, POOLED, stream);
+    if (code) return code;
+    Block *block = block_at((void *)*address);
+    insert(&pools[block->device].live, block);
+    mock_enqueue(stream, unwritten, block);
+    return 0;
 }
 int cuMemFreeAsync(uint64_t address, Stream *stream) {
     NEEDS_CONTEXT;
     COUNT(pool_frees, 1);
     Block *block = block_at((void *)address);
-    uncount(block);
+    uncount(block, stream);
     mock_enqueue(stream, give_back, block);
     return 0;
 }
@@ -169,8 +193,7 @@ int cuMemPoolSetAttribute(Pool *pool, int attribute, const uint64_t *value) {
 }
 int cuMemPoolTrimTo(Pool *pool, size_t keep) {
     pthread_mutex_lock(&memory_lock);
-    if (keep < pool->used) keep = pool->used;
-    if (pool->reserved > keep) pool->reserved = keep;
+    shrink(pool, keep > pool->used ? keep : pool->used);
     pthread_mutex_unlock(&memory_lock);
     return 0;
 }
@@ -182,10 +205,7 @@ int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
     Block *block = bytes ? take(bytes, PINNED) : NULL;
     if (!block) return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
     unwritten(block);
-    pthread_mutex_lock(&memory_lock);
-    block->next = pinned;
-    pinned = block;
-    pthread_mutex_unlock(&memory_lock);
+    insert(&pinned, block);
     *start = start_of(block);
     return 0;
 }
@@ -194,20 +214,40 @@ int cuMemFreeHost(void *start) {
     COUNT(pinned_frees, 1);
     COUNT_WAIT(free);
     Block *block = block_at(start);
-    pthread_mutex_lock(&memory_lock);
-    for (Block **place = &pinned; *place; place = &(*place)->next) {
-        if (*place == block) { *place = block->next; break; }
-    }
-    pthread_mutex_unlock(&memory_lock);
+    withdraw(&pinned, block);
     give_back(block);
     return 0;
 }
-static int is_pinned(const char *start) {
+static int holds(Block **list, const char *start) {
     pthread_mutex_lock(&memory_lock);
-    Block *block = pinned;
+    Block *block = *list;
     while (block && !(start >= start_of(block) && start < start_of(block) + block->bytes)) block = block->next;
     pthread_mutex_unlock(&memory_lock);
     return block != NULL;
+}
+static int is_pinned(const char *start) { return holds(&pinned, start); }
+
+// Access to memory of one device's from another: plain memory is open to all that reach it, that of a pool to whom it was opened.
+typedef struct { int type, device, flags; } Access; // of kind 1, a device; 3 is to read and write
+int cuMemPoolSetAccess(Pool *pool, const Access *access, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        int can = 0, owner = (int)(pool - pools) - 1, reader = access[i].device;
+        if (access[i].type != 1 || (access[i].flags != 3 && access[i].flags)) return INVALID_VALUE;
+        if (reader == owner || cuDeviceCanAccessPeer(&can, reader, owner) || !can) return INVALID_DEVICE;
+        pthread_mutex_lock(&memory_lock);
+        uint64_t bit = 1ull << reader;
+        pool->readers = access[i].flags ? pool->readers | bit : pool->readers & ~bit;
+        pthread_mutex_unlock(&memory_lock);
+    }
+    return 0;
+}
+void mock_reach(const void *start) {
+    for (int owner = 0; owner < devices(); owner++) {
+        int can;
+        cuDeviceCanAccessPeer(&can, current - 1, owner);
+        if (owner == current - 1 || !can || pools[owner + 1].readers >> (current - 1) & 1) continue;
+        if (holds(&pools[owner + 1].live, start)) mock_fail("memory of another device's pool, which was not opened to this one");
+    }
 }
 
 typedef struct { char *to; const char *from; size_t bytes; char staged[]; } Copy;

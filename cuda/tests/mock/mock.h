@@ -12,6 +12,8 @@ typedef struct Stream Stream;
 void mock_enqueue(Stream *stream, void (*run)(void *), void *argument);
 // The device of this thread's context, from 1; 0 without one.
 int mock_current(void);
+// The current device reads there without help of the host. If it cannot, all later calls fail.
+void mock_reach(const void *start);
 // One more in a counter of counters.h.
 void mock_count(long *counter);
 extern long mock_collectives, mock_products, mock_lt_products;

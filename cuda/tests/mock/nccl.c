@@ -147,6 +147,8 @@ static char *result(Comm *comm, int i, size_t *bytes) {
     size_t one = own->count * unit;
     *bytes = own->kind == ALL_GATHER ? one * size : own->kind == SEND ? 0 : own->kind == REDUCE && own->root != comm->rank ? 0 : one;
     char *made = malloc(*bytes + 1);
+    // On this rank's stream, so on its device.
+    for (int rank = 0; rank < size && *bytes; rank++) if (world->calls[rank][i].from) mock_reach(world->calls[rank][i].from);
     if (own->kind == ALL_GATHER)
         for (int rank = 0; rank < size; rank++) memcpy(made + rank * one, world->calls[rank][i].from, one);
     else if (own->kind == BROADCAST || own->kind == RECV) memcpy(made, world->calls[own->root][i].from, one);

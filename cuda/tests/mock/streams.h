@@ -7,6 +7,7 @@ struct Stream {
     long begun, done;
     int closed, device, priority;
     pthread_t thread;
+    Order order;
     struct Stream *next; // of all that there are
 };
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -32,10 +33,12 @@ static void *work(void *argument) {
     return NULL;
 }
 static Stream *begin_stream(int device) {
+    static long last;
     Stream *stream = calloc(1, sizeof *stream);
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->changed, NULL);
     stream->device = device;
+    stream->order.stream = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
     if (pthread_create(&stream->thread, NULL, work, stream)) { free(stream); return NULL; }
     pthread_mutex_lock(&streams_lock);
     stream->next = streams;
@@ -55,6 +58,7 @@ static Stream *stream_of(Stream *handle) {
     pthread_mutex_unlock(&lock);
     return *stream;
 }
+static Order *order_of(Stream *handle) { return &stream_of(handle)->order; }
 void mock_enqueue(Stream *handle, void (*run)(void *), void *argument) {
     Stream *stream = stream_of(handle);
     Task *task = malloc(sizeof *task);
@@ -67,10 +71,14 @@ void mock_enqueue(Stream *handle, void (*run)(void *), void *argument) {
     pthread_mutex_unlock(&stream->lock);
 }
 static void wait_for(Stream *stream) {
+    // Of what others put there meanwhile nothing is known.
+    Order until_now = mark(&stream->order);
     pthread_mutex_lock(&stream->lock);
     long until = stream->begun;
     while (stream->done < until) pthread_cond_wait(&stream->changed, &stream->lock);
     pthread_mutex_unlock(&stream->lock);
+    learn_all(&host, &until_now);
+    free(until_now.known);
 }
 // From the lowest to the highest; the real one takes every number, and makes it one of these.
 enum { LEAST = 0, GREATEST = -5 };
@@ -88,6 +96,8 @@ int cuStreamGetPriority(Stream *stream, int *priority) { NEEDS_CONTEXT; *priorit
 static void *bury(void *argument) {
     Stream *stream = argument;
     pthread_join(stream->thread, NULL);
+    learn_all(&host, &stream->order);
+    free(stream->order.known);
     free(stream);
     return NULL;
 }
@@ -156,13 +166,15 @@ int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *argument) {
 }
 
 // An event is one moment, shared by those who wait for it: a new record makes a new one.
-typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; } Moment;
+typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; Order order; } Moment;
 typedef struct { pthread_mutex_t lock; Moment *moment; int timed; } Event;
 static void let_go(Moment *moment) {
     pthread_mutex_lock(&moment->lock);
     int last = --moment->holders == 0;
     pthread_mutex_unlock(&moment->lock);
-    if (last) free(moment);
+    if (!last) return;
+    free(moment->order.known);
+    free(moment);
 }
 static void happen(void *argument) {
     Moment *moment = argument;
@@ -205,6 +217,7 @@ int cuEventRecord(Event *event, Stream *stream) {
     pthread_mutex_init(&moment->lock, NULL);
     pthread_cond_init(&moment->changed, NULL);
     moment->holders = 2;
+    moment->order = mark(order_of(stream));
     pthread_mutex_lock(&event->lock);
     Moment *before = event->moment;
     event->moment = moment;
@@ -227,7 +240,14 @@ int cuEventQuery(Event *event) {
 int cuEventSynchronize(Event *event) {
     COUNT_WAIT(event);
     Moment *moment = hold(event);
-    if (moment) await(moment);
+    if (moment) {
+        pthread_mutex_lock(&moment->lock);
+        moment->holders++;
+        pthread_mutex_unlock(&moment->lock);
+        await(moment);
+        learn_all(&host, &moment->order);
+        let_go(moment);
+    }
     NEEDS_HEALTH;
     return 0;
 }
@@ -251,6 +271,8 @@ int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     (void)flags;
     COUNT(event_waits, 1);
     Moment *moment = hold(event);
-    if (moment) mock_enqueue(stream, await, moment);
+    if (!moment) return 0;
+    learn_all(order_of(stream), &moment->order);
+    mock_enqueue(stream, await, moment);
     return 0;
 }

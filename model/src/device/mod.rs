@@ -41,6 +41,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
     // SAFETY: all work is on the device's one stream, so nothing is used before it is there, or freed before its last use.
     unsafe { device.disable_event_tracking() };
     pool::keep_what_is_freed(&device)?;
+    pool::share_with_peers(&device)?;
     Ok(Device::Cuda(device))
 }
 

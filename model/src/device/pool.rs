@@ -1,8 +1,12 @@
 //! The pool out of which a GPU's memory is taken: the driver's own, in the order of the stream.
 
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::sys::{self, CUdevice, CUmemPool_attribute, CUmemoryPool, CUresult};
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    self, CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
+    CUmemoryPool, CUresult,
+};
 use candle_core::{CudaDevice, Device, Result, bail};
 
 fn said(call: &str, code: CUresult) -> Result<()> {
@@ -33,6 +37,49 @@ pub(super) fn keep_what_is_freed(device: &CudaDevice) -> Result<()> {
     // SAFETY: the attribute is a number of 64 bits, which is read.
     let code = unsafe { sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut all).cast::<c_void>()) };
     said("cuMemPoolSetAttribute", code)
+}
+
+/// The devices whose pools this process uses.
+static USED: Mutex<Vec<(CUdevice, Pool)>> = Mutex::new(vec![]);
+
+/// The driver's own, which is there as long as the process.
+#[derive(Clone, Copy)]
+struct Pool(CUmemoryPool);
+
+// SAFETY: the driver may be called from every thread.
+unsafe impl Send for Pool {}
+
+/// Lets the other devices that this process uses read and write what is taken out of this one's pool, and this one theirs, as far as they
+/// reach each other. NCCL, of ranks that are threads of one process, copies from the memory of one device to that of another without a
+/// buffer between; for memory out of a pool `cuCtxEnablePeerAccess` does not open that way.
+pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
+    let Some(own_pool) = pool(device)? else { return Ok(()) };
+    let own = device.cuda_stream().context().cu_device();
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    if used.iter().any(|(device, _)| *device == own) {
+        return Ok(());
+    }
+    for &(peer, Pool(peer_pool)) in used.iter() {
+        admit(peer, own, own_pool)?;
+        admit(own, peer, peer_pool)?;
+    }
+    used.push((own, Pool(own_pool)));
+    Ok(())
+}
+
+/// Lets `reader` read and write the memory of a pool of `owner`'s, if it can.
+fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
+    let mut reaches = 0;
+    // SAFETY: writes one number.
+    said("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&raw mut reaches, reader, owner) })?;
+    if reaches == 0 {
+        // NCCL finds another way.
+        return Ok(());
+    }
+    let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: reader };
+    let access = CUmemAccessDesc { location, flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    // SAFETY: reads one description.
+    said("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) })
 }
 
 /// Bytes that were in use at most, of all that this process has on the GPU; none on the processor.
