@@ -117,7 +117,12 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
             return Err(unusable("there is no GPU, or none that CUDA_VISIBLE_DEVICES lets through".into()));
         }
         let ordinal = local_rank(comm) % count;
-        return zero_model::device::open(ordinal).map_err(|error| unusable(format!("GPU {ordinal}: {error}")));
+        let opened = zero_model::device::open(ordinal).and_then(|device| {
+            // Before the first collective, which a rank that loads one then would hold up.
+            zero_model::device::load_kernels(&device)?;
+            Ok(device)
+        });
+        return opened.map_err(|error| unusable(format!("GPU {ordinal}: {error}")));
     }
     Ok(Device::Cpu)
 }

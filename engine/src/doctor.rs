@@ -6,6 +6,7 @@ use zero_cuda::Inventory;
 use zero_train::Limit;
 
 use crate::cores::Cores;
+use crate::surroundings::{CONNECTIONS, LOADING};
 
 /// What was found, a line for each.
 pub(crate) fn report() -> String {
@@ -24,7 +25,10 @@ pub(crate) fn report() -> String {
     line("io_uring", &or_why(zero_tier::io_uring(), "for what is offloaded to a disk", "threads read and write"));
     match zero_cuda::inventory() {
         Err(reason) => line("GPUs", &format!("none: {reason}")),
-        Ok(found) => gpus(&found).iter().for_each(|(what, found)| line(what, found)),
+        Ok(found) => {
+            gpus(&found).iter().for_each(|(what, found)| line(what, found));
+            line("driver reads", &driver_reads(|name| std::env::var(name).ok()));
+        }
     }
     text
 }
@@ -59,6 +63,15 @@ fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// The variables of the driver that a run sets, unless the user has: with what value, and whose it is.
+fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
+    let told = |(name, value): (&str, &str), of: &str| match set(name) {
+        Some(value) => format!("{name}={value}, as it is set here"),
+        None => format!("{name}={value}{of}"),
+    };
+    format!("{}; {}", told(CONNECTIONS, ""), told(LOADING, " in runs of several ranks"))
+}
+
 /// The sets of vector instructions that our kernels ask for.
 fn instructions() -> String {
     let mut found: Vec<&str> = Vec::new();
@@ -81,6 +94,14 @@ mod tests {
     use zero_cuda::Found;
 
     use super::*;
+
+    #[test]
+    fn what_the_user_has_set_for_the_driver_stays() {
+        let ours = driver_reads(|_| None);
+        assert_eq!(ours, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=EAGER in runs of several ranks");
+        let theirs = driver_reads(|name| (name == LOADING.0).then(|| "LAZY".into()));
+        assert_eq!(theirs, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=LAZY, as it is set here");
+    }
 
     #[test]
     fn every_device_and_all_that_is_missing_has_a_line() {

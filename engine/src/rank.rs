@@ -33,7 +33,8 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyho
 /// # Errors
 /// What ends the run: the error of the lowest rank that did not fail because another one did.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
-    surroundings::prepare(surroundings::threads(Some(&config.launcher), config.world_size))?;
+    let ranks = config.world_size;
+    surroundings::prepare(surroundings::threads(Some(&config.launcher), ranks), ranks)?;
     let cores = surroundings::settle_threads(config);
     if says(config, options) {
         println!("{cores}");

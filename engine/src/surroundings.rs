@@ -1,7 +1,7 @@
 //! What a rank's process needs before it computes: cores of its own, thread counts and the allocator's thresholds.
 //!
-//! The last two are read from the environment by candle, rayon and the C library when they start, so a rank that was not
-//! started by our launcher starts itself anew with them set.
+//! The last two are read from the environment by candle, rayon and the C library when they start, and NVIDIA's driver reads variables of its
+//! own there, so a rank that was not started by our launcher starts itself anew with them set.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -18,12 +18,20 @@ pub(crate) const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
 /// Set once the environment is as [`variables`] says, or was chosen by the user.
 const READY: &str = "ZERO_TRAIN_READY";
 
-/// The variables of a rank that computes with `threads` threads.
+/// How many queues of work a GPU has: streams that share one wait for each other. A rank has streams for what it computes, for copies both
+/// ways and for each connection of NCCL's; by default they share eight.
+pub(crate) const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+/// When the driver loads kernels. By default at their first launch, and it waits for the GPU then: perhaps for a collective that waits for
+/// a rank that waits for the driver. Of one rank nothing waits, and what it never launches takes no memory.
+pub(crate) const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
+
+/// The variables of one of `ranks` ranks that computes with `threads` threads, unless the user has set those that are the user's.
 ///
 /// candle allocates large temporaries at every operation. By default the C library maps each anew and gives it back,
 /// and a fifth of a step goes into page faults; with these thresholds it keeps them.
 #[must_use]
-pub(crate) fn variables(threads: usize) -> [(&'static str, String); 6] {
+pub(crate) fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
+    let of_driver = of_driver(ranks).filter(|(name, _)| std::env::var_os(name).is_none());
     [
         (READY, "1".into()),
         ("RAYON_NUM_THREADS", threads.to_string()),
@@ -32,17 +40,25 @@ pub(crate) fn variables(threads: usize) -> [(&'static str, String); 6] {
         ("MALLOC_TRIM_THRESHOLD_", (8u64 << 30).to_string()),
         ("MALLOC_TOP_PAD_", (64u64 << 20).to_string()),
     ]
+    .into_iter()
+    .chain(of_driver.map(|(name, value)| (name, value.to_string())))
+    .collect()
+}
+
+/// What NVIDIA's driver reads when it is first called.
+fn of_driver(ranks: usize) -> impl Iterator<Item = (&'static str, &'static str)> {
+    [CONNECTIONS].into_iter().chain((ranks > 1).then_some(LOADING))
 }
 
 /// Starts this process anew with the variables set, unless they are. What the user has set stays.
 ///
 /// # Errors
 /// If the program's file cannot be executed again.
-pub(crate) fn prepare(threads: usize) -> anyhow::Result<()> {
+pub(crate) fn prepare(threads: usize, ranks: usize) -> anyhow::Result<()> {
     if std::env::var_os(READY).is_some() {
         return Ok(());
     }
-    let missing = variables(threads).into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    let missing = variables(threads, ranks).into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
     let error = Command::new(std::env::current_exe()?).args(std::env::args_os().skip(1)).envs(missing).exec();
     Err(error.into())
 }

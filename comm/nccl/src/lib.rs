@@ -29,7 +29,8 @@
 //!
 //! A group has a connection of NCCL's for its collectives, and one for the messages with each peer in each direction, made when it is first
 //! used, each with a stream of its own. Kernels of several of them are on the device at once: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, so that
-//! they do not queue behind each other, and mind that each takes some megabytes of the device's memory.
+//! they do not queue behind each other, and mind that each takes some megabytes of the device's memory. While they wait for each other no
+//! kernel should be loaded: set `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
 
 #[cfg(feature = "cuda")]
 mod fabric;

@@ -54,8 +54,10 @@ static int load(Module **module, const unsigned char *image) {
     find_entries(*module, image);
     return 0;
 }
+long mock_modules; // loaded so far
 int cuModuleLoadData(Module **module, const void *image) {
     NEEDS_CONTEXT;
+    mock_count(&mock_modules);
     static const char text[] = "// kernels for the emulator";
     if (!memcmp(image, "\177ELF", 4)) return (uintptr_t)image % 8 ? INVALID_IMAGE : load(module, image);
     if (strncmp(image, text, sizeof text - 1)) return *(const char *)image ? NO_BINARY : INVALID_IMAGE;

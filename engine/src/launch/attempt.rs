@@ -112,10 +112,11 @@ impl Attempt<'_> {
     fn start(&self, local_rank: usize, meeting: &Meeting) -> anyhow::Result<Rank> {
         let hosts = self.job.hosts;
         let rank = hosts.index * self.team.ranks + local_rank;
+        let ranks = hosts.count * self.team.ranks;
         let mut command = self.command()?;
         command
             .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", (hosts.count * self.team.ranks).to_string())
+            .env("WORLD_SIZE", ranks.to_string())
             .env("LOCAL_RANK", local_rank.to_string())
             .env("LOCAL_WORLD_SIZE", self.team.ranks.to_string())
             .env("GROUP_RANK", hosts.index.to_string())
@@ -125,7 +126,7 @@ impl Attempt<'_> {
             .env("ZERO_TRAIN_ATTEMPT", self.number.to_string())
             .env_remove(surroundings::RESTARTED)
             .env(surroundings::LAUNCHED, "1")
-            .envs(surroundings::variables(self.team.threads))
+            .envs(surroundings::variables(self.team.threads, ranks))
             .stdin(if self.job.standard_input().is_some() { Stdio::piped() } else { Stdio::null() });
         if let Some(token) = self.token {
             command.env(token::TOKEN_FILE, token.path()).env_remove(token::TOKEN);

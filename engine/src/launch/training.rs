@@ -109,7 +109,7 @@ fn train_as(place: &Place, args: &TrainArgs) -> anyhow::Result<u8> {
     let options = run_options(args)?;
     // Standard input is read once, by the process that stays.
     let threads = threads_before_reading(args, place.local_world_size)?;
-    surroundings::prepare(threads)?;
+    surroundings::prepare(threads, place.world_size)?;
     let (typed, _) = load(&args.config, &args.overrides())?;
     let config = typed.resolve(Some(place.world_size))?;
     rank::run(&config, &options, place)

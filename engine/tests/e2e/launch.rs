@@ -80,6 +80,22 @@ fn the_first_failure_is_told_with_its_last_lines_and_the_others_are_ended() {
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }
 
+/// What NVIDIA's driver reads when it is first called; what the user has set stays.
+#[test]
+fn ranks_have_the_variables_of_the_driver() {
+    let case = Case::new();
+    let script = "echo $CUDA_DEVICE_MAX_CONNECTIONS $CUDA_MODULE_LOADING";
+    let told = |ranks: &str, set: &[(&str, &str)]| {
+        let mut command = case.command(&["launch", "--nproc-per-node", ranks, "sh", "-c", script]);
+        command.env_remove("CUDA_DEVICE_MAX_CONNECTIONS").env_remove("CUDA_MODULE_LOADING");
+        text(&command.envs(set.iter().copied()).output().unwrap().stdout)
+    };
+    assert_eq!(told("1", &[]), "32\n");
+    assert_eq!(told("2", &[]), "32 EAGER\n32 EAGER\n");
+    assert_eq!(told("2", &[("CUDA_MODULE_LOADING", "LAZY")]), "32 LAZY\n32 LAZY\n");
+    assert_eq!(told("1", &[("CUDA_DEVICE_MAX_CONNECTIONS", "8")]), "8\n");
+}
+
 #[test]
 fn a_program_is_started_again_as_often_as_asked() {
     let case = Case::new();

@@ -45,6 +45,30 @@ pub fn open(ordinal: usize) -> Result<Device> {
     Ok(Device::Cuda(device))
 }
 
+/// Loads all kernels that training launches, ours and candle's. Whoever loads one later waits for all that the GPU does: perhaps for a
+/// collective, which waits for a rank that may wait for this one. `CUDA_MODULE_LOADING=EAGER` says the same of the kernels of libraries, and
+/// of all of a file of kernels.
+///
+/// # Errors
+/// The program was built without kernels for this GPU, or what the driver says.
+pub fn load_kernels(device: &Device) -> Result<()> {
+    use candle_core::cuda_backend::kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, REDUCE, TERNARY, UNARY};
+    let Device::Cuda(device) = device else { return Ok(()) };
+    Gpu::new(device)?.kernels.load_all().map_err(driver)?;
+    // A file is loaded for one of its kernels.
+    let files = [
+        (&AFFINE, "affine_f32"),
+        (&BINARY, "badd_f32"),
+        (&CAST, "cast_f32_f32"),
+        (&FILL, "fill_f32"),
+        (&INDEXING, "gather_u32_f32"),
+        (&REDUCE, "fast_sum_f32"),
+        (&TERNARY, "where_u32_f32"),
+        (&UNARY, "ucopy_f32"),
+    ];
+    files.into_iter().try_for_each(|(file, kernel)| device.get_or_load_func(kernel, file).map(drop))
+}
+
 /// A storage for no elements, of a float type or of one that no operation takes. It holds one, since the driver gives no memory of no size.
 pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> {
     // SAFETY: nobody reads it: a tensor has elements, or is refused for its type.
