@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use candle_core::backend::BackendDevice;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Device, Shape, Storage, Tensor};
 #[cfg(feature = "cuda")]
@@ -285,7 +284,15 @@ pub(crate) fn explained(error: Error) -> Error {
 
 /// Tensors on a device.
 pub(crate) fn onto(device: &Device, tensors: &Activations) -> candle_core::Result<Activations> {
-    Ok(Activations::new(tensors.tensors().iter().map(|x| x.to_device(device)).collect::<candle_core::Result<_>>()?))
+    Ok(Activations::new(tensors.tensors().iter().map(|x| onto_one(device, x)).collect::<candle_core::Result<_>>()?))
+}
+
+/// A tensor on a device. The host waits for nothing that is on a GPU's stream.
+pub(crate) fn onto_one(device: &Device, x: &Tensor) -> candle_core::Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    return zero_model::device::onto(device, x);
+    #[cfg(not(feature = "cuda"))]
+    x.to_device(device)
 }
 
 /// Values that came to the host, as a tensor on a device: a leaf of a graph or not.
@@ -296,7 +303,8 @@ pub(crate) fn tensor(
     is_leaf: bool,
 ) -> candle_core::Result<Tensor> {
     let storage = match device {
-        Device::Cuda(device) => Storage::Cuda(device.storage_from_cpu_storage_owned(values)?),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => Storage::Cuda(zero_model::device::sent(device, values)?),
         _ => Storage::Cpu(values),
     };
     Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), is_leaf))

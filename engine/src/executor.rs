@@ -10,7 +10,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_partition::{Zero, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
-use crate::device::{explained, onto};
+use crate::device::{explained, onto, onto_one};
 use crate::error::Error;
 use crate::kept::KeptOnDisk;
 use crate::messages::{Boundary, Messages};
@@ -117,7 +117,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
             Instruction::Load { micro_batch } => {
                 let (inputs, targets) = (context.load)(*micro_batch)?;
                 let state = &mut micro_batches[*micro_batch];
-                state.targets = targets.map(|targets| targets.to_device(model.device())).transpose()?;
+                state.targets = targets.map(|targets| onto_one(model.device(), &targets)).transpose()?;
                 if context.zero.stages().stage_of(0) == context.zero.groups().at().stage {
                     state.flow = Some(onto(model.device(), &inputs)?);
                 }

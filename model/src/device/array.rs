@@ -103,9 +103,10 @@ impl Array {
         if from.is_empty() {
             return Ok(());
         }
-        let stream = self.storage.device.cuda_stream();
-        let slice = self.storage.as_cuda_slice_mut::<f32>()?;
-        stream.memcpy_htod(from, &mut slice.slice_mut(at..at + from.len())).map_err(candle_core::Error::wrap)
+        assert!(at + from.len() <= self.len);
+        let to = self.address(&(at..at + from.len()))?;
+        // SAFETY: there is room for as many.
+        unsafe { Gpu::new(&self.storage.device)?.overwrite(from, to) }
     }
 
     /// Copies a range of another over what begins at `at`.

@@ -12,6 +12,7 @@ pub mod optimizer;
 mod pool;
 mod staging;
 mod timeline;
+mod uploads;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,9 +29,10 @@ pub use array::Array;
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
 pub use memory::{Mark, begin as address_of, copy, download, elements_of, room, upload};
-pub use pool::peak;
+pub use pool::{peak, reserved};
 pub use staging::{Arriving, Staging};
 pub use timeline::Timeline;
+pub use uploads::{onto, sent};
 
 /// Opens GPU `ordinal` of those that are visible.
 ///
@@ -191,11 +193,6 @@ impl Gpu {
     /// Room for `count` f32.
     pub(crate) fn floats(&self, count: usize) -> Result<CudaStorage> {
         self.room("floats", DType::F32, count)
-    }
-
-    /// A copy of what the host has.
-    pub(crate) fn upload<T: DeviceRepr + 'static>(&self, values: &[T]) -> Result<CudaSlice<T>> {
-        self.device.clone_htod(values)
     }
 }
 

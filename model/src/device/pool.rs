@@ -87,11 +87,22 @@ fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
 /// # Errors
 /// What the driver says.
 pub fn peak(device: &Device) -> Result<Option<u64>> {
+    most(device, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+}
+
+/// Bytes that the pool took from the GPU at most: more than were in use, by what was freed and could not be used again at once.
+///
+/// # Errors
+/// What the driver says.
+pub fn reserved(device: &Device) -> Result<Option<u64>> {
+    most(device, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+}
+
+fn most(device: &Device, attribute: CUmemPool_attribute) -> Result<Option<u64>> {
     let Device::Cuda(device) = device else { return Ok(None) };
     let (Some(pool), mut bytes) = (pool(device)?, 0u64) else { return Ok(None) };
-    let high = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-    // SAFETY: the attribute is a number of 64 bits, which is written.
-    let code = unsafe { sys::cuMemPoolGetAttribute(pool, high, (&raw mut bytes).cast::<c_void>()) };
+    // SAFETY: these attributes are numbers of 64 bits, which are written.
+    let code = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast::<c_void>()) };
     said("cuMemPoolGetAttribute", code)?;
     Ok(Some(bytes))
 }

@@ -11,14 +11,14 @@ use super::footprint::{Costs, Footprint, Reads, floats};
 use super::measure;
 use super::operand::View;
 use super::output::{Fresh, tensor};
-use super::reach::Reach;
+use super::reach::{Firsts, Reach};
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads, size]`.
 ///
@@ -77,7 +77,7 @@ fn footprint(geometry: Geometry, costs: Costs) -> Costs {
 
 struct Separate {
     /// The first position that each one sees.
-    firsts: Vec<usize>,
+    firsts: Arc<Firsts>,
     log_sums: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<device::attention::Kept>,
@@ -193,7 +193,7 @@ impl CustomOp3 for Separate {
 
 struct Packed {
     heads: usize,
-    firsts: Vec<usize>,
+    firsts: Arc<Firsts>,
     log_sums: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<device::attention::Kept>,

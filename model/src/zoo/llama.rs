@@ -21,14 +21,15 @@ use std::sync::{Arc, OnceLock};
 pub fn llama(config: &LlamaConfig) -> Layers {
     let (embed, block, head) = (config.clone(), config.clone(), config.clone());
     let (width, eps) = (config.hidden_size, config.rms_norm_eps);
-    // One table for all blocks, made by the first that is built.
+    // One table for all blocks, made by the first that is built; and one reach, which goes to a GPU once.
     let rotary = Arc::new(OnceLock::new());
+    let reach = config.sliding_window.map_or_else(Reach::default, |window| Reach::default().window(window));
     let layers = Layers::new()
         .layer("model.embed_tokens", move |vb| {
             embed.check()?;
             Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)
         })
-        .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, vb))
+        .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, &reach, vb))
         .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
@@ -181,7 +182,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(config: &LlamaConfig, rotary: &OnceLock<Rotary>, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &LlamaConfig, rotary: &OnceLock<Rotary>, reach: &Reach, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let (width, std) = (config.hidden_size, config.initializer_range);
         let (heads, kv_heads, head_size) = (config.num_attention_heads, config.num_key_value_heads, config.head_size());
@@ -209,7 +210,7 @@ impl Block {
             kv_heads,
             head_size,
             rotary,
-            reach: config.sliding_window.map_or_else(Reach::default, |window| Reach::default().window(window)),
+            reach: reach.clone(),
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: Mlp::new(config, &vb.pp("mlp"))?,
         })

@@ -4,8 +4,11 @@ use super::{count32, room_like};
 use crate::device::{Gpu, Operand, address, kernel_dtype};
 use crate::ops::attention_heads::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
 use crate::ops::measure::count_macs;
+use crate::ops::reach::Firsts;
+use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaStorage, DType, Error, Result};
+use std::sync::{Arc, Mutex, PoisonError};
 use zero_kernels::Address;
 use zero_kernels::attention::{self, Saved};
 
@@ -15,9 +18,31 @@ pub(crate) struct Kept {
     /// f32 of `[batch, heads, time]`.
     log_sums: CudaStorage,
     /// The first position that each sees, unless all see from position 0 on.
-    firsts: Option<CudaSlice<u32>>,
+    firsts: Option<Arc<CudaSlice<u32>>>,
     /// Multiply-accumulates of one product of queries and keys.
     macs: u64,
+}
+
+/// First positions in the memory of the GPUs that use them.
+#[derive(Debug, Default)]
+pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
+
+impl Firsts {
+    /// In the memory of a GPU, unless all see from position 0 on.
+    fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
+        if !self.iter().any(|&first| first > 0) {
+            return Ok(None);
+        }
+        let mut all = self.on_gpus.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = gpu.device().id();
+        if let Some((_, firsts)) = all.iter().find(|(of, _)| *of == id) {
+            return Ok(Some(Arc::clone(firsts)));
+        }
+        let firsts: Vec<u32> = self.iter().map(|&first| count32(op, first)).collect::<Result<_>>()?;
+        let firsts = Arc::new(gpu.upload(&firsts)?);
+        all.push((id, Arc::clone(&firsts)));
+        Ok(Some(firsts))
+    }
 }
 
 fn geometry(
@@ -65,18 +90,12 @@ pub(crate) fn forward(
     of: Geometry,
     dtype: DType,
     operands: &[Operand],
-    firsts: &[usize],
+    firsts: &Firsts,
 ) -> Result<(CudaStorage, Kept)> {
     let macs = of.macs_of_a_product(firsts);
     count_macs(FORWARD_PRODUCTS * macs);
     let (out, at) = room_like(op, gpu, dtype, of.batch * of.time * of.heads * of.size)?;
-    let firsts = match firsts.iter().any(|&first| first > 0) {
-        true => {
-            let firsts: Vec<u32> = firsts.iter().map(|&first| count32(op, first)).collect::<Result<_>>()?;
-            Some(gpu.upload(&firsts)?)
-        }
-        false => None,
-    };
+    let firsts = firsts.on(op, gpu)?;
     let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.time).max(1))?, firsts, macs };
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
