@@ -271,6 +271,15 @@ pub(crate) fn peak(device: &Device) -> Option<u64> {
     None
 }
 
+/// The most bytes that the pool of that memory has taken from the GPU; `None` on the processor.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+pub(crate) fn reserved(device: &Device) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    return zero_model::device::reserved(device).ok().flatten();
+    #[cfg(not(feature = "cuda"))]
+    None
+}
+
 /// An error of a step, in words where it is that the memory of a GPU does not suffice.
 pub(crate) fn explained(error: Error) -> Error {
     let said = error.to_string();

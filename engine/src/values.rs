@@ -12,6 +12,13 @@ impl Engine {
         crate::device::peak(self.model().device())
     }
 
+    /// The most bytes that the driver has reserved of the GPU for this process's tensors: what was in use, and what was freed and could not be
+    /// used again at once; `None` on the processor.
+    #[must_use]
+    pub fn reserved_gpu_bytes(&self) -> Option<u64> {
+        crate::device::reserved(self.model().device())
+    }
+
     /// All values of a parameter in f32, on every rank; a collective.
     ///
     /// # Errors

@@ -56,6 +56,15 @@ impl Zero {
         self.residents[id]
     }
 
+    /// Memory of the GPU to which parameters were uploaded has been given back, as far as there is any.
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::unused_self))]
+    pub(crate) fn released_on_gpu(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let Some(staging) = &mut self.staging {
+            staging.released();
+        }
+    }
+
     /// Room for gradients or state, to be overwritten. On a GPU the driver keeps what was given back; on the host the pool does.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn room(&mut self, id: SegmentId, len: usize) -> Result<Flat, ZeroError> {

@@ -217,12 +217,16 @@ pub(crate) fn refill(
     staging: &mut Option<Staging>,
 ) -> Result<(), ZeroError> {
     let staging = staging.as_mut().ok_or_else(elsewhere)?;
-    let values = staging.upload(&working(master.to_vec(), parameter.dtype()))?;
+    let values = Storage::Cuda(staging.upload(&working(master.to_vec(), parameter.dtype()))?);
     if range.len() == parameter.elements() {
-        parameter.put(Storage::Cuda(values))?;
-        return Ok(());
+        parameter.put(values)?;
+    } else {
+        crate::parameters::overwrite(parameter, range.clone(), &values, 0..range.len())?;
+        drop(values);
     }
-    crate::parameters::overwrite(parameter, range.clone(), &Storage::Cuda(values), 0..range.len())
+    // What was there before, or what was copied from.
+    staging.released();
+    Ok(())
 }
 
 fn elsewhere() -> ZeroError {

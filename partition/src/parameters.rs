@@ -158,6 +158,7 @@ impl Zero {
                 self.pool.give(values);
             }
         }
+        self.released_on_gpu();
         Ok(())
     }
 
@@ -230,6 +231,7 @@ impl Zero {
                 self.pool.give(shard);
             }
             self.take_over(id, incoming(output)?)?;
+            self.released_on_gpu();
         }
         Ok(())
     }

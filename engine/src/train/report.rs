@@ -86,7 +86,7 @@ impl Report {
         row.push(expected_step_payload(engine) as i64);
         let disk = engine.zero().disk_use().unwrap_or_default();
         row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
-        row.push(engine.peak_gpu_bytes().map_or(-1, |bytes| bytes as i64));
+        row.extend([engine.peak_gpu_bytes(), engine.reserved_gpu_bytes()].map(|b| b.map_or(-1, |bytes| bytes as i64)));
         row.push(planned.filter(|_| engine.settings.zero.on_gpu.layers).map_or(-1, |peaks| peaks.gpu as i64));
         row.extend(
             [self.resident_before, resident::proportional(), resident::peak()].map(|b| b.map_or(-1, |b| b as i64)),
@@ -226,8 +226,12 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
         "expected_state_bytes": { "parameters": rest[0], "gradients": rest[1], "optimizer_state": rest[2] },
         "expected_sent_bytes_per_step": rest[3],
         "disk": { "bytes": rest[4], "read_bytes": rest[5], "written_bytes": rest[6] },
-        "gpu_bytes": { "measured_peak": known(rest[7]), "planned_peak": known(rest[8]) },
-        "resident_bytes": { "before": known(rest[9]), "at_the_end": known(rest[10]), "peak_with_shared": known(rest[11]) },
+        "gpu_bytes": {
+            "measured_peak": known(rest[7]), "reserved_peak": known(rest[8]), "planned_peak": known(rest[9]),
+        },
+        "resident_bytes": {
+            "before": known(rest[10]), "at_the_end": known(rest[11]), "peak_with_shared": known(rest[12]),
+        },
     })
 }
 

@@ -27,6 +27,10 @@ pub struct Staging {
     idle: Vec<Pinned>,
     /// What is being copied to the device.
     leaving: VecDeque<(Event, Pinned)>,
+    /// Where candle's stream was when the uploads of this round began: behind what was released before.
+    begun: Option<Mark>,
+    /// Whether something was released since then.
+    released: bool,
 }
 
 /// Memory of the host that uploads may hold at a time: two of the largest layers that are usual.
@@ -49,7 +53,8 @@ impl Staging {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let (down, up) = (Stream::urgent(&of).map_err(driver)?, Stream::urgent(&of).map_err(driver)?);
         let recorder = recorder(device);
-        Ok(Self { device: device.clone(), of, down, up, recorder, idle: vec![], leaving: VecDeque::new() })
+        let (leaving, begun) = (VecDeque::new(), None);
+        Ok(Self { device: device.clone(), of, down, up, recorder, idle: vec![], leaving, begun, released: false })
     }
 
     /// Puts a copy on one of the streams, and an event behind it.
@@ -139,11 +144,25 @@ impl Staging {
         }
     }
 
+    /// What was uploaded and is not in use any more has been given back.
+    ///
+    /// The driver knows no order between the stream that gives memory back, which is candle's, and the one that takes memory for uploads,
+    /// unless one waits for the other; without it the pool may take new memory from the GPU for each upload. So the uploads of a layer wait
+    /// until those of the layer before the last are given back: two layers have memory at a time, and one is copied while the other computes.
+    pub fn released(&mut self) {
+        self.released = true;
+    }
+
     fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod>(&mut self, values: &[T]) -> Result<CudaStorage> {
         self.collect(size_of_val(values))?;
         let mut pinned = self.pinned(size_of_val(values))?;
         pinned[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
         let there = Event::new(&self.of).map_err(driver)?;
+        if std::mem::take(&mut self.released)
+            && let Some(before) = self.begun.replace(Mark::new(&self.device)?)
+        {
+            self.up.wait_for(before.event()).map_err(driver)?;
+        }
         // Out of the pool for this stream: on candle's it would be there only when all is done that was put there before.
         let address = self.up.allocate(size_of_val(values)).map_err(driver)?;
         let stream = self.device.cuda_stream();
