@@ -4,14 +4,14 @@
 use std::ops::Range;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, Storage, TensorId};
+use candle_core::{CpuStorage, DType, Storage, TensorId};
 use zero_model::Parameter;
 use zero_model::device::optimizer::{Norms, Part, Updated, step as step_on_gpu};
 use zero_model::device::{Array, Staging};
 use zero_model::sink::{Flat, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Step};
-use zero_pipeline::{LayerId, SegmentId};
+use zero_pipeline::{LayerId, Placement, SegmentId};
 
 use crate::error::ZeroError;
 use crate::gradients::{Open, no_gradient};
@@ -107,11 +107,20 @@ impl Zero {
                 self.segments[id].open = Some(Open::new(Flat::Device(array), written));
             } else if !added.contains(&id) {
                 self.ledger.add(Category::Staging, array.len(), 4);
+                let dtype = self.arrives_in(id);
                 let staging = self.staging.as_mut().ok_or_else(elsewhere)?;
-                self.segments[id].open = Some(Open::arriving(staging.download(array)?, written.len()));
+                self.segments[id].open = Some(Open::arriving(staging.download(array, dtype)?, written.len()));
             }
         }
         self.catch_up()
+    }
+
+    /// The type in which a micro-batch's gradient comes to the host. Where it is reduced as it is, it is rounded to the type of that first
+    /// thing, so it may be on the GPU with the same bits; not where the host adds up micro-batches, or what other layers make of a parameter.
+    fn arrives_in(&self, id: SegmentId) -> DType {
+        let is_sharded = self.layout.segments()[id].placements.gradients == Placement::Sharded;
+        let layers = self.layout.shape().layers.iter().filter(|layer| layer.segments.contains(&id));
+        if is_sharded && layers.count() == 1 { self.options.communication } else { DType::F32 }
     }
 
     /// A copy on the GPU of what the host has, for all that is put on its stream from now on.

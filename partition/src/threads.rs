@@ -3,7 +3,7 @@
 
 use zero_model::ops::{in_parallel, threads};
 use zero_optim::norm::BLOCK;
-use zero_optim::{ExactSum, LengthError, Optimizer, Step};
+use zero_optim::{ExactSum, HalfFloat, LengthError, Optimizer, Step, read_half, write_half};
 
 /// Fewer elements than this are done before another thread has begun.
 const SMALL: usize = 64 * BLOCK;
@@ -47,6 +47,34 @@ pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
     }
 }
 
+/// [`zero_optim::rounded`].
+pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
+    let size = share(values.len());
+    if values.len() <= size {
+        return zero_optim::rounded(values);
+    }
+    let mut rounded = vec![H::ZERO; values.len()];
+    let parts = values.chunks(size).zip(rounded.chunks_mut(size));
+    let mut parts: Vec<_> = parts.collect();
+    // They are of one length.
+    in_parallel(&mut parts, |(values, rounded)| {
+        let _ = write_half(values, rounded);
+    });
+    rounded
+}
+
+/// [`read_half`].
+pub(crate) fn widen<H: HalfFloat + Sync>(rounded: &[H], values: &mut [f32]) -> Result<(), LengthError> {
+    let size = share(rounded.len());
+    if rounded.len() != values.len() {
+        return read_half(rounded, values);
+    }
+    let parts = rounded.chunks(size).zip(values.chunks_mut(size)).map(|(from, to)| (from, to, Ok(())));
+    let mut parts: Vec<_> = parts.collect();
+    in_parallel(&mut parts, |(from, to, result)| *result = read_half(from, to));
+    parts.into_iter().try_for_each(|(.., result)| result)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +95,11 @@ mod tests {
             update(&optimizer, &step, &mut params, &grads, &mut [&mut m, &mut v]).expect("lengths fit");
             let mut sum = ExactSum::new();
             add_parameter_range(&mut sum, &grads);
+            let narrow: Vec<half::bf16> = rounded(&params);
+            let mut wide = vec![0.0; n];
+            widen(&narrow, &mut wide).expect("lengths fit");
+            assert!(narrow == zero_optim::rounded::<half::bf16>(&params));
+            assert!(wide.iter().zip(&narrow).all(|(&wide, narrow)| wide == narrow.to_f32()));
             let bits: Vec<u32> = [params, m, v].concat().into_iter().map(f32::to_bits).collect();
             (bits, sum.to_f64().to_bits())
         };

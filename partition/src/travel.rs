@@ -8,12 +8,13 @@ use candle_core::{DType, Device, Storage, Tensor};
 use half::{bf16, f16};
 use zero_comm::Buffer;
 use zero_model::sink::Flat;
-use zero_optim::{HalfFloat, read_half, rounded};
+use zero_optim::HalfFloat;
 
 use zero_pipeline::SegmentId;
 
 use crate::error::ZeroError;
 use crate::parameters::{buffer, storage};
+use crate::threads::{rounded, widen};
 use crate::zero::Zero;
 
 impl Zero {
@@ -76,9 +77,9 @@ impl Zero {
         self.settled(id, values)
     }
 
-    fn widened<H: HalfFloat>(&mut self, rounded: &[H]) -> Result<Vec<f32>, ZeroError> {
+    fn widened<H: HalfFloat + Sync>(&mut self, rounded: &[H]) -> Result<Vec<f32>, ZeroError> {
         let mut values = self.pool.take(rounded.len());
-        read_half(rounded, &mut values)?;
+        widen(rounded, &mut values)?;
         Ok(values)
     }
 }

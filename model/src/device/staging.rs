@@ -7,14 +7,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
-use candle_core::{CpuStorage, CudaDevice, CudaStorage, Result, bail};
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Result, bail};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use zero_cuda::{CudaError, Event, Pinned, Recorder, Stream, Track};
 
 use super::timeline::recorder;
 use super::{Array, Gpu, Mark, driver, on_stream};
+use crate::ops::{in_parallel, threads};
 
 /// The streams, and memory of the host that waits for its next use.
 pub struct Staging {
@@ -41,7 +44,17 @@ pub struct Arriving {
     there: Event,
     len: usize,
     /// Where they come to and from, until they are taken.
-    ends: Option<(Pinned, Array)>,
+    ends: Option<(Pinned, CudaStorage)>,
+}
+
+/// Fewer elements than this are copied before another thread has begun.
+const FEW: usize = 1 << 16;
+
+/// Makes values of others, on the threads of operations: one core alone does not reach the rate of the memory.
+fn each<T: Sync>(from: &[T], to: &mut [f32], make: impl Fn(&[T], &mut [f32]) + Sync) {
+    let share = to.len().div_ceil(threads()).max(FEW);
+    let mut parts: Vec<_> = from.chunks(share).zip(to.chunks_mut(share)).collect();
+    in_parallel(&mut parts, |(from, to)| make(from, to));
 }
 
 impl Staging {
@@ -96,24 +109,26 @@ impl Staging {
         self.idle.iter().chain(self.leaving.iter().map(|(_, pinned)| pinned)).map(|pinned| pinned.len()).sum()
     }
 
-    /// Sends values to the host, behind what makes them.
+    /// Sends values to the host, behind what makes them; rounded to a type, f32, bf16 or f16, in which they travel.
     ///
     /// # Errors
-    /// What the driver says, or the memory of the host that may be pinned does not suffice.
-    pub fn download(&mut self, source: Array) -> Result<Arriving> {
-        let bytes = source.len() * size_of::<f32>();
+    /// What the driver says, another type, or the memory of the host that may be pinned does not suffice.
+    pub fn download(&mut self, source: Array, dtype: DType) -> Result<Arriving> {
+        let len = source.len();
+        let source = if dtype == DType::F32 { source.into_storage() } else { source.rounded(dtype)? };
+        let bytes = len * dtype.size_in_bytes();
         let mut pinned = self.pinned(bytes)?;
         let there = Event::new(&self.of).map_err(driver)?;
         let made = Mark::new(&self.device)?;
         self.down.wait_for(made.event()).map_err(driver)?;
-        let address = source.address(&(0..source.len()))?;
-        // SAFETY: the array and the memory live in what is returned, whose drop waits for the event.
+        let address = super::address_of(&source)?;
+        // SAFETY: the storage and the memory live in what is returned, whose drop waits for the event.
         let copy = || unsafe { self.down.download(address, &mut pinned, bytes) };
         self.put(&self.down, Track::ToHost, &there, copy)?;
-        Ok(Arriving { there, len: source.len(), ends: Some((pinned, source)) })
+        Ok(Arriving { there, len, ends: Some((pinned, source)) })
     }
 
-    /// Waits for values, and copies them to where they belong.
+    /// Waits for values, and copies them to where they belong, in f32.
     ///
     /// # Errors
     /// What went wrong on the device.
@@ -123,8 +138,16 @@ impl Staging {
     pub fn take(&mut self, mut arriving: Arriving, to: &mut [f32]) -> Result<()> {
         assert_eq!(arriving.len, to.len());
         arriving.there.wait().map_err(driver)?;
-        if let Some((pinned, _source)) = arriving.ends.take() {
-            to.copy_from_slice(bytemuck::cast_slice(&pinned[..size_of_val(to)]));
+        if let Some((pinned, source)) = arriving.ends.take() {
+            let dtype = source.dtype();
+            let from = &pinned[..to.len() * dtype.size_in_bytes()];
+            match dtype {
+                DType::BF16 => {
+                    each(bytemuck::cast_slice::<_, bf16>(from), to, |from, to| from.convert_to_f32_slice(to))
+                }
+                DType::F16 => each(bytemuck::cast_slice::<_, f16>(from), to, |from, to| from.convert_to_f32_slice(to)),
+                _ => each(bytemuck::cast_slice::<_, f32>(from), to, |from, to| to.copy_from_slice(from)),
+            }
             self.idle.push(pinned);
         }
         Ok(())
