@@ -16,12 +16,14 @@ pub struct Reach {
     window: Option<usize>,
     documents: Option<Tensor>,
     /// For the batch and time that were last asked for.
-    found: Arc<Mutex<Option<([usize; 2], Arc<Firsts>)>>>,
+    found: Arc<Mutex<Option<Arc<Firsts>>>>,
 }
 
 /// The first position that each position of `[batch, time]` sees. Within a row it never goes back.
 #[derive(Debug)]
 pub(crate) struct Firsts {
+    /// Batch and time.
+    sizes: [usize; 2],
     positions: Vec<usize>,
     #[cfg(feature = "cuda")]
     pub(crate) on_gpus: OnGpus,
@@ -54,6 +56,7 @@ impl Reach {
         let make = || {
             let positions = self.positions(op, batch, time)?;
             let firsts = Firsts {
+                sizes: [batch, time],
                 positions,
                 #[cfg(feature = "cuda")]
                 on_gpus: OnGpus::default(),
@@ -65,13 +68,13 @@ impl Reach {
             return make();
         }
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((sizes, firsts)) = &*found
-            && *sizes == [batch, time]
+        if let Some(firsts) = &*found
+            && firsts.sizes == [batch, time]
         {
             return Ok(Arc::clone(firsts));
         }
         let firsts = make()?;
-        *found = Some(([batch, time], Arc::clone(&firsts)));
+        *found = Some(Arc::clone(&firsts));
         Ok(firsts)
     }
 

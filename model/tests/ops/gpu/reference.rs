@@ -55,7 +55,7 @@ fn numbers(name: &str, shape: &[usize]) -> Result<Tensor> {
 
 /// Where documents begin: some after a few positions, some far away.
 fn documents(batch: usize, time: usize) -> Result<Tensor> {
-    let number = |at: usize| (at / 37 * 37 % 5 == 0) as u32 + (at / (time / 3 + 1)) as u32 * 2;
+    let number = |at: usize| u32::from((at / 37 * 37).is_multiple_of(5)) + (at / (time / 3 + 1)) as u32 * 2;
     let row: Vec<u32> = (0..time).map(number).collect();
     Tensor::from_vec(row.repeat(batch), (batch, time), &candle_core::Device::Cpu)
 }
