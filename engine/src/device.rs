@@ -305,16 +305,17 @@ pub(crate) fn onto_one(device: &Device, x: &Tensor) -> candle_core::Result<Tenso
 }
 
 /// Values that came to the host, as a tensor on a device: a leaf of a graph or not.
+#[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
 pub(crate) fn tensor(
     device: &Device,
     values: CpuStorage,
     shape: impl Into<Shape>,
     is_leaf: bool,
 ) -> candle_core::Result<Tensor> {
-    let storage = match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(device) => Storage::Cuda(zero_model::device::sent(device, values)?),
-        _ => Storage::Cpu(values),
-    };
-    Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), is_leaf))
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        let values = Storage::Cuda(zero_model::device::sent(device, values)?);
+        return Ok(Tensor::from_storage(values, shape, BackpropOp::none(), is_leaf));
+    }
+    Ok(Tensor::from_storage(Storage::Cpu(values), shape, BackpropOp::none(), is_leaf))
 }

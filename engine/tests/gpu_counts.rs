@@ -60,7 +60,7 @@ fn third_step(layers: usize, micro_batches: usize, more: &str) -> Option<Counts>
             loaded = None;
             engine.train_with(|micro_batch| {
                 loaded.get_or_insert_with(Counts::now);
-                batch(step, 2 * micro_batches).narrow(2 * micro_batch, 2)
+                Ok(batch(2 * step + micro_batch as u64, 2))
             })?;
         }
         Ok::<_, Error>(Counts::now().since(loaded.expect("a step loads a batch")))
@@ -99,8 +99,8 @@ fn a_step_waits_at_its_end_alone() {
         );
         // What goes up is tokens and positions, however many layers there are.
         assert!(counts.of(c"mock_copies_up") <= 5 * losses && counts.of(c"mock_bytes_up") <= 384 * losses, "{what}");
-        // The norm and the update are 18 launches for 580 parameters.
-        let most = losses * (31 * layers as i64 + 28) + 20;
+        // The norm and the update are 7 launches for the 148 parameters of 12 layers, 18 for the 580 of 48.
+        let most = losses * (31 * layers as i64 + 32) + 20;
         assert!(counts.of(c"mock_launches") <= most, "{what}: more than {most} launches");
     }
 }
