@@ -14,7 +14,8 @@ constexpr unsigned KEYS = 32;
 // What a block works on, and this thread in it.
 struct Seat : Place {
     unsigned x, y;
-    DEVICE explicit Seat(unsigned heads) : Place(heads), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
+    DEVICE Seat(const AttentionArgs& a, unsigned heads, unsigned rows)
+        : Place(a, heads, rows), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
 };
 
 // Queries of a tile of the forward and of the gradient of q, for heads padded to SIZE.
@@ -81,9 +82,9 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, k{q.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> p{v.row(KEYS)};
-    Seat place(a.heads);
+    Seat place(a, a.heads, QUERIES);
     // The tiles with most keys first.
-    unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
     fill<QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
@@ -148,15 +149,13 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
 }
 
 // A warp takes one position of one head.
-template <class T> DEVICE void attention_deltas(const AttentionArgs& a) {
-    unsigned position = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+ENTRY(attention_deltas_f32, AttentionArgs, 256) {
+    Place place(a, a.heads, blockDim.x / WARP);
+    unsigned position = place.tile * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (position >= a.time) return;
-    Place place(a.heads);
     uint64_t at = place.at(a, a.out_row, place.head) + position * a.out_row;
     float delta = 0.0f;
-    for (unsigned i = lane; i < a.size; i += WARP) {
-        delta = fmaf(load(as<T>(a.out)[at + i]), load(as<T>(a.d_out)[at + i]), delta);
-    }
+    for (unsigned i = lane; i < a.size; i += WARP) delta = fmaf(as<float>(a.out)[at + i], as<float>(a.d_out)[at + i], delta);
     for (unsigned distance = WARP / 2; distance > 0; distance /= 2) delta += __shfl_xor_sync(ALL, delta, distance);
     if (lane == 0) as_mut<float>(a.deltas)[place.statistic(a, place.head) + position] = delta;
 }
@@ -188,8 +187,8 @@ template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, upstream{q.row(QUERIES)}, k{upstream.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> ds{v.row(KEYS)};
-    Seat place(a.heads);
-    unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    Seat place(a, a.heads, QUERIES);
+    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
     fill<QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
@@ -233,8 +232,8 @@ template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> k{room}, v{k.row(KEYS)}, q{v.row(KEYS)}, upstream{q.row(KEYS)};
     Tile<KEYS> p{upstream.row(KEYS)}, ds{p.row(KEYS)};
-    Seat place(a.kv_heads);
-    unsigned group = a.heads / a.kv_heads, begin = blockIdx.x * KEYS;
+    Seat place(a, a.kv_heads, KEYS);
+    unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS;
     fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
     fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, place.head), begin, a);
 
@@ -287,4 +286,3 @@ template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
 ATTENTION(32)
 ATTENTION(64)
 ATTENTION(128)
-KERNEL(attention_deltas, AttentionArgs, 256)

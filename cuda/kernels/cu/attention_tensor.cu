@@ -1,98 +1,25 @@
 // Causal attention as in attention.cu, of 16-bit numbers by tensor cores: products of what is stored, sums in f32, probabilities and
 // gradients of scores rounded to the type before they are multiplied (as in Dao, "FlashAttention-2", 2023).
 //
-// Each of the four warps of a block has sixteen rows of queries or of keys, or twice as many, and their factors in registers. What they are
+// Each of the four warps of a block has one or two bands of sixteen queries or keys, and their factors in registers. What they are
 // multiplied with passes in stages of two tiles of ROWS rows: while one is in use, the next arrives. At first the second stage
-// holds what goes into the registers.
-#include "attention.cuh"
-#include "tensor.cuh"
-
-// Queries or keys of a tile.
-constexpr unsigned ROWS = 64;
-constexpr float LOG2_E = 1.44269504088896340736f;
-
-template <class T, unsigned SIZE> struct Stage {
-    Tile<T, SIZE> first, second;
-    DEVICE Stage(T* room, unsigned i) : first{room + 2 * i * ROWS * (SIZE + 8)}, second{first.row(ROWS)} {}
-};
-
-// Begins to fill COUNT rows of a tile: those of one head from position `begin` on, zeros beyond its size and beyond the sequence.
-template <unsigned COUNT, class T, unsigned SIZE>
-DEVICE void begin_fill(
-    Tile<T, SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, const AttentionArgs& a) {
-    constexpr unsigned PIECE = 8, PIECES = SIZE / PIECE;
-    const T* head = as<T>(from) + offset;
-    for (unsigned i = threadIdx.x; i < COUNT * PIECES; i += blockDim.x) {
-        unsigned row = i / PIECES, column = i % PIECES * PIECE, position = begin + row;
-        T* to = tile.row(row) + column;
-        const T* piece = head + position * stride + column;
-        if (a.in_pieces) {
-            bool is_there = position < a.time && column < a.size;
-            begin_copy(to, is_there ? piece : head, is_there);
-        } else {
-            for (unsigned e = 0; e < PIECE; e++) to[e] = position < a.time && column + e < a.size ? piece[e] : T{0};
-        }
-    }
-}
-
-// One of the two ways: rows of both tiles of a stage from the same position on.
-template <class T, unsigned SIZE>
-DEVICE void begin_keys(Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
-    begin_fill<ROWS>(stage.first, a.k, a.k_row, place.at(a, a.k_row, head), begin, a);
-    begin_fill<ROWS>(stage.second, a.v, a.v_row, place.at(a, a.v_row, head), begin, a);
-}
-
-template <class T, unsigned SIZE>
-DEVICE void begin_queries(
-    Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
-    begin_fill<ROWS>(stage.first, a.q, a.q_row, place.at(a, a.q_row, head), begin, a);
-    begin_fill<ROWS>(stage.second, a.d_out, a.out_row, place.at(a, a.out_row, head), begin, a);
-}
-
-// The copies that each thread has begun are there for all of them, and all are done with what they read before.
-DEVICE void arrive() {
-    end_copies();
-    __syncthreads();
-}
-
-// Sums of a warp's sixteen rows to one head's, times `factor` of each thread's rows, from position `begin` on.
-template <class T, unsigned STEPS>
-DEVICE void put(
-    const Sums (&rows)[STEPS], const float (&factor)[2], uint64_t to, uint64_t stride, uint64_t offset, unsigned begin,
-    const AttentionArgs& a) {
-    for (unsigned i = 0; i < 8; i++) {
-        unsigned position = begin + Sums::row(i);
-        if (position >= a.time) continue;
-        T* row = as_mut<T>(to) + offset + position * stride;
-        for (unsigned s = 0; s < STEPS; s++) {
-            unsigned column = 16 * s + Sums::column(i);
-            if (column < a.size) store(row[column], rows[s].at[i] * factor[i / 2 % 2]);
-        }
-    }
-}
-
-// Over the four threads that share rows.
-template <class OP> DEVICE float over_row(float x) {
-    x = OP::of(x, __shfl_xor_sync(ALL, x, 1));
-    return OP::of(x, __shfl_xor_sync(ALL, x, 2));
-}
-
-// Whether queries from `query` on, as many as there are in a tile or two, all see all keys of the tile from `key` on.
-DEVICE bool see_all(const AttentionArgs& a, const Place& place, unsigned query, unsigned queries, unsigned key) {
-    unsigned end = query + queries;
-    return end <= a.time && key + ROWS - 1 <= query && place.first(a, end - 1) <= key;
-}
+// holds factors that go into the registers. What a warp reads from shared memory is multiplied with all its bands: with one, shared memory
+// is slower than the tensor cores.
+//
+// The backward is two kernels that both compute scores and gradients of probabilities: seven products, where one kernel would have five
+// and add up the gradient of q beyond a block. docs/gpu-kernels.md has what that would cost.
+#include "attention_tiles.cuh"
 
 template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
-    // Sixteen rows of a warp are a band. The tile of queries is both of a stage's if there are two.
-    constexpr unsigned BANDS = SIZE <= 64 ? 2 : 1, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
+    // The tile of queries is both of a stage's if a warp has two bands.
+    constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
-    Place place(a.heads);
+    Place place(a, a.heads, QUERIES);
     // The tiles with most keys first.
-    unsigned begin = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
-    unsigned kv_head = place.head / (a.heads / a.kv_heads), warp = threadIdx.x / WARP;
-    unsigned key = place.first(a, begin) / ROWS * ROWS;
+    unsigned kv_head = place.head / (a.heads / a.kv_heads), band = begin + threadIdx.x / WARP * BANDS * 16;
+    unsigned key = place.first(a, begin) / ROWS * ROWS, last_first = place.last_first(a, begin + QUERIES);
     Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
     begin_fill<QUERIES>(tile, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
     begin_keys(Stage<T, SIZE>(room, 0), key, place, kv_head, a);
@@ -104,7 +31,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     UNROLL
     for (unsigned b = 0; b < BANDS; b++) {
         for (unsigned s = 0; s < STEPS; s++) {
-            queries[b][s] = factors(tile, (warp * BANDS + b) * 16, 16 * s);
+            queries[b][s] = factors(tile, band - begin + 16 * b, 16 * s);
             out[b][s] = Sums{};
         }
         for (unsigned half = 0; half < 2; half++) {
@@ -117,21 +44,23 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
         Stage<T, SIZE> now(room, stage);
         arrive();
         if (key + ROWS < end) begin_keys(Stage<T, SIZE>(room, stage ^ 1), key + ROWS, place, kv_head, a);
+        // Nobody in this warp sees what is behind its last query.
+        if (band + 16 * BANDS <= key) continue;
         Sums scores[BANDS][PARTS];
         for (unsigned part = 0; part < PARTS; part++) {
             UNROLL
             for (unsigned b = 0; b < BANDS; b++) scores[b][part] = Sums{};
             for (unsigned s = 0; s < STEPS; s++) {
-                Factors keys = factors(now.first, 16 * part, 16 * s);
+                Factors keys = columns(now.first, 16 * part, 16 * s);
                 UNROLL
                 for (unsigned b = 0; b < BANDS; b++) multiply_transposed<T>(scores[b][part], queries[b][s], keys);
             }
         }
-        if (!see_all(a, place, begin, QUERIES, key)) {
+        if (begin < key + ROWS - 1 || key < last_first) {
             UNROLL
             for (unsigned b = 0; b < BANDS; b++) {
                 for (unsigned i = 0; i < 8; i++) {
-                    unsigned query = begin + (warp * BANDS + b) * 16 + Sums::row(i);
+                    unsigned query = band + 16 * b + Sums::row(i);
                     unsigned first = query < a.time ? place.first(a, query) : ~0u;
                     for (unsigned part = 0; part < PARTS; part++) {
                         unsigned position = key + 16 * part + Sums::column(i);
@@ -147,7 +76,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
                 float top = largest[b][half];
                 for (unsigned part = 0; part < PARTS; part++) {
                     for (unsigned i = 0; i < 8; i++) {
-                        if (i / 2 % 2 == half) top = Max::of(top, scores[b][part].at[i]);
+                        if (i / 2 % 2 == half) top = fmaxf(top, scores[b][part].at[i]);
                     }
                 }
                 top = over_row<Max>(top);
@@ -183,76 +112,131 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     }
     UNROLL
     for (unsigned b = 0; b < BANDS; b++) {
-        unsigned band = begin + (warp * BANDS + b) * 16;
         float inverse[2];
         for (unsigned half = 0; half < 2; half++) {
             float sum = over_row<Add>(sums[b][half]);
-            unsigned query = band + Sums::row(2 * half);
+            unsigned query = band + 16 * b + Sums::row(2 * half);
             inverse[half] = 1.0f / sum;
             if (query < a.time && threadIdx.x % 4 == 0) {
                 as_mut<float>(a.log_sums)[place.statistic(a, place.head) + query] = largest[b][half] * a.scale + logf(sum);
             }
         }
-        put<T>(out[b], inverse, a.out, a.out_row, place.at(a, a.out_row, place.head), band, a);
+        put<T>(out[b], inverse, a.out, a.out_row, place.at(a, a.out_row, place.head), band + 16 * b, a);
     }
 }
 
-template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
-    constexpr unsigned STEPS = SIZE / 16, PARTS = ROWS / 16;
-    DYNAMIC_SHARED(T, room);
-    Place place(a.heads);
-    unsigned begin = (gridDim.x - 1 - blockIdx.x) * ROWS, band = begin + threadIdx.x / WARP * 16;
-    unsigned end = begin + ROWS < a.time ? begin + ROWS : a.time;
-    unsigned kv_head = place.head / (a.heads / a.kv_heads);
-    unsigned key = place.first(a, begin) / ROWS * ROWS;
-    Stage<T, SIZE> own(room, 1);
-    begin_queries(own, begin, place, place.head, a);
-    begin_keys(Stage<T, SIZE>(room, 0), key, place, kv_head, a);
-    arrive();
-    Factors queries[STEPS], upstream[STEPS];
-    Sums dq[STEPS];
-    for (unsigned s = 0; s < STEPS; s++) {
-        queries[s] = factors(own.first, band - begin, 16 * s);
-        upstream[s] = factors(own.second, band - begin, 16 * s);
-        dq[s] = Sums{};
+// What a warp has of its queries: factors, and for each thread the rows that it shares. Those beyond the sequence see nothing.
+template <class T, unsigned SIZE> struct Queries {
+    static constexpr unsigned BANDS = BANDS_OF<SIZE>, STEPS = SIZE / 16;
+    Factors of[BANDS][STEPS], upstream[BANDS][STEPS];
+    Sums dq[BANDS][STEPS];
+    unsigned firsts[BANDS][2];
+    float log_sums[BANDS][2], deltas[BANDS][2];
+
+    // The gradient of q by sixteen keys of a stage, the first of which is at position `key`; `all` see all of them.
+    DEVICE void add(Stage<T, SIZE> keys, unsigned part, unsigned key, unsigned query, float c, bool all) {
+        Sums scores[BANDS], dp[BANDS];
+        UNROLL
+        for (unsigned b = 0; b < BANDS; b++) scores[b] = dp[b] = Sums{};
+        for (unsigned s = 0; s < STEPS; s++) {
+            Factors k = columns(keys.first, 16 * part, 16 * s), v = columns(keys.second, 16 * part, 16 * s);
+            UNROLL
+            for (unsigned b = 0; b < BANDS; b++) {
+                multiply_transposed<T>(scores[b], of[b][s], k);
+                multiply_transposed<T>(dp[b], upstream[b][s], v);
+            }
+        }
+        Factors ds[BANDS];
+        UNROLL
+        for (unsigned b = 0; b < BANDS; b++) {
+            for (unsigned i = 0; i < 8; i++) {
+                unsigned half = i / 2 % 2, position = key + Sums::column(i);
+                bool is_seen = all || (firsts[b][half] <= position && position <= query + 16 * b + Sums::row(i));
+                float e = power_of_two(fmaf(scores[b].at[i], c, -log_sums[b][half])), p = is_seen ? e : 0.0f;
+                dp[b].at[i] = p * (dp[b].at[i] - deltas[b][half]);
+            }
+            ds[b] = rounded<T>(dp[b]);
+        }
+        for (unsigned s = 0; s < STEPS; s++) {
+            Factors k = transposed(keys.first, 16 * part, 16 * s);
+            UNROLL
+            for (unsigned b = 0; b < BANDS; b++) multiply<T>(dq[b][s], ds[b], k);
+        }
     }
-    // Of the rows that a thread shares; those beyond the sequence see nothing.
-    unsigned firsts[2];
-    float log_sums[2], deltas[2], c = a.scale * LOG2_E;
-    for (unsigned half = 0; half < 2; half++) {
-        unsigned query = band + Sums::row(2 * half);
-        bool is_there = query < a.time;
-        uint64_t at = place.statistic(a, place.head) + query;
-        firsts[half] = is_there ? place.first(a, query) : ~0u;
-        log_sums[half] = is_there ? as<float>(a.log_sums)[at] * LOG2_E : 0.0f;
-        deltas[half] = is_there ? as<float>(a.deltas)[at] : 0.0f;
+};
+
+// The gradient of q, and Σ out·d_out for the gradients of k and v.
+template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
+    constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
+    DYNAMIC_SHARED(T, room);
+    Place place(a, a.heads, QUERIES);
+    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES, band = begin + threadIdx.x / WARP * BANDS * 16;
+    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned kv_head = place.head / (a.heads / a.kv_heads);
+    unsigned key = place.first(a, begin) / ROWS * ROWS, last_first = place.last_first(a, begin + QUERIES);
+    unsigned band_first = band < a.time ? place.first(a, band) : ~0u;
+    Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
+    begin_fill<QUERIES>(tile, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    begin_keys(Stage<T, SIZE>(room, 0), key, place, kv_head, a);
+    Queries<T, SIZE> queries;
+    float c = a.scale * LOG2_E;
+    UNROLL
+    for (unsigned b = 0; b < BANDS; b++) {
+        float sums[2] = {0.0f, 0.0f};
+        for (unsigned s = 0; s < STEPS; s++) {
+            uint64_t head = place.at(a, a.out_row, place.head);
+            Factors d_out = from_memory<T>(a.d_out, a.out_row, head, band + 16 * b, 16 * s, a);
+            Factors out = from_memory<T>(a.out, a.out_row, head, band + 16 * b, 16 * s, a);
+            for (unsigned i = 0; i < 4; i++) {
+                for (unsigned shift = 0; shift < 32; shift += 16) {
+                    T x{uint16_t(out.of[i] >> shift)}, d{uint16_t(d_out.of[i] >> shift)};
+                    sums[i % 2] = fmaf(load(x), load(d), sums[i % 2]);
+                }
+            }
+            queries.upstream[b][s] = d_out;
+        }
+        for (unsigned half = 0; half < 2; half++) {
+            unsigned query = band + 16 * b + Sums::row(2 * half);
+            uint64_t at = place.statistic(a, place.head) + query;
+            bool is_there = query < a.time;
+            queries.firsts[b][half] = is_there ? place.first(a, query) : ~0u;
+            queries.log_sums[b][half] = is_there ? as<float>(a.log_sums)[at] * LOG2_E : 0.0f;
+            queries.deltas[b][half] = over_row<Add>(sums[half]);
+            if (is_there && threadIdx.x % 4 == 0) as_mut<float>(a.deltas)[at] = queries.deltas[b][half];
+        }
+    }
+    arrive();
+    UNROLL
+    for (unsigned b = 0; b < BANDS; b++) {
+        for (unsigned s = 0; s < STEPS; s++) {
+            queries.of[b][s] = factors(tile, band - begin + 16 * b, 16 * s);
+            queries.dq[b][s] = Sums{};
+        }
     }
     for (unsigned stage = 0; key < end; key += ROWS, stage ^= 1) {
         Stage<T, SIZE> now(room, stage);
         arrive();
         if (key + ROWS < end) begin_keys(Stage<T, SIZE>(room, stage ^ 1), key + ROWS, place, kv_head, a);
-        bool all = see_all(a, place, begin, ROWS, key);
+        if (key + ROWS - 1 <= begin && last_first <= key) {
+            ROLLED
+            for (unsigned part = 0; part < PARTS; part++) queries.add(now, part, key + 16 * part, band, c, true);
+            continue;
+        }
+        ROLLED
         for (unsigned part = 0; part < PARTS; part++) {
-            Sums scores{}, dp{};
-            for (unsigned s = 0; s < STEPS; s++) {
-                multiply_transposed<T>(scores, queries[s], factors(now.first, 16 * part, 16 * s));
-                multiply_transposed<T>(dp, upstream[s], factors(now.second, 16 * part, 16 * s));
-            }
-            for (unsigned i = 0; i < 8; i++) {
-                unsigned half = i / 2 % 2, position = key + 16 * part + Sums::column(i);
-                bool is_seen = all || (firsts[half] <= position && position <= band + Sums::row(i));
-                float p = is_seen ? power_of_two(fmaf(scores.at[i], c, -log_sums[half])) : 0.0f;
-                dp.at[i] = p * (dp.at[i] - deltas[half]);
-            }
-            Factors ds = rounded<T>(dp);
-            for (unsigned s = 0; s < STEPS; s++) multiply<T>(dq[s], ds, transposed(now.first, 16 * part, 16 * s));
+            unsigned first = key + 16 * part;
+            if (first + 16 <= band_first || band + 16 * BANDS <= first) continue;
+            queries.add(now, part, first, band, c, false);
         }
     }
     const float scale[2] = {a.scale, a.scale};
-    put<T>(dq, scale, a.dq, a.q_row, place.at(a, a.q_row, place.head), band, a);
+    UNROLL
+    for (unsigned b = 0; b < BANDS; b++) {
+        put<T>(queries.dq[b], scale, a.dq, a.q_row, place.at(a, a.q_row, place.head), band + 16 * b, a);
+    }
 }
 
-// What the forward left of the queries of a tile, in shared memory: log₂ Σ 2^…, deltas, and the first key that each sees.
+// Of the queries of a tile, in shared memory: ln Σ e^score, deltas, and the first key that each sees.
 struct Statistics {
     float *log_sums, *deltas;
     uint32_t* firsts;
@@ -260,40 +244,111 @@ struct Statistics {
     DEVICE Statistics(float* room, unsigned i)
         : log_sums(room + 3 * i * ROWS), deltas(log_sums + ROWS), firsts(reinterpret_cast<uint32_t*>(deltas + ROWS)) {}
 
-    // Of those from `begin` on; those beyond the sequence see nothing.
-    DEVICE void fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
-        for (unsigned i = threadIdx.x; i < ROWS; i += blockDim.x) {
-            bool is_there = begin + i < a.time;
-            uint64_t at = place.statistic(a, head) + begin + i;
-            log_sums[i] = is_there ? as<float>(a.log_sums)[at] * LOG2_E : 0.0f;
-            deltas[i] = is_there ? as<float>(a.deltas)[at] : 0.0f;
-            firsts[i] = is_there ? place.first(a, begin + i) : ~0u;
+    // Begins to fill in those from `begin` on, zeros beyond the sequence.
+    DEVICE void begin_fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
+        constexpr unsigned PIECE = 4, PIECES = ROWS / PIECE;
+        uint64_t at = place.statistic(a, head) + begin, first = uint64_t(place.sample) * a.time + begin;
+        bool in_pieces = (a.log_sums | a.deltas | a.firsts | 4 * a.time) % 16 == 0;
+        for (unsigned i = threadIdx.x; i < 3 * PIECES; i += blockDim.x) {
+            unsigned which = i / PIECES, row = i % PIECES * PIECE;
+            const uint32_t* from = which == 0 ? as<uint32_t>(a.log_sums) + at
+                                 : which == 1 ? as<uint32_t>(a.deltas) + at : as<uint32_t>(a.firsts) + first;
+            uint32_t* to = reinterpret_cast<uint32_t*>(log_sums + which * ROWS) + row;
+            bool is_there = which < 2 || a.firsts;
+            if (in_pieces) {
+                is_there = is_there && begin + row < a.time;
+                begin_copy(to, from + row, is_there);
+            } else {
+                for (unsigned e = 0; e < PIECE; e++) to[e] = is_there && begin + row + e < a.time ? from[row + e] : 0;
+            }
+        }
+    }
+};
+
+// As `Queries`, of keys: here a row is a key, and a column a query.
+template <class T, unsigned SIZE> struct Keys {
+    static constexpr unsigned BANDS = BANDS_OF<SIZE>, STEPS = SIZE / 16;
+    Factors of[BANDS][STEPS], values[BANDS][STEPS];
+    Sums dk[BANDS][STEPS], dv[BANDS][STEPS];
+
+    // The gradients of k and v by sixteen queries of a stage, the first of which is at position `query`. Those beyond the sequence are
+    // zeros, and their gradients too: they add nothing.
+    DEVICE void add(
+        Stage<T, SIZE> queries, Statistics statistics, unsigned part, unsigned query, unsigned key, float c, bool all) {
+        Sums p[BANDS], dp[BANDS];
+        UNROLL
+        for (unsigned b = 0; b < BANDS; b++) p[b] = dp[b] = Sums{};
+        for (unsigned s = 0; s < STEPS; s++) {
+            Factors q = columns(queries.first, 16 * part, 16 * s), d = columns(queries.second, 16 * part, 16 * s);
+            UNROLL
+            for (unsigned b = 0; b < BANDS; b++) {
+                multiply_transposed<T>(p[b], of[b][s], q);
+                multiply_transposed<T>(dp[b], values[b][s], d);
+            }
+        }
+        for (unsigned i = 0; i < 8; i++) {
+            unsigned column = Sums::column(i), at = 16 * part + column;
+            float log_sum = statistics.log_sums[at] * LOG2_E, delta = statistics.deltas[at];
+            UNROLL
+            for (unsigned b = 0; b < BANDS; b++) {
+                unsigned position = key + 16 * b + Sums::row(i);
+                bool is_seen = all || (statistics.firsts[at] <= position && position <= query + column);
+                float e = power_of_two(fmaf(p[b].at[i], c, -log_sum));
+                p[b].at[i] = is_seen ? e : 0.0f;
+                dp[b].at[i] = p[b].at[i] * (dp[b].at[i] - delta);
+            }
+        }
+        Factors weights[BANDS], ds[BANDS];
+        UNROLL
+        for (unsigned b = 0; b < BANDS; b++) {
+            weights[b] = rounded<T>(p[b]);
+            ds[b] = rounded<T>(dp[b]);
+        }
+        for (unsigned s = 0; s < STEPS; s++) {
+            Factors d = transposed(queries.second, 16 * part, 16 * s), q = transposed(queries.first, 16 * part, 16 * s);
+            UNROLL
+            for (unsigned b = 0; b < BANDS; b++) {
+                multiply<T>(dv[b][s], weights[b], d);
+                multiply<T>(dk[b][s], ds[b], q);
+            }
         }
     }
 };
 
 template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
-    constexpr unsigned STEPS = SIZE / 16, PARTS = ROWS / 16;
+    constexpr unsigned BANDS = BANDS_OF<SIZE>, KEYS = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
     float* statistics = reinterpret_cast<float*>(Stage<T, SIZE>(room, 2).first.at);
-    Place place(a.kv_heads);
-    unsigned group = a.heads / a.kv_heads, begin = blockIdx.x * ROWS, band = begin + threadIdx.x / WARP * 16;
-    // Queries before a key do not see it; from the first that begins behind this tile on nobody does.
-    unsigned end = begin;
-    while (end < a.time && place.first(a, end) < begin + ROWS) end += ROWS;
+    Place place(a, a.kv_heads, KEYS);
+    unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS, band = begin + threadIdx.x / WARP * BANDS * 16;
+    // Queries before a key do not see it; from the first tile that begins behind these on nobody does.
+    unsigned end = begin / ROWS, beyond = (a.time + ROWS - 1) / ROWS;
+    while (end < beyond) {
+        unsigned middle = (end + beyond) / 2;
+        if (place.first(a, middle * ROWS) < begin + KEYS) end = middle + 1;
+        else beyond = middle;
+    }
+    end *= ROWS;
 
-    Stage<T, SIZE> own(room, 1);
-    begin_keys(own, begin, place, place.head, a);
+    Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
+    begin_fill<KEYS>(tile, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
     begin_queries(Stage<T, SIZE>(room, 0), begin, place, place.head * group, a);
-    Statistics(statistics, 0).fill(a, place, place.head * group, begin);
+    Statistics(statistics, 0).begin_fill(a, place, place.head * group, begin);
+    Keys<T, SIZE> keys;
+    UNROLL
+    for (unsigned b = 0; b < BANDS; b++) {
+        for (unsigned s = 0; s < STEPS; s++) {
+            uint64_t head = place.at(a, a.v_row, place.head);
+            keys.values[b][s] = from_memory<T>(a.v, a.v_row, head, band + 16 * b, 16 * s, a);
+        }
+    }
     arrive();
-    Factors keys[STEPS], values[STEPS];
-    Sums dk[STEPS], dv[STEPS];
-    for (unsigned s = 0; s < STEPS; s++) {
-        keys[s] = factors(own.first, band - begin, 16 * s);
-        values[s] = factors(own.second, band - begin, 16 * s);
-        dk[s] = Sums{};
-        dv[s] = Sums{};
+    UNROLL
+    for (unsigned b = 0; b < BANDS; b++) {
+        for (unsigned s = 0; s < STEPS; s++) {
+            keys.of[b][s] = factors(tile, band - begin + 16 * b, 16 * s);
+            keys.dk[b][s] = keys.dv[b][s] = Sums{};
+        }
     }
     float c = a.scale * LOG2_E;
     unsigned stage = 0;
@@ -306,33 +361,29 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
             if (!is_last || head + 1 < (place.head + 1) * group) {
                 unsigned next_head = is_last ? head + 1 : head, next = is_last ? begin : query + ROWS;
                 begin_queries(Stage<T, SIZE>(room, stage ^ 1), next, place, next_head, a);
-                Statistics(statistics, stage ^ 1).fill(a, place, next_head, next);
+                Statistics(statistics, stage ^ 1).begin_fill(a, place, next_head, next);
             }
-            bool all = see_all(a, place, query, ROWS, begin);
-            // A row is a key, a column a query.
+            if (query + ROWS <= a.time && begin + KEYS - 1 <= query && of.firsts[ROWS - 1] <= begin) {
+                ROLLED
+                for (unsigned part = 0; part < PARTS; part++) {
+                    keys.add(now, of, part, query + 16 * part, band, c, true);
+                }
+                continue;
+            }
+            ROLLED
             for (unsigned part = 0; part < PARTS; part++) {
-                Sums p{}, dp{};
-                for (unsigned s = 0; s < STEPS; s++) {
-                    multiply_transposed<T>(p, keys[s], factors(now.first, 16 * part, 16 * s));
-                    multiply_transposed<T>(dp, values[s], factors(now.second, 16 * part, 16 * s));
-                }
-                for (unsigned i = 0; i < 8; i++) {
-                    unsigned column = 16 * part + Sums::column(i), position = band + Sums::row(i);
-                    bool is_seen = all || (of.firsts[column] <= position && position <= query + column);
-                    p.at[i] = is_seen ? power_of_two(fmaf(p.at[i], c, -of.log_sums[column])) : 0.0f;
-                    dp.at[i] = p.at[i] * (dp.at[i] - of.deltas[column]);
-                }
-                Factors weights = rounded<T>(p), ds = rounded<T>(dp);
-                for (unsigned s = 0; s < STEPS; s++) {
-                    multiply<T>(dv[s], weights, transposed(now.second, 16 * part, 16 * s));
-                    multiply<T>(dk[s], ds, transposed(now.first, 16 * part, 16 * s));
-                }
+                unsigned first = query + 16 * part;
+                if (first + 16 <= band || a.time <= first || band + 16 * BANDS <= of.firsts[16 * part]) continue;
+                keys.add(now, of, part, first, band, c, false);
             }
         }
     }
     const float scale[2] = {a.scale, a.scale}, one[2] = {1.0f, 1.0f};
-    put<T>(dk, scale, a.dk, a.k_row, place.at(a, a.k_row, place.head), band, a);
-    put<T>(dv, one, a.dv, a.v_row, place.at(a, a.v_row, place.head), band, a);
+    UNROLL
+    for (unsigned b = 0; b < BANDS; b++) {
+        put<T>(keys.dk[b], scale, a.dk, a.k_row, place.at(a, a.k_row, place.head), band + 16 * b, a);
+        put<T>(keys.dv[b], one, a.dv, a.v_row, place.at(a, a.v_row, place.head), band + 16 * b, a);
+    }
 }
 
 #define ATTENTION_OF(SIZE, TYPE, SUFFIX) \

@@ -26,9 +26,11 @@ template <class T, unsigned SIZE> struct Tile {
 };
 
 #ifdef __CUDACC__
+// In front of a loop that is to stay one, where nvcc would unroll it and run out of registers.
+#define ROLLED _Pragma("unroll 1")
 DEVICE uint32_t in_shared(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
 
-// Begins to copy 16 bytes, or to write as many zeros.
+// Begins to copy 16 bytes, or to write as many zeros; then nothing is read.
 DEVICE void begin_copy(void* to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(to)), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");
@@ -65,6 +67,10 @@ DEVICE Factors load_matrices_transposed(const void* row) {
 MULTIPLY(Bf16, "bf16")
 MULTIPLY(F16, "f16")
 
+// Two neighbours in memory, the first at a multiple of 4 bytes.
+DEVICE uint32_t load_pair(const void* from) { return *static_cast<const uint32_t*>(from); }
+DEVICE void store_pair(void* to, uint32_t both) { *static_cast<uint32_t*>(to) = both; }
+
 // 2^x within 2 units in the last place; subnormal ones are 0.
 DEVICE float power_of_two(float x) {
     float y;
@@ -72,6 +78,7 @@ DEVICE float power_of_two(float x) {
     return y;
 }
 #else
+#define ROLLED
 DEVICE void begin_copy(void* to, const void* from, bool is_there) { emulator::begin_copy(to, is_there ? from : nullptr); }
 DEVICE void end_copies() { emulator::end_copies(); }
 DEVICE Factors load_matrices(const void* row) {
@@ -87,19 +94,27 @@ DEVICE Factors load_matrices_transposed(const void* row) {
 template <class T> DEVICE void multiply_eight(T, float* to, const Factors& a, uint32_t b0, uint32_t b1) {
     emulator::multiply(to, a.of, b0, b1, [](uint16_t bits) { return load(T{bits}); });
 }
+DEVICE uint32_t load_pair(const void* from) { return emulator::load_pair(from); }
+DEVICE void store_pair(void* to, uint32_t both) { emulator::store_pair(to, both); }
 DEVICE float power_of_two(float x) { return exp2f(x); }
 #endif
 
-// 16 × 16 numbers of a tile, from a row and a column on, which are multiples of 8.
+// 16 × 16 numbers of a tile, from a row and a column on, which are multiples of 8: as the left factor of a product.
 template <class T, unsigned SIZE> DEVICE Factors factors(Tile<T, SIZE> tile, unsigned row, unsigned column) {
     unsigned lane = threadIdx.x % WARP;
-    return load_matrices(tile.row(row + lane % 16) + column + lane / 16 * 8);
+    return load_matrices(tile.row(lane % 16) + lane / 16 * 8 + (row * tile.WIDTH + column));
+}
+
+// As the right factor of `multiply_transposed`, so that what one instruction takes is in neighbouring registers.
+template <class T, unsigned SIZE> DEVICE Factors columns(Tile<T, SIZE> tile, unsigned row, unsigned column) {
+    unsigned lane = threadIdx.x % WARP;
+    return load_matrices(tile.row(lane / 16 * 8 + lane % 8) + lane / 8 % 2 * 8 + (row * tile.WIDTH + column));
 }
 
 // As the right factor of `multiply`.
 template <class T, unsigned SIZE> DEVICE Factors transposed(Tile<T, SIZE> tile, unsigned row, unsigned column) {
     unsigned lane = threadIdx.x % WARP;
-    return load_matrices_transposed(tile.row(row + lane % 16) + column + lane / 16 * 8);
+    return load_matrices_transposed(tile.row(lane % 16) + lane / 16 * 8 + (row * tile.WIDTH + column));
 }
 
 template <class T> DEVICE Factors rounded(const Sums& sums) {
@@ -114,8 +129,8 @@ template <class T> DEVICE void multiply(Sums& to, const Factors& a, const Factor
     multiply_eight(T{}, to.at + 4, a, b.of[2], b.of[3]);
 }
 
-// to += a · bᵀ, where b was loaded by `factors`.
+// to += a · bᵀ, where b was loaded by `columns`.
 template <class T> DEVICE void multiply_transposed(Sums& to, const Factors& a, const Factors& b) {
-    multiply_eight(T{}, to.at, a, b.of[0], b.of[2]);
-    multiply_eight(T{}, to.at + 4, a, b.of[1], b.of[3]);
+    multiply_eight(T{}, to.at, a, b.of[0], b.of[1]);
+    multiply_eight(T{}, to.at + 4, a, b.of[2], b.of[3]);
 }

@@ -29,6 +29,7 @@ pub struct Args {
     size: u32,
     scale: f32,
     in_pieces: u32,
+    together: u32,
 }
 
 /// Sizes of q, `[batch, time, heads, size]`, and of k and v, `[batch, time, kv_heads, size]`, and how they lie.
@@ -87,6 +88,8 @@ struct Kernels {
     source: Source,
     threads: u32,
     size: u32,
+    /// Of the result times its gradient, where the kernel of queries does not do it.
+    deltas: Option<Block>,
     forward: Block,
     queries: Block,
     keys: Block,
@@ -105,6 +108,8 @@ impl Kernels {
             source: Source::Attention,
             threads: THREADS,
             size,
+            // A warp takes a position.
+            deltas: Some(Block { rows: THREADS / 32, shared_bytes: 0 }),
             forward: block(rows, &[(rows + 2 * KEYS, size), (rows, KEYS)]),
             queries: block(rows, &[(2 * rows + 2 * KEYS, size), (rows, KEYS)]),
             keys: block(KEYS, &[(4 * KEYS, size), (2 * KEYS, KEYS)]),
@@ -115,15 +120,17 @@ impl Kernels {
     fn of_halves(size: u32) -> Self {
         const ROWS: u32 = 64;
         let stages = 2 * 2 * ROWS * (size + 8) * 2;
-        let block = |rows| Block { rows, shared_bytes: stages };
+        let rows = if size <= 64 { 2 * ROWS } else { ROWS };
+        let block = Block { rows, shared_bytes: stages };
         Self {
             source: Source::AttentionTensor,
             threads: 128,
             size,
-            forward: block(if size <= 64 { 2 * ROWS } else { ROWS }),
-            queries: block(ROWS),
+            deltas: None,
+            forward: block,
+            queries: block,
             // And of each query of a stage two floats and its first key.
-            keys: Block { shared_bytes: stages + 2 * ROWS * 3 * 4, ..block(ROWS) },
+            keys: Block { shared_bytes: stages + 2 * ROWS * 3 * 4, ..block },
         }
     }
 }
@@ -162,11 +169,33 @@ impl Geometry {
         }
     }
 
+    /// `kernel` of `heads` of each sample, by blocks of which each takes some positions of one.
     fn launch(&self, kernels: &Kernels, kernel: &str, block: Block, heads: u32, args: Args) -> Launch<Args> {
-        let grid = [self.time.div_ceil(block.rows), self.batch * heads, 1];
-        let kernel = format!("{kernel}_{}", kernels.size);
+        let heads = self.batch * heads;
+        let grid = [self.time.div_ceil(block.rows) * heads, 1, 1];
+        let args = Args { together: self.together(heads), ..args };
         let (threads, shared_bytes) = (kernels.threads, block.shared_bytes);
-        Launch { threads, shared_bytes, ..Launch::new(kernels.source, &kernel, self.dtype, grid, args) }
+        Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
+    }
+
+    /// Of so many heads in all, those whose blocks are mixed: parts of them of about the same size, for each of which what its blocks share
+    /// fits a cache of level 2.
+    fn together(&self, heads: u32) -> u32 {
+        const CACHE: u64 = 32 << 20;
+        // Two numbers of each element: k and v, or q and the gradient of the result.
+        let bytes = 2 * u64::from(self.time) * u64::from(self.size) * if self.dtype == Dtype::F32 { 4 } else { 2 };
+        // As many query heads as there are for a head of keys.
+        let bytes = bytes * u64::from((self.batch * self.heads).div_ceil(heads));
+        let most = u32::try_from(CACHE / bytes).map_or(heads, |most| most.clamp(1, heads));
+        heads.div_ceil(heads.div_ceil(most))
+    }
+}
+
+impl Launch<Args> {
+    /// The same with the blocks of other numbers of heads mixed than fit a cache: another order of blocks, and the same bits.
+    #[must_use]
+    pub fn with_heads_together(self, heads: u32) -> Self {
+        Self { args: Args { together: heads.max(1), ..self.args }, ..self }
     }
 }
 
@@ -175,7 +204,7 @@ impl Args {
     fn checked(self) -> Self {
         const PIECE: u64 = 16;
         let numbers = [self.q_row, self.k_row, self.v_row, self.out_row, self.size.into()].map(|count| 2 * count);
-        let addresses = [self.q, self.k, self.v, self.d_out];
+        let addresses = [self.q, self.k, self.v, self.out, self.d_out, self.dq, self.dk, self.dv];
         let in_pieces = numbers.iter().chain(&addresses).all(|bytes| bytes.is_multiple_of(PIECE));
         Self { in_pieces: in_pieces.into(), ..self }
     }
@@ -187,7 +216,8 @@ impl Args {
 /// No kernel is for this geometry.
 pub fn forward(of: &Geometry, qkv: [Address; 3], out: Address, log_sums: Address) -> Result<Launch<Args>, Unfit> {
     let kernels = of.kernels()?;
-    Ok(of.launch(&kernels, "attention", kernels.forward, of.heads, of.args(qkv, out, log_sums).checked()))
+    let kernel = format!("attention_{}", kernels.size);
+    Ok(of.launch(&kernels, &kernel, kernels.forward, of.heads, of.args(qkv, out, log_sums).checked()))
 }
 
 /// What [`backward`] reads.
@@ -203,8 +233,8 @@ pub struct Saved {
     pub d_out: Address,
 }
 
-/// Three launches in this order: Σ out·d_out into `deltas`, f32 of `[batch, heads, time]`; the gradient of q; those of k and v. The
-/// gradients lie as what they are of, and not in their place.
+/// Launches in this order: Σ out·d_out into `deltas`, f32 of `[batch, heads, time]`, of f32 only; the gradient of q, and of 16-bit types
+/// `deltas` too; the gradients of k and v. All lie as what they are of, and not in its place.
 ///
 /// # Errors
 /// No kernel is for this geometry.
@@ -213,15 +243,14 @@ pub fn backward(
     saved: &Saved,
     [dq, dk, dv]: [Address; 3],
     deltas: Address,
-) -> Result<[Launch<Args>; 3], Unfit> {
+) -> Result<Vec<Launch<Args>>, Unfit> {
     let kernels = of.kernels()?;
     let args = of.args(saved.qkv, saved.out, saved.log_sums);
     let args = Args { d_out: saved.d_out, dq, dk, dv, deltas, ..args }.checked();
-    // A warp takes a position.
-    let positions = [of.time.div_ceil(THREADS / 32), of.batch * of.heads, 1];
-    Ok([
-        Launch::new(Source::Attention, "attention_deltas", of.dtype, positions, args),
-        of.launch(&kernels, "attention_queries", kernels.queries, of.heads, args),
-        of.launch(&kernels, "attention_keys", kernels.keys, of.kv_heads, args),
-    ])
+    let launch = |kernel: &str, block, heads| of.launch(&kernels, kernel, block, heads, args);
+    let size = kernels.size;
+    let deltas = kernels.deltas.map(|block| launch("attention_deltas", block, of.heads));
+    let queries = launch(&format!("attention_queries_{size}"), kernels.queries, of.heads);
+    let keys = launch(&format!("attention_keys_{size}"), kernels.keys, of.kv_heads);
+    Ok(deltas.into_iter().chain([queries, keys]).collect())
 }

@@ -29,6 +29,20 @@ static inline void end_copies() {
     begun[current].clear();
 }
 
+static inline void pair_at(const void* pointer) {
+    if (reinterpret_cast<uintptr_t>(pointer) % 4 != 0) fail("a pair that does not begin at a multiple of 4 bytes");
+}
+static inline uint32_t load_pair(const void* from) {
+    pair_at(from);
+    uint32_t both;
+    memcpy(&both, from, 4);
+    return both;
+}
+static inline void store_pair(void* to, uint32_t both) {
+    pair_at(to);
+    memcpy(to, &both, 4);
+}
+
 // Thread i gives row i % 8 of the matrix i / 8, of 8 x 8 numbers, and gets two neighbours of each.
 static inline void load_matrices(uint32_t* to, const void* row, bool transposed) {
     if (!in_pieces(row)) fail("a row of a matrix that does not begin at a multiple of 16 bytes");

@@ -11,6 +11,8 @@ struct Case {
     qkv: [Vec<f32>; 3],
     d_out: Vec<f32>,
     firsts: Vec<u32>,
+    /// Heads whose blocks are mixed, if it is not for the launch to say.
+    together: Option<u32>,
 }
 
 impl Case {
@@ -26,6 +28,7 @@ impl Case {
             qkv: [q, values(2, of.kv_heads), values(3, of.kv_heads)],
             d_out: values(4, of.heads),
             firsts: (0..of.batch * of.time).map(first).collect(),
+            together: None,
         }
     }
 
@@ -85,9 +88,12 @@ impl Case {
             let (mut out, mut d_out) = (unwritten(&self.d_out), Memory::floats(dtype, &self.d_out));
             let mut run = |qkv: [Address; 3], gradients: [Address; 3], out: &mut Memory| {
                 let saved = Saved { qkv, out: out.address(), log_sums: log_sums.address(), d_out: d_out.address() };
-                device.run(&forward(&of, qkv, saved.out, saved.log_sums).unwrap());
-                for launch in backward(&of, &saved, gradients, deltas.address()).unwrap() {
-                    device.run(&launch);
+                let forward = [forward(&of, qkv, saved.out, saved.log_sums).unwrap()];
+                for launch in forward.into_iter().chain(backward(&of, &saved, gradients, deltas.address()).unwrap()) {
+                    device.run(&match self.together {
+                        Some(heads) => launch.with_heads_together(heads),
+                        None => launch,
+                    });
                 }
             };
             if !of.packed {
@@ -147,8 +153,8 @@ fn every_type_and_every_size_of_a_head() {
     for (size, time) in [(1, 3), (32, 33), (40, 65), (64, 64), (96, 40), (128, 35)] {
         Case::new(Geometry { size, time, ..one }, false).check();
     }
-    // In tiles of 64 and 128, by copies of 16 bytes where all are whole.
-    for (size, time) in [(1, 3), (17, 65), (64, 130), (100, 70), (128, 64)] {
+    // In tiles of 64 and 128, by copies of 16 bytes where all are whole; tiles that all see, and such that some warps do not.
+    for (size, time) in [(1, 3), (17, 65), (64, 130), (64, 260), (100, 70), (128, 64), (128, 132)] {
         Case::new(Geometry { size, time, dtype: Dtype::Bf16, ..one }, false).check();
     }
     for size in [64, 128] {
@@ -156,9 +162,24 @@ fn every_type_and_every_size_of_a_head() {
     }
 }
 
+/// A block finds its tile and its head whatever the order of blocks.
+#[test]
+fn heads_that_are_together_leave_no_trace() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let of = Geometry { batch: 1, time: 132, heads: 4, kv_heads: 2, size: 8, dtype, ..SMALL };
+        let found = |together| Case { together, ..Case::new(of, false) }.found();
+        Case::new(of, false).check();
+        let all = found(None);
+        for heads in 1..4 {
+            assert!(found(Some(heads)) == all, "{heads}");
+        }
+    }
+}
+
 #[test]
 fn documents_do_not_see_each_other_and_packed_buffers_have_the_same_bits() {
     Case::new(Geometry { time: 130, batch: 1, ..SMALL }, true).check();
+    Case::new(Geometry { time: 204, batch: 1, heads: 1, size: 64, dtype: Dtype::F16, ..SMALL }, true).check();
     let of = Geometry { kv_heads: 2, dtype: Dtype::Bf16, ..SMALL };
     let (apart, packed) = (Case::new(of, true), Case::new(Geometry { packed: true, ..of }, true));
     assert!(apart.found() == packed.found());

@@ -1,0 +1,111 @@
+// Tiles of attention on tensor cores: from memory to shared memory and registers, and sums back to memory.
+#pragma once
+#include "attention.cuh"
+#include "tensor.cuh"
+
+// Of a block.
+constexpr unsigned THREADS = 128;
+// Queries or keys of a tile.
+constexpr unsigned ROWS = 64;
+constexpr float LOG2_E = 1.44269504088896340736f;
+// Bands of a warp, as many as registers allow.
+template <unsigned SIZE> constexpr unsigned BANDS_OF = SIZE <= 64 ? 2 : 1;
+
+template <class T, unsigned SIZE> struct Stage {
+    Tile<T, SIZE> first, second;
+    DEVICE Stage(T* room, unsigned i) : first{room + 2 * i * ROWS * (SIZE + 8)}, second{first.row(ROWS)} {}
+};
+
+// Begins to fill COUNT rows of a tile: those of one head from position `begin` on, zeros beyond its size and beyond the sequence.
+template <unsigned COUNT, class T, unsigned SIZE>
+DEVICE void begin_fill(
+    Tile<T, SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, const AttentionArgs& a) {
+    constexpr unsigned PIECE = 8, PIECES = SIZE / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
+    unsigned first = threadIdx.x / PIECES, column = threadIdx.x % PIECES * PIECE;
+    const T* head = as<T>(from) + offset;
+    if (a.in_pieces) {
+        UNROLL
+        for (unsigned i = 0; i < COUNT; i += ROWS_AT_ONCE) {
+            unsigned position = begin + first + i;
+            bool is_there = position < a.time && column < a.size;
+            begin_copy(tile.row(first + i) + column, head + position * stride + column, is_there);
+        }
+        return;
+    }
+    ROLLED
+    for (unsigned row = first; row < COUNT; row += ROWS_AT_ONCE) {
+        const T* piece = head + (begin + row) * stride + column;
+        for (unsigned e = 0; e < PIECE; e++) {
+            bool is_there = begin + row < a.time && column + e < a.size;
+            tile.row(row)[column + e] = is_there ? piece[e] : T{0};
+        }
+    }
+}
+
+// Of 16 × 16 numbers in memory what `factors` of a tile of them would give: of one head, from a position and a column on.
+template <class T>
+DEVICE Factors from_memory(
+    uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, unsigned column, const AttentionArgs& a) {
+    Factors f;
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned position = begin + Sums::row(2 * i), left = column + Sums::column(2 * i);
+        const T* two = as<T>(from) + offset + position * stride + left;
+        bool is_there = position < a.time && left < a.size;
+        if (a.in_pieces) {
+            f.of[i] = is_there ? load_pair(two) : 0;
+        } else {
+            f.of[i] = is_there ? two[0].bits : 0;
+            if (is_there && left + 1 < a.size) f.of[i] |= uint32_t(two[1].bits) << 16;
+        }
+    }
+    return f;
+}
+
+// One of the two ways: rows of both tiles of a stage from the same position on.
+template <class T, unsigned SIZE>
+DEVICE void begin_keys(Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
+    begin_fill<ROWS>(stage.first, a.k, a.k_row, place.at(a, a.k_row, head), begin, a);
+    begin_fill<ROWS>(stage.second, a.v, a.v_row, place.at(a, a.v_row, head), begin, a);
+}
+
+template <class T, unsigned SIZE>
+DEVICE void begin_queries(
+    Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
+    begin_fill<ROWS>(stage.first, a.q, a.q_row, place.at(a, a.q_row, head), begin, a);
+    begin_fill<ROWS>(stage.second, a.d_out, a.out_row, place.at(a, a.out_row, head), begin, a);
+}
+
+// The copies that each thread has begun are there for all of them, and all are done with what they read before.
+DEVICE void arrive() {
+    end_copies();
+    __syncthreads();
+}
+
+// Sums of a warp's sixteen rows to one head's, times `factor` of each thread's rows, from position `begin` on.
+template <class T, unsigned STEPS>
+DEVICE void put(
+    const Sums (&rows)[STEPS], const float (&factor)[2], uint64_t to, uint64_t stride, uint64_t offset, unsigned begin,
+    const AttentionArgs& a) {
+    for (unsigned i = 0; i < 8; i += 2) {
+        unsigned position = begin + Sums::row(i);
+        if (position >= a.time) continue;
+        T* row = as_mut<T>(to) + offset + position * stride;
+        for (unsigned s = 0; s < STEPS; s++) {
+            unsigned column = 16 * s + Sums::column(i);
+            float two[2] = {rows[s].at[i] * factor[i / 2 % 2], rows[s].at[i + 1] * factor[i / 2 % 2]};
+            if (a.in_pieces) {
+                if (column < a.size) store_pair(row + column, pair(T{}, two[0], two[1]));
+            } else {
+                for (unsigned e = 0; e < 2; e++) {
+                    if (column + e < a.size) store(row[column + e], two[e]);
+                }
+            }
+        }
+    }
+}
+
+// Over the four threads that share rows.
+template <class OP> DEVICE float over_row(float x) {
+    x = OP::of(x, __shfl_xor_sync(ALL, x, 1));
+    return OP::of(x, __shfl_xor_sync(ALL, x, 2));
+}
