@@ -167,22 +167,12 @@ fn what_is_not_there_is_an_error() {
     assert_eq!(error.call, "cuFuncSetAttribute", "{error}");
 }
 
-/// More samples times heads than a grid has rows.
+/// More rows of blocks than a grid has.
 #[test]
 fn a_grid_that_no_device_takes_is_refused() {
     let Some(bench) = Bench::new() else { return };
-    let of = Geometry {
-        batch: 4096,
-        time: 1,
-        heads: 16,
-        kv_heads: 16,
-        size: 8,
-        dtype: Dtype::Bf16,
-        packed: false,
-        firsts: 0,
-    };
-    let launch = attention::forward(&of, [0; 3], 0, 0).unwrap();
+    let launch = Launch { grid: [1, 1 << 16, 1], ..widen(Dtype::Bf16, 1, 0, 0).unwrap() };
     let error = bench.try_launch(&launch, &bench.stream).unwrap_err();
-    let blocks = "attention_32_bf16: 1 × 65536 × 1 blocks; a grid has 1 to 2147483647 × 65535 × 65535";
+    let blocks = "widen_bf16: 1 × 65536 × 1 blocks; a grid has 1 to 2147483647 × 65535 × 65535";
     assert_eq!((error.call, error.words.as_deref()), ("cuLaunchKernel", Some(blocks)), "{error}");
 }
