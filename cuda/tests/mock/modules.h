@@ -68,6 +68,8 @@ int cuModuleLoadData(Module **module, const void *image) {
 }
 int cuModuleUnload(Module *module) {
     NEEDS_CONTEXT;
+    // Its kernels may still be running.
+    wait_for_streams(module->device);
     int code = dlclose(module->library) ? INVALID_VALUE : 0;
     for (unsigned i = 0; i < module->count; i++) free(module->names[i]);
     free(module->names);

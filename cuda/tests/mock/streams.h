@@ -137,13 +137,17 @@ int cuStreamSynchronize(Stream *handle) {
     COUNT_WAIT(stream);
     return synchronize(handle);
 }
+// For all that is on the streams of a device.
+static void wait_for_streams(int device) {
+    // New ones come first in the list, and are not waited for; none goes while it is locked.
+    pthread_mutex_lock(&streams_lock);
+    for (Stream *stream = streams; stream; stream = stream->next) if (stream->device == device) wait_for(stream);
+    pthread_mutex_unlock(&streams_lock);
+}
 int cuCtxSynchronize(void) {
     NEEDS_CONTEXT;
     COUNT_WAIT(context);
-    // New ones come first in the list, and are not waited for; none goes while it is locked.
-    pthread_mutex_lock(&streams_lock);
-    for (Stream *stream = streams; stream; stream = stream->next) if (stream->device == current) wait_for(stream);
-    pthread_mutex_unlock(&streams_lock);
+    wait_for_streams(current);
     release_reserved();
     NEEDS_HEALTH;
     return 0;

@@ -10,6 +10,7 @@ mod fault;
 mod memory;
 pub mod optimizer;
 mod pool;
+mod product;
 mod staging;
 mod timeline;
 mod uploads;

@@ -6,7 +6,7 @@ use super::apply::{apply2, apply3, unmade2, unmade3};
 #[cfg(feature = "cuda")]
 use super::device;
 use super::footprint::{Costs, Footprint, Reads};
-use super::linear_gelu::linear_gelu;
+use super::linear_gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
 use super::operand::View;
 #[cfg(feature = "cuda")]
 use crate::device::Operand;
@@ -14,6 +14,7 @@ use crate::device::Operand;
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
+use std::sync::Arc;
 
 /// y = x·Wᵀ + b with a weight of `[outputs, inputs]`, as `candle_nn::Linear` and `torch.nn.Linear`.
 #[derive(Clone, Debug)]
@@ -67,9 +68,18 @@ impl Conv1D {
         Ok(Self::from_tensors(weight, bias))
     }
 
-    /// [`gelu`](super::gelu) of the output, in one operation: the same bits, fewer passes over memory.
+    /// [`gelu`](super::gelu) of the output, in one operation: the same bits on the processor, fewer passes over memory.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward_activated(x, Activation::GeluNew)
+    }
+
+    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the backward makes the gradient through GELU along with
+    /// that of the input of `down`.
+    pub fn forward_gelu_then(&self, x: &Tensor, down: &Self) -> Result<Tensor> {
+        let (Self(up), Self(down)) = (self, down);
+        let (Some(bias), before) = (&up.bias, Arc::default()) else { return down.forward(&self.forward_gelu(x)?) };
+        let y = linear_gelu_for(x, &up.weight, bias, up.affine, Arc::clone(&before))?;
+        down.apply(&y, Some(before))
     }
 }
 
@@ -102,9 +112,15 @@ impl From<Conv1D> for Projection {
 
 impl Projection {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.apply(x, None)
+    }
+
+    /// `of`: what x is GELU of, if this is all that x is used for.
+    fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
+        let op = LinearOp { affine: self.affine, of };
         match &self.bias {
-            Some(bias) => apply3(x, &self.weight, bias, LinearOp(self.affine)),
-            None => apply2(x, &self.weight, LinearOp(self.affine)),
+            Some(bias) => apply3(x, &self.weight, bias, op),
+            None => apply2(x, &self.weight, op),
         }
     }
 
@@ -122,9 +138,10 @@ impl Projection {
         if let Some(last) = dims.last_mut() {
             *last = self.sizes()?[1];
         }
+        let op = LinearOp { affine: self.affine, of: None };
         match &self.bias {
-            Some(bias) => unmade3([x, &self.weight, bias], LinearOp(self.affine), &dims.into()),
-            None => unmade2([x, &self.weight], LinearOp(self.affine), &dims.into()),
+            Some(bias) => unmade3([x, &self.weight, bias], op, &dims.into()),
+            None => unmade2([x, &self.weight], op, &dims.into()),
         }
     }
 
@@ -138,8 +155,12 @@ impl Projection {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct LinearOp(Affine);
+#[derive(Debug)]
+struct LinearOp {
+    affine: Affine,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU takes a gradient through GELU here"))]
+    of: Option<Arc<BeforeGelu>>,
+}
 
 const OP: &str = "linear";
 
@@ -147,7 +168,7 @@ impl Footprint for LinearOp {
     const READS: Reads = Reads::inputs([true, true, false]);
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
-        self.0.footprint(OP, inputs)
+        self.affine.footprint(OP, inputs)
     }
 }
 
@@ -157,22 +178,23 @@ impl CustomOp2 for LinearOp {
     }
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.0.forward(OP, (xs, xl), (ws, wl), None)
+        self.affine.forward(OP, (xs, xl), (ws, wl), None)
     }
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
-        device::affine::forward(self.0, OP, (xs, xl), (ws, wl), None)
+        device::affine::forward(self.affine, OP, (xs, xl), (ws, wl), None)
     }
 
     fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if device::holds(x) {
-            let [dx, d_weight, _] = device::affine::backward(self.0, OP, [x, w], None, &Operand::of(OP, dy)?)?;
+            let [dx, d_weight, _] =
+                device::affine::backward(self.affine, OP, [x, w], None, &Operand::of(OP, dy)?, self.of.as_deref())?;
             return Ok((dx, d_weight));
         }
         let held = dy.storage_and_layout();
-        self.0.backward(OP, x, w, View::of(OP, &held)?.elements())
+        self.affine.backward(OP, x, w, View::of(OP, &held)?.elements())
     }
 }
 
@@ -190,7 +212,7 @@ impl CustomOp3 for LinearOp {
         bs: &CpuStorage,
         bl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        self.0.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))
+        self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))
     }
 
     #[cfg(feature = "cuda")]
@@ -203,7 +225,7 @@ impl CustomOp3 for LinearOp {
         bs: &CudaStorage,
         bl: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        device::affine::forward(self.0, OP, (xs, xl), (ws, wl), Some((bs, bl)))
+        device::affine::forward(self.affine, OP, (xs, xl), (ws, wl), Some((bs, bl)))
     }
 
     fn bwd(
@@ -217,12 +239,13 @@ impl CustomOp3 for LinearOp {
         #[cfg(feature = "cuda")]
         if device::holds(x) {
             let dy = Operand::of(OP, dy)?;
-            let [dx, d_weight, d_bias] = device::affine::backward(self.0, OP, [x, w], Some(bias), &dy)?;
+            let [dx, d_weight, d_bias] =
+                device::affine::backward(self.affine, OP, [x, w], Some(bias), &dy, self.of.as_deref())?;
             return Ok((dx, d_weight, d_bias));
         }
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
-        let (dx, d_weight) = self.0.backward(OP, x, w, dy.elements())?;
+        let (dx, d_weight) = self.affine.backward(OP, x, w, dy.elements())?;
         Ok((dx, d_weight, bias_gradient(OP, bias, dy.elements())?))
     }
 }

@@ -19,19 +19,54 @@ use crate::device::Operand;
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
-use std::sync::OnceLock;
+#[cfg(feature = "cuda")]
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 #[cfg(feature = "cuda")]
 use zero_kernels::activation::Function;
 
-/// GELU's tanh form of x·W + b: the bits of the two operations after each other.
+/// GELU's tanh form of x·W + b: on the processor the bits of the two operations after each other.
 pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Affine) -> Result<Tensor> {
-    apply3(x, weight, bias, LinearGelu { affine, sum: OnceLock::new() })
+    linear_gelu_for(x, weight, bias, affine, Arc::default())
+}
+
+/// [`linear_gelu`] for one operation alone, whose backward may take the gradient through GELU as well.
+pub(crate) fn linear_gelu_for(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    affine: Affine,
+    before: Arc<BeforeGelu>,
+) -> Result<Tensor> {
+    apply3(x, weight, bias, LinearGelu { affine, before })
+}
+
+/// What GELU was taken of.
+#[derive(Debug, Default)]
+pub(crate) struct BeforeGelu {
+    /// x·W + b, kept for the backward.
+    sum: OnceLock<Storage>,
+    /// Whether the gradient that comes is that of the sum already.
+    #[cfg(feature = "cuda")]
+    has_slope: AtomicBool,
+}
+
+#[cfg(feature = "cuda")]
+impl BeforeGelu {
+    /// Lets the operation that GELU's result goes to take its gradient through GELU, given the sum; whether it has is remembered, and said.
+    pub(crate) fn take_slope(&self, take: impl FnOnce(&CudaStorage) -> Result<bool>) -> Result<bool> {
+        let has_slope = match self.sum.get() {
+            Some(Storage::Cuda(sum)) => take(sum)?,
+            _ => false,
+        };
+        self.has_slope.store(has_slope, Ordering::Relaxed);
+        Ok(has_slope)
+    }
 }
 
 struct LinearGelu {
     affine: Affine,
-    /// x·W + b, kept for the backward.
-    sum: OnceLock<Storage>,
+    before: Arc<BeforeGelu>,
 }
 
 const OP: &str = "linear-gelu";
@@ -75,7 +110,7 @@ impl CustomOp3 for LinearGelu {
             let sum = Elements::all(OP, &sum)?;
             build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::best(), &sum.floats(range), y))?
         };
-        let _ = self.sum.set(Storage::Cpu(sum));
+        let _ = self.before.sum.set(Storage::Cpu(sum));
         Ok((y, shape))
     }
 
@@ -89,9 +124,8 @@ impl CustomOp3 for LinearGelu {
         bs: &CudaStorage,
         bl: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        let (sum, shape) = device::affine::forward(self.affine, OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
-        let y = device::activation::forward(OP, Function::GeluTanh, &sum, &Layout::contiguous(&shape))?;
-        let _ = self.sum.set(Storage::Cuda(sum));
+        let ([sum, y], shape) = device::affine::forward_gelu(self.affine, OP, (xs, xl), (ws, wl), (bs, bl))?;
+        let _ = self.before.sum.set(Storage::Cuda(sum));
         Ok((y, shape))
     }
 
@@ -103,13 +137,17 @@ impl CustomOp3 for LinearGelu {
         _: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let sum = match self.sum.get() {
+        let sum = match self.before.sum.get() {
             Some(Storage::Cpu(sum)) => sum,
             #[cfg(feature = "cuda")]
             Some(Storage::Cuda(sum)) => {
-                let d_sum = device::activation::backward_from(OP, Function::GeluTanh, sum, dy)?;
+                let d_sum = match self.before.has_slope.load(Ordering::Relaxed) {
+                    true => dy.clone(),
+                    false => device::activation::backward_from(OP, Function::GeluTanh, sum, dy)?,
+                };
+                let d_sum = Operand::of(OP, &d_sum)?;
                 let [dx, d_weight, d_bias] =
-                    device::affine::backward(self.affine, OP, [x, w], Some(bias), &Operand::of(OP, &d_sum)?)?;
+                    device::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
                 return Ok((dx, d_weight, d_bias));
             }
             _ => bail!("{OP}: backward before forward"),

@@ -157,7 +157,7 @@ impl Mlp {
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => c_proj.forward(&c_fc.forward_gelu(x)?),
+            Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => c_fc.forward_gelu_then(x, c_proj),
             Self::Whole { c_fc, activation, c_proj } => c_proj.forward(&activation.apply(&c_fc.forward(x)?)?),
             Self::Tiled(mlp) => mlp.forward(x),
         }

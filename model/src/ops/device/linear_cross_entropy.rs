@@ -58,11 +58,14 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
     apply2(x, weight, Computed { loss: Mutex::new(Some(loss)), gradient, dx, d_weight, is_delivered })
 }
 
-/// Rows that are multiplied out at once: f32 logits of 512 MiB, and at least 1,024 rows. Every chunk goes over dW once, which takes
-/// 167/rows of the time that its products take on an H200 (8 bytes at 4.8 TB/s for 6·rows operations at 600 TFLOP/s).
-fn chunk_rows(stride: usize) -> usize {
+/// Rows that are multiplied out at once: f32 logits of 512 MiB at most, but for 1,024 rows. Every chunk goes over dW once, which takes
+/// 167/rows of the time that its products take on an H200 (8 bytes at 4.8 TB/s for 6·rows operations at 600 TFLOP/s). All chunks are
+/// about as large, since a small one at the end would go over dW for few rows, in products too small for the whole GPU; rows are 8 at a
+/// time, so that x of every chunk begins at a multiple of 16 bytes.
+fn chunk_rows(count: usize, stride: usize) -> usize {
     const FLOATS: usize = 1 << 27;
-    (FLOATS / stride).clamp(1024, 4096)
+    let chunks = count.div_ceil((FLOATS / stride).clamp(1024, 4096));
+    count.div_ceil(chunks).next_multiple_of(8).min(count)
 }
 
 /// The operands, checked, and where the results go.
@@ -84,7 +87,7 @@ impl Head<'_> {
         let (count, bytes) = (self.targets.count as usize, if x.dtype == Dtype::F32 { 4 } else { 2 });
         // Rows begin at multiples of 32 bytes, without which the products of 16-bit floats do not reach the tensor cores' speed.
         let stride = classes.next_multiple_of(8);
-        let rows = chunk_rows(stride).min(count);
+        let rows = chunk_rows(count, stride);
         let (logits, statistics) = (gpu.floats(rows * stride)?, gpu.floats(3 * count)?);
         let (at, statistics) = (address(OP, &logits)?, address(OP, &statistics)?);
         for first in (0..count).step_by(rows) {
@@ -206,5 +209,27 @@ impl CustomOp2 for Computed {
             None => None,
         };
         Ok((dx, d_weight))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_rows;
+
+    #[test]
+    fn chunks_are_about_as_large() {
+        // GPT-2's vocabulary: 2,670 rows would be as many as there is room for.
+        for (count, rows) in [(1, 1), (100, 100), (2670, 2670), (2671, 1336), (4096, 2048), (8192, 2048), (8200, 2056)]
+        {
+            assert_eq!(chunk_rows(count, 50_264), rows, "{count}");
+        }
+        for stride in [8, 4096, 50_264, 128_256, 1 << 20] {
+            for count in (1..40_000).step_by(37) {
+                let rows = chunk_rows(count, stride);
+                let rest = (count - 1) % rows + 1;
+                assert!(rows * stride <= (1 << 27).max(1024 * stride) + 8 * stride, "{count} {stride}");
+                assert!(rows - rest < 8 * count.div_ceil(rows), "{count} {stride}");
+            }
+        }
     }
 }

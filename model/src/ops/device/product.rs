@@ -1,10 +1,11 @@
-//! Matrix products by cuBLAS, with sums in f32 whatever the operands are.
+//! Matrix products by cuBLAS, and by cuBLASLt where something is done with them, with sums in f32 whatever the operands are.
 
 use crate::device::Gpu;
 use crate::ops::measure::count_macs;
 use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
 use candle_core::{Error, Result, bail};
 use std::ffi::{c_int, c_void};
+use zero_cuda::product::{Element, Epilogue, Factor, Product};
 use zero_kernels::{Address, Dtype};
 
 /// A matrix of `rows` × `columns`, row-major, or its transpose is.
@@ -33,6 +34,10 @@ impl Matrix {
     /// Its transpose.
     pub(super) fn t(self) -> Self {
         Self { rows: self.columns, columns: self.rows, is_turned: !self.is_turned, ..self }
+    }
+
+    fn factor(self) -> Factor {
+        Factor { address: self.address, stride: self.stride, is_turned: self.is_turned }
     }
 
     /// As cuBLAS, for which matrices are column-major, has to take it so that it is the transpose of this; and its leading dimension.
@@ -71,6 +76,47 @@ pub(super) struct To {
 pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: Matrix, to: To) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { product_strided(op, gpu, left, right, to, right.columns) }
+}
+
+/// to = left·right, with something done to the sums before they are rounded, for a `to` of the dtype of both. False if cuBLASLt cannot do
+/// that, and nothing was done: for sizes that are odd, say.
+///
+/// # Safety
+/// As for [`product`]; what the epilogue reads and writes is there as well.
+///
+/// # Errors
+/// Sizes that do not fit, or what cuBLASLt says.
+pub(super) unsafe fn product_with(
+    op: &'static str,
+    gpu: &Gpu,
+    left: Matrix,
+    right: Matrix,
+    to: Address,
+    epilogue: Epilogue,
+) -> Result<bool> {
+    let (rows, columns, inner) = (left.rows, right.columns, left.columns);
+    if right.rows != inner {
+        bail!("{op}: a matrix of {rows}×{inner} times one of {}×{columns}", right.rows);
+    }
+    if rows == 0 || columns == 0 {
+        return Ok(true);
+    }
+    if left.dtype != right.dtype {
+        return Ok(false);
+    }
+    let element = match left.dtype {
+        Dtype::F32 => Element::F32,
+        Dtype::Bf16 => Element::Bf16,
+        Dtype::F16 => Element::F16,
+    };
+    let (left, right) = (left.factor(), right.factor());
+    let product = Product { element, rows, columns, inner, left, right, to, epilogue };
+    // SAFETY: the caller's promise.
+    let is_done = unsafe { gpu.multiply(&product) }?;
+    if is_done {
+        count_macs((rows * columns) as u64 * inner as u64);
+    }
+    Ok(is_done)
 }
 
 /// [`product`] to rows that begin `stride` elements apart.

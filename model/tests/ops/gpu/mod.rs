@@ -3,6 +3,7 @@
 
 mod elements;
 mod embedding;
+mod linear;
 mod loss;
 #[path = "../../../../cuda/tests/mock/mod.rs"]
 mod mock;
