@@ -4,6 +4,8 @@
 
 #[path = "../../cuda/tests/mock/mod.rs"]
 mod mock;
+#[path = "gpu/step.rs"]
+mod step;
 mod world;
 
 use std::collections::BTreeSet;

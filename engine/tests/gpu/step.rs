@@ -1,0 +1,128 @@
+//! What a step on a GPU costs the host: copies and what waits for them, kernels that are loaded. The mock counts; each
+//! test has a process of its own, since the counts are the process's.
+
+use zero_train::zoo::{Activation, LlamaConfig, MlpConfig, llama, mlp};
+use zero_train::{Batch, Engine, Layers};
+
+use super::world::{BF16, config, train, world};
+use super::{has_gpu, mock, resident, settings};
+
+use candle_core::{DType, Device, Tensor};
+
+const CHILD: &str = "ZERO_TRAIN_TEST_STEP";
+
+/// Whether this is the process that a test has of its own; else it is started, and must succeed.
+fn is_own(test: &str) -> bool {
+    if std::env::var_os(CHILD).is_some() {
+        assert!(mock::ready());
+        return true;
+    }
+    if mock::only_the_mock() && has_gpu() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let output =
+            command.args(["--exact", &format!("step::{test}"), "--nocapture"]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+    }
+    false
+}
+
+/// What `counted` gives after each of the first steps of a rank alone, and before them.
+fn after_steps<T: Send>(
+    layers: impl Fn() -> Layers + Sync,
+    text: &str,
+    steps: u64,
+    counted: impl Fn(&Engine) -> T + Sync,
+) -> Vec<T> {
+    let mut all = world(1, |comm| {
+        let mut engine = Engine::with_communicator(config(1, text), layers(), comm).unwrap();
+        let mut counts = vec![counted(&engine)];
+        for _ in 0..steps {
+            train(&mut engine, 1);
+            counts.push(counted(&engine));
+        }
+        counts
+    });
+    all.remove(0)
+}
+
+#[test]
+fn all_kernels_are_loaded_before_the_first_step() {
+    if !is_own("all_kernels_are_loaded_before_the_first_step") {
+        return;
+    }
+    let again = "activation_checkpointing: {}";
+    for more in ["", BF16, again] {
+        for text in [resident("cuda", 3, 2, more), settings("cuda", 1, 1, more)] {
+            for layers in [super::world::gpt2 as fn() -> Layers, || windowed(2, 5)] {
+                let modules = after_steps(layers, &text, 2, |_| mock::read(c"mock_modules"));
+                assert!(modules[0] > 0 && modules.iter().all(|count| *count == modules[0]), "{modules:?} {text}");
+            }
+        }
+    }
+}
+
+/// A Llama that sees so many positions.
+fn windowed(layers: usize, window: usize) -> Layers {
+    llama(&LlamaConfig {
+        vocab_size: 61,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: layers,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        max_position_embeddings: 16,
+        sliding_window: Some(window),
+        ..LlamaConfig::default()
+    })
+}
+
+#[test]
+fn where_documents_begin_goes_to_the_gpu_once() {
+    if !is_own("where_documents_begin_goes_to_the_gpu_once") {
+        return;
+    }
+    let copies = |layers: fn() -> Layers| {
+        let counts = after_steps(layers, &resident("cuda", 1, 1, ""), 3, |_| mock::read(c"mock_copies_up"));
+        [1, 2, 3].map(|step| counts[step] - counts[step - 1])
+    };
+    // A window of all positions is none.
+    let without = copies(|| windowed(2, 16));
+    let (two, four) = (copies(|| windowed(2, 5)), copies(|| windowed(4, 5)));
+    println!("copies to the GPU in three steps: {without:?}; with a window, 2 layers {two:?}, 4 layers {four:?}");
+    assert_eq!(two, [without[0] + 1, without[1], without[2]]);
+    assert_eq!(four, two);
+}
+
+/// 20,000 numbers are 80 KB: the driver would wait for the stream before it took them over.
+#[test]
+fn no_copy_of_a_large_batch_waits() {
+    if !is_own("no_copy_of_a_large_batch_waits") {
+        return;
+    }
+    let step = |input_size: usize| {
+        let mut all = world(1, |comm| {
+            let sizes = MlpConfig { input_size, hidden_sizes: vec![4], num_labels: 3, hidden_act: Activation::Relu };
+            let mut engine =
+                Engine::with_communicator(config(1, &resident("cuda", 1, 1, "")), mlp(&sizes), comm).unwrap();
+            let inputs = Tensor::ones((2, input_size), DType::F32, &Device::Cpu).unwrap();
+            let batch = Batch::new(inputs, Tensor::new(&[0u32, 2], &Device::Cpu).unwrap());
+            let counts = || [c"mock_waits", c"mock_waits_copy", c"mock_pageable_up"].map(mock::read);
+            let before = counts();
+            engine.train_batch(&batch).unwrap();
+            let after = counts();
+            [0, 1, 2].map(|i| after[i] - before[i])
+        });
+        all.remove(0)
+    };
+    let (small, large) = (step(8), step(10_000));
+    println!(
+        "waits, those for copies, and pageable copies to the GPU of a step: {small:?}, {large:?} with a large batch"
+    );
+    assert_eq!(large, [small[0], small[1], small[2] - 1]);
+    // What comes to the GPU is what was sent, in several pieces.
+    let tensor = Tensor::arange(0u32, 12_000_000, &Device::Cpu).unwrap().narrow(0, 5, 11_999_990).unwrap();
+    let there = zero_model::device::onto(&zero_model::device::open(0).unwrap(), &tensor).unwrap();
+    let back = there.to_device(&Device::Cpu).unwrap().to_vec1::<u32>().unwrap();
+    assert!(back.len() == 11_999_990 && back.iter().zip(5..).all(|(&x, i)| x == i));
+}
