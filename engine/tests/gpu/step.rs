@@ -1,10 +1,10 @@
-//! What a step on a GPU costs the host: copies and what waits for them, kernels that are loaded. The mock counts; each
+//! What a step on a GPU costs the host: copies and what waits for them, kernels that are loaded, memory that the pool takes. The mock counts; each
 //! test has a process of its own, since the counts are the process's.
 
-use zero_train::zoo::{Activation, LlamaConfig, MlpConfig, llama, mlp};
+use zero_train::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_train::{Batch, Engine, Layers};
 
-use super::world::{BF16, config, train, world};
+use super::world::{BF16, config, gpt2_config, train, world};
 use super::{has_gpu, mock, resident, settings};
 
 use candle_core::{DType, Device, Tensor};
@@ -125,4 +125,53 @@ fn no_copy_of_a_large_batch_waits() {
     let there = zero_model::device::onto(&zero_model::device::open(0).unwrap(), &tensor).unwrap();
     let back = there.to_device(&Device::Cpu).unwrap().to_vec1::<u32>().unwrap();
     assert!(back.len() == 11_999_990 && back.iter().zip(5..).all(|(&x, i)| x == i));
+}
+
+/// What is uploaded for each layer, on a stream of its own, finds memory that layers before it gave back: what the pool takes beyond what is in
+/// use does not grow with steps, or with the layers of a model.
+#[test]
+fn the_pool_stops_growing() {
+    const RUN: &str = "ZERO_TRAIN_TEST_RUN";
+    const LONG: usize = 50;
+    let param = "offload_param: {device: cpu}, stage3_param_persistence_threshold: 0";
+    let zero = ["stage: 1".to_string(), format!("stage: 3, {param}")];
+    if let Ok(run) = std::env::var(RUN) {
+        let [zero_stage, n_layer, steps] = [0, 1, 2].map(|i| run.split(' ').nth(i).unwrap().parse::<usize>().unwrap());
+        let zero = format!("zero_optimization: {{{}, offload_optimizer: {{device: cpu}}}}", zero[zero_stage]);
+        // Layers that run again keep little, so that uploads are most of what a forward takes.
+        let more = format!("{BF16}\nactivation_checkpointing: {{}}");
+        let text = format!("train_micro_batch_size_per_gpu: 1\ntraining: {{device: cuda}}\n{zero}\n{more}");
+        assert!(mock::ready());
+        let layers = || gpt2(&Gpt2Config { n_layer, n_embd: 64, ..gpt2_config() });
+        let bytes = after_steps(layers, &text, steps as u64, |engine| {
+            [engine.peak_gpu_bytes().unwrap(), engine.reserved_gpu_bytes().unwrap()]
+        });
+        println!("{:?}", [bytes[2], bytes[steps]].concat());
+        return;
+    }
+    if !mock::only_the_mock() || !has_gpu() {
+        return;
+    }
+    let beyond = |zero_stage: usize, layers: usize, steps: usize| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "step::the_pool_stops_growing", "--nocapture"]);
+        let said = command.env(RUN, format!("{zero_stage} {layers} {steps}")).output().unwrap().stdout;
+        let said = String::from_utf8(said).unwrap();
+        let numbers = said.lines().find_map(|line| line.strip_prefix('[')?.strip_suffix(']')).expect(&said);
+        let numbers: Vec<i64> = numbers.split(", ").map(|number| number.parse().unwrap()).collect();
+        let [used, reserved, used_at_last, reserved_at_last] = numbers[..] else { panic!("{said}") };
+        let run = format!("{{{}}} with {layers} layers", zero[zero_stage]);
+        println!(
+            "{run}: {used} bytes in use and {reserved} reserved at most in 2 steps, {used_at_last} and {reserved_at_last} in {steps}"
+        );
+        if steps == LONG {
+            assert_eq!((used, reserved), (used_at_last, reserved_at_last), "{run} grows with steps");
+        }
+        reserved - used
+    };
+    for zero_stage in [0, 1] {
+        let (few, many) = (beyond(zero_stage, 3, LONG), beyond(zero_stage, 9, 4));
+        // The parameters of a layer in bf16 are 50 KB.
+        assert!(many < few + 50_000, "{few} beyond what is in use with 3 layers, {many} with 9");
+    }
 }
