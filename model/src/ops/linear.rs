@@ -77,7 +77,11 @@ impl Conv1D {
     /// that of the input of `down`.
     pub fn forward_gelu_then(&self, x: &Tensor, down: &Self) -> Result<Tensor> {
         let (Self(up), Self(down)) = (self, down);
-        let (Some(bias), before) = (&up.bias, Arc::default()) else { return down.forward(&self.forward_gelu(x)?) };
+        // The processor takes no gradient through GELU there; what GELU was taken of would only live longer.
+        let Some(bias) = up.bias.as_ref().filter(|_| x.device().is_cuda()) else {
+            return down.forward(&self.forward_gelu(x)?);
+        };
+        let before = Arc::default();
         let y = linear_gelu_for(x, &up.weight, bias, up.affine, Arc::clone(&before))?;
         down.apply(&y, Some(before))
     }
