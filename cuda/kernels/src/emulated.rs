@@ -2,11 +2,12 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use half::{bf16, f16};
 use libloading::Library;
@@ -15,8 +16,9 @@ use tempfile::TempDir;
 use crate::indices::Fault;
 use crate::launch::{Address, Dtype, Launch, Source};
 
-/// Orders in which the threads of a block may run between two barriers: first to last, last to first, and two that mix them. A kernel
-/// whose result depends on it has a race.
+/// Orders in which blocks, and the threads of a block between two barriers, may run: first to last, last to first, and two that mix them, with
+/// several blocks at a time that take turns at barriers. A kernel whose result depends on it has a race. In the first two the emulator also
+/// watches all that is read and written.
 pub const ORDERS: [u32; 4] = [0, 1, 2, 3];
 
 /// The kernels, compiled for this machine.
@@ -66,8 +68,10 @@ impl Emulator {
     /// # Safety
     /// As there.
     pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
+        let compiled = &self.sources[&launch.source];
+        let how = if order < 2 { How::Watched } else { How::Plain };
         // SAFETY: the caller promises what that asks for.
-        unsafe { self.sources[&launch.source].run(launch, order) }
+        unsafe { compiled.run(launch, order, how) }
     }
 }
 
@@ -76,7 +80,7 @@ impl Emulator {
 /// # Errors
 /// What the compiler says.
 pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
-    let Some((_folder, library)) = compile(&file(source))? else { return Ok(None) };
+    let Some((_folder, library)) = compile(&file(source), How::Plain)? else { return Ok(None) };
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
 }
 
@@ -84,11 +88,24 @@ fn file(source: Source) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("cu/{}.cu", source.name()))
 }
 
+/// How kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Fast; what they read and write shows in results alone.
+    Plain,
+    /// An access beyond all [`Memory`], and two that nothing orders, end the launch.
+    Watched,
+}
+
 /// Makes a library of a file, in a folder that goes when it is dropped.
-fn compile(source: &Path) -> Result<Option<(TempDir, PathBuf)>, String> {
+fn compile(source: &Path, how: How) -> Result<Option<(TempDir, PathBuf)>, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let to = folder.path().join("kernels.so");
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/emulated-nvcc/nvcc"));
+    match how {
+        How::Plain => command.env_remove("EMULATED_NVCC_CHECKS"),
+        How::Watched => command.env("EMULATED_NVCC_CHECKS", "1"),
+    };
     let output = command.arg("-fatbin").arg(source).arg("-o").arg(&to).output().map_err(|error| error.to_string())?;
     if !output.status.success() {
         return Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
@@ -100,9 +117,10 @@ fn compile(source: &Path) -> Result<Option<(TempDir, PathBuf)>, String> {
 
 /// One file of kernels, compiled for this machine.
 pub struct Compiled {
-    library: Library,
-    /// Where it lies.
-    _folder: TempDir,
+    plain: Library,
+    watched: Library,
+    /// Where they lie.
+    _folders: [TempDir; 2],
 }
 
 impl Compiled {
@@ -111,25 +129,36 @@ impl Compiled {
     /// # Errors
     /// What the compiler says.
     pub fn new(source: &Path) -> Result<Option<Self>, String> {
-        let Some((folder, library)) = compile(source)? else { return Ok(None) };
+        let Some((plain_folder, plain)) = compile(source, How::Plain)? else { return Ok(None) };
+        let Some((watched_folder, watched)) = compile(source, How::Watched)? else { return Ok(None) };
         // SAFETY: the library was made a moment ago of a source that runs nothing when it is loaded.
-        let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
-        Ok(Some(Self { library, _folder: folder }))
+        let load = |path: PathBuf| unsafe { Library::new(path) }.map_err(|error| error.to_string());
+        let (plain, watched) = (load(plain)?, load(watched)?);
+        // SAFETY: a variable of check.h of that type, which nobody reads before a launch.
+        unsafe {
+            let memory = watched.get::<*mut extern "C" fn() -> Ranges>(b"emulated_memory");
+            **memory.map_err(|error| error.to_string())? = all_memory;
+        }
+        Ok(Some(Self { plain, watched, _folders: [plain_folder, watched_folder] }))
     }
 
     /// Runs a launch to its end, with threads in one of the [`ORDERS`].
     ///
     /// # Errors
     /// What the emulator found wrong: a grid that is too large, a barrier that not all threads reach, a write beyond the shared memory,
-    /// arguments of another size than the kernel's.
+    /// arguments of another size than the kernel's; and what [`How::Watched`] finds.
     ///
     /// # Safety
     /// The addresses in the arguments are those of [`Memory`] that lives and is as large as the kernel reads and writes.
-    pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
+    pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32, how: How) -> Result<(), String> {
         launch.check_grid()?;
         let name = &launch.entry;
+        let library = match how {
+            How::Plain => &self.plain,
+            How::Watched => &self.watched,
+        };
         // SAFETY: every entry of the sources has such a value beside it, by the macro ENTRY of the emulator.
-        let entry = unsafe { self.library.get::<*const Entry>(format!("{name}_entry").as_bytes()) };
+        let entry = unsafe { library.get::<*const Entry>(format!("{name}_entry").as_bytes()) };
         let entry = entry.map_err(|error| error.to_string())?;
         let args = std::ptr::from_ref(&launch.args).cast();
         let (bytes, block, shared) = (size_of::<A>(), [launch.threads, 1, 1], launch.shared_bytes as usize);
@@ -150,6 +179,37 @@ struct Entry {
     bytes: usize,
     _collect: unsafe extern "C" fn(*const *mut c_void, *mut c_void),
     run: unsafe extern "C" fn(*const c_void, usize, *const u32, *const u32, usize, u32) -> *const c_char,
+}
+
+/// `emulator::Range` of the emulator.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Range {
+    start: usize,
+    bytes: usize,
+}
+
+/// `emulator::Ranges` of the emulator.
+#[repr(C)]
+struct Ranges {
+    of: *const Range,
+    count: usize,
+}
+
+/// All [`Memory`], valid until the thread asks again.
+extern "C" fn all_memory() -> Ranges {
+    thread_local!(static RANGES: RefCell<Vec<Range>> = const { RefCell::new(Vec::new()) });
+    RANGES.with_borrow_mut(|ranges| {
+        *ranges = live().iter().map(|(&start, &bytes)| Range { start, bytes }).collect();
+        Ranges { of: ranges.as_ptr(), count: ranges.len() }
+    })
+}
+
+/// Where all [`Memory`] begins, and its bytes.
+static LIVE: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+fn live() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes before and behind what a kernel may touch.
@@ -194,7 +254,13 @@ impl Memory {
         let around = [SENTINEL; SENTINELS];
         let mut all = [&around[..], bytes, &around].concat();
         all.resize(all.len().next_multiple_of(16), SENTINEL);
-        Self { words: words(&all), bytes: bytes.len() }
+        Self::placed(words(&all), bytes.len())
+    }
+
+    fn placed(words: Vec<u128>, bytes: usize) -> Self {
+        let mut memory = Self { words, bytes };
+        live().insert(memory.address() as usize, bytes);
+        memory
     }
 
     /// All bytes from [`SENTINELS`] before the first on, for a copy in other memory.
@@ -210,7 +276,7 @@ impl Memory {
     #[must_use]
     pub fn with_whole(&self, whole: &[u8]) -> Self {
         assert_eq!(whole.len(), 16 * self.words.len());
-        Self { words: words(whole), bytes: self.bytes }
+        Self::placed(words(whole), self.bytes)
     }
 
     /// Where it begins, a multiple of 16.
@@ -256,5 +322,12 @@ impl Memory {
     pub fn to_fault(&self) -> Fault {
         let words = self.to_integers();
         Fault { what: words[0], details: [words[1], words[2], words[3]] }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let start = self.address() as usize;
+        live().remove(&start);
     }
 }

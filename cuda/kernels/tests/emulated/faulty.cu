@@ -1,4 +1,4 @@
-// Kernels with faults, for the emulator's own test. Each takes the address of a float for each of its threads.
+// Kernels with faults, and some without, for the emulator's own test. Each takes the address of 64 floats, one for each of its threads.
 #include "../../cu/pack.cuh"
 #include "../../cu/tensor.cuh"
 
@@ -9,6 +9,52 @@ ENTRY(faulty_race, uint64_t, 64) {
     as_mut<float>(a)[threadIdx.x] = room[(threadIdx.x + 1) % blockDim.x];
 }
 
+// Each block adds one to what the block before it has left.
+ENTRY(faulty_blocks, uint64_t, 64) {
+    float* x = as_mut<float>(a);
+    if (threadIdx.x == 0) x[blockIdx.x] = blockIdx.x ? x[blockIdx.x - 1] + 1.0f : 1.0f;
+}
+
+// Each block counts its turns in the same place, a barrier apart.
+ENTRY(faulty_turns, uint64_t, 64) {
+    float* x = as_mut<float>(a);
+    for (int i = 0; i < 2; i++) {
+        if (threadIdx.x == 0) x[0] = float(blockIdx.x);
+        __syncthreads();
+        if (threadIdx.x == 0) x[1 + blockIdx.x] = x[0];
+        __syncthreads();
+    }
+}
+
+// The threads of a warp hand each other something through shared memory, with no more than a shuffle between, with a __syncwarp for a part of
+// them, and with one for all.
+DEVICE void through_shared(uint64_t a, unsigned from) {
+    DYNAMIC_SHARED(float, room);
+    as_mut<float>(a)[threadIdx.x] = room[from];
+}
+ENTRY(faulty_shuffled, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    room[threadIdx.x] = 1.0f;
+    __shfl_xor_sync(ALL, 1.0f, 1);
+    through_shared(a, threadIdx.x ^ 1);
+}
+ENTRY(faulty_half_synced, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    room[threadIdx.x] = 1.0f;
+    __syncwarp(3u << threadIdx.x % 32 / 2 * 2);
+    through_shared(a, threadIdx.x ^ 2);
+}
+ENTRY(faulty_synced, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    room[threadIdx.x] = 1.0f;
+    __syncwarp(0x0fu << threadIdx.x % 32 / 4 * 4);
+    through_shared(a, threadIdx.x ^ 3);
+    __syncthreads();
+    through_shared(a, 63 - threadIdx.x);
+}
+
+ENTRY(faulty_atomic, uint64_t, 64) { atomicAdd(as_mut<float>(a), 1.0f); }
+
 // Half of the threads wait for all of them, the others for their warp alone.
 ENTRY(faulty_divergence, uint64_t, 64) {
     if (threadIdx.x % 2) {
@@ -18,14 +64,58 @@ ENTRY(faulty_divergence, uint64_t, 64) {
     }
 }
 
+// The mask names all lanes, and half of them are behind a barrier that they do not reach before.
+ENTRY(faulty_absent, uint64_t, 64) {
+    if (threadIdx.x % 32 < 16) __shfl_xor_sync(ALL, 1.0f, 1);
+    __syncthreads();
+}
+
+ENTRY(faulty_unnamed, uint64_t, 64) { __shfl_xor_sync(0x0000ffff, 1.0f, 1); }
+
+// Lanes meet, some for one thing and some for another.
+ENTRY(faulty_crossed, uint64_t, 64) {
+    if (threadIdx.x % 2) {
+        __shfl_xor_sync(ALL, 1.0f, 1);
+    } else {
+        __shfl_down_sync(ALL, 1.0f, 1);
+    }
+}
+
+// One lane has ended when the others multiply.
+ENTRY(faulty_ended, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    if (threadIdx.x == 40) return;
+    load_matrices(room);
+}
+
+// Half of a warp adds up; the other half asks lanes that have ended.
+ENTRY(faulty_halves, uint64_t, 64) {
+    if (threadIdx.x >= 32) return;
+    float x = float(threadIdx.x);
+    if (threadIdx.x < 16) {
+        for (unsigned distance = 8; distance > 0; distance /= 2) x += __shfl_xor_sync(0x0000ffff, x, distance, 16);
+        as_mut<float>(a)[threadIdx.x] = x;
+        return;
+    }
+    // A lane counts as ended here when it comes to its end, whenever that is: the barrier lets all others come to theirs.
+    __syncthreads();
+    as_mut<float>(a)[threadIdx.x] = __shfl_sync(ALL, x, threadIdx.x - 16);
+}
+
 ENTRY(faulty_overrun, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     room[threadIdx.x + 1] = 0.0f;
 }
 
-// A float behind those of its threads, which are one.
+// A float behind all of them, written or read.
 ENTRY(faulty_beyond, uint64_t, 64) {
-    if (threadIdx.x == 0) as_mut<float>(a)[1] = 0.0f;
+    if (threadIdx.x == 0) as_mut<float>(a)[64] = 0.0f;
+}
+ENTRY(faulty_read_beyond, uint64_t, 64) {
+    float* x = as_mut<float>(a);
+    float next = x[threadIdx.x + 1];
+    __syncthreads();
+    x[threadIdx.x] = next;
 }
 
 // Copies 16 bytes and does not wait for them, or reads them before it waits.
@@ -39,6 +129,15 @@ ENTRY(faulty_early, uint64_t, 64) {
     if (threadIdx.x < 16) begin_copy(room + 4 * threadIdx.x, as<float>(a) + 4 * threadIdx.x, true);
     __syncthreads();
     if (threadIdx.x == 0) as_mut<float>(a)[0] = room[0];
+    end_copies();
+}
+
+// Writes where a copy may be on its way, although there is a barrier behind its begin.
+ENTRY(faulty_overwritten, uint64_t, 64) {
+    DYNAMIC_SHARED(float, room);
+    if (threadIdx.x < 16) begin_copy(room + 4 * threadIdx.x, as<float>(a) + 4 * threadIdx.x, true);
+    __syncthreads();
+    if (threadIdx.x == 16) room[0] = 0.0f;
     end_copies();
 }
 

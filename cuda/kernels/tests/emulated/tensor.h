@@ -17,16 +17,22 @@ static inline void copy_pack(void* to, const void* from, const void* memory) {
 // What is copied is NaN until it is waited for.
 static inline void begin_copy(void* to, const void* from) {
     if (!in_pieces(to) || !in_pieces(from)) fail("a copy of 16 bytes that do not begin at a multiple");
+    access(to, 16, true);
+    NotOfKernel accesses;
     memset(to, 0xff, 16);
-    begun[current].push_back(Copy{to, from});
+    block->begun[current].push_back(Copy{to, from});
 }
 
 static inline void end_copies() {
-    for (const Copy& copy : begun[current]) {
+    NotOfKernel accesses;
+    for (const Copy& copy : block->begun[current]) {
+        // Anywhere between its begin and here it may have been read and written.
+        if (copy.from) access(copy.from, 16, false);
+        access(copy.to, 16, true);
         if (copy.from) memcpy(copy.to, copy.from, 16);
         else memset(copy.to, 0, 16);
     }
-    begun[current].clear();
+    block->begun[current].clear();
 }
 
 static inline void pair_at(const void* pointer) {
@@ -46,7 +52,9 @@ static inline void store_pair(void* to, uint32_t both) {
 // Thread i gives row i % 8 of the matrix i / 8, of 8 x 8 numbers, and gets two neighbours of each.
 static inline void load_matrices(uint32_t* to, const void* row, bool transposed) {
     if (!in_pieces(row)) fail("a row of a matrix that does not begin at a multiple of 16 bytes");
-    FromWarp<const void*> rows(row);
+    FromWarp<const void*> rows(Meeting::LOAD_MATRICES, ALL_LANES, row);
+    access(row, 16, false);
+    NotOfKernel accesses;
     unsigned high = lane() / 4, low = lane() % 4 * 2;
     for (unsigned matrix = 0; matrix < 4; matrix++) {
         uint16_t two[2];
@@ -63,7 +71,8 @@ static inline void load_matrices(uint32_t* to, const void* row, bool transposed)
 // these to the last bit: here they are exact to a double.
 template <class WIDENED> void multiply(float* to, const uint32_t* a, uint32_t b0, uint32_t b1, WIDENED widened) {
     struct Operands { uint32_t a[4], b[2]; };
-    FromWarp<Operands> warp(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    FromWarp<Operands> warp(Meeting::MULTIPLY, ALL_LANES, Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    NotOfKernel accesses;
     unsigned group = lane() / 4, pair = lane() % 4;
     double sums[4] = {to[0], to[1], to[2], to[3]};
     for (unsigned t = 0; t < 4; t++) {

@@ -51,24 +51,26 @@ static inline double __longlong_as_double(long long bits) {
     return x;
 }
 
-// One thread runs at a time, and gives way at barriers only.
-template <class T, class V> T atomicAdd(T* address, V value) {
+// One thread runs at a time, and gives way where it waits only.
+template <class T, class F> T atomically(T* address, F next) {
+    emulator::access(address, sizeof(T), true, true);
+    emulator::NotOfKernel accesses;
     T old = *address;
-    *address = old + T(value);
+    *address = next(old);
     return old;
+}
+template <class T, class V> T atomicAdd(T* address, V value) {
+    return atomically(address, [&](T old) { return old + T(value); });
 }
 template <class T, class V> T atomicMin(T* address, V value) {
-    T old = *address;
-    *address = min(old, T(value));
-    return old;
+    return atomically(address, [&](T old) { return min(old, T(value)); });
 }
 template <class T, class V> T atomicMax(T* address, V value) {
-    T old = *address;
-    *address = max(old, T(value));
-    return old;
+    return atomically(address, [&](T old) { return max(old, T(value)); });
 }
 template <class T, class V> T atomicCAS(T* address, T expected, V value) {
-    T old = *address;
-    if (old == expected) *address = T(value);
-    return old;
+    return atomically(address, [&](T old) { return old == expected ? T(value) : old; });
+}
+template <class T, class V> T atomicExch(T* address, V value) {
+    return atomically(address, [&](T) { return T(value); });
 }

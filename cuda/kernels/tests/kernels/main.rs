@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use memory::{Device, Memory};
-use zero_kernels::emulated::{self, Compiled, Emulator, ORDERS};
+use zero_kernels::emulated::{self, Compiled, Emulator, How, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
 
 /// What a case gives, the same for every order of threads on the emulator, and each time on a card. With a card the emulator runs one order
@@ -134,47 +134,105 @@ fn faults_are_found() {
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/faulty.cu");
     let Some(kernels) = Compiled::new(&file).unwrap() else { return };
-    let results = ORDERS.map(|order| {
-        let mut out = emulated::Memory::floats(Dtype::F32, &[0.0; 64]);
-        // SAFETY: the kernels of this file write at most a float for each of their threads.
-        let ended = ["race", "divergence", "overrun"].map(|kernel| unsafe {
-            let launch = faulty(kernel, out.address());
-            kernels.run(&launch, order)
+    let numbers = || emulated::Memory::floats(Dtype::F32, &[1.0; 64]);
+    // SAFETY: the kernels of this file read and write at most 64 floats; those that go beyond are watched or reach the sentinels alone.
+    let run = |launch: &Launch<u64>, order, how| unsafe { kernels.run(launch, order, how) };
+    let alone = |entry, how| run(&faulty(entry, numbers().address()), 0, how);
+
+    // What threads or blocks do without an order shows in the results of other orders.
+    for (entry, blocks) in [("race", 1), ("blocks", 4), ("turns", 4)] {
+        let results = ORDERS.map(|order| {
+            let mut out = emulated::Memory::floats(Dtype::F32, &[0.0; 64]);
+            run(&Launch { grid: [blocks, 1, 1], ..faulty(entry, out.address()) }, order, How::Plain).unwrap();
+            out.to_floats(Dtype::F32).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
         });
-        assert_eq!(ended[0], Ok(()));
-        assert_eq!(ended[1], Err("faulty_divergence: threads of a block wait for what cannot come".into()));
-        assert_eq!(ended[2], Err("faulty_overrun: a write beyond the shared memory".into()));
-        out.to_floats(Dtype::F32).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
-    });
-    assert!(results.iter().any(|result| *result != results[0]), "the race was not seen");
-    // What was never written is NaN: the first thread in the first order reads what the second one has yet to write.
-    assert!(f32::from_bits(results[0][0]).is_nan());
-    let mut memory = emulated::Memory::floats(Dtype::F32, &[1.0; 64]);
-    // SAFETY: the kernels read 64 floats, and write at most the first five.
-    let [hasty, early, odd, read, written] = ["hasty", "early", "odd", "read_askew", "written_askew"]
-        .map(|kernel| unsafe { kernels.run(&faulty(kernel, memory.address()), 0) });
-    assert_eq!(hasty, Err("faulty_hasty: a thread ends before its copies".into()));
-    assert_eq!(early, Ok(()));
-    assert!(memory.to_floats(Dtype::F32)[0].is_nan(), "a copy was there before it was waited for");
-    assert_eq!(odd, Err("faulty_odd: a row of a matrix that does not begin at a multiple of 16 bytes".into()));
+        assert!(results.iter().any(|result| *result != results[0]), "the race of {entry} was not seen");
+        if entry == "race" {
+            // What was never written is NaN: the first thread in the first order reads what the second one has yet to write.
+            assert!(f32::from_bits(results[0][0]).is_nan());
+        }
+    }
+    let watched = [
+        (
+            "race",
+            1,
+            "thread 1 of block (0, 0, 0) writes byte 4 of shared memory that thread 0 reads, with no barrier between",
+        ),
+        ("blocks", 4, "thread 0 of block (1, 0, 0) reads byte 0 of memory that another block writes"),
+        ("turns", 4, "thread 0 of block (1, 0, 0) writes byte 0 of memory that another block writes"),
+        (
+            "shuffled",
+            1,
+            "thread 0 of block (0, 0, 0) reads byte 4 of shared memory that thread 1 writes, with no barrier between",
+        ),
+        (
+            "half_synced",
+            1,
+            "thread 0 of block (0, 0, 0) reads byte 8 of shared memory that thread 2 writes, with no barrier between",
+        ),
+        ("overrun", 1, "thread 63 of block (0, 0, 0) writes 4 bytes from byte 256 on of shared memory of 256 bytes"),
+        ("beyond", 1, "thread 0 of block (0, 0, 0) writes 4 bytes from byte 256 on of memory of 256 bytes"),
+        ("read_beyond", 1, "thread 63 of block (0, 0, 0) reads 4 bytes from byte 256 on of memory of 256 bytes"),
+        (
+            "overwritten",
+            1,
+            "thread 16 of block (0, 0, 0) writes byte 0 of shared memory that thread 0 writes, with no barrier between",
+        ),
+    ];
+    for (entry, blocks, found) in watched {
+        let mut memory = numbers();
+        let launch = Launch { grid: [blocks, 1, 1], ..faulty(entry, memory.address()) };
+        assert_eq!(run(&launch, 0, How::Watched), Err(format!("faulty_{entry}: {found}")));
+    }
+    for entry in ["synced", "atomic"] {
+        assert_eq!(alone(entry, How::Watched), Ok(()), "{entry}");
+    }
+
+    // What ends a launch however it runs.
+    let ends = [
+        ("divergence", "a warp's mask names a lane that does not come"),
+        ("absent", "a warp's mask names a lane that does not come"),
+        ("unnamed", "a lane calls with a mask that does not name it"),
+        ("crossed", "lanes of a warp meet for different operations"),
+        ("ended", "matrices need all 32 lanes of a warp"),
+        ("hasty", "a thread ends before its copies"),
+        ("odd", "a row of a matrix that does not begin at a multiple of 16 bytes"),
+    ];
+    for (entry, found) in ends {
+        for (order, how) in ORDERS.map(|order| (order, How::Plain)).into_iter().chain([(0, How::Watched)]) {
+            let mut memory = numbers();
+            let ended = run(&faulty(entry, memory.address()), order, how);
+            assert_eq!(ended, Err(format!("faulty_{entry}: {found}")), "{order} {how:?}");
+        }
+    }
+    assert_eq!(alone("overrun", How::Plain), Err("faulty_overrun: a write beyond the shared memory".into()));
     let askew = "an access of 16 bytes that does not begin at a multiple";
-    assert_eq!([read, written], ["read", "written"].map(|what| Err(format!("faulty_{what}_askew: {askew}"))));
-    let mut memory = emulated::Memory::floats(Dtype::F32, &[1.0]);
-    let launch = faulty("beyond", memory.address());
-    // SAFETY: the kernel writes into the sentinels behind the float.
-    unsafe { kernels.run(&launch, 0) }.unwrap();
+    for entry in ["read_askew", "written_askew"] {
+        assert_eq!(alone(entry, How::Plain), Err(format!("faulty_{entry}: {askew}")));
+    }
+
+    // Some lanes of a warp, and those that have ended, keep nobody waiting.
+    let mut memory = numbers();
+    run(&faulty("halves", memory.address()), 0, How::Watched).unwrap();
+    let halves: Vec<f32> = memory.to_floats(Dtype::F32)[..32].into();
+    assert_eq!(halves[..16], [120.0; 16]);
+    assert!(halves[16..].iter().all(|x| x.is_nan()), "a number of a lane that did not take part: {halves:?}");
+
+    let mut memory = numbers();
+    run(&faulty("early", memory.address()), 0, How::Plain).unwrap();
+    assert!(memory.to_floats(Dtype::F32)[0].is_nan(), "a copy was there before it was waited for");
+    let mut memory = numbers();
+    run(&faulty("beyond", memory.address()), 0, How::Plain).unwrap();
     assert!(std::panic::catch_unwind(|| memory.bytes()).is_err(), "a write beyond the ends was not seen");
-    // SAFETY: nothing runs with arguments of another size, or more threads than the kernel is made for.
-    let refused = |launch: Launch<u64>| unsafe { kernels.run(&launch, 0) }.unwrap_err();
-    assert_eq!(
-        refused(Launch { threads: 128, ..launch }),
-        "faulty_beyond: more threads than the kernel is compiled for"
-    );
-    // SAFETY: as above.
-    let error = unsafe { kernels.run(&faulty("beyond", 1u32), 0) }.unwrap_err();
+
+    let launch = faulty("beyond", 0u64);
+    let error = run(&Launch { threads: 128, ..launch }, 0, How::Plain).unwrap_err();
+    assert_eq!(error, "faulty_beyond: more threads than the kernel is compiled for");
+    // SAFETY: nothing runs with arguments of another size.
+    let error = unsafe { kernels.run(&faulty("beyond", 1u32), 0, How::Plain) }.unwrap_err();
     assert_eq!(error, "faulty_beyond: arguments of another size");
     for grid in [[1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1], [0, 1, 1]] {
-        let error = refused(Launch { grid, ..faulty("beyond", memory.address()) });
+        let error = run(&Launch { grid, ..faulty("beyond", memory.address()) }, 0, How::Plain).unwrap_err();
         assert!(error.ends_with("blocks; a grid has 1 to 2147483647 × 65535 × 65535"), "{error}");
     }
 }
