@@ -6,7 +6,7 @@ mod mock;
 
 use std::ffi::c_void;
 use std::process::Command;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemPool_attribute as Attribute, CUmemoryPool, CUresult};
 use zero_cuda::{Device, Event, Pinned, Stream, check};
@@ -128,7 +128,10 @@ fn a_write_after_the_end_is_found() {
     let stream = stream();
     let address = allocate(100, &stream).unwrap();
     free(address, &stream);
-    write(address + 50, 1, &stream);
+    // Work of which the driver does not know what it writes.
+    // SAFETY: the mock still has the memory, though not for this.
+    let code = unsafe { sys::cuLaunchHostFunc(stream.raw(), Some(poke), (address + 50) as *mut c_void) };
+    check("cuLaunchHostFunc", code).unwrap();
     // It is looked at when as much has gone after it as is kept.
     for _ in 0..80 {
         free(allocate(900_000, &stream).unwrap(), &stream);
@@ -207,13 +210,18 @@ fn memory_that_was_freed_on_another_stream_is_used_again_behind_an_event() {
         check("get", unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()) }).unwrap();
         value
     };
-    let passes = |on: &Stream, behind: &Stream| free(allocate(1000, on).unwrap(), behind);
+    let event = || Event::new(&device).unwrap();
+    let passes = |on: &Stream, behind: &Stream| {
+        let (address, there) = (allocate(1000, on).unwrap(), event());
+        on.record(&there).unwrap();
+        behind.wait_for(&there).unwrap();
+        free(address, behind);
+    };
     passes(&first, &second);
     passes(&second, &second);
     assert_eq!(reserved(), 1000, "on the stream that it was freed on");
     passes(&first, &second);
     assert_eq!(reserved(), 2000, "no order between the two");
-    let event = || Event::new(&device).unwrap();
     let (early, late) = (event(), event());
     second.record(&early).unwrap();
     third.wait_for(&early).unwrap();
@@ -332,4 +340,102 @@ fn what_the_host_asks_for_is_counted() {
     for (name, count) in counts {
         assert_eq!(mock::read(name), count, "{name:?}");
     }
+}
+
+unsafe extern "C" fn poke(to: *mut c_void) {
+    // SAFETY: the caller has the byte.
+    unsafe { to.cast::<u8>().write_volatile(0) };
+}
+
+/// Runs `fault` in a process of its own, and wants the mock to say what is wrong with it.
+fn is_found(test: &str, found: &str, fault: impl Fn(&Stream, &Stream)) {
+    if skipped() {
+        return;
+    }
+    if let Some(said) = of_child(test) {
+        assert!(said.contains(&format!("mock: {found}\n")), "{said}");
+        return;
+    }
+    let (first, second) = (stream(), stream());
+    fault(&first, &second);
+    let error = first.synchronize().unwrap_err();
+    assert_eq!(error.code, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+}
+
+/// `second` waits for what is on `first`.
+fn order(first: &Stream, second: &Stream) {
+    let event = Event::new(first.device()).unwrap();
+    first.record(&event).unwrap();
+    second.wait_for(&event).unwrap();
+}
+
+#[test]
+fn a_use_on_a_stream_that_does_not_wait_for_the_allocation_is_found() {
+    let found = "memory is used on a stream that does not wait for its allocation on another one";
+    is_found("a_use_on_a_stream_that_does_not_wait_for_the_allocation_is_found", found, |first, second| {
+        order(first, second);
+        write(allocate(100, first).unwrap(), 100, second);
+    });
+}
+
+#[test]
+fn a_free_on_a_stream_that_does_not_wait_for_a_use_is_found() {
+    let found = "memory is freed on a stream that does not wait for its use on another one";
+    is_found("a_free_on_a_stream_that_does_not_wait_for_a_use_is_found", found, |first, second| {
+        let address = allocate(100, first).unwrap();
+        order(first, second);
+        write(address, 10, second);
+        order(second, first);
+        write(address, 10, second);
+        free(address, first);
+    });
+}
+
+#[test]
+fn a_use_after_the_end_is_found() {
+    is_found("a_use_after_the_end_is_found", "memory is used after it was freed", |first, _| {
+        let address = allocate(100, first).unwrap();
+        free(address, first);
+        write(address + 50, 1, first);
+    });
+}
+
+unsafe extern "C" fn say(to: *mut c_void) {
+    // SAFETY: the test keeps it until it has heard.
+    unsafe { &*to.cast::<Sender<()>>() }.send(()).expect("the test listens");
+}
+
+/// By events, also by way of a third stream, by waits of the host, and by what a stream tells the host.
+#[test]
+fn streams_that_wait_may_use_and_free_memory_of_others() {
+    if skipped() || of_child("streams_that_wait_may_use_and_free_memory_of_others").is_some() {
+        return;
+    }
+    let streams = [stream(), stream(), stream()];
+    let [first, second, third] = &streams;
+    let pieces = [(); 4].map(|()| allocate(100, first).unwrap());
+    order(first, second);
+    order(second, third);
+    for address in pieces {
+        write(address, 100, third);
+    }
+    order(third, first);
+    free(pieces[0], first);
+    third.synchronize().unwrap();
+    free(pieces[1], second);
+    write(pieces[2], 100, third);
+    let event = Event::new(third.device()).unwrap();
+    third.record(&event).unwrap();
+    while !event.is_done().unwrap() {
+        std::thread::yield_now();
+    }
+    free(pieces[2], second);
+    write(pieces[3], 100, third);
+    let (said, heard) = channel::<()>();
+    // SAFETY: the sender lives until it was heard.
+    let code = unsafe { sys::cuLaunchHostFunc(third.raw(), Some(say), (&raw const said).cast_mut().cast()) };
+    check("cuLaunchHostFunc", code).unwrap();
+    heard.recv().unwrap();
+    free(pieces[3], second);
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
 }

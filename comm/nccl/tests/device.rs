@@ -124,6 +124,28 @@ fn a_device_that_does_not_go_on_ends_with_the_deadline() {
     }
 }
 
+/// What loads kernels while a collective waits for other ranks may wait for it in turn; the mock can be told to refuse that.
+#[test]
+fn kernels_that_are_loaded_during_a_collective_are_found() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
+    mock::set(c"mock_refuse_lazy_loading", 1);
+    run(2, IMPATIENT, |comm, device| {
+        let before = mock::load_nothing(device);
+        assert!(before.contains("INVALID_IMAGE"), "{before}");
+        let pending = comm.all_reduce(up(vec![1.0; 1000], device), ReduceOp::Sum);
+        let started = Instant::now();
+        let mut refused = mock::load_nothing(device);
+        while !refused.contains("NOT_PERMITTED") && started.elapsed() < IMPATIENT {
+            refused = mock::load_nothing(device);
+        }
+        assert!(refused.contains("NOT_PERMITTED"), "{refused}");
+        pending.wait().map(drop).expect_err("one hangs");
+    });
+    mock::set(c"mock_refuse_lazy_loading", 0);
+    assert_eq!(live(), 0);
+}
+
 #[test]
 fn a_rank_that_does_not_connect_ends_with_the_deadline() {
     let Some(_alone) = alone_with_the_mock() else { return };

@@ -66,6 +66,8 @@ int cublasGemmStridedBatchedEx(Handle *handle, int turn_a, int turn_b, int m, in
         of.beta = scalar(beta, &of);
     }
     mock_count(&mock_products);
+    const void *used[] = {a, b, c, of.alpha_at, of.beta_at};
+    for (int i = 0; i < 5; i++) mock_use(handle->stream, used[i]);
     Product *job = malloc(sizeof *job);
     *job = of;
     mock_enqueue(handle->stream, multiply, job);

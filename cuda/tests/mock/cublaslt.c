@@ -177,6 +177,8 @@ int cublasLtMatmul(Handle *handle, const Description *by, const float *alpha, co
     if (way.workspace && (!workspace || (uintptr_t)workspace % ALIGNMENT)) return INVALID_VALUE;
     if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % ALIGNMENT) return INVALID_VALUE;
     mock_count(&mock_lt_products);
+    const void *used[] = {a, b, c, d, workspace, by->bias, by->aux};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) mock_use(stream, used[i]);
     of.a.start = (char *)a, of.b.start = (char *)b;
     Job *job = malloc(sizeof *job);
     *job = (Job){of, *by, (char *)c, d, workspace, way.workspace};

@@ -52,6 +52,7 @@ static int begin(Generator *generator, Job job) {
     generator->offset += job.count;
     Job *own = malloc(sizeof *own);
     *own = job;
+    mock_use(generator->stream, job.to);
     mock_enqueue(generator->stream, generate, own);
     return 0;
 }

@@ -8,13 +8,14 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
+#include <stddef.h>
 #include <sys/mman.h>
 #include <time.h>
 
 #include "mock.h"
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209,
-    INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, MOST_DEVICES = 64 };
+    INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, NOT_PERMITTED = 800, MOST_DEVICES = 64 };
 static __thread int current; // number of the device, from 1
 #define NEEDS_CONTEXT if (!current) return INVALID_CONTEXT
 
@@ -37,8 +38,12 @@ static int devices(void) {
 #include "counters.h"
 static int synchronize(Stream *stream);
 int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer && device / 4 == peer / 4; return 0; }
+#include "uses.h"
 #include "pool.h"
-static Order *order_of(Stream *stream);
+static const Seen *seen_by(Stream *stream);
+static Point next_on(Stream *stream);
+static void allocated(Stream *stream, const char *start, size_t bytes);
+static void freed(Stream *stream, const char *start);
 #include "memory.h"
 #include "streams.h"
 #include "modules.h"
@@ -88,6 +93,7 @@ static const char *const *words(int code) {
         {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
         {NOT_READY, {"CUDA_ERROR_NOT_READY", "device not ready"}},
         {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "a kernel has failed"}},
+        {NOT_PERMITTED, {"CUDA_ERROR_NOT_PERMITTED", "kernels are loaded while a collective is under way"}},
     };
     static const char *const other[2] = {"CUDA_ERROR_UNKNOWN", "of the mock"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) if (known[i].code == code) return known[i].words;

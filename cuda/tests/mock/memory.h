@@ -1,8 +1,8 @@
 // The part of driver.c that is memory: that of the host, counted as if it were a device's.
 //
-// Around each piece lie bytes that nobody may write. It is full of ones (NaN) when the stream comes to its allocation, and of 0xA5 when the
+// Around each piece lie bytes that nobody may write. It is full of ones (NaN) when the stream comes to its allocation, and also when the
 // stream comes to its end; then it waits a while before the host gets it back, and who has written there meanwhile is found.
-enum { ROOM = 256, GUARD = 0xC3, UNWRITTEN = 0xFF, GONE = 0xA5, PLAIN = 0, POOLED = 1, PINNED = 2 };
+enum { ROOM = 256, GUARD = 0xC3, UNWRITTEN = 0xFF, GONE = 0xFF, PLAIN = 0, POOLED = 1, PINNED = 2 };
 static const size_t QUARANTINE = (size_t)64 << 20;
 
 typedef struct Block { size_t bytes; int device, kind; struct Block *next; } Block;
@@ -72,6 +72,7 @@ static void give_back(void *argument) {
         gone_bytes -= oldest->bytes;
         check(oldest);
         if (!all_are(start_of(oldest), oldest->bytes, GONE)) mock_fail("a write to memory that was freed");
+        piece_is_gone(start_of(oldest));
         free(oldest);
     }
     pthread_mutex_unlock(&memory_lock);
@@ -80,13 +81,12 @@ static void unwritten(void *argument) { memset(start_of(argument), UNWRITTEN, ((
 
 // What it holds without use is `keep` at most from now on.
 static void shrink(Pool *pool, uint64_t keep) {
-    if (pool->reserved > keep) pool->reserved -= drop_chunks(&pool->chunks, pool->reserved - keep);
+    if (pool->reserved > keep) pool->reserved -= take_chunks(&pool->chunks, NULL, pool->reserved - keep);
 }
 // Counted when the host asks, so that a test gets the same numbers each time. What a pool has reserved is what is in use and what it holds.
 static int allocate(uint64_t *address, size_t bytes, int kind, Stream *on) {
     NEEDS_CONTEXT;
     if (!bytes) return INVALID_VALUE;
-    Order *order = kind == POOLED ? order_of(on) : NULL;
     pthread_mutex_lock(&memory_lock);
     Pool *pool = &pools[current];
     uint64_t plain = pool->plain + (kind == PLAIN ? bytes : 0), used = pool->used + (kind == POOLED ? bytes : 0);
@@ -94,7 +94,7 @@ static int allocate(uint64_t *address, size_t bytes, int kind, Stream *on) {
     if (fits) {
         pool->plain = plain;
         pool->used = used;
-        if (kind == POOLED) pool->reserved += bytes - take_chunks(&pool->chunks, order, bytes);
+        if (kind == POOLED) pool->reserved += bytes - take_chunks(&pool->chunks, seen_by(on), bytes);
         // What the pool holds without use is there for others.
         shrink(pool, device_bytes() - plain);
         if (used > pool->most_used) pool->most_used = used;
@@ -106,11 +106,11 @@ static int allocate(uint64_t *address, size_t bytes, int kind, Stream *on) {
     return block ? 0 : OUT_OF_MEMORY;
 }
 static void uncount(const Block *block, Stream *on) {
-    Order *order = block->kind == POOLED ? order_of(on) : NULL;
+    int is_pooled = block->kind == POOLED;
     pthread_mutex_lock(&memory_lock);
     Pool *pool = &pools[block->device];
-    if (order) keep_chunk(&pool->chunks, order, block->bytes);
-    *(order ? &pool->used : &pool->plain) -= block->bytes;
+    if (is_pooled) keep_chunk(&pool->chunks, next_on(on), block->bytes);
+    *(is_pooled ? &pool->used : &pool->plain) -= block->bytes;
     pthread_mutex_unlock(&memory_lock);
 }
 // A pool keeps what its threshold allows when somebody waits.
@@ -123,7 +123,7 @@ static void release_reserved(void) {
 
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     int code = allocate(address, bytes, PLAIN, NULL);
-    if (!code) unwritten(block_at((void *)*address));
+    if (!code) piece_begins((char *)*address, bytes, 0, NULL), unwritten(block_at((void *)*address));
     COUNT(plain_allocations, 1);
     return code;
 }
@@ -133,6 +133,7 @@ int cuMemFree_v2(uint64_t address) {
     COUNT_WAIT(free);
     Block *block = block_at((void *)address);
     uncount(block, NULL);
+    piece_ends(start_of(block), NULL);
     give_back(block);
     return 0;
 }
@@ -143,6 +144,7 @@ int cuMemAllocAsync(uint64_t *address, size_t bytes, Stream *stream) {
     if (code) return code;
     Block *block = block_at((void *)*address);
     insert(&pools[block->device].live, block);
+    allocated(stream, start_of(block), bytes);
     mock_enqueue(stream, unwritten, block);
     return 0;
 }
@@ -151,6 +153,7 @@ int cuMemFreeAsync(uint64_t address, Stream *stream) {
     COUNT(pool_frees, 1);
     Block *block = block_at((void *)address);
     uncount(block, stream);
+    freed(stream, start_of(block));
     mock_enqueue(stream, give_back, block);
     return 0;
 }
@@ -204,6 +207,7 @@ int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
     COUNT(pinned_allocations, 1);
     Block *block = bytes ? take(bytes, PINNED) : NULL;
     if (!block) return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
+    piece_begins(start_of(block), bytes, 0, NULL);
     unwritten(block);
     insert(&pinned, block);
     *start = start_of(block);
@@ -215,6 +219,7 @@ int cuMemFreeHost(void *start) {
     COUNT_WAIT(free);
     Block *block = block_at(start);
     withdraw(&pinned, block);
+    piece_ends(start, NULL);
     give_back(block);
     return 0;
 }
@@ -261,6 +266,8 @@ static int copy_on(Stream *stream, void *to, const void *from, size_t bytes, int
     NEEDS_CONTEXT;
     Copy *job = malloc(sizeof *job + (staged ? bytes : 0));
     *job = (Copy){to, staged ? memcpy(job->staged, from, bytes) : from, bytes};
+    if (!staged) mock_use(stream, from);
+    mock_use(stream, to);
     mock_enqueue(stream, copy, job);
     return 0;
 }
@@ -311,6 +318,7 @@ int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream *stre
     COUNT(fills, 1), COUNT(bytes_filled, bytes);
     Fill *job = malloc(sizeof *job);
     *job = (Fill){(char *)to, bytes, value};
+    mock_use(stream, (void *)to);
     mock_enqueue(stream, fill, job);
     return 0;
 }

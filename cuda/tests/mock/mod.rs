@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use zero_cuda::{Device, Library};
+use zero_cuda::{Device, Library, Module};
 
 /// Runs on the devices of this machine instead.
 pub(crate) const REAL: &str = "ZERO_TRAIN_CUDA_TESTS";
@@ -136,4 +136,11 @@ pub(crate) fn set(name: &CStr, value: c_int) {
 pub(crate) fn read(name: &CStr) -> c_long {
     // SAFETY: all that tests read are of that type; the mock's threads write it as a whole.
     unsafe { variable::<c_long>(name).read_volatile() }
+}
+
+/// What the driver answers to kernels that are none.
+#[allow(dead_code, reason = "not all of the programs that include this file need it")]
+pub(crate) fn load_nothing(device: &Arc<Device>) -> String {
+    // SAFETY: an image that is only zeros is refused.
+    unsafe { Module::load(device, &[0; 64]) }.map(|_| ()).expect_err("no image").to_string()
 }

@@ -23,6 +23,17 @@ static unsigned char *decoded(const char *text) {
     }
     return bytes;
 }
+// Loading may wait until a device is idle, which it is not while a collective on it waits for others: a hang, if those wait for this one. With
+// `mock_refuse_lazy_loading` set such a load is an error.
+int mock_refuse_lazy_loading;
+static int collectives[MOST_DEVICES + 1];
+void mock_collective(int device, int change) { __atomic_fetch_add(&collectives[device], change, __ATOMIC_RELAXED); }
+static int may_load(void) {
+    int is_late = mock_refuse_lazy_loading && __atomic_load_n(&collectives[current], __ATOMIC_RELAXED);
+    if (is_late) fprintf(stderr, "mock: kernels are loaded while a collective is under way\n");
+    return !is_late;
+}
+
 typedef struct { void *library; int device; unsigned count; char **names; } Module;
 // Finds the names of all entries, which the library exports with `_entry` behind.
 static void find_entries(Module *module, const unsigned char *image) {
@@ -49,6 +60,9 @@ static int load(Module **module, const unsigned char *image) {
     // The file stays open: another one of this path would be taken for the same library.
     void *library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) return INVALID_IMAGE;
+    // A library that watches what its kernels read and write (EMULATED_NVCC_CHECKS of scripts/emulated-nvcc) asks where memory is.
+    Ranges (**memory)(void) = dlsym(library, "emulated_memory");
+    if (memory) *memory = all_memory;
     *module = malloc(sizeof **module);
     **module = (Module){library, current, 0, NULL};
     find_entries(*module, image);
@@ -57,6 +71,7 @@ static int load(Module **module, const unsigned char *image) {
 long mock_modules; // loaded so far
 int cuModuleLoadData(Module **module, const void *image) {
     NEEDS_CONTEXT;
+    if (!may_load()) return NOT_PERMITTED;
     mock_count(&mock_modules);
     static const char text[] = "// kernels for the emulator";
     if (!memcmp(image, "\177ELF", 4)) return (uintptr_t)image % 8 ? INVALID_IMAGE : load(module, image);
@@ -94,6 +109,7 @@ static void print_launches(void) {
 }
 int cuModuleGetFunction(Function **function, Module *module, const char *name) {
     NEEDS_CONTEXT;
+    if (!may_load()) return NOT_PERMITTED;
     char with_end[256];
     snprintf(with_end, sizeof with_end, "%s_entry", name);
     const Entry *entry = dlsym(module->library, with_end);
@@ -131,7 +147,7 @@ int cuFuncGetAttribute(int *value, int attribute, Function *function) {
 typedef struct { Function *function; unsigned grid[3], block[3], shared; char args[] __attribute__((aligned(16))); } Start;
 static void start(void *argument) {
     Start *job = argument;
-    static unsigned order; // of threads: another one each time
+    static unsigned order; // of blocks and threads: another one each time
     const Entry *entry = job->function->entry;
     const char *failure = entry->run(
         job->args, entry->bytes, job->grid, job->block, job->shared, __atomic_fetch_add(&order, 1, __ATOMIC_RELAXED) % 4);
@@ -152,9 +168,11 @@ int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsig
     if (stream_of(stream)->device != function->device) return INVALID_HANDLE;
     COUNT(launches, 1);
     mock_count(&function->launches);
-    Start *job = malloc(sizeof *job + function->entry->bytes);
+    Start *job = calloc(1, sizeof *job + function->entry->bytes);
     *job = (Start){function, {x, y, z}, {threads_x, threads_y, threads_z}, shared};
     function->entry->collect(parameters, job->args);
+    // What looks like an address is one.
+    for (size_t at = 0; at + sizeof(void *) <= function->entry->bytes; at += sizeof(void *)) mock_use(stream, *(void **)(job->args + at));
     mock_enqueue(stream, start, job);
     return 0;
 }

@@ -22,7 +22,7 @@ typedef struct World {
     struct World *next;
 } World;
 typedef struct { World *world; int rank, error, finalized, aborted, launching; long phase, running; } Comm;
-typedef struct { Comm *comm; Stream *stream; Call *calls; int count; } Bundle;
+typedef struct { Comm *comm; Stream *stream; Call *calls; int count, device; } Bundle;
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static World *worlds;
@@ -182,6 +182,7 @@ static void exchange(void *argument) {
         free(bytes);
         barrier(comm, 1); // nobody's calls go before all have looked at them
     }
+    mock_collective(bundle->device, -1);
     pthread_mutex_lock(&world->lock);
     comm->running--;
     pthread_cond_broadcast(&world->changed);
@@ -208,6 +209,10 @@ static void *launch(void *argument) {
     Bundle *bundle = argument;
     Comm *comm = bundle->comm;
     usleep(100);
+    for (int i = 0; i < bundle->count; i++) {
+        mock_use(bundle->stream, bundle->calls[i].from);
+        mock_use(bundle->stream, bundle->calls[i].to);
+    }
     mock_enqueue(bundle->stream, exchange, bundle);
     pthread_mutex_lock(&comm->world->lock);
     comm->launching = 0;
@@ -221,6 +226,8 @@ int ncclGroupEnd(void) {
     if (--depth || !open_bundle.comm) return SUCCESS;
     Bundle *bundle = malloc(sizeof *bundle);
     *bundle = open_bundle;
+    bundle->device = mock_current();
+    mock_collective(bundle->device, 1);
     for (int i = 0; i < bundle->count; i++) mock_count(&mock_collectives);
     memset(&open_bundle, 0, sizeof open_bundle);
     Comm *comm = bundle->comm;

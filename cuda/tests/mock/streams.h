@@ -5,9 +5,9 @@ struct Stream {
     pthread_cond_t changed;
     Task *first, *last;
     long begun, done;
-    int closed, device, priority;
+    int closed, device, priority, place;
+    Seen seen; // before its next work; of itself the number of its last
     pthread_t thread;
-    Order order;
     struct Stream *next; // of all that there are
 };
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -33,12 +33,11 @@ static void *work(void *argument) {
     return NULL;
 }
 static Stream *begin_stream(int device) {
-    static long last;
     Stream *stream = calloc(1, sizeof *stream);
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->changed, NULL);
     stream->device = device;
-    stream->order.stream = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+    take_place(&stream->place, &stream->seen);
     if (pthread_create(&stream->thread, NULL, work, stream)) { free(stream); return NULL; }
     pthread_mutex_lock(&streams_lock);
     stream->next = streams;
@@ -58,11 +57,16 @@ static Stream *stream_of(Stream *handle) {
     pthread_mutex_unlock(&lock);
     return *stream;
 }
-static Order *order_of(Stream *handle) { return &stream_of(handle)->order; }
+static const Seen *seen_by(Stream *handle) { return &stream_of(handle)->seen; }
+static Point next_on(Stream *handle) {
+    Stream *stream = stream_of(handle);
+    return (Point){stream->place, stream->seen.at[stream->place] + 1};
+}
 void mock_enqueue(Stream *handle, void (*run)(void *), void *argument) {
     Stream *stream = stream_of(handle);
     Task *task = malloc(sizeof *task);
     *task = (Task){run, argument, NULL};
+    number_next(stream->place, &stream->seen);
     pthread_mutex_lock(&stream->lock);
     if (stream->last) stream->last->next = task; else stream->first = task;
     stream->last = task;
@@ -70,15 +74,22 @@ void mock_enqueue(Stream *handle, void (*run)(void *), void *argument) {
     pthread_cond_broadcast(&stream->changed);
     pthread_mutex_unlock(&stream->lock);
 }
+void mock_use(Stream *handle, const void *address) {
+    Stream *stream = stream_of(handle);
+    piece_is_used(address, stream->place, &stream->seen);
+}
+static void allocated(Stream *handle, const char *start, size_t bytes) {
+    Stream *stream = stream_of(handle);
+    piece_begins(start, bytes, stream->place, &stream->seen);
+}
+static void freed(Stream *handle, const char *start) { piece_ends(start, &stream_of(handle)->seen); }
 static void wait_for(Stream *stream) {
-    // Of what others put there meanwhile nothing is known.
-    Order until_now = mark(&stream->order);
+    Seen *seen = copy_of(&stream->seen);
     pthread_mutex_lock(&stream->lock);
     long until = stream->begun;
     while (stream->done < until) pthread_cond_wait(&stream->changed, &stream->lock);
     pthread_mutex_unlock(&stream->lock);
-    learn_all(&host, &until_now);
-    free(until_now.known);
+    host_sees(seen);
 }
 // From the lowest to the highest; the real one takes every number, and makes it one of these.
 enum { LEAST = 0, GREATEST = -5 };
@@ -96,8 +107,6 @@ int cuStreamGetPriority(Stream *stream, int *priority) { NEEDS_CONTEXT; *priorit
 static void *bury(void *argument) {
     Stream *stream = argument;
     pthread_join(stream->thread, NULL);
-    learn_all(&host, &stream->order);
-    free(stream->order.known);
     free(stream);
     return NULL;
 }
@@ -108,6 +117,7 @@ int cuStreamDestroy_v2(Stream *stream) {
         if (*place == stream) { *place = stream->next; break; }
     }
     pthread_mutex_unlock(&streams_lock);
+    leave_place(stream->place, &stream->seen);
     pthread_mutex_lock(&stream->lock);
     stream->closed = 1;
     pthread_cond_broadcast(&stream->changed);
@@ -121,9 +131,11 @@ int cuStreamQuery(Stream *handle) {
     COUNT(queries, 1);
     NEEDS_HEALTH;
     Stream *stream = stream_of(handle);
+    Seen *seen = copy_of(&stream->seen);
     pthread_mutex_lock(&stream->lock);
     int done = stream->done == stream->begun;
     pthread_mutex_unlock(&stream->lock);
+    done ? host_sees(seen) : free(seen);
     return done ? 0 : NOT_READY;
 }
 static int synchronize(Stream *handle) {
@@ -155,30 +167,30 @@ int cuCtxSynchronize(void) {
 // No graphs.
 int cuStreamIsCapturing(Stream *stream, int *status) { (void)stream; *status = 0; return 0; }
 
-typedef struct { void (*call)(void *); void *argument; } Call;
+typedef struct { void (*call)(void *); void *argument; Seen *seen; } Call;
 static void call_host(void *argument) {
     Call *call = argument;
+    // It may tell the host.
+    host_sees(call->seen);
     call->call(call->argument);
     free(call);
 }
 int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *argument) {
     NEEDS_CONTEXT;
     Call *job = malloc(sizeof *job);
-    *job = (Call){call, argument};
+    *job = (Call){call, argument, copy_of(&stream_of(stream)->seen)};
     mock_enqueue(stream, call_host, job);
     return 0;
 }
 
 // An event is one moment, shared by those who wait for it: a new record makes a new one.
-typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; Order order; } Moment;
+typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; Seen *seen; } Moment;
 typedef struct { pthread_mutex_t lock; Moment *moment; int timed; } Event;
 static void let_go(Moment *moment) {
     pthread_mutex_lock(&moment->lock);
     int last = --moment->holders == 0;
     pthread_mutex_unlock(&moment->lock);
-    if (!last) return;
-    free(moment->order.known);
-    free(moment);
+    if (last) free(moment->seen), free(moment);
 }
 static void happen(void *argument) {
     Moment *moment = argument;
@@ -221,7 +233,7 @@ int cuEventRecord(Event *event, Stream *stream) {
     pthread_mutex_init(&moment->lock, NULL);
     pthread_cond_init(&moment->changed, NULL);
     moment->holders = 2;
-    moment->order = mark(order_of(stream));
+    moment->seen = copy_of(&stream_of(stream)->seen);
     pthread_mutex_lock(&event->lock);
     Moment *before = event->moment;
     event->moment = moment;
@@ -238,6 +250,7 @@ int cuEventQuery(Event *event) {
     pthread_mutex_lock(&moment->lock);
     int happened = moment->happened;
     pthread_mutex_unlock(&moment->lock);
+    if (happened) see_also(&seen_by_host, moment->seen);
     let_go(moment);
     return happened ? 0 : NOT_READY;
 }
@@ -245,12 +258,9 @@ int cuEventSynchronize(Event *event) {
     COUNT_WAIT(event);
     Moment *moment = hold(event);
     if (moment) {
-        pthread_mutex_lock(&moment->lock);
-        moment->holders++;
-        pthread_mutex_unlock(&moment->lock);
+        Seen *seen = copy_of(moment->seen);
         await(moment);
-        learn_all(&host, &moment->order);
-        let_go(moment);
+        host_sees(seen);
     }
     NEEDS_HEALTH;
     return 0;
@@ -276,7 +286,7 @@ int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     COUNT(event_waits, 1);
     Moment *moment = hold(event);
     if (!moment) return 0;
-    learn_all(order_of(stream), &moment->order);
+    see_also(&stream_of(stream)->seen, moment->seen);
     mock_enqueue(stream, await, moment);
     return 0;
 }
