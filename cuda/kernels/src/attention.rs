@@ -178,13 +178,13 @@ impl Geometry {
         Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
     }
 
-    /// Of so many heads in all, those whose blocks are mixed: parts of them of about the same size, for each of which what its blocks share
-    /// fits a cache of level 2.
+    /// How many of `heads` heads run with their blocks interleaved. The heads are split into groups of about equal size, so that the operands that
+    /// the blocks of one group share fit into the L2 cache.
     fn together(&self, heads: u32) -> u32 {
         const CACHE: u64 = 32 << 20;
         // Two numbers of each element: k and v, or q and the gradient of the result.
         let bytes = 2 * u64::from(self.time) * u64::from(self.size) * if self.dtype == Dtype::F32 { 4 } else { 2 };
-        // As many query heads as there are for a head of keys.
+        // Each key head serves several query heads.
         let bytes = bytes * u64::from((self.batch * self.heads).div_ceil(heads));
         let most = u32::try_from(CACHE / bytes).map_or(heads, |most| most.clamp(1, heads));
         heads.div_ceil(heads.div_ceil(most))

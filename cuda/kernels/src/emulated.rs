@@ -228,7 +228,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// So many bytes, all ones: numbers of every type are NaN.
+    /// `bytes` bytes with all bits set: numbers of every type are NaN.
     #[must_use]
     pub fn unwritten(bytes: usize) -> Self {
         Self::of(&vec![0xff; bytes])

@@ -156,7 +156,7 @@ const MOST_BLOCKS: u64 = 4096;
 const IN_FLIGHT: u32 = 2;
 /// Threads of most blocks.
 pub(crate) const THREADS: u32 = 256;
-/// Threads of a block, in whole warps, for so many packs.
+/// Threads of a block that handles `packs` packs: whole warps, at most `most`.
 pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
     packs.clamp(1, most).next_multiple_of(32)
 }
@@ -165,7 +165,7 @@ pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
 impl<A> Launch<A> {
-    /// Whether a device takes a grid of this size; if not, what is said about it.
+    /// Checks the grid against the limits of a device; the error names the entry and the limits.
     pub(crate) fn check_grid(&self) -> Result<(), String> {
         let ([x, y, z], [most_x, most, _]) = (self.grid, MOST);
         let fits = self.grid.iter().zip(MOST).all(|(&blocks, most)| (1..=most).contains(&blocks));

@@ -35,7 +35,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes, all ones: numbers of every type are NaN.
+    /// `bytes` bytes with all bits set: numbers of every type are NaN.
     pub(crate) fn unwritten(bytes: usize) -> Self {
         Self::placed(emulated::Memory::unwritten(bytes))
     }
