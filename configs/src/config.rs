@@ -33,7 +33,7 @@ use crate::yaml_out;
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
-pub use launcher::{GpuTransport, Launcher, Transport};
+pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus};

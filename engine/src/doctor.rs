@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use zero_cuda::Inventory;
+use zero_isa::{Isa, VARIABLE};
 use zero_train::Limit;
 
 use crate::cores::Cores;
@@ -72,21 +73,10 @@ fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
     format!("{}; {}", told(CONNECTIONS, ""), told(LOADING, " in runs of several ranks"))
 }
 
-/// The sets of vector instructions that our kernels ask for.
+/// The instruction set that kernels use, and the others that they could use here.
 fn instructions() -> String {
-    let mut found: Vec<&str> = Vec::new();
-    #[cfg(target_arch = "x86_64")]
-    {
-        let known = [
-            ("AVX2", is_x86_feature_detected!("avx2")),
-            ("FMA", is_x86_feature_detected!("fma")),
-            ("AVX-512", is_x86_feature_detected!("avx512f")),
-            ("AVX512_BF16", is_x86_feature_detected!("avx512bf16")),
-            ("AMX", zero_train::ops::has_amx()),
-        ];
-        found.extend(known.into_iter().filter(|(_, here)| *here).map(|(name, _)| name));
-    }
-    if found.is_empty() { "none that our kernels know".into() } else { found.join(", ") }
+    let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    format!("{}; {VARIABLE} can choose {}", Isa::current(), names.join(", "))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
     surroundings::follow_launcher();
     let cli = Cli::read();
-    let result = match (cli.command, cli.train) {
+    let result = known_instructions().and_then(|()| match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),
         (Some(Command::Plan(args)), _) => plan(&args),
         (Some(Command::Launch(args)), _) => launch(&args),
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
             }
         },
         (None, args) => launch::train(&args),
-    };
+    });
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
@@ -66,6 +66,16 @@ fn main() -> ExitCode {
             ExitCode::from(status)
         }
     }
+}
+
+/// Refuses every command when the environment names an instruction set that this processor lacks.
+fn known_instructions() -> anyhow::Result<()> {
+    zero_isa::Isa::choose(None).map_err(|error| zero_train::Error::Setting {
+        key: error.source().into(),
+        message: error.to_string(),
+        help: error.help(),
+    })?;
+    Ok(())
 }
 
 /// A configuration as typed, and its text if it came from standard input.

@@ -2,6 +2,7 @@
 
 use candle_core::DType;
 use zero_config::{self as config, Config};
+use zero_isa::Isa;
 use zero_optim::{Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Optimizer, Schedule, Sgd, Warmup};
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
@@ -40,6 +41,7 @@ impl Settings {
     /// A combination that is not there.
     pub(crate) fn new(config: &Config) -> Result<Self, Error> {
         device::check(config)?;
+        choose_instructions(config)?;
         let ranks = config.data_parallel_size();
         let dtype = dtype(config.working_dtype());
         let zero_stage = zero_stage(config.zero.stage);
@@ -101,6 +103,14 @@ impl Settings {
             skips_overflow: !config.bf16.enabled || config.bf16.check_grad_overflow,
         })
     }
+}
+
+/// Makes the kernels of this process use the instruction set that the user chose.
+fn choose_instructions(config: &Config) -> Result<(), Error> {
+    let set = config.launcher.instruction_set;
+    let configured = (set != config::InstructionSet::Auto).then_some(set.as_str());
+    Isa::choose(configured).map_err(|error| Error::setting(error.source(), error.to_string(), error.help()))?;
+    Ok(())
 }
 
 fn zero_stage(stage: config::ZeroStage) -> ZeroStage {

@@ -56,13 +56,13 @@ impl Stream {
 
     /// `stdev`·x + `mean` for the numbers x of [`Stream::fill_normal`], in the same pass over memory.
     pub(crate) fn fill_scaled_normal(&self, start: u64, mean: f32, stdev: f32, out: &mut [f32]) {
-        let (high, isa) = (split_words(self.high), Isa::best());
+        let (high, isa) = (split_words(self.high), Isa::current());
         fill(start, out, |block, out| normal(isa, block, high, self.key, mean, stdev, out));
     }
 
     /// `width`·x + `low` for the numbers x of [`Stream::fill_uniform`].
     pub(crate) fn fill_scaled_uniform(&self, start: u64, low: f32, width: f32, out: &mut [f32]) {
-        let (high, isa) = (split_words(self.high), Isa::best());
+        let (high, isa) = (split_words(self.high), Isa::current());
         fill(start, out, |block, out| uniform(isa, block, high, self.key, low, width, out));
     }
 }

@@ -9,10 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use zero_isa::Isa;
+
 use crate::{
     AdamW, Optimizer, Step,
     rule::{Rule, apply},
-    simd::Level,
     update,
 };
 
@@ -54,7 +55,7 @@ impl Arrays {
     /// The same reads and writes with one multiply-add for each array. The factor is zero, so the numbers do not drift.
     pub fn floor(&mut self) {
         let floor = Floor(black_box(0.0));
-        apply(Level::detect(), floor, &mut self.params, &self.grads, [&mut self.exp_avg, &mut self.exp_avg_sq]);
+        apply(Isa::current(), floor, &mut self.params, &self.grads, [&mut self.exp_avg, &mut self.exp_avg_sq]);
     }
 }
 

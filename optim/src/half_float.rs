@@ -6,9 +6,11 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use zero_isa::Isa;
+
 use crate::{
     LengthError, expect_length,
-    simd::{Kernel, Level},
+    simd::{Kernel, run},
 };
 
 /// A 16-bit float that parameters can be stored in: `bf16` or `f16`.
@@ -68,11 +70,11 @@ pub fn read_half<H: HalfFloat>(src: &[H], dst: &mut [f32]) -> Result<(), LengthE
 
 impl sealed::Convert for bf16 {
     fn narrow(src: &[f32], dst: &mut [Self]) {
-        Level::detect().run(Narrow { src, dst });
+        run(Isa::current(), Narrow { src, dst });
     }
 
     fn widen(src: &[Self], dst: &mut [f32]) {
-        Level::detect().run(Widen { src, dst });
+        run(Isa::current(), Widen { src, dst });
     }
 }
 
@@ -149,10 +151,10 @@ mod tests {
             .map(f32::from_bits)
             .collect();
         let expected: Vec<u16> = src.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
-        for level in Level::available() {
+        for isa in Isa::available() {
             let mut dst = vec![bf16::ZERO; src.len()];
-            level.run(Narrow { src: &src, dst: &mut dst });
-            assert!(dst.iter().map(|x| x.to_bits()).eq(expected.iter().copied()), "{level:?}");
+            run(isa, Narrow { src: &src, dst: &mut dst });
+            assert!(dst.iter().map(|x| x.to_bits()).eq(expected.iter().copied()), "{isa:?}");
         }
     }
 

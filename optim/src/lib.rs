@@ -44,7 +44,7 @@ pub use sgd::Sgd;
 
 use adamw::{Decoupled, L2};
 use rule::apply;
-use simd::Level;
+use zero_isa::Isa;
 
 /// An optimizer and its hyperparameters, without the learning rate, which a [`Schedule`] gives anew at each step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -113,7 +113,7 @@ pub fn update(
     grads: &[f32],
     states: &mut [&mut [f32]],
 ) -> Result<(), LengthError> {
-    update_at(Level::detect(), optimizer, step, params, grads, states)
+    update_at(Isa::current(), optimizer, step, params, grads, states)
 }
 
 /// [`update`] without SIMD: the oracle that the vector code is compared with.
@@ -127,11 +127,11 @@ pub fn update_scalar(
     grads: &[f32],
     states: &mut [&mut [f32]],
 ) -> Result<(), LengthError> {
-    update_at(Level::Scalar, optimizer, step, params, grads, states)
+    update_at(Isa::BASELINE, optimizer, step, params, grads, states)
 }
 
 fn update_at(
-    level: Level,
+    isa: Isa,
     optimizer: &Optimizer,
     step: &Step,
     params: &mut [f32],
@@ -146,16 +146,14 @@ fn update_at(
     }
     match (optimizer, states) {
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
-            apply(level, Decoupled(adamw.factors(step)), params, grads, [m, v])
+            apply(isa, Decoupled(adamw.factors(step)), params, grads, [m, v])
         }
-        (Optimizer::AdamW(adamw), [m, v]) => apply(level, L2(adamw.factors(step)), params, grads, [m, v]),
-        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => {
-            apply(level, sgd.nesterov_rule(step), params, grads, [buffer])
-        }
-        (Optimizer::Sgd(sgd), [buffer]) => apply(level, sgd.momentum_rule(step), params, grads, [buffer]),
-        (Optimizer::Sgd(sgd), []) => apply(level, sgd.plain_rule(step), params, grads, []),
-        (Optimizer::Lion(lion), [m]) => apply(level, lion.rule(step), params, grads, [m]),
-        (Optimizer::Adagrad(adagrad), [sum]) => apply(level, adagrad.rule(step), params, grads, [sum]),
+        (Optimizer::AdamW(adamw), [m, v]) => apply(isa, L2(adamw.factors(step)), params, grads, [m, v]),
+        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => apply(isa, sgd.nesterov_rule(step), params, grads, [buffer]),
+        (Optimizer::Sgd(sgd), [buffer]) => apply(isa, sgd.momentum_rule(step), params, grads, [buffer]),
+        (Optimizer::Sgd(sgd), []) => apply(isa, sgd.plain_rule(step), params, grads, []),
+        (Optimizer::Lion(lion), [m]) => apply(isa, lion.rule(step), params, grads, [m]),
+        (Optimizer::Adagrad(adagrad), [sum]) => apply(isa, adagrad.rule(step), params, grads, [sum]),
         (optimizer, states) => unreachable!("{optimizer:?} with {} states passed the length check", states.len()),
     }
     Ok(())

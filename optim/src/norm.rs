@@ -15,9 +15,11 @@
 //! assert!((norm::clip_coefficient(norm, 1.0) - 0.2).abs() < 1e-6);
 //! ```
 
+use zero_isa::Isa;
+
 use crate::{
     ExactSum,
-    simd::{Kernel, Level},
+    simd::{Kernel, run},
 };
 
 /// Elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at multiples of
@@ -30,11 +32,11 @@ const LANES: usize = 16;
 /// The sums of squares of each block of `grads`, which starts on a block boundary of its parameter. The last block may
 /// be short.
 pub fn block_square_sums(grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
-    block_square_sums_at(Level::detect(), grads)
+    block_square_sums_at(Isa::current(), grads)
 }
 
-fn block_square_sums_at(level: Level, grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
-    grads.chunks(BLOCK).map(move |block| level.run(SquareSum(block)))
+fn block_square_sums_at(isa: Isa, grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
+    grads.chunks(BLOCK).map(move |block| run(isa, SquareSum(block)))
 }
 
 impl ExactSum {
@@ -193,12 +195,12 @@ mod tests {
         fn all_levels_give_the_same_bits(bits in prop::collection::vec(any::<u32>(), 0..2500), offset in 0usize..17) {
             let grads: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
             let grads = &grads[offset.min(grads.len())..];
-            let expected: Vec<f64> = block_square_sums_at(Level::Scalar, grads).collect();
-            for level in Level::available() {
-                let sums: Vec<f64> = block_square_sums_at(level, grads).collect();
+            let expected: Vec<f64> = block_square_sums_at(Isa::BASELINE, grads).collect();
+            for isa in Isa::available() {
+                let sums: Vec<f64> = block_square_sums_at(isa, grads).collect();
                 prop_assert_eq!(sums.len(), expected.len());
                 for (a, b) in sums.iter().zip(&expected) {
-                    prop_assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{:?}: {} {}", level, a, b);
+                    prop_assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{:?}: {} {}", isa, a, b);
                 }
             }
         }

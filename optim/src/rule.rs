@@ -3,7 +3,9 @@
 //! An optimizer is a [`Rule`]: how one element changes, with every factor that does not depend on the element computed
 //! beforehand in f64. The loop reads parameter, gradient and state once and writes parameter and state once.
 
-use crate::simd::{Kernel, LINE, Level, prefetch};
+use zero_isa::Isa;
+
+use crate::simd::{Kernel, LINE, prefetch, run};
 
 /// How far ahead of its use each line is asked for, in elements: 1 KiB. The square root and the division of a line take
 /// longer than the processor looks ahead by itself; without this AdamW stays a tenth below what memory allows.
@@ -17,13 +19,13 @@ pub(crate) trait Rule<const STATES: usize>: Copy {
 
 /// Applies the rule to each element. All slices are of one length, which the caller has checked.
 pub(crate) fn apply<const STATES: usize, R: Rule<STATES>>(
-    level: Level,
+    isa: Isa,
     rule: R,
     params: &mut [f32],
     grads: &[f32],
     states: [&mut [f32]; STATES],
 ) {
-    level.run(Apply { rule, params, grads, states });
+    run(isa, Apply { rule, params, grads, states });
 }
 
 struct Apply<'a, const STATES: usize, R> {

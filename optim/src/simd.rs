@@ -1,6 +1,6 @@
 //! One source, several instruction sets.
 //!
-//! A [`Kernel`] is ordinary scalar Rust. [`Level::run`] inlines it into functions compiled with AVX-512 or with AVX2
+//! A [`Kernel`] is ordinary scalar Rust. [`run`] inlines it into functions compiled with AVX-512 or with AVX2
 //! and FMA, where the compiler vectorises the loop. It may neither reassociate nor contract floating point, and
 //! addition, multiplication, fused multiply-add, division and square root are exactly rounded in every width, so the
 //! three versions agree to the bit by construction, with no intrinsics to keep in step. The benchmark says whether the
@@ -11,6 +11,8 @@
 
 #![allow(unsafe_code)]
 
+use zero_isa::{Isa, Vectors};
+
 /// Work that is compiled once per instruction set. `run` must be `#[inline(always)]`, with all that it calls in its
 /// loops, or it is compiled without the features.
 pub(crate) trait Kernel {
@@ -18,70 +20,18 @@ pub(crate) trait Kernel {
     fn run(self) -> Self::Output;
 }
 
-/// An instruction set. Values other than `Scalar` come only from [`Level::available`], which has checked them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
-    /// What the target's baseline has. On x86-64 a fused multiply-add is then a call into the C library.
-    Scalar,
-    #[cfg(target_arch = "x86_64")]
-    Avx2(Detected),
-    #[cfg(target_arch = "x86_64")]
-    Avx512(Detected),
-}
-
-/// Proof of detection: only this module makes one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Detected(());
-
-impl Level {
-    /// The widest one that this processor has.
-    pub(crate) fn detect() -> Level {
-        Self::avx512().or_else(Self::avx2).unwrap_or(Level::Scalar)
-    }
-
-    /// All that this processor has.
-    #[cfg(test)]
-    pub(crate) fn available() -> Vec<Level> {
-        [Some(Level::Scalar), Self::avx2(), Self::avx512()].into_iter().flatten().collect()
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn avx512() -> Option<Level> {
-        let found = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("fma");
-        found.then_some(Level::Avx512(Detected(())))
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn avx2() -> Option<Level> {
-        let found = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-        found.then_some(Level::Avx2(Detected(())))
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn avx512() -> Option<Level> {
-        None
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn avx2() -> Option<Level> {
-        None
-    }
-
-    #[inline]
-    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self {
-            Level::Scalar => kernel.run(),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Detected` exists only after `avx2` found these features.
-            Level::Avx2(_) => unsafe { run_avx2(kernel) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Detected` exists only after `avx512` found these features.
-            Level::Avx512(_) => unsafe { run_avx512(kernel) },
-        }
+/// Runs a kernel on an instruction set.
+#[inline]
+pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    match isa.vectors() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` with these vectors exists only after their features were detected.
+        Vectors::Avx2 => unsafe { run_avx2(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Vectors::Avx512 => unsafe { run_avx512(kernel) },
+        // NEON is in the baseline of aarch64.
+        _ => kernel.run(),
     }
 }
 

@@ -43,15 +43,15 @@ fn element() -> impl Strategy<Value = [f32; 4]> {
     [value.clone(), value.clone(), value.clone(), value]
 }
 
-/// Parameters and states after one step at this level, from slices that start `offset` elements into their allocation.
-fn stepped(level: Level, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], offset: usize) -> Vec<Vec<f32>> {
+/// Parameters and states after one step on this instruction set, from slices that start `offset` elements into their allocation.
+fn stepped(isa: Isa, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], offset: usize) -> Vec<Vec<f32>> {
     let column = |c: usize| -> Vec<f32> {
         std::iter::repeat_n(7.0, offset).chain(elements.iter().map(|element| element[c])).collect()
     };
     let (mut params, grads, mut states) = (column(0), column(1), vec![column(2), column(3)]);
     states.truncate(optimizer.states().len());
     let mut views: Vec<&mut [f32]> = states.iter_mut().map(|state| &mut state[offset..]).collect();
-    update_at(level, optimizer, step, &mut params[offset..], &grads[offset..], &mut views).unwrap();
+    update_at(isa, optimizer, step, &mut params[offset..], &grads[offset..], &mut views).unwrap();
     states.insert(0, params);
     states
 }
@@ -72,13 +72,13 @@ proptest! {
     ) {
         let step = Step { step, lr: 3e-3, grad_scale, decay };
         for optimizer in &OPTIMIZERS {
-            let oracle = stepped(Level::Scalar, optimizer, &step, &elements, 0);
-            for level in Level::available() {
-                let vector = stepped(level, optimizer, &step, &elements, offset);
+            let oracle = stepped(Isa::BASELINE, optimizer, &step, &elements, 0);
+            for isa in Isa::available() {
+                let vector = stepped(isa, optimizer, &step, &elements, offset);
                 for (vector, oracle) in vector.iter().zip(&oracle) {
                     prop_assert!(vector[..offset].iter().all(|&x| x == 7.0), "{:?} wrote outside its slice", optimizer);
                     for (a, b) in vector[offset..].iter().zip(oracle) {
-                        prop_assert!(same(*a, *b), "{:?} {:?}: {} {}", level, optimizer, a, b);
+                        prop_assert!(same(*a, *b), "{:?} {:?}: {} {}", isa, optimizer, a, b);
                     }
                 }
             }
@@ -91,9 +91,9 @@ proptest! {
         let cut = cut % elements.len();
         let step = Step { step: 5, lr: 3e-3, grad_scale: 1.0, decay: true };
         for optimizer in &OPTIMIZERS {
-            let whole = stepped(Level::detect(), optimizer, &step, &elements, 0);
-            let left = stepped(Level::detect(), optimizer, &step, &elements[..cut], 0);
-            let right = stepped(Level::detect(), optimizer, &step, &elements[cut..], 0);
+            let whole = stepped(Isa::current(), optimizer, &step, &elements, 0);
+            let left = stepped(Isa::current(), optimizer, &step, &elements[..cut], 0);
+            let right = stepped(Isa::current(), optimizer, &step, &elements[cut..], 0);
             for ((whole, left), right) in whole.iter().zip(&left).zip(&right) {
                 prop_assert!(whole.iter().zip(left.iter().chain(right)).all(|(&a, &b)| same(a, b)));
             }
@@ -183,7 +183,7 @@ fn adams_first_step_is_the_learning_rate() {
 fn a_nan_gradient_shows_in_the_parameter() {
     for optimizer in &OPTIMIZERS {
         let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, decay: true };
-        for column in stepped(Level::detect(), optimizer, &step, &[[1.0, f32::NAN, 0.0, 0.0]], 0) {
+        for column in stepped(Isa::current(), optimizer, &step, &[[1.0, f32::NAN, 0.0, 0.0]], 0) {
             assert!(column[0].is_nan(), "{optimizer:?}");
         }
     }

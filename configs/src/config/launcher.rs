@@ -21,6 +21,8 @@ pub struct Launcher {
     /// Compute threads of each rank; `None` is `auto`: the cores divided by the ranks on this machine.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub threads_per_rank: Option<usize>,
+    /// The instruction set that kernels run on; `auto` is the widest that the processor has.
+    pub instruction_set: InstructionSet,
     /// Bind each rank to cores of its own where there are enough.
     pub bind_cores_to_rank: bool,
     /// How often the launcher starts all ranks again after one has died.
@@ -57,6 +59,24 @@ choice! {
     }
 }
 
+choice! {
+    /// The instruction set that kernels run on.
+    pub enum InstructionSet {
+        /// The widest that the processor has.
+        Auto = "auto",
+        /// Scalar code.
+        Baseline = "baseline",
+        /// aarch64's vectors.
+        Neon = "neon",
+        /// AVX2 and FMA.
+        Avx2 = "avx2",
+        /// AVX-512 F, BW, DQ and VL.
+        Avx512 = "avx512",
+        /// AVX-512, and AMX for products of bf16.
+        Amx = "amx",
+    }
+}
+
 impl Launcher {
     pub(crate) fn read(resolver: &mut Resolver<'_>, world_size: usize) -> Self {
         let mut keys = resolver.section("launcher");
@@ -67,6 +87,7 @@ impl Launcher {
             interface: keys.optional_text("interface"),
             timeout_seconds: keys.float("timeout_seconds"),
             threads_per_rank: keys.optional_int("threads_per_rank"),
+            instruction_set: keys.choice("instruction_set", InstructionSet::Auto),
             bind_cores_to_rank: keys.bool("bind_cores_to_rank"),
             max_restarts: keys.optional_int("max_restarts").unwrap_or(0),
             min_ranks: keys.optional_int("min_ranks"),

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::choice::Choice as _;
-use crate::config::{Compute, DataFormat, GpuTransport, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn};
+use crate::config::{
+    Compute, DataFormat, GpuTransport, InstructionSet, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn,
+};
 
 /// Bounds that keep every product of a model's sizes far from overflow.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
@@ -156,6 +158,7 @@ pub(super) static LAUNCHER: Section = Section { switch: Switch::Keys, keys: &[
     key("interface", Kind::Text, "null", "Network interface or address to bind; loopback when not given"),
     key("timeout_seconds", Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of a peer before it counts as lost"),
     engine("threads_per_rank", Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads of each rank; auto: the cores divided by the ranks on this machine"),
+    key("instruction_set", Kind::Choice { names: InstructionSet::NAMES, later: &[] }, "auto", "Instruction set of the kernels; auto: the widest that the processor has. The environment variable ZERO_TRAIN_ISA wins over it"),
     key("bind_cores_to_rank", Kind::Bool, "true", "Bind each rank to cores of its own; not done when there are more ranks, or threads, than cores, or when another launcher has bound them"),
     key("max_restarts", COUNT_OR_0, "0", "How often `zero-train -n` starts all ranks again, from the newest checkpoint, after one has died; 0 never"),
     key("min_ranks", RANKS, "null", "A restart does without the ranks that died, as long as so many are left, with the same train_batch_size; null: as many ranks as before"),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use zero_comm::Buffer;
+use zero_isa::Isa;
 use zero_partition::{CATEGORIES, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
 
@@ -102,6 +103,7 @@ impl Report {
             "restarts": self.restarts,
             "world_size": comm.size(),
             "transport": comm.transport(),
+            "instruction_set": Isa::current().name(),
             "zero_stage": engine.settings.layout.zero_stage.number(),
             "parameters": engine.model().elements(),
             "pipeline": pipeline(engine),

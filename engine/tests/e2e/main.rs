@@ -13,6 +13,7 @@ mod costs;
 mod deepspeed;
 mod doctor;
 mod hosts;
+mod instructions;
 mod kills;
 mod launch;
 mod launchers;

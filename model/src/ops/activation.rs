@@ -135,7 +135,7 @@ impl CustomOp1 for Elementwise {
         let _timed = measure::forward(self.name);
         let x = View::new(self.name, xs, xl)?;
         let x = x.elements();
-        let y = |range, y: &mut [f32]| (self.forward)(Isa::best(), &x.floats(range), y);
+        let y = |range, y: &mut [f32]| (self.forward)(Isa::current(), &x.floats(range), y);
         Ok((build_as(self.name, xs.dtype(), x.len(), 1, y)?, xl.shape().clone()))
     }
 
@@ -154,7 +154,7 @@ impl CustomOp1 for Elementwise {
         let (xs, dy) = (View::of(self.name, &held.0)?, View::of(self.name, &held.1)?);
         let (xs, dy) = (xs.elements(), dy.elements());
         let dx = build_as(self.name, x.dtype(), xs.len(), 1, |range, dx| {
-            (self.backward)(Isa::best(), &xs.floats(range.clone()), &dy.floats(range), dx);
+            (self.backward)(Isa::current(), &xs.floats(range.clone()), &dy.floats(range), dx);
         })?;
         Ok(Some(tensor(dx, x.shape())))
     }
@@ -193,7 +193,7 @@ impl CustomOp2 for SwiGlu {
         let (gate, up) = (View::new(SWIGLU, gs, gl)?, View::new(SWIGLU, us, ul)?);
         let (gate, up) = (gate.elements(), up.elements());
         let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, |range, y| {
-            kernel::swiglu(Isa::best(), &gate.floats(range.clone()), &up.floats(range), y);
+            kernel::swiglu(Isa::current(), &gate.floats(range.clone()), &up.floats(range), y);
         })?;
         Ok((y, gl.shape().clone()))
     }
@@ -218,7 +218,7 @@ impl CustomOp2 for SwiGlu {
         let (mut d_gate, mut d_up) = (fresh(gate)?, fresh(up)?);
         let (to_gate, to_up) = (d_gate.shared(), d_up.shared());
         split::<f32, 0>(gs.len(), 1, [], |range, []| {
-            let isa = Isa::best();
+            let isa = Isa::current();
             for start in range.clone().step_by(CACHED) {
                 let part = start..range.end.min(start + CACHED);
                 let len = part.len();

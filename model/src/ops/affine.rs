@@ -185,7 +185,7 @@ fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'
 pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -> Result<Option<Tensor>> {
     let _timed = measure::backward("bias");
     deliver_tile(op, bias, |out, tile| {
-        let (isa, outputs) = (Isa::best(), out.len());
+        let (isa, outputs) = (Isa::current(), out.len());
         let blocks = (dy.len() / outputs).div_ceil(BLOCK);
         let mut partials = vec![0.0; blocks * outputs];
         split(blocks, BLOCK * outputs, [Output { data: &mut partials, floats: outputs }], |range, [partials]| {

@@ -249,7 +249,7 @@ pub(super) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);
     let (xs, ys) = (xs.elements(), ys.elements());
     let sums = build_as(SUM, x.dtype(), xs.len(), 1, |range, sums| {
-        add(Isa::best(), &xs.floats(range.clone()), &ys.floats(range), sums);
+        add(Isa::current(), &xs.floats(range.clone()), &ys.floats(range), sums);
     })?;
     Ok(Tensor::from_storage(Storage::Cpu(sums), x.shape(), BackpropOp::none(), wanted))
 }

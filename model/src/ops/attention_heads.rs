@@ -11,7 +11,7 @@ use super::kernel::{Isa, softmax as kernel};
 use super::measure;
 use super::output::Shared;
 use super::parallel::{Output, parts, split};
-use super::product::{COLUMNS, Elements, FewRows, Matrix, Panels, ROWS, Target};
+use super::product::{COLUMNS, Elements, FewRows, MOST_ROWS as ROWS, Matrix, Panels, Target};
 use std::ops::Range;
 
 /// Query rows whose contributions to the gradients of keys and values are added up at a time.
@@ -161,7 +161,7 @@ pub(crate) fn forward(
     [q, k, v]: [Elements<'_>; 3],
     out: Shared<'_>,
 ) -> Vec<f32> {
-    let isa = Isa::best();
+    let isa = Isa::current();
     let mut log_sums = vec![0.0; g.batch * g.heads * g.time];
     if g.time == 0 {
         return log_sums;
@@ -220,7 +220,7 @@ pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]
         return;
     }
     measure::count_macs(BACKWARD_PRODUCTS * g.macs_of_a_product(saved.firsts));
-    let isa = Isa::best();
+    let isa = Isa::current();
     split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
         let mut work = Backward::new(g, at, isa);
         for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {

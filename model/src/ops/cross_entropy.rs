@@ -78,7 +78,7 @@ impl CustomOp2 for CrossEntropy {
         let row_of = |row| logits.elements().floats(row * classes..(row + 1) * classes);
         let mut statistics = vec![0.0; 3 * count];
         split(count, classes, [Output { data: &mut statistics, floats: 3 }], |range, [statistics]| {
-            let isa = Isa::best();
+            let isa = Isa::current();
             for (row, out) in range.zip(statistics.chunks_exact_mut(3)) {
                 let logits = row_of(row);
                 let (largest, sum) = kernel::max_and_sum(isa, &logits);
@@ -120,7 +120,7 @@ impl CustomOp2 for CrossEntropy {
         let xs = View::of(OP, &held)?;
         let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
         let dx = build_as(OP, logits.dtype(), count, classes, |range, dx| {
-            let isa = Isa::best();
+            let isa = Isa::current();
             for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
                 let (largest, sum) = (statistics[3 * row], statistics[3 * row + 1]);
                 xs.elements().read(isa, row * classes, dx);

@@ -98,7 +98,7 @@ impl CustomOp2 for Gather {
         let weight = weight.elements();
         let y = build_as(OP, ws.dtype(), ids.len(), size, |range, y| {
             for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
-                weight.read(Isa::best(), id * size, row);
+                weight.read(Isa::current(), id * size, row);
             }
         })?;
         let mut dims = il.dims().to_vec();

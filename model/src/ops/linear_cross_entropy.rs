@@ -129,7 +129,7 @@ impl Head<'_> {
         let mut parts = vec![0.0; 3 * targets.len()];
         let outputs = [Output { data: logits, floats: self.classes }, Output { data: &mut parts, floats: 3 }];
         split(targets.len(), self.classes, outputs, |range, [logits, parts]| {
-            let isa = Isa::best();
+            let isa = Isa::current();
             let rows = logits.chunks_exact_mut(self.classes).zip(parts.chunks_exact_mut(3));
             for ((row, part), &target) in rows.zip(&targets[range]) {
                 let (largest, sum) = kernel::max_and_sum(isa, row);

@@ -108,7 +108,7 @@ impl CustomOp3 for LinearGelu {
         let _timed = measure::forward("gelu");
         let y = {
             let sum = Elements::all(OP, &sum)?;
-            build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::best(), &sum.floats(range), y))?
+            build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::current(), &sum.floats(range), y))?
         };
         let _ = self.before.sum.set(Storage::Cpu(sum));
         Ok((y, shape))
@@ -158,7 +158,7 @@ impl CustomOp3 for LinearGelu {
             let dy = View::of(OP, &held)?;
             let (sum, dy) = (Elements::all(OP, sum)?, dy.elements());
             build_as(OP, x.dtype(), sum.len(), 1, |range, d_sum| {
-                kernel::gelu_tanh_backward(Isa::best(), &sum.floats(range.clone()), &dy.floats(range), d_sum);
+                kernel::gelu_tanh_backward(Isa::current(), &sum.floats(range.clone()), &dy.floats(range), d_sum);
             })?
         };
         let d_sum = Elements::all(OP, &d_sum)?;

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use candle_core::DType;
 
 use super::kernel::Isa;
-use super::kernel::lanes::Level;
 #[cfg(target_arch = "x86_64")]
 use super::product::Bf16Units;
+#[cfg(target_arch = "x86_64")]
+use zero_isa::Vectors;
 
 /// What one kind of operation took.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,14 +163,14 @@ pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
         }
         _ => {}
     }
-    let (sum, lanes) = match Isa::best().0 {
-        Level::Baseline => (chains(rounds, factor), 1),
-        // SAFETY: an `Isa` of this level is only made after these features were detected.
+    let (sum, lanes) = match Isa::current().vectors() {
+        // SAFETY: an `Isa` with these vectors exists only after their features were detected.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => (unsafe { x86::chains_of_8(rounds, factor) }, 8),
+        Vectors::Avx2 => (unsafe { x86::chains_of_8(rounds, factor) }, 8),
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => (unsafe { x86::chains_of_16(rounds, factor) }, 16),
+        Vectors::Avx512 => (unsafe { x86::chains_of_16(rounds, factor) }, 16),
+        _ => (chains(rounds, factor), 1),
     };
     std::hint::black_box(sum);
     2.0 * (rounds * CHAINS * lanes) as f64

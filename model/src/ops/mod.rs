@@ -61,11 +61,6 @@ pub(crate) fn room_of_products() -> u64 {
     product::ROOM as u64
 }
 
-/// Whether products of two bf16 operands go through AMX on this machine.
-pub fn has_amx() -> bool {
-    product::Bf16Units::best() == product::Bf16Units::Squares
-}
-
 pub use activation::{Activation, UnknownActivation, gelu, gelu_erf, relu, silu, swiglu};
 pub use attention::{
     causal_attention, causal_attention_packed, causal_attention_packed_within, causal_attention_within,

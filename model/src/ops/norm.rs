@@ -71,7 +71,7 @@ impl LayerNorm {
             LAYER_NORM,
             x,
             branch,
-            |sums, normals| kernel::layer_norm(Isa::best(), sums, &w, &b, self.eps, normals),
+            |sums, normals| kernel::layer_norm(Isa::current(), sums, &w, &b, self.eps, normals),
             |total| self.forward(total),
             record,
         )
@@ -126,7 +126,7 @@ impl RmsNorm {
             RMS_NORM,
             x,
             branch,
-            |sums, normals| kernel::rms_norm(Isa::best(), sums, &w, self.eps, normals),
+            |sums, normals| kernel::rms_norm(Isa::current(), sums, &w, self.eps, normals),
             |total| self.forward(total),
             record,
         )
@@ -162,7 +162,7 @@ fn backward(
     dtype: DType,
     rows: impl Fn(&[f32], &[f32], &mut [f32], &mut [f32]) + Sync,
 ) -> Result<(CpuStorage, Vec<f32>)> {
-    let isa = Isa::best();
+    let isa = Isa::current();
     let count = x.len() / size;
     let at_once = (CACHED / size).clamp(1, BLOCK);
     let mut partials = vec![0.0; count.div_ceil(BLOCK) * sums];
@@ -243,7 +243,7 @@ impl CustomOp3 for LayerNormOp {
         let (x, w, b) = (View::new(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
         let x = x.elements();
         let y = build_as(LAYER_NORM, xs.dtype(), count, size, |range, y| {
-            kernel::layer_norm(Isa::best(), &x.floats(range.start * size..range.end * size), &w, &b, self.eps, y);
+            kernel::layer_norm(Isa::current(), &x.floats(range.start * size..range.end * size), &w, &b, self.eps, y);
         })?;
         Ok((y, xl.shape().clone()))
     }
@@ -283,7 +283,7 @@ impl CustomOp3 for LayerNormOp {
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
         let (xs, w, dy) =
             (View::of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?, View::of(LAYER_NORM, &held.2)?);
-        let (isa, size) = (Isa::best(), w.len());
+        let (isa, size) = (Isa::current(), w.len());
         // Each block's Σ dy·x̂ and Σ dy, side by side.
         let (dx, partials) =
             backward(LAYER_NORM, [xs.elements(), dy.elements()], size, 2 * size, x.dtype(), |x, dy, dx, partial| {
@@ -327,7 +327,7 @@ impl CustomOp2 for RmsNormOp {
         let (x, w) = (View::new(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
         let x = x.elements();
         let y = build_as(RMS_NORM, xs.dtype(), count, size, |range, y| {
-            kernel::rms_norm(Isa::best(), &x.floats(range.start * size..range.end * size), &w, self.eps, y);
+            kernel::rms_norm(Isa::current(), &x.floats(range.start * size..range.end * size), &w, self.eps, y);
         })?;
         Ok((y, xl.shape().clone()))
     }
@@ -348,7 +348,7 @@ impl CustomOp2 for RmsNormOp {
         let _timed = measure::backward(RMS_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
         let (xs, w, dy) = (View::of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, View::of(RMS_NORM, &held.2)?);
-        let (isa, size) = (Isa::best(), w.len());
+        let (isa, size) = (Isa::current(), w.len());
         let (dx, partials) =
             backward(RMS_NORM, [xs.elements(), dy.elements()], size, size, x.dtype(), |x, dy, dx, d_weight| {
                 kernel::rms_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight);

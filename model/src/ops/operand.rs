@@ -183,7 +183,7 @@ pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Res
 }
 
 fn widened<H: HalfFloat>(values: &[H]) -> Vec<f32> {
-    build(values.len(), 1, |range, out| H::widen(Isa::best(), &values[range], out))
+    build(values.len(), 1, |range, out| H::widen(Isa::current(), &values[range], out))
 }
 
 /// Splits a shape into (rows, length of the last dimension).

@@ -24,7 +24,7 @@ pub(crate) fn build_as(
     let out = fresh.shared();
     let at_once = (CACHED / floats.max(1)).max(1);
     split::<f32, 0>(units, floats, [], |range, []| {
-        let isa = Isa::best();
+        let isa = Isa::current();
         for start in range.clone().step_by(at_once) {
             let part = start..range.end.min(start + at_once);
             let (at, len) = (start * floats, part.len() * floats);

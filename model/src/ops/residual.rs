@@ -48,7 +48,7 @@ pub(super) fn residual_norm(
         let (to_sums, to_normals) = (sums.shared(), normals.shared());
         let at_once = (CACHED / size).max(1);
         split::<f32, 0>(count, size, [], |range, []| {
-            let isa = Isa::best();
+            let isa = Isa::current();
             for start in range.clone().step_by(at_once) {
                 let part = start * size..range.end.min(start + at_once) * size;
                 let (x, y) = (xs.floats(part.clone()), ys.floats(part.clone()));

@@ -143,7 +143,7 @@ impl Rotary {
         let (cos, sin) = self.table.split_at(self.positions * self.half);
         let row = heads * size;
         build_as(OP, dtype, x.len() / row.max(1), row, |range, y| {
-            let isa = Isa::best();
+            let isa = Isa::current();
             let x = x.floats(range.start * row..range.end * row);
             for ((at, x), y) in range.zip(x.chunks_exact(row.max(1))).zip(y.chunks_exact_mut(row.max(1))) {
                 let angles = at % time * self.half..(at % time + 1) * self.half;

@@ -45,7 +45,7 @@ fn nearest(value: f32) -> f16 {
 /// y = x, exactly.
 pub(crate) fn widen(isa: super::Isa, x: &[f16], y: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.0 == super::lanes::Level::Avx512 {
+    if isa.vectors() == zero_isa::Vectors::Avx512 {
         // SAFETY: an `Isa` of this level is only made after its features were detected.
         return unsafe { x86::widen(x, y) };
     }
@@ -55,7 +55,7 @@ pub(crate) fn widen(isa: super::Isa, x: &[f16], y: &mut [f32]) {
 /// y = x rounded to the nearest, ties to even; NaN stays NaN.
 pub(crate) fn round(isa: super::Isa, x: &[f32], y: &mut [f16]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.0 == super::lanes::Level::Avx512 {
+    if isa.vectors() == zero_isa::Vectors::Avx512 {
         // SAFETY: as above.
         return unsafe { x86::round(x, y) };
     }

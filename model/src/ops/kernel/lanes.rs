@@ -1,61 +1,4 @@
-//! Instruction sets chosen at run time, and sums whose order does not depend on the choice.
-
-/// An instruction set that this processor has. The kernels give the same bits on each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isa(pub(crate) Level);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
-    Baseline,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl Isa {
-    /// What the target triple guarantees; the oracle for the others.
-    pub const BASELINE: Isa = Isa(Level::Baseline);
-
-    /// The widest instruction set of this processor.
-    #[cfg(target_arch = "x86_64")]
-    pub fn best() -> Isa {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("fma")
-        {
-            Isa(Level::Avx512)
-        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            Isa(Level::Avx2)
-        } else {
-            Isa::BASELINE
-        }
-    }
-
-    /// The widest instruction set of this processor.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub fn best() -> Isa {
-        Isa::BASELINE
-    }
-
-    /// All that this processor has, narrowest first.
-    pub fn available() -> Vec<Isa> {
-        let mut all = vec![Isa::BASELINE];
-        #[cfg(target_arch = "x86_64")]
-        {
-            let best = Isa::best();
-            if best != Isa::BASELINE {
-                all.push(Isa(Level::Avx2));
-            }
-            if best == Isa(Level::Avx512) {
-                all.push(best);
-            }
-        }
-        all
-    }
-}
+//! Kernels that are compiled for each instruction set, and sums whose order does not depend on the choice.
 
 /// Declares a kernel: the body is compiled once for each instruction set, and the caller passes an [`Isa`] first.
 macro_rules! vectorised {
@@ -63,9 +6,8 @@ macro_rules! vectorised {
         $(#[$attr])*
         // A kernel takes its slices one by one; a struct of them would only be a second list of names.
         #[allow(clippy::too_many_arguments)]
-        pub(crate) fn $name(isa: $crate::ops::kernel::Isa, $($arg: $ty),*) $(-> $ret)? {
-            use $crate::ops::kernel::lanes::Level;
-            #[inline(always)]
+        pub(crate) fn $name(isa: zero_isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+                        #[inline(always)]
             #[allow(clippy::too_many_arguments)]
             fn generic($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
@@ -80,14 +22,15 @@ macro_rules! vectorised {
             fn avx512($($arg: $ty),*) $(-> $ret)? {
                 generic($($arg),*)
             }
-            match isa.0 {
-                Level::Baseline => generic($($arg),*),
-                // SAFETY: an `Isa` of this level is only made after these features were detected.
+            match isa.vectors() {
+                // SAFETY: an `Isa` with these vectors exists only after their features were detected.
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => unsafe { avx2($($arg),*) },
+                zero_isa::Vectors::Avx2 => unsafe { avx2($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => unsafe { avx512($($arg),*) },
+                zero_isa::Vectors::Avx512 => unsafe { avx512($($arg),*) },
+                // NEON is in the baseline of aarch64.
+                _ => generic($($arg),*),
             }
         }
     };

@@ -17,8 +17,8 @@ pub(crate) mod rotary;
 pub(crate) mod softmax;
 
 pub(crate) use half_float::HalfFloat;
-pub use lanes::Isa;
 pub(crate) use lanes::vectorised;
+pub use zero_isa::Isa;
 
 #[cfg(test)]
 mod tests {

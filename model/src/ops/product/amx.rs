@@ -35,35 +35,11 @@ pub(super) unsafe fn compute(_: Tile) {
     unreachable!("AMX is x86's");
 }
 
-/// Whether this process may use AMX: the processor has it and the system lets us, which it has to be asked for.
-pub(super) fn available() -> bool {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    return x86::available();
-    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-    false
-}
-
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{COLUMNS, ROWS, SIDE, SQUARE, STEP, Tile};
     use crate::ops::kernel::Isa;
-    use crate::ops::kernel::lanes::Level;
     use std::arch::asm;
-
-    #[cfg(target_os = "linux")]
-    pub(super) fn available() -> bool {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        const BF16: u32 = 1 << 22;
-        const TILES: u32 = 1 << 24;
-        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-        const TILE_DATA: libc::c_long = 18;
-        let wide = Isa::best().0 == Level::Avx512;
-        if !wide || __cpuid(0).eax < 7 || __cpuid_count(7, 0).edx & (BF16 | TILES) != BF16 | TILES {
-            return false;
-        }
-        // SAFETY: asks the kernel for larger saved states of this process's threads, and changes nothing else.
-        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
-    }
 
     /// What `ldtilecfg` reads: eight registers of sixteen rows of 64 bytes.
     #[repr(C, align(64))]
@@ -94,7 +70,7 @@ mod x86 {
                 unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
             }
         }
-        debug_assert!(available());
+        debug_assert!(Isa::current().has_amx());
         // SAFETY: squares are chosen where AMX is available; the description is one that the processor takes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SQUARES, options(readonly, nostack, preserves_flags)) };
         let _held = Held;

@@ -2,9 +2,9 @@
 
 use super::super::kernel::{HalfFloat, Isa};
 use super::amx;
-use super::pack::{left_panel, right_panel};
+use super::pack::{left_room, right_panel};
 use super::terms::{Left, Terms};
-use super::tile::{COLUMNS, ROWS as FEW_ROWS, Tile};
+use super::tile::{COLUMNS, Tile};
 use super::{Matrix, Start};
 use half::{bf16, f16};
 use std::cell::RefCell;
@@ -50,18 +50,19 @@ impl Rounded for f16 {
 // SAFETY: every thread writes its own part of the output and reads no other.
 unsafe impl Sync for Out<'_> {}
 
-/// Words of the inner dimension that are passed while a block of the right operand is in the second-level cache.
+/// Words of the inner dimension in the largest block of the right operand.
 const DEPTH: usize = 512;
 /// Columns of such a block: 1.5 MB.
 const WIDTH: usize = 768;
-/// Rows of the left operand that are packed at a time.
+/// Rows of the left operand that meet a block, at most; as many are packed at a time.
 const HEIGHT: usize = 256;
 
-/// The longest inner dimension, in words, that is not cut: a block of its right operand has two panels.
+/// The longest inner dimension, in words, whose sums are rounded without a buffer of all of them: a block of its right
+/// operand has two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
-/// Lines of the largest packed blocks of the two operands, and of the sums of a row of tiles.
-const LEFT_LINES: usize = HEIGHT.div_ceil(FEW_ROWS) * left_panel(DEPTH) / 16;
+/// Lines of the largest packed blocks of the two operands, and of sums that wait to be rounded.
+const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16;
 const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16;
 const SUM_LINES: usize = amx::ROWS * WIDTH / 16;
 
@@ -87,25 +88,48 @@ pub(crate) fn make_room() {
     PACKED.with(|_| {});
 }
 
-/// How large blocks are.
+/// How large blocks are, and which operand stays in the first-level cache.
 struct Sizes {
     depth: usize,
     width: usize,
     height: usize,
+    order: Order,
+}
+
+/// The order of the tiles of a block.
+#[derive(Clone, Copy)]
+enum Order {
+    /// A tile's rows of the left operand stay in the first-level cache while all columns of the right one pass by from the
+    /// second level: for tiles so wide that this is seldom enough.
+    RowsFirst,
+    /// A tile's columns of the right operand stay there while all rows of the left one pass by.
+    ColumnsFirst,
 }
 
 impl Sizes {
-    fn new<T: Terms>(words: usize, to: To) -> Self {
+    fn new<T: Terms>(isa: Isa, words: usize, to: To) -> Self {
+        let (depth, order) = match T::tile_columns(isa) {
+            COLUMNS => (DEPTH, Order::RowsFirst),
+            // 16 KB.
+            columns => (4096 / columns, Order::ColumnsFirst),
+        };
         match to {
-            To::F32(_) => Self { depth: DEPTH, width: WIDTH, height: HEIGHT },
-            // As much memory, in another shape.
-            To::Bf16(_) | To::F16(_) => Self {
-                depth: words.max(1),
-                width: (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH),
-                height: (DEPTH * HEIGHT / words.max(1) / T::ROWS * T::ROWS).clamp(T::ROWS, HEIGHT),
-            },
+            To::F32(_) => Self { depth: even(words, depth), width: WIDTH, height: HEIGHT, order },
+            // As much memory, in another shape: all of the inner dimension is in one block.
+            To::Bf16(_) | To::F16(_) => {
+                let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);
+                let depth = if let Order::RowsFirst = order { words.max(1) } else { even(words, depth) };
+                let height = (DEPTH * HEIGHT / depth).min(16 * SUM_LINES / width);
+                let rows = T::rows(isa);
+                Self { depth, width, height: (height / rows * rows).clamp(rows, HEIGHT), order }
+            }
         }
     }
+}
+
+/// Pieces of equal length, at most `longest`, and of whole steps of AMX.
+fn even(words: usize, longest: usize) -> usize {
+    words.div_ceil(words.div_ceil(longest).max(1)).next_multiple_of(amx::STEP).max(1)
 }
 
 /// The part of the output with these rows and columns.
@@ -120,96 +144,102 @@ pub(super) unsafe fn block<T: Terms>(
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    let sizes = Sizes::new::<T>(T::words(left.columns), out.to);
-    let multiply = || {
+    let work = Block { isa, out, left, right, rows, sizes: Sizes::new::<T>(isa, T::words(left.columns), out.to) };
+    T::running(|| {
         PACKED.with_borrow_mut(|room| {
-            for columns in pieces(columns, sizes.width) {
-                // One block of no terms where there are none.
-                for start in (0..left.columns.max(1)).step_by(sizes.depth * T::EACH) {
-                    let depth = start..left.columns.min(start + sizes.depth * T::EACH);
-                    let words = T::words(depth.len());
-                    let packed = space(&mut room.right, columns.len().div_ceil(COLUMNS) * right_panel(words));
-                    T::pack_right(isa, right, depth.clone(), columns.clone(), packed);
-                    for rows in pieces(rows.clone(), sizes.height) {
-                        let left = T::left(isa, left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
-                        let tiles = Tiles { left, right: packed, words, first: start == 0, columns: columns.clone() };
-                        match out.to {
-                            // SAFETY: the caller's promise.
-                            To::F32(to) => unsafe { tiles.sums::<T>(isa, out, to, rows) },
-                            // SAFETY: as above.
-                            To::Bf16(to) => unsafe { tiles.rounded::<T, _>(isa, out, to, rows, &mut room.sums) },
-                            // SAFETY: as above.
-                            To::F16(to) => unsafe { tiles.rounded::<T, _>(isa, out, to, rows, &mut room.sums) },
-                        }
-                    }
+            for columns in pieces(columns, work.sizes.width) {
+                match out.to {
+                    // SAFETY: the caller's promise.
+                    To::F32(to) => unsafe { work.sums::<T>(to, columns, room) },
+                    // SAFETY: as above.
+                    To::Bf16(to) => unsafe { work.rounded::<T, _>(to, columns, room) },
+                    // SAFETY: as above.
+                    To::F16(to) => unsafe { work.rounded::<T, _>(to, columns, room) },
                 }
             }
         })
-    };
-    T::running(multiply);
+    });
 }
 
-/// A few rows of the left operand against each panel of the right one in turn.
-struct Tiles<'a> {
-    left: Left<'a>,
-    right: &'a [f32],
-    words: usize,
-    /// Whether the inner dimension begins with this block.
-    first: bool,
-    columns: Range<usize>,
+/// One thread's part of a product.
+struct Block<'a> {
+    isa: Isa,
+    out: Out<'a>,
+    left: Matrix<'a>,
+    right: Matrix<'a>,
+    rows: Range<usize>,
+    sizes: Sizes,
 }
 
-impl Tiles<'_> {
-    /// Adds them up in the output.
+impl Block<'_> {
+    /// The inner dimension in pieces; one of no terms where there are none.
+    fn depths<T: Terms>(&self) -> impl Iterator<Item = Range<usize>> {
+        let (terms, each) = (self.left.columns, self.sizes.depth * T::EACH);
+        (0..terms.max(1)).step_by(each).map(move |start| start..terms.min(start + each))
+    }
+
+    /// Adds the sums up in the output.
     ///
     /// # Safety
-    /// The block lies in the output, nobody else has it, and the operands hold it.
-    unsafe fn sums<T: Terms>(&self, isa: Isa, out: Out<'_>, to: *mut f32, rows: Range<usize>) {
-        for (down, row) in rows.clone().step_by(T::ROWS).enumerate() {
-            for (across, column) in self.columns.clone().step_by(COLUMNS).enumerate() {
+    /// Rows and columns lie in the output, and nobody else has them.
+    unsafe fn sums<T: Terms>(&self, to: *mut f32, columns: Range<usize>, room: &mut Room) {
+        let (isa, stride) = (self.isa, self.out.stride);
+        for depth in self.depths::<T>() {
+            let words = T::words(depth.len());
+            let packed = space(&mut room.right, columns.len().div_ceil(COLUMNS) * right_panel(words));
+            T::pack_right(isa, self.right, depth.clone(), columns.clone(), packed);
+            for rows in pieces(self.rows.clone(), self.sizes.height) {
+                let left = T::left(isa, self.left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
                 // SAFETY: inside of the output by the caller's promise.
-                let at = unsafe { to.add(row * out.stride + column) };
-                let start = match out.start {
-                    _ if !self.first => (at.cast_const(), out.stride),
-                    Start::Zero => (std::ptr::null(), 0),
-                    Start::Output => (at.cast_const(), out.stride),
-                    Start::Row(start) => (start[column..].as_ptr(), 0),
+                let at = unsafe { to.add(rows.start * stride + columns.start) };
+                let start = match self.out.start {
+                    Start::Zero if depth.start == 0 => Place::NONE,
+                    Start::Row(start) if depth.start == 0 => Place::every_row(&start[columns.clone()]),
+                    _ => Place { at, stride },
                 };
+                let tiles = Tiles { left, right: packed, words, rows: rows.len(), columns: columns.len() };
                 // SAFETY: the caller's promise.
-                unsafe { self.tile::<T>(isa, down, across, (rows.end - row).min(T::ROWS), start, (at, out.stride)) };
+                unsafe { tiles.compute::<T>(isa, self.sizes.order, start, Place { at, stride }) };
             }
         }
     }
 
-    /// Rounds them into the output.
+    /// Rounds the sums into the output when they are complete.
     ///
     /// # Safety
-    /// As for [`Tiles::sums`].
-    unsafe fn rounded<T: Terms, H: HalfFloat>(
-        &self,
-        isa: Isa,
-        out: Out<'_>,
-        to: *mut H,
-        rows: Range<usize>,
-        sums: &mut Vec<Line>,
-    ) {
-        let width = self.columns.len();
-        let sums = space(sums, T::ROWS * width);
-        for (down, row) in rows.clone().step_by(T::ROWS).enumerate() {
-            let count = (rows.end - row).min(T::ROWS);
-            for (across, column) in self.columns.clone().step_by(COLUMNS).enumerate() {
-                let start = match out.start {
-                    Start::Row(start) => (start[column..].as_ptr(), 0),
-                    _ => (std::ptr::null(), 0),
+    /// As for [`Block::sums`].
+    unsafe fn rounded<T: Terms, H: HalfFloat>(&self, to: *mut H, columns: Range<usize>, room: &mut Room) {
+        let (isa, width) = (self.isa, columns.len());
+        let len = |depth: &Range<usize>| width.div_ceil(COLUMNS) * right_panel(T::words(depth.len()));
+        let packed = space(&mut room.right, self.depths::<T>().map(|depth| len(&depth)).sum());
+        let mut rest = &mut *packed;
+        for depth in self.depths::<T>() {
+            let (packed, after) = rest.split_at_mut(len(&depth));
+            T::pack_right(isa, self.right, depth, columns.clone(), packed);
+            rest = after;
+        }
+        for rows in pieces(self.rows.clone(), self.sizes.height) {
+            let sums = space(&mut room.sums, rows.len() * width);
+            let place = Place { at: sums.as_mut_ptr(), stride: width };
+            let mut rest = &*packed;
+            for depth in self.depths::<T>() {
+                let (packed, after) = rest.split_at(len(&depth));
+                let left = T::left(isa, self.left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
+                let start = match self.out.start {
+                    Start::Row(start) if depth.start == 0 => Place::every_row(&start[columns.clone()]),
+                    _ if depth.start == 0 => Place::NONE,
+                    _ => place,
                 };
-                let at = sums[column - self.columns.start..].as_mut_ptr();
-                // SAFETY: the sums have room for all columns of these rows; the operands by the caller's promise.
-                unsafe { self.tile::<T>(isa, down, across, count, start, (at, width)) };
+                let words = T::words(depth.len());
+                let tiles = Tiles { left, right: packed, words, rows: rows.len(), columns: width };
+                // SAFETY: the sums have room for these rows and columns.
+                unsafe { tiles.compute::<T>(isa, self.sizes.order, start, place) };
+                rest = after;
             }
-            for (row, sums) in (row..row + count).zip(sums.chunks_exact(width)) {
+            for (row, sums) in rows.zip(sums.chunks_exact(width)) {
                 // SAFETY: inside of the output, and ours, by the caller's promise. Elements are written before they are read.
                 let to = unsafe {
-                    let to = to.add(row * out.stride + self.columns.start);
+                    let to = to.add(row * self.out.stride + columns.start);
                     to.write_bytes(0, width);
                     std::slice::from_raw_parts_mut(to, width)
                 };
@@ -217,32 +247,73 @@ impl Tiles<'_> {
             }
         }
     }
+}
 
-    /// One tile, which starts from and goes to where the pairs of a place and the distance of its rows say.
-    ///
+/// Where the first element of a block of sums lies, and the distance from one row to the next.
+#[derive(Clone, Copy)]
+struct Place {
+    at: *mut f32,
+    stride: usize,
+}
+
+impl Place {
+    /// No start: zeros.
+    const NONE: Place = Place { at: std::ptr::null_mut(), stride: 0 };
+
+    /// The same row again and again, to be read only.
+    fn every_row(row: &[f32]) -> Self {
+        Self { at: row.as_ptr().cast_mut(), stride: 0 }
+    }
+
     /// # Safety
-    /// As for [`Tiles::sums`]; both places hold the tile.
-    unsafe fn tile<T: Terms>(
-        &self,
-        isa: Isa,
-        down: usize,
-        across: usize,
-        rows: usize,
-        start: (*const f32, usize),
-        out: (*mut f32, usize),
-    ) {
+    /// The element is inside of the block.
+    unsafe fn element(self, row: usize, column: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        if self.at.is_null() { self.at } else { unsafe { self.at.add(row * self.stride + column) } }
+    }
+}
+
+/// Packed operands that meet in tiles.
+struct Tiles<'a> {
+    left: Left<'a>,
+    right: &'a [f32],
+    words: usize,
+    rows: usize,
+    columns: usize,
+}
+
+impl Tiles<'_> {
+    /// # Safety
+    /// Both places hold all rows and columns, nobody else has those of `out`, and the operands hold them.
+    unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: Place, out: Place) {
+        let downs = || (0..self.rows).step_by(T::rows(isa));
+        let acrosses = || (0..self.columns).step_by(T::tile_columns(isa));
+        // SAFETY: the caller's promise.
+        let tile = |row, column| unsafe { self.tile::<T>(isa, row, column, start, out) };
+        match order {
+            Order::RowsFirst => downs().for_each(|row| acrosses().for_each(|column| tile(row, column))),
+            Order::ColumnsFirst => acrosses().for_each(|column| downs().for_each(|row| tile(row, column))),
+        }
+    }
+
+    /// # Safety
+    /// As for [`Tiles::compute`].
+    unsafe fn tile<T: Terms>(&self, isa: Isa, row: usize, column: usize, start: Place, out: Place) {
+        let rows = T::rows(isa);
+        // SAFETY: the caller's promise.
+        let (from, to) = unsafe { (start.element(row, column), out.element(row, column)) };
         let tile = Tile {
-            rows,
-            columns: (self.columns.len() - across * COLUMNS).min(COLUMNS),
+            rows: (self.rows - row).min(rows),
+            columns: (self.columns - column).min(T::tile_columns(isa)),
             depth: self.words,
-            left: self.left.data[down * self.left.panel..].as_ptr(),
+            left: self.left.data[row / rows * self.left.panel..].as_ptr(),
             left_rows: self.left.rows,
             left_step: self.left.step,
-            right: self.right[across * right_panel(self.words)..].as_ptr(),
-            start: start.0,
-            start_rows: start.1,
-            out: out.0,
-            out_rows: out.1,
+            right: self.right[column / COLUMNS * right_panel(self.words) + column % COLUMNS..].as_ptr(),
+            start: from,
+            start_rows: start.stride,
+            out: to,
+            out_rows: out.stride,
         };
         // SAFETY: the packed panels hold `words` rows of `COLUMNS`, and the left operand the rows of the tile.
         unsafe { T::tile(isa, tile) };

@@ -37,7 +37,7 @@ use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use terms::{Pairs, Squares, Wide};
-pub(crate) use tile::{COLUMNS, ROWS};
+pub(crate) use tile::{COLUMNS, MOST_ROWS};
 pub(crate) use units::Bf16Units;
 
 /// The elements of an operand.
@@ -74,7 +74,7 @@ impl<'a> Elements<'a> {
             Self::F32(data) => Cow::Borrowed(&data[range]),
             Self::Bf16(_) | Self::F16(_) => {
                 let mut wide = vec![0.0; range.len()];
-                self.read(Isa::best(), range.start, &mut wide);
+                self.read(Isa::current(), range.start, &mut wide);
                 Cow::Owned(wide)
             }
         }
@@ -233,7 +233,7 @@ pub(crate) fn new_product_rounded<H: Rounded>(
         split(len, 1, [spare], |range, [out]| {
             out.fill(MaybeUninit::new(H::ZERO));
             // SAFETY: all of it has just been written.
-            H::round(Isa::best(), &sums[range], unsafe { out.assume_init_mut() });
+            H::round(Isa::current(), &sums[range], unsafe { out.assume_init_mut() });
         });
     }
     // SAFETY: all elements are written.
@@ -281,9 +281,9 @@ unsafe fn block_on(
     // SAFETY: the caller's promise.
     unsafe {
         match units {
-            Bf16Units::Widened => block::<Wide>(Isa::best(), out, left, right, rows, columns),
-            Bf16Units::Pairs => block::<Pairs>(Isa::best(), out, left, right, rows, columns),
-            Bf16Units::Squares => block::<Squares>(Isa::best(), out, left, right, rows, columns),
+            Bf16Units::Widened => block::<Wide>(Isa::current(), out, left, right, rows, columns),
+            Bf16Units::Pairs => block::<Pairs>(Isa::current(), out, left, right, rows, columns),
+            Bf16Units::Squares => block::<Squares>(Isa::current(), out, left, right, rows, columns),
         }
     }
 }

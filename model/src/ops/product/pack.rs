@@ -1,11 +1,12 @@
 //! Laying out blocks of the operands as the innermost loop reads them: in order, as f32, whatever they are stored as.
 
-use super::super::kernel::lanes::Level;
 use super::super::kernel::{HalfFloat, Isa, vectorised};
-use super::tile::{COLUMNS, ROWS};
+use super::tile::{self, COLUMNS};
 use super::{Elements, Matrix};
 use half::{bf16, f16};
 use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use zero_isa::Vectors;
 
 /// Floats between the starts of two panels beyond the panel itself. Without them the starts would share a set of the
 /// first-level cache, and writing to all panels in turn would evict each before its next write.
@@ -17,8 +18,13 @@ pub(crate) const fn right_panel(depth: usize) -> usize {
 }
 
 /// Elements from one panel of a packed left operand to the next.
-pub(crate) const fn left_panel(depth: usize) -> usize {
-    depth * ROWS + PAD
+pub(crate) fn left_panel(isa: Isa, depth: usize) -> usize {
+    depth * tile::rows(isa) + PAD
+}
+
+/// Elements of a packed left operand, at most.
+pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
+    (rows + tile::MOST_ROWS) * depth + rows.div_ceil(tile::LEAST_ROWS) * PAD
 }
 
 /// Packs a block of the right operand: panels of [`COLUMNS`] columns, row after row. The last panel may be narrower;
@@ -50,14 +56,14 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
     }
 }
 
-/// Packs a block of the left operand whose columns are contiguous: panels of [`ROWS`] rows, column after column.
+/// Packs a block of the left operand whose columns are contiguous: panels of a tile's rows, column after column.
 pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
-    let panel = left_panel(depth.len());
+    let panel = left_panel(isa, depth.len());
     let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
     match left.data {
-        Elements::F32(data) => spread_rows(isa, data, lines, packed),
-        Elements::Bf16(data) => spread_rows_bf16(isa, data, lines, packed),
-        Elements::F16(data) => spread_rows_f16(isa, data, lines, packed),
+        Elements::F32(data) => spread_rows(isa, data, tile::rows(isa), lines, packed),
+        Elements::Bf16(data) => spread_rows_bf16(isa, data, tile::rows(isa), lines, packed),
+        Elements::F16(data) => spread_rows_f16(isa, data, tile::rows(isa), lines, packed),
     }
 }
 
@@ -96,20 +102,30 @@ vectorised! {
 }
 
 vectorised! {
-    fn spread_rows(data: &[f32], lines: Lines, out: &mut [f32]) {
-        spread::<ROWS, f32>(data, lines, out, |value| value);
+    fn spread_rows(data: &[f32], rows: usize, lines: Lines, out: &mut [f32]) {
+        spread_over(data, rows, lines, out, |value| value);
     }
 }
 
 vectorised! {
-    fn spread_rows_bf16(data: &[bf16], lines: Lines, out: &mut [f32]) {
-        spread::<ROWS, bf16>(data, lines, out, HalfFloat::wide);
+    fn spread_rows_bf16(data: &[bf16], rows: usize, lines: Lines, out: &mut [f32]) {
+        spread_over(data, rows, lines, out, HalfFloat::wide);
     }
 }
 
 vectorised! {
-    fn spread_rows_f16(data: &[f16], lines: Lines, out: &mut [f32]) {
-        spread::<ROWS, f16>(data, lines, out, HalfFloat::wide);
+    fn spread_rows_f16(data: &[f16], rows: usize, lines: Lines, out: &mut [f32]) {
+        spread_over(data, rows, lines, out, HalfFloat::wide);
+    }
+}
+
+/// [`spread`] for as many elements to each panel as a tile of one of the instruction sets has rows.
+#[inline(always)]
+fn spread_over<T: Copy>(data: &[T], rows: usize, lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
+    match rows {
+        6 => spread::<6, T>(data, lines, out, widen),
+        8 => spread::<8, T>(data, lines, out, widen),
+        _ => unreachable!("no tile has {rows} rows"),
     }
 }
 
@@ -145,7 +161,7 @@ pub(super) const LANES: usize = 16;
 
 fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.0 == Level::Avx512 {
+    if isa.vectors() == Vectors::Avx512 {
         // SAFETY: an `Isa` of this level is only made after its features were detected.
         return unsafe { x86::turn_strip(data, strip, out) };
     }
@@ -154,7 +170,7 @@ fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
 
 fn turn_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.0 == Level::Avx512 {
+    if isa.vectors() == Vectors::Avx512 {
         // SAFETY: as above.
         return unsafe { x86::turn_strip_bf16(data, strip, out) };
     }
@@ -163,7 +179,7 @@ fn turn_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f32]) {
 
 fn turn_f16(isa: Isa, data: &[f16], strip: Strip, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.0 == Level::Avx512 {
+    if isa.vectors() == Vectors::Avx512 {
         // SAFETY: as above.
         return unsafe { x86::turn_strip_f16(data, strip, out) };
     }

@@ -6,7 +6,7 @@
 
 use super::super::kernel::{Isa, vectorised};
 use super::pack::{LANES, Lines, left_panel};
-use super::tile::{COLUMNS, ROWS};
+use super::tile::{COLUMNS, MOST_ROWS};
 use super::{Elements, Matrix};
 use half::bf16;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Whether the processor can multiply pairs.
 pub(super) fn available() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return Isa::best().0 == super::super::kernel::lanes::Level::Avx512 && is_x86_feature_detected!("avx512bf16");
+    return Isa::current().vectors() == zero_isa::Vectors::Avx512 && is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
@@ -68,9 +68,9 @@ pub(super) fn pack_right(
     }
 }
 
-/// Packs a block of the left operand whose columns are contiguous: panels of [`ROWS`] rows, word after word.
+/// Packs a block of the left operand whose columns are contiguous: panels of a tile's rows, word after word.
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
-    let panel = left_panel(depth.len().div_ceil(2));
+    let panel = left_panel(isa, depth.len().div_ceil(2));
     let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
     spread_rows(isa, elements(left), lines, packed);
 }
@@ -108,7 +108,7 @@ vectorised! {
 
 vectorised! {
     fn spread_rows(data: &[bf16], lines: Lines, out: &mut [f32]) {
-        spread::<ROWS>(data, lines, out);
+        spread::<MOST_ROWS>(data, lines, out);
     }
 }
 
@@ -138,7 +138,7 @@ fn spread<const N: usize>(data: &[bf16], lines: Lines, out: &mut [f32]) {
 /// Writes word w of column c, which begins at `c · stride`, to `out[w · COLUMNS + c]`.
 fn turn(isa: Isa, data: &[bf16], columns: usize, stride: usize, depth: usize, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.0 == super::super::kernel::lanes::Level::Avx512 {
+    if isa.vectors() == zero_isa::Vectors::Avx512 {
         // SAFETY: an `Isa` of this level is only made after its features were detected.
         let done = unsafe { x86::turn_squares(data, columns, stride, depth, out) };
         return turn_rest(isa, data, columns, stride, depth, done, out);

@@ -1,7 +1,7 @@
 //! Laying out blocks of bf16 operands as [`amx`] reads them: pairs, in steps of sixteen words.
 
 use super::super::kernel::{Isa, vectorised};
-use super::amx::{self, SIDE, SQUARE, STEP};
+use super::amx::{SIDE, SQUARE, STEP};
 use super::pack::{Lines, right_panel};
 use super::pairs::{elements, pair, pairs_of};
 use super::tile::COLUMNS;
@@ -29,7 +29,7 @@ pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
     let (data, words) = (elements(left), words(depth.len()));
     if left.is_transposed() {
         let lines = Lines { stride: left.column_stride, part: rows, panel: words, numbers: depth };
-        debug_assert!(amx::available());
+        debug_assert!(Isa::current().has_amx());
         #[cfg(target_arch = "x86_64")]
         // SAFETY: squares are used where there is AMX, which counts as available only beside AVX-512.
         unsafe {

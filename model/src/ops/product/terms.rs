@@ -1,7 +1,7 @@
 //! How the innermost loop reads the terms of its sums: in words of 32 bits.
 
 use super::super::kernel::Isa;
-use super::tile::{ROWS, Tile};
+use super::tile::{self, COLUMNS, Tile};
 use super::{Matrix, amx, pack, pairs, squares};
 use std::ops::Range;
 
@@ -10,7 +10,14 @@ pub(super) trait Terms {
     /// Terms in a word.
     const EACH: usize;
     /// Rows of a full tile.
-    const ROWS: usize = ROWS;
+    fn rows(isa: Isa) -> usize {
+        tile::rows(isa)
+    }
+
+    /// Columns of a full tile; they divide those of a panel.
+    fn tile_columns(isa: Isa) -> usize {
+        tile::columns(isa)
+    }
 
     /// Words of so many terms, with those that are zeros.
     fn words(terms: usize) -> usize {
@@ -50,13 +57,13 @@ pub(super) struct Left<'a> {
 
 impl<'a> Left<'a> {
     /// Row after row, `words` apart.
-    fn rows<T: Terms>(data: &'a [f32], words: usize) -> Self {
-        Self { data, rows: words, step: 1, panel: T::ROWS * words }
+    fn rows(isa: Isa, data: &'a [f32], words: usize) -> Self {
+        Self { data, rows: words, step: 1, panel: tile::rows(isa) * words }
     }
 
-    /// In panels of [`ROWS`] rows, word after word.
-    fn panels(data: &'a [f32], words: usize) -> Self {
-        Self { data, rows: 1, step: ROWS, panel: pack::left_panel(words) }
+    /// In panels of a tile's rows, word after word.
+    fn panels(isa: Isa, data: &'a [f32], words: usize) -> Self {
+        Self { data, rows: 1, step: tile::rows(isa), panel: pack::left_panel(isa, words) }
     }
 }
 
@@ -79,19 +86,17 @@ impl Terms for Wide {
     ) -> Left<'a> {
         if let Some(data) = left.rows_are_f32() {
             // Where it is. Of no terms there may be no element either.
-            return Left::rows::<Self>(
-                data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]),
-                left.row_stride,
-            );
+            let data = data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]);
+            return Left::rows(isa, data, left.row_stride);
         }
         if left.column_stride == 1 {
             let packed = room(rows.len() * depth.len());
             pack::widen_left(isa, left, rows, depth.clone(), packed);
-            return Left::rows::<Self>(packed, depth.len());
+            return Left::rows(isa, packed, depth.len());
         }
-        let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(depth.len()));
+        let packed = room(rows.len().div_ceil(tile::rows(isa)) * pack::left_panel(isa, depth.len()));
         pack::pack_left(isa, left, rows, depth.clone(), packed);
-        Left::panels(packed, depth.len())
+        Left::panels(isa, packed, depth.len())
     }
 
     unsafe fn tile(isa: Isa, tile: Tile) {
@@ -122,11 +127,11 @@ impl Terms for Pairs {
         if left.column_stride == 1 {
             let packed = room(rows.len() * words);
             pairs::pack_left_rows(isa, left, rows, depth, packed);
-            return Left::rows::<Self>(packed, words);
+            return Left::rows(isa, packed, words);
         }
-        let packed = room(rows.len().div_ceil(ROWS) * pack::left_panel(words));
+        let packed = room(rows.len().div_ceil(tile::rows(isa)) * pack::left_panel(isa, words));
         pairs::pack_left(isa, left, rows, depth, packed);
-        Left::panels(packed, words)
+        Left::panels(isa, packed, words)
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {
@@ -140,7 +145,14 @@ pub(super) struct Squares;
 
 impl Terms for Squares {
     const EACH: usize = 2;
-    const ROWS: usize = amx::ROWS;
+
+    fn rows(_: Isa) -> usize {
+        amx::ROWS
+    }
+
+    fn tile_columns(_: Isa) -> usize {
+        COLUMNS
+    }
 
     fn words(terms: usize) -> usize {
         squares::words(terms)
@@ -164,7 +176,7 @@ impl Terms for Squares {
         let words = Self::words(depth.len());
         let packed = room(rows.len().next_multiple_of(amx::SIDE) * words);
         squares::pack_left(isa, left, rows, depth, packed);
-        Left { data: packed, rows: 0, step: 0, panel: Self::ROWS * words }
+        Left { data: packed, rows: 0, step: 0, panel: amx::ROWS * words }
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {

@@ -200,7 +200,7 @@ fn parts_of_what_is_packed_once_are_chains_too() {
         (7, 13..64, 48..96, true),
     ] {
         let matrix = if turned { Matrix::new(&b, columns, depth).t() } else { Matrix::new(&b, depth, columns) };
-        panels.pack(Isa::best(), matrix);
+        panels.pack(Isa::current(), matrix);
         let (row, step) = if turned { (1, 9) } else { (100, 1) };
         let before = normal("out", count * stride);
         for add in [false, true] {
@@ -215,7 +215,7 @@ fn parts_of_what_is_packed_once_are_chains_too() {
             let mut got = before.clone();
             let left = FewRows { data: &a, count, row, step };
             let to = Target { data: &mut got, row: stride, add };
-            panels.product(Isa::best(), left, rows.clone(), part.clone(), to);
+            panels.product(Isa::current(), left, rows.clone(), part.clone(), to);
             assert!(same(&got, &want), "{count} rows, {rows:?}, {part:?}, turned {turned}, add {add}");
         }
     }

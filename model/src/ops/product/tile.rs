@@ -1,16 +1,36 @@
 //! The innermost loop of a product: a tile of the output, held in registers while the inner dimension passes by.
 //!
-//! The tile is at most [`ROWS`] × [`COLUMNS`]: with AVX-512 that is 24 registers of sums, three of the right operand and
-//! one for the left one's element, and both divide the widths that transformers have. Each sum is one chain of fused
+//! With AVX-512 a tile has 8 × 48 sums: 24 registers, with three for the right operand and one for the left one's element. With
+//! AVX2 it has 6 × 16: 12 registers, two and one. The columns divide the widths that transformers have. Each sum is one chain of fused
 //! multiply-adds in the order of the inner dimension, which every instruction set carries out with the same bits.
 
 use super::super::kernel::Isa;
-use super::super::kernel::lanes::Level;
+#[cfg(target_arch = "x86_64")]
+use zero_isa::Vectors;
+
+/// Columns of a panel of the packed right operand.
+pub(crate) const COLUMNS: usize = 48;
+/// Rows of the highest tile, and of the lowest.
+pub(crate) const MOST_ROWS: usize = 8;
+pub(super) const LEAST_ROWS: usize = 6;
 
 /// Rows of a full tile.
-pub(crate) const ROWS: usize = 8;
-/// Columns of a full tile, and of a panel of the packed right operand.
-pub(crate) const COLUMNS: usize = 48;
+pub(crate) fn rows(isa: Isa) -> usize {
+    match isa.vectors() {
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => 6,
+        _ => 8,
+    }
+}
+
+/// Columns of a full tile; they divide those of a panel.
+pub(super) fn columns(isa: Isa) -> usize {
+    match isa.vectors() {
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => 16,
+        _ => COLUMNS,
+    }
+}
 
 /// The operands of one tile: `out[r][c] = start[r][c] + Σ left[r][k] · right[k][c]`.
 ///
@@ -37,19 +57,19 @@ impl Tile {
     ///
     /// # Safety
     /// Every element that the description names can be read or written, and nobody else has those of `out`. There are
-    /// at most [`ROWS`] rows and [`COLUMNS`] columns; each row of the right operand has [`COLUMNS`] elements that can be
+    /// at most [`MOST_ROWS`] rows and [`COLUMNS`] columns; each row of the right operand has [`COLUMNS`] elements that can be
     /// read.
     pub(crate) unsafe fn compute(self, isa: Isa) {
-        debug_assert!(self.rows <= ROWS && self.columns <= COLUMNS);
-        match isa.0 {
-            // SAFETY: the caller's promise.
-            Level::Baseline => unsafe { self.compute_scalar() },
-            // SAFETY: as above, and an `Isa` of this level is only made after its features were detected.
+        debug_assert!(self.rows <= MOST_ROWS && self.columns <= COLUMNS);
+        match isa.vectors() {
+            // SAFETY: the caller's promise, and an `Isa` with these vectors exists only after their features were detected.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => unsafe { self.compute_avx2() },
+            Vectors::Avx2 => unsafe { self.compute_avx2() },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { self.compute_avx512() },
+            Vectors::Avx512 => unsafe { self.compute_avx512() },
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.compute_scalar() },
         }
     }
 
@@ -58,7 +78,7 @@ impl Tile {
     /// # Safety
     /// As [`Tile::compute`], and [`super::pairs::available`].
     pub(crate) unsafe fn compute_pairs(self) {
-        debug_assert!(self.rows <= ROWS && self.columns <= COLUMNS && super::pairs::available());
+        debug_assert!(self.rows <= MOST_ROWS && self.columns <= COLUMNS && super::pairs::available());
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise.
         unsafe {
@@ -160,10 +180,10 @@ mod x86 {
         /// As [`Tile::compute`].
         #[target_feature(enable = "avx2,fma")]
         pub(super) unsafe fn compute_avx2(self) {
-            for column in (0..self.columns).step_by(24) {
-                let columns = (self.columns - column).min(24);
+            for column in (0..self.columns).step_by(16) {
+                let columns = (self.columns - column).min(16);
                 // SAFETY: as above.
-                unsafe { rows_by_rows!(self, avx2, columns.div_ceil(8), column, columns, [4, 2, 1]) };
+                unsafe { rows_by_rows!(self, avx2, columns.div_ceil(8), column, columns, [6, 4, 2, 1]) };
             }
         }
     }
@@ -248,6 +268,10 @@ mod x86 {
         let mut sums = [[_mm256_setzero_ps(); V]; R];
         // SAFETY: the caller's promise; what is outside of the tile is masked.
         unsafe {
+            // Rows of a wide output lie in pages of their own, which no prefetcher of the processor's foresees.
+            for r in 0..R {
+                _mm_prefetch::<_MM_HINT_T0>(t.out.add(r * t.out_rows).cast());
+            }
             if !t.start.is_null() {
                 for (r, sums) in sums.iter_mut().enumerate() {
                     for (v, sum) in sums.iter_mut().enumerate() {

@@ -1,7 +1,7 @@
 //! How this processor multiplies two bf16 operands.
 
+use super::super::kernel::Isa;
 use super::{amx, pairs};
-use std::sync::LazyLock;
 
 /// The ways, slowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,28 +15,30 @@ pub(crate) enum Bf16Units {
 }
 
 impl Bf16Units {
-    /// The fastest of those that are here. By what the processor is, not by a measurement: ranks on like machines must come to
+    /// The fastest of the instruction set in use. By what the processor is, not by a measurement: ranks on like machines must come to
     /// the same answer.
     pub(crate) fn best() -> Self {
-        static BEST: LazyLock<Bf16Units> = LazyLock::new(|| match () {
-            () if amx::available() => Bf16Units::Squares,
-            () if pairs::pay() => Bf16Units::Pairs,
-            () => Bf16Units::Widened,
-        });
-        *BEST
+        if Isa::current().has_amx() {
+            Bf16Units::Squares
+        } else if pairs::pay() {
+            Bf16Units::Pairs
+        } else {
+            Bf16Units::Widened
+        }
     }
 
     /// Those that are here.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
-        let here = [(Self::Widened, true), (Self::Pairs, pairs::available()), (Self::Squares, amx::available())];
+        let here =
+            [(Self::Widened, true), (Self::Pairs, pairs::available()), (Self::Squares, Isa::current().has_amx())];
         here.into_iter().filter(|(_, here)| *here).map(|(units, _)| units).collect()
     }
 
     /// Rows of a full tile.
     pub(super) fn rows(self) -> usize {
         match self {
-            Self::Widened | Self::Pairs => super::ROWS,
+            Self::Widened | Self::Pairs => super::tile::rows(Isa::current()),
             Self::Squares => amx::ROWS,
         }
     }

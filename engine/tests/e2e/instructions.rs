@@ -1,0 +1,69 @@
+//! `ZERO_TRAIN_ISA` and `launcher.instruction_set`: narrower vectors train with the same bits, and what the processor lacks is refused.
+
+use zero_isa::Isa;
+
+use crate::case;
+
+use case::{Case, text};
+
+const MODELS: [(&str, &str); 2] = [
+    ("gpt2", "model={type: gpt2, vocab_size: 256, n_positions: 32, n_embd: 72, n_layer: 2, n_head: 3}"),
+    (
+        "llama",
+        "model={type: llama, vocab_size: 256, max_position_embeddings: 32, hidden_size: 64, intermediate_size: 100, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}",
+    ),
+];
+
+/// Losses and gradient norms of a run of two ranks on this instruction set, chosen by the variable.
+fn steps(model: &str, isa: Isa, precision: &str) -> Vec<[String; 2]> {
+    let case = Case::new();
+    let args = ["--config", "ds.yaml", "-n", "2", "--quiet", "--max-steps", "6", "--set", model, "--set", precision];
+    let output = case.command(&args).env("ZERO_TRAIN_ISA", isa.name()).output().unwrap();
+    assert!(output.status.success(), "{isa}: {}", text(&output.stderr));
+    assert_eq!(case.report("run")["instruction_set"], isa.name());
+    case.metrics("run").iter().map(|step| ["loss", "grad_norm"].map(|key| step[key].to_string())).collect()
+}
+
+#[test]
+fn training_has_the_same_bits_on_every_instruction_set() {
+    for (name, model) in MODELS {
+        for precision in ["bf16={enabled: false}", "bf16={enabled: true}"] {
+            // bf16 on AMX rounds otherwise: model/src/ops/product/amx.rs.
+            let exact = |isa: &Isa| !precision.contains("true") || !isa.has_amx();
+            let expected = steps(model, Isa::BASELINE, precision);
+            assert!(expected.len() == 6 && expected[0] != expected[5], "{name}: {expected:?}");
+            for isa in Isa::available().into_iter().skip(1).filter(exact) {
+                assert_eq!(steps(model, isa, precision), expected, "{name}, {precision}, {isa}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_configured_set_is_used_and_the_variable_wins_over_it() {
+    let case = Case::new();
+    let args = ["--config", "ds.yaml", "--quiet", "--max-steps", "1", "--set", "launcher.instruction_set=baseline"];
+    let used = || case.report("run")["instruction_set"].as_str().unwrap().to_string();
+    assert!(case.command(&args).env_remove("ZERO_TRAIN_ISA").status().unwrap().success());
+    assert_eq!(used(), "baseline");
+    let widest = Isa::available().pop().unwrap();
+    assert!(case.command(&args).env("ZERO_TRAIN_ISA", widest.name()).status().unwrap().success());
+    assert_eq!(used(), widest.name());
+}
+
+#[test]
+fn a_set_that_the_processor_lacks_is_refused_before_anything_starts() {
+    let case = Case::new();
+    let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
+    let output = case.command(&["doctor"]).env("ZERO_TRAIN_ISA", foreign).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let expected = format!("this processor has no {foreign}\n  in: ZERO_TRAIN_ISA\n  help: choose one of baseline");
+    assert!(said.contains(&expected), "{said}");
+    let set = format!("launcher.instruction_set={foreign}");
+    let output = case.command(&["--config", "ds.yaml", "--set", &set]).env_remove("ZERO_TRAIN_ISA").output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("in: launcher.instruction_set"), "{said}");
+    assert!(!case.path("run").exists());
+}
