@@ -11,11 +11,19 @@ use super::kernel::{Isa, softmax as kernel};
 use super::measure;
 use super::output::Shared;
 use super::parallel::{Output, parts, split};
-use super::product::{COLUMNS, Elements, FewRows, MOST_ROWS as ROWS, Matrix, Panels, Target};
+use super::product::{COLUMNS, Elements, FewRows, Matrix, Panels, Target, tile_rows};
 use std::ops::Range;
 
 /// Query rows whose contributions to the gradients of keys and values are added up at a time.
 const TILE: usize = 64;
+
+/// Rows of scores that are computed at a time, at most: what a row sees less than the last of them is within one vector.
+const MOST_ROWS: usize = kernel::SPARE / 2;
+
+/// Rows of scores that are computed at a time: whole tiles of products.
+fn rows_at_a_time(isa: Isa) -> usize {
+    MOST_ROWS / tile_rows(isa) * tile_rows(isa)
+}
 
 /// Sizes of an attention. `heads` is a multiple of `kv_heads`, none is 0 but perhaps `batch` and `time`.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +66,7 @@ impl Geometry {
     pub(crate) fn forward_room(self) -> u64 {
         let (time, size) = (self.time, self.size);
         let panels = Panels::room(size, time) + Panels::room(time, size);
-        self.parts() * (panels + floats(ROWS * Scores::room(time)) + 2 * floats(ROWS * size))
+        self.parts() * (panels + floats(MOST_ROWS * Scores::room(time)) + 2 * floats(MOST_ROWS * size))
     }
 
     pub(crate) fn backward_room(self) -> u64 {
@@ -66,7 +74,7 @@ impl Geometry {
         // Keys; keys and values turned; a tile's queries and upstream gradient.
         let panels = Panels::room(time, size) + 2 * Panels::room(size, time) + 2 * Panels::room(rows, size);
         let tile = 2 * floats(rows * size) + 2 * floats(rows * Scores::room(time));
-        self.parts() * (panels + tile + 2 * floats(ROWS * size) + 2 * floats(time * size))
+        self.parts() * (panels + tile + 2 * floats(MOST_ROWS * size) + 2 * floats(time * size))
     }
 
     fn parts(self) -> u64 {
@@ -170,15 +178,15 @@ pub(crate) fn forward(
     let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
     split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
         let (mut keys, mut values) = (Panels::default(), Panels::default());
-        let mut scores = vec![0.0; ROWS * Scores::room(g.time)];
-        let (mut queries, mut results) = (vec![0.0; ROWS * g.size], vec![0.0; ROWS * g.size]);
-        let mut sums = [0.0; ROWS];
+        let mut scores = vec![0.0; MOST_ROWS * Scores::room(g.time)];
+        let (mut queries, mut results) = (vec![0.0; MOST_ROWS * g.size], vec![0.0; MOST_ROWS * g.size]);
+        let mut sums = [0.0; MOST_ROWS];
         let mut log_sums = log_sums.chunks_exact_mut(g.time);
         for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
             keys.pack(isa, at.k.matrix(k, sample, 0..g.time, kv_head).t());
             values.pack(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
             for (head, log_sums) in heads_of(g, kv_head).zip(&mut log_sums) {
-                for rows in pieces(0..g.time, ROWS) {
+                for rows in pieces(0..g.time, rows_at_a_time(isa)) {
                     let firsts = &firsts[sample * g.time..][rows.clone()];
                     let seen = firsts[0]..rows.end;
                     let (count, Scores { origin, width }) = (rows.len(), Scores::new(seen.clone()));
@@ -280,8 +288,8 @@ impl Backward {
             d_out: zeros(rows * g.size),
             queries: Panels::default(),
             upstream: Panels::default(),
-            out: zeros(ROWS * g.size),
-            dq: zeros(ROWS * g.size),
+            out: zeros(MOST_ROWS * g.size),
+            dq: zeros(MOST_ROWS * g.size),
             probabilities: zeros(rows * Scores::room(g.time)),
             d_scores: zeros(rows * Scores::room(g.time)),
             dk: zeros(g.time * g.size),
@@ -307,11 +315,11 @@ impl Backward {
         let firsts = &saved.firsts[sample * g.time..][..g.time];
         let log_sums = &saved.log_sums[(sample * g.heads + head) * g.time..][..g.time];
         let Scores { origin, width } = Scores::new(firsts[tile.start]..tile.end);
-        for rows in pieces(tile.clone(), ROWS) {
+        for rows in pieces(tile.clone(), rows_at_a_time(isa)) {
             let (first, count) = (rows.start - tile.start, rows.len());
             let d_out = &self.d_out[first * g.size..];
             at.out.read(isa, saved.out, sample, rows.clone(), head, &mut self.out);
-            let mut deltas = [0.0; ROWS];
+            let mut deltas = [0.0; MOST_ROWS];
             let pairs = self.out.chunks_exact(g.size).zip(d_out.chunks_exact(g.size)).take(count);
             for (delta, (out, d_out)) in deltas.iter_mut().zip(pairs) {
                 *delta = kernel::dot(isa, out, d_out);
@@ -346,7 +354,8 @@ impl Backward {
         let Scores { origin, width } = Scores::new(first..tile.end);
         self.queries.pack(isa, Matrix::new(&self.q[..tile.len() * g.size], tile.len(), g.size));
         self.upstream.pack(isa, Matrix::new(&self.d_out[..tile.len() * g.size], tile.len(), g.size));
-        for keys in pieces(first / ROWS * ROWS..tile.end, ROWS) {
+        let step = rows_at_a_time(isa);
+        for keys in pieces(first / step * step..tile.end, step) {
             // Queries before a key do not see it.
             let queries = keys.start.max(tile.start) - tile.start..tile.len();
             let from = queries.start * width + keys.start - origin;

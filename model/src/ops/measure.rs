@@ -13,7 +13,6 @@ use candle_core::DType;
 use super::kernel::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::product::Bf16Units;
-#[cfg(target_arch = "x86_64")]
 use zero_isa::Vectors;
 
 /// What one kind of operation took.
@@ -170,7 +169,10 @@ pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx512 => (unsafe { x86::chains_of_16(rounds, factor) }, 16),
-        _ => (chains(rounds, factor), 1),
+        // SAFETY: NEON is in the baseline of aarch64.
+        #[cfg(target_arch = "aarch64")]
+        Vectors::Neon => (unsafe { neon_chains_of_4(rounds, factor) }, 4),
+        Vectors::Baseline => (chains(rounds, factor), 1),
     };
     std::hint::black_box(sum);
     2.0 * (rounds * CHAINS * lanes) as f64
@@ -182,6 +184,22 @@ fn chains(rounds: usize, factor: f32) -> f32 {
         sums.iter_mut().for_each(|sum| *sum = *sum * factor + factor);
     }
     sums.iter().sum()
+}
+
+/// # Safety
+/// The processor has NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon_chains_of_4(rounds: usize, factor: f32) -> f32 {
+    use std::arch::aarch64::*;
+    let factor = vdupq_n_f32(factor);
+    let mut sums = [vdupq_n_f32(1.0); CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = vfmaq_f32(factor, *sum, factor);
+        }
+    }
+    sums.into_iter().map(|sum| vgetq_lane_f32::<0>(sum)).sum()
 }
 
 /// Written with intrinsics: left to itself, the compiler keeps so many sums in memory.

@@ -37,7 +37,7 @@ use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use terms::{Pairs, Squares, Wide};
-pub(crate) use tile::{COLUMNS, MOST_ROWS};
+pub(crate) use tile::{COLUMNS, rows as tile_rows};
 pub(crate) use units::Bf16Units;
 
 /// The elements of an operand.

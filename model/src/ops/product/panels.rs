@@ -7,7 +7,7 @@ use super::super::kernel::Isa;
 use super::Matrix;
 use super::blocks::{Line, space, words};
 use super::pack::{pack_right, right_panel};
-use super::tile::{COLUMNS, MOST_ROWS, Tile};
+use super::tile::{COLUMNS, Tile};
 use std::ops::Range;
 
 /// A matrix as the innermost loop reads its right operand. A new one is empty.
@@ -18,7 +18,7 @@ pub(crate) struct Panels {
     columns: usize,
 }
 
-/// At most [`MOST_ROWS`] rows of a left operand: element (r, k) is at `r · row + k · step`.
+/// A few rows of a left operand: element (r, k) is at `r · row + k · step`.
 #[derive(Clone, Copy)]
 pub(crate) struct FewRows<'a> {
     pub(crate) data: &'a [f32],
@@ -68,7 +68,7 @@ impl Panels {
         if left.count == 0 || columns.is_empty() {
             return;
         }
-        assert!(left.count <= MOST_ROWS && columns.start.is_multiple_of(COLUMNS));
+        assert!(columns.start.is_multiple_of(COLUMNS));
         assert!(rows.end <= self.rows && columns.end <= self.columns);
         assert!((left.count - 1) * left.row + rows.len().saturating_sub(1) * left.step < left.data.len());
         assert!((left.count - 1) * out.row + columns.len() <= out.data.len());

@@ -1,0 +1,151 @@
+//! Laying out blocks of the operands as the innermost loop reads them: in order, as f32, whatever they are stored as.
+
+use super::super::kernel::{HalfFloat, Isa, vectorised};
+use super::tile::{self, COLUMNS};
+use super::{Elements, Matrix};
+use half::{bf16, f16};
+use std::ops::Range;
+pub(super) use turn::LANES;
+#[cfg(target_arch = "x86_64")]
+pub(super) use turn::x86;
+use turn::{Strip, turn, turn_bf16, turn_f16};
+
+mod turn;
+
+/// Floats between the starts of two panels beyond the panel itself. Without them the starts would share a set of the
+/// first-level cache, and writing to all panels in turn would evict each before its next write.
+const PAD: usize = 16;
+
+/// Elements from one panel of the right operand to the next.
+pub(crate) const fn right_panel(depth: usize) -> usize {
+    depth * COLUMNS + PAD
+}
+
+/// Elements from one panel of a packed left operand to the next.
+pub(crate) fn left_panel(isa: Isa, depth: usize) -> usize {
+    depth * tile::rows(isa) + PAD
+}
+
+/// Elements of a packed left operand, at most.
+pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
+    (rows + tile::MOST_ROWS) * depth + rows.div_ceil(tile::LEAST_ROWS) * PAD
+}
+
+/// Packs a block of the right operand: panels of [`COLUMNS`] columns, row after row. The last panel may be narrower;
+/// what lies beside it is left as it is.
+pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
+    let panel = right_panel(depth.len());
+    if right.column_stride == 1 {
+        let lines = Lines { numbers: depth, stride: right.row_stride, part: columns, panel };
+        match right.data {
+            Elements::F32(data) => spread_columns(isa, data, lines, packed),
+            Elements::Bf16(data) => spread_columns_bf16(isa, data, lines, packed),
+            Elements::F16(data) => spread_columns_f16(isa, data, lines, packed),
+        }
+        return;
+    }
+    for (index, start) in columns.clone().step_by(COLUMNS).enumerate() {
+        let panel = &mut packed[index * panel..(index + 1) * panel];
+        for (offset, start) in (start..columns.end.min(start + COLUMNS)).step_by(LANES).enumerate() {
+            let columns = (columns.end - start).min(LANES);
+            let first = start * right.column_stride;
+            let strip = Strip { columns, depth: depth.clone(), first, stride: right.column_stride };
+            let out = &mut panel[offset * LANES..];
+            match right.data {
+                Elements::F32(data) => turn(isa, data, strip, out),
+                Elements::Bf16(data) => turn_bf16(isa, data, strip, out),
+                Elements::F16(data) => turn_f16(isa, data, strip, out),
+            }
+        }
+    }
+}
+
+/// Packs a block of the left operand whose columns are contiguous: panels of a tile's rows, column after column.
+pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
+    let panel = left_panel(isa, depth.len());
+    let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
+    match left.data {
+        Elements::F32(data) => spread_rows(isa, data, tile::rows(isa), lines, packed),
+        Elements::Bf16(data) => spread_rows_bf16(isa, data, tile::rows(isa), lines, packed),
+        Elements::F16(data) => spread_rows_f16(isa, data, tile::rows(isa), lines, packed),
+    }
+}
+
+/// Widens a block of a left operand whose rows are contiguous, row after row.
+pub(crate) fn widen_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, out: &mut [f32]) {
+    for (row, out) in rows.zip(out.chunks_exact_mut(depth.len().max(1))) {
+        left.data.read(isa, row * left.row_stride + depth.start, out);
+    }
+}
+
+/// The same part of some contiguous lines of a matrix.
+pub(crate) struct Lines {
+    pub(super) numbers: Range<usize>,
+    pub(super) stride: usize,
+    pub(super) part: Range<usize>,
+    /// From one panel to the next.
+    pub(super) panel: usize,
+}
+
+vectorised! {
+    fn spread_columns(data: &[f32], lines: Lines, out: &mut [f32]) {
+        spread::<COLUMNS, f32>(data, lines, out, |value| value);
+    }
+}
+
+vectorised! {
+    fn spread_columns_bf16(data: &[bf16], lines: Lines, out: &mut [f32]) {
+        spread::<COLUMNS, bf16>(data, lines, out, HalfFloat::wide);
+    }
+}
+
+vectorised! {
+    fn spread_columns_f16(data: &[f16], lines: Lines, out: &mut [f32]) {
+        spread::<COLUMNS, f16>(data, lines, out, HalfFloat::wide);
+    }
+}
+
+vectorised! {
+    fn spread_rows(data: &[f32], rows: usize, lines: Lines, out: &mut [f32]) {
+        spread_over(data, rows, lines, out, |value| value);
+    }
+}
+
+vectorised! {
+    fn spread_rows_bf16(data: &[bf16], rows: usize, lines: Lines, out: &mut [f32]) {
+        spread_over(data, rows, lines, out, HalfFloat::wide);
+    }
+}
+
+vectorised! {
+    fn spread_rows_f16(data: &[f16], rows: usize, lines: Lines, out: &mut [f32]) {
+        spread_over(data, rows, lines, out, HalfFloat::wide);
+    }
+}
+
+/// [`spread`] for as many elements to each panel as a tile of one of the instruction sets has rows.
+#[inline(always)]
+fn spread_over<T: Copy>(data: &[T], rows: usize, lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
+    match rows {
+        6 => spread::<6, T>(data, lines, out, widen),
+        8 => spread::<8, T>(data, lines, out, widen),
+        _ => unreachable!("no tile has {rows} rows"),
+    }
+}
+
+/// Deals each line out over the panels, `N` elements to each.
+#[inline(always)]
+fn spread<const N: usize, T: Copy>(data: &[T], lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
+    for (to, number) in lines.numbers.enumerate() {
+        let (whole, rest) = data[number * lines.stride..][lines.part.clone()].as_chunks::<N>();
+        for (index, part) in whole.iter().enumerate() {
+            let out = &mut out[index * lines.panel + to * N..][..N];
+            for (out, value) in out.iter_mut().zip(part) {
+                *out = widen(*value);
+            }
+        }
+        for (i, value) in rest.iter().enumerate() {
+            out[whole.len() * lines.panel + to * N + i] = widen(*value);
+        }
+    }
+}

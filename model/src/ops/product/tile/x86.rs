@@ -1,0 +1,171 @@
+//! Tiles in the registers of AVX2, AVX-512 and AVX512_BF16.
+
+use super::{COLUMNS, Tile};
+use std::arch::x86_64::*;
+
+/// How many steps ahead of its use a row of the right operand is called into the first-level cache.
+const AHEAD: usize = 8;
+
+impl Tile {
+    /// # Safety
+    /// As [`Tile::compute`].
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn compute_avx512(self) {
+        // SAFETY: the caller's promise; the parts cover the tile.
+        unsafe {
+            match self.columns.div_ceil(16) {
+                1 => rows_by_rows!(self, avx512::<1>, 0..self.columns, [8, 4, 2, 1]),
+                2 => rows_by_rows!(self, avx512::<2>, 0..self.columns, [8, 4, 2, 1]),
+                _ => rows_by_rows!(self, avx512::<3>, 0..self.columns, [8, 4, 2, 1]),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Tile::compute_pairs`].
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) unsafe fn compute_avx512_bf16(self) {
+        // SAFETY: as above.
+        unsafe {
+            match self.columns.div_ceil(16) {
+                1 => rows_by_rows!(self, avx512_bf16::<1>, 0..self.columns, [8, 4, 2, 1]),
+                2 => rows_by_rows!(self, avx512_bf16::<2>, 0..self.columns, [8, 4, 2, 1]),
+                _ => rows_by_rows!(self, avx512_bf16::<3>, 0..self.columns, [8, 4, 2, 1]),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Tile::compute`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn compute_avx2(self) {
+        for column in (0..self.columns).step_by(16) {
+            let columns = column..self.columns.min(column + 16);
+            // SAFETY: as above.
+            unsafe {
+                match columns.len().div_ceil(8) {
+                    1 => rows_by_rows!(self, avx2::<1>, columns.clone(), [6, 4, 2, 1]),
+                    _ => rows_by_rows!(self, avx2::<2>, columns.clone(), [6, 4, 2, 1]),
+                }
+            }
+        }
+    }
+}
+
+/// Declares the loop of a tile in AVX-512 registers: what a word of the left operand and a row of the right one add to a sum is all
+/// that differs.
+macro_rules! tile {
+    ($(#[$attr:meta])* $name:ident, $features:literal, |$word:ident, $row:ident, $sum:ident| $step:expr) => {
+        $(#[$attr])*
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const R: usize, const V: usize>(t: Tile) {
+            let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
+            let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
+            let mut sums = [[_mm512_setzero_ps(); V]; R];
+            // SAFETY: the caller's promise; what is outside of the tile is masked.
+            unsafe {
+                if !t.start.is_null() {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        for (v, sum) in sums.iter_mut().enumerate() {
+                            *sum = _mm512_maskz_loadu_ps(mask(v), t.start.add(r * t.start_rows + v * 16));
+                        }
+                    }
+                }
+                let (mut left, mut right) = (t.left, t.right);
+                for _ in 0..t.depth {
+                    let mut row = [_mm512_setzero_ps(); V];
+                    for (v, row) in row.iter_mut().enumerate() {
+                        *row = _mm512_loadu_ps(right.add(v * 16));
+                        _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(AHEAD * COLUMNS + v * 16).cast());
+                    }
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let $word = _mm512_set1_ps(*left.add(r * t.left_rows));
+                        for (sum, $row) in sums.iter_mut().zip(row) {
+                            let $sum = *sum;
+                            *sum = $step;
+                        }
+                    }
+                    left = left.wrapping_add(t.left_step);
+                    right = right.wrapping_add(COLUMNS);
+                }
+                for (r, sums) in sums.iter().enumerate() {
+                    for (v, sum) in sums.iter().enumerate() {
+                        _mm512_mask_storeu_ps(t.out.add(r * t.out_rows + v * 16), mask(v), *sum);
+                    }
+                }
+            }
+        }
+    };
+}
+
+tile! {
+    /// `R` rows and `V` registers of columns, the last of which may be partly used.
+    ///
+    /// # Safety
+    /// As [`Tile::compute`].
+    avx512, "avx512f", |word, row, sum| _mm512_fmadd_ps(word, row, sum)
+}
+
+tile! {
+    /// [`avx512`] for words that are pairs of bf16.
+    ///
+    /// # Safety
+    /// As [`Tile::compute_pairs`].
+    avx512_bf16, "avx512f,avx512bf16", |word, row, sum| _mm512_dpbf16_ps(sum, pairs(word), pairs(row))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pairs(words: __m512) -> __m512bh {
+    // SAFETY: 512 bits either way.
+    unsafe { std::mem::transmute(words) }
+}
+
+/// `R` rows and `V` registers of columns, the last of which may be partly used.
+///
+/// # Safety
+/// As [`Tile::compute`].
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<const R: usize, const V: usize>(t: Tile) {
+    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    let last = _mm256_cmpgt_epi32(_mm256_set1_epi32(t.columns as i32 - 8 * (V as i32 - 1)), lanes);
+    // A masked store takes some processors (AMD's Zen 2 and 3) as long as ten others.
+    let whole = |v: usize| v + 1 < V || t.columns == 8 * V;
+    let mut sums = [[_mm256_setzero_ps(); V]; R];
+    // SAFETY: the caller's promise; what is outside of the tile is masked.
+    unsafe {
+        // Rows of a wide output lie in pages of their own, which no prefetcher of the processor's foresees.
+        for r in 0..R {
+            _mm_prefetch::<_MM_HINT_T0>(t.out.add(r * t.out_rows).cast());
+        }
+        if !t.start.is_null() {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    let start = t.start.add(r * t.start_rows + v * 8);
+                    *sum = if whole(v) { _mm256_loadu_ps(start) } else { _mm256_maskload_ps(start, last) };
+                }
+            }
+        }
+        let (mut left, mut right) = (t.left, t.right);
+        for _ in 0..t.depth {
+            let mut row = [_mm256_setzero_ps(); V];
+            for (v, row) in row.iter_mut().enumerate() {
+                *row = _mm256_loadu_ps(right.add(v * 8));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = _mm256_set1_ps(*left.add(r * t.left_rows));
+                for (sum, row) in sums.iter_mut().zip(row) {
+                    *sum = _mm256_fmadd_ps(x, row, *sum);
+                }
+            }
+            left = left.wrapping_add(t.left_step);
+            right = right.wrapping_add(COLUMNS);
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                let out = t.out.add(r * t.out_rows + v * 8);
+                if whole(v) { _mm256_storeu_ps(out, *sum) } else { _mm256_maskstore_ps(out, last, *sum) }
+            }
+        }
+    }
+}
