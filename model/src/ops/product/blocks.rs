@@ -1,11 +1,11 @@
 //! The loops of a product around its innermost one: blocks that fit the caches, and the tiles of a block.
 
 use super::super::kernel::{HalfFloat, Isa};
-use super::amx;
 use super::pack::{left_room, right_panel};
 use super::terms::{Left, Terms};
-use super::tile::{COLUMNS, Tile};
+use super::tile::{COLUMNS, Tile, prefetch};
 use super::{Matrix, Start};
+use super::{amx, caches};
 use half::{bf16, f16};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -51,11 +51,11 @@ impl Rounded for f16 {
 unsafe impl Sync for Out<'_> {}
 
 /// Words of the inner dimension in the largest block of the right operand.
-const DEPTH: usize = 512;
+pub(super) const DEPTH: usize = 512;
 /// Columns of such a block: 1.5 MB.
 const WIDTH: usize = 768;
 /// Rows of the left operand that meet a block, at most; as many are packed at a time.
-const HEIGHT: usize = 256;
+pub(super) const HEIGHT: usize = 256;
 
 /// The longest inner dimension, in words, whose sums are rounded without a buffer of all of them: a block of its right
 /// operand has two panels.
@@ -108,18 +108,20 @@ enum Order {
 
 impl Sizes {
     fn new<T: Terms>(isa: Isa, words: usize, to: To) -> Self {
-        let (depth, order) = match T::tile_columns(isa) {
-            COLUMNS => (DEPTH, Order::RowsFirst),
-            // 16 KB.
-            columns => (4096 / columns, Order::ColumnsFirst),
+        let (depth, height, order) = match T::tile_columns(isa) {
+            COLUMNS => (DEPTH, HEIGHT, Order::RowsFirst),
+            columns => {
+                let (depth, height) = caches::blocks(words, columns);
+                (depth, height, Order::ColumnsFirst)
+            }
         };
         match to {
-            To::F32(_) => Self { depth: even(words, depth), width: WIDTH, height: HEIGHT, order },
+            To::F32(_) => Self { depth: even(words, depth), width: WIDTH, height, order },
             // As much memory, in another shape: all of the inner dimension is in one block.
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);
                 let depth = if let Order::RowsFirst = order { words.max(1) } else { even(words, depth) };
-                let height = (DEPTH * HEIGHT / depth).min(16 * SUM_LINES / width);
+                let height = (height.max(DEPTH * HEIGHT / depth)).min(16 * SUM_LINES / width);
                 let rows = T::rows(isa);
                 Self { depth, width, height: (height / rows * rows).clamp(rows, HEIGHT), order }
             }
@@ -291,8 +293,37 @@ impl Tiles<'_> {
         // SAFETY: the caller's promise.
         let tile = |row, column| unsafe { self.tile::<T>(isa, row, column, start, out) };
         match order {
-            Order::RowsFirst => downs().for_each(|row| acrosses().for_each(|column| tile(row, column))),
-            Order::ColumnsFirst => acrosses().for_each(|column| downs().for_each(|row| tile(row, column))),
+            Order::RowsFirst => downs().for_each(|row| {
+                acrosses().for_each(|column| {
+                    let (begin, end) = (column, self.columns.min(column + T::tile_columns(isa)));
+                    self.prefetch_left::<T>(
+                        isa,
+                        row,
+                        self.words * begin / self.columns..self.words * end / self.columns,
+                    );
+                    tile(row, column);
+                });
+            }),
+            Order::ColumnsFirst => acrosses().for_each(|column| {
+                downs().for_each(|row| {
+                    if column == 0 {
+                        self.prefetch_left::<T>(isa, row, 0..self.words);
+                    }
+                    tile(row, column);
+                });
+            }),
+        }
+    }
+
+    /// Calls these words of the rows after the tile's from `row` on into the cache, if the left operand was not packed just now: each
+    /// of its rows is too short for the processor to foresee the next.
+    fn prefetch_left<T: Terms>(&self, isa: Isa, row: usize, words: Range<usize>) {
+        let rows = T::rows(isa);
+        if self.left.step == 1 && row + rows < self.rows {
+            let next = self.left.data[(row / rows + 1) * self.left.panel..].as_ptr();
+            for row in 0..rows.min(self.rows - row - rows) {
+                words.clone().step_by(16).for_each(|word| prefetch(next.wrapping_add(row * self.left.rows + word)));
+            }
         }
     }
 

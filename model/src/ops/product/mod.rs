@@ -15,6 +15,7 @@
 
 mod amx;
 mod blocks;
+mod caches;
 mod pack;
 mod pairs;
 mod panels;

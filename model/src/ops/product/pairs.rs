@@ -10,6 +10,8 @@ use super::tile::{COLUMNS, MOST_ROWS};
 use super::{Elements, Matrix};
 use half::bf16;
 use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
 
 /// Whether the processor can multiply pairs.
 pub(super) fn available() -> bool {
@@ -23,8 +25,12 @@ pub(super) fn available() -> bool {
 pub(super) fn pay() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        let maker = std::arch::x86_64::__cpuid(0);
-        available() && [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+        // Virtual machines trap this instruction: microseconds each time.
+        static AMD: LazyLock<bool> = LazyLock::new(|| {
+            let maker = std::arch::x86_64::__cpuid(0);
+            [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+        });
+        available() && *AMD
     }
     #[cfg(not(target_arch = "x86_64"))]
     false

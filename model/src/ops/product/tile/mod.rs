@@ -34,6 +34,18 @@ pub(super) fn columns(isa: Isa) -> usize {
     }
 }
 
+/// Calls a cache line into the first level. An address that is none does nothing.
+#[inline(always)]
+pub(super) fn prefetch(line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing and faults at no address; SSE is in x86-64's baseline.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
 /// The operands of one tile: `out[r][c] = start[r][c] + Σ left[r][k] · right[k][c]`.
 ///
 /// Pointers, since the tiles of several threads lie in one output. Element (r, k) of the left operand is at

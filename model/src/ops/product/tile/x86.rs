@@ -1,6 +1,6 @@
 //! Tiles in the registers of AVX2, AVX-512 and AVX512_BF16.
 
-use super::{COLUMNS, Tile};
+use super::{COLUMNS, Tile, prefetch};
 use std::arch::x86_64::*;
 
 /// How many steps ahead of its use a row of the right operand is called into the first-level cache.
@@ -64,6 +64,10 @@ macro_rules! tile {
             let mut sums = [[_mm512_setzero_ps(); V]; R];
             // SAFETY: the caller's promise; what is outside of the tile is masked.
             unsafe {
+                // Rows of a wide output lie in pages of their own, which no prefetcher of the processor's foresees.
+                for r in 0..R {
+                    (0..V).for_each(|v| prefetch(t.out.wrapping_add(r * t.out_rows + v * 16)));
+                }
                 if !t.start.is_null() {
                     for (r, sums) in sums.iter_mut().enumerate() {
                         for (v, sum) in sums.iter_mut().enumerate() {
@@ -136,7 +140,7 @@ unsafe fn avx2<const R: usize, const V: usize>(t: Tile) {
     unsafe {
         // Rows of a wide output lie in pages of their own, which no prefetcher of the processor's foresees.
         for r in 0..R {
-            _mm_prefetch::<_MM_HINT_T0>(t.out.add(r * t.out_rows).cast());
+            prefetch(t.out.wrapping_add(r * t.out_rows));
         }
         if !t.start.is_null() {
             for (r, sums) in sums.iter_mut().enumerate() {

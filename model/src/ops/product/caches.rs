@@ -1,0 +1,85 @@
+//! How large the blocks of a product may be for the caches of this machine.
+
+use super::blocks::{DEPTH, HEIGHT};
+use std::sync::LazyLock;
+
+/// Bytes of the caches that a core has to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Caches {
+    first: usize,
+    second: usize,
+}
+
+/// Words of the inner dimension and rows of the left operand in a block whose tiles have so many columns: a tile's columns of the right
+/// operand take half of the first-level cache, or three quarters where the inner dimension is then in one piece; the rows take half of the
+/// second level.
+pub(super) fn blocks(words: usize, columns: usize) -> (usize, usize) {
+    static CACHES: LazyLock<Caches> = LazyLock::new(Caches::of_machine);
+    CACHES.blocks(words, columns)
+}
+
+impl Caches {
+    /// What the smallest processors with AVX2 or NEON that train have, for systems that do not say.
+    const USUAL: Caches = Caches { first: 32 << 10, second: 256 << 10 };
+
+    /// As Linux tells of the first core.
+    fn of_machine() -> Self {
+        let read = |index: usize, name: &str| {
+            std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"))
+                .unwrap_or_default()
+        };
+        let mut caches = Self::USUAL;
+        for index in 0..4 {
+            let (level, kind, size) = (read(index, "level"), read(index, "type"), bytes(&read(index, "size")));
+            match (level.trim(), kind.trim(), size) {
+                ("1", "Data", Some(size)) => caches.first = size,
+                ("2", "Data" | "Unified", Some(size)) => caches.second = size,
+                _ => {}
+            }
+        }
+        caches
+    }
+
+    fn blocks(self, words: usize, columns: usize) -> (usize, usize) {
+        let row = columns * size_of::<f32>();
+        let depth = if words * row <= self.first * 3 / 4 { words } else { self.first / 2 / row / 16 * 16 };
+        let depth = depth.clamp(16, DEPTH);
+        (depth, (self.second / 2 / (depth * size_of::<f32>())).clamp(16, HEIGHT))
+    }
+}
+
+/// `48K` or `2M`.
+fn bytes(size: &str) -> Option<usize> {
+    let size = size.trim();
+    let (digits, unit) = size.split_at(size.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.len()));
+    let factor = match unit {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(factor).filter(|&bytes| bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_linux_writes_them() {
+        assert_eq!(
+            [" 48K\n", "2M", "512", "", "K", "1G", "0K"].map(bytes),
+            [Some(48 << 10), Some(2 << 20), Some(512), None, None, None, None]
+        );
+    }
+
+    #[test]
+    fn a_short_inner_dimension_is_in_one_piece_and_blocks_fit_their_caches() {
+        let zen3 = Caches { first: 32 << 10, second: 512 << 10 };
+        assert_eq!(zen3.blocks(384, 16), (384, 170));
+        assert_eq!(zen3.blocks(768, 16), (256, 256));
+        assert_eq!(Caches { second: 256 << 10, ..zen3 }.blocks(768, 16), (256, 128));
+        // A cache so large that the room of a thread is the limit.
+        assert_eq!(Caches { first: 1 << 20, second: 1 << 30 }.blocks(4096, 12), (DEPTH, HEIGHT));
+    }
+}
