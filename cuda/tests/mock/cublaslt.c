@@ -146,6 +146,11 @@ static void multiply_with_epilogue(void *argument) {
     Matrix to = of->c;
     float *sums = malloc(sizeof(float) * of->m * of->n + 1);
     double beta = of->beta;
+    count_bytes(of);
+    long aux = (long)of->m * of->n * width(to.type);
+    if (by->epilogue == BIAS || by->epilogue == GELU_AUX_BIAS) mock_count(&mock_product_bytes_read, (long)of->m * width(to.type));
+    if (by->epilogue == GELU_AUX_BIAS) mock_count(&mock_product_bytes_written, aux);
+    if (by->epilogue == DGELU) mock_count(&mock_product_bytes_read, aux);
     of->c = (Matrix){NULL, R32F, 1, of->m, 0};
     of->beta = 0;
     memset(job->workspace, 0x5A, job->workspace_bytes);
@@ -176,7 +181,7 @@ int cublasLtMatmul(Handle *handle, const Description *by, const float *alpha, co
     if (memcmp(algorithm, &way, sizeof way) || workspace_bytes < way.workspace) return INVALID_VALUE;
     if (way.workspace && (!workspace || (uintptr_t)workspace % ALIGNMENT)) return INVALID_VALUE;
     if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % ALIGNMENT) return INVALID_VALUE;
-    mock_count(&mock_lt_products);
+    mock_count(&mock_lt_products, 1);
     const void *used[] = {a, b, c, d, workspace, by->bias, by->aux};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) mock_use(stream, used[i]);
     of.a.start = (char *)a, of.b.start = (char *)b;

@@ -18,6 +18,6 @@ void mock_collective(int device, int change);
 int mock_current(void);
 // The current device reads there without help of the host. If it cannot, all later calls fail.
 void mock_reach(const void *start);
-// One more in a counter of counters.h.
-void mock_count(long *counter);
-extern long mock_collectives, mock_products, mock_lt_products;
+// More in a counter of counters.h.
+void mock_count(long *counter, long by);
+extern long mock_collectives, mock_products, mock_lt_products, mock_product_bytes_read, mock_product_bytes_written;
