@@ -50,6 +50,13 @@ def build(*options, env=None):
     return {name: built[target] for name, target in PROGRAMS.items()}
 
 
+def emulated():
+    """Builds them for the emulated GPU."""
+    # The compiler stands for NVIDIA's, and the capability tells cargo its output from another compiler's.
+    path = f"{ROOT / 'scripts' / 'emulated-nvcc'}:{os.environ['PATH']}"
+    return build(env=os.environ | {"PATH": path, "CUDA_COMPUTE_CAP": "80"})
+
+
 def unpacked(pack, folder):
     """The programs of a pack."""
     with tarfile.open(pack) as archive:
