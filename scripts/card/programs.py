@@ -23,8 +23,8 @@ PROGRAMS = {
     "gpu": ("engine", "test", "gpu"),
     "nccl-device": ("comm/nccl", "test", "device"),
 }
-# One selection of packages and features, as in .ci/run: another one changes candle's features and compiles it again.
-PACKAGES = ["zero-train", "zero-partition", "zero-model", "zero-cuda", "zero-nccl", "zero-kernels"]
+# With the feature `cuda`. One selection, of .ci/run as well: another one changes candle's features and compiles it again.
+PACKAGES = (ROOT / "scripts/card/packages.txt").read_text().split()
 
 
 def build(*options, env=None):

@@ -94,6 +94,9 @@ struct Adagrad {
     }
 };
 
+// Aligned, so that they are read and written at once: a pack in f32, half of one in 16 bits.
+template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
+
 // The range and a block's part of it.
 template <class T, class FORMULA> struct Update {
     float factors[8];
