@@ -86,7 +86,7 @@ impl Footprint for LinearGelu {
         let rooms = element_rooms(dtype, results, 2).saturating_sub(dx);
         let backward = |linear: u64| sum + rooms.max(linear);
         let put_off = linear.put_off.map(|put_off| PutOff { backward: backward(put_off.backward), ..put_off });
-        Ok(Costs { saved: sum, forward, backward: backward(linear.backward), put_off, ..linear })
+        Ok(Costs { saved: sum, forward, backward: backward(linear.backward), put_off, ..linear }.with_epilogue())
     }
 }
 
