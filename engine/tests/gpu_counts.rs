@@ -1,5 +1,5 @@
 //! What a training step asks of the driver: launches, copies, bytes, and how often the host waits, counted by the mock of the driver for models
-//! with as many layers as GPT-2's. Width makes no difference to the counts, so these are narrow.
+//! with the layers of GPT-2's. Width makes no difference to the counts, so these are narrow.
 #![cfg(feature = "cuda")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]

@@ -87,7 +87,7 @@ def library_folders():
 
 
 def environment(folders, first=()):
-    """Variables of our programs: these folders behind those of LD_LIBRARY_PATH, which may name the driver's."""
+    """Variables of our programs: these folders behind LD_LIBRARY_PATH's own, which may name the driver's."""
     own = os.environ.get("LD_LIBRARY_PATH", "")
     path = [*first, *filter(None, own.split(":")), *folders]
     return os.environ | {"LD_LIBRARY_PATH": ":".join(path), "RUST_BACKTRACE": "1", "NO_COLOR": "1"}

@@ -101,7 +101,7 @@ struct LimbsArgs {
     uint64_t partials;
 };
 
-// Each block adds up a part of the sums. As many as memory holds do not pass the end of an i64.
+// Each block adds up a part of the sums. Memory holds too few sums for an i64 to overflow.
 ENTRY(limbs, LimbsArgs, FOR_LIMBS) {
     uint64_t each = (a.count + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each;
     uint64_t end = first + each < a.count ? first + each : a.count;

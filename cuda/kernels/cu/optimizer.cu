@@ -23,7 +23,7 @@ struct UpdateArgs {
     UpdateRange ranges[UPDATE_RANGES];
     // In the order that optim/src/factors.rs gives for each formula: with weight decay and without.
     float factors[2][8];
-    // A Verdict, whose scale stands for that of the factors; or 0.
+    // A Verdict, whose scale replaces the factors' scale; or 0.
     uint64_t verdict;
     uint32_t used, formula;
 };

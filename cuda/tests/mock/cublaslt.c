@@ -1,7 +1,7 @@
 // libcublasLt.so.13 on the mock of the driver: matrix products with an epilogue, as cuBLASLt defines them, column by column.
 //
-// Here are the epilogues that are asked for: a bias, GELU of that with what it is of, and GELU's slope. What the documentation demands is
-// refused if it is not so: sizes, types, leading dimensions, alignment, an algorithm for another product, too small a workspace.
+// It has the epilogues that we use: a bias, a bias and GELU with its operand, and GELU's slope. It refuses what the documentation forbids: sizes,
+// types, leading dimensions, alignment, an algorithm for another product, too small a workspace.
 #include <math.h>
 
 #include "products.h"

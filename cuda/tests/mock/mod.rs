@@ -43,7 +43,7 @@ pub(crate) fn only_the_mock() -> bool {
     !is_real() && ready()
 }
 
-/// Whether there are as many devices; if not, that is printed.
+/// Whether there are `count` devices; prints it if not.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn has_gpus(count: usize) -> bool {
     let is_enough = ready() && Device::count().expect("a driver") >= count;
@@ -53,7 +53,7 @@ pub(crate) fn has_gpus(count: usize) -> bool {
     is_enough
 }
 
-/// Whether NCCL connects as many ranks: each has a device of its own, or NCCL was told that they may share one; if not, that is printed.
+/// Whether NCCL connects `ranks` ranks: each has a device of its own, or NCCL was told that they may share one. Prints it if not.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn connects(ranks: usize) -> bool {
     let may_share = env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|is_set| is_set == "1");

@@ -30,7 +30,7 @@ static int collectives[MOST_DEVICES + 1];
 void mock_collective(int device, int change) { __atomic_fetch_add(&collectives[device], change, __ATOMIC_RELAXED); }
 static int may_load(void) {
     int is_late = mock_refuse_lazy_loading && __atomic_load_n(&collectives[current], __ATOMIC_RELAXED);
-    if (is_late) fprintf(stderr, "mock: kernels are loaded while a collective is under way\n");
+    if (is_late) fprintf(stderr, "mock: kernels are loaded while a collective is in flight\n");
     return !is_late;
 }
 

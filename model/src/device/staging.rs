@@ -146,7 +146,7 @@ impl Staging {
     ///
     /// The driver knows no order between the stream that gives memory back, which is candle's, and the one that takes memory for uploads,
     /// unless one waits for the other; without it the pool may take new memory from the GPU for each upload. So the uploads of a layer wait
-    /// until those of the layer before the last are given back: two layers have memory at a time, and one is copied while the other computes.
+    /// until the layer before the last has given its uploads back: two layers have memory at a time, and one is copied while the other computes.
     pub fn released(&mut self) {
         self.released = true;
     }

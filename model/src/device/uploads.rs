@@ -33,7 +33,7 @@ impl Gpu {
         }
         // SAFETY: all of it is written before anybody reads.
         let slice = unsafe { self.device.alloc::<T>(values.len()) }?;
-        // SAFETY: it has room for as many.
+        // SAFETY: it has room for the values.
         unsafe { self.overwrite(values, begin(&slice)) }?;
         Ok(slice)
     }
@@ -41,7 +41,7 @@ impl Gpu {
     /// Puts a copy of what the host has over what is at an address.
     ///
     /// # Safety
-    /// There is room for as many values when the stream gets to it.
+    /// There is room for the values when the stream gets to it.
     pub(crate) unsafe fn overwrite<T: bytemuck::Pod>(&self, values: &[T], to: Address) -> Result<()> {
         let of = self.kernels.device();
         let pieces = known(&PIECES, self.device.id(), || Ok(Mutex::new(Ring::new(of, LEAVING))))?;

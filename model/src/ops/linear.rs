@@ -73,8 +73,8 @@ impl Conv1D {
         self.0.forward_activated(x, Activation::GeluNew)
     }
 
-    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the backward makes the gradient through GELU along with
-    /// that of the input of `down`.
+    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the product that makes the gradient of
+    /// `down`'s input takes it through GELU as well.
     pub fn forward_gelu_then(&self, x: &Tensor, down: &Self) -> Result<Tensor> {
         let (Self(up), Self(down)) = (self, down);
         // Elsewhere `down` takes no gradient through GELU; what GELU was taken of would only live longer.

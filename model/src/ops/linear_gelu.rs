@@ -46,7 +46,7 @@ pub(crate) fn linear_gelu_for(
 pub(crate) struct BeforeGelu {
     /// x·W + b, kept for the backward.
     sum: OnceLock<Storage>,
-    /// Whether the gradient that comes is that of the sum already.
+    /// Whether the upstream gradient is the gradient of the sum already.
     #[cfg(feature = "cuda")]
     has_slope: AtomicBool,
 }

@@ -47,7 +47,7 @@ const FEW: usize = 1 << 16;
 /// Makes values of others of another type, each of one, on the threads of operations: one core alone does not reach the rate of the memory.
 ///
 /// # Panics
-/// If there are not as many of both.
+/// If the lengths differ.
 pub fn convert<T: Sync, U: Send>(from: &[T], to: &mut [U], convert: impl Fn(&[T], &mut [U]) + Sync) {
     assert_eq!(from.len(), to.len());
     let share = to.len().div_ceil(threads()).max(FEW);

@@ -1,5 +1,5 @@
 // Watches what kernels read and write, as compute-sanitizer's memcheck and racecheck do, in a library that is compiled with -DEMULATED_CHECKS and
-// -fsanitize=thread: the compiler puts a call before each access, and the functions that it calls are these, not those of libtsan.
+// -fsanitize=thread: the compiler puts a call before each access, to the functions here instead of libtsan's.
 //
 // An access must be within memory that there is. Two threads that touch the same bytes, one of which writes, must have a barrier of their block
 // between them, or a __syncwarp of their warp; a shuffle does not do. Threads of two blocks must not at all, unless both are atomic. That holds
