@@ -29,6 +29,9 @@ mod trampolines;
 pub use inventory::{Found, Inventory, inventory};
 pub use timeline::{Span, Subject, Track, Transfer};
 
+/// The most bytes of a GPU that a product with an epilogue takes while it runs: what NVIDIA recommends for Hopper.
+pub const MOST_WORKSPACE: u64 = 32 << 20;
+
 #[cfg(feature = "cuda")]
 pub use device::Device;
 #[cfg(feature = "cuda")]

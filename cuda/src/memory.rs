@@ -70,7 +70,7 @@ impl Allocation {
         }
         self.device.make_current()?;
         let source = from.as_ptr().cast::<c_void>();
-        // SAFETY: both have as many bytes; the caller answers for how long.
+        // SAFETY: both have that many bytes; the caller answers for how long.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, self.bytes, stream.raw()) })
     }
 
@@ -88,7 +88,7 @@ impl Allocation {
         }
         let mut pinned = Pinned::new(&self.device, self.bytes)?;
         let target = pinned.as_mut_ptr().cast::<c_void>();
-        // SAFETY: both have as many bytes, and live until the stream is done with them, which is waited for.
+        // SAFETY: both have that many bytes, and live until the stream is done with them, which is waited for.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(target, self.address, self.bytes, stream.raw())
         })?;
@@ -109,7 +109,7 @@ impl Allocation {
         if self.is_empty() {
             return Ok(());
         }
-        // SAFETY: both have as many bytes, and live until the stream is done with them, which is waited for.
+        // SAFETY: both have that many bytes, and live until the stream is done with them, which is waited for.
         unsafe { stream.copy(from.address, self.address, self.bytes) }?;
         stream.synchronize()
     }
@@ -176,7 +176,7 @@ impl Stream {
         }
         self.device().make_current()?;
         let target = to.start.cast::<c_void>();
-        // SAFETY: both have as many bytes; the caller answers for how long.
+        // SAFETY: both have that many bytes; the caller answers for how long.
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, from, bytes, self.raw()) })
     }
 
@@ -197,20 +197,20 @@ impl Stream {
         }
         self.device().make_current()?;
         let source = from.start.cast::<c_void>();
-        // SAFETY: both have as many bytes; the caller answers for how long.
+        // SAFETY: both have that many bytes; the caller answers for how long.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, source, bytes, self.raw()) })
     }
 
     /// Puts a copy of `bytes` bytes of the device to other memory of it on the stream. Returns before it is made.
     ///
     /// # Safety
-    /// There must be as many bytes at `from` and room at `to`, apart from each other, and both must live, until the stream has done it.
+    /// `from` and `to` must be `bytes` bytes each that do not overlap, and both must live, until the stream has done it.
     ///
     /// # Errors
     /// What the driver says.
     pub unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaError> {
         self.device().make_current()?;
-        // SAFETY: both have as many bytes; the caller answers for how long.
+        // SAFETY: both have that many bytes; the caller answers for how long.
         check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) })
     }
 

@@ -63,7 +63,7 @@ impl Module {
         // SAFETY: writes one number; the module lives.
         check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
         let mut all = vec![std::ptr::null_mut(); count as usize];
-        // SAFETY: writes as many handles as there is room for; the module lives.
+        // SAFETY: writes `count` handles, for which there is room; the module lives.
         let found = unsafe { sys::cuModuleEnumerateFunctions(all.as_mut_ptr(), count, self.raw) };
         check("cuModuleEnumerateFunctions", found)?;
         let named = |raw| {

@@ -39,7 +39,7 @@ impl Stream {
     }
 
     /// A new stream of the highest priority that the device has: for copies and collectives, which others wait for and which keep few
-    /// multiprocessors busy. Their kernels begin in front of those of other streams that have not begun.
+    /// multiprocessors busy. Their kernels begin before waiting kernels of other streams.
     ///
     /// # Errors
     /// What the driver says.

@@ -141,7 +141,7 @@ fn a_product_and_its_epilogue_are_those_of_f64() {
                 near("a bias", &y, &with_bias);
                 let first = here.download(&y);
                 assert!(here.multiply(&product(Epilogue::BiasGelu { bias, sum: at_sum })));
-                near("what GELU is of", &sum, &with_bias);
+                near("GELU's operand", &sum, &with_bias);
                 near("GELU", &y, &with_bias.iter().map(|&x| gelu(x)).collect::<Vec<_>>());
                 assert!(here.multiply(&product(Epilogue::GeluSlope { sum: slope_at.address() })));
                 let slopes = sums.iter().zip(&at).map(|(sum, &at)| sum * slope_of_gelu(f64::from(at)));

@@ -391,6 +391,9 @@ fn the_gpu_holds_what_was_planned() {
         return;
     };
     assert!(mock::ready());
+    // Every product takes as much as it may. That is much beside so small a model, and compared without it.
+    let workspace = zero_cuda::MOST_WORKSPACE as f64;
+    mock::set(c"mock_workspace", workspace as i32);
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data.txt");
     std::fs::write(&data, "what is planned is what is held, and no more. ".repeat(200)).unwrap();
@@ -411,6 +414,6 @@ fn the_gpu_holds_what_was_planned() {
         }
         steps.engine().peak_gpu_bytes().unwrap() as f64
     });
-    let share = measured[0] / planned;
+    let share = (measured[0] - workspace) / (planned - workspace);
     assert!((0.7..1.1).contains(&share), "{zero}: {} of {planned} planned", measured[0]);
 }

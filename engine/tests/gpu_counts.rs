@@ -1,12 +1,14 @@
 //! What a training step asks of the driver: launches, copies, bytes, and how often the host waits, counted by the mock of the driver for models
-//! with as many layers as GPT-2's. Width makes no difference to the counts, so these are narrow.
+//! with the layers of GPT-2's. Width makes no difference to the counts, so these are narrow.
 #![cfg(feature = "cuda")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]
 mod mock;
 mod world;
 
+use std::collections::BTreeMap;
 use std::ffi::CStr;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use world::{BF16, FP16, batch, config, gpt2_config, world};
 use zero_train::{Engine, Error, zoo};
@@ -47,24 +49,40 @@ impl Counts {
     }
 }
 
-/// What the third step of a model asks for, from when its first micro-batch is loaded to its end. `None` where there are no kernels.
-fn third_step(layers: usize, micro_batches: usize, more: &str) -> Option<Counts> {
+/// Whether there is something to count on, and kernels that watch what they read and write.
+fn is_ready() -> bool {
+    static READY: OnceLock<bool> = OnceLock::new();
+    *READY.get_or_init(|| mock::only_the_mock() && mock::watch_kernels())
+}
+
+/// What `now` says before and after the third step of a model, from when its first micro-batch is loaded to its end, where kernels watch or do not.
+/// `None` where there are no kernels.
+fn third_step<T: Send>(
+    model: &zoo::Gpt2Config,
+    [samples, micro_batches]: [usize; 2],
+    more: &str,
+    watches: bool,
+    now: impl Fn() -> T + Sync,
+) -> Option<[T; 2]> {
+    // The counters are of the whole program.
+    static COUNTED: Mutex<()> = Mutex::new(());
+    let _alone = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
+    mock::set(c"mock_watches", watches.into());
     let text = format!(
-        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\ntraining: {{device: cuda}}\n\
-         zero_optimization: {{stage: 1}}\n{more}"
+        "train_micro_batch_size_per_gpu: {samples}\ngradient_accumulation_steps: {micro_batches}\n\
+         training: {{device: cuda}}\nzero_optimization: {{stage: 1}}\n{more}"
     );
     let counted = world(1, |comm| {
-        let model = zoo::gpt2(&zoo::Gpt2Config { n_layer: layers, ..gpt2_config() });
-        let mut engine = Engine::with_communicator(config(1, &text), model, comm)?;
+        let mut engine = Engine::with_communicator(config(1, &text), zoo::gpt2(model), comm)?;
         let mut loaded = None;
         for step in 0..3 {
             loaded = None;
             engine.train_with(|micro_batch| {
-                loaded.get_or_insert_with(Counts::now);
-                Ok(batch(2 * step + micro_batch as u64, 2))
+                loaded.get_or_insert_with(&now);
+                Ok(batch(2 * step + micro_batch as u64, samples))
             })?;
         }
-        Ok::<_, Error>(Counts::now().since(loaded.expect("a step loads a batch")))
+        Ok::<_, Error>([loaded.expect("a step loads a batch"), now()])
     });
     match counted.into_iter().next()? {
         Ok(counts) => Some(counts),
@@ -76,13 +94,15 @@ fn third_step(layers: usize, micro_batches: usize, more: &str) -> Option<Counts>
 /// All that comes between the load and the loss is put on the GPU's stream without a wait; what the host learns comes with the loss.
 #[test]
 fn a_step_waits_at_its_end_alone() {
-    if !mock::only_the_mock() {
+    if !is_ready() {
         return;
     }
     for (what, layers, micro_batches, more) in
         [("124M", 12, 1, BF16), ("1.5B", 48, 1, BF16), ("f32, two micro-batches", 12, 2, ""), ("fp16", 12, 1, FP16)]
     {
-        let Some(counts) = third_step(layers, micro_batches, more) else { return };
+        let model = zoo::Gpt2Config { n_layer: layers, ..gpt2_config() };
+        let Some([before, after]) = third_step(&model, [2, micro_batches], more, false, Counts::now) else { return };
+        let counts = after.since(before);
         let line: Vec<String> =
             COUNTERS.iter().map(|name| format!("{} {}", &name.to_str().unwrap()[5..], counts.of(name))).collect();
         println!("{what}: {}", line.join(", "));
@@ -100,5 +120,74 @@ fn a_step_waits_at_its_end_alone() {
         // The norm and the update are 7 launches for the 148 parameters of 12 layers, 18 for the 580 of 48.
         let most = losses * (21 * layers as i64 + 26) + 20;
         assert!(counts.of(c"mock_launches") <= most, "{what}: more than {most} launches");
+    }
+}
+
+/// Of each kernel of ours, and of products, fills and copies: how many there were, and bytes that were read, written and accessed.
+type Traffic = BTreeMap<String, [i64; 4]>;
+
+fn traffic() -> Traffic {
+    let mut all = mock::kernels();
+    let products = mock::read(c"mock_products") + mock::read(c"mock_lt_products");
+    let [read, written] = [c"mock_product_bytes_read", c"mock_product_bytes_written"].map(mock::read);
+    all.insert("products".into(), [products, read, written, read + written]);
+    let [fills, filled] = [c"mock_fills", c"mock_bytes_filled"].map(mock::read);
+    all.insert("fills".into(), [fills, 0, filled, filled]);
+    let [copies, copied] = [c"mock_copies_within", c"mock_bytes_within"].map(mock::read);
+    all.insert("copies".into(), [copies, copied, copied, 2 * copied]);
+    all
+}
+
+/// What a block of GPT-2 launches, by the beginnings of names, and what that reads and writes in a step: in activations, each of which is a number of
+/// 16 bits for each token and column. A fraction is of f32: two numbers for each row of attention's one head of 64, and partial sums of 64 rows.
+const MOVED: [(&str, &[&str], f64); 5] = [
+    ("norms, with the first sum of the residual connection", &["layer_norm", "norm_sums"], 16.0),
+    ("the second sum", &["add_bf16"], 3.0),
+    ("attention", &["attention"], 16.0 + 5.0 / 32.0),
+    ("gradients of biases", &["row_sums", "partial_sums"], 9.0 + 9.0 / 16.0),
+    ("products", &["products"], 56.0),
+];
+
+/// What the activations of a layer move through the GPU's memory: what a step moves more for one layer more, and of that what it moves more for
+/// one token more. What the parameters of a layer move is not in it.
+#[test]
+fn a_layer_moves_few_bytes() {
+    if !is_ready() {
+        return;
+    }
+    // Heads of the usual size; tokens that fill the blocks of kernels.
+    let width = 64;
+    let model = zoo::Gpt2Config { n_embd: width, n_head: 1, n_inner: None, ..gpt2_config() };
+    let step = |layers, samples| -> Option<Traffic> {
+        let model = zoo::Gpt2Config { n_layer: layers, ..model.clone() };
+        let [before, after] = third_step(&model, [samples, 1], BF16, true, traffic)?;
+        let since = |(name, counts): (String, [i64; 4])| {
+            let before = before.get(&name).copied().unwrap_or_default();
+            (name, std::array::from_fn(|i| counts[i] - before[i]))
+        };
+        Some(after.into_iter().map(since).collect())
+    };
+    let (Some(small), Some(deep), Some(wide), Some(both)) = (step(2, 4), step(3, 4), step(2, 8), step(3, 8)) else {
+        return;
+    };
+    let activation = (4 * 16 * width * 2) as f64;
+    let mut found = [0.0; MOVED.len()];
+    for name in both.keys() {
+        let of = |traffic: &Traffic, i: usize| traffic.get(name).map_or(0, |counts| counts[i]);
+        let launches = of(&deep, 0) - of(&small, 0);
+        if launches == 0 {
+            continue;
+        }
+        let [read, written, accessed] = [1, 2, 3].map(|i| {
+            let of_a_layer = [of(&deep, i) - of(&small, i), of(&both, i) - of(&wide, i)];
+            (of_a_layer[1] - of_a_layer[0]) as f64 / activation
+        });
+        println!("{launches} {name}: {read:.3} A read, {written:.3} A written, {accessed:.3} A accessed");
+        let group = MOVED.iter().position(|(_, names, _)| names.iter().any(|of| name.starts_with(of)));
+        found[group.unwrap_or_else(|| panic!("a layer launches {name}"))] += read + written;
+    }
+    println!("{:.3} A in all", found.iter().sum::<f64>());
+    for ((what, _, expected), found) in MOVED.into_iter().zip(found) {
+        assert!(found == expected, "{what}: {found} activations, and not {expected}");
     }
 }

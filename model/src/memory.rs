@@ -106,6 +106,11 @@ pub fn room_of_a_thread() -> u64 {
     room_of_products()
 }
 
+/// Runs `run`, in which figures are those of layers on a GPU: those of the processor, and what cuBLASLt takes for a product.
+pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
+    hollow::on_gpu(run)
+}
+
 impl Model {
     /// What layer `layer`, not the last one, takes in a training step.
     ///

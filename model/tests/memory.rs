@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
-use zero_model::memory::{Form, LayerMemory};
+use zero_model::memory::{Form, LayerMemory, on_gpu};
 use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
 use zero_model::{Layers, Model};
 
@@ -92,6 +92,23 @@ impl Module for Picky {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let values = x.flatten_all()?.to_vec1::<f32>().expect("values");
         x * f64::from(values[0])
+    }
+}
+
+/// On a GPU cuBLASLt takes a workspace for each product with a bias: GPT-2 has some, Llama none.
+#[test]
+fn a_product_with_a_bias_takes_a_workspace_of_the_gpu() {
+    let gpt2 = gpt2(&Gpt2Config { n_positions: 16, n_embd: 64, n_layer: 1, n_head: 1, ..Gpt2Config::default() });
+    let llama =
+        llama(&LlamaConfig { hidden_size: 64, intermediate_size: 96, num_hidden_layers: 1, ..LlamaConfig::default() });
+    for (layers, workspace) in [(gpt2, zero_cuda::MOST_WORKSPACE), (llama, 0)] {
+        let model = layers.build(DType::F32).expect("a model");
+        let of_block = || memory(&model, 1, [1, 16, 64], DType::F32);
+        let (host, gpu) = (of_block(), on_gpu(of_block));
+        assert_eq!((gpu.kept, gpu.input_gradients), (host.kept, host.input_gradients));
+        for (gpu, host) in [(gpu.forward_peak, host.forward_peak), (gpu.backward_peak, host.backward_peak)] {
+            assert!(gpu >= host.max(workspace) && gpu <= host + workspace, "{gpu} bytes, on the host {host}");
+        }
     }
 }
 

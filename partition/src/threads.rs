@@ -1,7 +1,7 @@
 //! The optimizer's passes over memory, on as many threads as operations have. One core alone does not reach the rate of
 //! the memory. Every element, and every block of the norm, is on its own, so the cuts cannot change a bit.
 
-use zero_model::ops::{in_parallel, threads};
+use zero_model::ops::{convert, in_parallel, threads};
 use zero_optim::norm::BLOCK;
 use zero_optim::{ExactSum, HalfFloat, LengthError, Optimizer, Step, read_half, write_half};
 
@@ -49,15 +49,9 @@ pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
 
 /// [`zero_optim::rounded`].
 pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
-    let size = share(values.len());
-    if values.len() <= size {
-        return zero_optim::rounded(values);
-    }
     let mut rounded = vec![H::ZERO; values.len()];
-    let parts = values.chunks(size).zip(rounded.chunks_mut(size));
-    let mut parts: Vec<_> = parts.collect();
     // They are of one length.
-    in_parallel(&mut parts, |(values, rounded)| {
+    convert(values, &mut rounded, |values, rounded| {
         let _ = write_half(values, rounded);
     });
     rounded
@@ -65,14 +59,13 @@ pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
 
 /// [`read_half`].
 pub(crate) fn widen<H: HalfFloat + Sync>(rounded: &[H], values: &mut [f32]) -> Result<(), LengthError> {
-    let size = share(rounded.len());
     if rounded.len() != values.len() {
         return read_half(rounded, values);
     }
-    let parts = rounded.chunks(size).zip(values.chunks_mut(size)).map(|(from, to)| (from, to, Ok(())));
-    let mut parts: Vec<_> = parts.collect();
-    in_parallel(&mut parts, |(from, to, result)| *result = read_half(from, to));
-    parts.into_iter().try_for_each(|(.., result)| result)
+    convert(rounded, values, |rounded, values| {
+        let _ = read_half(rounded, values);
+    });
+    Ok(())
 }
 
 #[cfg(test)]

@@ -86,8 +86,8 @@ impl Zero {
         }
     }
 
-    /// The optimizer step on this rank's part of a segment, unless the norm was not admitted; its gradients are done with. On a GPU it is carried out
-    /// with those of other segments, at the latest by [`Zero::carry_out_updates`].
+    /// The optimizer step on this rank's part of a segment, unless the norm was not admitted; its gradients are done with. On a GPU one launch updates
+    /// several segments, at the latest in [`Zero::carry_out_updates`].
     ///
     /// # Errors
     /// If the gradients are not reduced.

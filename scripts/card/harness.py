@@ -76,7 +76,7 @@ class Step:
     def command(self, command, env=None, cwd=None, text=None, most=None):
         """Runs a command until it ends or the time is over, and keeps its output.
 
-        With `most` it may take so many seconds of the step at most, and its end by that limit has the status None.
+        `most` limits it to some seconds of the step; a command that this limit ends has the status None.
         """
         self.folder.log(f"\n== step {self.number}: {' '.join(map(str, command))}\n")
         limit = max(0.1, min(self.left(), most or self.left()))

@@ -50,9 +50,7 @@ class Card:
             return programs.within(chosen.programs.resolve())
         if not self.mock:
             return programs.unpacked(chosen.pack, self.work / "programs")
-        # The compiler stands for NVIDIA's, and the capability tells cargo what it has built from that of another.
-        path = f"{ROOT / 'scripts' / 'emulated-nvcc'}:{os.environ['PATH']}"
-        return programs.build(env=os.environ | {"PATH": path, "CUDA_COMPUTE_CAP": "80"})
+        return programs.emulated()
 
     def wrapped(self, binary):
         """A program that runs `zero-train` with its libraries, for whoever starts it with another environment."""

@@ -3,7 +3,7 @@
     python3 -m pip download --no-deps --dest . nvidia-nccl-cu13
     python3 scripts/card/nccl.py nvidia_nccl_cu13-*.whl
 
-OUT is target/card/libnccl.so.2.xz. The library has the code of every chip; that of others than compute capability 90 becomes zeros, which take no room.
+OUT is target/card/libnccl.so.2.xz. The library has code for every chip; all but the code for compute capability 90 becomes zeros, which take no room.
 """
 
 import lzma

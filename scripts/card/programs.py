@@ -23,8 +23,8 @@ PROGRAMS = {
     "gpu": ("engine", "test", "gpu"),
     "nccl-device": ("comm/nccl", "test", "device"),
 }
-# One selection of packages and features, as in .ci/run: another one changes candle's features and compiles it again.
-PACKAGES = ["zero-train", "zero-partition", "zero-model", "zero-cuda", "zero-nccl", "zero-kernels"]
+# With the feature `cuda`. One selection, of .ci/run as well: another one changes candle's features and compiles it again.
+PACKAGES = (ROOT / "scripts/card/packages.txt").read_text().split()
 
 
 def build(*options, env=None):
@@ -48,6 +48,13 @@ def build(*options, env=None):
     if missing:
         sys.exit(f"cargo has built no {', '.join(missing)}")
     return {name: built[target] for name, target in PROGRAMS.items()}
+
+
+def emulated():
+    """Builds them for the emulated GPU."""
+    # The compiler stands for NVIDIA's, and the capability tells cargo its output from another compiler's.
+    path = f"{ROOT / 'scripts' / 'emulated-nvcc'}:{os.environ['PATH']}"
+    return build(env=os.environ | {"PATH": path, "CUDA_COMPUTE_CAP": "80"})
 
 
 def unpacked(pack, folder):
@@ -80,7 +87,7 @@ def library_folders():
 
 
 def environment(folders, first=()):
-    """Variables of our programs: these folders behind those of LD_LIBRARY_PATH, which may name the driver's."""
+    """Variables of our programs: these folders behind LD_LIBRARY_PATH's own, which may name the driver's."""
     own = os.environ.get("LD_LIBRARY_PATH", "")
     path = [*first, *filter(None, own.split(":")), *folders]
     return os.environ | {"LD_LIBRARY_PATH": ":".join(path), "RUST_BACKTRACE": "1", "NO_COLOR": "1"}

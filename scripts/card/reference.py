@@ -16,7 +16,7 @@ DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U32": torch.int32, "I64
 # Of ‖error‖ over ‖reference‖. A result is rounded once to bf16, at most 2⁻⁹ of it, and so is each factor that the kernels keep in bf16:
 # probabilities, gradients of scores, and what they were made of. All four in one direction would be 2⁻⁷.
 TOLERANCE = 2.0**-7
-# Of a row's error over its own norm and that of a mean row: one wrong tile among thousands is far above, cancellation within a row below.
+# Of a row's error over the sum of its own norm and a mean row's: one wrong tile among thousands is far above, cancellation within a row below.
 ROW_TOLERANCE = 2.0**-4
 
 

@@ -20,8 +20,8 @@ struct AttentionArgs {
     uint32_t together;
 };
 
-// What a block works on. Of the heads that are together the blocks of the first tile come first, then those of the second: where first
-// tiles have the most work, the last blocks of a launch have the least, and multiprocessors end at about the same time.
+// What a block works on. Of heads that are together all first tiles come first, then all second tiles: where first tiles have the most work,
+// the last blocks of a launch have the least, and multiprocessors end at about the same time.
 struct Place {
     unsigned sample, head, tile, tiles;
     // Of `heads` in a sample, each in tiles of `rows` positions.

@@ -8,7 +8,7 @@ constexpr unsigned THREADS = 128;
 // Queries or keys of a tile.
 constexpr unsigned ROWS = 64;
 constexpr float LOG2_E = 1.44269504088896340736f;
-// Bands of a warp, as many as registers allow.
+// Bands of a warp: the most that fit into its registers.
 template <unsigned SIZE> constexpr unsigned BANDS_OF = SIZE <= 64 ? 2 : 1;
 
 template <class T, unsigned SIZE> struct Stage {
@@ -16,7 +16,7 @@ template <class T, unsigned SIZE> struct Stage {
     DEVICE Stage(T* room, unsigned i) : first{room + 2 * i * ROWS * (SIZE + 8)}, second{first.row(ROWS)} {}
 };
 
-// Begins to fill COUNT rows of a tile: those of one head from position `begin` on, zeros beyond its size and beyond the sequence.
+// Begins to fill COUNT rows of a tile with one head's rows from position `begin` on, and with zeros beyond its size and the sequence.
 template <unsigned COUNT, class T, unsigned SIZE>
 DEVICE void begin_fill(
     Tile<T, SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, const AttentionArgs& a) {

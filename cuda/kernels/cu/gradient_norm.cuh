@@ -1,7 +1,7 @@
 // The norm of gradients, to the bits of optim/src/norm.rs: squares of each 1024 gradients of a parameter are added in f64 in one order, their
 // sums exactly, as integers, whose order makes no difference. What comes of it stays on the device, where updates read it.
 #pragma once
-#include "device.cuh"
+#include "pack.cuh"
 
 // For updates on the device and, in memory of its own, for the host.
 struct Verdict {
@@ -23,9 +23,6 @@ template <class T> DEVICE float rounded_to(float x) {
 DEVICE float travelled(float x, uint32_t as) {
     return as == AS_BF16 ? rounded_to<Bf16>(x) : as == AS_F16 ? rounded_to<F16>(x) : x;
 }
-
-// Aligned, so that they are read and written at once.
-template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
 
 // Of the ranges of a launch, the one that a block works on: the last that begins at it or before.
 template <class RANGE> DEVICE const RANGE& range_of_block(const RANGE* ranges, unsigned used) {
@@ -73,11 +70,11 @@ ENTRY(square_sums, SquareSumsArgs, 256) {
         // Exact, so that a fused multiply-add gives the same bits.
         lanes[k] += x * x;
     };
-    bool is_aligned = range.grads % sizeof(Four<float>) == 0;
+    bool is_aligned = in_packs(grads);
     uint64_t i = first + lane;
     for (; is_aligned && i + 4 <= end; i += 4 * TOGETHER) {
-        Four<float> four = *reinterpret_cast<const Four<float>*>(grads + i);
-        UNROLL for (int k = 0; k < 4; k++) add(k, four.at[k]);
+        Pack<float> four = load_pack<4>(grads + i);
+        UNROLL for (int k = 0; k < 4; k++) add(k, four[k]);
     }
     for (; i < end; i += 4 * TOGETHER) {
         UNROLL for (int k = 0; k < 4; k++) {
@@ -104,7 +101,7 @@ struct LimbsArgs {
     uint64_t partials;
 };
 
-// Each block adds up a part of the sums. As many as memory holds do not pass the end of an i64.
+// Each block adds up a part of the sums. Memory holds too few sums for an i64 to overflow.
 ENTRY(limbs, LimbsArgs, FOR_LIMBS) {
     uint64_t each = (a.count + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each;
     uint64_t end = first + each < a.count ? first + each : a.count;

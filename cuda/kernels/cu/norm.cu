@@ -215,7 +215,7 @@ template <bool CENTRED, bool PACKED, class T> DEVICE void differentiate(const No
     }
 }
 
-// Whether all rows of all operands begin at multiples of sixteen bytes; what is not there is 0, which is one.
+// Whether all rows of all operands begin at multiples of sixteen bytes. A missing operand is at 0, a multiple.
 template <class T> DEVICE bool in_packs(const NormArgs& a) {
     uint64_t all = a.x | a.branch | a.total | a.weight | a.bias | a.out | a.d | a.before | a.partials;
     return a.size % Pack<T>::COUNT == 0 && all % 16 == 0;

@@ -23,7 +23,7 @@ struct UpdateArgs {
     UpdateRange ranges[UPDATE_RANGES];
     // In the order that optim/src/factors.rs gives for each formula: with weight decay and without.
     float factors[2][8];
-    // A Verdict, whose scale stands for that of the factors; or 0.
+    // A Verdict, whose scale replaces the factors' scale; or 0.
     uint64_t verdict;
     uint32_t used, formula;
 };
@@ -93,6 +93,9 @@ struct Adagrad {
         param = fmaf(f[3], grad / (sqrtf(sum) + f[2]), param);
     }
 };
+
+// Aligned, so that they are read and written at once: a pack in f32, half of one in 16 bits.
+template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
 
 // The range and a block's part of it.
 template <class T, class FORMULA> struct Update {

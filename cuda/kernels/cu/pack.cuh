@@ -88,7 +88,7 @@ template <bool PACKED, class T> DEVICE void store_pack(T* to, uint64_t left, con
 // Packs of an array that a thread has on their way at a time.
 constexpr unsigned IN_FLIGHT = 2;
 
-// Those of a thread that are `apart` from each other, as far as there are `packs`.
+// The packs that a thread takes, `apart` from each other; zeros behind the last of `packs`.
 template <class T, unsigned N> struct Packs {
     Pack<T, N> of[IN_FLIGHT];
 

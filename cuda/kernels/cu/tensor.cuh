@@ -30,7 +30,7 @@ template <class T, unsigned SIZE> struct Tile {
 #define ROLLED _Pragma("unroll 1")
 DEVICE uint32_t in_shared(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
 
-// Begins to copy 16 bytes, or to write as many zeros; then nothing is read.
+// Begins to copy 16 bytes, or to write 16 zero bytes without reading any.
 DEVICE void begin_copy(void* to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(to)), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");

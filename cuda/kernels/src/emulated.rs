@@ -84,8 +84,11 @@ pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
 }
 
+/// Of the sources that `ZERO_TRAIN_KERNEL_SOURCES` names, or of the crate's own.
 fn file(source: Source) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("cu/{}.cu", source.name()))
+    let named = std::env::var_os("ZERO_TRAIN_KERNEL_SOURCES").map(PathBuf::from);
+    let folder = named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"));
+    folder.join(source.name()).with_extension("cu")
 }
 
 /// How kernels run.

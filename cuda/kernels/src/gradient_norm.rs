@@ -59,7 +59,7 @@ pub struct VerdictArgs {
 pub struct Verdict {
     /// If it is no number, the NaN that `f64::NAN` is.
     pub norm: f64,
-    /// As that of [`zero_optim::norm::Verdict`].
+    /// As in [`zero_optim::norm::Verdict`].
     pub clip: f64,
     /// Likewise.
     pub scale: f32,
@@ -84,7 +84,7 @@ pub struct Squared {
     pub travelled: Dtype,
 }
 
-/// Gradients of which the squares are one sum, counted from the first of a parameter: those of `zero_optim::norm`.
+/// Gradients whose squares make one sum, counted from the first of a parameter, as in `zero_optim::norm`.
 pub const SQUARES: u64 = zero_optim::norm::BLOCK as u64;
 /// Ranges that one launch takes at most.
 pub const SQUARES_RANGES: usize = 112;
@@ -99,7 +99,7 @@ const FOR_LIMBS: u32 = 96;
 /// Blocks of limbs that are added at the same time in the end.
 const ROWS: u32 = 8;
 
-/// The sums of squares of every [`SQUARES`] of each range, f64, those of one range behind those of the range before. `None` if there are none.
+/// The sums of squares of every [`SQUARES`] gradients, in f64, range after range. `None` without gradients.
 ///
 /// # Panics
 /// There are more than [`SQUARES_RANGES`] ranges.

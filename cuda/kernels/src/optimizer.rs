@@ -74,8 +74,8 @@ pub const UPDATE_RANGES: usize = 64;
 /// Elements of a block.
 const TILE: u64 = 4096;
 
-/// One pass over ranges. `with_decay` and `without` are the factors of one step; where `verdict` is not 0, the scale of gradients is that of the
-/// verdict there, which may say that nothing is updated. `working` is the type of the parameters that layers read. `None` if there are no
+/// One pass over ranges. `with_decay` and `without` are the factors of one step; where `verdict` is not 0, the verdict there has the
+/// scale of gradients, and may say that nothing is updated. `working` is the type of the parameters that layers read. `None` if there are no
 /// elements.
 ///
 /// # Panics

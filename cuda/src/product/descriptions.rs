@@ -10,9 +10,7 @@ use cudarc::cublaslt::sys::{
 };
 
 use super::{ALIGNMENT, Element, Epilogue, ProductError, done};
-
-/// The most bytes that an algorithm may take while it runs: what NVIDIA recommends for Hopper.
-const MOST_WORKSPACE: u64 = 32 << 20;
+use crate::MOST_WORKSPACE;
 
 /// How a matrix lies in memory.
 pub(super) struct Layout(pub(super) lt::cublasLtMatrixLayout_t);

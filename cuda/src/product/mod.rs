@@ -112,7 +112,7 @@ pub enum Epilogue {
     BiasGelu {
         /// Where the row is.
         bias: u64,
-        /// Where what GELU is taken of goes, rounded: a matrix like the result. GELU itself is of what was not rounded.
+        /// Where the operand of GELU goes, rounded: a matrix like the result. GELU itself reads the operand before it is rounded.
         sum: u64,
     },
     /// They are multiplied by the slope of GELU's tanh form.

@@ -1,10 +1,10 @@
 // The part of driver.c that counts what the host asks for: tests read the counters by name, and with MOCK_COUNTS set the program prints them to
-// standard error when it ends, with the launches of each kernel.
+// standard error when it ends, with the launches of each kernel and the bytes of those that are watched.
 //
 // "up" is host to device, "down" device to host, "within" device to device, also between two devices. A host wait is a call that a real
 // driver returns from only when work on the device is done: mock_waits counts them all, the others say which.
 #define COUNTERS(X) \
-    X(launches) X(collectives) X(products) X(lt_products) \
+    X(launches) X(collectives) X(products) X(lt_products) X(product_bytes_read) X(product_bytes_written) \
     X(copies_up) X(bytes_up) X(copies_down) X(bytes_down) X(copies_within) X(bytes_within) X(fills) X(bytes_filled) \
     X(pageable_up) X(pageable_down) /* copies from and to memory that is not pinned */ \
     X(pool_allocations) X(pool_frees) X(plain_allocations) X(plain_frees) X(pinned_allocations) X(pinned_frees) \
@@ -17,7 +17,7 @@ COUNTERS(DEFINE)
 // What a copy from pageable memory copies before it returns; larger ones wait for the stream.
 enum { STAGED_BYTES = 64 << 10 };
 
-void mock_count(long *counter) { __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+void mock_count(long *counter, long by) { __atomic_fetch_add(counter, by, __ATOMIC_RELAXED); }
 static void print_launches(void);
 __attribute__((destructor)) static void print_counts(void) {
     if (!getenv("MOCK_COUNTS")) return;

@@ -10,6 +10,7 @@ static double scalar(const void *from, const Product *of) { return of->in_f64 ? 
 static void multiply(void *argument) {
     Product *of = argument;
     if (of->alpha_at) of->alpha = scalar(of->alpha_at, of), of->beta = scalar(of->beta_at, of);
+    count_bytes(of);
     for (int batch = 0; batch < of->batches; batch++) {
         char *a = of_batch(&of->a, batch), *b = of_batch(&of->b, batch), *c = of_batch(&of->c, batch);
         of->in_f64 ? product_f64(of, a, b, c) : product_f32(of, a, b, c);
@@ -65,7 +66,7 @@ int cublasGemmStridedBatchedEx(Handle *handle, int turn_a, int turn_b, int m, in
         of.alpha = scalar(alpha, &of);
         of.beta = scalar(beta, &of);
     }
-    mock_count(&mock_products);
+    mock_count(&mock_products, 1);
     const void *used[] = {a, b, c, of.alpha_at, of.beta_at};
     for (int i = 0; i < 5; i++) mock_use(handle->stream, used[i]);
     Product *job = malloc(sizeof *job);

@@ -1,7 +1,7 @@
 // libcublasLt.so.13 on the mock of the driver: matrix products with an epilogue, as cuBLASLt defines them, column by column.
 //
-// Here are the epilogues that are asked for: a bias, GELU of that with what it is of, and GELU's slope. What the documentation demands is
-// refused if it is not so: sizes, types, leading dimensions, alignment, an algorithm for another product, too small a workspace.
+// It has the epilogues that we use: a bias, a bias and GELU with its operand, and GELU's slope. It refuses what the documentation forbids: sizes,
+// types, leading dimensions, alignment, an algorithm for another product, too small a workspace.
 #include <math.h>
 
 #include "products.h"
@@ -104,10 +104,11 @@ static int product_of(Product *of, const Description *by, const Layout *a, const
 typedef struct { uint64_t workspace, m, n, k; unsigned epilogue; int types[2], turned[2]; } Way;
 typedef struct { uint64_t data[8]; } Algorithm;
 _Static_assert(sizeof(Way) <= sizeof(Algorithm), "an algorithm has room");
+int mock_workspace; // bytes of every algorithm, if a test sets it
 static Way way_of(const Product *of, const Description *by) {
     Way way;
     memset(&way, 0, sizeof way);
-    way.workspace = of->k > 64 ? 4096 : 0;
+    way.workspace = mock_workspace ? mock_workspace : of->k > 64 ? 4096 : 0;
     way.m = of->m, way.n = of->n, way.k = of->k, way.epilogue = by->epilogue;
     way.types[0] = of->a.type, way.types[1] = of->c.type, way.turned[0] = by->turned[0], way.turned[1] = by->turned[1];
     return way;
@@ -146,6 +147,11 @@ static void multiply_with_epilogue(void *argument) {
     Matrix to = of->c;
     float *sums = malloc(sizeof(float) * of->m * of->n + 1);
     double beta = of->beta;
+    count_bytes(of);
+    long aux = (long)of->m * of->n * width(to.type);
+    if (by->epilogue == BIAS || by->epilogue == GELU_AUX_BIAS) mock_count(&mock_product_bytes_read, (long)of->m * width(to.type));
+    if (by->epilogue == GELU_AUX_BIAS) mock_count(&mock_product_bytes_written, aux);
+    if (by->epilogue == DGELU) mock_count(&mock_product_bytes_read, aux);
     of->c = (Matrix){NULL, R32F, 1, of->m, 0};
     of->beta = 0;
     memset(job->workspace, 0x5A, job->workspace_bytes);
@@ -176,7 +182,7 @@ int cublasLtMatmul(Handle *handle, const Description *by, const float *alpha, co
     if (memcmp(algorithm, &way, sizeof way) || workspace_bytes < way.workspace) return INVALID_VALUE;
     if (way.workspace && (!workspace || (uintptr_t)workspace % ALIGNMENT)) return INVALID_VALUE;
     if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % ALIGNMENT) return INVALID_VALUE;
-    mock_count(&mock_lt_products);
+    mock_count(&mock_lt_products, 1);
     const void *used[] = {a, b, c, d, workspace, by->bias, by->aux};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) mock_use(stream, used[i]);
     of.a.start = (char *)a, of.b.start = (char *)b;

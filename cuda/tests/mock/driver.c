@@ -93,7 +93,7 @@ static const char *const *words(int code) {
         {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
         {NOT_READY, {"CUDA_ERROR_NOT_READY", "device not ready"}},
         {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "a kernel has failed"}},
-        {NOT_PERMITTED, {"CUDA_ERROR_NOT_PERMITTED", "kernels are loaded while a collective is under way"}},
+        {NOT_PERMITTED, {"CUDA_ERROR_NOT_PERMITTED", "kernels are loaded while a collective is in flight"}},
     };
     static const char *const other[2] = {"CUDA_ERROR_UNKNOWN", "of the mock"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) if (known[i].code == code) return known[i].words;

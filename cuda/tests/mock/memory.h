@@ -232,7 +232,7 @@ static int holds(Block **list, const char *start) {
 }
 static int is_pinned(const char *start) { return holds(&pinned, start); }
 
-// Access to memory of one device's from another: plain memory is open to all that reach it, that of a pool to whom it was opened.
+// Access to memory of one device's from another: plain memory is open to all devices that reach it, a pool's memory to the devices that it was opened to.
 typedef struct { int type, device, flags; } Access; // of kind 1, a device; 3 is to read and write
 int cuMemPoolSetAccess(Pool *pool, const Access *access, size_t count) {
     for (size_t i = 0; i < count; i++) {

@@ -12,12 +12,12 @@ typedef struct Stream Stream;
 void mock_enqueue(Stream *stream, void (*run)(void *), void *argument);
 // What comes next on the stream reads or writes the memory around an address, if that is a device's.
 void mock_use(Stream *stream, const void *address);
-// One more collective is under way on a device, or one less.
+// One more collective is in flight on a device, or one less.
 void mock_collective(int device, int change);
 // The device of this thread's context, from 1; 0 without one.
 int mock_current(void);
 // The current device reads there without help of the host. If it cannot, all later calls fail.
 void mock_reach(const void *start);
-// One more in a counter of counters.h.
-void mock_count(long *counter);
-extern long mock_collectives, mock_products, mock_lt_products;
+// More in a counter of counters.h.
+void mock_count(long *counter, long by);
+extern long mock_collectives, mock_products, mock_lt_products, mock_product_bytes_read, mock_product_bytes_written;

@@ -30,7 +30,7 @@ static int collectives[MOST_DEVICES + 1];
 void mock_collective(int device, int change) { __atomic_fetch_add(&collectives[device], change, __ATOMIC_RELAXED); }
 static int may_load(void) {
     int is_late = mock_refuse_lazy_loading && __atomic_load_n(&collectives[current], __ATOMIC_RELAXED);
-    if (is_late) fprintf(stderr, "mock: kernels are loaded while a collective is under way\n");
+    if (is_late) fprintf(stderr, "mock: kernels are loaded while a collective is in flight\n");
     return !is_late;
 }
 
@@ -51,6 +51,28 @@ static void find_entries(Module *module, const unsigned char *image) {
         }
     }
 }
+// `emulator::Traffic` of the emulator.
+typedef struct { size_t read, written, accessed; } Traffic;
+static void count_traffic(const Traffic *of);
+// A library that watches what its kernels read and write (EMULATED_NVCC_CHECKS of scripts/emulated-nvcc) asks where memory is, and tells of traffic.
+static void listen_to(void *library) {
+    Ranges (**memory)(void) = dlsym(library, "emulated_memory");
+    void (**traffic)(const Traffic *) = dlsym(library, "emulated_traffic");
+    if (memory) *memory = all_memory;
+    if (traffic) *traffic = count_traffic;
+}
+// Libraries that watch: with `mock_watches` set their kernels run instead of those of the same names that were looked up later.
+enum { MOST_WATCHED = 32 };
+static void *watched[MOST_WATCHED];
+static int watched_count;
+int mock_watches;
+int mock_watch(const char *path) {
+    void *library = watched_count < MOST_WATCHED ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!library) return INVALID_IMAGE;
+    listen_to(library);
+    watched[watched_count++] = library;
+    return 0;
+}
 static int load(Module **module, const unsigned char *image) {
     size_t bytes = elf_bytes(image);
     int file = memfd_create("kernels", 0);
@@ -60,9 +82,7 @@ static int load(Module **module, const unsigned char *image) {
     // The file stays open: another one of this path would be taken for the same library.
     void *library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) return INVALID_IMAGE;
-    // A library that watches what its kernels read and write (EMULATED_NVCC_CHECKS of scripts/emulated-nvcc) asks where memory is.
-    Ranges (**memory)(void) = dlsym(library, "emulated_memory");
-    if (memory) *memory = all_memory;
+    listen_to(library);
     *module = malloc(sizeof **module);
     **module = (Module){library, current, 0, NULL};
     find_entries(*module, image);
@@ -72,7 +92,7 @@ long mock_modules; // loaded so far
 int cuModuleLoadData(Module **module, const void *image) {
     NEEDS_CONTEXT;
     if (!may_load()) return NOT_PERMITTED;
-    mock_count(&mock_modules);
+    mock_count(&mock_modules, 1);
     static const char text[] = "// kernels for the emulator";
     if (!memcmp(image, "\177ELF", 4)) return (uintptr_t)image % 8 ? INVALID_IMAGE : load(module, image);
     if (strncmp(image, text, sizeof text - 1)) return *(const char *)image ? NO_BINARY : INVALID_IMAGE;
@@ -99,13 +119,31 @@ typedef struct {
     const char *(*run)(
         const void *args, size_t bytes, const unsigned *grid, const unsigned *block, size_t shared, unsigned order);
 } Entry;
-typedef struct Function { const Entry *entry; int most_shared, device; long launches; struct Function *next; char name[]; } Function;
+// Launches, and the bytes that a watched kernel reads, writes and accesses in all of them.
+enum { LAUNCHES, READ, WRITTEN, ACCESSED, COUNTS };
+typedef struct Function { const Entry *entry, *watched; int most_shared, device; long counts[COUNTS]; struct Function *next; char name[]; } Function;
 // Functions live as long as the program, as nobody gives them back.
 static Function *functions;
 static void print_launches(void) {
     for (Function *of = __atomic_load_n(&functions, __ATOMIC_ACQUIRE); of; of = of->next) {
-        if (of->launches) fprintf(stderr, "launches %s %ld\n", of->name, of->launches);
+        const long *counts = of->counts;
+        if (!counts[LAUNCHES]) continue;
+        fprintf(stderr, "launches %s %ld", of->name, counts[LAUNCHES]);
+        if (counts[ACCESSED]) fprintf(stderr, " read %ld written %ld accessed %ld", counts[READ], counts[WRITTEN], counts[ACCESSED]);
+        fprintf(stderr, "\n");
     }
+}
+// The functions that were asked for, one after the other: the first is behind none.
+const Function *mock_function(const Function *before, const char **name, const long **counts) {
+    const Function *of = before ? before->next : __atomic_load_n(&functions, __ATOMIC_ACQUIRE);
+    if (of) *name = of->name, *counts = of->counts;
+    return of;
+}
+static __thread Function *running;
+static void count_traffic(const Traffic *of) {
+    mock_count(&running->counts[READ], of->read);
+    mock_count(&running->counts[WRITTEN], of->written);
+    mock_count(&running->counts[ACCESSED], of->accessed);
 }
 int cuModuleGetFunction(Function **function, Module *module, const char *name) {
     NEEDS_CONTEXT;
@@ -114,8 +152,10 @@ int cuModuleGetFunction(Function **function, Module *module, const char *name) {
     snprintf(with_end, sizeof with_end, "%s_entry", name);
     const Entry *entry = dlsym(module->library, with_end);
     if (!entry) return NOT_FOUND;
+    const Entry *instead = NULL;
+    for (int i = 0; !instead && i < watched_count; i++) instead = dlsym(watched[i], with_end);
     *function = malloc(sizeof **function + strlen(name) + 1);
-    **function = (Function){entry, 48 << 10, module->device, 0, __atomic_load_n(&functions, __ATOMIC_RELAXED)};
+    **function = (Function){entry, instead, 48 << 10, module->device, {0}, __atomic_load_n(&functions, __ATOMIC_RELAXED)};
     strcpy((*function)->name, name);
     while (!__atomic_compare_exchange_n(&functions, &(*function)->next, *function, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
     return 0;
@@ -148,7 +188,8 @@ typedef struct { Function *function; unsigned grid[3], block[3], shared; char ar
 static void start(void *argument) {
     Start *job = argument;
     static unsigned order; // of blocks and threads: another one each time
-    const Entry *entry = job->function->entry;
+    running = job->function;
+    const Entry *entry = mock_watches && running->watched ? running->watched : running->entry;
     const char *failure = entry->run(
         job->args, entry->bytes, job->grid, job->block, job->shared, __atomic_fetch_add(&order, 1, __ATOMIC_RELAXED) % 4);
     if (failure) {
@@ -167,7 +208,7 @@ int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsig
     if ((int)shared > function->most_shared) return INVALID_VALUE;
     if (stream_of(stream)->device != function->device) return INVALID_HANDLE;
     COUNT(launches, 1);
-    mock_count(&function->launches);
+    mock_count(&function->counts[LAUNCHES], 1);
     Start *job = calloc(1, sizeof *job + function->entry->bytes);
     *job = (Start){function, {x, y, z}, {threads_x, threads_y, threads_z}, shared};
     function->entry->collect(parameters, job->args);

@@ -228,7 +228,7 @@ int ncclGroupEnd(void) {
     *bundle = open_bundle;
     bundle->device = mock_current();
     mock_collective(bundle->device, 1);
-    for (int i = 0; i < bundle->count; i++) mock_count(&mock_collectives);
+    for (int i = 0; i < bundle->count; i++) mock_count(&mock_collectives, 1);
     memset(&open_bundle, 0, sizeof open_bundle);
     Comm *comm = bundle->comm;
     pthread_mutex_lock(&comm->world->lock);

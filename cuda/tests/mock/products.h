@@ -52,3 +52,10 @@ enum { ROWS = 64, COLUMNS = 4 }; // of a tile
 #include "gemm.h"
 
 static int width(int type) { return type == R32F ? 4 : type == R64F ? 8 : 2; }
+// Operands and result, each once.
+static void count_bytes(const Product *of) {
+    long a = (long)of->m * of->k * width(of->a.type), b = (long)of->k * of->n * width(of->b.type);
+    long c = (long)of->m * of->n * width(of->c.type);
+    mock_count(&mock_product_bytes_read, of->batches * (a + b + (of->beta != 0 ? c : 0)));
+    mock_count(&mock_product_bytes_written, of->batches * c);
+}

@@ -99,7 +99,7 @@ static void piece_ends(const char *start, Seen *seen) {
     pthread_mutex_lock(&uses_lock);
     if (seen) see(seen, &seen_by_host);
     Piece *piece = piece_around(start);
-    if (!piece || piece->is_free) wrong = "memory is freed that is not there";
+    if (!piece || piece->is_free) wrong = "memory is freed that is not allocated";
     else {
         if (seen && !has_seen(seen, piece->since)) wrong = "memory is freed on a stream that does not wait for its allocation on another one";
         for (Use *use = seen ? piece->uses : NULL; use; use = use->next) {

@@ -1,8 +1,8 @@
 //! What each layer of a model takes for a micro-batch.
 
-use zero_config::Config;
+use zero_config::{Compute, Config};
 use zero_model::Model;
-use zero_model::memory::{EvaluationMemory, Form, LayerMemory, LossMemory};
+use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
 
 use crate::error::Error;
 
@@ -27,13 +27,17 @@ impl Table {
     /// one like it is made there, which takes no memory.
     pub(crate) fn of(config: &Config, model: &Model) -> Option<Self> {
         let (inputs, targets) = forms(config)?;
+        let of = |model: &Model| match config.training.device {
+            Compute::Cpu => Self::new(model, &inputs, &targets).ok(),
+            Compute::Cuda => memory::on_gpu(|| Self::new(model, &inputs, &targets)).ok(),
+        };
         if !model.device().is_cuda() {
-            return Self::new(model, &inputs, &targets).ok();
+            return of(model);
         }
         let first = model.parameters().first()?;
         let vocabulary = first.shape().dims().first().copied();
         let layers = crate::configured_layers(config, vocabulary).ok()?;
-        Self::new(&layers.build(first.dtype()).ok()?, &inputs, &targets).ok()
+        of(&layers.build(first.dtype()).ok()?)
     }
 
     /// # Errors

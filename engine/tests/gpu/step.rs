@@ -62,7 +62,7 @@ fn all_kernels_are_loaded_before_the_first_step() {
     }
 }
 
-/// A Llama that sees so many positions.
+/// A Llama that sees `window` positions.
 fn windowed(layers: usize, window: usize) -> Layers {
     llama(&LlamaConfig {
         vocab_size: 61,

@@ -4,7 +4,10 @@ use crate::world;
 
 use candle_core::DType;
 use world::{batch, config, world};
-use zero_partition::{Category, Layout, StateBytes, ZeroOptions, expected_payload, expected_state, state_formula};
+use zero_partition::{
+    Category, DiskOptions, Layout, OnGpu, Order, StateBytes, ZeroOptions, expected_payload, expected_state,
+    state_formula,
+};
 use zero_train::pipeline::{Instruction, ZeroStage};
 use zero_train::{Engine, Layers, zoo};
 
@@ -105,7 +108,7 @@ impl Run {
                     &layout,
                     rank,
                     self.bytes_per_element(),
-                    &self.options(&engine),
+                    &options(&engine, self.dtype),
                     |_| 0,
                 ),
                 gathered: engine.program().instructions.iter().map(elements).sum(),
@@ -114,28 +117,32 @@ impl Run {
         })
     }
 
-    /// Gradients travel in the working dtype.
-    fn options(&self, engine: &Engine) -> ZeroOptions {
-        ZeroOptions {
-            optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
-            order: zero_partition::Order::Arrival,
-            communication: self.dtype,
-            reduce_scatter: engine.config().zero.reduce_scatter,
-            decay_all: false,
-            ignore_unused: false,
-            disk: zero_partition::DiskOptions::default(),
-            on_gpu: zero_partition::OnGpu::default(),
-        }
-    }
-
     /// What a step sends besides: the norm as one exact sum, and the losses.
     fn norm_and_loss(&self, rank: usize) -> u64 {
-        let all_reduced = |elements: usize, width: usize| {
-            let own = elements / self.ranks + usize::from(rank < elements % self.ranks);
-            ((elements - own + own * (self.ranks - 1)) * width) as u64
-        };
         let losses = if self.zero_stage >= 2 { self.micro_batches } else { 1 };
-        all_reduced(zero_optim::exact_sum::LIMBS, 8) + all_reduced(losses, 4)
+        let [norm, losses] =
+            [zero_optim::exact_sum::LIMBS, losses].map(|elements| all_reduced(elements, self.ranks, rank));
+        (8 * norm + 4 * losses) as u64
+    }
+}
+
+/// What a rank sends in an all-reduce: others' ranges to their owners, then its own to everybody.
+pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
+    let own = elements / ranks + usize::from(rank < elements % ranks);
+    elements - own + own * (ranks - 1)
+}
+
+/// What the payload of an engine's program depends on. Gradients travel in the working dtype.
+pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
+    ZeroOptions {
+        optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
+        order: Order::Arrival,
+        communication: dtype,
+        reduce_scatter: engine.config().zero.reduce_scatter,
+        decay_all: false,
+        ignore_unused: false,
+        disk: DiskOptions::default(),
+        on_gpu: OnGpu::default(),
     }
 }
 

@@ -105,7 +105,7 @@ impl Array {
         }
         assert!(at + from.len() <= self.len);
         let to = self.address(&(at..at + from.len()))?;
-        // SAFETY: there is room for as many.
+        // SAFETY: there is room for them.
         unsafe { Gpu::new(&self.storage.device)?.overwrite(from, to) }
     }
 

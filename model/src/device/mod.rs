@@ -11,6 +11,7 @@ mod memory;
 pub mod optimizer;
 mod pool;
 mod product;
+mod ring;
 mod staging;
 mod timeline;
 mod uploads;

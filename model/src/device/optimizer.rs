@@ -86,7 +86,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Elements that a step updates alike: as many of each as there are gradients.
+/// Elements that a step updates alike: parameters, states and gradients of one number.
 pub struct Updated<'a> {
     /// f32.
     pub parameters: Part<'a>,
@@ -112,7 +112,7 @@ pub fn step(device: &CudaDevice, factors: [&Factors; 2], updated: &[Updated<'_>]
     {
         let ranges = some.iter().map(Updated::range).collect::<Result<Vec<_>>>()?;
         let launch = update(some.first().map_or(Dtype::F32, working_dtype), factors, &ranges, verdict);
-        // SAFETY: all of a range have as many elements of their types; what is written is borrowed for that, or a leaf's own.
+        // SAFETY: all of a range have the range's number of elements; what is written is borrowed for that, or a leaf's own.
         unsafe { gpu.launch_some(launch) }?;
     }
     Ok(())
@@ -233,7 +233,7 @@ impl Norms {
             let squared =
                 |part: &Part<'_>| Squared { grads: part.address, count: part.count as u64, travelled: part.travelled };
             let launch = square_sums(&some.iter().map(squared).collect::<Vec<_>>(), to);
-            // SAFETY: there is room for as many sums, and nobody else writes there.
+            // SAFETY: there is room for the sums, and nobody else writes there.
             unsafe { gpu.launch_some(launch) }?;
             to += (some.iter().map(sums_of).sum::<usize>() * size_of::<f64>()) as u64;
         }

@@ -50,7 +50,7 @@ struct Pool(CUmemoryPool);
 unsafe impl Send for Pool {}
 
 /// Lets the other devices that this process uses read and write what is taken out of this one's pool, and this one theirs, as far as they
-/// reach each other. NCCL, of ranks that are threads of one process, copies from the memory of one device to that of another without a
+/// reach each other. NCCL, of ranks that are threads of one process, copies from one device to another without a
 /// buffer between; for memory out of a pool `cuCtxEnablePeerAccess` does not open that way.
 pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
     let Some(own_pool) = pool(device)? else { return Ok(()) };

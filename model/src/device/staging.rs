@@ -4,7 +4,6 @@
 //! What a layer's backward has made goes to the host while the next layer's runs, and the values of the next layer come while this one
 //! computes. The host waits only where it reads what has come.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
@@ -15,9 +14,10 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use zero_cuda::{CudaError, Event, Pinned, Recorder, Stream, Track};
 
+use super::ring::Ring;
 use super::timeline::recorder;
 use super::{Array, Gpu, Mark, driver, on_stream};
-use crate::ops::{in_parallel, threads};
+use crate::ops::convert;
 
 /// The streams, and memory of the host that waits for its next use.
 pub struct Staging {
@@ -27,9 +27,7 @@ pub struct Staging {
     up: Stream,
     /// Where the device has a timeline.
     recorder: Option<Arc<Recorder>>,
-    idle: Vec<Pinned>,
-    /// What is being copied to the device.
-    leaving: VecDeque<(Event, Pinned)>,
+    ring: Ring,
     /// Where candle's stream was when the uploads of this round began: behind what was released before.
     begun: Option<Mark>,
     /// Whether something was released since then.
@@ -47,16 +45,6 @@ pub struct Arriving {
     ends: Option<(Pinned, CudaStorage)>,
 }
 
-/// Fewer elements than this are copied before another thread has begun.
-const FEW: usize = 1 << 16;
-
-/// Makes values of others, on the threads of operations: one core alone does not reach the rate of the memory.
-fn each<T: Sync>(from: &[T], to: &mut [f32], make: impl Fn(&[T], &mut [f32]) + Sync) {
-    let share = to.len().div_ceil(threads()).max(FEW);
-    let mut parts: Vec<_> = from.chunks(share).zip(to.chunks_mut(share)).collect();
-    in_parallel(&mut parts, |(from, to)| make(from, to));
-}
-
 impl Staging {
     /// For a GPU.
     ///
@@ -66,8 +54,8 @@ impl Staging {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let (down, up) = (Stream::urgent(&of).map_err(driver)?, Stream::urgent(&of).map_err(driver)?);
         let recorder = recorder(device);
-        let (leaving, begun) = (VecDeque::new(), None);
-        Ok(Self { device: device.clone(), of, down, up, recorder, idle: vec![], leaving, begun, released: false })
+        let ring = Ring::new(&of, LEAVING);
+        Ok(Self { device: device.clone(), of, down, up, recorder, ring, begun: None, released: false })
     }
 
     /// Puts a copy on one of the streams, and an event behind it.
@@ -94,21 +82,6 @@ impl Staging {
         done.map_err(driver)
     }
 
-    /// Memory of at least `bytes` bytes: what waits, if it is not twice as much, or new.
-    fn pinned(&mut self, bytes: usize) -> Result<Pinned> {
-        let fits = |pinned: &Pinned| pinned.len() >= bytes && pinned.len() <= 2 * bytes.max(4096);
-        match self.idle.iter().position(fits) {
-            Some(index) => Ok(self.idle.swap_remove(index)),
-            None => Pinned::new(&self.of, bytes).map_err(driver),
-        }
-    }
-
-    /// Bytes of the host that are pinned here, in use or not, as far as they are not on their way to the host.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.idle.iter().chain(self.leaving.iter().map(|(_, pinned)| pinned)).map(|pinned| pinned.len()).sum()
-    }
-
     /// Sends values to the host, behind what makes them; rounded to a type, f32, bf16 or f16, in which they travel.
     ///
     /// # Errors
@@ -117,7 +90,7 @@ impl Staging {
         let len = source.len();
         let source = if dtype == DType::F32 { source.into_storage() } else { source.rounded(dtype)? };
         let bytes = len * dtype.size_in_bytes();
-        let mut pinned = self.pinned(bytes)?;
+        let mut pinned = self.ring.take(bytes).map_err(driver)?;
         let there = Event::new(&self.of).map_err(driver)?;
         let made = Mark::new(&self.device)?;
         self.down.wait_for(made.event()).map_err(driver)?;
@@ -143,12 +116,14 @@ impl Staging {
             let from = &pinned[..to.len() * dtype.size_in_bytes()];
             match dtype {
                 DType::BF16 => {
-                    each(bytemuck::cast_slice::<_, bf16>(from), to, |from, to| from.convert_to_f32_slice(to))
+                    convert(bytemuck::cast_slice::<_, bf16>(from), to, |from, to| from.convert_to_f32_slice(to));
                 }
-                DType::F16 => each(bytemuck::cast_slice::<_, f16>(from), to, |from, to| from.convert_to_f32_slice(to)),
-                _ => each(bytemuck::cast_slice::<_, f32>(from), to, |from, to| to.copy_from_slice(from)),
+                DType::F16 => {
+                    convert(bytemuck::cast_slice::<_, f16>(from), to, |from, to| from.convert_to_f32_slice(to));
+                }
+                _ => convert(bytemuck::cast_slice::<_, f32>(from), to, |from, to| to.copy_from_slice(from)),
             }
-            self.idle.push(pinned);
+            self.ring.give(pinned);
         }
         Ok(())
     }
@@ -171,14 +146,13 @@ impl Staging {
     ///
     /// The driver knows no order between the stream that gives memory back, which is candle's, and the one that takes memory for uploads,
     /// unless one waits for the other; without it the pool may take new memory from the GPU for each upload. So the uploads of a layer wait
-    /// until those of the layer before the last are given back: two layers have memory at a time, and one is copied while the other computes.
+    /// until the layer before the last has given its uploads back: two layers have memory at a time, and one is copied while the other computes.
     pub fn released(&mut self) {
         self.released = true;
     }
 
     fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod>(&mut self, values: &[T]) -> Result<CudaStorage> {
-        self.collect(size_of_val(values))?;
-        let mut pinned = self.pinned(size_of_val(values))?;
+        let mut pinned = self.ring.take_to_leave(size_of_val(values)).map_err(driver)?;
         pinned[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
         let there = Event::new(&self.of).map_err(driver)?;
         if std::mem::take(&mut self.released)
@@ -198,24 +172,8 @@ impl Staging {
             let _ = self.up.synchronize();
             return Err(error);
         }
-        self.leaving.push_back((there, pinned));
+        self.ring.leave(there, pinned);
         Ok(CudaStorage::wrap_cuda_slice(slice, self.device.clone()))
-    }
-
-    /// Takes back memory that has been copied, and waits for some of it where `more` would make it too much.
-    fn collect(&mut self, more: usize) -> Result<()> {
-        let mut held: usize = self.leaving.iter().map(|(_, pinned)| pinned.len()).sum();
-        while let Some((there, pinned)) = self.leaving.pop_front() {
-            let is_there = there.is_done().map_err(driver)?;
-            if !is_there && held + more <= LEAVING {
-                self.leaving.push_front((there, pinned));
-                return Ok(());
-            }
-            there.wait().map_err(driver)?;
-            held -= pinned.len();
-            self.idle.push(pinned);
-        }
-        Ok(())
     }
 }
 
@@ -239,12 +197,5 @@ impl Drop for Arriving {
             // The copy still writes.
             let _ = self.there.wait();
         }
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // What is being copied is read by the device.
-        let _ = self.up.synchronize();
     }
 }

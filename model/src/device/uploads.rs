@@ -3,7 +3,6 @@
 //! The driver takes a small piece of pageable memory over during the call. For a large one the call comes back when the stream has come to
 //! the copy: when everything is done that the host has put there before. So large ones go through memory of the host that is pinned.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendDevice;
@@ -11,73 +10,20 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Device, Result, Storage, Tensor, bail};
-use zero_cuda::{CudaError, Event, Pinned, Stream};
+use zero_cuda::Event;
 use zero_kernels::Address;
 
+use super::ring::Ring;
 use super::{Gpu, begin, known, on_stream};
 
 /// Bytes that the driver takes over at once.
 const SMALL: usize = 64 << 10;
-/// Bytes of a piece, at most, and how many there are.
+/// The most bytes of a piece, and of all that are being copied.
 const PIECE: usize = 8 << 20;
-const PIECES: usize = 4;
+const LEAVING: usize = 4 * PIECE;
 
-/// Pinned pieces of the host's memory, in the order in which they were last put on the stream.
-struct Uploads {
-    of: Arc<zero_cuda::Device>,
-    leaving: VecDeque<(Event, Pinned)>,
-}
-
-/// Those of each device of candle's, each of which has a stream of its own.
-static UPLOADS: Mutex<Vec<(DeviceId, Arc<Mutex<Uploads>>)>> = Mutex::new(vec![]);
-
-impl Uploads {
-    /// A piece with room for `bytes` that no copy reads. It waits for a copy only if all pieces are being copied.
-    fn piece(&mut self, bytes: usize) -> std::result::Result<(Event, Pinned), CudaError> {
-        let fits = |pinned: &Pinned| pinned.len() >= bytes;
-        let is_free = match self.leaving.front() {
-            Some((there, pinned)) => self.leaving.len() == PIECES || (fits(pinned) && there.is_done()?),
-            None => false,
-        };
-        if is_free && let Some((there, pinned)) = self.leaving.pop_front() {
-            there.wait()?;
-            if fits(&pinned) {
-                return Ok((there, pinned));
-            }
-        }
-        Ok((Event::new(&self.of)?, Pinned::new(&self.of, bytes.next_power_of_two().min(PIECE))?))
-    }
-
-    /// Puts copies on the stream. The host may change its own when this returns.
-    ///
-    /// # Safety
-    /// There is room for as many bytes at `to` when the stream gets to it.
-    unsafe fn put(&mut self, bytes: &[u8], to: Address, stream: &Stream) -> std::result::Result<(), CudaError> {
-        for (index, part) in bytes.chunks(PIECE).enumerate() {
-            let (there, mut pinned) = self.piece(part.len())?;
-            pinned[..part.len()].copy_from_slice(part);
-            let to = to + (index * PIECE) as u64;
-            // SAFETY: there is room, as the caller says; the piece is kept until the event.
-            let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&there));
-            if done.is_err() {
-                // Without the event nobody would wait for the copy.
-                let _ = stream.synchronize();
-            }
-            self.leaving.push_back((there, pinned));
-            done?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Uploads {
-    fn drop(&mut self) {
-        for (there, _) in &self.leaving {
-            // The device still reads it.
-            let _ = there.wait();
-        }
-    }
-}
+/// Pinned pieces for each device of candle's, each of which has a stream of its own.
+static PIECES: Mutex<Vec<(DeviceId, Arc<Mutex<Ring>>)>> = Mutex::new(vec![]);
 
 impl Gpu {
     /// A copy of what the host has, behind what is on the stream.
@@ -87,7 +33,7 @@ impl Gpu {
         }
         // SAFETY: all of it is written before anybody reads.
         let slice = unsafe { self.device.alloc::<T>(values.len()) }?;
-        // SAFETY: it has room for as many.
+        // SAFETY: it has room for the values.
         unsafe { self.overwrite(values, begin(&slice)) }?;
         Ok(slice)
     }
@@ -95,15 +41,29 @@ impl Gpu {
     /// Puts a copy of what the host has over what is at an address.
     ///
     /// # Safety
-    /// There is room for as many values when the stream gets to it.
+    /// There is room for the values when the stream gets to it.
     pub(crate) unsafe fn overwrite<T: bytemuck::Pod>(&self, values: &[T], to: Address) -> Result<()> {
         let of = self.kernels.device();
-        let uploads = known(&UPLOADS, self.device.id(), || {
-            Ok(Mutex::new(Uploads { of: Arc::clone(of), leaving: VecDeque::new() }))
-        })?;
-        let mut uploads = uploads.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the caller answers for the room.
-        on_stream(&self.device, of, |stream| unsafe { uploads.put(bytemuck::cast_slice(values), to, stream) })
+        let pieces = known(&PIECES, self.device.id(), || Ok(Mutex::new(Ring::new(of, LEAVING))))?;
+        let mut pieces = pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        on_stream(&self.device, of, |stream| {
+            for (index, part) in bytemuck::cast_slice::<T, u8>(values).chunks(PIECE).enumerate() {
+                let there = Event::new(of)?;
+                // Of few sizes, so that they are used again.
+                let mut pinned = pieces.take_to_leave(part.len().next_power_of_two())?;
+                pinned[..part.len()].copy_from_slice(part);
+                let to = to + (index * PIECE) as u64;
+                // SAFETY: there is room, as the caller says; the piece is kept until the event.
+                let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&there));
+                if done.is_err() {
+                    // Without the event nobody would wait for the copy.
+                    let _ = stream.synchronize();
+                }
+                pieces.leave(there, pinned);
+                done?;
+            }
+            Ok(())
+        })
     }
 }
 

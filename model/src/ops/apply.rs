@@ -24,6 +24,11 @@ pub(crate) fn untracked<T>(run: impl FnOnce() -> T) -> T {
     run()
 }
 
+/// Whether operations may have a backward: not in an evaluation.
+pub(crate) fn has_backward() -> bool {
+    recording() || !UNTRACKED.get()
+}
+
 /// Whether an operation is a node of candle's graph.
 pub(crate) fn in_graph() -> bool {
     !recording() && !UNTRACKED.get()

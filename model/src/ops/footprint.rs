@@ -1,5 +1,6 @@
 //! What an operation takes in memory, told beside its code: a function of shapes, dtypes and threads.
 
+use super::hollow;
 use super::output::CACHED;
 use super::parallel::parts;
 use candle_core::{DType, Result, Shape, Tensor};
@@ -64,6 +65,13 @@ impl Costs {
             gradients: [true; 3],
             put_off: None,
         }
+    }
+
+    /// Of products with an epilogue, which on a GPU take a workspace of the device's memory.
+    pub(crate) fn with_epilogue(self) -> Self {
+        let workspace = hollow::workspace();
+        let put_off = self.put_off.map(|put_off| PutOff { backward: put_off.backward.max(workspace), ..put_off });
+        Self { forward: self.forward.max(workspace), backward: self.backward.max(workspace), put_off, ..self }
     }
 }
 

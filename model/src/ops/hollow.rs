@@ -8,13 +8,14 @@
 //! All is pure arithmetic on one thread; nothing is as large as what it stands for.
 
 use super::footprint::{Costs, Footprint, PutOff, bytes};
+use crate::flag::Flag;
 use crate::parameter::take;
 use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
 };
 use half::{bf16, f16};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -36,6 +37,18 @@ pub(crate) struct Heap {
 
 thread_local! {
     static HEAP: RefCell<Option<Heap>> = const { RefCell::new(None) };
+    static ON_GPU: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `run`, which imagines layers that are on a GPU.
+pub(crate) fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
+    let _on_gpu = Flag::raise(&ON_GPU);
+    run()
+}
+
+/// Bytes that a product with an epilogue takes of the device while it runs.
+pub(super) fn workspace() -> u64 {
+    if ON_GPU.get() { zero_cuda::MOST_WORKSPACE } else { 0 }
 }
 
 /// Runs `run`, in which operations on hollow tensors are counted. `written` are the leaves whose gradient another layer's

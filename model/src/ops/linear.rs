@@ -2,7 +2,7 @@
 
 use super::activation::Activation;
 use super::affine::{Affine, bias_gradient};
-use super::apply::{apply2, apply3, unmade2, unmade3};
+use super::apply::{apply2, apply3, has_backward, unmade2, unmade3};
 #[cfg(feature = "cuda")]
 use super::device;
 use super::footprint::{Costs, Footprint, Reads};
@@ -73,12 +73,13 @@ impl Conv1D {
         self.0.forward_activated(x, Activation::GeluNew)
     }
 
-    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the backward makes the gradient through GELU along with
-    /// that of the input of `down`.
+    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the product that makes the gradient of
+    /// `down`'s input takes it through GELU as well.
     pub fn forward_gelu_then(&self, x: &Tensor, down: &Self) -> Result<Tensor> {
         let (Self(up), Self(down)) = (self, down);
-        // The processor takes no gradient through GELU there; what GELU was taken of would only live longer.
-        let Some(bias) = up.bias.as_ref().filter(|_| x.device().is_cuda()) else {
+        // Elsewhere `down` takes no gradient through GELU; what GELU was taken of would only live longer.
+        let takes_slope = x.device().is_cuda() && has_backward();
+        let Some(bias) = up.bias.as_ref().filter(|_| takes_slope) else {
             return down.forward(&self.forward_gelu(x)?);
         };
         let before = Arc::default();
@@ -172,7 +173,8 @@ impl Footprint for LinearOp {
     const READS: Reads = Reads::inputs([true, true, false]);
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
-        self.affine.footprint(OP, inputs)
+        let costs = self.affine.footprint(OP, inputs)?;
+        Ok(if inputs.len() > 2 { costs.with_epilogue() } else { costs })
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn linear_gelu_for(
 pub(crate) struct BeforeGelu {
     /// x·W + b, kept for the backward.
     sum: OnceLock<Storage>,
-    /// Whether the gradient that comes is that of the sum already.
+    /// Whether the upstream gradient is the gradient of the sum already.
     #[cfg(feature = "cuda")]
     has_slope: AtomicBool,
 }
@@ -86,7 +86,7 @@ impl Footprint for LinearGelu {
         let rooms = element_rooms(dtype, results, 2).saturating_sub(dx);
         let backward = |linear: u64| sum + rooms.max(linear);
         let put_off = linear.put_off.map(|put_off| PutOff { backward: backward(put_off.backward), ..put_off });
-        Ok(Costs { saved: sum, forward, backward: backward(linear.backward), put_off, ..linear })
+        Ok(Costs { saved: sum, forward, backward: backward(linear.backward), put_off, ..linear }.with_epilogue())
     }
 }
 

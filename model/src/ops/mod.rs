@@ -72,7 +72,7 @@ pub use kernel::Isa;
 pub use linear::{Conv1D, Linear, Projection};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use norm::{LayerNorm, RmsNorm};
-pub use parallel::{in_parallel, set_threads, threads};
+pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use reach::Reach;
 pub use rotary::{RopeScaling, Rotary};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};

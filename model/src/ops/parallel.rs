@@ -41,6 +41,20 @@ pub fn in_parallel<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) {
     });
 }
 
+/// Fewer elements than this are converted before another thread has begun.
+const FEW: usize = 1 << 16;
+
+/// Makes values of others of another type, each of one, on the threads of operations: one core alone does not reach the rate of the memory.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn convert<T: Sync, U: Send>(from: &[T], to: &mut [U], convert: impl Fn(&[T], &mut [U]) + Sync) {
+    assert_eq!(from.len(), to.len());
+    let share = to.len().div_ceil(threads()).max(FEW);
+    let mut parts: Vec<_> = from.chunks(share).zip(to.chunks_mut(share)).collect();
+    in_parallel(&mut parts, |(from, to)| convert(from, to));
+}
+
 /// A new buffer of `units` times `floats`, filled by `work`, which gets a range of units and their part of the buffer,
 /// zeroed.
 ///

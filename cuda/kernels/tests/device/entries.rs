@@ -76,7 +76,7 @@ fn every_entry_loads_and_takes_no_more_than_it_may() {
     }
     println!("{} entries", all.len());
     assert!(larger.is_empty(), "{larger:?}");
-    assert!(LARGER.iter().all(|(name, _)| all.contains(*name)), "a reason for what is not there");
+    assert!(LARGER.iter().all(|(name, _)| all.contains(*name)), "LARGER names an entry that does not exist");
     // On a GPU all of them use registers: otherwise the driver was not asked.
     if mock::is_real() && std::env::var_os("CARD_MOCK").is_none() {
         let of = |source| card.kernels.footprints(source).unwrap();

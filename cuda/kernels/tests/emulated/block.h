@@ -37,7 +37,7 @@ constexpr unsigned RESIDENT = 3;
 // Bytes that a thread hands to others of its warp.
 constexpr size_t HANDED = 24;
 enum class State : uint8_t { READY, AT_BLOCK, AT_WARP, DONE };
-// What the lanes of a warp meet for. Only that of __syncwarp orders memory; for matrices all 32 must come.
+// What the lanes of a warp meet for. Only __syncwarp orders memory; matrices need all 32 lanes.
 enum class Meeting : uint8_t { SYNC, SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, VOTE, LOAD_MATRICES, MULTIPLY };
 
 // Runs one thread after the other, until one waits; that one keeps it.

@@ -1,5 +1,5 @@
 // Watches what kernels read and write, as compute-sanitizer's memcheck and racecheck do, in a library that is compiled with -DEMULATED_CHECKS and
-// -fsanitize=thread: the compiler puts a call before each access, and the functions that it calls are these, not those of libtsan.
+// -fsanitize=thread: the compiler puts a call before each access, to the functions here instead of libtsan's.
 //
 // An access must be within memory that there is. Two threads that touch the same bytes, one of which writes, must have a barrier of their block
 // between them, or a __syncwarp of their warp; a shuffle does not do. Threads of two blocks must not at all, unless both are atomic. That holds
@@ -34,11 +34,17 @@ namespace emulator {
 struct Range { uintptr_t start; size_t bytes; };
 struct Ranges { const Range* of; size_t count; };
 
+// Bytes of memory that is not shared: those that a launch reads before it writes them, and those that it writes, each once; and those of all
+// accesses. What is accessed by single bytes and by larger numbers as well counts for both.
+struct Traffic { size_t read, written, accessed; };
+
 }  // namespace emulator
 
 // Who loads the library may set it to what tells of all memory, for the length of a launch of the thread that asks. Without it, or if there is none,
 // only shared memory is watched.
 extern "C" __attribute__((visibility("default"))) emulator::Ranges (*emulated_memory)() = nullptr;
+// The same for the traffic of each launch, of which the thread that asked for it tells at its end.
+extern "C" __attribute__((visibility("default"))) void (*emulated_traffic)(const emulator::Traffic*) = nullptr;
 
 namespace emulator {
 
@@ -75,6 +81,7 @@ static Watched* last;
 // Where no kernel's data are, but arguments, constants and variables of threads: the library, the arguments.
 static uintptr_t library_start, library_bytes;
 static uint64_t now = 1, launch_began, block_began, barrier;
+static Traffic traffic;
 // When a thread has last heard of another one of its warp.
 static uint64_t heard[MOST_THREADS][WARP_THREADS];
 
@@ -103,6 +110,7 @@ static void begin_checks(const Launch& of, const Segment& declared) {
         memory.push_back(Watched{said.of[i].start, said.of[i].bytes, false, nullptr, nullptr});
     }
     last = nullptr;
+    traffic = Traffic{};
     launch_began = ++now;
 }
 static void end_checks() {
@@ -111,6 +119,7 @@ static void end_checks() {
         free(of.singles);
     }
     memory.clear();
+    if (emulated_traffic) emulated_traffic(&traffic);
 }
 static void on_stack(const void* of) { stack = reinterpret_cast<uintptr_t>(of); }
 // A block begins.
@@ -199,8 +208,11 @@ template <bool WRITES, size_t BYTES> UNWATCHED static void check(const void* at,
     Stamp own = now << CLOCK | (atomic ? ATOMIC : 0) | current;
     // What other blocks did in shared memory was in theirs.
     uint64_t oldest = of->is_shared ? block_began : launch_began;
+    size_t touched = 0;
     for (size_t i = offset / unit; i < (offset + bytes) / unit; i++) {
         Cell& cell = cells[i];
+        // Cells are of this launch.
+        touched += WRITES ? !cell.writer : !cell.writer && !cell.readers[0];
         if (cell.writer >> CLOCK >= oldest && races(cell.writer, own)) found(*of, of->start + i * unit, WRITES, cell.writer, true);
         if (WRITES) {
             for (Stamp reader : cell.readers) {
@@ -214,6 +226,9 @@ template <bool WRITES, size_t BYTES> UNWATCHED static void check(const void* at,
             cell.readers[0] = own;
         }
     }
+    if (of->is_shared) return;
+    (WRITES ? traffic.written : traffic.read) += unit * touched;
+    traffic.accessed += bytes;
 }
 
 // What the emulator does for a kernel.

@@ -1,4 +1,4 @@
-// Stands for a CUDA device: block.h runs the threads of blocks, warp.h lets those of a warp meet, check.h watches what they read and write. Here
+// Stands for a CUDA device: block.h runs the threads of blocks, warp.h lets the lanes of a warp meet, check.h watches what they read and write. Here
 // a launch goes over its blocks.
 //
 // The order in which blocks and threads run is the caller's: a kernel whose result depends on it has a race. Shared memory is full of NaNs when
@@ -33,7 +33,7 @@ static int find_segment(dl_phdr_info* library, size_t, void* to) {
     return ours;
 }
 
-// A launch that is under way.
+// The running launch.
 static Segment declared;
 // Whose declared shared memory is in its place.
 static Block* placed;

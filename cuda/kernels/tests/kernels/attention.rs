@@ -124,7 +124,7 @@ impl Case {
     }
 
     /// Each number is as near to the exact one as its terms allow. Of 16 bits, a probability or the gradient of a score, Σ out·d_out by way of
-    /// the result, and the number itself are rounded to the type, or to its smallest numbers; of f32, scores that reach 6 have errors of so many
+    /// the result, and the number itself are rounded to the type, or to its smallest numbers; of f32, scores reach 6 and have errors of 6
     /// units, and e^score has them all.
     fn check(&self) {
         let Some(found) = self.found() else { return };

@@ -16,7 +16,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Runs a launch, to its end, whose addresses are those of [`Memory`] that the case holds.
+    /// Runs a launch to its end. The case holds the [`Memory`] at its addresses.
     pub(crate) fn run<A>(&self, launch: &Launch<A>) {
         match self {
             // SAFETY: every case makes the memory of its launches in front of them, in the sizes that the launch's documentation says.

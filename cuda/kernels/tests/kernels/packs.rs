@@ -18,7 +18,7 @@ fn bytes(dtype: Dtype) -> usize {
     if dtype == Dtype::F32 { 4 } else { 2 }
 }
 
-/// Numbers that begin so many elements behind a multiple of 16 bytes.
+/// Numbers that begin some elements behind a multiple of 16 bytes.
 struct Placed {
     memory: Memory,
     dtype: Dtype,

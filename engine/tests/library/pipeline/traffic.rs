@@ -1,11 +1,12 @@
 //! What each rank sends is what the program says, to the byte.
 
 use candle_core::DType;
-use zero_partition::{Order, ZeroOptions, expected_payload};
+use zero_partition::expected_payload;
 use zero_train::Engine;
 use zero_train::pipeline::{Content, Instruction};
 
 use super::{SCHEDULES, engine, gpt2, text};
+use crate::bytes::{all_reduced, options};
 use crate::world::{BF16, FP16, batch, world};
 
 const WIDTH: usize = 40;
@@ -21,12 +22,6 @@ fn message_bytes(content: &Content, width: usize) -> usize {
         Content::Gradients { micro_batch, .. } => HIDDEN * width + announced(micro_batch, 1),
         Content::TiedGradient { .. } | Content::TiedParameters { .. } => panic!("the layout knows what is tied"),
     }
-}
-
-/// What a rank sends in an all-reduce: others' ranges to their owners, then its own to everybody.
-fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
-    let own = elements / ranks + usize::from(rank < elements % ranks);
-    elements - own + own * (ranks - 1)
 }
 
 /// What a step sends besides its program: the norm as one exact sum over all ranks, the losses over the replicas of the last
@@ -80,16 +75,7 @@ impl Run {
             engine.eval_batch(&batch(9, 2)).unwrap();
             let sent = step(&mut engine, 1);
             assert_eq!(sent, first, "{text}");
-            let options = ZeroOptions {
-                optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
-                order: Order::Arrival,
-                communication: self.dtype,
-                reduce_scatter: engine.config().zero.reduce_scatter,
-                decay_all: false,
-                ignore_unused: false,
-                disk: zero_partition::DiskOptions::default(),
-                on_gpu: zero_partition::OnGpu::default(),
-            };
+            let options = options(&engine, self.dtype);
             let (program, layout, replica) = (engine.program(), engine.zero().layout(), engine.replica());
             let payload = expected_payload(program, layout, replica, width, &options, |m| message_bytes(m, width));
             let mut messages = [0; 3];

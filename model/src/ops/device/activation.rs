@@ -10,7 +10,7 @@ use zero_kernels::activation::{self, Function, swiglu_backward};
 pub(crate) fn forward(op: &'static str, f: Function, xs: &CudaStorage, xl: &Layout) -> Result<CudaStorage> {
     let (gpu, x) = (Gpu::new(&xs.device)?, Operand::new(op, xs, xl)?);
     let (y, at) = room_like(op, &gpu, xs.dtype(), x.count)?;
-    // SAFETY: x and y hold as many elements of one dtype.
+    // SAFETY: x and y hold the same number of elements of one dtype.
     unsafe { gpu.launch_some(activation::forward(f, x.dtype, x.count as u64, x.address, at)) }?;
     Ok(y)
 }
@@ -28,7 +28,7 @@ pub(crate) fn backward_from(op: &'static str, f: Function, x: &CudaStorage, dy: 
 fn backward_at(op: &'static str, f: Function, x: &Operand, dy: &Tensor) -> Result<Tensor> {
     let (gpu, d) = (Gpu::of(op, dy)?, Operand::of(op, dy)?);
     let (dx, at) = room_like(op, &gpu, dy.dtype(), x.count)?;
-    // SAFETY: all hold as many elements of one dtype.
+    // SAFETY: all hold the same number of elements of one dtype.
     unsafe { gpu.launch_some(activation::backward(f, x.dtype, x.count as u64, x.address, d.address, at)) }?;
     Ok(tensor(dx, dy.shape()))
 }
@@ -41,7 +41,7 @@ pub(crate) fn swiglu(
 ) -> Result<CudaStorage> {
     let (gpu, gate, up) = (Gpu::new(&gs.device)?, Operand::new(op, gs, gl)?, Operand::new(op, us, ul)?);
     let (y, at) = room_like(op, &gpu, gs.dtype(), gate.count)?;
-    // SAFETY: all hold as many elements of one dtype.
+    // SAFETY: all hold the same number of elements of one dtype.
     unsafe { gpu.launch_some(activation::swiglu(gate.dtype, gate.count as u64, [gate.address, up.address], at)) }?;
     Ok(y)
 }
@@ -52,7 +52,7 @@ pub(crate) fn backward_of_swiglu(op: &'static str, gate: &Tensor, up: &Tensor, d
     let [(d_gate, at_gate), (d_up, at_up)] =
         [room_like(op, &gpu, gate.dtype(), gs.count)?, room_like(op, &gpu, up.dtype(), us.count)?];
     let launch = swiglu_backward(gs.dtype, gs.count as u64, [gs.address, us.address], d.address, [at_gate, at_up]);
-    // SAFETY: all hold as many elements of one dtype.
+    // SAFETY: all hold the same number of elements of one dtype.
     unsafe { gpu.launch_some(launch) }?;
     Ok([tensor(d_gate, gate.shape()), tensor(d_up, up.shape())])
 }
@@ -61,7 +61,7 @@ pub(crate) fn backward_of_swiglu(op: &'static str, gate: &Tensor, up: &Tensor, d
 pub(crate) fn sum(op: &'static str, x: &Tensor, y: &Tensor) -> Result<CudaStorage> {
     let (gpu, [xs, ys]) = (Gpu::of(op, x)?, [Operand::of(op, x)?, Operand::of(op, y)?]);
     let (sum, at) = room_like(op, &gpu, x.dtype(), xs.count)?;
-    // SAFETY: all hold as many elements of one dtype.
+    // SAFETY: all hold the same number of elements of one dtype.
     unsafe { gpu.launch_some(activation::add(xs.dtype, xs.count as u64, [xs.address, ys.address], at)) }?;
     Ok(sum)
 }

@@ -43,7 +43,7 @@ pub(crate) fn forward_gelu(
     if !map.put_with(at, |bias| Epilogue::BiasGelu { bias, sum: at_sum })? {
         map.put(at_sum)?;
         let count = (map.sizes.count * map.sizes.outputs) as u64;
-        // SAFETY: the sum and y hold as many elements of one dtype.
+        // SAFETY: the sum and y hold the same number of elements of one dtype.
         unsafe { map.gpu.launch_some(activation::forward(Function::GeluTanh, map.x.dtype, count, at_sum, at)) }?;
     }
     Ok(([sum, y], map.sizes.shape))
@@ -89,7 +89,7 @@ impl Map {
     /// The result with an epilogue, given where the bias is; false if that cannot be, or if there is no bias.
     fn put_with(&self, at: Address, epilogue: impl FnOnce(Address) -> Epilogue) -> Result<bool> {
         let (Some(bias), (x, w)) = (&self.bias, self.factors()) else { return Ok(false) };
-        // SAFETY: the sizes were checked, and the room was made for them; a bias has as many elements as the result has columns.
+        // SAFETY: the sizes were checked, and the room was made for them; a bias has an element for each column of the result.
         unsafe { product_with(self.op, &self.gpu, x, w, at, epilogue(bias.address)) }
     }
 
@@ -119,8 +119,8 @@ fn matrix(affine: Affine, weight: &Operand, inputs: usize, outputs: usize) -> Ma
     }
 }
 
-/// As [`Affine::backward`], with the bias's gradient, for a `dy` of the dtype of x. Where x is GELU of something, the gradient of x is that
-/// of what it is of, if it can be had so.
+/// As [`Affine::backward`], with the bias's gradient, for a `dy` of the dtype of x. Where x is GELU of a sum, and cuBLASLt can, the gradient of x is the
+/// gradient of that sum already.
 pub(crate) fn backward(
     affine: Affine,
     op: &'static str,
@@ -137,7 +137,7 @@ pub(crate) fn backward(
         let (dx, at) = room_like(op, &gpu, x.dtype(), count * inputs)?;
         let w = matrix(affine, &w, inputs, outputs).t();
         let has_slope = match of {
-            // SAFETY: the sizes were checked, and dx was made for them; what GELU is of is like x.
+            // SAFETY: the sizes were checked, and dx was made for them; the operand of GELU is like x.
             Some(of) => of.take_slope(|sum| unsafe {
                 product_with(op, &gpu, d, w, at, Epilogue::GeluSlope { sum: address(op, sum)? })
             })?,

@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn chunks_are_about_as_large() {
-        // GPT-2's vocabulary: 2,670 rows would be as many as there is room for.
+        // GPT-2's vocabulary: there is room for 2,670 rows.
         for (count, rows) in [(1, 1), (100, 100), (2670, 2670), (2671, 1336), (4096, 2048), (8192, 2048), (8200, 2056)]
         {
             assert_eq!(chunk_rows(count, 50_264), rows, "{count}");

@@ -35,7 +35,7 @@ pub(crate) fn forward(
     let (y, at) = room_like(op, &gpu, xs.dtype(), x.count)?;
     let rows = of(op, &x, xl.shape(), eps)?;
     if rows.rows > 0 {
-        // SAFETY: x and y are as many rows of one dtype, and the parameters fit them.
+        // SAFETY: x and y have the same number of rows, of one dtype, and the parameters fit them.
         unsafe { gpu.launch(&norm::forward(&rows, weights([Some(&w), bias.as_ref()]), x.address, at)) }?;
     }
     Ok(y)
@@ -57,13 +57,13 @@ pub(crate) fn forward_residual(
     let rows = of(op, &xs, x.shape(), eps)?;
     if rows.rows > 0 {
         let weights = weights([Some(&w), bias.as_ref()]);
-        // SAFETY: all are as many rows of one dtype, and the parameters fit them.
+        // SAFETY: all have the same number of rows, of one dtype, and the parameters fit them.
         unsafe { gpu.launch(&norm::forward_residual(&rows, weights, [xs.address, ys.address], [at_sum, at])) }?;
     }
     Ok([sum, y])
 }
 
-/// The gradients of x, of the weight and of the bias, where there is one. That of x is added to `before`, a gradient that it has already.
+/// The gradients of x, of the weight and of the bias, where there is one. The gradient of x is added to `before`, a gradient that x has already.
 pub(crate) fn backward(
     op: &'static str,
     eps: f32,
@@ -87,7 +87,7 @@ pub(crate) fn backward(
     let at_partials = address(op, &partials)?;
     if rows.rows > 0 {
         let from = [xs.address, d.address, of_before.as_ref().map_or(0, |before| before.address)];
-        // SAFETY: x, dy, the gradient before and dx are as many rows of one dtype, and the rest was made for them.
+        // SAFETY: x, dy, the gradient before and dx have the same number of rows, of one dtype, and the rest was made for them.
         unsafe { gpu.launch(&norm::backward(&rows, weights, from, [at, at_partials])) }?;
     }
     // One parameter's at a time: each has its own place.

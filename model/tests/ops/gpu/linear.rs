@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::Module;
 use std::process::Command;
 use zero_model::ops::{Conv1D, Linear};
+use zero_model::{Layers, Pass};
 
 /// Sums in another order; what they are rounded to, and GELU of sums that are not.
 fn tolerance(dtype: DType) -> f64 {
@@ -120,10 +121,12 @@ fn a_feed_forward_network_and_its_gradients() {
     }
 }
 
-/// What a process puts on the stream for one forward and backward of a feed-forward network of so many inner columns, with its parameters in a
+/// Set for a process of its own, whose counts are those of one test.
+const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
+
+/// What a process puts on the stream for one forward and backward of a feed-forward network with `inner` inner columns and its parameters in a
 /// sink: each of the kernels that may be launched for that, and products by cuBLAS and by cuBLASLt.
 fn counted(inner: usize) -> Option<[u32; 7]> {
-    const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
     let name = "gpu::linear::what_is_put_on_the_stream_for_a_feed_forward_network";
     if let Ok(inner) = std::env::var(CHILD) {
         let (gpu, inner) = (gpu().expect("a device"), inner.parse().unwrap());
@@ -161,4 +164,35 @@ fn what_is_put_on_the_stream_for_a_feed_forward_network() {
     assert_eq!(fused, [0, 0, 0, 2, 2, 3, 3]);
     // Rows of 126 bytes: the map back to 16 columns can do with its own.
     assert_eq!(counted(63), Some([2, 1, 1, 2, 2, 6, 0]));
+}
+
+/// In an evaluation the operand of GELU is freed before the second product, as on the processor.
+#[test]
+fn an_evaluation_frees_what_gelu_was_taken_of() {
+    if mock::is_real() || gpu().is_none() {
+        return;
+    }
+    if std::env::var_os(CHILD).is_none() {
+        let name = "gpu::linear::an_evaluation_frees_what_gelu_was_taken_of";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let output = command.args(["--exact", name]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let gpu = gpu().expect("a device");
+    let (rows, inner) = (256, 128);
+    let shapes: [&[usize]; 5] = [&[rows, 8], &[8, inner], &[inner], &[inner, inner], &[inner]];
+    let [x, parameters @ ..] = shapes.map(|shape| normal("any", shape).to_device(&gpu).unwrap());
+    let [up, down] = [0, 2].map(|at| Conv1D::from_tensors(parameters[at].clone(), parameters[at + 1].clone()));
+    let network = candle_nn::func(move |x| up.forward_gelu_then(x, &down));
+    let layers = Layers::new().layer("network", move |_| Ok(network.clone()));
+    let model = layers.loss(|y, _| y.sum_all()).build_on(DType::F32, &gpu).unwrap();
+    let pass = Pass { training: false, seed: 0, step: 1, sample: 0, layer: 0 };
+    let peak = || zero_model::device::peak(&gpu).unwrap().expect("a pool");
+    let before = peak();
+    model.layers()[0].run(&x.into(), &pass).unwrap();
+    // Sum and GELU of it, or that and the result; no third one.
+    let activation = (rows * inner * 4) as u64;
+    let taken = peak() - before;
+    assert!((2 * activation..5 * activation / 2).contains(&taken), "{taken} bytes, activations of {activation}");
 }
