@@ -30,6 +30,7 @@ pub(crate) enum Level {
 }
 
 /// Proof of detection: only this module makes one.
+#[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Detected(());
 

@@ -42,6 +42,7 @@ impl Isa {
 
     /// All that this processor has, narrowest first.
     pub fn available() -> Vec<Isa> {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
         let mut all = vec![Isa::BASELINE];
         #[cfg(target_arch = "x86_64")]
         {

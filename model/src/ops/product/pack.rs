@@ -1,5 +1,6 @@
 //! Laying out blocks of the operands as the innermost loop reads them: in order, as f32, whatever they are stored as.
 
+#[cfg(target_arch = "x86_64")]
 use super::super::kernel::lanes::Level;
 use super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::tile::{COLUMNS, ROWS};
