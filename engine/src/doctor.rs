@@ -15,6 +15,7 @@ pub(crate) fn report() -> String {
     line("zero-train", env!("CARGO_PKG_VERSION"));
     let cores = Cores::allowed();
     line("cores", &format!("{}, hardware threads {cores}", cores.len()));
+    line("processor", &zero_train::processor::name().unwrap_or_else(|| "not named in /proc/cpuinfo".into()));
     line("instructions", &instructions());
     let memory = Limit::of_machine().map_or("not known".into(), |limit| zero_train::bytes(limit.bytes));
     line("memory", &memory);
@@ -86,6 +87,8 @@ fn instructions() -> String {
         ];
         found.extend(known.into_iter().filter(|(_, here)| *here).map(|(name, _)| name));
     }
+    #[cfg(target_arch = "aarch64")]
+    found.extend(zero_train::processor::vector_features());
     if found.is_empty() { "none that our kernels know".into() } else { found.join(", ") }
 }
 
