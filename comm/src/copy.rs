@@ -6,9 +6,11 @@
 #![allow(unsafe_code)]
 
 /// Vectors of at least so many bytes are written past the cache.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) const LARGE: usize = 2 << 20;
 
 /// How far ahead to ask for what is read, in bytes: a page, because the processor's own prefetching ends with each.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const AHEAD: usize = 4096;
 
 /// Copies `from` to `to`, as a part of writing a vector of `whole` bytes.
@@ -21,6 +23,8 @@ pub fn copy(from: &[u8], to: &mut [u8], whole: usize) {
         // SAFETY: AVX was just found on this machine.
         return unsafe { avx::copy(from, to) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = whole;
     to.copy_from_slice(from);
 }
 

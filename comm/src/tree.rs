@@ -16,6 +16,7 @@ use half::{bf16, f16};
 
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
+#[cfg(any(test, target_arch = "x86_64"))]
 use crate::copy::LARGE;
 use crate::step::Reduction;
 
@@ -80,6 +81,8 @@ pub(crate) fn reduce_into(
         }
         return;
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = whole;
     target.copy_from_slice(own);
     reduce(reduction, weights, rank, target, peers);
 }

@@ -142,6 +142,9 @@ macro_rules! trampoline {
     };
 }
 
+// The table is read by `ldar`, which goes with the release in `find`: with a plain load the function could read, ahead of the branch, what
+// the thread that opened its library had not written yet. x86-64 never reorders loads.
+//
 // The table is asked for by its page, so the way to `resolve` must be a near one too: a linker's veneer would change x16. That is so in
 // programs of up to 128 MB of code.
 #[cfg(target_arch = "aarch64")]
@@ -152,7 +155,8 @@ macro_rules! trampoline {
         extern "C" fn $name() {
             std::arch::naked_asm!(
                 "adrp x16, {table} + {offset}",
-                "ldr x16, [x16, #:lo12:{table} + {offset}]",
+                "add x16, x16, #:lo12:{table} + {offset}",
+                "ldar x16, [x16]",
                 "cbz x16, 2f",
                 "br x16",
                 "2:",

@@ -16,7 +16,10 @@ pub(crate) fn report() -> String {
     line("zero-train", env!("CARGO_PKG_VERSION"));
     let cores = Cores::allowed();
     line("cores", &format!("{}, hardware threads {cores}", cores.len()));
+    line("processor", &zero_train::processor::name().unwrap_or_else(|| "not named in /proc/cpuinfo".into()));
     line("instructions", &instructions());
+    #[cfg(target_arch = "aarch64")]
+    line("vector units", &zero_train::processor::vector_features().join(", "));
     let memory = Limit::of_machine().map_or("not known".into(), |limit| zero_train::bytes(limit.bytes));
     line("memory", &memory);
     line(

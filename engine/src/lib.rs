@@ -41,6 +41,7 @@ mod messages;
 mod monitor;
 mod offload;
 mod plan;
+pub mod processor;
 mod profile;
 mod recomputation;
 pub mod resident;

@@ -35,7 +35,7 @@ impl AdamW {
         let (beta1, beta2) = self.betas;
         let (correction1, correction2) = if self.bias_correction {
             let t = step.step as f64;
-            (1.0 - beta1.powf(t), 1.0 - beta2.powf(t))
+            (1.0 - libm::pow(beta1, t), 1.0 - libm::pow(beta2, t))
         } else {
             (1.0, 1.0)
         };

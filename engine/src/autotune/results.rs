@@ -151,12 +151,9 @@ fn spans(timeline: &Timeline) -> Value {
 /// Cores and memory, as far as the system says.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model =
-        text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let mut words = crate::words::counted(cores, "core", "cores");
-    if let Some(model) = model {
-        words += &format!(" of {model}");
+    if let Some(name) = crate::processor::name() {
+        words += &format!(" of {name}");
     }
     if let Some(limit) = Limit::of_machine() {
         words += &format!(", {}", crate::bytes(limit.bytes));

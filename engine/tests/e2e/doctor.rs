@@ -9,7 +9,7 @@ fn it_says_what_is_here_and_why_there_is_no_gpu() {
     let text = String::from_utf8(output.stdout).expect("text");
     let line = |what: &str| text.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
     assert_eq!(line("zero-train"), Some(env!("CARGO_PKG_VERSION")));
-    for what in ["cores", "instructions", "memory", "shared memory", "io_uring"] {
+    for what in ["cores", "processor", "instructions", "memory", "shared memory", "io_uring"] {
         assert!(line(what).is_some_and(|found| !found.is_empty()), "{what}: {text}");
     }
     if cfg!(not(feature = "cuda")) {

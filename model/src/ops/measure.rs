@@ -152,6 +152,8 @@ const CHAINS: usize = 12;
 /// floating-point operations that was.
 pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
     let factor = std::hint::black_box(0.999_9);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = dtype;
     #[cfg(target_arch = "x86_64")]
     match Bf16Units::best() {
         Bf16Units::Squares if dtype == DType::BF16 => return super::product::squares_in_registers(rounds),

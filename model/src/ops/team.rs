@@ -7,6 +7,7 @@
 
 use super::product::make_room;
 use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +26,7 @@ const SPIN: Duration = Duration::from_micros(100);
 /// # Panics
 /// If a part does, after all have ended.
 pub(crate) fn run(parts: usize, work: &(dyn Fn(usize) + Sync)) {
-    static TEAM: Mutex<Team> = Mutex::new(Team { members: Vec::new(), board: None });
+    static TEAM: Mutex<Team> = Mutex::new(Team::new(start));
     if parts > 1
         && let Ok(team) = TEAM.try_lock()
     {
@@ -40,10 +41,14 @@ fn together(mut team: MutexGuard<'_, Team>, parts: usize, work: &(dyn Fn(usize) 
     // SAFETY: only the lifetime changes. The pointer is followed by those who have claimed a part alone, and this
     // function does not return before all claimed parts are done.
     let lasting: *mut Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(&job).cast_mut()) };
+    // Relaxed: whoever claims a part has read the store to `claims` below, or a claim that follows it, and so sees this one.
     board.job.store(lasting, Ordering::Relaxed);
-    let generation = (board.claims.load(Ordering::Relaxed) >> 32) + 1;
+    // Relaxed: only the owner of the team's lock begins a job. The number is of 32 bits and begins again after 2³² jobs.
+    let generation = u64::from(((board.claims.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1));
+    // SeqCst here and on `asleep`: either the member sees the claims before it sleeps, or this thread sees that it sleeps.
     board.claims.store(generation << 32 | parts as u64, Ordering::SeqCst);
-    for member in &team.members[..parts - 1] {
+    // There may be fewer members than parts.
+    for member in team.members.iter().take(parts - 1) {
         if member.asleep.swap(false, Ordering::SeqCst) {
             member.thread.unpark();
         }
@@ -52,6 +57,7 @@ fn together(mut team: MutexGuard<'_, Team>, parts: usize, work: &(dyn Fn(usize) 
         job.carry_out(part);
     }
     let mut looks = 0u32;
+    // Acquire: reads the last of the `fetch_add`s, which continue each other's release, so all that the parts wrote is visible.
     while job.done.load(Ordering::Acquire) < parts {
         looks += 1;
         if looks.is_multiple_of(1 << 10) {
@@ -104,6 +110,15 @@ impl Board {
 struct Team {
     members: Vec<Member>,
     board: Option<Arc<Board>>,
+    start: Start,
+}
+
+/// Starts a member, which is told its number.
+type Start = fn(usize, Arc<Board>, Arc<AtomicBool>) -> io::Result<Thread>;
+
+fn start(number: usize, board: Arc<Board>, asleep: Arc<AtomicBool>) -> io::Result<Thread> {
+    let thread = std::thread::Builder::new().name(format!("zero-model {number}"));
+    Ok(thread.spawn(move || serve(&board, &asleep))?.thread().clone())
 }
 
 struct Member {
@@ -112,16 +127,18 @@ struct Member {
 }
 
 impl Team {
+    const fn new(start: Start) -> Self {
+        Self { members: Vec::new(), board: None, start }
+    }
+
     /// Makes sure that there are that many members, as far as the system gives threads: parts wait for nobody.
     fn gather(&mut self, members: usize) -> Arc<Board> {
         let empty = || Arc::new(Board { claims: AtomicU64::new(0), job: AtomicPtr::new(std::ptr::null_mut()) });
         let board = Arc::clone(self.board.get_or_insert_with(empty));
         while self.members.len() < members {
-            let (theirs, asleep) = (Arc::clone(&board), Arc::new(AtomicBool::new(false)));
-            let flag = Arc::clone(&asleep);
-            let name = format!("zero-model {}", self.members.len() + 1);
-            match std::thread::Builder::new().name(name).spawn(move || serve(&theirs, &flag)) {
-                Ok(handle) => self.members.push(Member { thread: handle.thread().clone(), asleep }),
+            let asleep = Arc::new(AtomicBool::new(false));
+            match (self.start)(self.members.len() + 1, Arc::clone(&board), Arc::clone(&asleep)) {
+                Ok(thread) => self.members.push(Member { thread, asleep }),
                 Err(_) => break,
             }
         }
@@ -182,6 +199,20 @@ mod tests {
         });
         for caller in callers.collect::<Vec<_>>() {
             caller.join().expect("no panic");
+        }
+    }
+
+    #[test]
+    fn without_threads_the_caller_does_all_parts() {
+        let team = Mutex::new(Team::new(|_, _, _| Err(io::ErrorKind::WouldBlock.into())));
+        // The numbers of the jobs are about to begin again.
+        team.lock().expect("new").gather(0).claims.store(u64::from(u32::MAX - 1) << 32, Ordering::Relaxed);
+        for parts in 2..5 {
+            let done: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+            together(team.lock().expect("nobody panicked"), parts, &|part| {
+                done[part].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
         }
     }
 

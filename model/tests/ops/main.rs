@@ -4,6 +4,7 @@ mod against_candle;
 mod check;
 mod device;
 mod edges;
+mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod head;

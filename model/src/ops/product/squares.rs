@@ -2,7 +2,9 @@
 
 use super::super::kernel::{Isa, vectorised};
 use super::amx::{SIDE, SQUARE, STEP};
-use super::pack::{Lines, right_panel};
+#[cfg(target_arch = "x86_64")]
+use super::pack::Lines;
+use super::pack::right_panel;
 use super::pairs::{elements, pair, pairs_of};
 use super::tile::COLUMNS;
 use super::{Matrix, pairs};
@@ -28,12 +30,12 @@ pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let (data, words) = (elements(left), words(depth.len()));
     if left.is_transposed() {
-        let lines = Lines { stride: left.column_stride, part: rows, panel: words, numbers: depth };
         debug_assert!(Isa::current().has_amx());
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: squares are used where there is AMX, which counts as available only beside AVX-512.
-        unsafe {
-            x86::turn(data, lines, packed);
+        {
+            let lines = Lines { stride: left.column_stride, part: rows, panel: words, numbers: depth };
+            // SAFETY: squares are used where there is AMX, which counts as available only beside AVX-512.
+            unsafe { x86::turn(data, lines, packed) };
         }
         return;
     }
