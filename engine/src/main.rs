@@ -261,7 +261,11 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
             bench::io(folder, &size, &options, *json)
         }
         Bench::Offload { config, steps } => bench::offload(config, *steps as usize),
-        Bench::Ops { repeats } => bench::ops(*repeats as usize),
+        Bench::Ops { only, threads, repeats } => bench::ops(&bench::Selection {
+            products_only: only.is_some(),
+            threads: *threads as usize,
+            repeats: *repeats as usize,
+        }),
         Bench::Pipeline { stages, micro_batches, repeats } => {
             let stages: Vec<usize> = stages.iter().map(|&n| n as usize).collect();
             bench::pipeline(&stages, *micro_batches as usize, *repeats as usize)

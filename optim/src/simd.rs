@@ -11,7 +11,7 @@
 
 #![allow(unsafe_code)]
 
-use zero_isa::{Isa, Vectors};
+use zero_isa::Isa;
 
 /// Work that is compiled once per instruction set. `run` must be `#[inline(always)]`, with all that it calls in its
 /// loops, or it is compiled without the features.
@@ -26,10 +26,10 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa.vectors() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` with these vectors exists only after their features were detected.
-        Vectors::Avx2 => unsafe { run_avx2(kernel) },
+        zero_isa::Vectors::Avx2 => unsafe { run_avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Vectors::Avx512 => unsafe { run_avx512(kernel) },
+        zero_isa::Vectors::Avx512 => unsafe { run_avx512(kernel) },
         // NEON is in the baseline of aarch64.
         _ => kernel.run(),
     }

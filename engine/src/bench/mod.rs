@@ -25,7 +25,7 @@ pub(crate) use comm::comm;
 pub(crate) use costs::costs;
 pub(crate) use io::io;
 pub(crate) use offload::offload;
-pub(crate) use ops::ops;
+pub(crate) use ops::{Selection, ops};
 pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
 pub(crate) use save::save;

@@ -242,6 +242,12 @@ pub(crate) enum Bench {
     },
     /// Every operation at the shapes of two GPT steps, against what the chip allows
     Ops {
+        /// Leave out attention and what is element-wise
+        #[arg(value_name = "products", value_parser = ["products"])]
+        only: Option<String>,
+        /// Threads of each operation
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        threads: u32,
         /// Runs of each, in turn with its limit
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,

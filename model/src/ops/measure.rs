@@ -4,6 +4,8 @@
 //! the outermost counts: attention's own products are attention. What other threads contribute to an operation is in its
 //! caller's time. The limits that results are held against are measured here too, on the same instruction set.
 
+mod gemm;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,6 +16,8 @@ use super::kernel::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::product::Bf16Units;
 use zero_isa::Vectors;
+
+pub use self::gemm::Gemm;
 
 /// What one kind of operation took.
 #[derive(Clone, Debug, PartialEq)]

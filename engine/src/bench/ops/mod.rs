@@ -1,0 +1,193 @@
+//! `zero-train bench ops`: every operation of the models at the shapes of two GPT steps, in turn with what the chip allows.
+//!
+//! Products are held against multiply-adds that never leave the registers, and shown beside candle's own; the others are held against a
+//! copy of as many bytes as they must read and write, in the same cache. Limit and subject alternate, so that a noisy neighbour slows both.
+
+mod cases;
+mod limits;
+mod machine;
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Result};
+use zero_comm::bench::median;
+use zero_isa::Isa;
+use zero_model::ops::measure::{self, Gemm, Measured};
+use zero_model::ops::set_threads;
+use zero_model::random::Stream;
+
+use crate::surroundings;
+use cases::{Case, SHAPES, Shape, Work};
+use limits::{Floor, peak_flops};
+
+/// Rows below this share of their limit are marked.
+const ENOUGH: f64 = 0.6;
+
+/// What is measured.
+pub(crate) struct Selection {
+    /// No attention, and nothing that is element-wise.
+    pub(crate) products_only: bool,
+    /// Threads of each operation.
+    pub(crate) threads: usize,
+    /// Runs of each operation.
+    pub(crate) repeats: usize,
+}
+
+/// What an operation is held against besides its limit's work: kept from run to run.
+enum Beside {
+    /// The same product by the `gemm` crate.
+    Product(Gemm),
+    Copy(Floor),
+    Nothing,
+}
+
+/// What one operation took, and its share of its limit, in each run.
+struct Row {
+    work: Work,
+    beside: Beside,
+    times: Vec<Duration>,
+    /// FLOP/s or bytes/s, and of the limit's.
+    rates: Vec<(f64, f64)>,
+    /// FLOP/s of the `gemm` crate, for a product.
+    gemm: Vec<f64>,
+}
+
+/// # Errors
+/// What an operation says.
+pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
+    let Selection { threads, repeats, .. } = *chosen;
+    // Threads and allocator as a rank of training has them.
+    surroundings::prepare(threads, 1)?;
+    set_threads(threads);
+    keep_pages();
+    println!("{}: {}", Isa::current(), machine::described());
+    println!(
+        "{}, {repeats} runs each in turn with its limit: time, rate, share of the limit (least – most), `<` below {:.0} %",
+        zero_train::counted(threads, "thread", "threads"),
+        ENOUGH * 100.0
+    );
+    println!("gemm: the same product in f32 by candle's gemm crate, held to the same instruction set; ours over it");
+    let (mut below, mut all) = (0, 0);
+    for dtype in [DType::F32, DType::BF16] {
+        for shape in &SHAPES {
+            let Shape { name, batch, time, width, vocabulary, .. } = shape;
+            println!("\n{name}, {dtype:?}: {} rows, width {width}, vocabulary {vocabulary}", batch * time);
+            for case in cases::cases(shape, dtype)? {
+                if chosen.products_only && !case.has_products {
+                    continue;
+                }
+                let mut rows = BTreeMap::new();
+                (case.run)()?;
+                for _ in 0..repeats {
+                    measure_once(&case, dtype, chosen, &mut rows)?;
+                }
+                for (name, row) in &rows {
+                    all += 1;
+                    below += usize::from(print(name, row));
+                }
+            }
+        }
+    }
+    println!("\n{below} of {all} rows below {:.0} % of their limit", ENOUGH * 100.0);
+    Ok(0)
+}
+
+/// Makes the allocator keep what is freed from now on, as training does after its first steps: it gives pages back when more would be
+/// resident than were ever in use, and an operation would wait for them to be mapped again.
+fn keep_pages() {
+    const MORE_THAN_ALL_CASES: usize = 4 << 30;
+    // Never touched: this takes no memory.
+    drop(black_box(Vec::<u8>::with_capacity(MORE_THAN_ALL_CASES)));
+}
+
+fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeMap<String, Row>) -> Result<()> {
+    let peak = peak_flops(dtype, chosen.threads);
+    if !case.work.is_empty() {
+        // Limits of the run before have put other bytes into the caches.
+        (case.run)()?;
+    }
+    measure::start();
+    let outcome = (case.run)();
+    let measured = measure::finish();
+    outcome?;
+    for one in measured {
+        let Some((name, work)) = named(&one, case, chosen) else { continue };
+        let each = one.time.div_f64(one.calls as f64);
+        let row = rows.entry(name).or_insert_with(|| Row::new(work, &one, case));
+        let (amount, limit) = match (work, &mut row.beside) {
+            (Work::Moves(bytes), Beside::Copy(floor)) => (bytes, floor.rate(chosen.threads)),
+            (Work::Moves(amount) | Work::Computes(amount), _) => (amount, peak),
+        };
+        if let (Beside::Product(product), Some(flops)) = (&mut row.beside, one.flops()) {
+            let started = Instant::now();
+            product.run(Isa::current(), chosen.threads);
+            row.gemm.push(flops / one.calls as f64 / started.elapsed().as_secs_f64());
+        }
+        let rate = amount / each.as_secs_f64();
+        row.times.push(each);
+        row.rates.push((rate, rate / limit));
+    }
+    Ok(())
+}
+
+/// How an operation is printed, and the work of one call; `None` for what is not to be printed.
+fn named(one: &Measured, case: &Case, chosen: &Selection) -> Option<(String, Work)> {
+    let Measured { operation, shape, calls, .. } = one;
+    if let (Some([m, n, k]), Some(flops)) = (shape, one.flops()) {
+        return Some((format!("product {operation} {m} x {n} x {k}"), Work::Computes(flops / *calls as f64)));
+    }
+    let (_, work) = case.work.iter().find(|(name, _)| name == operation)?;
+    (!chosen.products_only).then(|| (operation.clone(), *work))
+}
+
+impl Row {
+    fn new(work: Work, one: &Measured, case: &Case) -> Self {
+        let beside = match (work, one.shape) {
+            (Work::Moves(bytes), _) => Beside::Copy(Floor::new(bytes, case.touches)),
+            (_, Some(shape)) => {
+                let [m, n, k] = shape;
+                let transposed = [0, 1].map(|operand| one.operation.as_bytes().get(operand) == Some(&b'T'));
+                let filled = |stream, len| {
+                    let mut values = vec![0.0; len];
+                    Stream::new(stream, "bench", 0).fill_normal(0, &mut values);
+                    values
+                };
+                let mut product = Gemm::new(transposed, shape, filled(1, m * k), filled(2, k * n));
+                // The first run touches the memory that it packs into.
+                product.run(Isa::current(), 1);
+                Beside::Product(product)
+            }
+            _ => Beside::Nothing,
+        };
+        Self { work, beside, times: vec![], rates: vec![], gemm: vec![] }
+    }
+}
+
+/// Whether the row is below [`ENOUGH`], which is marked.
+fn print(name: &str, row: &Row) -> bool {
+    let sorted = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let shares = sorted(row.rates.iter().map(|(_, share)| share * 100.0).collect());
+    let rates = sorted(row.rates.iter().map(|(rate, _)| rate / 1e9).collect());
+    let over = sorted(row.rates.iter().zip(&row.gemm).map(|((rate, _), gemm)| rate / gemm).collect());
+    let gemm = sorted(row.gemm.iter().map(|rate| rate / 1e9).collect());
+    let middle = |values: &[f64]| values[values.len() / 2];
+    let gemm =
+        if gemm.is_empty() { String::new() } else { format!("gemm {:>6.1}  {:>5.2} x", middle(&gemm), middle(&over)) };
+    let is_below = middle(&shares) < ENOUGH * 100.0;
+    let line = format!(
+        "  {name:<34} {:>9.3} ms  {:>7.1} {}  {:>6.1} % {} {:<17} {gemm}",
+        median(&row.times).as_secs_f64() * 1e3,
+        middle(&rates),
+        if matches!(row.work, Work::Computes(_)) { "GFLOP/s" } else { "GB/s   " },
+        middle(&shares),
+        if is_below { '<' } else { ' ' },
+        format!("({:.1} – {:.1})", shares[0], shares[shares.len() - 1]),
+    );
+    println!("{}", line.trim_end());
+    is_below
+}
