@@ -32,6 +32,8 @@ impl Gemm {
     /// The crate itself always takes the widest instruction set that it knows; for a narrower one its loops are called with its kernels
     /// for that set.
     pub fn run(&mut self, isa: Isa, threads: usize) {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = isa;
         let [m, n, k] = self.shape;
         // Row and column strides.
         let strides = |transposed, rows, columns| if transposed { (1, rows as isize) } else { (columns as isize, 1) };
