@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zero_comm::store::StoreServer;
@@ -13,6 +14,8 @@ use zero_comm::{Buffer, CommError, Communicator, Operation, Options, Place, Redu
 const SCENE: &str = "ZERO_COMM_TEST_SCENE";
 const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
 const TOKEN: &str = "ZERO_TRAIN_TOKEN";
+/// Names the emulator, with its options, that runs this program: the ranks need it too.
+const RUNNER: &str = "ZERO_COMM_TEST_RUNNER";
 
 /// How long ranks wait for one that has been stopped.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -57,8 +60,13 @@ fn rank(scene: &str) {
     let token = std::env::var(TOKEN).ok();
     let options = Options { transport, host, token, timeout, meeting_timeout, ..Options::default() };
     let outcome = connect(&place, &options).and_then(|comm| {
+        // Before it is ready: a rank that is killed while groups are made is found by who waits for it there.
+        let mesh = if scene.ends_with("mesh") { Some(mesh(&*comm)?) } else { None };
         comm.barrier().wait()?;
         println!("ready");
+        if let Some([pipe, data]) = mesh {
+            return work_in_a_mesh(comm.rank(), &*pipe, &*data);
+        }
         match scene {
             "work" => work(&*comm, FOREVER),
             "sleep" if comm.rank() == 1 => {
@@ -67,7 +75,6 @@ fn rank(scene: &str) {
             }
             "sleep" => comm.barrier().wait(),
             "stopped" => work(&*comm, FOREVER),
-            "mesh" | "stopped mesh" => work_in_a_mesh(&*comm),
             "leave" => {
                 work(&*comm, 10)?;
                 comm.barrier().wait()?;
@@ -96,23 +103,37 @@ fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
     Ok(())
 }
 
+/// The pipe and the data group of this rank.
+fn mesh(comm: &dyn Communicator) -> Result<[Arc<dyn Communicator>; 2], CommError> {
+    let (stage, column) = (comm.rank() / 2, comm.rank() % 2);
+    Ok([comm.split(column, stage)?, comm.split(stage, column)?])
+}
+
 /// Two pipes of two stages. The stages add up in their data groups and rank 3 talks to rank 1 in its pipe only, so that ranks 0 and 2
 /// wait for ranks that wait for it.
-fn work_in_a_mesh(comm: &dyn Communicator) -> Result<(), CommError> {
-    let (stage, column) = (comm.rank() / 2, comm.rank() % 2);
-    let pipe = comm.split(column, stage)?;
-    let data = comm.split(stage, column)?;
+fn work_in_a_mesh(rank: usize, pipe: &dyn Communicator, data: &dyn Communicator) -> Result<(), CommError> {
+    let stage = rank / 2;
     let message = || Buffer::from(vec![1f32; 1 << 18]);
     for _ in 0..FOREVER {
         let received = pipe.recv(message(), 1 - stage);
         let sent = pipe.send(message(), 1 - stage);
         received.wait()?;
-        if comm.rank() < 2 {
+        if rank < 2 {
             data.all_reduce(message(), ReduceOp::Sum).wait()?;
         }
         sent.wait()?;
     }
     Ok(())
+}
+
+fn this_program() -> Command {
+    let program = std::env::current_exe().expect("this program");
+    let runner = std::env::var(RUNNER).unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    let Some(emulator) = words.next() else { return Command::new(program) };
+    let mut command = Command::new(emulator);
+    command.args(words).arg(program);
+    command
 }
 
 /// Children that are killed when the test ends, whatever way.
@@ -125,7 +146,7 @@ impl Ranks {
     fn start(scene: &str, transport: &str, size: usize, change: impl Fn(usize, &mut Command)) -> Ranks {
         let store = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a port");
         let start = |rank: usize| {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            let mut command = this_program();
             command.env(SCENE, scene).env(TRANSPORT, transport).env(TOKEN, "token").stdout(Stdio::piped());
             for (name, value) in
                 [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", size)]

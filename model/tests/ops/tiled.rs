@@ -1,6 +1,6 @@
 //! The feed-forward network in tiles: the bits of its operations over all rows, and where its gradients go.
 
-use crate::check::{bits, check, normal, same_bits};
+use crate::check::{bits, candle_rounds, check, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Module;
 use zero_model::ops::{self, Activation, Conv1D, Linear, TILE_UNIT, TiledMlp};
@@ -8,6 +8,15 @@ use zero_model::sink::{Gradients, PutOff};
 
 const INPUTS: usize = 20;
 const INNER: usize = 50;
+
+/// Whether candle's gradients, which it adds up where an input is used twice, are an oracle; if not, says so.
+fn is_oracle(kind: Kind, dtype: DType) -> bool {
+    let is = !matches!(kind, Kind::Gated) || candle_rounds(dtype);
+    if !is {
+        println!("skipped: {kind:?} of {dtype:?}: candle's own sums are not rounded here");
+    }
+    is
+}
 
 /// A network in either layout, and with a gate.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +95,7 @@ fn same_gradients(what: &str, got: &[Option<Tensor>], want: &[Option<Tensor>]) {
 #[test]
 fn tiles_change_no_bit() {
     for kind in KINDS {
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16].into_iter().filter(|&dtype| is_oracle(kind, dtype)) {
             for lead in [&[1][..], &[64], &[65], &[200], &[3, 90], &[2, 2, 160]] {
                 let all = leaves(&kind.tensors(lead, dtype), |_| true);
                 let (want, grads_want) = backward(kind, &all, None);
@@ -172,7 +181,7 @@ fn sunk(kind: Kind, leaves: &[Tensor], tile_rows: Option<usize>, written: impl F
 #[test]
 fn gradients_land_in_the_sink() {
     for kind in KINDS {
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16].into_iter().filter(|&dtype| is_oracle(kind, dtype)) {
             for input in [true, false] {
                 let all = leaves(&kind.tensors(&[3, 70], dtype), |i| i > 0 || input);
                 for written in 0..1 << (all.len() - 1) {

@@ -98,7 +98,8 @@ impl Own {
         let length = physical_memory()?.next_multiple_of(UNIT);
         let mapped = length.checked_add(UNIT).ok_or(io::ErrorKind::OutOfMemory)?;
         let file = memfd::create("zero-comm-arena", mapped as u64)?;
-        let map = MmapOptions::new().len(mapped).map_raw(&file)?;
+        // As much as the machine has, of which the system need not promise any: qemu-user asks it for that otherwise.
+        let map = MmapOptions::new().len(mapped).no_reserve_swap().map_raw(&file)?;
         let shift = map.as_ptr().align_offset(UNIT);
         let nonce = getrandom::u64().map_err(|_| io::ErrorKind::Other)?;
         // SAFETY: the mapping is longer than a word, page-aligned, and never goes away.

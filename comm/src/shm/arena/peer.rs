@@ -15,7 +15,7 @@ pub(crate) struct PeerArena {
 
 impl PeerArena {
     fn open(ticket: &Ticket) -> Option<PeerArena> {
-        let map = MmapOptions::new().map_raw(&ticket.open().ok()?).ok()?;
+        let map = MmapOptions::new().no_reserve_swap().map_raw(&ticket.open().ok()?).ok()?;
         if map.len() < size_of::<AtomicU64>() {
             return None;
         }
