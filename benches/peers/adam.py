@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 
+import instruction_sets
 import world
 
 BYTES_PER_PARAMETER = 28
@@ -22,6 +23,8 @@ PARAMETERS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.
 
 def optimizers():
     import torch
+
+    instruction_sets.hold_deepspeed()
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     return {
@@ -38,6 +41,7 @@ def compile_operators():
     from deepspeed import init_distributed
     from deepspeed.ops.adam import FusedAdam
 
+    instruction_sets.hold_deepspeed()
     trainer.rendezvous()
     init_distributed(dist_backend="gloo", verbose=False)
     tensor = torch.nn.Parameter(torch.zeros(1024))
@@ -69,9 +73,10 @@ def main():
     parser.add_argument("--millions", type=int, default=50, help="millions of parameters")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5, help="steps of each in a round")
+    parser.add_argument("--isa", choices=[instruction_sets.DEFAULT, *instruction_sets.SETS], default="default")
     parser.add_argument("--compile-only", action="store_true", help="compile DeepSpeed's operators, measure nothing")
     chosen = parser.parse_args()
-    os.environ.update(world.environment(threads=1))
+    os.environ.update(world.environment(threads=1, isa=chosen.isa))
     if chosen.compile_only:
         return compile_operators()
     if not chosen.binary:
@@ -93,7 +98,7 @@ def main():
         times["zero-train"].append(step)
         times["floor"].append(floor)
     rounds = f"{chosen.rounds} rounds of {chosen.repeats} steps"
-    print(f"AdamW on {chosen.millions} million f32 parameters, one thread, {rounds}")
+    print(f"AdamW on {chosen.millions} million f32 parameters, one thread, {rounds}, instruction set: {chosen.isa}")
     for name, of_rounds in times.items():
         middle = statistics.median(of_rounds)
         of_floor = sorted(floor / own for floor, own in zip(times["floor"], of_rounds))

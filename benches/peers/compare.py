@@ -2,6 +2,7 @@
 
     python compare.py --binary ../../target/release/zero-train --preset 10m --peer ddp --stages 0 1 2 3
     python compare.py --binary ../../target/release/zero-train --preset 124m --peer deepspeed-3 --layout 2x1 --dtype bf16
+    python compare.py --binary ../../target/release/zero-train --preset 10m --peer ddp --isa avx2
 
 A round is one run of the peer and one of zero-train at each stage, each in fresh processes; every other round goes the
 other way. A run's figure is its median step; a ratio is taken within a round, so that a noisy neighbour slows both.
@@ -10,6 +11,7 @@ Rounds in which others used the machine are repeated. It fails if the losses dif
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import corpus
+import instruction_sets
 import weights
 import world
 from presets import ADAMW, CLIP, PRESETS, model
@@ -43,6 +46,7 @@ class Setting:
     ranks: int
     threads: int
     steps: int
+    isa: str
 
 
 def files(preset):
@@ -62,14 +66,16 @@ def run_peer(peer, setting, tokens, shim):
     script, *more = PEERS[peer]
     arguments = [str(HERE / script), *more, "--preset", setting.preset, "--tokens", str(tokens)]
     arguments += ["--dtype", setting.dtype, "--accumulation", str(setting.accumulation), "--steps", str(setting.steps)]
-    output = world.run(arguments, setting.ranks, setting.threads, shim)
+    output = world.run(arguments, setting.ranks, setting.threads, shim, setting.isa)
     return json.loads(output.rpartition("RESULT ")[2].splitlines()[0])
 
 
-def bench_step(binary, config, *more):
+def bench_step(binary, config, *more, isa=instruction_sets.DEFAULT):
     """What `zero-train bench step` measures of a configuration."""
     command = [binary, "bench", "step", "--config", "-", "--json", *more]
-    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=world.LIMIT_SECONDS)
+    held = os.environ | instruction_sets.held(isa)
+    limit = world.LIMIT_SECONDS
+    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, timeout=limit, env=held)
     if done.returncode:
         sys.exit(f"zero-train failed with {done.returncode}:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -90,7 +96,7 @@ def run_ours(binary, stage, setting, tokens, start):
         "training": {"initial_weights": str(start), "weight_decay_on": "all"},
         "launcher": {"num_processes": setting.ranks, "threads_per_rank": setting.threads},
     }
-    result = bench_step(binary, config, "--steps", str(setting.steps))
+    result = bench_step(binary, config, "--steps", str(setting.steps), isa=setting.isa)
     result["ranks"] = [{"peak_mb": bytes / 2**20} for bytes in result["peak_resident_bytes"]]
     return result
 
@@ -149,6 +155,11 @@ def measure(chosen, setting, stages):
     return [results[None] for results in rounds], {stage: [results[stage] for results in rounds] for stage in stages}
 
 
+def sets(results):
+    """The instruction sets that the runs say they used: one, unless something is wrong."""
+    return "/".join(sorted({result.get("instruction_set", "not recorded").lower() for result in results}))
+
+
 def show(setting, peer, theirs, ours):
     print(
         f"{setting.preset} {setting.dtype}, {setting.ranks} ranks x {setting.threads} threads,"
@@ -156,13 +167,13 @@ def show(setting, peer, theirs, ours):
     )
     losses = theirs[0]["losses"]
     print(
-        f"  {peer:<28}{spread(map(rate, theirs)):>22} tokens/s   peak {peaks(theirs, 'peak_mb')} MB"
+        f"  {peer + ' on ' + sets(theirs):<34}{spread(map(rate, theirs)):>22} tokens/s   peak {peaks(theirs, 'peak_mb')} MB"
         f" ({peaks(theirs, 'peak_of_steps_mb')} in steps, {peaks(theirs, 'imported_mb')} imported)"
         f"   loss {losses[0]:.5f} -> {losses[-1]:.5f}"
     )
     for stage, runs in ours.items():
         print(
-            f"  zero-train, stage {stage:<10}{spread(map(rate, runs)):>22} tokens/s   peak {peaks(runs, 'peak_mb')} MB"
+            f"  {f'zero-train on {sets(runs)}, stage {stage}':<34}{spread(map(rate, runs)):>22} tokens/s   peak {peaks(runs, 'peak_mb')} MB"
             f"   ratio {spread(ratios(runs, theirs), 2)}, of the fastest steps {ratio_of_fastest(runs, theirs):.2f}"
             f"   losses differ by {apart(runs, theirs):.1e}"
         )
@@ -176,19 +187,28 @@ def parse():
     parser.add_argument("--stages", type=int, nargs="+", help="ZeRO stages of zero-train [default: the peer's]")
     parser.add_argument("--layout", default="2x1", help="ranks x threads [default: 2x1]")
     parser.add_argument("--dtype", choices=AGREEMENT, default="f32")
+    parser.add_argument(
+        "--isa",
+        choices=[instruction_sets.DEFAULT, *instruction_sets.SETS],
+        default=instruction_sets.DEFAULT,
+        help="hold both sides to an instruction set [default: the widest that each takes by itself]",
+    )
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a rank per step")
     parser.add_argument("--steps", type=int, help="measured steps of a run [default: by the preset]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shim", type=Path, help="library to preload into the peer, see mkl_avx512.c")
     parser.add_argument("--results", type=Path, help="file to append a line of JSON to, for each stage")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.isa == "avx2" and chosen.dtype == "bf16":
+        parser.error("--isa avx2 is for f32: oneDNN, held to AVX2, multiplies bf16 by its reference loop, at 2 GFLOP/s")
+    return chosen
 
 
 def main():
     chosen = parse()
     ranks, threads = map(int, chosen.layout.split("x"))
     steps = chosen.steps or max(3, MEASURED_STEPS[chosen.preset] // chosen.accumulation)
-    setting = Setting(chosen.preset, chosen.dtype, chosen.accumulation, ranks, threads, steps)
+    setting = Setting(chosen.preset, chosen.dtype, chosen.accumulation, ranks, threads, steps, chosen.isa)
     theirs, ours = measure(chosen, setting, chosen.stages or [SAME_STAGE[chosen.peer]])
     show(setting, chosen.peer + (", AVX-512 forced" if chosen.shim else ""), theirs, ours)
     if chosen.results:

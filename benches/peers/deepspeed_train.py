@@ -2,6 +2,7 @@
 
 import deepspeed
 
+import instruction_sets
 from gpt import build
 from presets import ADAMW, CLIP, PRESETS
 from trainer import arguments, memory, rendezvous, run
@@ -11,6 +12,7 @@ parser.add_argument("--stage", type=int, choices=range(4), required=True)
 chosen = parser.parse_args()
 imported = memory()
 rendezvous()
+instruction_sets.hold_deepspeed()
 deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 preset = PRESETS[chosen.preset]
 model = build(preset)

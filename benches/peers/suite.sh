@@ -2,6 +2,7 @@
 # All comparisons of docs/benchmarks.md, one call each: suite.sh PYTHON ZERO-TRAIN RESULTS
 #
 # PREFIX="chrt -f 20" gives each call real-time priority on a machine that is not idle; peer and subject alike.
+# ISA=avx2 holds both sides of each call to that instruction set; f32 alone then.
 set -eu
 
 python=$1 binary=$2 results=$3
@@ -9,7 +10,7 @@ here=$(dirname "$0")
 
 compare() {
     # shellcheck disable=SC2086 # PREFIX is a command with its options
-    ${PREFIX:-} "$python" "$here/compare.py" --binary "$binary" --results "$results" "$@"
+    ${PREFIX:-} "$python" "$here/compare.py" --binary "$binary" --results "$results" --isa "${ISA:-default}" "$@"
 }
 
 for preset in 10m 124m; do
@@ -22,7 +23,7 @@ for preset in 10m 124m; do
         compare --preset $preset --peer plain --layout $layout
     done
     for peer in ddp fsdp2 deepspeed-1 deepspeed-2 deepspeed-3; do
-        compare --preset $preset --peer $peer --dtype bf16
+        [ "${ISA:-default}" = avx2 ] || compare --preset $preset --peer $peer --dtype bf16
         compare --preset $preset --peer $peer --accumulation 4
     done
 done

@@ -7,13 +7,14 @@ import json
 import statistics
 import sys
 
-from compare import apart, peaks, rate, ratio_of_fastest, ratios, spread
+from compare import apart, peaks, rate, ratio_of_fastest, ratios, sets, spread
 
 NAMES = {"plain": "PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", **{f"deepspeed-{n}": f"DeepSpeed {n}" for n in range(4)}}
 
 COLUMNS = [
     "ranks × threads",
     "peer",
+    "its instruction set, and ours",
     "its tokens/s",
     "its peak MB",
     "our ZeRO stage",
@@ -40,6 +41,7 @@ def row(lines):
     cells = [
         f"{first['ranks']} × {first['threads']}",
         NAMES[first["peer"]] + (", AVX-512 forced" if first["forced"] else ""),
+        f"{sets(theirs)}, {sets(ours)}",
         f"{statistics.median(map(rate, theirs)):.0f}",
         peaks(theirs, "peak_mb"),
         str(first["stage"]),
@@ -54,11 +56,12 @@ def row(lines):
 
 def main():
     with open(sys.argv[1]) as file:
-        lines = [json.loads(line) for line in file]
+        # Results of before `--isa` have none.
+        lines = [{"isa": "default"} | json.loads(line) for line in file]
     for (preset, dtype, accumulation), of_table in grouped(lines, ["preset", "dtype", "accumulation"]).items():
         print(f"\n{preset}, {dtype}, accumulation {accumulation}\n")
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-        for of_row in grouped(of_table, ["ranks", "threads", "peer", "forced", "stage"]).values():
+        for of_row in grouped(of_table, ["ranks", "threads", "peer", "forced", "isa", "stage"]).values():
             print(row(of_row))
 
 

@@ -72,6 +72,7 @@ def run(arguments, imported_mb, micro_step, finish_step):
             "ranks": [own for own, _ in everyone],
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
         }
         print("RESULT " + json.dumps(result), flush=True)
     dist.barrier()

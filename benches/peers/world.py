@@ -8,13 +8,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import instruction_sets
+
 # Tokens, weights and compiled operators lie in the virtual environment, one folder to delete, or where ZERO_TRAIN_PEERS says.
 WORK = Path(os.environ.get("ZERO_TRAIN_PEERS", Path(sys.prefix) / "peers"))
 LIMIT_SECONDS = 600
 
 
-def environment(threads):
+def environment(threads, isa=instruction_sets.DEFAULT):
     """What PyTorch and DeepSpeed read when they are imported: CPU only, over loopback."""
+    held = instruction_sets.held(isa)
     return {
         # DeepSpeed looks for ninja.
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -22,17 +25,19 @@ def environment(threads):
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        "TORCH_EXTENSIONS_DIR": str(WORK / "torch_extensions"),
+        # Operators of each instruction set in a folder of their own.
+        "TORCH_EXTENSIONS_DIR": str(WORK / ("torch_extensions" + (f"-{isa}" if held else ""))),
         "PYTHONWARNINGS": "ignore",
+        **held,
     }
 
 
-def run(arguments, ranks, threads, preload=None):
+def run(arguments, ranks, threads, preload=None, isa=instruction_sets.DEFAULT):
     """What rank 0 of `python arguments…` prints, run as so many ranks with so many threads each; ends if one fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    world = os.environ | environment(threads)
+    world = os.environ | environment(threads, isa)
     world |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if preload:

@@ -15,6 +15,7 @@ struct Measured {
     ranks: usize,
     transport: String,
     threads: usize,
+    instruction_set: &'static str,
     zero_stage: u8,
     parameters: usize,
     opened_ms: f64,
@@ -87,6 +88,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
         ranks: comm.size(),
         transport: comm.transport().to_string(),
         threads: zero_model::ops::threads(),
+        instruction_set: zero_isa::Isa::current().name(),
         zero_stage: config.zero.stage.into(),
         parameters: subject.parameters(),
         opened_ms: opened.as_secs_f64() * 1e3,
@@ -111,8 +113,9 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
 
 fn print(measured: &Measured, times: &str, seconds: f64) {
     let Measured { ranks, transport, threads, zero_stage, parameters, tokens_per_step, losses, .. } = measured;
+    let isa = measured.instruction_set;
     let (ranks, threads) = (counted(*ranks, "rank", "ranks"), counted(*threads, "thread", "threads"));
-    println!("{ranks} over {transport}, {threads} each, ZeRO stage {zero_stage}, {parameters} parameters");
+    println!("{ranks} over {transport}, {threads} each on {isa}, ZeRO stage {zero_stage}, {parameters} parameters");
     println!("  opened in     {:>9.3} ms", measured.opened_ms);
     println!("  step          {times}");
     println!("  throughput    {:>9.0} tokens/s", *tokens_per_step as f64 / seconds);
