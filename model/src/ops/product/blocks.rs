@@ -121,7 +121,7 @@ impl Sizes {
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);
                 let depth = if let Order::RowsFirst = order { words.max(1) } else { even(words, depth) };
-                let height = (height.max(DEPTH * HEIGHT / depth)).min(16 * SUM_LINES / width);
+                let height = height.min(DEPTH * HEIGHT / depth).min(16 * SUM_LINES / width);
                 let rows = T::rows(isa);
                 Self { depth, width, height: (height / rows * rows).clamp(rows, HEIGHT), order }
             }
