@@ -2,7 +2,7 @@
 //!
 //! An allocator cannot allocate, so the table is part of the program's zeroed memory. The length of a block comes with every
 //! request to free it, so blocks that are in use need no entry. Large blocks are few: a search is a walk over some dozens of
-//! entries.
+//! entries. An entry occupies memory as a whole or not at all; entries that touch are one run, and a block is cut from a run.
 
 use std::ops::Range;
 
@@ -23,8 +23,14 @@ const SHARE: usize = 16;
 struct Free {
     start: usize,
     length: usize,
-    /// Bytes of it that may occupy memory.
-    resident: usize,
+    /// Whether it may occupy memory: it was in use and has not been returned to the operating system since.
+    resident: bool,
+}
+
+impl Free {
+    fn end(&self) -> usize {
+        self.start + self.length
+    }
 }
 
 /// The table. All zeros is an arena without room.
@@ -38,7 +44,7 @@ pub(super) struct Space {
     elsewhere: usize,
     /// The most that both were together.
     peak: usize,
-    /// Sum of `resident`.
+    /// Bytes of the resident entries.
     kept: usize,
     retired: [(usize, usize); RETIRED],
     retirements: usize,
@@ -47,7 +53,7 @@ pub(super) struct Space {
 impl Space {
     pub(super) const fn new() -> Space {
         Space {
-            free: [Free { start: 0, length: 0, resident: 0 }; ENTRIES],
+            free: [Free { start: 0, length: 0, resident: false }; ENTRIES],
             count: 0,
             fresh: 0,
             in_use: 0,
@@ -62,14 +68,14 @@ impl Space {
     /// Hands over the room that there is, never used before.
     pub(super) fn open(&mut self, room: Range<usize>) {
         self.fresh = room.start;
-        self.insert(0, Free { start: room.start, length: room.len(), resident: 0 });
+        self.insert(0, Free { start: room.start, length: room.len(), resident: false });
     }
 
     /// A block of at least `bytes`, and how many of its first bytes may be other than zero.
     pub(super) fn take(&mut self, bytes: usize) -> Option<(usize, usize)> {
         let length = rounded(bytes)?;
-        let fitting = self.entries().iter().enumerate().filter(|(_, free)| free.length >= length);
-        let (index, _) = fitting.min_by_key(|(_, free)| free.length)?;
+        let fitting = self.runs().filter(|(_, run)| *run >= length);
+        let (index, _) = fitting.min_by_key(|(_, run)| *run)?;
         let start = self.free[index].start;
         let used = self.fresh.saturating_sub(start).min(length);
         self.cut(index, length);
@@ -91,19 +97,22 @@ impl Space {
 
     /// What should be returned to the operating system, as with [`Space::give`], one block at a time.
     pub(super) fn excess(&mut self) -> Option<Range<usize>> {
-        let (index, free) = self.entries().iter().enumerate().max_by_key(|(_, free)| free.resident)?;
-        (free.resident > 0 && self.is_too_much()).then(|| self.empty(index))
+        let resident = self.entries().iter().enumerate().filter(|(_, free)| free.resident);
+        let (index, _) = resident.max_by_key(|(_, free)| free.length)?;
+        self.is_too_much().then(|| self.empty(index))
     }
 
     fn is_too_much(&self) -> bool {
         self.in_use + self.kept + self.elsewhere > self.peak + (self.peak / SHARE).max(SLACK)
     }
 
-    /// Counts a free block as not resident; gives what may have been.
+    /// Counts a resident entry as not resident; gives its range.
     fn empty(&mut self, index: usize) -> Range<usize> {
-        let free = &mut self.free[index];
-        self.kept -= std::mem::take(&mut free.resident);
-        free.start..(free.start + free.length).min(self.fresh)
+        let free = self.free[index];
+        self.remove(index);
+        self.kept -= free.length;
+        self.join(index, Free { resident: false, ..free });
+        free.start..free.end()
     }
 
     /// Makes the block at `start` hold `new` bytes instead of `old`, if that is possible where it lies.
@@ -117,12 +126,12 @@ impl Space {
             return true;
         }
         let (end, more) = (start + before, after - before);
-        let index = self.entries().partition_point(|free| free.start < end);
-        let fits = index < self.count && self.free[index].start == end && self.free[index].length >= more;
-        if fits {
+        let behind = self.runs().find(|(index, _)| self.free[*index].start == end);
+        let fits = behind.filter(|(_, run)| *run >= more);
+        if let Some((index, _)) = fits {
             self.cut(index, more);
         }
-        fits
+        fits.is_some()
     }
 
     /// Withdraws the blocks in a range from reuse, now or when they are freed: somebody may still write there.
@@ -137,23 +146,42 @@ impl Space {
         &self.free[..self.count]
     }
 
-    /// Takes the first `length` bytes from a free block.
+    /// Of each run of entries that touch, the first entry and the bytes of all.
+    fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
+        let entries = self.entries();
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let first = next;
+            let begin = entries.get(first)?.start;
+            let mut end = begin;
+            while let Some(free) = entries.get(next).filter(|free| free.start == end) {
+                end = free.end();
+                next += 1;
+            }
+            Some((first, end - begin))
+        })
+    }
+
+    /// Takes the first `length` bytes of the run that begins with the entry `index`.
     fn cut(&mut self, index: usize, length: usize) {
-        let free = &mut self.free[index];
-        free.start += length;
-        free.length -= length;
-        let resident = free.resident.min(free.length);
-        self.kept -= free.resident - resident;
-        free.resident = resident;
-        self.fresh = self.fresh.max(free.start);
-        if free.length == 0 {
-            self.remove(index);
-        }
         self.in_use += length;
+        let mut rest = length;
+        while rest > 0 {
+            let free = &mut self.free[index];
+            let part = free.length.min(rest);
+            free.start += part;
+            free.length -= part;
+            rest -= part;
+            self.kept -= if free.resident { part } else { 0 };
+            self.fresh = self.fresh.max(free.start);
+            if free.length == 0 {
+                self.remove(index);
+            }
+        }
         self.peak = self.peak.max(self.in_use + self.elsewhere);
     }
 
-    /// Joins a block with its free neighbours; the entry it is part of now. `None` if it is not to be reused.
+    /// Makes a block free; the entry it is part of now. `None` if it is not to be reused.
     fn put_back(&mut self, start: usize, length: usize) -> Option<usize> {
         self.in_use -= length;
         let end = start + length;
@@ -161,25 +189,28 @@ impl Space {
         if self.retirements > RETIRED || withdrawn.clone().any(|(from, to)| *from < end && start < *to) {
             return None;
         }
-        let mut block = Free { start, length, resident: length };
-        let mut index = self.entries().partition_point(|free| free.start < start);
-        if let Some(next) = self.entries().get(index).copied().filter(|next| next.start == end) {
+        let index = self.entries().partition_point(|free| free.start < start);
+        let index = self.join(index, Free { start, length, resident: true })?;
+        self.kept += length;
+        Some(index)
+    }
+
+    /// Inserts a block at `index`, as one entry with its neighbours if they touch it and are as resident; the entry it is
+    /// part of now. `None` if the table is full.
+    fn join(&mut self, mut index: usize, mut block: Free) -> Option<usize> {
+        let alike = |other: &Free| other.resident == block.resident;
+        let next = self.entries().get(index).copied().filter(alike).filter(|next| next.start == block.end());
+        let before = index.checked_sub(1).map(|before| self.free[before]).filter(alike);
+        if let Some(next) = next {
             block.length += next.length;
-            block.resident += next.resident;
             self.remove(index);
         }
-        let before = index.checked_sub(1).map(|before| self.free[before]);
-        if let Some(before) = before.filter(|before| before.start + before.length == start) {
-            block.start = before.start;
-            block.length += before.length;
-            block.resident += before.resident;
+        if let Some(before) = before.filter(|before| before.end() == block.start) {
+            block = Free { start: before.start, length: before.length + block.length, ..block };
             index -= 1;
             self.remove(index);
         }
-        self.insert(index, block).then(|| {
-            self.kept += length;
-            index
-        })
+        self.insert(index, block).then_some(index)
     }
 
     fn insert(&mut self, index: usize, block: Free) -> bool {
@@ -213,9 +244,13 @@ mod tests {
         space
     }
 
-    /// What is free, in units.
+    /// The runs that are free, in units.
     fn free(space: &Space) -> Vec<(usize, usize)> {
-        space.entries().iter().map(|free| (free.start / UNIT, free.length / UNIT)).collect()
+        space.runs().map(|(first, run)| (space.free[first].start / UNIT, run / UNIT)).collect()
+    }
+
+    fn resident(space: &Space) -> usize {
+        space.entries().iter().filter(|free| free.resident).map(|free| free.length).sum()
     }
 
     #[test]
@@ -235,6 +270,7 @@ mod tests {
         assert_eq!(free(&space), [(1, 20)]);
         assert_eq!((space.in_use, space.kept), (0, 11 * UNIT));
         assert_eq!(space.take(13 * UNIT), Some((UNIT, 11 * UNIT)), "two units are fresh");
+        assert_eq!((space.in_use, space.kept), (13 * UNIT, 0));
         assert_eq!(space.take(8 * UNIT), None);
         assert_eq!(space.take(usize::MAX), None);
     }
@@ -283,9 +319,27 @@ mod tests {
             assert!(returned.is_none_or(|range| range.start <= start && start < range.end));
             most = most.max(space.in_use + space.kept);
             assert!(space.in_use + space.kept <= space.peak + SLACK.max(space.peak / SHARE));
-            assert_eq!(space.kept, space.entries().iter().map(|free| free.resident).sum::<usize>());
+            assert_eq!(space.kept, resident(&space));
         }
         assert!(most > space.peak, "some is kept");
+    }
+
+    #[test]
+    fn only_memory_that_was_touched_counts_as_resident() {
+        let mut space = space(100_000);
+        // Each block is cut from the run of those before it and of memory that was never in use.
+        let mut sizes = (1..400).cycle();
+        let mut held = std::collections::VecDeque::new();
+        for _ in 0..4_000 {
+            let bytes = sizes.next().expect("a cycle") * UNIT;
+            held.push_back((space.take(bytes).expect("room").0, bytes));
+            if held.len() == 4 {
+                let (start, bytes) = held.pop_front().expect("four");
+                space.give(start, bytes);
+            }
+            assert_eq!(space.kept, resident(&space));
+            assert!(space.fresh - UNIT >= space.in_use + space.kept, "no byte is counted that was never touched");
+        }
     }
 
     #[test]
@@ -300,7 +354,7 @@ mod tests {
             space.give(*block, 1);
         }
         assert_eq!(space.in_use, 0);
-        assert_eq!(space.kept, space.entries().iter().map(|free| free.resident).sum::<usize>());
+        assert_eq!(space.kept, resident(&space));
         let ends = space.entries().iter().map(|free| free.start + free.length);
         assert!(ends.zip(space.entries().iter().skip(1)).all(|(end, next)| end <= next.start));
         assert!(space.take(ENTRIES * UNIT).is_some(), "what was joined is one block");
