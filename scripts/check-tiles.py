@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that the inner loops of matrix products keep their sums in registers: check-tiles.py [PROGRAM]
 
-Compiles model/src/ops/product/tile/ alone, as a release build does, and disassembles it; with a PROGRAM, such as
+Compiles ops/src/product/tile/ alone, as a release build does, and disassembles it; with a PROGRAM, such as
 target/release/zero-train, it looks at what is in there. In every innermost loop that multiplies and adds vectors, an instruction that
 moves a vector to or from the stack is an error: a sum that has no register waits for a store and a load in every step, which took the
 AVX2 tile of 4 x 24 half of its speed. So is code in which the loops of the full tiles are not found. Code for x86-64 only. A development
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TILE = Path(__file__).resolve().parent.parent / "model/src/ops/product/tile/mod.rs"
+TILE = Path(__file__).resolve().parent.parent / "ops/src/product/tile/mod.rs"
 # What the module takes from elsewhere, and calls that keep its functions.
 AROUND = """
 extern crate self as zero_isa;

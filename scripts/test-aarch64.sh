@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of zero-optim, zero-comm and zero-model for aarch64, on a machine of another kind: scripts/test-aarch64.sh [FILTER]
+# Runs the tests of zero-optim, zero-comm, zero-ops and zero-model for aarch64, on a machine of another kind: scripts/test-aarch64.sh [FILTER]
 #
 # qemu-user emulates the processor and hands system calls to the kernel of this machine. The Rust target, qemu and a C cross
 # compiler are installed where they are missing: Debian's packages, as root or by sudo. FILTER is that of `cargo test`. What does not run
@@ -44,4 +44,4 @@ export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc
 # For what the tests compile and start themselves.
 export CXX=none ZERO_COMM_TEST_RUNNER=$emulator
 
-cargo test --no-fail-fast --target $target -p zero-optim -p zero-comm -p zero-model --lib --bins --tests -- "$@"
+cargo test --no-fail-fast --target $target -p zero-optim -p zero-comm -p zero-ops -p zero-model --lib --bins --tests -- "$@"

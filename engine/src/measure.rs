@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_core::{CpuStorage, DType, Tensor, Var};
 use zero_comm::place::Place;
 use zero_comm::{Buffer, Communicator};
-use zero_model::sink::{Gradients, PutOff, promise};
+use zero_model::sink::{DeferredGradients, Gradients, promise};
 use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
 use zero_partition::{Layout, working};
 use zero_pipeline::simulate::LayerCosts;
@@ -206,11 +206,11 @@ fn inner(
         let seeds: Vec<(Tensor, Tensor)> = y.tensors().iter().cloned().zip(seeds.into_iter().map(|s| s.1)).collect();
         let leaves = built.uses().iter().map(|&p| model.parameters()[p].leaf().id());
         let started = Instant::now();
-        let (later, result) = PutOff::new(leaves).capture(|| backward_from(&seeds));
+        let (later, result) = DeferredGradients::new(leaves).capture(|| backward_from(&seeds));
         cost.backward_input = started.elapsed().as_secs_f64();
         result?;
         let mut gradients = places(model, layer);
-        let (weight, ()) = timed(|| later.make_up(&mut gradients))?;
+        let (weight, ()) = timed(|| later.flush(&mut gradients))?;
         cost.backward_weight = weight;
     }
     Ok((cost, Some(detached)))

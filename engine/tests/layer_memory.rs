@@ -10,7 +10,7 @@ use candle_nn::Module;
 use half::{bf16, f16};
 use zero_comm::heap;
 use zero_model::memory::{Form, LayerMemory, room_of_a_thread};
-use zero_model::sink::{Gradients, PutOff};
+use zero_model::sink::{DeferredGradients, Gradients};
 use zero_model::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_model::{Activations, Layers, Model, Pass, backward_from, hand_on, ops, sink};
 
@@ -168,19 +168,19 @@ impl Run<'_> {
         drop(outputs);
         if put_off && built.splits() {
             let uses = built.uses().iter().map(|&id| self.model.parameters()[id].leaf().id());
-            let later = PutOff::new(uses);
+            let later = DeferredGradients::new(uses);
             let ((later, given), peak, _) = measured(|| {
                 let (later, given) = later.capture(|| gradients(&seeds, &leaves));
                 Ok((later, given?))
             })?;
-            self.comparison.compare(&format!("{name}, put off"), memory.put_off_peak, peak);
+            self.comparison.compare(&format!("{name}, put off"), memory.deferred_peak, peak);
             drop((seeds, leaves));
             let with = heap::now();
             heap::reset_peak();
             let mut sink = sink;
-            later.make_up(&mut sink)?;
+            later.flush(&mut sink)?;
             assert_eq!(heap::peak(), with, "{name}: making gradients up takes more");
-            self.comparison.compare(&format!("{name}, what is put off"), memory.put_off, (with - heap::now()) as u64);
+            self.comparison.compare(&format!("{name}, what is put off"), memory.deferred, (with - heap::now()) as u64);
             return Ok(given);
         }
         let ((given, sink), peak, _) = measured(|| {

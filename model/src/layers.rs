@@ -1,6 +1,7 @@
 //! A model as a list of named layers: the unit that is gathered, released and run backward on its own.
 
 use std::sync::Arc;
+use zero_ops::Pass;
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -40,21 +41,6 @@ impl From<Tensor> for Activations {
     }
 }
 
-/// What a layer may know about the pass that it is part of; all that dropout's masks depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pass {
-    /// Training, or evaluation.
-    pub training: bool,
-    /// `training.seed`.
-    pub seed: u64,
-    /// Optimizer step, from 1.
-    pub step: u64,
-    /// Index, in the whole run, of the first sample of this micro-batch.
-    pub sample: u64,
-    /// Index of the layer in the model.
-    pub layer: u32,
-}
-
 /// Maps activations to activations. Every `candle_nn::Module` is one.
 pub trait Layer: Send + Sync {
     /// Runs the layer. Not called `forward`, so that both traits can be in scope.
@@ -63,7 +49,7 @@ pub trait Layer: Send + Sync {
     /// Shapes or dtypes that do not fit.
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
 
-    /// Whether most of the work for the gradients of its weights can be put off, as the operations of this crate can: then a
+    /// Whether most of the work for the gradients of its weights can be deferred, as the operations of this crate can: then a
     /// zero-bubble pipeline splits its backward. A plain candle module's runs as a whole.
     fn splits(&self) -> bool {
         false
@@ -77,7 +63,7 @@ impl<M: Module + Send + Sync> Layer for M {
 }
 
 /// A last layer that finds the loss of its outputs without making them all, such as a language model's head
-/// ([`linear_cross_entropy`](crate::ops::linear_cross_entropy)). As a layer it gives the outputs.
+/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). As a layer it gives the outputs.
 pub trait Head: Layer {
     /// The loss, the mean over the micro-batch. `gradient` is what the loss's gradient will be in the backward; where
     /// `pass` is not training, none is wanted.

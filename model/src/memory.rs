@@ -2,7 +2,7 @@
 //!
 //! The layer runs its own code on tensors without values (`ops/hollow.rs`), so a figure is what will be allocated, to within
 //! bookkeeping, for which 4 KiB are set down. It takes microseconds and no memory worth the name, whatever the sizes. Figures
-//! hold for the number of threads that [`set_threads`](crate::ops::set_threads) has set, all of which may be at work at a time.
+//! hold for the number of threads that [`set_threads`](zero_ops::set_threads) has set, all of which may be at work at a time.
 //!
 //! # How the figures add up
 //!
@@ -14,20 +14,22 @@
 //! | forward | `+ forward_peak` | `+ kept + outputs` |
 //! | backward | `+ backward_peak` | `− leaves − kept − the outputs' gradients + input_gradients` |
 //!
-//! The model's own inputs are no leaves. Those of a layer behind one that cannot be known are copied first. Where the gradients of weights are put off,
-//! the backward has `put_off_peak` instead, and afterwards `put_off` bytes stay until they are made, which takes no more.
+//! The model's own inputs are no leaves. Those of a layer behind one that cannot be known are copied first. Where the gradients of weights are deferred,
+//! the backward has `deferred_peak` instead, and afterwards `deferred` bytes stay until they are made, which takes no more.
 //! The last layer's forward is a part of its backward: [`LossMemory`]. Besides, every thread that multiplies keeps
 //! [`room_of_a_thread`].
 
 use std::collections::HashSet;
+use zero_ops::Pass;
+pub use zero_ops::room_of_a_thread;
 
 use candle_core::{DType, Result, Shape, Tensor, TensorId, bail};
 
-use crate::layers::{Activations, Pass};
+use crate::layers::Activations;
 use crate::model::{BuiltLayer, Model};
-use crate::ops::{hollow, room_of_products};
-use crate::seed::backward_from;
-use crate::sink;
+use zero_ops::backward_from;
+use zero_ops::meta;
+use zero_ops::sink;
 
 /// More than a layer's graph takes, its tensors aside.
 const BOOKKEEPING: u64 = 4096;
@@ -74,9 +76,9 @@ pub struct LayerMemory {
     /// The gradients of the inputs, which the backward leaves.
     pub input_gradients: u64,
     /// [`LayerMemory::backward_peak`] of a backward that puts the gradients of the weights off.
-    pub put_off_peak: u64,
+    pub deferred_peak: u64,
     /// What such a backward leaves behind it, beyond the gradients of the inputs, until those of the weights are made.
-    pub put_off: u64,
+    pub deferred: u64,
 }
 
 /// What the last layer and the loss take: forward and backward in one.
@@ -99,16 +101,9 @@ pub struct EvaluationMemory {
     pub peak: u64,
 }
 
-/// Bytes that a thread keeps from its first product on: the calling one, and of several threads each of the others. No more of
-/// them is in memory than was needed.
-#[must_use]
-pub fn room_of_a_thread() -> u64 {
-    room_of_products()
-}
-
 /// Runs `run`, in which figures are those of layers on a GPU: those of the processor, and what cuBLASLt takes for a product.
 pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
-    hollow::on_gpu(run)
+    meta::on_gpu(run)
 }
 
 impl Model {
@@ -124,38 +119,38 @@ impl Model {
             return Ok(memory);
         }
         let later = self.step(layer, built, inputs, true)?;
-        Ok(LayerMemory { put_off_peak: later.put_off_peak, put_off: later.put_off, ..memory })
+        Ok(LayerMemory { deferred_peak: later.deferred_peak, deferred: later.deferred, ..memory })
     }
 
-    fn step(&self, layer: usize, built: &BuiltLayer, inputs: &[Form], puts_off: bool) -> Result<LayerMemory> {
-        hollow::imagine(self.written_before(layer), || {
+    fn step(&self, layer: usize, built: &BuiltLayer, inputs: &[Form], defers: bool) -> Result<LayerMemory> {
+        meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
             let outputs = sink::promise(|| built.run(&Activations::new(inputs), &pass(layer, true)))?;
             let forms: Vec<Form> = outputs.tensors().iter().map(Form::of).collect();
-            let forward_peak = hollow::peak() + BOOKKEEPING;
-            let kept = hollow::now().saturating_sub(forms.iter().map(Form::bytes).sum()) + BOOKKEEPING;
-            let seed = |y: &Tensor| Ok((y.clone(), hollow::tensor(y.shape(), y.dtype())?));
+            let forward_peak = meta::peak() + BOOKKEEPING;
+            let kept = meta::now().saturating_sub(forms.iter().map(Form::bytes).sum()) + BOOKKEEPING;
+            let seed = |y: &Tensor| Ok((y.clone(), meta::tensor(y.shape(), y.dtype())?));
             let seeds: Vec<(Tensor, Tensor)> = outputs.tensors().iter().map(seed).collect::<Result<_>>()?;
             drop(outputs);
-            let before = hollow::now();
-            hollow::reset_peak();
-            if puts_off {
-                hollow::put_off();
+            let before = meta::now();
+            meta::reset_peak();
+            if defers {
+                meta::defer();
             }
             let gradients = gradients(&seeds, &leaves)?;
-            let peak = hollow::peak() - before + BOOKKEEPING;
+            let peak = meta::peak() - before + BOOKKEEPING;
             drop(seeds);
             let input_gradients = gradients.iter().map(|gradient| Form::of(gradient).bytes()).sum();
-            let rest = hollow::now().saturating_sub(input_gradients) + BOOKKEEPING;
+            let rest = meta::now().saturating_sub(input_gradients) + BOOKKEEPING;
             Ok(LayerMemory {
                 outputs: forms,
                 leaves: leaves.iter().map(|leaf| Form::of(leaf).bytes()).sum(),
                 kept,
                 forward_peak,
-                backward_peak: if puts_off { 0 } else { peak },
+                backward_peak: if defers { 0 } else { peak },
                 input_gradients,
-                put_off_peak: if puts_off { peak } else { 0 },
-                put_off: if puts_off { rest } else { 0 },
+                deferred_peak: if defers { peak } else { 0 },
+                deferred: if defers { rest } else { 0 },
             })
         })
     }
@@ -166,15 +161,15 @@ impl Model {
     /// As [`Model::layer_memory`]; also where the loss is no [`Head`](crate::Head)'s.
     pub fn loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<LossMemory> {
         let layer = self.layers().len() - 1; // no model is without
-        hollow::imagine(self.written_before(layer), || {
+        meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
-            let targets = hollow::leaf(&targets.shape, targets.dtype, false)?;
+            let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
             let loss = sink::promise(|| self.loss(&Activations::new(inputs), &targets, &pass(layer, true), 1.0))?;
-            let seed = hollow::tensor(loss.shape(), loss.dtype())?;
+            let seed = meta::tensor(loss.shape(), loss.dtype())?;
             let gradients = gradients(&[(loss, seed)], &leaves)?;
             let [leaves, input_gradients] =
                 [&leaves, &gradients].map(|tensors| tensors.iter().map(|x| Form::of(x).bytes()).sum());
-            Ok(LossMemory { leaves, peak: hollow::peak() + BOOKKEEPING, input_gradients })
+            Ok(LossMemory { leaves, peak: meta::peak() + BOOKKEEPING, input_gradients })
         })
     }
 
@@ -184,11 +179,11 @@ impl Model {
     /// As [`Model::layer_memory`].
     pub fn evaluation_memory(&self, layer: usize, inputs: &[Form]) -> Result<EvaluationMemory> {
         let built = self.layer(layer)?;
-        hollow::imagine(HashSet::new(), || {
+        meta::trace(HashSet::new(), || {
             let (inputs, _) = leaves(0, inputs)?;
             let outputs = built.run(&Activations::new(inputs), &pass(layer, false))?;
             let outputs = outputs.tensors().iter().map(Form::of).collect();
-            Ok(EvaluationMemory { outputs, peak: hollow::peak() + BOOKKEEPING })
+            Ok(EvaluationMemory { outputs, peak: meta::peak() + BOOKKEEPING })
         })
     }
 
@@ -198,11 +193,11 @@ impl Model {
     /// As [`Model::loss_memory`].
     pub fn evaluation_loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<u64> {
         let layer = self.layers().len() - 1;
-        hollow::imagine(HashSet::new(), || {
+        meta::trace(HashSet::new(), || {
             let (inputs, _) = leaves(0, inputs)?;
-            let targets = hollow::leaf(&targets.shape, targets.dtype, false)?;
+            let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
             self.loss(&Activations::new(inputs), &targets, &pass(layer, false), 0.0)?;
-            Ok(hollow::peak() + BOOKKEEPING)
+            Ok(meta::peak() + BOOKKEEPING)
         })
     }
 
@@ -228,7 +223,7 @@ fn pass(layer: usize, training: bool) -> Pass {
 /// A layer's inputs, and those of them that gradients are wanted for.
 fn leaves(layer: usize, forms: &[Form]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
     let wanted = |form: &Form| layer > 0 && form.dtype.is_float();
-    let input = |form: &Form| hollow::leaf(&form.shape, form.dtype, wanted(form));
+    let input = |form: &Form| meta::leaf(&form.shape, form.dtype, wanted(form));
     let inputs = forms.iter().map(input).collect::<Result<Vec<_>>>()?;
     let leaves = inputs.iter().filter(|input| input.is_variable()).cloned().collect();
     Ok((inputs, leaves))

@@ -1,14 +1,15 @@
 //! A built model: layers, parameters in a fixed order, and the loss.
 
 use std::sync::{Arc, Mutex};
+use zero_ops::Pass;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::layers::{Activations, Built, Head, Layer, Layers, Loss, Pass};
-use crate::ops::apply::untracked;
+use crate::layers::{Activations, Built, Head, Layer, Layers, Loss};
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
+use zero_ops::graph::untracked;
 
 /// Why a model could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -64,14 +65,14 @@ impl BuiltLayer {
         &self.uses
     }
 
-    /// Those of them that its backward reads: all but what was asked for inside of [`forward_only`](crate::forward_only). Of the last
+    /// Those of them that its backward reads: all but what was asked for inside of [`forward_only`](zero_ops::forward_only). Of the last
     /// layer all: its forward is a part of its backward.
     #[must_use]
     pub fn read_backward(&self) -> &[ParameterId] {
         &self.read_backward
     }
 
-    /// Whether the gradients of its weights can be put off.
+    /// Whether the gradients of its weights can be deferred.
     #[must_use]
     pub fn splits(&self) -> bool {
         self.module.splits()
@@ -145,7 +146,7 @@ impl Model {
     /// Runs the last layer, on its input `x`, and the loss: a scalar.
     ///
     /// `gradient` is what the loss's gradient will be in the backward: a [`Head`] makes the gradients along with the loss.
-    /// Inside of [`crate::sink::Gradients::capture`] they go to their places at once.
+    /// Inside of [`zero_ops::sink::Gradients::capture`] they go to their places at once.
     ///
     /// # Errors
     /// What the layer or the loss function says, or if the result is not a scalar.

@@ -6,10 +6,9 @@
 //! is built once, and a graph saved before a release backpropagates after the next gather.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::{
-    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, op::BackpropOp,
-};
+use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, op::BackpropOp};
 use candle_nn::Init;
+use zero_ops::graph::storage::{nothing, swap, take};
 
 /// Index of a parameter in its model: the order of construction, the same on every rank.
 pub type ParameterId = usize;
@@ -175,68 +174,11 @@ impl Parameter {
     }
 }
 
-/// A storage without elements.
-fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
-    match device {
-        Device::Cpu => Ok(Storage::Cpu(match dtype {
-            DType::BF16 => CpuStorage::BF16(vec![]),
-            DType::F16 => CpuStorage::F16(vec![]),
-            DType::F4 => CpuStorage::F4(vec![]),
-            _ => CpuStorage::F32(vec![]),
-        })),
-        #[cfg(feature = "cuda")]
-        Device::Cuda(device) => crate::device::nothing(dtype, device).map(Storage::Cuda),
-        other => candle_core::bail!("parameters cannot be on {other:?}: this program was built for others"),
-    }
-}
-
 /// What was taken out of a leaf, as far as the host has it.
 fn on_host(storage: Storage) -> Result<CpuStorage> {
     match storage {
         Storage::Cpu(values) => Ok(values),
         _ => Ok(CpuStorage::F4(vec![])),
-    }
-}
-
-/// Takes the values out from behind a tensor; to use it then is an error.
-pub(crate) fn take(tensor: &Tensor) -> Result<Storage> {
-    // Of a type that no operation takes; see above.
-    swap(tensor, nothing(DType::F4, tensor.device())?)
-}
-
-/// Puts `values` behind a tensor on the same device, whatever their dtype and number; gives what was there.
-pub(crate) fn swap(tensor: &Tensor, values: Storage) -> Result<Storage> {
-    let swap = Swap(std::sync::Mutex::new(values));
-    tensor.inplace_op1(&swap)?;
-    swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
-}
-
-/// Exchanges the storage behind a tensor with the one inside.
-struct Swap(std::sync::Mutex<Storage>);
-
-impl Swap {
-    fn held(&self) -> Result<std::sync::MutexGuard<'_, Storage>> {
-        self.0.lock().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
-    }
-}
-
-const TWO_DEVICES: &str = "the values of a tensor are replaced by others on another device";
-
-impl InplaceOp1 for Swap {
-    fn name(&self) -> &'static str {
-        "swap-storage"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-        let Storage::Cpu(held) = &mut *self.held()? else { candle_core::bail!("{TWO_DEVICES}") };
-        std::mem::swap(storage, held);
-        Ok(())
-    }
-
-    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-        let Storage::Cuda(held) = &mut *self.held()? else { candle_core::bail!("{TWO_DEVICES}") };
-        std::mem::swap(storage, held);
-        Ok(())
     }
 }
 

@@ -1,6 +1,5 @@
 //! The `VarBuilder` backend that builds any candle module in no memory and writes down its parameters.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -8,27 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
-use crate::flag::Flag;
 use crate::parameter::{Parameter, ParameterId};
-
-thread_local! {
-    static FORWARD_ONLY: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `ask`, which asks a `VarBuilder` for parameters that the layer's backward does not read, only its forward, such as a table
-/// whose rows are looked up. They are not gathered for the backward. If it reads one all the same, that is an error.
-///
-/// ```
-/// # use candle_core::{Result, Tensor};
-/// # use candle_nn::VarBuilder;
-/// fn scores(entries: usize, vb: VarBuilder) -> Result<Tensor> {
-///     zero_model::forward_only(|| vb.get((entries, 4), "scores"))
-/// }
-/// ```
-pub fn forward_only<T>(ask: impl FnOnce() -> T) -> T {
-    let _raised = Flag::raise(&FORWARD_ONLY);
-    ask()
-}
 
 /// A parameter that a layer asked for.
 #[derive(Debug, Clone, Copy)]
@@ -94,7 +73,7 @@ impl Record {
                 id
             }
         };
-        let in_backward = !FORWARD_ONLY.get();
+        let in_backward = !zero_ops::asks_forward_only();
         if let Some(uses) = self.uses.last_mut() {
             match uses.iter_mut().find(|other| other.parameter == id) {
                 // Whoever asks last may read it, too.
@@ -128,7 +107,7 @@ impl SimpleBackend for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layers, Model, ops, zoo};
+    use crate::{Layers, Model, forward_only, ops, zoo};
     use candle_nn::{Module, VarBuilder};
 
     fn read_backward(model: &Model) -> Vec<Vec<&str>> {

@@ -2,7 +2,7 @@
 
 use candle_core::backprop::GradStore;
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
-use zero_model::sink::{Flat, Gradients, PutOff};
+use zero_model::sink::{DeferredGradients, Flat, Gradients};
 use zero_model::{BuiltLayer, Parameter};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
@@ -152,7 +152,7 @@ impl Zero {
         let model = self.model.clone();
         let built = &model.layers()[layer];
         let leaves = || built.uses().iter().map(|&p| &model.parameters()[p]);
-        let (mut later, result) = PutOff::new(leaves().map(|p| p.leaf().id())).capture(backward);
+        let (mut later, result) = DeferredGradients::new(leaves().map(|p| p.leaf().id())).capture(backward);
         let (mut store, value) = result?;
         for parameter in leaves() {
             later.absorb(&mut store, parameter.leaf())?;
@@ -160,7 +160,7 @@ impl Zero {
                 return Err(no_gradient(parameter, built));
             }
         }
-        self.put_off.insert((layer, micro_batch), later);
+        self.deferred.insert((layer, micro_batch), later);
         Ok(value)
     }
 
@@ -169,16 +169,16 @@ impl Zero {
     /// # Errors
     /// If none were, or an operation says so.
     pub fn backward_weight(&mut self, layer: LayerId, micro_batch: usize) -> Result<(), ZeroError> {
-        let later = self.put_off.remove(&(layer, micro_batch));
+        let later = self.deferred.remove(&(layer, micro_batch));
         let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
         #[cfg(feature = "cuda")]
         if self.brings_gradients() {
             let mut on_gpu = self.sink_on_gpu(layer)?;
-            later.make_up(&mut on_gpu)?;
+            later.flush(&mut on_gpu)?;
             return self.bring(layer, on_gpu);
         }
         let (ids, mut sink) = self.sink(self.layout.shape().layers[layer].segments.clone())?;
-        later.make_up(&mut sink)?;
+        later.flush(&mut sink)?;
         let model = self.model.clone();
         for &parameter in model.layers()[layer].uses() {
             let leaf = model.parameters()[parameter].leaf().id();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Storage};
 use zero_comm::Communicator;
-use zero_model::sink::{Flat, PutOff};
+use zero_model::sink::{DeferredGradients, Flat};
 use zero_model::{Model, init};
 use zero_optim::{ExactSum, Optimizer};
 use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
@@ -91,7 +91,7 @@ pub struct Zero {
     /// Of each segment, whether its state is on the GPU.
     pub(crate) residents: Vec<bool>,
     /// By layer and micro-batch, what it takes to make the gradients of the layer's parameters.
-    pub(crate) put_off: HashMap<(LayerId, usize), PutOff>,
+    pub(crate) deferred: HashMap<(LayerId, usize), DeferredGradients>,
     pub(crate) reducing: VecDeque<PendingReduce>,
     /// What begins when gradients have come from the GPU, in the order of the program.
     pub(crate) late: VecDeque<Late>,
@@ -156,7 +156,7 @@ impl Zero {
             options,
             segments: vec![],
             residents,
-            put_off: HashMap::new(),
+            deferred: HashMap::new(),
             reducing: VecDeque::new(),
             late: VecDeque::new(),
             refreshing: VecDeque::new(),

@@ -105,6 +105,7 @@ def training(card, step):
     """What trains: candle's operations, ours, and the engine."""
     tests(step, card.programs, "candle_device", env=card.test_env, threads=card.threads)
     tests(step, card.programs, "ops", "gpu::", env=card.test_env, threads=card.threads)
+    tests(step, card.programs, "gpu_blocks", env=card.test_env, threads=card.threads)
     tests(step, card.programs, "gpu", env=card.test_env, threads=card.threads)
     count(step)
 

@@ -18,8 +18,9 @@ PROGRAMS = {
     "zero-train": ("engine", "bin", "zero-train"),
     "kernels-device": ("cuda/kernels", "test", "device"),
     "kernels": ("cuda/kernels", "test", "kernels"),
-    "candle_device": ("model", "test", "candle_device"),
-    "ops": ("model", "test", "ops"),
+    "candle_device": ("ops", "test", "candle_device"),
+    "ops": ("ops", "test", "ops"),
+    "gpu_blocks": ("model", "test", "gpu_blocks"),
     "gpu": ("engine", "test", "gpu"),
     "nccl-device": ("comm/nccl", "test", "device"),
 }

@@ -1,6 +1,6 @@
 """Attention and the head of a language model against PyTorch in f64: `python reference.py FOLDER DEVICE`.
 
-FOLDER has what the test `gpu::reference` of `zero-model` wrote: inputs in bf16, results and gradients of the GPU. A line of JSON a tensor says how far it
+FOLDER has what the test `gpu::reference` of `zero-ops` wrote: inputs in bf16, results and gradients of the GPU. A line of JSON a tensor says how far it
 is from the definition in f64 of the same inputs, and how far PyTorch's own bf16 is; the exit status is 1 where one is too far.
 """
 

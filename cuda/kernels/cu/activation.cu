@@ -1,5 +1,5 @@
 // GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward, and a sum, element by element: the bits of the CPU's
-// (model/src/ops/kernel/activation.rs).
+// (ops/src/kernel/activation.rs).
 #include "math.cuh"
 #include "pack.cuh"
 

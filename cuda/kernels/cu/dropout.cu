@@ -1,4 +1,4 @@
-// Elements become 0 with a probability, others are multiplied by a scale: the CPU's bits (model/src/ops/dropout.rs).
+// Elements become 0 with a probability, others are multiplied by a scale: the CPU's bits (ops/src/dropout.rs).
 //
 // Whether an element is kept is a function of a key, its sample and its place in the sample: a word of Philox4x32-10 (Salmon, Moraes,
 // Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A thread takes a pack, each four elements of which are one counter's.

@@ -1,5 +1,5 @@
 // Rows of a table by index, and the gradient of the table: row `id` is the sum of the rows of dy at the positions of `id`, in the order
-// of the positions, which are the CPU's bits (model/src/ops/embedding.rs).
+// of the positions, which are the CPU's bits (ops/src/embedding.rs).
 //
 // For that the positions are sorted by index: a bitonic network over keys that are all different, so its result has no choice. Chunks
 // of keys are sorted in shared memory; only steps over longer distances are launches of their own.

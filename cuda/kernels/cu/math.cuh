@@ -1,4 +1,4 @@
-// Elementary functions with the bits of the CPU's (model/src/ops/kernel/math.rs), operation by operation.
+// Elementary functions with the bits of the CPU's (ops/src/kernel/math.rs), operation by operation.
 #pragma once
 #include "device.cuh"
 

@@ -1,5 +1,5 @@
 // Rotation of pairs (x[i], x[i + half]) of each head by its position's angle: the bits of the CPU's
-// (model/src/ops/kernel/rotary.rs).
+// (ops/src/kernel/rotary.rs).
 #include "pack.cuh"
 
 // x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half], with positions at least time. y may be x.

@@ -58,8 +58,8 @@ impl CustomOp2 for Pace {
     fn bwd(&self, _: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let pace = self.0;
         pause(pace);
-        if sink::puts_off(w) {
-            sink::put_off(w, move |gradient| {
+        if sink::defers(w) {
+            sink::defer(w, move |gradient| {
                 pause(pace);
                 gradient.fill(0.0);
                 Ok(())

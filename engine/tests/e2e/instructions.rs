@@ -28,7 +28,7 @@ fn steps(model: &str, isa: Isa, precision: &str) -> Vec<[String; 2]> {
 fn training_has_the_same_bits_on_every_instruction_set() {
     for (name, model) in MODELS {
         for precision in ["bf16={enabled: false}", "bf16={enabled: true}"] {
-            // bf16 on AMX rounds otherwise: model/src/ops/product/amx.rs.
+            // bf16 on AMX rounds otherwise: ops/src/product/amx.rs.
             let exact = |isa: &Isa| !precision.contains("true") || !isa.has_amx();
             let expected = steps(model, Isa::BASELINE, precision);
             assert!(expected.len() == 6 && expected[0] != expected[5], "{name}: {expected:?}");

@@ -4,15 +4,16 @@
 //! `GPT2LMHeadModel`.
 
 use super::{Activation, Alone, LanguageHead, check_sizes};
-use crate::layers::{Activations, Layer, Layers, Pass};
-use crate::ops::apply::sum;
-use crate::ops::region::region;
-use crate::ops::{Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed};
+use crate::layers::{Activations, Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
+use zero_ops::Pass;
+use zero_ops::graph::fused_block;
+use zero_ops::graph::sum;
+use zero_ops::{Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed};
 
 /// GPT-2 for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is
-/// [`cross_entropy`](crate::ops::cross_entropy), which [`LanguageHead`] finds without all logits.
+/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] finds without all logits.
 ///
 /// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights start
 /// normal with `initializer_range`, those that end a residual branch with that over √(2·n_layer), biases at 0.
@@ -54,7 +55,7 @@ pub struct Gpt2Config {
     pub initializer_range: f64,
     /// Whether the head is the token embedding.
     pub tie_word_embeddings: bool,
-    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](crate::ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
+    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
     /// of its inner rows. All, and they are kept, if not given.
     pub tiled_mlp_rows: Option<usize>,
 }
@@ -130,7 +131,7 @@ impl Layer for Embeddings {
             bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
         }
         let positions = Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?;
-        let y = region(self.wte.weight(), |_| {
+        let y = fused_block(self.wte.weight(), |_| {
             self.dropout.forward(&sum(&self.wte.forward(ids)?, &self.wpe.forward(&positions)?)?, pass)
         })?;
         Ok(y.into())
@@ -201,7 +202,7 @@ impl Block {
 
 impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let y = region(x.single()?, |x| {
+        let y = fused_block(x.single()?, |x| {
             let attended = self.attn_dropout.forward(&self.attend(x)?, pass)?;
             let (x, normal) = self.ln_2.forward_residual(x, &attended)?;
             sum(&x, &self.mlp_dropout.forward(&self.mlp.forward(&normal)?, pass)?)
@@ -209,7 +210,7 @@ impl Layer for Block {
         Ok(y.into())
     }
 
-    /// Tiles make the gradients of their weights at once, so there is not much to put off.
+    /// Tiles make the gradients of their weights at once, so there is not much to defer.
     fn splits(&self) -> bool {
         matches!(self.mlp, Mlp::Whole { .. })
     }

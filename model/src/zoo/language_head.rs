@@ -1,10 +1,11 @@
 //! The head of a language model.
 
-use crate::layers::{Activations, Head, Layer, Pass};
-use crate::ops::region::region;
-use crate::ops::{Linear, linear_cross_entropy};
+use crate::layers::{Activations, Head, Layer};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
+use zero_ops::Pass;
+use zero_ops::graph::fused_block;
+use zero_ops::{Linear, linear_cross_entropy};
 
 /// Logits x·Wᵀ where they are asked for; the loss, [`linear_cross_entropy`], without them.
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ impl Head for LanguageHead {
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor> {
         let x = x.single()?;
         match pass.training {
-            true => region(x, |x| linear_cross_entropy(x, &self.weight, targets, gradient)),
+            true => fused_block(x, |x| linear_cross_entropy(x, &self.weight, targets, gradient)),
             false => linear_cross_entropy(&x.detach(), &self.weight.detach(), targets, gradient),
         }
     }

@@ -5,31 +5,35 @@
 //! queries, keys and values Qwen2 (Yang et al., "Qwen2 technical report", 2024).
 
 use super::{Alone, LanguageHead, check_sizes};
-use crate::layers::{Activations, Layer, Layers, Pass};
-use crate::ops::apply::{reshape, sum};
-use crate::ops::region::region;
-use crate::ops::{Embedding, Linear, Reach, RmsNorm, RopeScaling, Rotary, TiledMlp, causal_attention_within, swiglu};
+use crate::layers::{Activations, Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
+use zero_ops::Pass;
+use zero_ops::graph::fused_block;
+use zero_ops::graph::{reshape, sum};
+use zero_ops::{
+    AttentionSpan, Embedding, Linear, RmsNorm, RopeScaling, Rotary, TiledMlp, causal_attention_within, swiglu,
+};
 
 /// Llama for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is
-/// [`cross_entropy`](crate::ops::cross_entropy), which [`LanguageHead`] finds without all logits.
+/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] finds without all logits.
 ///
 /// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights start normal with
 /// `initializer_range`, norms at 1, biases at 0.
 pub fn llama(config: &LlamaConfig) -> Layers {
     let (embed, block, head) = (config.clone(), config.clone(), config.clone());
     let (width, eps) = (config.hidden_size, config.rms_norm_eps);
-    // One table for all blocks, made by the first that is built; and one reach, which goes to a GPU once.
+    // One table for all blocks, made by the first that is built; and one attention span, which goes to a GPU once.
     let rotary = Arc::new(OnceLock::new());
-    let reach = config.sliding_window.map_or_else(Reach::default, |window| Reach::default().window(window));
+    let span =
+        config.sliding_window.map_or_else(AttentionSpan::default, |window| AttentionSpan::default().window(window));
     let layers = Layers::new()
         .layer("model.embed_tokens", move |vb| {
             embed.check()?;
             Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)
         })
-        .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, &reach, vb))
+        .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, &span, vb))
         .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
@@ -72,7 +76,7 @@ pub struct LlamaConfig {
     pub attention_bias: bool,
     /// Biases of the three projections of the MLP.
     pub mlp_bias: bool,
-    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](crate::ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
+    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
     /// of its inner rows. All, and they are kept, if not given.
     pub tiled_mlp_rows: Option<usize>,
 }
@@ -176,13 +180,13 @@ struct Block {
     kv_heads: usize,
     head_size: usize,
     rotary: Rotary,
-    reach: Reach,
+    span: AttentionSpan,
     post_attention_layernorm: RmsNorm,
     mlp: Mlp,
 }
 
 impl Block {
-    fn new(config: &LlamaConfig, rotary: &OnceLock<Rotary>, reach: &Reach, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &LlamaConfig, rotary: &OnceLock<Rotary>, span: &AttentionSpan, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let (width, std) = (config.hidden_size, config.initializer_range);
         let (heads, kv_heads, head_size) = (config.num_attention_heads, config.num_key_value_heads, config.head_size());
@@ -210,7 +214,7 @@ impl Block {
             kv_heads,
             head_size,
             rotary,
-            reach: reach.clone(),
+            span: span.clone(),
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: Mlp::new(config, &vb.pp("mlp"))?,
         })
@@ -222,14 +226,14 @@ impl Block {
         let q = self.rotary.apply(&split(self.q_proj.forward(x)?, self.heads)?)?;
         let k = self.rotary.apply(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
         let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let attended = causal_attention_within(&q, &k, &v, &self.reach)?;
+        let attended = causal_attention_within(&q, &k, &v, &self.span)?;
         self.o_proj.forward(&reshape(&attended, (batch, time, self.heads * self.head_size))?)
     }
 }
 
 impl Layer for Block {
     fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
-        let y = region(x.single()?, |x| {
+        let y = fused_block(x.single()?, |x| {
             let attended = self.attend(&self.input_layernorm.forward(x)?)?;
             let (x, normal) = self.post_attention_layernorm.forward_residual(x, &attended)?;
             sum(&x, &self.mlp.forward(&normal)?)
@@ -237,7 +241,7 @@ impl Layer for Block {
         Ok(y.into())
     }
 
-    /// Tiles make the gradients of their weights at once, so there is not much to put off.
+    /// Tiles make the gradients of their weights at once, so there is not much to defer.
     fn splits(&self) -> bool {
         matches!(self.mlp, Mlp::Whole { .. })
     }

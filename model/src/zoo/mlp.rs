@@ -1,11 +1,12 @@
 //! A multilayer perceptron that classifies vectors.
 
 use super::{Activation, check_sizes};
-use crate::layers::{Activations, Head, Layer, Layers, Pass};
-use crate::ops::region::region;
-use crate::ops::{Linear, cross_entropy};
+use crate::layers::{Activations, Head, Layer, Layers};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
+use zero_ops::Pass;
+use zero_ops::graph::fused_block;
+use zero_ops::{Linear, cross_entropy};
 
 /// A perceptron for vectors `[batch, input_size]` to logits `[batch, num_labels]`; its loss is [`cross_entropy`].
 ///
@@ -69,13 +70,13 @@ impl Perceptron {
 impl Layer for Perceptron {
     fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
         let x = x.single()?;
-        Ok(region(self.root(x), |_| self.outputs(x))?.into())
+        Ok(fused_block(self.root(x), |_| self.outputs(x))?.into())
     }
 }
 
 impl Head for Perceptron {
     fn loss(&self, x: &Activations, targets: &Tensor, _: &Pass, _: f32) -> Result<Tensor> {
         let x = x.single()?;
-        region(self.root(x), |_| cross_entropy(&self.outputs(x)?, targets))
+        fused_block(self.root(x), |_| cross_entropy(&self.outputs(x)?, targets))
     }
 }

@@ -8,22 +8,22 @@ mod language_head;
 mod llama;
 mod mlp;
 
-pub use crate::ops::{Activation, UnknownActivation};
 pub use gpt2::{Gpt2Config, gpt2};
 pub use language_head::LanguageHead;
 pub use llama::{LlamaConfig, llama};
 pub use mlp::{MlpConfig, mlp};
+pub use zero_ops::{Activation, UnknownActivation};
 
-use crate::ops::region::region;
 use candle_core::{Result, Tensor};
 use candle_nn::Module;
+use zero_ops::graph::fused_block;
 
 /// A layer that is a single operation of ours.
 struct Alone<M>(M);
 
 impl<M: Module> Module for Alone<M> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        region(x, |x| self.0.forward(x))
+        fused_block(x, |x| self.0.forward(x))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Activations and rotary embedding against f64, dropout and rows to the bit. (Their bits against the CPU's operations: `model/tests/ops`.)
+//! Activations and rotary embedding against f64, dropout and rows to the bit. (Their bits against the CPU's operations: `ops/tests/ops`.)
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};

@@ -1,4 +1,4 @@
-//! Indices, the rows that they name, and the gradient of the table, to the bit. (Against the CPU's operation: `model/tests/ops`.)
+//! Indices, the rows that they name, and the gradient of the table, to the bit. (Against the CPU's operation: `ops/tests/ops`.)
 
 use zero_kernels::Dtype;
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};

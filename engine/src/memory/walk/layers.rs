@@ -74,15 +74,15 @@ impl Walk<'_> {
         }
         let memory = &table.layers[layer];
         self.let_go(layer, micro_batch, |values| values.flows = false);
-        self.meter.flash(Category::Activations, if puts_off { memory.put_off_peak } else { memory.backward_peak });
+        self.meter.flash(Category::Activations, if puts_off { memory.deferred_peak } else { memory.backward_peak });
         let saved = self.saved.remove(&(layer, micro_batch)).unwrap_or(0);
         self.meter.free(Category::Activations, saved);
         if layer > 0 {
             self.let_go(layer - 1, micro_batch, |values| values.saved = false);
         }
         if puts_off {
-            self.meter.add(Category::Activations, memory.put_off);
-            self.put_off.insert((layer, micro_batch), memory.put_off);
+            self.meter.add(Category::Activations, memory.deferred);
+            self.put_off.insert((layer, micro_batch), memory.deferred);
         }
         self.flow_back(micro_batch, upstream, memory.input_gradients);
     }

@@ -1,0 +1,81 @@
+//! Models have the same bits on every processor: those of the files in `golden`, which were recorded on x86-64.
+//! After a change that is meant to change bits: `UPDATE_GOLDEN=1 cargo test --workspace --test golden`.
+//!
+//! Products of two bf16 operands have other bits on a processor with AMX. Digests with such are skipped there, and recorded elsewhere:
+//! `qemu-x86_64` will do.
+
+#[path = "../../ops/tests/ops/check.rs"]
+#[allow(dead_code, reason = "the tests of operations use all of it")]
+mod check;
+#[path = "../../optim/tests/golden/record.rs"]
+mod record;
+
+use candle_core::{CpuStorage, DType, Result, Tensor};
+use check::ids;
+use half::bf16;
+use record::Record;
+use zero_model::sink::{Gradients, promise};
+use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
+use zero_model::{Activations, Layers, Pass, init, ops};
+
+const AMX: &str = "products of two bf16 operands go through AMX here";
+
+/// The loss, and the gradients of all parameters in a buffer, as in training: blocks are fused blocks then.
+fn step(layers: Layers, dtype: DType, input: &Tensor, targets: &Tensor) -> Result<(f32, Vec<f32>)> {
+    let model = layers.build(dtype).expect("layers that fit");
+    let (mut leaves, mut end) = (vec![], 0);
+    for p in model.parameters() {
+        let mut values = vec![0.0; p.elements()];
+        init::fill(&p.init(), p.shape(), p.name(), 3, 0, &mut values);
+        p.fill(match dtype {
+            DType::BF16 => CpuStorage::BF16(values.into_iter().map(bf16::from_f32).collect()),
+            _ => CpuStorage::F32(values),
+        })?;
+        leaves.push((p.leaf().id(), end..end + p.elements(), false));
+        end += p.elements();
+    }
+    let mut sink = Gradients::default();
+    sink.add_buffer(vec![f32::NAN; end], leaves);
+    let last = model.layers().len() - 1;
+    let pass = |layer: usize| Pass { training: true, seed: 1, step: 1, sample: 0, layer: layer as u32 };
+    let loss = promise(|| {
+        let x = (0..last)
+            .try_fold(Activations::from(input.clone()), |x, layer| model.layers()[layer].run(&x, &pass(layer)))?;
+        model.loss(&x, targets, &pass(last), 1.0)
+    })?;
+    let (mut sink, store) = sink.capture(|| loss.backward());
+    let mut store = store?;
+    model.parameters().iter().try_for_each(|p| sink.absorb(&mut store, p.leaf()))?;
+    Ok((loss.to_scalar()?, sink.into_buffers().remove(0)))
+}
+
+#[test]
+fn models() {
+    let mut record = Record::default();
+    let (tokens, targets) = (ids("tokens", &[3, 40], 97), ids("targets", &[3, 40], 97));
+    let gpt2_config =
+        Gpt2Config { vocab_size: 97, n_positions: 40, n_embd: 24, n_layer: 2, n_head: 3, ..Gpt2Config::default() };
+    let llama_config = LlamaConfig {
+        vocab_size: 97,
+        hidden_size: 24,
+        intermediate_size: 50,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        max_position_embeddings: 40,
+        ..LlamaConfig::default()
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        for (name, layers) in [("gpt2", gpt2(&gpt2_config)), ("llama", llama(&llama_config))] {
+            let name = format!("{name}, {}", dtype.as_str());
+            if dtype == DType::BF16 && ops::Isa::current().has_amx() {
+                record.skip(name, AMX);
+                continue;
+            }
+            let (loss, gradients) = step(layers, dtype, &tokens, &targets).unwrap();
+            assert!(loss.is_finite() && gradients.iter().all(|value| value.is_finite()), "{name}");
+            record.add(name, gradients.iter().chain([&loss]).map(|value| value.to_bits()));
+        }
+    }
+    record.compare(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/models.txt"));
+}

@@ -1,0 +1,242 @@
+//! Elementwise activations.
+
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::{apply1, apply2};
+use crate::graph::operand::View;
+use crate::graph::output::{CACHED, Fresh, build_as, tensor};
+use crate::kernel::{Isa, activation as kernel};
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
+use crate::parallel::split;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use std::str::FromStr;
+use zero_kernels::activation::Function;
+
+/// An elementwise activation, by the names that Hugging Face's configurations have for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `gelu_new`, `gelu_pytorch_tanh`: GELU's tanh form.
+    GeluNew,
+    /// `gelu`: GELU by the error function.
+    Gelu,
+    /// `silu`, `swish`.
+    Silu,
+    /// `relu`.
+    Relu,
+}
+
+impl Activation {
+    /// Applies it to each element.
+    pub fn apply(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::GeluNew => gelu(x),
+            Self::Gelu => gelu_erf(x),
+            Self::Silu => silu(x),
+            Self::Relu => relu(x),
+        }
+    }
+}
+
+/// No activation of this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no activation is called `{0}`: gelu_new, gelu_pytorch_tanh, gelu, silu, swish, relu")]
+pub struct UnknownActivation(pub String);
+
+impl FromStr for Activation {
+    type Err = UnknownActivation;
+
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownActivation> {
+        match name {
+            "gelu_new" | "gelu_pytorch_tanh" => Ok(Self::GeluNew),
+            "gelu" => Ok(Self::Gelu),
+            "silu" | "swish" => Ok(Self::Silu),
+            "relu" => Ok(Self::Relu),
+            other => Err(UnknownActivation(other.to_string())),
+        }
+    }
+}
+
+/// GELU's tanh form, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
+pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    apply1(
+        x,
+        Elementwise {
+            name: "gelu",
+            function: Function::GeluTanh,
+            forward: kernel::gelu_tanh,
+            backward: kernel::gelu_tanh_backward,
+        },
+    )
+}
+
+/// GELU by the normal distribution function: x·Φ(x).
+pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
+    apply1(
+        x,
+        Elementwise {
+            name: "gelu-erf",
+            function: Function::GeluErf,
+            forward: kernel::gelu_erf,
+            backward: kernel::gelu_erf_backward,
+        },
+    )
+}
+
+/// x·σ(x), also known as swish.
+pub fn silu(x: &Tensor) -> Result<Tensor> {
+    apply1(
+        x,
+        Elementwise { name: "silu", function: Function::Silu, forward: kernel::silu, backward: kernel::silu_backward },
+    )
+}
+
+/// max(x, 0).
+pub fn relu(x: &Tensor) -> Result<Tensor> {
+    apply1(
+        x,
+        Elementwise { name: "relu", function: Function::Relu, forward: kernel::relu, backward: kernel::relu_backward },
+    )
+}
+
+/// gate·σ(gate)·up: the gated activation of Llama's MLP. Both of the same shape.
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    apply2(gate, up, SwiGlu)
+}
+
+struct Elementwise {
+    name: &'static str,
+    /// On a GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    function: Function,
+    forward: fn(Isa, x: &[f32], y: &mut [f32]),
+    backward: fn(Isa, x: &[f32], dy: &[f32], dx: &mut [f32]),
+}
+
+impl Footprint for Elementwise {
+    const READS: Reads = Reads::inputs([true, false, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let [forward, backward] = [1, 2].map(|operands| element_rooms(dtype, shape.elem_count(), operands));
+        Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
+    }
+}
+
+impl CustomOp1 for Elementwise {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(self.name);
+        let x = View::new(self.name, xs, xl)?;
+        let x = x.elements();
+        let y = |range, y: &mut [f32]| (self.forward)(Isa::current(), &x.floats(range), y);
+        Ok((build_as(self.name, xs.dtype(), x.len(), 1, y)?, xl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((gpu::activation::forward(self.name, self.function, xs, xl)?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            return gpu::activation::backward(self.name, self.function, x, dy).map(Some);
+        }
+        let _timed = measure::backward(self.name);
+        let held = (x.storage_and_layout(), dy.storage_and_layout());
+        let (xs, dy) = (View::of(self.name, &held.0)?, View::of(self.name, &held.1)?);
+        let (xs, dy) = (xs.elements(), dy.elements());
+        let dx = build_as(self.name, x.dtype(), xs.len(), 1, |range, dx| {
+            (self.backward)(Isa::current(), &xs.floats(range.clone()), &dy.floats(range), dx);
+        })?;
+        Ok(Some(tensor(dx, x.shape())))
+    }
+}
+
+struct SwiGlu;
+
+const SWIGLU: &str = "swiglu";
+
+fn same_shape(gate: &Layout, up: &Layout) -> Result<()> {
+    match gate.shape() == up.shape() {
+        true => Ok(()),
+        false => bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape()),
+    }
+}
+
+impl Footprint for SwiGlu {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        // Forward two operands, backward three and another result.
+        let [forward, backward] = [2, 4].map(|operands| element_rooms(dtype, shape.elem_count(), operands));
+        Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
+    }
+}
+
+impl CustomOp2 for SwiGlu {
+    fn name(&self) -> &'static str {
+        SWIGLU
+    }
+
+    fn cpu_fwd(&self, gs: &CpuStorage, gl: &Layout, us: &CpuStorage, ul: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(SWIGLU);
+        same_shape(gl, ul)?;
+        let (gate, up) = (View::new(SWIGLU, gs, gl)?, View::new(SWIGLU, us, ul)?);
+        let (gate, up) = (gate.elements(), up.elements());
+        let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, |range, y| {
+            kernel::swiglu(Isa::current(), &gate.floats(range.clone()), &up.floats(range), y);
+        })?;
+        Ok((y, gl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, gs: &CudaStorage, gl: &Layout, us: &CudaStorage, ul: &Layout) -> Result<(CudaStorage, Shape)> {
+        same_shape(gl, ul)?;
+        Ok((gpu::activation::swiglu(SWIGLU, (gs, gl), (us, ul))?, gl.shape().clone()))
+    }
+
+    fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(gate) {
+            let [d_gate, d_up] = gpu::activation::backward_of_swiglu(SWIGLU, gate, up, dy)?;
+            return Ok((gate.track_op().then_some(d_gate), up.track_op().then_some(d_up)));
+        }
+        let _timed = measure::backward(SWIGLU);
+        let held = (gate.storage_and_layout(), up.storage_and_layout(), dy.storage_and_layout());
+        let (gs, us, dy) = (View::of(SWIGLU, &held.0)?, View::of(SWIGLU, &held.1)?, View::of(SWIGLU, &held.2)?);
+        let (gs, us, dy) = (gs.elements(), us.elements(), dy.elements());
+        let fresh = |of: &Tensor| Fresh::new(SWIGLU, of.dtype(), of.elem_count());
+        let (mut d_gate, mut d_up) = (fresh(gate)?, fresh(up)?);
+        let (to_gate, to_up) = (d_gate.shared(), d_up.shared());
+        split::<f32, 0>(gs.len(), 1, [], |range, []| {
+            let isa = Isa::current();
+            for start in range.clone().step_by(CACHED) {
+                let part = start..range.end.min(start + CACHED);
+                let len = part.len();
+                let [gate, up, dy] = [gs, us, dy].map(|from| from.floats(part.clone()));
+                // SAFETY: each part is one thread's.
+                unsafe {
+                    to_gate.write(isa, start, len, |d_gate| {
+                        to_up.write(isa, start, len, |d_up| {
+                            kernel::swiglu_backward(isa, &gate, &up, &dy, d_gate, d_up);
+                        });
+                    });
+                }
+            }
+        });
+        let gradient = |of: &Tensor, gradient: Fresh| {
+            // SAFETY: the ranges of `split` cover it all.
+            of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
+        };
+        Ok((gradient(gate, d_gate), gradient(up, d_up)))
+    }
+}

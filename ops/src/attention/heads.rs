@@ -1,0 +1,374 @@
+//! The arithmetic of causal attention, head by head over slices.
+//!
+//! The keys and values of a head are laid out once. A few query rows at a time then meet those that they see, from the
+//! first of their first row up to their last row: two products forward, three backward, on scores that stay in the
+//! first-level cache. The gradients of keys and values are sums over queries, and take a tile of them at a time. Heads are
+//! independent, so threads share out (sample, key and value head) pairs; within a pair the order is fixed. What a row does
+//! not see adds zeros to its sums, so its bits depend on what it sees alone.
+
+use crate::graph::output::Shared;
+use crate::kernel::{Isa, softmax as kernel};
+use crate::measure;
+use crate::meta::footprint::floats;
+use crate::parallel::{Output, parts, split};
+use crate::product::{COLUMNS, Elements, FewRows, Matrix, Panels, Target, tile_rows};
+use std::ops::Range;
+
+/// Query rows whose contributions to the gradients of keys and values are added up at a time.
+const TILE: usize = 64;
+
+/// Rows of scores that are computed at a time, at most: what a row sees less than the last of them is within one vector.
+const MOST_ROWS: usize = kernel::SPARE / 2;
+
+/// Rows of scores that are computed at a time: whole tiles of products.
+fn rows_at_a_time(isa: Isa) -> usize {
+    MOST_ROWS / tile_rows(isa) * tile_rows(isa)
+}
+
+/// Sizes of an attention. `heads` is a multiple of `kv_heads`, none is 0 but perhaps `batch` and `time`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) batch: usize,
+    pub(crate) time: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) size: usize,
+}
+
+/// Products of queries and keys that the forward takes, or of probabilities and values.
+pub(crate) const FORWARD_PRODUCTS: u64 = 2;
+/// Those of the backward. A GPU carries two of them out twice, which is not counted.
+pub(crate) const BACKWARD_PRODUCTS: u64 = 5;
+
+impl Geometry {
+    /// Multiply-accumulates of one product of queries and keys, of what queries see.
+    pub(crate) fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
+        let seen = firsts.iter().enumerate().map(|(index, first)| (index % self.time + 1 - first) as u64);
+        seen.sum::<u64>() * (self.heads * self.size) as u64
+    }
+
+    fn scale(self) -> f32 {
+        1.0 / (self.size as f32).sqrt()
+    }
+
+    fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Floats that one (sample, key and value head) pair touches.
+    fn cost(self) -> usize {
+        self.group() * self.time * (self.time + 4 * self.size)
+    }
+}
+
+/// Bytes of the room that threads need.
+impl Geometry {
+    pub(crate) fn forward_room(self) -> u64 {
+        let (time, size) = (self.time, self.size);
+        let panels = Panels::room(size, time) + Panels::room(time, size);
+        self.parts() * (panels + floats(MOST_ROWS * Scores::room(time)) + 2 * floats(MOST_ROWS * size))
+    }
+
+    pub(crate) fn backward_room(self) -> u64 {
+        let (time, size, rows) = (self.time, self.size, TILE.min(self.time));
+        // Keys; keys and values turned; a tile's queries and upstream gradient.
+        let panels = Panels::room(time, size) + 2 * Panels::room(size, time) + 2 * Panels::room(rows, size);
+        let tile = 2 * floats(rows * size) + 2 * floats(rows * Scores::room(time));
+        self.parts() * (panels + tile + 2 * floats(MOST_ROWS * size) + 2 * floats(time * size))
+    }
+
+    fn parts(self) -> u64 {
+        if self.time == 0 { 0 } else { parts(self.batch * self.kv_heads, self.cost()) as u64 }
+    }
+}
+
+/// Positions, `size` of them at a time.
+fn pieces(positions: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    positions.clone().step_by(size).map(move |start| start..positions.end.min(start + size))
+}
+
+/// Where a head's row lies in a buffer: element 0 of (sample b, position t, head h) is at
+/// `start + (b·time + t)·row + h·size`.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    start: usize,
+    row: usize,
+    time: usize,
+    size: usize,
+}
+
+impl Rows {
+    fn at(self, sample: usize, position: usize, head: usize) -> usize {
+        self.start + (sample * self.time + position) * self.row + head * self.size
+    }
+
+    /// Some positions of one head as a matrix of positions × size.
+    fn matrix(self, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize) -> Matrix<'_> {
+        let start = self.at(sample, positions.start, head);
+        Matrix::strided(data.skip(start), positions.len(), self.size, self.row)
+    }
+
+    /// Some positions of one head, one after the other, as f32.
+    fn read(self, isa: Isa, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize, out: &mut [f32]) {
+        for (position, out) in positions.zip(out.chunks_exact_mut(self.size)) {
+            data.read(isa, self.at(sample, position, head), out);
+        }
+    }
+}
+
+/// How q, k and v lie in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layouts {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    out: Rows,
+}
+
+impl Layouts {
+    /// Each in its own buffer of `[batch, time, its heads, size]`.
+    pub(crate) fn separate(g: Geometry) -> Self {
+        let rows = |heads| Rows { start: 0, row: heads * g.size, time: g.time, size: g.size };
+        Self { q: rows(g.heads), k: rows(g.kv_heads), v: rows(g.kv_heads), out: rows(g.heads) }
+    }
+
+    /// All in one buffer of `[batch, time, 3·heads·size]`.
+    pub(crate) fn packed(g: Geometry) -> Self {
+        let width = g.heads * g.size;
+        let rows = |part| Rows { start: part * width, row: 3 * width, time: g.time, size: g.size };
+        Self { q: rows(0), k: rows(1), v: rows(2), out: Rows { start: 0, row: width, time: g.time, size: g.size } }
+    }
+}
+
+/// Scores of query rows against the positions from `origin` on, which is where a panel of keys begins.
+#[derive(Clone, Copy)]
+struct Scores {
+    origin: usize,
+    width: usize,
+}
+
+impl Scores {
+    /// For rows that see positions of `seen`.
+    fn new(seen: Range<usize>) -> Self {
+        let origin = seen.start / COLUMNS * COLUMNS;
+        Self { origin, width: Self::room(seen.end - origin) }
+    }
+
+    /// Floats of a row of that many scores.
+    fn room(positions: usize) -> usize {
+        positions.next_multiple_of(16) + kernel::SPARE
+    }
+}
+
+/// Writes `out`, of `[batch, time, heads, size]`, and gives ln Σ e^score of `[batch, heads, time]`, where a position sees
+/// those from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
+pub(crate) fn forward(
+    g: Geometry,
+    at: Layouts,
+    firsts: &[usize],
+    [q, k, v]: [Elements<'_>; 3],
+    out: Shared<'_>,
+) -> Vec<f32> {
+    let isa = Isa::current();
+    let mut log_sums = vec![0.0; g.batch * g.heads * g.time];
+    if g.time == 0 {
+        return log_sums;
+    }
+    measure::count_macs(FORWARD_PRODUCTS * g.macs_of_a_product(firsts));
+    let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
+    split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
+        let (mut keys, mut values) = (Panels::default(), Panels::default());
+        let mut scores = vec![0.0; MOST_ROWS * Scores::room(g.time)];
+        let (mut queries, mut results) = (vec![0.0; MOST_ROWS * g.size], vec![0.0; MOST_ROWS * g.size]);
+        let mut sums = [0.0; MOST_ROWS];
+        let mut log_sums = log_sums.chunks_exact_mut(g.time);
+        for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
+            keys.pack(isa, at.k.matrix(k, sample, 0..g.time, kv_head).t());
+            values.pack(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
+            for (head, log_sums) in heads_of(g, kv_head).zip(&mut log_sums) {
+                for rows in pieces(0..g.time, rows_at_a_time(isa)) {
+                    let firsts = &firsts[sample * g.time..][rows.clone()];
+                    let seen = firsts[0]..rows.end;
+                    let (count, Scores { origin, width }) = (rows.len(), Scores::new(seen.clone()));
+                    at.q.read(isa, q, sample, rows.clone(), head, &mut queries);
+                    let row = FewRows { data: &queries, count, row: g.size, step: 1 };
+                    let to = Target { data: &mut scores, row: width, add: false };
+                    keys.product(isa, row, 0..g.size, origin..rows.end, to);
+                    let log_sums = &mut log_sums[rows.clone()];
+                    let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+                    kernel::causal_exp(isa, tile, &mut scores[..count * width], g.scale(), &mut sums, log_sums);
+                    let row = FewRows { data: &scores[seen.start - origin..], count, row: width, step: 1 };
+                    let to = Target { data: &mut results, row: g.size, add: false };
+                    values.product(isa, row, seen, 0..g.size, to);
+                    for ((position, result), sum) in rows.zip(results.chunks_exact_mut(g.size)).zip(sums) {
+                        result.iter_mut().for_each(|x| *x /= sum);
+                        // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
+                        unsafe { out.store(isa, at.out.at(sample, position, head), result) };
+                    }
+                }
+            }
+        }
+    });
+    log_sums
+}
+
+/// What [`backward`] reads.
+pub(crate) struct Saved<'a> {
+    pub(crate) qkv: [Elements<'a>; 3],
+    pub(crate) out: Elements<'a>,
+    pub(crate) d_out: Elements<'a>,
+    pub(crate) log_sums: &'a [f32],
+    /// As for [`forward`].
+    pub(crate) firsts: &'a [usize],
+}
+
+/// Writes the gradients of q, k and v. The three may be parts of one buffer, as `at` says.
+pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]: [Shared<'_>; 3]) {
+    if g.time == 0 {
+        return;
+    }
+    measure::count_macs(BACKWARD_PRODUCTS * g.macs_of_a_product(saved.firsts));
+    let isa = Isa::current();
+    split::<f32, 0>(g.batch * g.kv_heads, g.cost(), [], |range, []| {
+        let mut work = Backward::new(g, at, isa);
+        for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
+            work.begin(saved, sample, kv_head);
+            for head in heads_of(g, kv_head) {
+                for tile in pieces(0..g.time, TILE) {
+                    work.queries(saved, sample, head, tile.clone(), dq);
+                    work.keys_and_values(saved, sample, tile);
+                }
+            }
+            let rows = work.dk.chunks_exact(g.size).zip(work.dv.chunks_exact(g.size));
+            for (position, (dk_row, dv_row)) in rows.enumerate() {
+                // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
+                unsafe { dk.store(isa, at.k.at(sample, position, kv_head), dk_row) };
+                // SAFETY: as above; k's and v's columns of a packed buffer are not q's.
+                unsafe { dv.store(isa, at.v.at(sample, position, kv_head), dv_row) };
+            }
+        }
+    });
+}
+
+/// One thread's room for the backward.
+struct Backward {
+    g: Geometry,
+    at: Layouts,
+    isa: Isa,
+    keys: Panels,
+    keys_turned: Panels,
+    values_turned: Panels,
+    /// A tile's q and the gradient of its results; as rows and as the operands of products.
+    q: Vec<f32>,
+    d_out: Vec<f32>,
+    queries: Panels,
+    upstream: Panels,
+    out: Vec<f32>,
+    dq: Vec<f32>,
+    /// A tile's probabilities and the gradients of its scores.
+    probabilities: Vec<f32>,
+    d_scores: Vec<f32>,
+    /// The gradients of a pair's keys and values so far.
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+impl Backward {
+    fn new(g: Geometry, at: Layouts, isa: Isa) -> Self {
+        let rows = TILE.min(g.time);
+        let zeros = |len| vec![0.0; len];
+        Self {
+            g,
+            at,
+            isa,
+            keys: Panels::default(),
+            keys_turned: Panels::default(),
+            values_turned: Panels::default(),
+            q: zeros(rows * g.size),
+            d_out: zeros(rows * g.size),
+            queries: Panels::default(),
+            upstream: Panels::default(),
+            out: zeros(MOST_ROWS * g.size),
+            dq: zeros(MOST_ROWS * g.size),
+            probabilities: zeros(rows * Scores::room(g.time)),
+            d_scores: zeros(rows * Scores::room(g.time)),
+            dk: zeros(g.time * g.size),
+            dv: zeros(g.time * g.size),
+        }
+    }
+
+    fn begin(&mut self, saved: &Saved<'_>, sample: usize, kv_head: usize) {
+        let ([_, k, v], all) = (saved.qkv, 0..self.g.time);
+        let (k, v) = (self.at.k.matrix(k, sample, all.clone(), kv_head), self.at.v.matrix(v, sample, all, kv_head));
+        self.keys.pack(self.isa, k);
+        self.keys_turned.pack(self.isa, k.t());
+        self.values_turned.pack(self.isa, v.t());
+        self.dk.fill(0.0);
+        self.dv.fill(0.0);
+    }
+
+    /// Finds the probabilities of a tile again and the gradients of its scores, and writes those of its queries.
+    fn queries(&mut self, saved: &Saved<'_>, sample: usize, head: usize, tile: Range<usize>, dq: Shared<'_>) {
+        let (g, at, isa) = (self.g, self.at, self.isa);
+        at.q.read(isa, saved.qkv[0], sample, tile.clone(), head, &mut self.q);
+        at.out.read(isa, saved.d_out, sample, tile.clone(), head, &mut self.d_out);
+        let firsts = &saved.firsts[sample * g.time..][..g.time];
+        let log_sums = &saved.log_sums[(sample * g.heads + head) * g.time..][..g.time];
+        let Scores { origin, width } = Scores::new(firsts[tile.start]..tile.end);
+        for rows in pieces(tile.clone(), rows_at_a_time(isa)) {
+            let (first, count) = (rows.start - tile.start, rows.len());
+            let d_out = &self.d_out[first * g.size..];
+            at.out.read(isa, saved.out, sample, rows.clone(), head, &mut self.out);
+            let mut deltas = [0.0; MOST_ROWS];
+            let pairs = self.out.chunks_exact(g.size).zip(d_out.chunks_exact(g.size)).take(count);
+            for (delta, (out, d_out)) in deltas.iter_mut().zip(pairs) {
+                *delta = kernel::dot(isa, out, d_out);
+            }
+            let scores = &mut self.probabilities[first * width..][..count * width];
+            let d_scores = &mut self.d_scores[first * width..][..count * width];
+            // The panel in which the first key that these rows see begins.
+            let begin = firsts[rows.start] / COLUMNS * COLUMNS;
+            let row = |data| FewRows { data, count, row: g.size, step: 1 };
+            let to = Target { data: &mut scores[begin - origin..], row: width, add: false };
+            self.keys_turned.product(isa, row(&self.q[first * g.size..]), 0..g.size, begin..rows.end, to);
+            let to = Target { data: &mut d_scores[begin - origin..], row: width, add: false };
+            self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
+            let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[rows.clone()]);
+            let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+            kernel::causal_backward(isa, tile, scores, d_scores, g.scale(), log_sums, &deltas);
+            let seen = firsts[0]..rows.end;
+            let row = FewRows { data: &d_scores[seen.start - origin..], count, row: width, step: 1 };
+            let to = Target { data: &mut self.dq, row: g.size, add: false };
+            self.keys.product(isa, row, seen, 0..g.size, to);
+            for (position, row) in rows.zip(self.dq.chunks_exact(g.size)) {
+                // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
+                unsafe { dq.store(isa, at.q.at(sample, position, head), row) };
+            }
+        }
+    }
+
+    /// Adds what a tile's queries give to the gradients of the keys and values that they see.
+    fn keys_and_values(&mut self, saved: &Saved<'_>, sample: usize, tile: Range<usize>) {
+        let (g, isa) = (self.g, self.isa);
+        let first = saved.firsts[sample * g.time + tile.start];
+        let Scores { origin, width } = Scores::new(first..tile.end);
+        self.queries.pack(isa, Matrix::new(&self.q[..tile.len() * g.size], tile.len(), g.size));
+        self.upstream.pack(isa, Matrix::new(&self.d_out[..tile.len() * g.size], tile.len(), g.size));
+        let step = rows_at_a_time(isa);
+        for keys in pieces(first / step * step..tile.end, step) {
+            // Queries before a key do not see it.
+            let queries = keys.start.max(tile.start) - tile.start..tile.len();
+            let from = queries.start * width + keys.start - origin;
+            let turned = |data| FewRows { data, count: keys.len(), row: 1, step: width };
+            let to = Target { data: &mut self.dk[keys.start * g.size..], row: g.size, add: true };
+            self.queries.product(isa, turned(&self.d_scores[from..]), queries.clone(), 0..g.size, to);
+            let to = Target { data: &mut self.dv[keys.start * g.size..], row: g.size, add: true };
+            self.upstream.product(isa, turned(&self.probabilities[from..]), queries, 0..g.size, to);
+        }
+    }
+}
+
+/// The query heads that share a key and value head.
+fn heads_of(g: Geometry, kv_head: usize) -> Range<usize> {
+    kv_head * g.group()..(kv_head + 1) * g.group()
+}

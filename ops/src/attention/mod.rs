@@ -1,0 +1,273 @@
+//! Causal self-attention that keeps no matrix of time × time.
+//!
+//! The forward saves one number a row, ln Σ e^score, from which the backward finds the probabilities again tile by tile
+//! (Dao et al., "FlashAttention", 2022). The arithmetic is in [`crate::attention_heads`]; here are shapes and dtypes.
+
+pub(crate) mod heads;
+pub(crate) mod span;
+
+use crate::attention::heads::{Geometry, Layouts, Saved, backward, forward};
+use crate::attention::span::{AttentionSpan, Firsts};
+#[cfg(feature = "cuda")]
+use crate::device::{Gpu, Operand};
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::{apply1, apply3};
+use crate::graph::operand::View;
+use crate::graph::output::{Fresh, tensor};
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, floats};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use std::sync::{Arc, OnceLock};
+
+/// softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads, size]`.
+///
+/// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
+/// grouped-query attention. The result has the shape of q.
+pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    causal_attention_within(q, k, v, &AttentionSpan::default())
+}
+
+/// [`causal_attention`] in which positions see no further back than `span` says.
+///
+/// What is outside of the span costs no time but at the edges of tiles, and changes no bit: a document that is packed with
+/// others gives what it gives alone.
+pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan) -> Result<Tensor> {
+    let (batch, time, _, _) = q.dims4()?;
+    let separate = Separate {
+        firsts: span.firsts(OP, batch, time)?,
+        log_sums: OnceLock::new(),
+        #[cfg(feature = "cuda")]
+        on_gpu: OnceLock::new(),
+    };
+    apply3(q, k, v, separate)
+}
+
+/// The same on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
+/// `[batch, time, heads·size]`.
+pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
+    causal_attention_packed_within(qkv, heads, &AttentionSpan::default())
+}
+
+/// [`causal_attention_packed`] in which positions see no further back than `span` says.
+pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, span: &AttentionSpan) -> Result<Tensor> {
+    let (batch, time, _) = qkv.dims3()?;
+    let packed = Packed {
+        heads,
+        firsts: span.firsts(OP, batch, time)?,
+        log_sums: OnceLock::new(),
+        #[cfg(feature = "cuda")]
+        on_gpu: OnceLock::new(),
+    };
+    apply1(qkv, packed)
+}
+
+const OP: &str = "causal-attention";
+
+/// An attention of these sizes.
+fn footprint(geometry: Geometry, costs: Costs) -> Costs {
+    let firsts = geometry.batch * geometry.time * size_of::<usize>();
+    Costs {
+        saved: floats(geometry.batch * geometry.heads * geometry.time) + firsts as u64,
+        forward: geometry.forward_room(),
+        backward: geometry.backward_room(),
+        ..costs
+    }
+}
+
+struct Separate {
+    /// The first position that each one sees.
+    firsts: Arc<Firsts>,
+    log_sums: OnceLock<Vec<f32>>,
+    #[cfg(feature = "cuda")]
+    on_gpu: OnceLock<gpu::attention::Kept>,
+}
+
+impl Separate {
+    fn geometry(q: &Shape, k: &Shape, v: &Shape) -> Result<Geometry> {
+        let (batch, time, heads, size) = q.dims4()?;
+        let (k_batch, k_time, kv_heads, k_size) = k.dims4()?;
+        if k != v || (k_batch, k_time, k_size) != (batch, time, size) {
+            bail!("{OP}: q {q:?}, k {k:?} and v {v:?} do not fit together");
+        }
+        if heads == 0 || size == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+            bail!("{OP}: {heads} heads of {size} cannot share {kv_heads} key and value heads");
+        }
+        Ok(Geometry { batch, time, heads, kv_heads, size })
+    }
+}
+
+impl Footprint for Separate {
+    const READS: Reads = Reads { inputs: [true; 3], output: true };
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let [q, k, v] = [0, 1, 2].map(|i| inputs[i].shape());
+        Ok(footprint(Self::geometry(q, k, v)?, Costs::new(q, inputs[0].dtype())))
+    }
+}
+
+impl CustomOp3 for Separate {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        qs: &CpuStorage,
+        ql: &Layout,
+        ks: &CpuStorage,
+        kl: &Layout,
+        vs: &CpuStorage,
+        vl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
+        let (at, qkv) =
+            (Layouts::separate(geometry), [View::new(OP, qs, ql)?, View::new(OP, ks, kl)?, View::new(OP, vs, vl)?]);
+        let len = ql.shape().elem_count();
+        let mut out = Fresh::new(OP, qs.dtype(), len)?;
+        let log_sums = forward(geometry, at, &self.firsts, qkv.each_ref().map(View::elements), out.shared());
+        let _ = self.log_sums.set(log_sums);
+        // SAFETY: `forward` writes it all.
+        Ok((unsafe { out.filled(len) }, ql.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        qs: &CudaStorage,
+        ql: &Layout,
+        ks: &CudaStorage,
+        kl: &Layout,
+        vs: &CudaStorage,
+        vl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
+        let gpu = Gpu::new(&qs.device)?;
+        let qkv = [Operand::new(OP, qs, ql)?, Operand::new(OP, ks, kl)?, Operand::new(OP, vs, vl)?];
+        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, qs.dtype(), &qkv, &self.firsts)?;
+        let _ = self.on_gpu.set(kept);
+        Ok((out, ql.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        out: &Tensor,
+        d_out: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let _timed = measure::backward(OP);
+        let geometry = Self::geometry(q.shape(), k.shape(), v.shape())?;
+        #[cfg(feature = "cuda")]
+        if let Some(kept) = self.on_gpu.get() {
+            let qkv = [Operand::of(OP, q)?, Operand::of(OP, k)?, Operand::of(OP, v)?];
+            let outs = [&Operand::of(OP, out)?, &Operand::of(OP, d_out)?];
+            let gpu = Gpu::of(OP, q)?;
+            let [dq, dk, dv] = gpu::attention::backward(OP, &gpu, geometry, q.dtype(), &qkv, outs, kept)?;
+            let gradient = |of: &Tensor, gradient| of.track_op().then(|| gpu::tensor(gradient, of.shape()));
+            return Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)));
+        }
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
+        let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
+        let [qs, ks, vs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
+        let (qs, ks, vs, os, ds) = (qs?, ks?, vs?, os?, ds?);
+        let saved = Saved {
+            qkv: [qs.elements(), ks.elements(), vs.elements()],
+            out: os.elements(),
+            d_out: ds.elements(),
+            log_sums,
+            firsts: &self.firsts,
+        };
+        let fresh = |of: &Tensor| Fresh::new(OP, of.dtype(), of.elem_count());
+        let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
+        backward(geometry, Layouts::separate(geometry), &saved, [dq.shared(), dk.shared(), dv.shared()]);
+        let gradient = |of: &Tensor, gradient: Fresh| {
+            // SAFETY: `backward` writes them all.
+            of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
+        };
+        Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)))
+    }
+}
+
+struct Packed {
+    heads: usize,
+    firsts: Arc<Firsts>,
+    log_sums: OnceLock<Vec<f32>>,
+    #[cfg(feature = "cuda")]
+    on_gpu: OnceLock<gpu::attention::Kept>,
+}
+
+impl Packed {
+    fn geometry(&self, qkv: &Shape) -> Result<Geometry> {
+        let (batch, time, width) = qkv.dims3()?;
+        let heads = self.heads;
+        if heads == 0 || width == 0 || width % (3 * heads) != 0 {
+            bail!("{OP}: a width of {width} is not three times {heads} heads");
+        }
+        Ok(Geometry { batch, time, heads, kv_heads: heads, size: width / (3 * heads) })
+    }
+}
+
+impl Footprint for Packed {
+    const READS: Reads = Reads { inputs: [true, false, false], output: true };
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let g = self.geometry(inputs[0].shape())?;
+        Ok(footprint(g, Costs::new((g.batch, g.time, g.heads * g.size), inputs[0].dtype())))
+    }
+}
+
+impl CustomOp1 for Packed {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let geometry = self.geometry(xl.shape())?;
+        let x = View::new(OP, xs, xl)?;
+        let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
+        let mut out = Fresh::new(OP, xs.dtype(), shape.elem_count())?;
+        let log_sums = forward(geometry, Layouts::packed(geometry), &self.firsts, [x.elements(); 3], out.shared());
+        let _ = self.log_sums.set(log_sums);
+        // SAFETY: `forward` writes it all.
+        Ok((unsafe { out.filled(shape.elem_count()) }, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let geometry = self.geometry(xl.shape())?;
+        let (gpu, x) = (Gpu::new(&xs.device)?, [Operand::new(OP, xs, xl)?]);
+        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, xs.dtype(), &x, &self.firsts)?;
+        let _ = self.on_gpu.set(kept);
+        Ok((out, Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size))))
+    }
+
+    fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(OP);
+        let geometry = self.geometry(x.shape())?;
+        #[cfg(feature = "cuda")]
+        if let Some(kept) = self.on_gpu.get() {
+            let operands = [Operand::of(OP, x)?];
+            let outs = [&Operand::of(OP, out)?, &Operand::of(OP, d_out)?];
+            let gpu = Gpu::of(OP, x)?;
+            let [dx] = gpu::attention::backward(OP, &gpu, geometry, x.dtype(), &operands, outs, kept)?;
+            return Ok(Some(gpu::tensor(dx, x.shape())));
+        }
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
+        let held = [x, out, d_out].map(Tensor::storage_and_layout);
+        let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
+        let (xs, os, ds) = (xs?, os?, ds?);
+        let saved =
+            Saved { qkv: [xs.elements(); 3], out: os.elements(), d_out: ds.elements(), log_sums, firsts: &self.firsts };
+        let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
+        backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
+        // SAFETY: `backward` writes it all.
+        Ok(Some(tensor(unsafe { dx.filled(x.elem_count()) }, x.shape())))
+    }
+}

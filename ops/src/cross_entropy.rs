@@ -1,0 +1,133 @@
+//! Softmax and negative log-likelihood in one operation.
+
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::apply2;
+use crate::graph::operand::{View, indices, indices_of, rows};
+use crate::graph::output::{build_as, tensor};
+use crate::kernel::{Isa, softmax as kernel};
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, floats, indices_room, rooms};
+use crate::parallel::{Output, parts, split};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use std::sync::OnceLock;
+
+/// The mean over rows of −ln `softmax(logits)[target]`: an f32 scalar.
+///
+/// `logits` is `[.., classes]` in f32, bf16 or f16, `targets` has the leading dimensions and holds u32, i64 or u8 below
+/// `classes`, or the loss is an error, on a GPU NaN and an error later, as `gpu::check` says. The rows' losses are added in f64, in
+/// order.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    apply2(logits, targets, CrossEntropy::default())
+}
+
+/// Of each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two.
+#[derive(Default)]
+struct CrossEntropy {
+    statistics: OnceLock<Vec<f32>>,
+    #[cfg(feature = "cuda")]
+    on_gpu: OnceLock<CudaStorage>,
+}
+
+const OP: &str = "cross-entropy";
+
+/// −ln softmax of one logit of a row, in f64: `largest` and `sum` as [`kernel::max_and_sum`] gives them.
+pub(crate) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
+    libm::log(f64::from(sum)) + (f64::from(largest) - f64::from(logit))
+}
+
+fn fits(count: usize, logits: &Layout, targets: &Layout) -> Result<()> {
+    match count > 0 && targets.dims() == &logits.dims()[..logits.dims().len() - 1] {
+        true => Ok(()),
+        false => bail!("{OP}: logits {:?} and targets {:?} do not fit together", logits.shape(), targets.shape()),
+    }
+}
+
+impl Footprint for CrossEntropy {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (logits, targets) = (inputs[0], inputs[1]);
+        let ((count, classes), dtype) = (rows(OP, logits.shape())?, logits.dtype());
+        let (copied, kept) = indices_room(targets);
+        let statistics = floats(3 * count);
+        let row = if dtype == DType::F32 { 0 } else { parts(count, classes) as u64 * floats(classes) };
+        Ok(Costs {
+            saved: statistics,
+            forward: copied.saturating_sub(statistics).max(kept + row),
+            backward: kept + rooms(dtype, count, classes, 0),
+            gradients: [true, false, false],
+            ..Costs::new((), DType::F32)
+        })
+    }
+}
+
+impl CustomOp2 for CrossEntropy {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, ls: &CpuStorage, ll: &Layout, ts: &CpuStorage, tl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let (count, classes) = rows(OP, ll.shape())?;
+        fits(count, ll, tl)?;
+        let targets = indices(OP, ts, tl, classes)?;
+        let logits = View::new(OP, ls, ll)?;
+        let row_of = |row| logits.elements().floats(row * classes..(row + 1) * classes);
+        let mut statistics = vec![0.0; 3 * count];
+        split(count, classes, [Output { data: &mut statistics, floats: 3 }], |range, [statistics]| {
+            let isa = Isa::current();
+            for (row, out) in range.zip(statistics.chunks_exact_mut(3)) {
+                let logits = row_of(row);
+                let (largest, sum) = kernel::max_and_sum(isa, &logits);
+                out.copy_from_slice(&[largest, sum, logits[targets[row]]]);
+            }
+        });
+        let total: f64 = statistics.chunks_exact(3).map(|row| row_loss(row[0], row[1], row[2])).sum();
+        // A second forward of the same operation cannot happen: each call of `cross_entropy` makes its own.
+        let _ = self.statistics.set(statistics);
+        Ok((CpuStorage::F32(vec![(total / count as f64) as f32]), Shape::from(())))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, ls: &CudaStorage, ll: &Layout, ts: &CudaStorage, tl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (count, _) = rows(OP, ll.shape())?;
+        fits(count, ll, tl)?;
+        let [loss, statistics] = gpu::cross_entropy::forward(OP, (ls, ll), (ts, tl))?;
+        let _ = self.on_gpu.set(statistics);
+        Ok((loss, Shape::from(())))
+    }
+
+    fn bwd(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        _: &Tensor,
+        d_loss: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(logits) {
+            let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: backward before forward") };
+            return Ok((Some(gpu::cross_entropy::backward(OP, logits, targets, statistics, d_loss)?), None));
+        }
+        let _timed = measure::backward(OP);
+        let (count, classes) = rows(OP, logits.shape())?;
+        let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
+        let targets = indices_of(OP, targets, classes)?;
+        let held = logits.storage_and_layout();
+        let xs = View::of(OP, &held)?;
+        let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
+        let dx = build_as(OP, logits.dtype(), count, classes, |range, dx| {
+            let isa = Isa::current();
+            for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
+                let (largest, sum) = (statistics[3 * row], statistics[3 * row + 1]);
+                xs.elements().read(isa, row * classes, dx);
+                kernel::scaled_softmax(isa, dx, largest, sum, factor);
+                dx[targets[row]] -= factor;
+            }
+        })?;
+        Ok((Some(tensor(dx, logits.shape())), None))
+    }
+}

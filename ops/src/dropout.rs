@@ -1,0 +1,143 @@
+//! Dropout whose mask does not depend on the layout of the run.
+
+use crate::Pass;
+#[cfg(feature = "cuda")]
+use crate::device::{Gpu, Operand};
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::apply1;
+use crate::graph::operand::View;
+use crate::graph::output::{build_as, tensor};
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
+use crate::product::Elements;
+use crate::random::Stream;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+#[cfg(feature = "cuda")]
+use zero_kernels::dropout::Mask;
+
+/// One dropout of a model: its probability, and a name that no other dropout of the same layer has.
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    /// The probability with which an element becomes 0.
+    pub probability: f32,
+    /// Tells the masks of one layer's dropouts apart.
+    pub name: &'static str,
+}
+
+impl Dropout {
+    /// [`dropout`] of `x` while training, `x` itself otherwise.
+    pub fn forward(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+        dropout(x, self.probability, self.name, pass)
+    }
+}
+
+/// Sets elements of `x` to 0 with `probability` and multiplies the others by 1/(1 − probability), while training.
+///
+/// The first dimension of `x` is the sample. Whether an element is kept is a function of the run's seed, the layer,
+/// `name`, the sample's index in the run and the element's place in the sample, and of nothing else, so the same
+/// masks come out for any number of ranks and any micro-batch size. The backward computes the mask again.
+pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) -> Result<Tensor> {
+    if !(0.0..1.0).contains(&probability) {
+        bail!("{OP}: a probability in [0, 1) expected, got {probability}");
+    }
+    if !pass.training || probability == 0.0 {
+        return Ok(x.clone());
+    }
+    let purpose = format!("dropout/{}/{name}", pass.layer);
+    apply1(x, Masked { probability, purpose, seed: pass.seed, first_sample: pass.sample })
+}
+
+struct Masked {
+    probability: f32,
+    purpose: String,
+    seed: u64,
+    first_sample: u64,
+}
+
+const OP: &str = "dropout";
+
+/// The first dimension, at least 1.
+fn samples(shape: &Shape) -> usize {
+    shape.dims().first().copied().unwrap_or(1).max(1)
+}
+
+impl Masked {
+    /// What elements that are kept are multiplied by.
+    fn scale(&self) -> f32 {
+        1.0 / (1.0 - self.probability)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn apply_on_gpu(&self, gpu: &Gpu, x: &Operand, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
+        let &Self { probability, ref purpose, seed, first_sample } = self;
+        let key = Stream::new(seed, purpose, first_sample).key();
+        let mask = Mask { key, first_sample, probability, scale: self.scale() };
+        gpu::dropout::apply(OP, gpu, x, dtype, samples(shape), &mask)
+    }
+
+    fn apply(&self, x: Elements<'_>, shape: &Shape, dtype: DType) -> Result<CpuStorage> {
+        let samples = samples(shape);
+        let size = x.len() / samples;
+        let scale = self.scale();
+        build_as(OP, dtype, samples * size, 1, |range, mut y| {
+            let x = x.floats(range.clone());
+            let mut x = x.iter();
+            let mut at = range.start;
+            while at < range.end {
+                let (sample, from) = (at / size, at % size);
+                let (part, later) = y.split_at_mut((size - from).min(range.end - at));
+                let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
+                stream.fill_uniform(from as u64, part);
+                for (y, x) in part.iter_mut().zip(&mut x) {
+                    *y = if *y < self.probability { 0.0 } else { x * scale };
+                }
+                at += part.len();
+                y = later;
+            }
+        })
+    }
+}
+
+impl Footprint for Masked {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let rooms = element_rooms(dtype, shape.elem_count(), 1);
+        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
+    }
+}
+
+impl CustomOp1 for Masked {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let y = self.apply(View::new(OP, xs, xl)?.elements(), xl.shape(), xs.dtype())?;
+        Ok((y, xl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (gpu, x) = (Gpu::new(&xs.device)?, Operand::new(OP, xs, xl)?);
+        Ok((self.apply_on_gpu(&gpu, &x, xl.shape(), xs.dtype())?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(dy) {
+            let dx = self.apply_on_gpu(&Gpu::of(OP, dy)?, &Operand::of(OP, dy)?, x.shape(), x.dtype())?;
+            return Ok(Some(gpu::tensor(dx, x.shape())));
+        }
+        let _timed = measure::backward(OP);
+        let held = dy.storage_and_layout();
+        let dx = self.apply(View::of(OP, &held)?.elements(), x.shape(), x.dtype())?;
+        Ok(Some(tensor(dx, x.shape())))
+    }
+}

@@ -1,0 +1,217 @@
+//! Rows of a table by index.
+
+use crate::forward_only;
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::apply2;
+use crate::graph::fused_block;
+use crate::graph::operand::{View, indices, indices_of};
+use crate::graph::output::{build_as, stored, tensor};
+use crate::kernel::Isa;
+use crate::measure;
+use crate::meta;
+use crate::meta::footprint::{Costs, DeferredCosts, Footprint, Reads, bytes, floats, indices_room, rooms};
+use crate::parallel::{Output, parts, split};
+use crate::product::Elements;
+use crate::sink::{self, Slot};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use candle_nn::{Init, Module, VarBuilder};
+
+/// A table of `[entries, size]` whose rows are looked up by index.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Tensor,
+}
+
+impl Embedding {
+    /// From a tensor of `[entries, size]`.
+    pub fn from_tensor(weight: Tensor) -> Self {
+        Self { weight }
+    }
+
+    /// A normal table of standard deviation `std`, named `weight`.
+    pub fn new(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
+        let normal = Init::Randn { mean: 0.0, stdev: std };
+        let weight = forward_only(|| vb.get_with_hints((entries, size), "weight", normal))?;
+        Ok(Self { weight })
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+}
+
+impl Module for Embedding {
+    /// Indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index outside of the table is an error; on a GPU its row is NaN, and the
+    /// error comes later, as `gpu::check` says.
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        fused_block(&self.weight, |weight| apply2(weight, ids, Gather))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Gather;
+
+const OP: &str = "embedding";
+
+impl Footprint for Gather {
+    const READS: Reads = Reads::inputs([false, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (weight, ids) = (inputs[0], inputs[1]);
+        let ((entries, size), dtype) = (weight.dims2()?, weight.dtype());
+        let count = ids.elem_count();
+        let mut dims = ids.dims().to_vec();
+        dims.push(size);
+        let (copied, kept) = indices_room(ids);
+        let output = bytes(count * size, dtype);
+        let forward = copied.saturating_sub(output).max(kept + rooms(dtype, count, size, 0));
+        // A row of dy on each thread, where it is not f32; where something is added, their order and a row of sums, too.
+        let parts = parts(entries, size) as u64;
+        let row = if dtype == DType::F32 { 0 } else { floats(size) };
+        let summing = match meta::is_written(weight) {
+            true => (2 * size_of::<usize>() * count) as u64 + parts * floats(size),
+            false => 0,
+        };
+        let backward = copied.max(kept + summing + parts * row);
+        // The layer may have made the ids, as GPT-2 its positions: then they are there as long as this is.
+        let saved = meta::bytes_of_solid(ids);
+        let table = floats(entries * size);
+        let deferred = DeferredCosts { input: None, bytes: table, backward: copied.max(kept + table + parts * row) };
+        Ok(Costs {
+            saved,
+            forward,
+            backward,
+            gradients: [false; 3],
+            deferred: Some(deferred),
+            ..Costs::new(dims, dtype)
+        })
+    }
+}
+
+impl CustomOp2 for Gather {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, ws: &CpuStorage, wl: &Layout, is: &CpuStorage, il: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let (entries, size) = wl.shape().dims2()?;
+        let ids = indices(OP, is, il, entries)?;
+        let weight = View::new(OP, ws, wl)?;
+        let weight = weight.elements();
+        let y = build_as(OP, ws.dtype(), ids.len(), size, |range, y| {
+            for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
+                weight.read(Isa::current(), id * size, row);
+            }
+        })?;
+        let mut dims = il.dims().to_vec();
+        dims.push(size);
+        Ok((y, Shape::from(dims)))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, ws: &CudaStorage, wl: &Layout, is: &CudaStorage, il: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (entries, size) = wl.shape().dims2()?;
+        let mut dims = il.dims().to_vec();
+        dims.push(size);
+        Ok((gpu::embedding::forward(OP, (ws, wl), (is, il), [entries, size])?, Shape::from(dims)))
+    }
+
+    fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(dy) {
+            return Ok((gpu::embedding::backward(OP, weight, ids, dy)?, None));
+        }
+        let _timed = measure::backward(OP);
+        let (entries, size) = weight.dims2()?;
+        let ids = indices_of(OP, ids, entries)?;
+        let held = dy.storage_and_layout();
+        let dy = View::of(OP, &held)?;
+        if !weight.track_op() {
+            return Ok((None, None));
+        }
+        let taken = sink::write(weight, |slot| match slot {
+            Slot::First(out) => scatter(&ids, dy.elements(), size, out),
+            Slot::Another(out) | Slot::Further(out) => add(&ids, dy.elements(), size, out),
+        });
+        if taken {
+            return Ok((None, None));
+        }
+        let mut gradient = vec![0.0; entries * size];
+        scatter(&ids, dy.elements(), size, &mut gradient);
+        Ok((Some(tensor(stored(OP, gradient, weight.dtype())?, weight.shape())), None))
+    }
+}
+
+/// Adds to row `id` of `out` the sum of the rows of `dy` at the positions of `id`, in the order of the positions: what adding all
+/// that [`scatter`] makes would come to (but for the sign of zeros that nothing is added to), without a table of mostly zeros.
+fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
+    if size == 0 {
+        return;
+    }
+    let mut order: Vec<(usize, usize)> = ids.iter().enumerate().map(|(at, &id)| (id, at)).collect();
+    order.sort_unstable();
+    split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
+        let up_to = |end: usize| order.partition_point(|&(id, _)| id < end);
+        let mut sum = vec![0.0; size];
+        for positions in order[up_to(range.start)..up_to(range.end)].chunk_by(|a, b| a.0 == b.0) {
+            sum.fill(0.0);
+            for &(_, at) in positions {
+                for (total, dy) in sum.iter_mut().zip(&*dy.floats(at * size..(at + 1) * size)) {
+                    *total += dy;
+                }
+            }
+            let start = (positions[0].0 - range.start) * size;
+            for (total, sum) in out[start..start + size].iter_mut().zip(&sum) {
+                *total += sum;
+            }
+        }
+    });
+}
+
+/// Row `id` of `out` becomes the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
+fn scatter(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
+    if size == 0 {
+        return;
+    }
+    split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
+        out.fill(0.0);
+        for (at, &id) in ids.iter().enumerate() {
+            if range.contains(&id) {
+                let start = (id - range.start) * size;
+                let dy = dy.floats(at * size..(at + 1) * size);
+                for (total, dy) in out[start..start + size].iter_mut().zip(&*dy) {
+                    *total += dy;
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adding_is_scattering_and_adding() {
+        let (entries, size) = (300, 7);
+        let ids: Vec<usize> = (0..500).map(|i| (i * i * 7 + i) % 211).collect();
+        let dy: Vec<f32> = (0..ids.len() * size).map(|i| 1.0 / (i as f32 + 3.0)).collect();
+        let before: Vec<f32> = (0..entries * size).map(|i| (i as f32).sin()).collect();
+        for threads in [1, 3] {
+            crate::set_threads(threads);
+            let mut scattered = vec![f32::NAN; entries * size];
+            scatter(&ids, Elements::F32(&dy), size, &mut scattered);
+            let want: Vec<u32> = before.iter().zip(&scattered).map(|(a, b)| (a + b).to_bits()).collect();
+            let mut found = before.clone();
+            add(&ids, Elements::F32(&dy), size, &mut found);
+            assert_eq!(found.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), want);
+        }
+        crate::set_threads(1);
+    }
+}

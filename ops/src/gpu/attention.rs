@@ -1,0 +1,142 @@
+//! Causal attention in tiles.
+
+use super::{count32, room_like};
+use crate::attention::heads::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
+use crate::attention::span::Firsts;
+use crate::device::{Gpu, Operand, address, kernel_dtype};
+use crate::measure::count_macs;
+use candle_core::cuda_backend::DeviceId;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
+use candle_core::{CudaStorage, DType, Error, Result};
+use std::sync::{Arc, Mutex, PoisonError};
+use zero_kernels::Address;
+use zero_kernels::attention::{self, Saved};
+
+/// What the forward keeps for the backward.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// f32 of `[batch, heads, time]`.
+    log_sums: CudaStorage,
+    /// The first position that each sees, unless all see from position 0 on.
+    firsts: Option<Arc<CudaSlice<u32>>>,
+    /// Multiply-accumulates of one product of queries and keys.
+    macs: u64,
+}
+
+/// First positions in the memory of the GPUs that use them.
+#[derive(Debug, Default)]
+pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
+
+impl Firsts {
+    /// In the memory of a GPU, unless all see from position 0 on.
+    fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
+        if !self.iter().any(|&first| first > 0) {
+            return Ok(None);
+        }
+        let mut all = self.on_gpus.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = gpu.device().id();
+        if let Some((_, firsts)) = all.iter().find(|(of, _)| *of == id) {
+            return Ok(Some(Arc::clone(firsts)));
+        }
+        let firsts: Vec<u32> = self.iter().map(|&first| count32(op, first)).collect::<Result<_>>()?;
+        let firsts = Arc::new(gpu.upload(&firsts)?);
+        all.push((id, Arc::clone(&firsts)));
+        Ok(Some(firsts))
+    }
+}
+
+fn geometry(
+    op: &'static str,
+    of: Geometry,
+    dtype: DType,
+    packed: bool,
+    firsts: Address,
+) -> Result<attention::Geometry> {
+    let count = |count| count32(op, count);
+    Ok(attention::Geometry {
+        batch: count(of.batch)?,
+        time: count(of.time)?,
+        heads: count(of.heads)?,
+        kv_heads: count(of.kv_heads)?,
+        size: count(of.size)?,
+        dtype: kernel_dtype(op, dtype)?,
+        packed,
+        firsts,
+    })
+}
+
+impl Kept {
+    fn firsts(&self) -> Address {
+        self.firsts.as_ref().map_or(0, |firsts| firsts.device_ptr(firsts.stream()).0)
+    }
+}
+
+/// Where q, k and v begin: of packed ones, each behind the heads of the one before.
+fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
+    match operands {
+        [q, k, v] => [q.address, k.address, v.address],
+        packed => {
+            let row = (of.heads * of.size * dtype.size_in_bytes()) as u64;
+            let begin = packed.first().map_or(0, |packed| packed.address);
+            [begin, begin + row, begin + 2 * row]
+        }
+    }
+}
+
+/// The result, `[batch, time, heads, size]`, and what the backward reads; of q, k and v, or of one operand in which they are packed.
+pub(crate) fn forward(
+    op: &'static str,
+    gpu: &Gpu,
+    of: Geometry,
+    dtype: DType,
+    operands: &[Operand],
+    firsts: &Firsts,
+) -> Result<(CudaStorage, Kept)> {
+    let macs = of.macs_of_a_product(firsts);
+    count_macs(FORWARD_PRODUCTS * macs);
+    let (out, at) = room_like(op, gpu, dtype, of.batch * of.time * of.heads * of.size)?;
+    let firsts = firsts.on(op, gpu)?;
+    let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.time).max(1))?, firsts, macs };
+    if of.batch * of.time > 0 {
+        let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
+        let log_sums = address(op, &kept.log_sums)?;
+        let launch = attention::forward(&sizes, places(of, dtype, operands), at, log_sums).map_err(Error::wrap)?;
+        // SAFETY: the operands, the result and the sums are of these sizes.
+        unsafe { gpu.launch(&launch) }?;
+    }
+    Ok((out, kept))
+}
+
+/// The gradients of q, k and v, or of what they are packed in.
+pub(crate) fn backward<const N: usize>(
+    op: &'static str,
+    gpu: &Gpu,
+    of: Geometry,
+    dtype: DType,
+    operands: &[Operand; N],
+    [out, d_out]: [&Operand; 2],
+    kept: &Kept,
+) -> Result<[CudaStorage; N]> {
+    count_macs(BACKWARD_PRODUCTS * kept.macs);
+    let rooms = operands.iter().map(|operand| room_like(op, gpu, dtype, operand.count)).collect::<Result<Vec<_>>>()?;
+    let to: Vec<Operand> =
+        rooms.iter().zip(operands).map(|((_, at), of)| Operand::at(*at, of.dtype, of.count)).collect();
+    if of.batch * of.time > 0 {
+        let sizes = geometry(op, of, dtype, N == 1, kept.firsts())?;
+        let deltas = gpu.floats(of.batch * of.heads * of.time)?;
+        let saved = Saved {
+            qkv: places(of, dtype, operands),
+            out: out.address,
+            log_sums: address(op, &kept.log_sums)?,
+            d_out: d_out.address,
+        };
+        let deltas = (address(op, &deltas)?, deltas);
+        let launches = attention::backward(&sizes, &saved, places(of, dtype, &to), deltas.0).map_err(Error::wrap)?;
+        for launch in &launches {
+            // SAFETY: the operands, their gradients and what was kept are of these sizes.
+            unsafe { gpu.launch(launch) }?;
+        }
+    }
+    let rooms: Vec<CudaStorage> = rooms.into_iter().map(|(room, _)| room).collect();
+    rooms.try_into().map_err(|_| Error::Msg(format!("{op}: as many gradients as operands")))
+}

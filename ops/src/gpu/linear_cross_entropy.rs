@@ -1,0 +1,235 @@
+//! The head of a language model and its loss, without the logits of all rows.
+//!
+//! As on the processor: logits are f32, a chunk of rows at a time, and become the gradients of themselves where they lie, which are rounded to
+//! 16 bits where the model is. dW is added up in f32, in its place. Nothing waits: the loss stays on the GPU, and that its gradient is the
+//! one that was foreseen is checked there ([`crate::device::check`] says if it was not).
+
+use super::indices::Indices;
+use super::product::{Matrix, To, product, product_strided};
+use super::{deliver, room_like, tensor};
+use crate::device::{Finding, Gpu, Operand, address};
+use crate::gpu::count32;
+use crate::graph::apply::apply2;
+use crate::meta::footprint::{Costs, Footprint, Reads};
+use crate::sink;
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use std::sync::{Mutex, PoisonError};
+use zero_kernels::cross_entropy::{self as kernels, Logits, Upstream};
+use zero_kernels::rows::Onto;
+use zero_kernels::{Address, Dtype};
+
+const OP: &str = "linear-cross-entropy";
+
+/// As [`linear_cross_entropy`](crate::linear_cross_entropy), for shapes that fit.
+pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
+    let (classes, inputs) = weight.dims2()?;
+    let gpu = Gpu::of(OP, x)?;
+    let (xs, w, targets) = (Operand::of(OP, x)?, Operand::of(OP, weight)?, Indices::of(OP, &gpu, targets, classes)?);
+    if xs.dtype != w.dtype {
+        bail!("{OP}: an input of {:?} does not fit a weight of {:?}", x.dtype(), weight.dtype());
+    }
+    let dx = x.track_op().then(|| room_like(OP, &gpu, x.dtype(), xs.count)).transpose()?;
+    let loss = gpu.floats(1)?;
+    let head = Head {
+        gpu: &gpu,
+        x: &xs,
+        weight: Matrix::new(w.address, w.dtype, classes, inputs),
+        inputs,
+        classes,
+        targets: &targets,
+        gradient,
+        dx: dx.as_ref().map(|(_, at)| *at),
+        loss: address(OP, &loss)?,
+    };
+    let (mut d_weight, mut is_delivered) = (None, false);
+    if !weight.track_op() {
+        head.run(None)?;
+    } else if sink::has(weight) {
+        if deliver(OP, &gpu, weight, |to, onto| head.run(Some((to, onto))))?.is_some() {
+            bail!("{OP}: the place for the gradient of the weight is not on its GPU");
+        }
+        is_delivered = true;
+    } else {
+        let room = gpu.floats(classes * inputs)?;
+        head.run(Some((address(OP, &room)?, Onto::Nothing)))?;
+        d_weight = Some(room);
+    }
+    let dx = dx.map(|(dx, _)| tensor(dx, x.shape()));
+    apply2(x, weight, Computed { loss: Mutex::new(Some(loss)), gradient, dx, d_weight, is_delivered })
+}
+
+/// Rows that are multiplied out at once: f32 logits of 512 MiB at most, but for 1,024 rows. Every chunk goes over dW once, which takes
+/// 167/rows of the time that its products take on an H200 (8 bytes at 4.8 TB/s for 6·rows operations at 600 TFLOP/s). All chunks are
+/// about as large, since a small one at the end would go over dW for few rows, in products too small for the whole GPU; rows are 8 at a
+/// time, so that x of every chunk begins at a multiple of 16 bytes.
+fn chunk_rows(count: usize, stride: usize) -> usize {
+    const FLOATS: usize = 1 << 27;
+    let chunks = count.div_ceil((FLOATS / stride).clamp(1024, 4096));
+    count.div_ceil(chunks).next_multiple_of(8).min(count)
+}
+
+/// The operands, checked, and where the results go.
+struct Head<'a> {
+    gpu: &'a Gpu,
+    x: &'a Operand,
+    weight: Matrix,
+    inputs: usize,
+    classes: usize,
+    targets: &'a Indices,
+    gradient: f32,
+    dx: Option<Address>,
+    loss: Address,
+}
+
+impl Head<'_> {
+    fn run(&self, d_weight: Option<(Address, Onto)>) -> Result<()> {
+        let &Self { gpu, x, weight, inputs, classes, gradient, .. } = self;
+        let (count, bytes) = (self.targets.count as usize, if x.dtype == Dtype::F32 { 4 } else { 2 });
+        // Rows begin at multiples of 32 bytes, without which the products of 16-bit floats do not reach the tensor cores' speed.
+        let stride = classes.next_multiple_of(8);
+        let rows = chunk_rows(count, stride);
+        let (logits, statistics) = (gpu.floats(rows * stride)?, gpu.floats(3 * count)?);
+        let (at, statistics) = (address(OP, &logits)?, address(OP, &statistics)?);
+        for first in (0..count).step_by(rows) {
+            let len = rows.min(count - first);
+            let offset = (first * inputs * bytes) as u64;
+            let x = Matrix::new(x.address + offset, x.dtype, len, inputs);
+            let of = Logits {
+                rows: count32(OP, len)?,
+                classes: count32(OP, classes)?,
+                stride: stride as u64,
+                dtype: Dtype::F32,
+                logits: at,
+                targets: self.targets.address() + 4 * first as u64,
+            };
+            let statistics = statistics + 12 * first as u64;
+            // SAFETY: x has the rows of its targets, of which there are `count`, and the sizes of both operands were checked; the rest was made for them.
+            unsafe {
+                let to = To { address: at, dtype: Dtype::F32, add: false };
+                product_strided(OP, gpu, x, weight.t(), to, stride)?;
+                gpu.launch(&kernels::forward(&of, statistics))?;
+            }
+            if self.dx.is_none() && d_weight.is_none() {
+                continue;
+            }
+            let mean = (Upstream::Known(gradient), self.targets.count);
+            // In floats of half the size rows begin twice as many apart.
+            let d_logits = Matrix::strided(at, self.x.dtype, [len, classes], stride * 4 / bytes);
+            // SAFETY: as above, and the logits are not read any more.
+            unsafe { gpu.launch(&kernels::backward(&of, statistics, mean, (self.x.dtype, at))) }?;
+            if let Some(dx) = self.dx {
+                let to = To { address: dx + offset, dtype: self.x.dtype, add: false };
+                // SAFETY: dx is as large as x.
+                unsafe { product(OP, gpu, d_logits, weight, to) }?;
+            }
+            if let Some((to, onto)) = d_weight {
+                let to = To { address: to, dtype: Dtype::F32, add: first > 0 || onto != Onto::Nothing };
+                // SAFETY: the place is one for as many f32 as the weight has elements.
+                unsafe { product(OP, gpu, d_logits.t(), x, to) }?;
+            }
+        }
+        // SAFETY: all statistics are on their way; a loss is one f32.
+        unsafe { gpu.launch(&kernels::mean_loss(self.targets.count, statistics, self.loss)) }
+    }
+}
+
+/// The node of the graph: what was launched before it was made.
+struct Computed {
+    /// Until the forward takes it.
+    loss: Mutex<Option<CudaStorage>>,
+    /// What the gradients were multiplied by.
+    gradient: f32,
+    dx: Option<Tensor>,
+    /// f32. None if nobody wants it, or it is in its place already.
+    d_weight: Option<CudaStorage>,
+    is_delivered: bool,
+}
+
+impl Footprint for Computed {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, _: &[&Tensor]) -> Result<Costs> {
+        bail!("{OP}: it is computed already")
+    }
+}
+
+impl CustomOp2 for Computed {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("{OP}: it was computed on a GPU")
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        match self.loss.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(loss) => Ok((loss, Shape::from(()))),
+            None => bail!("{OP}: a second forward"),
+        }
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        d_loss: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let gpu = Gpu::of(OP, x)?;
+        let upstream = d_loss.to_dtype(DType::F32)?;
+        let upstream = Operand::of(OP, &upstream)?;
+        let upstream = (self.gradient, upstream.address);
+        if self.is_delivered {
+            // What is in its place cannot be multiplied any more.
+            let faults = gpu.faults();
+            let (fault, what) = (faults.address(), faults.what(OP, Finding::Gradient));
+            // SAFETY: a loss's gradient is one f32; the rest lives as long as the device.
+            unsafe { gpu.launch(&kernels::foreseen(upstream, fault, what)) }?;
+            return Ok((self.dx.clone(), None));
+        }
+        let d_weight = match &self.d_weight {
+            Some(d_weight) => deliver(OP, &gpu, weight, |to, onto| {
+                let (count, from) = (weight.elem_count() as u64, address(OP, d_weight)?);
+                let add = onto != Onto::Nothing;
+                // SAFETY: both are as many f32 as the weight has elements.
+                unsafe { gpu.launch_some(kernels::rescale(Dtype::F32, count, [from, to], upstream, add)) }
+            })?,
+            None => None,
+        };
+        let dx = match &self.dx {
+            Some(dx) => {
+                let from = Operand::of(OP, dx)?;
+                let (to, at) = room_like(OP, &gpu, x.dtype(), from.count)?;
+                let (count, at) = (from.count as u64, [from.address, at]);
+                // SAFETY: both are as many elements of one dtype.
+                unsafe { gpu.launch_some(kernels::rescale(from.dtype, count, at, upstream, false)) }?;
+                Some(tensor(to, x.shape()))
+            }
+            None => None,
+        };
+        Ok((dx, d_weight))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_rows;
+
+    #[test]
+    fn chunks_are_about_as_large() {
+        // GPT-2's vocabulary: there is room for 2,670 rows.
+        for (count, rows) in [(1, 1), (100, 100), (2670, 2670), (2671, 1336), (4096, 2048), (8192, 2048), (8200, 2056)]
+        {
+            assert_eq!(chunk_rows(count, 50_264), rows, "{count}");
+        }
+        for stride in [8, 4096, 50_264, 128_256, 1 << 20] {
+            for count in (1..40_000).step_by(37) {
+                let rows = chunk_rows(count, stride);
+                let rest = (count - 1) % rows + 1;
+                assert!(rows * stride <= (1 << 27).max(1024 * stride) + 8 * stride, "{count} {stride}");
+                assert!(rows - rest < 8 * count.div_ceil(rows), "{count} {stride}");
+            }
+        }
+    }
+}

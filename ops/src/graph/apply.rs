@@ -1,0 +1,271 @@
+//! Applying an operation: as a node of candle's graph, recorded in a fused block, outside of any graph, or only counted.
+
+use crate::flag::Flag;
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::fused_block::{Operation, record, recording};
+use crate::graph::operand::View;
+use crate::graph::output::build_as;
+use crate::kernel::{Isa, norm::add};
+use crate::measure;
+use crate::meta;
+use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
+use std::cell::Cell;
+
+thread_local! {
+    static UNTRACKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs an evaluation: nothing is kept for a backward.
+pub fn untracked<T>(run: impl FnOnce() -> T) -> T {
+    let _untracked = Flag::raise(&UNTRACKED);
+    run()
+}
+
+/// Whether operations may have a backward: not in an evaluation.
+pub(crate) fn has_backward() -> bool {
+    recording() || !UNTRACKED.get()
+}
+
+/// Whether an operation is a node of candle's graph.
+pub(crate) fn in_graph() -> bool {
+    !recording() && !UNTRACKED.get()
+}
+
+/// What an operation made. In a fused block, operations take it for a tensor whose gradient is wanted.
+fn made((storage, shape): (Storage, Shape)) -> Tensor {
+    Tensor::from_storage(storage, shape, BackpropOp::none(), recording())
+}
+
+fn on_host((storage, shape): (CpuStorage, Shape)) -> (Storage, Shape) {
+    (Storage::Cpu(storage), shape)
+}
+
+fn on_gpu((storage, shape): (CudaStorage, Shape)) -> (Storage, Shape) {
+    (Storage::Cuda(storage), shape)
+}
+
+const DEVICES: &str = "its tensors are not all on the processor, nor all on one GPU";
+
+const NOT_COUNTED: &str = "what candle keeps of a graph is not counted";
+
+/// The forward of an operation of which only the costs are wanted.
+fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Traced)> {
+    if in_graph() {
+        bail!("{NOT_COUNTED}");
+    }
+    meta::forward(op, inputs)
+}
+
+/// `x.apply_op1(op)`.
+pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
+    if meta::tracing() {
+        let (output, op) = counted(&op, &[x])?;
+        record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
+        return Ok(output);
+    }
+    if in_graph() {
+        return x.apply_op1(op);
+    }
+    let output = {
+        let (xs, xl) = x.storage_and_layout();
+        made(match &*xs {
+            Storage::Cpu(xs) => on_host(op.cpu_fwd(xs, xl)?),
+            Storage::Cuda(xs) => on_gpu(op.cuda_fwd(xs, xl)?),
+            Storage::Metal(_) => bail!("{}: {DEVICES}", op.name()),
+        })
+    };
+    record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
+    Ok(output)
+}
+
+/// `x.apply_op2(y, op)`.
+pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
+    x: &Tensor,
+    y: &Tensor,
+    op: C,
+) -> Result<Tensor> {
+    if meta::tracing() {
+        return count2(x, y, &op);
+    }
+    if in_graph() {
+        return x.apply_op2(y, op);
+    }
+    let result = {
+        let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
+        match (&*xs, &*ys) {
+            (Storage::Cpu(xs), Storage::Cpu(ys)) => on_host(op.cpu_fwd(xs, xl, ys, yl)?),
+            (Storage::Cuda(xs), Storage::Cuda(ys)) => on_gpu(op.cuda_fwd(xs, xl, ys, yl)?),
+            _ => bail!("{}: {DEVICES}", op.name()),
+        }
+    };
+    Ok(applied2([x, y], op, result))
+}
+
+/// [`apply2`] of an operation of which only the costs are wanted.
+pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Tensor> {
+    let (output, op) = counted(op, &[x, y])?;
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    Ok(output)
+}
+
+/// [`apply2`] of an operation whose output is here already, out of operations that were counted.
+pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
+    [x, y]: [&Tensor; 2],
+    op: C,
+    reads: Reads,
+    output: Tensor,
+) -> Result<Tensor> {
+    if in_graph() {
+        bail!("{NOT_COUNTED}");
+    }
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), reads, &output);
+    Ok(output)
+}
+
+/// [`apply2`] without the forward, for the backward alone, which may read no output: this one has no values.
+pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
+    [x, y]: [&Tensor; 2],
+    op: C,
+    shape: &Shape,
+) -> Result<Tensor> {
+    let output = meta::leaf(shape, x.dtype(), true)?;
+    let inputs = [x, y].map(Clone::clone);
+    let operation = match meta::tracing() {
+        true => Operation::Two(Box::new(meta::unmade(&op, &[x, y])?), inputs),
+        false => Operation::Two(Box::new(op), inputs),
+    };
+    record(operation, C::READS, &output);
+    Ok(output)
+}
+
+/// [`unmade2`] for [`apply3`].
+pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
+    [x, y, z]: [&Tensor; 3],
+    op: C,
+    shape: &Shape,
+) -> Result<Tensor> {
+    let output = meta::leaf(shape, x.dtype(), true)?;
+    let inputs = [x, y, z].map(Clone::clone);
+    let operation = match meta::tracing() {
+        true => Operation::Three(Box::new(meta::unmade(&op, &[x, y, z])?), inputs),
+        false => Operation::Three(Box::new(op), inputs),
+    };
+    record(operation, C::READS, &output);
+    Ok(output)
+}
+
+/// `x.apply_op3(y, z, op)`.
+pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
+    x: &Tensor,
+    y: &Tensor,
+    z: &Tensor,
+    op: C,
+) -> Result<Tensor> {
+    if meta::tracing() {
+        let (output, op) = counted(&op, &[x, y, z])?;
+        record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
+        return Ok(output);
+    }
+    if in_graph() {
+        return x.apply_op3(y, z, op);
+    }
+    let result = {
+        let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
+        match (&*xs, &*ys, &*zs) {
+            (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) => on_host(op.cpu_fwd(xs, xl, ys, yl, zs, zl)?),
+            (Storage::Cuda(xs), Storage::Cuda(ys), Storage::Cuda(zs)) => on_gpu(op.cuda_fwd(xs, xl, ys, yl, zs, zl)?),
+            _ => bail!("{}: {DEVICES}", op.name()),
+        }
+    };
+    Ok(applied3([x, y, z], op, result))
+}
+
+/// x + y of one shape: a residual connection.
+pub fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    if !computed(x, y) {
+        return x + y;
+    }
+    let output = added(x, y, recording())?;
+    record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
+    Ok(output)
+}
+
+/// Whether operations on these are carried out here, and not as nodes of candle's graph.
+pub(crate) fn computed(x: &Tensor, y: &Tensor) -> bool {
+    !(in_graph() && (x.track_op() || y.track_op()))
+}
+
+/// [`sum`] whose values are known already.
+pub(crate) fn summed(x: &Tensor, y: &Tensor, values: Storage) -> Tensor {
+    let output = made((values, x.shape().clone()));
+    record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
+    output
+}
+
+/// [`apply2`] whose result is known already.
+pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
+    [x, y]: [&Tensor; 2],
+    op: C,
+    result: (Storage, Shape),
+) -> Tensor {
+    let output = made(result);
+    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    output
+}
+
+/// [`apply3`] whose result is known already.
+pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
+    [x, y, z]: [&Tensor; 3],
+    op: C,
+    result: (Storage, Shape),
+) -> Tensor {
+    let output = made(result);
+    record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
+    output
+}
+
+/// `x.reshape(shape)`.
+pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let output = x.reshape(shape.into())?;
+    record(Operation::View(x.clone()), Reads::NOTHING, &output);
+    Ok(output)
+}
+
+const SUM: &str = "sum";
+
+/// x + y outside of any graph, and whether its gradient is wanted.
+pub(crate) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
+    let _timed = measure::forward(SUM);
+    if x.shape() != y.shape() || x.dtype() != y.dtype() {
+        bail!("{SUM}: {:?} {:?} and {:?} {:?} do not fit together", x.dtype(), x.shape(), y.dtype(), y.shape());
+    }
+    if meta::tracing() {
+        return Ok(meta::forward(&Sum, &[x, y])?.0);
+    }
+    #[cfg(feature = "cuda")]
+    if gpu::holds(x) {
+        let sum = Storage::Cuda(gpu::activation::sum(SUM, x, y)?);
+        return Ok(Tensor::from_storage(sum, x.shape(), BackpropOp::none(), wanted));
+    }
+    let held = (x.storage_and_layout(), y.storage_and_layout());
+    let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);
+    let (xs, ys) = (xs.elements(), ys.elements());
+    let sums = build_as(SUM, x.dtype(), xs.len(), 1, |range, sums| {
+        add(Isa::current(), &xs.floats(range.clone()), &ys.floats(range), sums);
+    })?;
+    Ok(Tensor::from_storage(Storage::Cpu(sums), x.shape(), BackpropOp::none(), wanted))
+}
+
+struct Sum;
+
+impl Footprint for Sum {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        Ok(Costs { forward: element_rooms(dtype, shape.elem_count(), 2), ..Costs::new(shape, dtype) })
+    }
+}

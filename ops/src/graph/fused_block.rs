@@ -1,0 +1,439 @@
+//! Several operations as one node of candle's graph.
+//!
+//! candle's backward makes zeros for the gradient of every tensor and adds what arrives to them: three more passes over
+//! memory than the gradient is worth, and a twelfth of a training step. In a fused block our own operations are recorded
+//! here instead, and a gradient goes from one to the next as it is; it is added to another only where a tensor was used
+//! twice, on a GPU by the backward of a norm in passing. Values that no backward reads are let go at the end of the forward, and what an operation holds as soon as its own
+//! backward is done.
+//!
+//! A fused block can hand the gradients of its parameters to nobody but the [`sink`], so there is one only where a sink has
+//! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
+
+use crate::graph::addend::offer;
+use crate::graph::apply::{added, untracked};
+use crate::graph::operand::View;
+use crate::graph::storage::take;
+use crate::meta;
+use crate::meta::footprint::Reads;
+use crate::sink;
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
+};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
+
+/// What ran in a fused block, in order.
+#[derive(Default)]
+struct Tape(Vec<Record>);
+
+struct Record {
+    operation: Operation,
+    reads: Reads,
+    output: Tensor,
+}
+
+pub(crate) enum Operation {
+    One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
+    Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
+    Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
+    Sum([Tensor; 2]),
+    /// The same elements in another shape.
+    View(Tensor),
+}
+
+impl Operation {
+    fn inputs(&self) -> &[Tensor] {
+        match self {
+            Self::One(_, x) | Self::View(x) => std::slice::from_ref(x),
+            Self::Two(_, inputs) | Self::Sum(inputs) => inputs,
+            Self::Three(_, inputs) => inputs,
+        }
+    }
+}
+
+thread_local! {
+    static TAPE: RefCell<Option<Tape>> = const { RefCell::new(None) };
+}
+
+/// Runs `run`, which applies none but our own operations, on `x`: as one node of candle's graph where that can be.
+pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    if !x.track_op() || !sink::promised() || recording() {
+        return run(x);
+    }
+    let recording = Recording::begin();
+    let output = run(x);
+    let tape = recording.end();
+    let (output, x) = (output?, x.clone());
+    let values = tape.keep_what_is_read(&output)?;
+    let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
+    let node = recorded.x.apply_op1(FusedBlock { recorded: Arc::clone(&recorded), values: Mutex::new(values) })?;
+    if meta::tracing() {
+        take(&node)?;
+    }
+    let _ = recorded.node.set(node.id());
+    ALIVE.lock().unwrap_or_else(PoisonError::into_inner).insert(node.id(), Arc::downgrade(&recorded));
+    Ok(node)
+}
+
+/// Runs `run`, of which nothing is recorded and nothing kept.
+pub(crate) fn unrecorded<T>(run: impl FnOnce() -> T) -> T {
+    let _paused = Recording { outer: TAPE.take() };
+    untracked(run)
+}
+
+/// Runs `run`, which applies none but our own operations, on `x`, and then its backward for the gradient `dy` of its output: the
+/// gradient of `x`, where it has one.
+pub(crate) fn run_backward(
+    x: &Tensor,
+    dy: Tensor,
+    run: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Option<Tensor>> {
+    let recording = Recording::begin();
+    let output = run(x);
+    let tape = recording.end();
+    tape.backward(x, &output?, dy)
+}
+
+/// While there is one, operations are recorded, or not, as it says. A panic ends it, too.
+struct Recording {
+    /// What was recorded before, and is again afterwards.
+    outer: Option<Tape>,
+}
+
+impl Recording {
+    fn begin() -> Self {
+        Self { outer: TAPE.replace(Some(Tape::default())) }
+    }
+
+    fn end(self) -> Tape {
+        TAPE.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        drop(TAPE.replace(self.outer.take()));
+    }
+}
+
+impl Tape {
+    /// Lets go of the values that no backward reads, and gives those of `output` to whoever is to have them instead: None if
+    /// a backward reads them, too.
+    fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<Storage>> {
+        // A view's values are those of what it is a view of.
+        let mut views: HashMap<TensorId, TensorId> = HashMap::new();
+        let mut read: HashSet<TensorId> = HashSet::new();
+        let of = |views: &HashMap<TensorId, TensorId>, tensor: &Tensor| {
+            views.get(&tensor.id()).copied().unwrap_or_else(|| tensor.id())
+        };
+        for Record { operation, reads, output } in &self.0 {
+            if let Operation::View(x) = operation {
+                views.insert(output.id(), of(&views, x));
+            }
+            let inputs = operation.inputs().iter().zip(reads.inputs);
+            read.extend(inputs.filter(|(_, reads)| *reads).map(|(input, _)| of(&views, input)));
+            if reads.output {
+                read.insert(of(&views, output));
+            }
+        }
+        let result = of(&views, output);
+        let mut values = None;
+        for Record { operation, output, .. } in &self.0 {
+            if read.contains(&output.id()) || matches!(operation, Operation::View(_)) {
+                continue;
+            }
+            if output.id() != result {
+                meta::let_go(output);
+                take(output)?;
+            } else if meta::tracing() {
+                values = Some(Storage::Cpu(meta::nothing(output.dtype())?));
+            } else {
+                values = Some(take(output)?);
+            }
+        }
+        if values.is_none() && meta::tracing() {
+            bail!("{OP}: an output that is kept twice is not counted");
+        }
+        Ok(values)
+    }
+}
+
+/// The backward of a fused block whose node is `output`, without candle: the fused block's input and its gradient. None if it is
+/// no fused block.
+///
+/// candle would add the gradients of output and input to zeros, which in bf16 costs a fifth of a training step.
+pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Tensor, Option<Tensor>)>> {
+    let recorded = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).get(&output.id()).and_then(Weak::upgrade);
+    recorded.map(|block| Ok((block.x.clone(), block.backward(gradient)?))).transpose()
+}
+
+/// The values of a fused block's output, for whoever takes them from here: its backward needs them no more. None if `output` is
+/// something else.
+pub fn take_values(output: &Tensor) -> Result<Option<Storage>> {
+    let is_region = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
+    is_region.then(|| take(output)).transpose()
+}
+
+pub(crate) fn recording() -> bool {
+    TAPE.with_borrow(Option::is_some)
+}
+
+/// Writes an operation down, if in a fused block.
+pub(crate) fn record(operation: Operation, reads: Reads, output: &Tensor) {
+    TAPE.with_borrow_mut(|tape| {
+        if let Some(Tape(records)) = tape {
+            records.push(Record { operation, reads, output: output.clone() });
+        }
+    });
+}
+
+/// What a fused block's backward needs.
+struct Recorded {
+    /// Until the backward takes it.
+    tape: Mutex<Option<Tape>>,
+    x: Tensor,
+    output: Tensor,
+    /// The block's node in candle's graph.
+    node: OnceLock<TensorId>,
+}
+
+/// The fused blocks that some graph still holds, by their nodes: a tensor does not tell what made it.
+static ALIVE: LazyLock<Mutex<HashMap<TensorId, Weak<Recorded>>>> = LazyLock::new(Mutex::default);
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.get() {
+            ALIVE.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
+        }
+    }
+}
+
+impl Recorded {
+    /// The gradient of the input, where it has one.
+    fn backward(&self, dy: &Tensor) -> Result<Option<Tensor>> {
+        let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(tape) = tape else { bail!("{OP}: a second backward") };
+        tape.backward(&self.x, &self.output, dy.clone())
+    }
+}
+
+impl Tape {
+    /// The gradient of `x`, where it has one, given that of `output`.
+    fn backward(self, x: &Tensor, output: &Tensor, dy: Tensor) -> Result<Option<Tensor>> {
+        let Self(records) = self;
+        let mut gradients = Gradients::new(x, &records);
+        gradients.add(output, Some(dy))?;
+        for Record { operation, output, .. } in records.into_iter().rev() {
+            let Some(dy) = gradients.of.remove(&output.id()) else { continue };
+            match operation {
+                Operation::One(op, x) => gradients.add(&x, op.bwd(&x, &output, &dy)?)?,
+                Operation::Two(op, [x, y]) => {
+                    let (dx, d_y) = gradients.offered(&x, || op.bwd(&x, &y, &output, &dy))?;
+                    gradients.add(&x, dx)?;
+                    gradients.add(&y, d_y)?;
+                }
+                Operation::Three(op, [x, y, z]) => {
+                    let (dx, d_y, dz) = gradients.offered(&x, || op.bwd(&x, &y, &z, &output, &dy))?;
+                    gradients.add(&x, dx)?;
+                    gradients.add(&y, d_y)?;
+                    gradients.add(&z, dz)?;
+                }
+                Operation::Sum([x, y]) => {
+                    gradients.add(&x, Some(dy.clone()))?;
+                    gradients.add(&y, Some(dy))?;
+                }
+                Operation::View(x) => {
+                    let dx = dy.reshape(x.shape())?;
+                    gradients.add(&x, Some(dx))?;
+                }
+            }
+        }
+        Ok(gradients.of.remove(&x.id()))
+    }
+}
+
+/// A fused block as candle sees it.
+struct FusedBlock {
+    recorded: Arc<Recorded>,
+    /// Those of its output, if nobody else needs them.
+    values: Mutex<Option<Storage>>,
+}
+
+const OP: &str = "fused-block";
+
+impl FusedBlock {
+    fn values(&self) -> Option<Storage> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl CustomOp1 for FusedBlock {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let output = &self.recorded.output;
+        let values = match self.values() {
+            Some(Storage::Cpu(values)) => values,
+            _ => View::of(OP, &output.storage_and_layout())?.into_storage(),
+        };
+        Ok((values, output.shape().clone()))
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let output = &self.recorded.output;
+        let values = match self.values() {
+            Some(values) => values,
+            None => take(&output.copy()?)?,
+        };
+        match values {
+            Storage::Cuda(values) => Ok((values, output.shape().clone())),
+            _ => bail!("{OP}: what was computed on a GPU is somewhere else"),
+        }
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        self.recorded.backward(dy)
+    }
+}
+
+/// The gradients that wait for the operation that made their tensor.
+struct Gradients {
+    of: HashMap<TensorId, Tensor>,
+    inside: HashSet<TensorId>,
+}
+
+impl Gradients {
+    fn new(x: &Tensor, records: &[Record]) -> Self {
+        let inside = records.iter().map(|record| record.output.id()).chain([x.id()]).collect();
+        Self { of: HashMap::new(), inside }
+    }
+
+    /// Runs a backward that may take the gradient which `x` has already and give the sum.
+    fn offered<R>(&mut self, x: &Tensor, backward: impl FnOnce() -> Result<R>) -> Result<R> {
+        let (result, left) = offer(x, self.of.remove(&x.id()), backward);
+        if let Some(left) = left {
+            self.of.insert(x.id(), left);
+        }
+        result
+    }
+
+    fn add(&mut self, tensor: &Tensor, gradient: Option<Tensor>) -> Result<()> {
+        let Some(gradient) = gradient else { return Ok(()) };
+        if !self.inside.contains(&tensor.id()) {
+            bail!("{OP}: no place for the gradient of a parameter of shape {:?}", tensor.shape());
+        }
+        let gradient = match self.of.remove(&tensor.id()) {
+            None => gradient,
+            Some(before) => added(&before, &gradient, false)?,
+        };
+        self.of.insert(tensor.id(), gradient);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Conv1D;
+    use crate::LayerNorm;
+    use crate::causal_attention_packed;
+    use crate::gelu;
+    use crate::graph::apply::{reshape, sum};
+    use crate::random::Stream;
+    use crate::sink::Gradients as Sink;
+    use candle_core::{Device, Var};
+    use candle_nn::Module;
+
+    fn normal(name: &str, shape: &[usize]) -> Result<Var> {
+        let mut values = vec![0.0; shape.iter().product()];
+        Stream::new(3, name, 0).fill_normal(0, &mut values);
+        Var::from_vec(values, shape, &Device::Cpu)
+    }
+
+    fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
+        Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+    }
+
+    #[test]
+    fn has_the_bits_of_its_operations_one_by_one() -> Result<()> {
+        let parameters = [
+            normal("norm weight", &[12])?,
+            normal("norm bias", &[12])?,
+            normal("attention weight", &[12, 36])?,
+            normal("attention bias", &[36])?,
+            normal("weight", &[12, 12])?,
+            normal("bias", &[12])?,
+        ];
+        let [nw, nb, aw, ab, w, b] = parameters.each_ref().map(|p| p.as_tensor().clone());
+        let norm = LayerNorm::from_tensors(nw, nb, 1e-5);
+        let (attention, last) = (Conv1D::from_tensors(aw, ab), Conv1D::from_tensors(w, b));
+        let (x, dy) = (normal("x", &[2, 5, 12])?, normal("dy", &[2, 5, 12])?);
+        // A tensor used three times, a parameter used twice, and an operation whose output nobody needs.
+        let run = |x: &Tensor| -> Result<Tensor> {
+            let attended = causal_attention_packed(&attention.forward(&norm.forward(x)?)?, 3)?;
+            let x = sum(&sum(x, &attended)?, &last.forward(x)?)?;
+            gelu(&x)?;
+            let flat = reshape(&norm.forward(&x)?, (10, 12))?;
+            sum(&x, &reshape(&last.forward(&flat)?, (2, 5, 12))?)
+        };
+        let backward = |promised: bool| -> Result<(Vec<u32>, Vec<Vec<u32>>)> {
+            let mut sink = Sink::default();
+            for parameter in &parameters {
+                sink.add_buffer(
+                    vec![f32::NAN; parameter.elem_count()],
+                    [(parameter.id(), 0..parameter.elem_count(), false)],
+                );
+            }
+            let y = if promised { crate::sink::promise(|| fused_block(&x, run)) } else { fused_block(&x, run) }?;
+            let (sink, store) = sink.capture(|| crate::backward_from(&[(y.clone(), dy.as_tensor().clone())]));
+            let store = store?;
+            let dx = store.get(&x).map(bits).transpose()?.unwrap_or_default();
+            let mut all: Vec<Vec<u32>> =
+                sink.into_buffers().iter().map(|buffer| buffer.iter().map(|v| v.to_bits()).collect()).collect();
+            all.push(bits(&y)?);
+            Ok((dx, all))
+        };
+        let want = backward(false)?;
+        assert!(!want.0.is_empty());
+        assert_eq!(backward(true)?, want);
+        Ok(())
+    }
+
+    #[test]
+    fn goes_on_to_what_made_its_input_and_is_forgotten_with_its_graph() -> Result<()> {
+        let (x, dy) = (normal("x", &[4, 3])?, normal("dy", &[4, 3])?);
+        let run = |x: &Tensor| fused_block(&fused_block(&(x * 3.0)?, gelu)?, |x| sum(x, x));
+        let gradient = |y: &Tensor| -> Result<Vec<u32>> {
+            let store = crate::backward_from(&[(y.clone(), dy.as_tensor().clone())])?;
+            store.get(&x).map(bits).transpose().map(Option::unwrap_or_default)
+        };
+        let y = crate::sink::promise(|| run(&x))?;
+        let alive = |y: &Tensor| ALIVE.lock().is_ok_and(|alive| alive.contains_key(&y.id()));
+        assert!(alive(&y));
+        let want = gradient(&run(&x)?)?;
+        assert!(want.len() == 12 && gradient(&y)? == want);
+        let again = gradient(&y).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(again.contains("a second backward"), "{again}");
+        let id = y.id();
+        drop(y);
+        assert!(ALIVE.lock().is_ok_and(|alive| !alive.contains_key(&id)));
+        Ok(())
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error() -> Result<()> {
+        let (x, w, b) = (normal("x", &[2, 4])?, normal("w", &[4, 4])?, normal("b", &[4])?);
+        let layer = Conv1D::from_tensors(w.as_tensor().clone(), b.as_tensor().clone());
+        let make = || crate::sink::promise(|| fused_block(&x, |x| layer.forward(x)));
+        let error = make()?.sum_all()?.backward().err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("no place for the gradient of a parameter"), "{error}");
+        let error =
+            crate::sink::promise(|| fused_block(&x, |x| sum(x, &b))).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("do not fit together"), "{error}");
+        assert!(!recording());
+        Ok(())
+    }
+}

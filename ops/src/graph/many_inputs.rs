@@ -1,0 +1,59 @@
+//! An operation of more tensors than candle's custom operations take, as a node of its graph.
+//!
+//! Its parameters go through a chain of nodes that compute nothing, at whose end is a scalar: an input that the operation has
+//! beside its activations. Its backward leaves the gradients of the parameters with the chain, whose own backward, which candle
+//! runs next, hands them over.
+
+use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Gradients on their way from the operation to its parameters, in their order.
+#[derive(Clone, Default)]
+pub(crate) struct Carried(Arc<Mutex<Vec<Option<Tensor>>>>);
+
+/// The scalar that stands for these parameters, and where their gradients are to be left. Tracked if one of them is.
+pub(crate) fn carry<'a>(parameters: impl Iterator<Item = &'a Tensor>) -> Result<(Tensor, Carried)> {
+    let carried = Carried::default();
+    let mut chain = Tensor::zeros((), DType::F32, &Device::Cpu)?;
+    for (index, parameter) in parameters.enumerate() {
+        chain = chain.apply_op2(parameter, Carry { index, carried: carried.clone() })?;
+    }
+    Ok((chain, carried))
+}
+
+impl Carried {
+    /// Leaves the gradients; gives that of the scalar, if it is tracked.
+    pub(crate) fn leave(&self, gradients: Vec<Option<Tensor>>, chain: &Tensor) -> Result<Option<Tensor>> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = gradients;
+        chain.track_op().then(|| chain.zeros_like()).transpose()
+    }
+}
+
+struct Carry {
+    index: usize,
+    carried: Carried,
+}
+
+const OP: &str = "carry";
+
+impl CustomOp2 for Carry {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![0.0]), Shape::from(())))
+    }
+
+    fn bwd(
+        &self,
+        chain: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        d_chain: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let mut carried = self.carried.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(gradient) = carried.get_mut(self.index) else { bail!("{OP}: backward before the operation's") };
+        Ok((chain.track_op().then(|| d_chain.clone()), gradient.take()))
+    }
+}

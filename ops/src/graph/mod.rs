@@ -1,0 +1,15 @@
+//! How an operation becomes a part of candle's graph, and how its backward runs.
+
+pub(crate) mod addend;
+pub(crate) mod apply;
+pub(crate) mod backward;
+pub(crate) mod fused_block;
+pub(crate) mod gradient;
+pub(crate) mod many_inputs;
+pub(crate) mod operand;
+pub(crate) mod output;
+pub mod storage;
+
+pub use apply::{reshape, sum, untracked};
+pub use backward::backward_from;
+pub use fused_block::{fused_block, take_values};

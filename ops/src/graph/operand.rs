@@ -1,0 +1,195 @@
+//! What operations read: candle storage as slices.
+
+use crate::kernel::{HalfFloat, Isa};
+use crate::parallel::build;
+use crate::product::Elements;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, bail};
+use half::{bf16, f16};
+use std::borrow::Cow;
+use std::ops::Deref;
+
+/// The elements of a view in row-major order, as f32. Borrows when the view is contiguous f32; otherwise copies the
+/// view, never the whole storage behind it.
+pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Cow<'a, [f32]>> {
+    match (storage, layout.contiguous_offsets()) {
+        (CpuStorage::F32(data), Some((start, end))) => match data.get(start..end) {
+            Some(view) => Ok(Cow::Borrowed(view)),
+            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+        },
+        (CpuStorage::BF16(data), Some((start, end))) => match data.get(start..end) {
+            Some(view) => Ok(Cow::Owned(widened(view))),
+            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+        },
+        (CpuStorage::F16(data), Some((start, end))) => match data.get(start..end) {
+            Some(view) => Ok(Cow::Owned(widened(view))),
+            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+        },
+        (CpuStorage::F32(_), None) => {
+            let mut view = CpuStorage::F32(vec![0.0; layout.shape().elem_count()]);
+            storage.copy_strided_src(&mut view, 0, layout)?;
+            match view {
+                CpuStorage::F32(view) => Ok(Cow::Owned(view)),
+                _ => bail!("{op}: the copy of a view changed its dtype"),
+            }
+        }
+        (CpuStorage::BF16(_), None) => {
+            let mut view = CpuStorage::BF16(vec![bf16::ZERO; layout.shape().elem_count()]);
+            storage.copy_strided_src(&mut view, 0, layout)?;
+            match view {
+                CpuStorage::BF16(view) => Ok(Cow::Owned(widened(&view))),
+                _ => bail!("{op}: the copy of a view changed its dtype"),
+            }
+        }
+        (CpuStorage::F16(_), None) => {
+            let mut view = CpuStorage::F16(vec![f16::ZERO; layout.shape().elem_count()]);
+            storage.copy_strided_src(&mut view, 0, layout)?;
+            match view {
+                CpuStorage::F16(view) => Ok(Cow::Owned(widened(&view))),
+                _ => bail!("{op}: the copy of a view changed its dtype"),
+            }
+        }
+        // How a released parameter is stored.
+        (CpuStorage::F4(_), _) => bail!("{op}: reads a parameter that is released"),
+        (other, _) => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
+    }
+}
+
+/// [`f32s`] of a tensor whose storage is held: `let held = x.storage_and_layout(); let x = f32s_of("op", &held)?;`
+pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
+    op: &'static str,
+    (storage, layout): &'a (S, &Layout),
+) -> Result<Cow<'a, [f32]>> {
+    match &**storage {
+        Storage::Cpu(storage) => f32s(op, storage, layout),
+        _ => bail!("{op}: no backward on this device"),
+    }
+}
+
+/// The elements of a view in row-major order, as they are stored: for what reads any of the dtypes.
+pub(crate) enum View<'a> {
+    F32(Cow<'a, [f32]>),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+}
+
+impl<'a> View<'a> {
+    /// Borrows when the view is contiguous; otherwise copies it, as [`f32s`] does.
+    pub(crate) fn new(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+        if let (CpuStorage::BF16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
+            && let Some(view) = data.get(start..end)
+        {
+            return Ok(Self::Bf16(view));
+        }
+        if let (CpuStorage::F16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
+            && let Some(view) = data.get(start..end)
+        {
+            return Ok(Self::F16(view));
+        }
+        Ok(Self::F32(f32s(op, storage, layout)?))
+    }
+
+    /// [`View::new`] of a tensor whose storage is held, as for [`f32s_of`].
+    pub(crate) fn of<S: Deref<Target = Storage>>(
+        op: &'static str,
+        (storage, layout): &'a (S, &Layout),
+    ) -> Result<Self> {
+        match &**storage {
+            Storage::Cpu(storage) => Self::new(op, storage, layout),
+            _ => bail!("{op}: no backward on this device"),
+        }
+    }
+
+    /// A copy of what is viewed.
+    pub(crate) fn into_storage(self) -> CpuStorage {
+        match self {
+            Self::F32(data) => CpuStorage::F32(data.into_owned()),
+            Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
+            Self::F16(data) => CpuStorage::F16(data.to_vec()),
+        }
+    }
+
+    pub(crate) fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(data) => Elements::F32(data),
+            Self::Bf16(data) => Elements::Bf16(data),
+            Self::F16(data) => Elements::F16(data),
+        }
+    }
+}
+
+impl<'a> Elements<'a> {
+    /// All elements of a storage.
+    pub(crate) fn all(op: &'static str, storage: &'a CpuStorage) -> Result<Self> {
+        match storage {
+            CpuStorage::F32(data) => Ok(Self::F32(data)),
+            CpuStorage::BF16(data) => Ok(Self::Bf16(data)),
+            CpuStorage::F16(data) => Ok(Self::F16(data)),
+            other => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
+        }
+    }
+
+    /// A copy.
+    pub(crate) fn to_storage(self) -> CpuStorage {
+        match self {
+            Self::F32(data) => CpuStorage::F32(data.to_vec()),
+            Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
+            Self::F16(data) => CpuStorage::F16(data.to_vec()),
+        }
+    }
+}
+
+/// The elements of an integer view (u32, i64 or u8) as indices into `0..limit`; anything else is an error that says
+/// what and where.
+pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
+    fn collect<T: Copy + TryInto<usize> + std::fmt::Display>(
+        op: &'static str,
+        data: &[T],
+        limit: usize,
+    ) -> Result<Vec<usize>> {
+        let mut indices = Vec::with_capacity(data.len());
+        for (position, &value) in data.iter().enumerate() {
+            match value.try_into() {
+                Ok(index) if index < limit => indices.push(index),
+                _ => bail!("{op}: index {value} at position {position} is not below {limit}"),
+            }
+        }
+        Ok(indices)
+    }
+    let count = layout.shape().elem_count();
+    let mut view = match storage {
+        CpuStorage::U32(_) => CpuStorage::U32(vec![0; count]),
+        CpuStorage::I64(_) => CpuStorage::I64(vec![0; count]),
+        CpuStorage::U8(_) => CpuStorage::U8(vec![0; count]),
+        other => bail!("{op}: indices of dtype u32, i64 or u8 expected, got {:?}", other.dtype()),
+    };
+    storage.copy_strided_src(&mut view, 0, layout)?;
+    match &view {
+        CpuStorage::U32(data) => collect(op, data, limit),
+        CpuStorage::I64(data) => collect(op, data, limit),
+        CpuStorage::U8(data) => collect(op, data, limit),
+        _ => bail!("{op}: the copy of a view changed its dtype"),
+    }
+}
+
+/// [`indices`] of a tensor.
+pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => indices(op, storage, layout, limit),
+        Storage::Cuda(storage) => indices(op, &storage.to_cpu_storage()?, layout, limit),
+        Storage::Metal(_) => bail!("{op}: not implemented on this device"),
+    }
+}
+
+fn widened<H: HalfFloat>(values: &[H]) -> Vec<f32> {
+    build(values.len(), 1, |range, out| H::widen(Isa::current(), &values[range], out))
+}
+
+/// Splits a shape into (rows, length of the last dimension).
+pub(crate) fn rows(op: &'static str, shape: &Shape) -> Result<(usize, usize)> {
+    match shape.dims().split_last() {
+        Some((&last, leading)) if last > 0 => Ok((leading.iter().product(), last)),
+        _ => bail!("{op}: a last dimension of at least 1 is needed, got the shape {shape:?}"),
+    }
+}

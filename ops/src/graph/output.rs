@@ -1,0 +1,173 @@
+//! From rows of f32 to what candle stores.
+//!
+//! All arithmetic is f32. bf16 and f16 results are rounded, to nearest even, while the rows are still in the first-level cache, so
+//! that memory sees no more than the elements themselves.
+
+use crate::kernel::{HalfFloat, Isa};
+use crate::parallel::split;
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
+use half::{bf16, f16};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Storage of `units` times `floats` elements of `dtype`, filled by `work`, which gets a range of units and their part, as
+/// f32 of arbitrary content. Small parts at a time, so that they are written while they are in the first-level cache.
+pub(crate) fn build_as(
+    op: &'static str,
+    dtype: DType,
+    units: usize,
+    floats: usize,
+    work: impl Fn(Range<usize>, &mut [f32]) + Sync,
+) -> Result<CpuStorage> {
+    let mut fresh = Fresh::new(op, dtype, units * floats)?;
+    let out = fresh.shared();
+    let at_once = (CACHED / floats.max(1)).max(1);
+    split::<f32, 0>(units, floats, [], |range, []| {
+        let isa = Isa::current();
+        for start in range.clone().step_by(at_once) {
+            let part = start..range.end.min(start + at_once);
+            let (at, len) = (start * floats, part.len() * floats);
+            // SAFETY: each unit is in one part, and each part is one thread's.
+            unsafe { out.write(isa, at, len, |out| work(part, out)) };
+        }
+    });
+    // SAFETY: the ranges of `split` cover all units.
+    Ok(unsafe { fresh.filled(units * floats) })
+}
+
+/// Storage of `dtype` with these values.
+pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
+    match dtype {
+        DType::F32 => Ok(CpuStorage::F32(values)),
+        _ => build_as(op, dtype, values.len(), 1, |range, out| out.copy_from_slice(&values[range])),
+    }
+}
+
+/// Elements that are read and written at a time, where they are not rows: what the first-level cache holds.
+pub(crate) const CACHED: usize = 4096;
+
+/// A tensor outside any graph: what a backward returns.
+pub(crate) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
+    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
+}
+
+/// Storage that is still to be written.
+pub(crate) enum Fresh {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+}
+
+impl Fresh {
+    /// Room for `len` elements of `dtype`.
+    pub(crate) fn new(op: &'static str, dtype: DType, len: usize) -> Result<Self> {
+        match dtype {
+            DType::F32 => Ok(Self::F32(Vec::with_capacity(len))),
+            DType::BF16 => Ok(Self::Bf16(Vec::with_capacity(len))),
+            DType::F16 => Ok(Self::F16(Vec::with_capacity(len))),
+            other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn shared(&mut self) -> Shared<'_> {
+        let (start, len) = match self {
+            Self::F32(data) => (Start::F32(data.as_mut_ptr()), data.capacity()),
+            Self::Bf16(data) => (Start::Bf16(data.as_mut_ptr()), data.capacity()),
+            Self::F16(data) => (Start::F16(data.as_mut_ptr()), data.capacity()),
+        };
+        Shared { start, len, buffer: PhantomData }
+    }
+
+    /// The storage, now that it is written.
+    ///
+    /// # Safety
+    /// All of the `len` elements have been.
+    pub(crate) unsafe fn filled(self, len: usize) -> CpuStorage {
+        match self {
+            Self::F32(mut data) => {
+                // SAFETY: the caller's promise.
+                unsafe { data.set_len(len) };
+                CpuStorage::F32(data)
+            }
+            Self::Bf16(mut data) => {
+                // SAFETY: as above.
+                unsafe { data.set_len(len) };
+                CpuStorage::BF16(data)
+            }
+            Self::F16(mut data) => {
+                // SAFETY: as above.
+                unsafe { data.set_len(len) };
+                CpuStorage::F16(data)
+            }
+        }
+    }
+}
+
+/// A buffer in which threads write disjoint parts that need not be contiguous, such as the columns of a head.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'a> {
+    start: Start,
+    len: usize,
+    buffer: PhantomData<&'a mut Fresh>,
+}
+
+#[derive(Clone, Copy)]
+enum Start {
+    F32(*mut f32),
+    Bf16(*mut bf16),
+    F16(*mut f16),
+}
+
+// SAFETY: access is by `store` and `write` alone, whose callers promise that nobody else has the elements.
+unsafe impl Send for Shared<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Shared<'_> {}
+
+impl Shared<'_> {
+    /// Stores `values` from element `at` on.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these elements at the same time.
+    pub(crate) unsafe fn store(&self, isa: Isa, at: usize, values: &[f32]) {
+        match self.start {
+            // SAFETY: the caller's promise.
+            Start::F32(start) => unsafe { self.part(start, at, values.len()) }.copy_from_slice(values),
+            // SAFETY: as above.
+            Start::Bf16(start) => bf16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
+            // SAFETY: as above.
+            Start::F16(start) => f16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
+        }
+    }
+
+    /// Stores what `work` writes to a slice of `len`, from element `at` on. Its content is arbitrary before.
+    ///
+    /// # Safety
+    /// As for [`Shared::store`].
+    pub(crate) unsafe fn write(&self, isa: Isa, at: usize, len: usize, work: impl FnOnce(&mut [f32])) {
+        match self.start {
+            // SAFETY: the caller's promise.
+            Start::F32(start) => work(unsafe { self.part(start, at, len) }),
+            Start::Bf16(_) | Start::F16(_) => {
+                let mut room = vec![0.0; len];
+                work(&mut room);
+                // SAFETY: the caller's promise.
+                unsafe { self.store(isa, at, &room) };
+            }
+        }
+    }
+
+    /// Some elements, zeroed: of floats, zeros are all bytes 0.
+    ///
+    /// # Safety
+    /// `start` is this buffer's, T a float, and nobody else has these elements.
+    unsafe fn part<'a, T>(&self, start: *mut T, at: usize, len: usize) -> &'a mut [T] {
+        assert!(at + len <= self.len, "elements {at}..{} of {}", at + len, self.len);
+        // SAFETY: inside of the buffer by the assertion, alone by the caller's promise.
+        unsafe {
+            let start = start.add(at);
+            start.write_bytes(0, len);
+            std::slice::from_raw_parts_mut(start, len)
+        }
+    }
+}

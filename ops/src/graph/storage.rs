@@ -1,0 +1,60 @@
+//! Exchanging the storage behind a tensor, so that a leaf of candle's graph can lose its values and get others.
+
+use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor};
+
+/// A storage without elements.
+pub fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
+    match device {
+        Device::Cpu => Ok(Storage::Cpu(match dtype {
+            DType::BF16 => CpuStorage::BF16(vec![]),
+            DType::F16 => CpuStorage::F16(vec![]),
+            DType::F4 => CpuStorage::F4(vec![]),
+            _ => CpuStorage::F32(vec![]),
+        })),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => crate::device::nothing(dtype, device).map(Storage::Cuda),
+        other => candle_core::bail!("parameters cannot be on {other:?}: this program was built for others"),
+    }
+}
+
+/// Takes the values out from behind a tensor; to use it then is an error.
+pub fn take(tensor: &Tensor) -> Result<Storage> {
+    // Of a type that no operation takes; see above.
+    swap(tensor, nothing(DType::F4, tensor.device())?)
+}
+
+/// Puts `values` behind a tensor on the same device, whatever their dtype and number; gives what was there.
+pub fn swap(tensor: &Tensor, values: Storage) -> Result<Storage> {
+    let swap = Swap(std::sync::Mutex::new(values));
+    tensor.inplace_op1(&swap)?;
+    swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
+}
+
+/// Exchanges the storage behind a tensor with the one inside.
+struct Swap(std::sync::Mutex<Storage>);
+
+impl Swap {
+    fn held(&self) -> Result<std::sync::MutexGuard<'_, Storage>> {
+        self.0.lock().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
+    }
+}
+
+const TWO_DEVICES: &str = "the values of a tensor are replaced by others on another device";
+
+impl InplaceOp1 for Swap {
+    fn name(&self) -> &'static str {
+        "swap-storage"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        let Storage::Cpu(held) = &mut *self.held()? else { candle_core::bail!("{TWO_DEVICES}") };
+        std::mem::swap(storage, held);
+        Ok(())
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        let Storage::Cuda(held) = &mut *self.held()? else { candle_core::bail!("{TWO_DEVICES}") };
+        std::mem::swap(storage, held);
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! The arithmetic of a linear map, shared by the operations that contain one.
+
+use crate::graph::gradient::{Tile, deliver_tile};
+use crate::graph::operand::{View, f32s, rows};
+use crate::graph::output::tensor;
+use crate::kernel::{Isa, norm::add_rows};
+use crate::measure;
+use crate::meta;
+use crate::meta::footprint::{Costs, DeferredCosts, bytes, floats};
+use crate::parallel::{Output, parts, split};
+use crate::product::{Elements, Matrix, Start, add_product, new_product, new_product_rounded, product, unrounded};
+use crate::sink;
+use crate::threads;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
+
+/// The order of a weight's two dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Affine {
+    /// `[outputs, inputs]`, as `torch.nn.Linear`.
+    OutputsInputs,
+    /// `[inputs, outputs]`, as GPT-2's `Conv1D`.
+    InputsOutputs,
+}
+
+/// Sizes of a linear map of rows.
+pub(crate) struct Sizes {
+    pub(crate) count: usize,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Of the result.
+    pub(crate) shape: Shape,
+}
+
+/// Rows of dy whose sum is one partial sum of the bias gradient.
+pub(crate) const BLOCK: usize = 64;
+
+impl Affine {
+    /// b + x·W for x of `[.., inputs]`: the values, of the dtype of x, and the shape `[.., outputs]`.
+    pub(crate) fn forward(
+        self,
+        op: &'static str,
+        (xs, xl): (&CpuStorage, &Layout),
+        (ws, wl): (&CpuStorage, &Layout),
+        bias: Option<(&CpuStorage, &Layout)>,
+    ) -> Result<(CpuStorage, Shape)> {
+        let Sizes { count, inputs, outputs, shape } =
+            self.check(op, xl.shape(), wl.shape(), bias.map(|(_, layout)| layout.shape()))?;
+        let bias = bias.map(|(storage, layout)| f32s(op, storage, layout)).transpose()?;
+        let start = bias.as_deref().map_or(Start::Zero, Start::Row);
+        let (x, w) = (View::new(op, xs, xl)?, View::new(op, ws, wl)?);
+        let x = Matrix::new(x.elements(), count, inputs);
+        Ok((new_storage(xs.dtype(), start, x, self.matrix(w.elements(), inputs, outputs)), shape))
+    }
+
+    /// The sizes of a map of `[.., inputs]`.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(crate) fn check(self, op: &'static str, x: &Shape, weight: &Shape, bias: Option<&Shape>) -> Result<Sizes> {
+        let (inputs, outputs) = self.sizes(op, weight)?;
+        let (count, last) = rows(op, x)?;
+        if last != inputs {
+            bail!("{op}: an input of {x:?} does not fit a weight for {inputs} inputs");
+        }
+        if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
+            bail!("{op}: a bias of {bias:?} does not fit {outputs} outputs");
+        }
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = outputs;
+        }
+        Ok(Sizes { count, inputs, outputs, shape: dims.into() })
+    }
+
+    /// (dx, dW): dx = dy·Wᵀ where the input is tracked, dW = xᵀ·dy where the weight is.
+    pub(crate) fn backward(
+        self,
+        op: &'static str,
+        x: &Tensor,
+        weight: &Tensor,
+        dy: Elements<'_>,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (inputs, outputs) = self.sizes(op, weight.shape())?;
+        let held = (x.storage_and_layout(), weight.storage_and_layout());
+        let (count, _) = rows(op, x.shape())?;
+        let dx = if x.track_op() {
+            let w = View::of(op, &held.1)?;
+            let turned = self.matrix(w.elements(), inputs, outputs).t();
+            Some(tensor(new_storage(x.dtype(), Start::Zero, Matrix::new(dy, count, outputs), turned), x.shape()))
+        } else {
+            None
+        };
+        let d_weight = if weight.track_op() {
+            if sink::defers(weight) {
+                let (x, dy) = (x.clone(), dy.to_storage());
+                sink::defer(weight, move |out| {
+                    let held = x.storage_and_layout();
+                    let x = View::of(op, &held)?;
+                    let dy = Matrix::new(Elements::all(op, &dy)?, count, outputs);
+                    self.weight_gradient(out, Tile::First, Matrix::new(x.elements(), count, inputs), dy);
+                    Ok(())
+                });
+                return Ok((dx, None));
+            }
+            let x = View::of(op, &held.0)?;
+            let (x, dy) = (Matrix::new(x.elements(), count, inputs), Matrix::new(dy, count, outputs));
+            deliver_tile(op, weight, |out, tile| self.weight_gradient(out, tile, x, dy))?
+        } else {
+            None
+        };
+        Ok((dx, d_weight))
+    }
+
+    fn weight_gradient(self, out: &mut [f32], tile: Tile, x: Matrix<'_>, dy: Matrix<'_>) {
+        let (left, right) = match self {
+            Self::OutputsInputs => (dy.t(), x),
+            Self::InputsOutputs => (x.t(), dy),
+        };
+        match tile {
+            Tile::First => product(out, left, right, threads()),
+            Tile::Further => add_product(out, left, right, threads()),
+        }
+    }
+
+    /// What [`Affine::forward`] and [`Affine::backward`], with [`bias_gradient`], take.
+    pub(crate) fn footprint(self, op: &'static str, inputs: &[&Tensor]) -> Result<Costs> {
+        let (x, weight, has_bias) = (inputs[0], inputs[1], inputs.len() > 2);
+        let (count, _) = rows(op, x.shape())?;
+        let (_, outputs) = self.sizes(op, weight.shape())?;
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = outputs;
+        }
+        let (dtype, results) = (x.dtype(), count * outputs);
+        let bias = if has_bias { floats(outputs) } else { 0 };
+        let inputs = x.elem_count() / count.max(1);
+        // Where the dtype is not f32: the bias as f32, and sums that cannot be rounded where they are made.
+        let (mut forward, mut dx, mut row) = (0, 0, 0);
+        if dtype != DType::F32 {
+            forward = bias + unrounded(inputs, results);
+            dx = if x.track_op() { unrounded(outputs, x.elem_count()) } else { 0 };
+            row = parts(count.div_ceil(BLOCK), BLOCK * outputs) as u64 * bias;
+        }
+        let partials = count.div_ceil(BLOCK) as u64 * bias + row;
+        let another = if meta::is_written(weight) { floats(weight.elem_count()) } else { 0 };
+        let backward = dx.max(another).max(partials);
+        let later = bytes(results, dtype) + bias;
+        let deferred = Some(DeferredCosts { input: Some(0), bytes: later, backward: dx.max(later + partials) });
+        let gradients = [true, false, false];
+        Ok(Costs { forward, backward, gradients, deferred, ..Costs::new(dims, dtype) })
+    }
+
+    /// (inputs, outputs) of a weight of this shape.
+    pub(crate) fn sizes(self, op: &'static str, weight: &Shape) -> Result<(usize, usize)> {
+        let (first, second) = weight.dims2()?;
+        if first == 0 || second == 0 {
+            bail!("{op}: a weight of {weight:?} has no elements");
+        }
+        Ok(match self {
+            Self::OutputsInputs => (second, first),
+            Self::InputsOutputs => (first, second),
+        })
+    }
+
+    /// The weight as a matrix of inputs × outputs.
+    fn matrix(self, weight: Elements<'_>, inputs: usize, outputs: usize) -> Matrix<'_> {
+        match self {
+            Self::OutputsInputs => Matrix::new(weight, outputs, inputs).t(),
+            Self::InputsOutputs => Matrix::new(weight, inputs, outputs),
+        }
+    }
+}
+
+/// A product in new storage of a dtype, f32, bf16 or f16.
+fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>) -> CpuStorage {
+    match dtype {
+        DType::BF16 => CpuStorage::BF16(new_product_rounded(start, left, right, threads())),
+        DType::F16 => CpuStorage::F16(new_product_rounded(start, left, right, threads())),
+        _ => CpuStorage::F32(new_product(start, left, right, threads())),
+    }
+}
+
+/// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
+pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -> Result<Option<Tensor>> {
+    let _timed = measure::backward("bias");
+    deliver_tile(op, bias, |out, tile| {
+        let (isa, outputs) = (Isa::current(), out.len());
+        let blocks = (dy.len() / outputs).div_ceil(BLOCK);
+        let mut partials = vec![0.0; blocks * outputs];
+        split(blocks, BLOCK * outputs, [Output { data: &mut partials, floats: outputs }], |range, [partials]| {
+            for (block, partial) in range.zip(partials.chunks_exact_mut(outputs)) {
+                let start = block * BLOCK * outputs;
+                for start in (start..dy.len().min(start + BLOCK * outputs)).step_by(outputs) {
+                    add_rows(isa, &dy.floats(start..start + outputs), partial);
+                }
+            }
+        });
+        if matches!(tile, Tile::First) {
+            out.fill(0.0);
+        }
+        add_rows(isa, &partials, out);
+    })
+}

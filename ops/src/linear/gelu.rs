@@ -1,0 +1,169 @@
+//! A linear map and GELU in one operation.
+//!
+//! The map's output is the widest activation of a transformer. As a node of candle's graph its gradient would be
+//! zeroed, added to and copied once more; here it lives only inside of the backward.
+
+#[cfg(feature = "cuda")]
+use crate::device::Operand;
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::apply3;
+use crate::graph::operand::View;
+use crate::graph::output::build_as;
+use crate::kernel::{Isa, activation as kernel};
+use crate::linear::affine::{Affine, bias_gradient};
+use crate::measure;
+use crate::meta::footprint::{Costs, DeferredCosts, Footprint, Reads, bytes, element_rooms};
+use crate::product::Elements;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+#[cfg(feature = "cuda")]
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+#[cfg(feature = "cuda")]
+use zero_kernels::activation::Function;
+
+/// GELU's tanh form of x·W + b: on the processor the bits of the two operations after each other.
+pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Affine) -> Result<Tensor> {
+    linear_gelu_for(x, weight, bias, affine, Arc::default())
+}
+
+/// [`linear_gelu`] for one operation alone, whose backward may take the gradient through GELU as well.
+pub(crate) fn linear_gelu_for(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    affine: Affine,
+    before: Arc<BeforeGelu>,
+) -> Result<Tensor> {
+    apply3(x, weight, bias, LinearGelu { affine, before })
+}
+
+/// What GELU was taken of.
+#[derive(Debug, Default)]
+pub(crate) struct BeforeGelu {
+    /// x·W + b, kept for the backward.
+    sum: OnceLock<Storage>,
+    /// Whether the upstream gradient is the gradient of the sum already.
+    #[cfg(feature = "cuda")]
+    has_slope: AtomicBool,
+}
+
+#[cfg(feature = "cuda")]
+impl BeforeGelu {
+    /// Lets the operation that GELU's result goes to take its gradient through GELU, given the sum; whether it has is remembered, and said.
+    pub(crate) fn take_slope(&self, take: impl FnOnce(&CudaStorage) -> Result<bool>) -> Result<bool> {
+        let has_slope = match self.sum.get() {
+            Some(Storage::Cuda(sum)) => take(sum)?,
+            _ => false,
+        };
+        self.has_slope.store(has_slope, Ordering::Relaxed);
+        Ok(has_slope)
+    }
+}
+
+struct LinearGelu {
+    affine: Affine,
+    before: Arc<BeforeGelu>,
+}
+
+const OP: &str = "linear-gelu";
+
+impl Footprint for LinearGelu {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (x, dtype) = (inputs[0], inputs[0].dtype());
+        let linear = self.affine.footprint(OP, inputs)?;
+        let results = linear.shape.elem_count();
+        let sum = bytes(results, dtype);
+        // The sum is there before the output is.
+        let forward = element_rooms(dtype, results, 1).max(linear.forward.saturating_sub(sum));
+        // The gradient of the sum; while it is made there is no dx.
+        let dx = if x.track_op() { bytes(x.elem_count(), dtype) } else { 0 };
+        let rooms = element_rooms(dtype, results, 2).saturating_sub(dx);
+        let backward = |linear: u64| sum + rooms.max(linear);
+        let deferred =
+            linear.deferred.map(|deferred| DeferredCosts { backward: backward(deferred.backward), ..deferred });
+        Ok(Costs { saved: sum, forward, backward: backward(linear.backward), deferred, ..linear }.with_epilogue())
+    }
+}
+
+impl CustomOp3 for LinearGelu {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        xs: &CpuStorage,
+        xl: &Layout,
+        ws: &CpuStorage,
+        wl: &Layout,
+        bs: &CpuStorage,
+        bl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (sum, shape) = self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
+        let _timed = measure::forward("gelu");
+        let y = {
+            let sum = Elements::all(OP, &sum)?;
+            build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::current(), &sum.floats(range), y))?
+        };
+        let _ = self.before.sum.set(Storage::Cpu(sum));
+        Ok((y, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        xs: &CudaStorage,
+        xl: &Layout,
+        ws: &CudaStorage,
+        wl: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let ([sum, y], shape) = gpu::affine::forward_gelu(self.affine, OP, (xs, xl), (ws, wl), (bs, bl))?;
+        let _ = self.before.sum.set(Storage::Cuda(sum));
+        Ok((y, shape))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let sum = match self.before.sum.get() {
+            Some(Storage::Cpu(sum)) => sum,
+            #[cfg(feature = "cuda")]
+            Some(Storage::Cuda(sum)) => {
+                let d_sum = match self.before.has_slope.load(Ordering::Relaxed) {
+                    true => dy.clone(),
+                    false => gpu::activation::backward_from(OP, Function::GeluTanh, sum, dy)?,
+                };
+                let d_sum = Operand::of(OP, &d_sum)?;
+                let [dx, d_weight, d_bias] =
+                    gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
+                return Ok((dx, d_weight, d_bias));
+            }
+            _ => bail!("{OP}: backward before forward"),
+        };
+        let d_sum = {
+            let _timed = measure::backward("gelu");
+            let held = dy.storage_and_layout();
+            let dy = View::of(OP, &held)?;
+            let (sum, dy) = (Elements::all(OP, sum)?, dy.elements());
+            build_as(OP, x.dtype(), sum.len(), 1, |range, d_sum| {
+                kernel::gelu_tanh_backward(Isa::current(), &sum.floats(range.clone()), &dy.floats(range), d_sum);
+            })?
+        };
+        let d_sum = Elements::all(OP, &d_sum)?;
+        let (dx, d_weight) = self.affine.backward(OP, x, w, d_sum)?;
+        Ok((dx, d_weight, bias_gradient(OP, bias, d_sum)?))
+    }
+}

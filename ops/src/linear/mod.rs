@@ -1,0 +1,262 @@
+//! Linear layers that send their weight gradient straight to the sink and pay nothing for a frozen weight.
+
+pub(crate) mod affine;
+pub(crate) mod cross_entropy;
+pub(crate) mod gelu;
+
+use crate::activation::Activation;
+#[cfg(feature = "cuda")]
+use crate::device::Operand;
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::{apply2, apply3, has_backward, unmade2, unmade3};
+use crate::graph::operand::View;
+use crate::linear::affine::{Affine, bias_gradient};
+use crate::linear::gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
+use crate::meta::footprint::{Costs, Footprint, Reads};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_nn::{Init, Module, VarBuilder};
+use std::sync::Arc;
+
+/// y = x·Wᵀ + b with a weight of `[outputs, inputs]`, as `candle_nn::Linear` and `torch.nn.Linear`.
+#[derive(Clone, Debug)]
+pub struct Linear(Projection);
+
+impl Linear {
+    /// From tensors: weight `[outputs, inputs]`, bias `[outputs]`.
+    pub fn from_tensors(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self(Projection { weight, bias, affine: Affine::OutputsInputs })
+    }
+
+    /// With a bias of zeros and a normal weight of standard deviation `std`, named `weight` and `bias`.
+    pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
+        let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
+        let Self(alone) = Self::no_bias(inputs, outputs, std, vb)?;
+        Ok(Self(Projection { bias: Some(bias), ..alone }))
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> &Tensor {
+        &self.0.weight
+    }
+
+    /// Without a bias.
+    pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
+        let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
+        Ok(Self::from_tensors(weight, None))
+    }
+}
+
+impl Module for Linear {
+    /// `[.., inputs]` to `[.., outputs]`.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.0.forward(x)
+    }
+}
+
+/// y = x·W + b with a weight of `[inputs, outputs]`: GPT-2's `Conv1D`.
+#[derive(Clone, Debug)]
+pub struct Conv1D(Projection);
+
+impl Conv1D {
+    /// From tensors: weight `[inputs, outputs]`, bias `[outputs]`.
+    pub fn from_tensors(weight: Tensor, bias: Tensor) -> Self {
+        Self(Projection { weight, bias: Some(bias), affine: Affine::InputsOutputs })
+    }
+
+    /// With a bias of zeros and a normal weight of standard deviation `std`, named `weight` and `bias`.
+    pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
+        let weight = vb.get_with_hints((inputs, outputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
+        let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
+        Ok(Self::from_tensors(weight, bias))
+    }
+
+    /// [`gelu`](crate::gelu) of the output, in one operation: the same bits on the processor, fewer passes over memory.
+    pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
+        self.0.forward_activated(x, Activation::GeluNew)
+    }
+
+    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the product that makes the gradient of
+    /// `down`'s input takes it through GELU as well.
+    pub fn forward_gelu_then(&self, x: &Tensor, down: &Self) -> Result<Tensor> {
+        let (Self(up), Self(down)) = (self, down);
+        // Elsewhere `down` takes no gradient through GELU; what GELU was taken of would only live longer.
+        let takes_slope = x.device().is_cuda() && has_backward();
+        let Some(bias) = up.bias.as_ref().filter(|_| takes_slope) else {
+            return down.forward(&self.forward_gelu(x)?);
+        };
+        let before = Arc::default();
+        let y = linear_gelu_for(x, &up.weight, bias, up.affine, Arc::clone(&before))?;
+        down.apply(&y, Some(before))
+    }
+}
+
+impl Module for Conv1D {
+    /// `[.., inputs]` to `[.., outputs]`.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.0.forward(x)
+    }
+}
+
+/// A linear map, whichever way its weight lies: what a [`Linear`] and a [`Conv1D`] are to what is made of either.
+#[derive(Clone, Debug)]
+pub struct Projection {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    affine: Affine,
+}
+
+impl From<Linear> for Projection {
+    fn from(linear: Linear) -> Self {
+        linear.0
+    }
+}
+
+impl From<Conv1D> for Projection {
+    fn from(conv: Conv1D) -> Self {
+        conv.0
+    }
+}
+
+impl Projection {
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.apply(x, None)
+    }
+
+    /// `of`: what x is GELU of, if this is all that x is used for.
+    fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
+        let op = LinearOp { affine: self.affine, of };
+        match &self.bias {
+            Some(bias) => apply3(x, &self.weight, bias, op),
+            None => apply2(x, &self.weight, op),
+        }
+    }
+
+    /// The activation of the output: in one operation where there is one.
+    pub(crate) fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
+        match (&self.bias, activation) {
+            (Some(bias), Activation::GeluNew) => linear_gelu(x, &self.weight, bias, self.affine),
+            _ => activation.apply(&self.forward(x)?),
+        }
+    }
+
+    /// Records the map for its backward alone; the output has no values.
+    pub(crate) fn unmade(&self, x: &Tensor) -> Result<Tensor> {
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = self.sizes()?[1];
+        }
+        let op = LinearOp { affine: self.affine, of: None };
+        match &self.bias {
+            Some(bias) => unmade3([x, &self.weight, bias], op, &dims.into()),
+            None => unmade2([x, &self.weight], op, &dims.into()),
+        }
+    }
+
+    /// Inputs and outputs.
+    pub(crate) fn sizes(&self) -> Result<[usize; 2]> {
+        self.affine.sizes(OP, self.weight.shape()).map(|(inputs, outputs)| [inputs, outputs])
+    }
+
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.weight).chain(&self.bias)
+    }
+}
+
+#[derive(Debug)]
+struct LinearOp {
+    affine: Affine,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU takes a gradient through GELU here"))]
+    of: Option<Arc<BeforeGelu>>,
+}
+
+const OP: &str = "linear";
+
+impl Footprint for LinearOp {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let costs = self.affine.footprint(OP, inputs)?;
+        Ok(if inputs.len() > 2 { costs.with_epilogue() } else { costs })
+    }
+}
+
+impl CustomOp2 for LinearOp {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.affine.forward(OP, (xs, xl), (ws, wl), None)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
+        gpu::affine::forward(self.affine, OP, (xs, xl), (ws, wl), None)
+    }
+
+    fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            let [dx, d_weight, _] =
+                gpu::affine::backward(self.affine, OP, [x, w], None, &Operand::of(OP, dy)?, self.of.as_deref())?;
+            return Ok((dx, d_weight));
+        }
+        let held = dy.storage_and_layout();
+        self.affine.backward(OP, x, w, View::of(OP, &held)?.elements())
+    }
+}
+
+impl CustomOp3 for LinearOp {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        xs: &CpuStorage,
+        xl: &Layout,
+        ws: &CpuStorage,
+        wl: &Layout,
+        bs: &CpuStorage,
+        bl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        xs: &CudaStorage,
+        xl: &Layout,
+        ws: &CudaStorage,
+        wl: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        gpu::affine::forward(self.affine, OP, (xs, xl), (ws, wl), Some((bs, bl)))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            let dy = Operand::of(OP, dy)?;
+            let [dx, d_weight, d_bias] =
+                gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &dy, self.of.as_deref())?;
+            return Ok((dx, d_weight, d_bias));
+        }
+        let held = dy.storage_and_layout();
+        let dy = View::of(OP, &held)?;
+        let (dx, d_weight) = self.affine.backward(OP, x, w, dy.elements())?;
+        Ok((dx, d_weight, bias_gradient(OP, bias, dy.elements())?))
+    }
+}

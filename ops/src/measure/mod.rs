@@ -1,0 +1,294 @@
+//! Where the time of a thread's operations goes: for the profile of a training step and for `zero-train bench ops`.
+//!
+//! Operations open a scope; it costs a look at a thread-local flag unless [`start`] has set it. Of scopes inside each other
+//! the outermost counts: attention's own products are attention. What other threads contribute to an operation is in its
+//! caller's time. The limits that results are held against are measured here too, on the same instruction set.
+
+mod gemm;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use candle_core::DType;
+
+use crate::kernel::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::product::Bf16Units;
+use zero_isa::Vectors;
+
+pub use self::gemm::Gemm;
+
+/// What one kind of operation took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The operation; a product with the layouts of its operands (`NT`: the right one transposed).
+    pub operation: String,
+    /// Rows, columns and inner dimension of a product.
+    pub shape: Option<[usize; 3]>,
+    /// How often it ran.
+    pub calls: u64,
+    /// All of them together.
+    pub time: Duration,
+}
+
+impl Measured {
+    /// Floating-point operations of all calls, where it is a product.
+    #[must_use]
+    pub fn flops(&self) -> Option<f64> {
+        self.shape.map(|shape| 2.0 * self.calls as f64 * shape.iter().map(|&n| n as f64).product::<f64>())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Forward(&'static str),
+    Backward(&'static str),
+    /// Which operands are transposed; rows, columns and inner dimension.
+    Product([bool; 2], [usize; 3]),
+}
+
+impl Kind {
+    fn measured(self, calls: u64, time: Duration) -> Measured {
+        let (operation, shape) = match self {
+            Self::Forward(name) => (name.to_string(), None),
+            Self::Backward(name) => (format!("{name} backward"), None),
+            Self::Product(transposed, shape) => {
+                let letters = transposed.map(|transposed| if transposed { 'T' } else { 'N' });
+                (letters.iter().collect(), Some(shape))
+            }
+        };
+        Measured { operation, shape, calls, time }
+    }
+}
+
+thread_local! {
+    static MACS: Cell<u64> = const { Cell::new(0) };
+    static ON: Cell<bool> = const { Cell::new(false) };
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static LOG: RefCell<BTreeMap<Kind, (u64, Duration)>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Measures the operations of this thread from now on.
+pub fn start() {
+    LOG.with_borrow_mut(BTreeMap::clear);
+    ON.set(true);
+}
+
+/// Ends what [`start`] began: what was measured, the longest first.
+pub fn finish() -> Vec<Measured> {
+    ON.set(false);
+    let mut all: Vec<Measured> =
+        LOG.take().into_iter().map(|(kind, (calls, time))| kind.measured(calls, time)).collect();
+    all.sort_by_key(|one| std::cmp::Reverse(one.time));
+    all
+}
+
+/// An operation that is running.
+#[must_use = "what is dropped at once measures nothing"]
+pub(crate) struct Scope(Option<(Kind, Instant)>);
+
+/// Measures the forward of an operation until the scope is dropped.
+pub(crate) fn forward(name: &'static str) -> Scope {
+    open(Kind::Forward(name))
+}
+
+/// Measures the backward of an operation.
+pub(crate) fn backward(name: &'static str) -> Scope {
+    open(Kind::Backward(name))
+}
+
+/// Measures a product, given which of its operands are transposed.
+pub(crate) fn product(transposed: [bool; 2], rows: usize, columns: usize, inner: usize) -> Scope {
+    count_macs((rows * columns) as u64 * inner as u64);
+    open(Kind::Product(transposed, [rows, columns, inner]))
+}
+
+/// Multiply-accumulates that the products of this thread's operations have taken so far, or will on a GPU, those inside of other operations
+/// included and whether it is [measured](start) or not. A product of m × k by k × n takes mnk; of attention's, what is masked takes none.
+#[must_use]
+pub fn macs() -> u64 {
+    MACS.get()
+}
+
+/// An operation of this thread takes so many more.
+pub(crate) fn count_macs(macs: u64) {
+    MACS.set(MACS.get().wrapping_add(macs));
+}
+
+fn open(kind: Kind) -> Scope {
+    let counts = ON.get() && !INSIDE.replace(ON.get());
+    Scope(counts.then(|| (kind, Instant::now())))
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        if let Some((kind, started)) = self.0.take() {
+            let time = started.elapsed();
+            INSIDE.set(false);
+            LOG.with_borrow_mut(|log| {
+                let (calls, total) = log.entry(kind).or_default();
+                *calls += 1;
+                *total += time;
+            });
+        }
+    }
+}
+
+/// FLOP/s of one thread that does nothing but multiply and add in registers, as products of operands of this dtype do. Takes some milliseconds.
+#[must_use]
+pub fn peak_flops(dtype: DType) -> f64 {
+    let (runs, rounds) = (5, 40_000);
+    let mut rates: Vec<f64> = (0..runs)
+        .map(|_| {
+            let started = Instant::now();
+            register_flops(dtype, rounds) / started.elapsed().as_secs_f64()
+        })
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    rates[runs / 2]
+}
+
+/// Chains of multiply-adds side by side: more than it takes to hide what each waits for the one before.
+const CHAINS: usize = 12;
+
+/// Multiply-adds that stay in registers, on the instruction set that products of operands of this dtype use: returns how many
+/// floating-point operations that was.
+pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
+    let factor = std::hint::black_box(0.999_9);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = dtype;
+    #[cfg(target_arch = "x86_64")]
+    match Bf16Units::best() {
+        Bf16Units::Squares if dtype == DType::BF16 => return crate::product::squares_in_registers(rounds),
+        Bf16Units::Pairs if dtype == DType::BF16 => {
+            // SAFETY: pairs are chosen where the processor has what they need.
+            std::hint::black_box(unsafe { x86::chains_of_pairs(rounds, factor) });
+            return 2.0 * (rounds * CHAINS * 32) as f64;
+        }
+        _ => {}
+    }
+    let (sum, lanes) = match Isa::current().vectors() {
+        // SAFETY: an `Isa` with these vectors exists only after their features were detected.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => (unsafe { x86::chains_of_8(rounds, factor) }, 8),
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx512 => (unsafe { x86::chains_of_16(rounds, factor) }, 16),
+        // SAFETY: NEON is in the baseline of aarch64.
+        #[cfg(target_arch = "aarch64")]
+        Vectors::Neon => (unsafe { neon_chains_of_4(rounds, factor) }, 4),
+        Vectors::Baseline => (chains(rounds, factor), 1),
+    };
+    std::hint::black_box(sum);
+    2.0 * (rounds * CHAINS * lanes) as f64
+}
+
+fn chains(rounds: usize, factor: f32) -> f32 {
+    let mut sums = [1f32; CHAINS];
+    for _ in 0..rounds {
+        sums.iter_mut().for_each(|sum| *sum = *sum * factor + factor);
+    }
+    sums.iter().sum()
+}
+
+/// # Safety
+/// The processor has NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon_chains_of_4(rounds: usize, factor: f32) -> f32 {
+    use std::arch::aarch64::*;
+    let factor = vdupq_n_f32(factor);
+    let mut sums = [vdupq_n_f32(1.0); CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = vfmaq_f32(factor, *sum, factor);
+        }
+    }
+    sums.into_iter().map(|sum| vgetq_lane_f32::<0>(sum)).sum()
+}
+
+/// Written with intrinsics: left to itself, the compiler keeps so many sums in memory.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::CHAINS;
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn chains_of_8(rounds: usize, factor: f32) -> f32 {
+        let factor = _mm256_set1_ps(factor);
+        let mut sums = [_mm256_set1_ps(1.0); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sum| _mm256_cvtss_f32(sum)).sum()
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(crate) fn chains_of_pairs(rounds: usize, factor: f32) -> f32 {
+        let factor = _mm512_cvtne2ps_pbh(_mm512_set1_ps(factor), _mm512_set1_ps(factor));
+        let mut sums = [_mm512_set1_ps(1.0); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sum| _mm512_cvtss_f32(sum)).sum()
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn chains_of_16(rounds: usize, factor: f32) -> f32 {
+        let factor = _mm512_set1_ps(factor);
+        let mut sums = [_mm512_set1_ps(1.0); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, factor, factor);
+            }
+        }
+        sums.into_iter().map(|sum| _mm512_cvtss_f32(sum)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_the_outermost_scope_and_only_while_it_is_asked_to() {
+        drop(forward("before"));
+        start();
+        for _ in 0..3 {
+            let _outer = backward("outer");
+            drop(product([false, true], 1, 2, 3));
+        }
+        drop(product([false, true], 4, 5, 6));
+        std::thread::spawn(|| drop(forward("another thread"))).join().expect("no panic");
+        let mut all = finish();
+        drop(forward("after"));
+        all.sort_by_key(|one| one.calls);
+        let seen: Vec<_> = all.iter().map(|one| (one.operation.as_str(), one.calls, one.flops())).collect();
+        assert_eq!(seen, [("NT", 1, Some(240.0)), ("outer backward", 3, None)]);
+        start();
+        assert_eq!(finish(), []);
+    }
+
+    #[test]
+    fn multiply_accumulates_count_inside_of_operations_too() {
+        let before = macs();
+        drop(product([false, true], 4, 5, 6));
+        let outer = forward("outer");
+        drop(product([false, true], 1, 2, 3));
+        drop(outer);
+        assert_eq!(macs() - before, 126);
+    }
+
+    #[test]
+    fn more_rounds_are_more_work() {
+        for dtype in [DType::F32, DType::BF16] {
+            let one = register_flops(dtype, 1);
+            assert!(one >= 24.0 && register_flops(dtype, 10) == 10.0 * one);
+        }
+    }
+}

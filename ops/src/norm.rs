@@ -1,0 +1,368 @@
+//! Layer norm and RMS norm over the last dimension.
+
+#[cfg(feature = "cuda")]
+use crate::gpu;
+#[cfg(feature = "cuda")]
+use crate::graph::addend;
+use crate::graph::apply::{applied2, applied3, apply2, apply3};
+use crate::graph::gradient::deliver;
+use crate::graph::operand::{View, f32s, f32s_of, rows};
+use crate::graph::output::{CACHED, Fresh, build_as, tensor};
+use crate::kernel::{Isa, norm as kernel};
+use crate::measure;
+use crate::meta;
+use crate::meta::footprint::{Costs, DeferredCosts, Footprint, Reads, floats, rooms};
+use crate::parallel::{Output, parts, split};
+use crate::product::Elements;
+use crate::residual::residual_norm;
+#[cfg(feature = "cuda")]
+use crate::residual::residual_norm_on_gpu;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_nn::{Init, Module, VarBuilder};
+
+/// y = (x − mean)/√(variance + ε)·weight + bias over the last dimension.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// From tensors of `[size]` each.
+    pub fn from_tensors(weight: Tensor, bias: Tensor, eps: f32) -> Self {
+        Self { weight, bias, eps }
+    }
+
+    /// Weight of ones and bias of zeros, named `weight` and `bias`.
+    pub fn new(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
+        let weight = vb.get_with_hints(size, "weight", Init::Const(1.0))?;
+        let bias = vb.get_with_hints(size, "bias", Init::Const(0.0))?;
+        Ok(Self { weight, bias, eps })
+    }
+
+    /// (x + branch, the norm of that), both of the shape of x: a residual connection and the norm that follows, in one pass over
+    /// memory. The bits are those of the two after each other.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (_, size) = rows(LAYER_NORM, x.shape())?;
+        fits(LAYER_NORM, "weight", self.weight.layout(), size)?;
+        fits(LAYER_NORM, "bias", self.bias.layout(), size)?;
+        let op = LayerNormOp { eps: self.eps };
+        let record =
+            |total: &Tensor, values| applied3([total, &self.weight, &self.bias], op, (values, total.shape().clone()));
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            let made =
+                || gpu::norm::forward_residual(LAYER_NORM, self.eps, [x, branch], &self.weight, Some(&self.bias));
+            return residual_norm_on_gpu(LAYER_NORM, [x, branch], made, |total| self.forward(total), record);
+        }
+        let held = (self.weight.storage_and_layout(), self.bias.storage_and_layout());
+        let (w, b) = match meta::tracing() {
+            true => Default::default(),
+            false => (f32s_of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?),
+        };
+        residual_norm(
+            LAYER_NORM,
+            x,
+            branch,
+            |sums, normals| kernel::layer_norm(Isa::current(), sums, &w, &b, self.eps, normals),
+            |total| self.forward(total),
+            record,
+        )
+    }
+}
+
+impl Module for LayerNorm {
+    /// `[.., size]` to the same shape.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        apply3(x, &self.weight, &self.bias, LayerNormOp { eps: self.eps })
+    }
+}
+
+/// y = x/√(mean(x²) + ε)·weight over the last dimension.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: Tensor,
+    eps: f32,
+}
+
+impl RmsNorm {
+    /// From a tensor of `[size]`.
+    pub fn from_tensor(weight: Tensor, eps: f32) -> Self {
+        Self { weight, eps }
+    }
+
+    /// Weight of ones, named `weight`.
+    pub fn new(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
+        Ok(Self { weight: vb.get_with_hints(size, "weight", Init::Const(1.0))?, eps })
+    }
+
+    /// As [`LayerNorm::forward_residual`].
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (_, size) = rows(RMS_NORM, x.shape())?;
+        fits(RMS_NORM, "weight", self.weight.layout(), size)?;
+        let op = RmsNormOp { eps: self.eps };
+        let record = |total: &Tensor, values| applied2([total, &self.weight], op, (values, total.shape().clone()));
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            let made = || gpu::norm::forward_residual(RMS_NORM, self.eps, [x, branch], &self.weight, None);
+            return residual_norm_on_gpu(RMS_NORM, [x, branch], made, |total| self.forward(total), record);
+        }
+        let held = self.weight.storage_and_layout();
+        let w = match meta::tracing() {
+            true => Default::default(),
+            false => f32s_of(RMS_NORM, &held)?,
+        };
+        residual_norm(
+            RMS_NORM,
+            x,
+            branch,
+            |sums, normals| kernel::rms_norm(Isa::current(), sums, &w, self.eps, normals),
+            |total| self.forward(total),
+            record,
+        )
+    }
+}
+
+/// # Errors
+/// A parameter of another size than the rows.
+fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()> {
+    match layout.dims() == [size] {
+        true => Ok(()),
+        false => bail!("{op}: a {name} of {:?} does not fit rows of {size}", layout.shape()),
+    }
+}
+
+impl Module for RmsNorm {
+    /// `[.., size]` to the same shape.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        apply2(x, &self.weight, RmsNormOp { eps: self.eps })
+    }
+}
+
+/// Rows whose contributions to the parameters' gradients are one partial sum.
+const BLOCK: usize = 64;
+
+/// Runs `rows`, which gets some rows of `x` and `dy`, writes those of dx and adds to the block's partial sums, for all rows.
+/// Gives dx and the partial sums, `sums` for each block.
+fn backward(
+    op: &'static str,
+    [x, dy]: [Elements<'_>; 2],
+    size: usize,
+    sums: usize,
+    dtype: DType,
+    rows: impl Fn(&[f32], &[f32], &mut [f32], &mut [f32]) + Sync,
+) -> Result<(CpuStorage, Vec<f32>)> {
+    let isa = Isa::current();
+    let count = x.len() / size;
+    let at_once = (CACHED / size).clamp(1, BLOCK);
+    let mut partials = vec![0.0; count.div_ceil(BLOCK) * sums];
+    let mut fresh = Fresh::new(op, dtype, x.len())?;
+    let dx = fresh.shared();
+    let outputs = [Output { data: &mut partials, floats: sums }];
+    split(count.div_ceil(BLOCK), BLOCK * size, outputs, |blocks, [partials]| {
+        for (block, partial) in blocks.zip(partials.chunks_exact_mut(sums)) {
+            let block = block * BLOCK..count.min((block + 1) * BLOCK);
+            for start in block.clone().step_by(at_once) {
+                let part = start * size..block.end.min(start + at_once) * size;
+                let (x, dy) = (x.floats(part.clone()), dy.floats(part.clone()));
+                // SAFETY: each row is in one block, and each block is one thread's.
+                unsafe { dx.write(isa, part.start, part.len(), |dx| rows(&x, &dy, dx, partial)) };
+            }
+        }
+    });
+    // SAFETY: the blocks hold all rows.
+    Ok((unsafe { fresh.filled(x.len()) }, partials))
+}
+
+/// A norm of `parameters`, whose gradients are put together in `sums` of their size before they go to their places.
+fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Result<Costs> {
+    let (count, size) = rows(op, x.shape())?;
+    let (dtype, blocks) = (x.dtype(), count.div_ceil(BLOCK));
+    let (wide, wide_weight, rooms_of_rows) = match dtype {
+        DType::F32 => (0, 0, 0),
+        _ => {
+            let at_once = (CACHED / size).clamp(1, BLOCK).min(count);
+            let rooms = parts(blocks, BLOCK * size) as u64 * 3 * floats(at_once * size);
+            (floats(parameters * size), floats(size), rooms)
+        }
+    };
+    let (partials, gradients) = (floats(blocks * parameters * size), floats(parameters * size));
+    let (making, sums) = (wide_weight + partials, floats(sums * size));
+    Ok(Costs {
+        forward: wide + rooms(dtype, count, size, 1),
+        backward: making + rooms_of_rows.max(sums),
+        gradients: [true, false, false],
+        deferred: Some(DeferredCosts {
+            input: None,
+            bytes: gradients,
+            backward: making + rooms_of_rows.max(sums + gradients),
+        }),
+        ..Costs::new(x.shape(), dtype)
+    })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LayerNormOp {
+    eps: f32,
+}
+
+const LAYER_NORM: &str = "layer-norm";
+
+impl Footprint for LayerNormOp {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        footprint(LAYER_NORM, inputs[0], 2, 2)
+    }
+}
+
+impl CustomOp3 for LayerNormOp {
+    fn name(&self) -> &'static str {
+        LAYER_NORM
+    }
+
+    fn cpu_fwd(
+        &self,
+        xs: &CpuStorage,
+        xl: &Layout,
+        ws: &CpuStorage,
+        wl: &Layout,
+        bs: &CpuStorage,
+        bl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(LAYER_NORM);
+        let (count, size) = rows(LAYER_NORM, xl.shape())?;
+        fits(LAYER_NORM, "weight", wl, size)?;
+        fits(LAYER_NORM, "bias", bl, size)?;
+        let (x, w, b) = (View::new(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
+        let x = x.elements();
+        let y = build_as(LAYER_NORM, xs.dtype(), count, size, |range, y| {
+            kernel::layer_norm(Isa::current(), &x.floats(range.start * size..range.end * size), &w, &b, self.eps, y);
+        })?;
+        Ok((y, xl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        xs: &CudaStorage,
+        xl: &Layout,
+        ws: &CudaStorage,
+        wl: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (_, size) = rows(LAYER_NORM, xl.shape())?;
+        fits(LAYER_NORM, "weight", wl, size)?;
+        fits(LAYER_NORM, "bias", bl, size)?;
+        let y = gpu::norm::forward(LAYER_NORM, self.eps, (xs, xl), (ws, wl), Some((bs, bl)))?;
+        Ok((y, xl.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            let [dx, d_weight, d_bias] =
+                gpu::norm::backward(LAYER_NORM, self.eps, [x, dy], weight, Some(bias), addend::take(x))?;
+            return Ok((dx, d_weight, d_bias));
+        }
+        let _timed = measure::backward(LAYER_NORM);
+        let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
+        let (xs, w, dy) =
+            (View::of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?, View::of(LAYER_NORM, &held.2)?);
+        let (isa, size) = (Isa::current(), w.len());
+        // Each block's Σ dy·x̂ and Σ dy, side by side.
+        let (dx, partials) =
+            backward(LAYER_NORM, [xs.elements(), dy.elements()], size, 2 * size, x.dtype(), |x, dy, dx, partial| {
+                let (d_weight, d_bias) = partial.split_at_mut(size);
+                kernel::layer_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight, d_bias);
+            })?;
+        let mut sums = vec![0.0; 2 * size];
+        kernel::add_rows(isa, &partials, &mut sums);
+        Ok((
+            x.track_op().then(|| tensor(dx, x.shape())),
+            deliver(LAYER_NORM, weight, |out| out.copy_from_slice(&sums[..size]))?,
+            deliver(LAYER_NORM, bias, |out| out.copy_from_slice(&sums[size..]))?,
+        ))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RmsNormOp {
+    eps: f32,
+}
+
+const RMS_NORM: &str = "rms-norm";
+
+impl Footprint for RmsNormOp {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        footprint(RMS_NORM, inputs[0], 1, 0)
+    }
+}
+
+impl CustomOp2 for RmsNormOp {
+    fn name(&self) -> &'static str {
+        RMS_NORM
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(RMS_NORM);
+        let (count, size) = rows(RMS_NORM, xl.shape())?;
+        fits(RMS_NORM, "weight", wl, size)?;
+        let (x, w) = (View::new(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
+        let x = x.elements();
+        let y = build_as(RMS_NORM, xs.dtype(), count, size, |range, y| {
+            kernel::rms_norm(Isa::current(), &x.floats(range.start * size..range.end * size), &w, self.eps, y);
+        })?;
+        Ok((y, xl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (_, size) = rows(RMS_NORM, xl.shape())?;
+        fits(RMS_NORM, "weight", wl, size)?;
+        Ok((gpu::norm::forward(RMS_NORM, self.eps, (xs, xl), (ws, wl), None)?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(x) {
+            let [dx, d_weight, _] = gpu::norm::backward(RMS_NORM, self.eps, [x, dy], weight, None, addend::take(x))?;
+            return Ok((dx, d_weight));
+        }
+        let _timed = measure::backward(RMS_NORM);
+        let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
+        let (xs, w, dy) = (View::of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, View::of(RMS_NORM, &held.2)?);
+        let (isa, size) = (Isa::current(), w.len());
+        let (dx, partials) =
+            backward(RMS_NORM, [xs.elements(), dy.elements()], size, size, x.dtype(), |x, dy, dx, d_weight| {
+                kernel::rms_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight);
+            })?;
+        Ok((
+            x.track_op().then(|| tensor(dx, x.shape())),
+            deliver(RMS_NORM, weight, |out| {
+                out.fill(0.0);
+                kernel::add_rows(isa, &partials, out);
+            })?,
+        ))
+    }
+}

@@ -1,0 +1,227 @@
+//! The threads that carry out the parts of one operation together.
+//!
+//! A training step is a few hundred operations of a millisecond or less, one after the other, so what counts is how soon
+//! the other threads begin and how soon the caller knows that they are done. A general pool puts the caller to sleep and
+//! its threads too; here the caller works on the parts as well, and a thread that has nothing to do spins for a moment
+//! before it sleeps.
+
+use crate::product::make_room;
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// How long a thread without work looks for some before it sleeps: longer than the pauses between most operations of a
+/// step, far shorter than those between steps.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// Runs `work` for each of `0..parts`, on the calling thread and up to `parts - 1` others; which one does which part is
+/// open. Returns when all are done.
+///
+/// While another thread of the process is in here, the caller does all parts alone, as it does inside of a part.
+///
+/// # Panics
+/// If a part does, after all have ended.
+pub(crate) fn run(parts: usize, work: &(dyn Fn(usize) + Sync)) {
+    static TEAM: Mutex<Team> = Mutex::new(Team::new(start));
+    if parts > 1
+        && let Ok(team) = TEAM.try_lock()
+    {
+        return together(team, parts, work);
+    }
+    (0..parts).for_each(work);
+}
+
+fn together(mut team: MutexGuard<'_, Team>, parts: usize, work: &(dyn Fn(usize) + Sync)) {
+    let board = team.gather(parts - 1);
+    let job = Job { work, done: AtomicUsize::new(0), panic: Mutex::new(None) };
+    // SAFETY: only the lifetime changes. The pointer is followed by those who have claimed a part alone, and this
+    // function does not return before all claimed parts are done.
+    let lasting: *mut Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(&job).cast_mut()) };
+    // Relaxed: whoever claims a part has read the store to `claims` below, or a claim that follows it, and so sees this one.
+    board.job.store(lasting, Ordering::Relaxed);
+    // Relaxed: only the owner of the team's lock begins a job. The number is of 32 bits and begins again after 2³² jobs.
+    let generation = u64::from(((board.claims.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1));
+    // SeqCst here and on `asleep`: either the member sees the claims before it sleeps, or this thread sees that it sleeps.
+    board.claims.store(generation << 32 | parts as u64, Ordering::SeqCst);
+    // There may be fewer members than parts.
+    for member in team.members.iter().take(parts - 1) {
+        if member.asleep.swap(false, Ordering::SeqCst) {
+            member.thread.unpark();
+        }
+    }
+    while let Some(part) = board.claim(generation) {
+        job.carry_out(part);
+    }
+    let mut looks = 0u32;
+    // Acquire: reads the last of the `fetch_add`s, which continue each other's release, so all that the parts wrote is visible.
+    while job.done.load(Ordering::Acquire) < parts {
+        looks += 1;
+        if looks.is_multiple_of(1 << 10) {
+            // Someone may need this very core to finish.
+            std::thread::yield_now();
+        }
+        std::hint::spin_loop();
+    }
+    let panic = job.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+    drop(team);
+    if let Some(panic) = panic {
+        resume_unwind(panic);
+    }
+}
+
+/// One call of [`run`].
+struct Job<'a> {
+    work: &'a (dyn Fn(usize) + Sync),
+    done: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl Job<'_> {
+    fn carry_out(&self, part: usize) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.work)(part))) {
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+        }
+        // The last access: the caller may return from here on.
+        self.done.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Where members find work.
+struct Board {
+    /// The number of the job and, in the lower half, how many of its parts nobody has claimed.
+    claims: AtomicU64,
+    job: AtomicPtr<Job<'static>>,
+}
+
+impl Board {
+    /// A part of this job that is now the caller's.
+    fn claim(&self, generation: u64) -> Option<usize> {
+        let open = |claims: u64| claims >> 32 == generation && claims as u32 > 0;
+        let take = |claims| open(claims).then(|| claims - 1);
+        let before = self.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
+        Some(before as u32 as usize - 1)
+    }
+}
+
+struct Team {
+    members: Vec<Member>,
+    board: Option<Arc<Board>>,
+    start: Start,
+}
+
+/// Starts a member, which is told its number.
+type Start = fn(usize, Arc<Board>, Arc<AtomicBool>) -> io::Result<Thread>;
+
+fn start(number: usize, board: Arc<Board>, asleep: Arc<AtomicBool>) -> io::Result<Thread> {
+    let thread = std::thread::Builder::new().name(format!("zero-model {number}"));
+    Ok(thread.spawn(move || serve(&board, &asleep))?.thread().clone())
+}
+
+struct Member {
+    thread: Thread,
+    asleep: Arc<AtomicBool>,
+}
+
+impl Team {
+    const fn new(start: Start) -> Self {
+        Self { members: Vec::new(), board: None, start }
+    }
+
+    /// Makes sure that there are that many members, as far as the system gives threads: parts wait for nobody.
+    fn gather(&mut self, members: usize) -> Arc<Board> {
+        let empty = || Arc::new(Board { claims: AtomicU64::new(0), job: AtomicPtr::new(std::ptr::null_mut()) });
+        let board = Arc::clone(self.board.get_or_insert_with(empty));
+        while self.members.len() < members {
+            let asleep = Arc::new(AtomicBool::new(false));
+            match (self.start)(self.members.len() + 1, Arc::clone(&board), Arc::clone(&asleep)) {
+                Ok(thread) => self.members.push(Member { thread, asleep }),
+                Err(_) => break,
+            }
+        }
+        board
+    }
+}
+
+/// What a member does for the rest of the process.
+fn serve(board: &Board, asleep: &AtomicBool) {
+    make_room();
+    let mut idle_since = Instant::now();
+    loop {
+        let claims = board.claims.load(Ordering::SeqCst);
+        if let Some(part) = board.claim(claims >> 32) {
+            // SAFETY: a part of this job is claimed and not done, so its caller is still in `together`.
+            unsafe { &*board.job.load(Ordering::Acquire) }.carry_out(part);
+            idle_since = Instant::now();
+            continue;
+        }
+        if idle_since.elapsed() < SPIN {
+            for _ in 0..32 {
+                std::hint::spin_loop();
+            }
+            continue;
+        }
+        asleep.store(true, Ordering::SeqCst);
+        while asleep.load(Ordering::SeqCst) && board.claims.load(Ordering::SeqCst) as u32 == 0 {
+            std::thread::park();
+        }
+        asleep.store(false, Ordering::SeqCst);
+        idle_since = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_done_once_whoever_calls() {
+        let callers = (0..4).map(|_| {
+            std::thread::spawn(|| {
+                for round in 0..500 {
+                    let parts = round % 7;
+                    let done: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+                    run(parts, &|part| {
+                        done[part].fetch_add(1, Ordering::Relaxed);
+                        run(2, &|_| {
+                            done[part].fetch_add(10, Ordering::Relaxed);
+                        });
+                    });
+                    assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 21));
+                    if round % 100 == 0 {
+                        std::thread::sleep(2 * SPIN);
+                    }
+                }
+            })
+        });
+        for caller in callers.collect::<Vec<_>>() {
+            caller.join().expect("no panic");
+        }
+    }
+
+    #[test]
+    fn without_threads_the_caller_does_all_parts() {
+        let team = Mutex::new(Team::new(|_, _, _| Err(io::ErrorKind::WouldBlock.into())));
+        // The numbers of the jobs are about to begin again.
+        team.lock().expect("new").gather(0).claims.store(u64::from(u32::MAX - 1) << 32, Ordering::Relaxed);
+        for parts in 2..5 {
+            let done: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+            together(team.lock().expect("nobody panicked"), parts, &|part| {
+                done[part].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_goes_on() {
+        for bad in 0..3 {
+            let caught = catch_unwind(|| run(3, &|part| assert_ne!(part, bad)));
+            assert!(caught.is_err());
+        }
+        run(3, &|_| {});
+    }
+}

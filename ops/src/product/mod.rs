@@ -1,0 +1,340 @@
+//! Matrix products that promise their bits.
+//!
+//! Every element of a product is one chain of fused multiply-adds over the inner dimension, from the first term to the
+//! last: `sum = fma(left[i][k], right[k][j], sum)`. So it depends on its row, its column and what the chain starts from,
+//! and on nothing else: not on the rows beside it, the threads, the blocks, the layout of the operands or the
+//! instruction set. (The `gemm` crate keeps no such promise: products of one row, of few elements or of short sides
+//! take paths of their own there. It is also a tenth slower on the layouts of a backward pass.)
+//!
+//! Two bf16 operands are multiplied in pairs where the processor is faster so (see [`pairs`]): the same chain, but numbers
+//! below 2⁻¹²⁶ are zero. Where it has AMX (see [`amx`]), the sums of 32 terms at a time are added up.
+//!
+//! Blocks of the right operand are packed into panels that stay in the second-level cache, a few rows of the left one
+//! stay in the first-level cache, and tiles of the output in registers (Goto and van de Geijn, *Anatomy of
+//! High-Performance Matrix Multiplication*, 2008).
+
+mod amx;
+mod blocks;
+mod caches;
+mod pack;
+mod pairs;
+mod panels;
+mod squares;
+mod terms;
+mod tile;
+mod units;
+
+use crate::kernel::{HalfFloat, Isa};
+use crate::measure;
+use crate::meta::footprint::floats;
+use crate::parallel::team;
+use crate::parallel::{Output, split};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::squares_in_registers;
+use blocks::{LONGEST, Out, Rounded, To, block};
+pub(crate) use blocks::{ROOM, make_room};
+use half::{bf16, f16};
+pub(crate) use panels::{FewRows, Panels, Target};
+use std::borrow::Cow;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use terms::{Pairs, Squares, Wide};
+pub(crate) use tile::{COLUMNS, rows as tile_rows};
+pub(crate) use units::Bf16Units;
+
+/// The elements of an operand.
+#[derive(Clone, Copy)]
+pub(crate) enum Elements<'a> {
+    F32(&'a [f32]),
+    /// Widened where they are packed, which is exact: the sums are those of the f32 values.
+    Bf16(&'a [bf16]),
+    /// Likewise.
+    F16(&'a [f16]),
+}
+
+impl<'a> Elements<'a> {
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::F32(data) => data.len(),
+            Self::Bf16(data) => data.len(),
+            Self::F16(data) => data.len(),
+        }
+    }
+
+    /// All from element `start` on.
+    pub(crate) fn skip(self, start: usize) -> Self {
+        match self {
+            Self::F32(data) => Self::F32(&data[start..]),
+            Self::Bf16(data) => Self::Bf16(&data[start..]),
+            Self::F16(data) => Self::F16(&data[start..]),
+        }
+    }
+
+    /// Those of a range as f32: a few rows at a time, so that what has to be widened stays in the first-level cache.
+    pub(crate) fn floats(self, range: Range<usize>) -> Cow<'a, [f32]> {
+        match self {
+            Self::F32(data) => Cow::Borrowed(&data[range]),
+            Self::Bf16(_) | Self::F16(_) => {
+                let mut wide = vec![0.0; range.len()];
+                self.read(Isa::current(), range.start, &mut wide);
+                Cow::Owned(wide)
+            }
+        }
+    }
+
+    /// Those from element `start` on, as f32, to `out`.
+    pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),
+            Self::Bf16(data) => bf16::widen(isa, &data[start..start + out.len()], out),
+            Self::F16(data) => f16::widen(isa, &data[start..start + out.len()], out),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Elements<'a> {
+    fn from(data: &'a [f32]) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Elements<'a> {
+    fn from(data: &'a Vec<f32>) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a> From<&'a Cow<'_, [f32]>> for Elements<'a> {
+    fn from(data: &'a Cow<'_, [f32]>) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a> From<&'a mut [f32]> for Elements<'a> {
+    fn from(data: &'a mut [f32]) -> Self {
+        Self::F32(data)
+    }
+}
+
+impl<'a> From<&'a [bf16]> for Elements<'a> {
+    fn from(data: &'a [bf16]) -> Self {
+        Self::Bf16(data)
+    }
+}
+
+impl<'a> From<&'a [f16]> for Elements<'a> {
+    fn from(data: &'a [f16]) -> Self {
+        Self::F16(data)
+    }
+}
+
+/// A view of a slice as a matrix. One of the two strides is 1.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    data: Elements<'a>,
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A row-major matrix.
+    pub(crate) fn new(data: impl Into<Elements<'a>>, rows: usize, columns: usize) -> Self {
+        Self::strided(data, rows, columns, columns)
+    }
+
+    /// A matrix whose rows start `row_stride` apart.
+    pub(crate) fn strided(data: impl Into<Elements<'a>>, rows: usize, columns: usize, row_stride: usize) -> Self {
+        let data = data.into();
+        // Checked here, relied on by `multiply`.
+        let needed = if rows == 0 || columns == 0 { 0 } else { (rows - 1) * row_stride + columns };
+        assert!(needed <= data.len(), "a {rows}x{columns} matrix needs {needed} elements, there are {}", data.len());
+        Self { data, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// The transpose, without a copy.
+    pub(crate) fn t(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    fn is_transposed(&self) -> bool {
+        self.column_stride != 1
+    }
+
+    /// Whether the innermost loop can read it where it is, as the left operand.
+    fn rows_are_f32(&self) -> Option<&'a [f32]> {
+        match self.data {
+            Elements::F32(data) if self.column_stride == 1 => Some(data),
+            _ => None,
+        }
+    }
+}
+
+/// What the sums start from.
+#[derive(Clone, Copy)]
+pub(crate) enum Start<'a> {
+    Zero,
+    /// The output's own content.
+    Output,
+    /// The same row for every row of the output: a bias.
+    Row(&'a [f32]),
+}
+
+/// `out = left · right`, `out` row-major and overwritten.
+pub(crate) fn product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
+    multiply_into(out, Start::Zero, left, right, threads);
+}
+
+/// `out += left · right`: the chain of each element goes on from what `out` holds.
+pub(crate) fn add_product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
+    multiply_into(out, Start::Output, left, right, threads);
+}
+
+/// `start + left · right` in a new buffer, without a pass to zero the memory first.
+pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<f32> {
+    assert!(!matches!(start, Start::Output), "a new output has no content");
+    let len = left.rows * right.columns;
+    let mut out = Vec::with_capacity(len);
+    // SAFETY: there is room for `len` elements, each of which is written, and none read before.
+    unsafe {
+        multiply(To::F32(out.as_mut_ptr()), start, left, right, threads);
+        out.set_len(len);
+    }
+    out
+}
+
+fn multiply_into(out: &mut [f32], start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
+    assert_eq!(out.len(), left.rows * right.columns, "the output of a {}x{} product", left.rows, right.columns);
+    // SAFETY: a `&mut` of the right length, which cannot overlap the operands.
+    unsafe { multiply(To::F32(out.as_mut_ptr()), start, left, right, threads) };
+}
+
+/// `start + left · right`, rounded when the sums are complete.
+pub(crate) fn new_product_rounded<H: Rounded>(
+    start: Start<'_>,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    threads: usize,
+) -> Vec<H> {
+    assert!(!matches!(start, Start::Output), "a new output has no content");
+    let len = left.rows * right.columns;
+    let mut out = Vec::with_capacity(len);
+    if left.columns <= LONGEST {
+        // SAFETY: as for `new_product`.
+        unsafe { multiply(H::to(out.as_mut_ptr()), start, left, right, threads) };
+    } else {
+        let sums = new_product(start, left, right, threads);
+        let spare = Output { data: &mut out.spare_capacity_mut()[..len], floats: 1 };
+        split(len, 1, [spare], |range, [out]| {
+            out.fill(MaybeUninit::new(H::ZERO));
+            // SAFETY: all of it has just been written.
+            H::round(Isa::current(), &sums[range], unsafe { out.assume_init_mut() });
+        });
+    }
+    // SAFETY: all elements are written.
+    unsafe { out.set_len(len) };
+    out
+}
+
+/// Bytes of f32 that [`new_product_rounded`] needs for a result of so many elements, each the sum of so many terms.
+pub(crate) fn unrounded(terms: usize, results: usize) -> u64 {
+    if terms <= LONGEST { 0 } else { floats(results) }
+}
+
+/// # Safety
+/// The output has room for the rows of `left` times the columns of `right`, initialised if that is the start, and overlaps
+/// neither.
+unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
+    assert_eq!(left.columns, right.rows, "the inner dimensions of a product");
+    if let Start::Row(row) = start {
+        assert_eq!(row.len(), right.columns, "the start of a product with {} columns", right.columns);
+    }
+    let _timed = measure::product([&left, &right].map(Matrix::is_transposed), left.rows, right.columns, left.columns);
+    let units = match (left.data, right.data) {
+        (Elements::Bf16(_), Elements::Bf16(_)) => Bf16Units::best(),
+        _ => Bf16Units::Widened,
+    };
+    let grid = Grid::new(&left, right.columns, threads, units.rows());
+    let out = Out { start, to, stride: right.columns };
+    team::run(grid.parts(), &|part| {
+        let (rows, columns) = grid.part(part);
+        // SAFETY: the parts of a grid are disjoint and inside of the output, which is the caller's to give.
+        unsafe { block_on(units, out, left, right, rows, columns) }
+    });
+}
+
+/// # Safety
+/// As [`block`], and the processor has these units.
+unsafe fn block_on(
+    units: Bf16Units,
+    out: Out<'_>,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match units {
+            Bf16Units::Widened => block::<Wide>(Isa::current(), out, left, right, rows, columns),
+            Bf16Units::Pairs => block::<Pairs>(Isa::current(), out, left, right, rows, columns),
+            Bf16Units::Squares => block::<Squares>(Isa::current(), out, left, right, rows, columns),
+        }
+    }
+}
+
+/// How the output is cut between threads.
+struct Grid {
+    rows: usize,
+    columns: usize,
+    down: usize,
+    across: usize,
+    unit: usize,
+}
+
+impl Grid {
+    /// Less work than this, in multiply-adds, is not worth waking a thread for.
+    const SMALL: usize = 1 << 18;
+
+    /// Packing an element costs about as much as this many multiply-adds.
+    const PACKING: usize = 16;
+
+    /// The cut with the least work for the busiest thread: each packs the columns that it needs, and its rows if the
+    /// left operand has to be packed too. Rows are cut between tiles of `unit`.
+    fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
+        let (rows, depth) = (left.rows, left.columns);
+        let threads = threads.min(rows * columns * depth / Self::SMALL).max(1);
+        let packing = if left.rows_are_f32().is_some() { 0 } else { Self::PACKING };
+        let cost = |down: usize, across: usize| {
+            let rows = rows.div_ceil(unit).div_ceil(down) * unit;
+            let columns = columns.div_ceil(COLUMNS).div_ceil(across) * COLUMNS;
+            rows * columns + rows * packing + columns * Self::PACKING
+        };
+        let cuts = (1..=threads).map(|down| (down, threads / down));
+        let (down, across) = cuts.min_by_key(|&(down, across)| cost(down, across)).unwrap_or((1, 1));
+        Grid { rows, columns, down, across, unit }
+    }
+
+    fn parts(&self) -> usize {
+        self.down * self.across
+    }
+
+    fn part(&self, part: usize) -> (Range<usize>, Range<usize>) {
+        let (down, across) = (part / self.across, part % self.across);
+        let cut = |len: usize, unit: usize, part: usize, parts: usize| {
+            let units = len.div_ceil(unit);
+            (units * part / parts * unit).min(len)..(units * (part + 1) / parts * unit).min(len)
+        };
+        (cut(self.rows, self.unit, down, self.down), cut(self.columns, COLUMNS, across, self.across))
+    }
+}
+
+#[cfg(test)]
+mod tests;

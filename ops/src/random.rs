@@ -1,0 +1,146 @@
+//! Random numbers that do not depend on the layout: a counter-based generator.
+//!
+//! Every number is a pure function of (seed, purpose, stream, index), so initialisation, dropout and
+//! shuffling give the same values on one rank or a hundred, whatever shard a rank holds.
+//! The generator is Philox4x32-10; the numbers themselves are made in `ops/kernel/random.rs`.
+
+use crate::kernel::Isa;
+use crate::kernel::random::{normal, philox, uniform, unit};
+use crate::parallel::{Output, split};
+
+/// A sequence of random numbers with random access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    key: [u32; 2],
+    /// Upper half of the 128-bit counter; the lower half is the index.
+    high: u64,
+}
+
+impl Stream {
+    /// The stream of `seed` for `purpose` (for example `"init"`, `"dropout"`) and one tensor or sample.
+    #[must_use]
+    pub fn new(seed: u64, purpose: &str, tensor_or_sample: u64) -> Self {
+        let key = mix(seed ^ hash(purpose));
+        Self { key: split_words(key), high: tensor_or_sample }
+    }
+
+    /// The generator's key: with `tensor_or_sample` all that the numbers depend on, for kernels that make the same ones.
+    #[must_use]
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+
+    /// Four random words for a block of four consecutive indices.
+    #[must_use]
+    pub fn words(&self, block: u64) -> [u32; 4] {
+        let [h0, h1] = split_words(self.high);
+        let [l0, l1] = split_words(block);
+        philox([l0, l1, h0, h1], self.key)
+    }
+
+    /// Uniform in [0, 1): the upper 24 bits of word `index`.
+    #[must_use]
+    pub fn f32_at(&self, index: u64) -> f32 {
+        unit(self.words(index / 4)[(index % 4) as usize])
+    }
+
+    /// Fills `out` with standard normal numbers of indices `start..`: Box–Muller on pairs of words.
+    pub fn fill_normal(&self, start: u64, out: &mut [f32]) {
+        self.fill_scaled_normal(start, 0.0, 1.0, out);
+    }
+
+    /// Fills `out` with uniform numbers in [0, 1) of indices `start..`.
+    pub fn fill_uniform(&self, start: u64, out: &mut [f32]) {
+        self.fill_scaled_uniform(start, 0.0, 1.0, out);
+    }
+
+    /// `stdev`·x + `mean` for the numbers x of [`Stream::fill_normal`], in the same pass over memory.
+    pub(crate) fn fill_scaled_normal(&self, start: u64, mean: f32, stdev: f32, out: &mut [f32]) {
+        let (high, isa) = (split_words(self.high), Isa::current());
+        fill(start, out, |block, out| normal(isa, block, high, self.key, mean, stdev, out));
+    }
+
+    /// `width`·x + `low` for the numbers x of [`Stream::fill_uniform`].
+    pub(crate) fn fill_scaled_uniform(&self, start: u64, low: f32, width: f32, out: &mut [f32]) {
+        let (high, isa) = (split_words(self.high), Isa::current());
+        fill(start, out, |block, out| uniform(isa, block, high, self.key, low, width, out));
+    }
+}
+
+/// Fills `out` from index `start` on, over the threads. `make` is given a block of four numbers and what begins with its
+/// first.
+fn fill(start: u64, out: &mut [f32], make: impl Fn(u64, &mut [f32]) + Sync) {
+    /// Numbers that a thread makes at once.
+    const UNIT: usize = 4096;
+    // Where the range begins inside of a block, that block is made whole.
+    let head = (start.next_multiple_of(4) - start).min(out.len() as u64) as usize;
+    let (first, rest) = out.split_at_mut(head);
+    if head > 0 {
+        let offset = (start % 4) as usize;
+        let mut block = [0.0; 4];
+        make(start / 4, &mut block);
+        first.copy_from_slice(&block[offset..offset + head]);
+    }
+    let from = start.div_ceil(4);
+    let units = rest.len().div_ceil(UNIT);
+    split(units, UNIT, [Output { data: rest, floats: UNIT }], |range, [part]| {
+        make(from + (range.start * UNIT / 4) as u64, part);
+    });
+}
+
+/// A 64-bit name for a string: FNV-1a, the same on every machine.
+#[must_use]
+pub fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+fn split_words(x: u64) -> [u32; 2] {
+    [x as u32, (x >> 32) as u32]
+}
+
+/// The finaliser of SplitMix64: spreads neighbouring seeds over the whole key space.
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_cut_gives_the_same_numbers() {
+        let stream = Stream::new(7, "init", 3);
+        let mut whole = vec![0.0; 1000];
+        stream.fill_normal(0, &mut whole);
+        for cut in [1, 2, 3, 5, 499, 998] {
+            let mut parts = vec![0.0; 1000];
+            let (a, b) = parts.split_at_mut(cut);
+            stream.fill_normal(0, a);
+            stream.fill_normal(cut as u64, b);
+            assert_eq!(whole, parts);
+        }
+    }
+
+    #[test]
+    fn moments_of_the_normal() {
+        let mut x = vec![0.0f32; 200_000];
+        Stream::new(1, "init", 0).fill_normal(0, &mut x);
+        let n = x.len() as f64;
+        let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+        let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+        let kurtosis = x.iter().map(|&v| (f64::from(v) - mean).powi(4)).sum::<f64>() / n / variance.powi(2);
+        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.01 && (kurtosis - 3.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn streams_differ() {
+        let a = Stream::new(1, "init", 0).words(0);
+        assert_ne!(a, Stream::new(2, "init", 0).words(0));
+        assert_ne!(a, Stream::new(1, "dropout", 0).words(0));
+        assert_ne!(a, Stream::new(1, "init", 1).words(0));
+        assert_ne!(a, Stream::new(1, "init", 0).words(1));
+    }
+}

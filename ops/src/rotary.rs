@@ -1,0 +1,198 @@
+//! Rotary position embedding, in the half-split convention of Hugging Face's Llama, and its scalings.
+
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::graph::apply::apply1;
+use crate::graph::operand::View;
+use crate::graph::output::{build_as, tensor};
+use crate::kernel::{Isa, rotary as kernel};
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
+use crate::product::Elements;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, Storage};
+use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use zero_kernels::rotary::Turn;
+
+/// How the frequencies of a model that was trained on shorter sequences are changed: Hugging Face's `rope_scaling`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// All are divided by `factor`: positional interpolation (Chen et al., "Extending context window of large language models via
+    /// positional interpolation", 2023).
+    Linear {
+        /// At least 1 where sequences become longer.
+        factor: f64,
+    },
+    /// Low ones are divided by `factor`, high ones are kept, those between are mixed: Llama 3.1's.
+    Llama3 {
+        /// At least 1 where sequences become longer.
+        factor: f64,
+        /// A pair that turns less often than this over the original positions is of low frequency.
+        low_freq_factor: f64,
+        /// A pair that turns more often than this is of high frequency. Larger than `low_freq_factor`.
+        high_freq_factor: f64,
+        /// Positions that the model was trained on before.
+        original_max_position_embeddings: usize,
+    },
+}
+
+impl RopeScaling {
+    /// Factors that are no positive numbers, or cross each other, are an error.
+    fn check(self) -> Result<()> {
+        let (Self::Linear { factor } | Self::Llama3 { factor, .. }) = self;
+        let is_positive = |x: f64| x.is_finite() && x > 0.0;
+        if !is_positive(factor) {
+            bail!("{OP}: the factor of a scaling must be positive, got {factor}");
+        }
+        if let Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = self
+            && !(is_positive(low) && high.is_finite() && low < high)
+        {
+            bail!("{OP}: low_freq_factor must be positive and below high_freq_factor, got {low} and {high}");
+        }
+        Ok(())
+    }
+
+    /// What becomes of a frequency, in radians a position.
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let turns = original_max_position_embeddings as f64 * frequency / (2.0 * std::f64::consts::PI);
+                let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                (1.0 - kept) * frequency / factor + kept * frequency
+            }
+        }
+    }
+}
+
+/// The angles of all positions. A clone shares them.
+#[derive(Clone, Debug)]
+pub struct Rotary {
+    /// cos of `[positions, half]`, then sin of the same.
+    table: Arc<[f32]>,
+    positions: usize,
+    half: usize,
+    #[cfg(feature = "cuda")]
+    on_gpu: Arc<gpu::rotary::Table>,
+}
+
+impl Rotary {
+    /// Position p rotates the pair (`x[i], x[i + size/2]`) of a head by p·theta^(−2i/size).
+    ///
+    /// The angles are computed in f64 and rounded once. An odd `size` is an error.
+    pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
+        Self::of(size, positions, theta, |frequency| frequency)
+    }
+
+    /// [`new`](Self::new) with other frequencies.
+    ///
+    /// An odd `size`, and factors that are not positive or cross each other, are errors.
+    pub fn scaled(size: usize, positions: usize, theta: f64, scaling: RopeScaling) -> Result<Self> {
+        scaling.check()?;
+        Self::of(size, positions, theta, |frequency| scaling.apply(frequency))
+    }
+
+    fn of(size: usize, positions: usize, theta: f64, scale: impl Fn(f64) -> f64) -> Result<Self> {
+        if size == 0 || !size.is_multiple_of(2) {
+            bail!("{OP}: the head size must be even, got {size}");
+        }
+        let half = size / 2;
+        let frequency = |pair: usize| scale(libm::pow(theta, -2.0 * pair as f64 / size as f64));
+        let frequencies: Vec<f64> = (0..half).map(frequency).collect();
+        let angle = |at: usize| (at / half) as f64 * frequencies[at % half];
+        let cos = (0..positions * half).map(|at| libm::cos(angle(at)) as f32);
+        let sin = (0..positions * half).map(|at| libm::sin(angle(at)) as f32);
+        Ok(Self {
+            table: cos.chain(sin).collect(),
+            positions,
+            half,
+            #[cfg(feature = "cuda")]
+            on_gpu: Arc::default(),
+        })
+    }
+
+    /// Rotates `[batch, time, heads, size]`; the first of `time` is position 0. More positions than the table has are
+    /// an error.
+    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        apply1(x, self.clone())
+    }
+
+    /// Positions, heads and their size, of which the table has enough.
+    fn fits(&self, shape: &Shape) -> Result<(usize, usize, usize)> {
+        let (_, time, heads, size) = shape.dims4()?;
+        if size != 2 * self.half {
+            bail!("{OP}: heads of {} expected, got {shape:?}", 2 * self.half);
+        }
+        if time > self.positions {
+            bail!("{OP}: a sequence of {time} is longer than the {} positions of the model", self.positions);
+        }
+        Ok((time, heads, size))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(&self, x: (&CudaStorage, &Layout), turn: Turn) -> Result<CudaStorage> {
+        self.fits(x.1.shape())?;
+        gpu::rotary::run(OP, (&self.on_gpu, &self.table), x, turn)
+    }
+
+    fn run(&self, x: Elements<'_>, shape: &Shape, dtype: DType, rotate: Rotate) -> Result<CpuStorage> {
+        let (time, heads, size) = self.fits(shape)?;
+        let (cos, sin) = self.table.split_at(self.positions * self.half);
+        let row = heads * size;
+        build_as(OP, dtype, x.len() / row.max(1), row, |range, y| {
+            let isa = Isa::current();
+            let x = x.floats(range.start * row..range.end * row);
+            for ((at, x), y) in range.zip(x.chunks_exact(row.max(1))).zip(y.chunks_exact_mut(row.max(1))) {
+                let angles = at % time * self.half..(at % time + 1) * self.half;
+                rotate(isa, x, &cos[angles.clone()], &sin[angles], y);
+            }
+        })
+    }
+}
+
+type Rotate = fn(Isa, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]);
+
+const OP: &str = "rotary";
+
+impl Footprint for Rotary {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let (batch, time, heads, size) = shape.dims4()?;
+        let rooms = rooms(dtype, batch * time, heads * size, 1);
+        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
+    }
+}
+
+impl CustomOp1 for Rotary {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let y = self.run(View::new(OP, xs, xl)?.elements(), xl.shape(), xs.dtype(), kernel::rotate)?;
+        Ok((y, xl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((self.run_on_gpu((xs, xl), Turn::Forth)?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if let (Storage::Cuda(dys), layout) = (&*dy.storage_and_layout().0, dy.layout()) {
+            let dx = self.run_on_gpu((dys, layout), Turn::Back)?;
+            return Ok(Some(gpu::tensor(dx, x.shape())));
+        }
+        let _timed = measure::backward(OP);
+        let held = dy.storage_and_layout();
+        let dx = self.run(View::of(OP, &held)?.elements(), x.shape(), x.dtype(), kernel::rotate_back)?;
+        Ok(Some(tensor(dx, x.shape())))
+    }
+}

@@ -1,0 +1,76 @@
+//! Gradients of parameters on a GPU.
+
+use candle_core::{Result, Tensor, TensorId};
+use zero_kernels::Address;
+use zero_kernels::rows::Onto;
+
+use super::{CURRENT, Flat, Gradients, Part, Slot, defers, keep, tiles};
+use crate::device::{Array, Gpu};
+
+/// [`write`](super::write) of a gradient on a GPU: `make` gets a place, f32 and row-major, and what becomes of what is there.
+pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, Onto) -> Result<()>) -> Result<bool> {
+    if tiles::running() {
+        candle_core::bail!("gradients in tiles of rows are not made on a GPU");
+    }
+    if defers(parameter) {
+        // Made at once: memory of the GPU is what putting it off would take, and its time is not what it would save.
+        let gradient = Array::room(gpu.device(), parameter.elem_count())?;
+        make(gradient.address(&(0..gradient.len()))?, Onto::Nothing)?;
+        keep(parameter, Part::MadeOnDevice(gradient));
+        return Ok(true);
+    }
+    let place = CURRENT.with_borrow_mut(|current| {
+        current.as_mut().and_then(|gradients| gradients.place_on_device(parameter.id())).transpose()
+    })?;
+    let Some((to, onto)) = place else { return Ok(false) };
+    make(to, onto).map(|()| true)
+}
+
+impl Gradients {
+    /// Where a contribution to the gradient of `leaf` goes, which is then there.
+    fn place_on_device(&mut self, leaf: TensorId) -> Option<Result<(Address, Onto)>> {
+        let place = self.places.get_mut(&leaf)?;
+        let Flat::Device(array) = &self.buffers[place.buffer] else { return None };
+        let first = !std::mem::replace(&mut place.written, true);
+        let onto = if first { Onto::Nothing } else { Onto::Sum };
+        Some(array.address(&place.range).map(|address| (address, onto)))
+    }
+
+    /// Adds what another has on a GPU for these leaves to what is here on the host, waiting for it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn bring(&mut self, made: &Gradients, leaves: &[TensorId]) -> Result<()> {
+        for &leaf in leaves {
+            let Some(place) = made.places.get(&leaf).filter(|place| place.written) else { continue };
+            let Flat::Device(array) = &made.buffers[place.buffer] else { continue };
+            match self.slot(leaf) {
+                Some(Slot::First(to)) => array.to_host(place.range.clone(), to)?,
+                Some(slot) => {
+                    let mut values = vec![0.0; place.range.len()];
+                    array.to_host(place.range.clone(), &mut values)?;
+                    slot.put(&values);
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeros where no contribution arrived.
+    pub(super) fn zero_on_device(&mut self, leaf: TensorId) -> Result<()> {
+        let Some(place) = self.places.get_mut(&leaf).filter(|place| !place.written) else { return Ok(()) };
+        let Flat::Device(array) = &mut self.buffers[place.buffer] else { return Ok(()) };
+        place.written = true;
+        array.zero(place.range.clone())
+    }
+
+    /// Puts values into the place of `leaf`, on what is there if something is; false if it has none on a GPU.
+    pub(super) fn take_on_device(&mut self, leaf: TensorId, values: &Tensor) -> Result<bool> {
+        let Some(place) = self.places.get_mut(&leaf) else { return Ok(false) };
+        let Flat::Device(array) = &mut self.buffers[place.buffer] else { return Ok(false) };
+        let there = std::mem::replace(&mut place.written, true);
+        array.take(place.range.clone(), values, there)?;
+        Ok(true)
+    }
+}

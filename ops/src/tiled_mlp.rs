@@ -1,0 +1,365 @@
+//! A transformer's feed-forward network, a tile of rows at a time.
+//!
+//! Its hidden activations are the widest of a transformer, and every row's are its own. So the forward keeps nothing but the input,
+//! and the backward makes the hidden activations of a tile of rows once more, takes what it needs of them and lets them go: the
+//! TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. What it costs is the products that lead to the hidden
+//! activations once more, one of six for GPT-2's, two of nine for Llama's.
+//!
+//! The bits are those of the operations over all rows: a row's results are its own anyway, and a weight's gradient goes on from
+//! tile to tile (`sink/tiles.rs`).
+
+use crate::activation::{Activation, swiglu};
+use crate::graph::apply::{apply2, counted2, in_graph};
+use crate::graph::fused_block::{run_backward, unrecorded};
+use crate::graph::many_inputs::{Carried, carry};
+use crate::graph::operand::{View, rows};
+use crate::graph::output::{stored, tensor};
+use crate::graph::storage::take;
+use crate::linear::Projection;
+use crate::linear::affine::BLOCK;
+use crate::meta;
+use crate::meta::footprint::{Costs, Footprint, Reads};
+use crate::product::Elements;
+use crate::sink;
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_nn::Module;
+use half::{bf16, f16};
+use std::sync::{Mutex, PoisonError};
+
+/// The rows of a tile are a multiple of this.
+///
+/// Sums over rows go on from one tile to the next, and keep their bits where no group of rows that is summed as one is cut in two:
+/// the blocks of a bias's gradient are of 64 rows, and products of bf16 take rows in pairs or, on processors with tiles, 32 at a
+/// time.
+pub const TILE_UNIT: usize = 64;
+
+const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_of(32));
+
+/// A feed-forward network that computes so many rows at a time: the bits of its operations after each other, in memory for the
+/// hidden activations of one tile.
+///
+/// The forward, for `x` of `[.., inputs]` in f32, bf16 or f16, gives `[.., outputs]` and keeps `x` alone. The backward computes the
+/// hidden activations once more. A gradient that no sink takes is a tensor of its parameter's shape and dtype.
+///
+/// ```
+/// # use candle_core::{DType, Device, Result, Tensor};
+/// use candle_nn::{Module, VarBuilder};
+/// use zero_model::ops::{Activation, Linear, TiledMlp};
+///
+/// # fn main() -> Result<()> {
+/// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+/// let (up, down) = (Linear::new(16, 64, 0.02, vb.pp("up"))?, Linear::new(64, 16, 0.02, vb.pp("down"))?);
+/// let mlp = TiledMlp::new(up, Activation::GeluNew, down, 128)?;
+/// let x = Tensor::ones((2, 500, 16), DType::F32, &Device::Cpu)?;
+/// assert_eq!(mlp.forward(&x)?.dims(), [2, 500, 16]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct TiledMlp {
+    hidden: Hidden,
+    down: Projection,
+    tile_rows: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Hidden {
+    /// The activation of a projection.
+    Activated(Projection, Activation),
+    /// SwiGLU of a gate and what it lets through.
+    Gated([Projection; 2]),
+}
+
+const OP: &str = "tiled-mlp";
+
+impl TiledMlp {
+    /// down(activation(up(x))): GPT-2's.
+    ///
+    /// # Errors
+    /// Weights that do not fit together, or `tile_rows` that are not a multiple of [`TILE_UNIT`].
+    pub fn new(
+        up: impl Into<Projection>,
+        activation: Activation,
+        down: impl Into<Projection>,
+        tile_rows: usize,
+    ) -> Result<Self> {
+        let (up, down) = (up.into(), down.into());
+        check(&[&up], &down, tile_rows)?;
+        Ok(Self { hidden: Hidden::Activated(up, activation), down, tile_rows })
+    }
+
+    /// down([`swiglu`](crate::swiglu)(gate(x), up(x))): Llama's.
+    ///
+    /// # Errors
+    /// As [`TiledMlp::new`].
+    pub fn gated(
+        gate: impl Into<Projection>,
+        up: impl Into<Projection>,
+        down: impl Into<Projection>,
+        tile_rows: usize,
+    ) -> Result<Self> {
+        let (gate, up, down) = (gate.into(), up.into(), down.into());
+        check(&[&gate, &up], &down, tile_rows)?;
+        Ok(Self { hidden: Hidden::Gated([gate, up]), down, tile_rows })
+    }
+
+    fn hidden(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.hidden {
+            Hidden::Activated(up, activation) => up.forward_activated(x, *activation),
+            Hidden::Gated([gate, up]) => swiglu(&gate.forward(x)?, &up.forward(x)?),
+        }
+    }
+
+    /// In the order in which the backward of the operations after each other comes to them.
+    fn parameters(&self) -> Vec<&Tensor> {
+        let hidden = match &self.hidden {
+            Hidden::Activated(up, _) => std::slice::from_ref(up),
+            Hidden::Gated(both) => both,
+        };
+        std::iter::once(&self.down).chain(hidden.iter().rev()).flat_map(Projection::parameters).collect()
+    }
+
+    /// dx, where it is wanted, and the gradients of the parameters that no sink takes.
+    fn backward(&self, x: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Vec<Option<Tensor>>)> {
+        let trained: Vec<&Tensor> = self.parameters().into_iter().filter(|parameter| parameter.track_op()).collect();
+        let (xs, dys) = (Tiles::new(x, self.tile_rows)?, Tiles::new(dy, self.tile_rows)?);
+        let run =
+            || xs.each(|tile| run_backward(&xs.tile(tile)?, dys.tile(tile)?, |x| self.down.unmade(&self.hidden(x)?)));
+        if meta::tracing() {
+            return Ok((meta::in_tiles(&trained, run)?, vec![]));
+        }
+        let (dx, rest) = sink::in_tiles(&trained, run)?;
+        let mut rest = trained.into_iter().zip(rest);
+        let gradient = |parameter: &Tensor| {
+            let Some((of, Some(gradient))) = parameter.track_op().then(|| rest.next()).flatten() else {
+                return Ok(None);
+            };
+            Ok(Some(tensor(stored(OP, gradient, of.dtype())?, of.shape())))
+        };
+        Ok((dx, self.parameters().into_iter().map(gradient).collect::<Result<_>>()?))
+    }
+}
+
+/// Whether weights fit together and tiles keep the bits.
+fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<()> {
+    if tile_rows == 0 || !tile_rows.is_multiple_of(TILE_UNIT) {
+        bail!("{OP}: tiles of {tile_rows} rows; a multiple of {TILE_UNIT} keeps the bits of sums over rows");
+    }
+    let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
+    for projection in hidden {
+        let [inputs, outputs] = projection.sizes()?;
+        if inputs != first[0] || outputs != inner {
+            bail!(
+                "{OP}: a projection of {inputs} to {outputs} does not fit one of {} inputs before and one of {inner} after it",
+                first[0]
+            );
+        }
+    }
+    Ok(())
+}
+
+impl Module for TiledMlp {
+    /// `[.., inputs]` to `[.., outputs]`.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if !x.device().is_cpu() {
+            bail!("{OP}: tiles of rows are not there on a GPU");
+        }
+        let (in_graph, parameters) = (in_graph(), self.parameters());
+        let tracked = parameters.iter().any(|parameter| parameter.track_op()) || x.track_op();
+        let xs = Tiles::new(&x.detach(), self.tile_rows)?;
+        let y = unrecorded(|| xs.each(|tile| self.down.forward(&self.hidden(&xs.tile(tile)?)?).map(Some)))?;
+        let Some(y) = y else { bail!("{OP}: no output") };
+        if in_graph && !tracked {
+            return Ok(y);
+        }
+        let (chain, carried) = carry(if in_graph { parameters } else { vec![] }.into_iter())?;
+        let op = |values| Tiled { mlp: self.clone(), shape: y.shape().clone(), values: Mutex::new(values), carried };
+        if meta::tracing() {
+            return counted2([x, &chain], op(None), Tiled::READS, y.clone());
+        }
+        let Storage::Cpu(values) = take(&y)? else {
+            bail!("{OP}: what was computed on the processor is somewhere else")
+        };
+        apply2(x, &chain, op(Some(values)))
+    }
+}
+
+/// The node of the graph: what was computed before it was made.
+struct Tiled {
+    mlp: TiledMlp,
+    shape: Shape,
+    /// Until the node is made.
+    values: Mutex<Option<CpuStorage>>,
+    carried: Carried,
+}
+
+impl Footprint for Tiled {
+    const READS: Reads = Reads::inputs([true, false, false]);
+
+    fn footprint(&self, _: &[&Tensor]) -> Result<Costs> {
+        bail!("{OP}: its operations are counted one by one")
+    }
+}
+
+impl CustomOp2 for Tiled {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        match self.values.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(values) => Ok((values, self.shape.clone())),
+            None => bail!("{OP}: a second forward"),
+        }
+    }
+
+    fn bwd(&self, x: &Tensor, chain: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (dx, gradients) = self.mlp.backward(x, dy)?;
+        if !chain.track_op() && gradients.iter().any(Option::is_some) {
+            bail!("{OP}: no place for the gradient of a parameter");
+        }
+        Ok((dx, self.carried.leave(gradients, chain)?))
+    }
+}
+
+/// A tensor's rows, cut into tiles; the last one may be shorter.
+struct Tiles {
+    /// `[rows, width]`, or in its own shape where it is one tile.
+    tensor: Tensor,
+    dims: Vec<usize>,
+    count: usize,
+    rows: usize,
+}
+
+impl Tiles {
+    fn new(tensor: &Tensor, rows_of_a_tile: usize) -> Result<Self> {
+        let (count, width) = rows(OP, tensor.shape())?;
+        let dims = tensor.dims().to_vec();
+        let tensor = if count <= rows_of_a_tile { tensor.clone() } else { tensor.reshape((count, width))? };
+        Ok(Self { tensor, dims, count, rows: rows_of_a_tile })
+    }
+
+    /// The tile that begins at this row.
+    fn tile(&self, start: usize) -> Result<Tensor> {
+        if self.count <= self.rows {
+            return Ok(self.tensor.clone());
+        }
+        self.tensor.narrow(0, start, self.rows.min(self.count - start))
+    }
+
+    /// What `run` makes of every tile, given the row that it begins at: the rows of all results, in the shape of this tensor but
+    /// for its last dimension. None where `run` makes nothing.
+    fn each(&self, mut run: impl FnMut(usize) -> Result<Option<Tensor>>) -> Result<Option<Tensor>> {
+        if self.count <= self.rows {
+            return run(0);
+        }
+        let mut joined = None;
+        // Where there are no values, what the first tile takes, and a further one beside the rows of those before it, is all there
+        // is to know.
+        let tiles = if meta::tracing() { 2 } else { usize::MAX };
+        for start in (0..self.count).step_by(self.rows).take(tiles) {
+            if let Some(rows) = run(start)? {
+                let joined = match &mut joined {
+                    Some(joined) => joined,
+                    None => joined.insert(Joined::new(self, &rows)?),
+                };
+                joined.push(&rows)?;
+            }
+        }
+        joined.map(Joined::finish).transpose()
+    }
+}
+
+/// The rows of tiles after each other.
+enum Joined {
+    F32(Vec<f32>, Shape),
+    Bf16(Vec<bf16>, Shape),
+    F16(Vec<f16>, Shape),
+    Hollow(Tensor),
+}
+
+impl Joined {
+    /// Room for all rows, of the width and dtype of `first`.
+    fn new(tiles: &Tiles, first: &Tensor) -> Result<Self> {
+        let (_, width) = rows(OP, first.shape())?;
+        let mut dims = tiles.dims.clone();
+        if let Some(last) = dims.last_mut() {
+            *last = width;
+        }
+        let (shape, len) = (Shape::from(dims), tiles.count * width);
+        if meta::tracing() {
+            return Ok(Self::Hollow(meta::tensor(&shape, first.dtype())?));
+        }
+        Ok(match first.dtype() {
+            DType::BF16 => Self::Bf16(Vec::with_capacity(len), shape),
+            DType::F16 => Self::F16(Vec::with_capacity(len), shape),
+            _ => Self::F32(Vec::with_capacity(len), shape),
+        })
+    }
+
+    fn push(&mut self, rows: &Tensor) -> Result<()> {
+        if let Self::Hollow(_) = self {
+            return Ok(());
+        }
+        let held = rows.storage_and_layout();
+        match (self, View::of(OP, &held)?.elements()) {
+            (Self::F32(all, _), Elements::F32(rows)) => all.extend_from_slice(rows),
+            (Self::Bf16(all, _), Elements::Bf16(rows)) => all.extend_from_slice(rows),
+            (Self::F16(all, _), Elements::F16(rows)) => all.extend_from_slice(rows),
+            _ => bail!("{OP}: tiles of two dtypes"),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Tensor> {
+        Ok(match self {
+            Self::F32(all, shape) => tensor(CpuStorage::F32(all), shape),
+            Self::Bf16(all, shape) => tensor(CpuStorage::BF16(all), shape),
+            Self::F16(all, shape) => tensor(CpuStorage::F16(all), shape),
+            Self::Hollow(tensor) => tensor,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Linear;
+    use crate::graph::fused_block;
+    use std::collections::HashSet;
+
+    /// Bytes of the peak and of what stays of a backward in tiles whose parameters' gradients have nowhere to grow, or are deferred.
+    fn traced(written: bool, deferred: bool) -> Result<[u64; 2]> {
+        let [up, down] = [(512, 8), (8, 512)].map(|shape| meta::leaf(&shape.into(), DType::F32, true));
+        let (up, down) = (up?, down?);
+        let there: HashSet<_> = if written { [up.id(), down.id()].into() } else { HashSet::new() };
+        meta::trace(there, || {
+            let [up, down] = [up, down].map(|weight| Linear::from_tensors(weight, None));
+            let mlp = TiledMlp::new(up, Activation::Relu, down, 64)?;
+            let x = meta::leaf(&(640, 8).into(), DType::F32, true)?;
+            let y = sink::promise(|| fused_block(&x, |x| mlp.forward(x)))?;
+            assert_eq!(meta::now(), 640 * 8 * 4, "the output alone is kept");
+            if deferred {
+                meta::defer();
+            }
+            let dy = meta::tensor(y.shape(), y.dtype())?;
+            let before = meta::now();
+            meta::reset_peak();
+            let gradients = crate::backward_from(&[(y, dy)])?;
+            let peak = meta::peak() - before;
+            drop(gradients);
+            Ok([peak, meta::now()])
+        })
+    }
+
+    #[test]
+    fn gradients_that_cannot_grow_in_their_places_have_room_of_their_own() -> Result<()> {
+        let weights = 2 * 8 * 512 * 4;
+        let [peak, after] = traced(false, false)?;
+        assert_eq!(traced(true, false)?, [peak + weights, after], "it is gone after the backward");
+        for written in [false, true] {
+            assert_eq!(traced(written, true)?, [peak + weights, after + weights], "it stays where it is deferred");
+        }
+        Ok(())
+    }
+}

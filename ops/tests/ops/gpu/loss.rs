@@ -1,0 +1,119 @@
+//! Cross-entropy, and the head of a language model with it: within rounding of the processor's.
+
+use super::{EVERYWHERE, FLOATS, Into, both, gpu, on_host};
+use crate::check::{close, floats, ids, normal, same_bits};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use zero_ops::device::{Array, check};
+use zero_ops::sink::{Flat, Gradients};
+use zero_ops::{cross_entropy, linear_cross_entropy};
+
+/// Sums in another order, and what they are rounded to.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 5e-6,
+        DType::BF16 => 2f64.powi(-7),
+        _ => 2f64.powi(-10),
+    }
+}
+
+/// By what `trained` multiplies a loss.
+fn upstream() -> f32 {
+    floats(&normal("weights of the result", &[]))[0]
+}
+
+#[test]
+fn losses_of_logits() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in FLOATS {
+        for (lead, classes) in [(&[5][..], 7), (&[2, 3], 700), (&[1], 1)] {
+            let logits = [normal("logits", &[lead, &[classes]].concat()).to_dtype(dtype).unwrap()];
+            let targets = ids("targets", lead, classes as u32);
+            let op = |t: &[Tensor]| cross_entropy(&t[0], &targets.to_device(t[0].device())?);
+            let [got, want] = both(&gpu, &logits, Into::Store, op);
+            assert_eq!(got.0.dtype(), DType::F32);
+            close("loss", &got.0, &want.0, 1e-6);
+            close("gradient", &got.1[0], &want.1[0], tolerance(dtype));
+        }
+    }
+}
+
+/// Where rows are many there is more than one chunk of them, on the processor from 1,024 on.
+const SIZES: [(&[usize], usize, usize); 4] = [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[4100], 9, 4)];
+
+#[test]
+fn losses_of_a_head() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in FLOATS {
+        for (lead, classes, inputs) in SIZES {
+            if dtype != DType::F32 && lead[0] > 1000 {
+                continue;
+            }
+            let inputs = [normal("x", &[lead, &[inputs]].concat()), normal("w", &[classes, inputs])];
+            let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
+            let targets = ids("targets", lead, classes as u32);
+            for into in EVERYWHERE {
+                // Elsewhere gradients are multiplied in the backward.
+                let foreseen = if into == Into::Store { 2.0 } else { upstream() };
+                let op =
+                    |t: &[Tensor]| linear_cross_entropy(&t[0], &t[1], &targets.to_device(t[0].device())?, foreseen);
+                let [got, want] = both(&gpu, &inputs, into, op);
+                close("loss", &got.0, &want.0, 1e-6);
+                close(&format!("dx {into:?}"), &got.1[0], &want.1[0], tolerance(dtype));
+                close(&format!("dW {into:?}"), &got.1[1], &want.1[1], tolerance(dtype));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_computed_for_what_is_frozen() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let targets = ids("targets", &[6], 9).to_device(&gpu)?;
+    let (x, w) = (normal("x", &[6, 4]).to_device(&gpu)?, normal("w", &[9, 4]).to_device(&gpu)?);
+    let (x_var, w_var) = (Var::from_tensor(&x)?.into_inner(), Var::from_tensor(&w)?.into_inner());
+    let both = linear_cross_entropy(&x_var, &w_var, &targets, 1.0)?;
+    let all = both.backward()?;
+    let same = |what: &str, got: &Tensor, want: &Tensor| same_bits(what, &on_host(got), &on_host(want));
+    let grads = linear_cross_entropy(&x_var, &w, &targets, 1.0)?.backward()?;
+    assert!(grads.get(&w).is_none());
+    same("dx", grads.get(&x_var).expect("a gradient"), all.get(&x_var).expect("a gradient"));
+    let grads = linear_cross_entropy(&x, &w_var, &targets, 1.0)?.backward()?;
+    assert!(grads.get(&x).is_none());
+    same("dW", grads.get(&w_var).expect("a gradient"), all.get(&w_var).expect("a gradient"));
+    let loss = linear_cross_entropy(&x, &w, &targets, 1.0)?;
+    same("the loss alone", &loss, &both);
+    assert!(!loss.track_op());
+    // A graph may run backward twice.
+    let again = (both * 3.0)?.backward()?;
+    close("dx", &on_host(again.get(&x_var).expect("a gradient")), &on_host(&(all.get(&x_var).unwrap() * 3.0)?), 1e-6);
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_is_an_error_later() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let (x, w) = (normal("x", &[3, 4]).to_device(&gpu)?, normal("w", &[9, 4]).to_device(&gpu)?);
+    let w = Var::from_tensor(&w)?.into_inner();
+    let targets = Tensor::new(&[0i64, 8, 9], &Device::Cpu)?.to_device(&gpu)?;
+    let loss = linear_cross_entropy(&x, &w, &targets, 1.0)?;
+    assert!(loss.to_scalar::<f32>()?.is_nan());
+    let error = check(&gpu).expect_err("an error").to_string();
+    assert!(error.contains("linear-cross-entropy: index 9 at position 2 is not below 9"), "{error}");
+    let logits = normal("logits", &[3, 9]).to_device(&gpu)?;
+    assert!(cross_entropy(&logits, &targets)?.to_scalar::<f32>()?.is_nan());
+    let error = check(&gpu).expect_err("an error").to_string();
+    assert!(error.contains("cross-entropy: index 9 at position 2 is not below 9"), "{error}");
+
+    // What is in its place already cannot be multiplied any more.
+    let targets = ids("targets", &[3], 9).to_device(&gpu)?;
+    let mut sink = Gradients::default();
+    sink.add_buffer(Flat::Device(Array::room(gpu.as_cuda_device()?, 36)?), [(w.id(), 0..36, false)]);
+    let (_, store) = sink.capture(|| (linear_cross_entropy(&x, &w, &targets, 1.0)? * 2.0)?.backward());
+    assert!(store?.get(&w).is_none());
+    let error = check(&gpu).expect_err("an error").to_string();
+    assert!(error.contains("a gradient of 2 for a loss that was computed for one of 1"), "{error}");
+    let targets = ids("targets", &[3], 9);
+    let error = linear_cross_entropy(&x, &w, &targets, 1.0).expect_err("an error").to_string();
+    assert!(error.contains("indices on a GPU expected"), "{error}");
+    Ok(())
+}
