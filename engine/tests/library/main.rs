@@ -1,7 +1,5 @@
 //! The library, with ranks as threads. A file is a subject; `cargo test --test library parity` runs one.
 
-#[path = "../case/mod.rs"]
-mod case;
 #[path = "../python/mod.rs"]
 mod python;
 #[path = "../world/mod.rs"]

@@ -10,7 +10,7 @@ pub(crate) use launch::LaunchArgs;
 
 /// ZeRO-style memory-optimized training for candle models.
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true)]
+#[command(name = "zero-train", version, args_conflicts_with_subcommands = true)]
 #[command(override_usage = "zero-train --config <FILE> [-n <N>] [OPTIONS]\n       zero-train <COMMAND>")]
 pub(crate) struct Cli {
     /// Without one: train.

@@ -2,7 +2,7 @@
 
 #[path = "../case/mod.rs"]
 mod case;
-#[path = "../python/mod.rs"]
+#[path = "../../../engine/tests/python/mod.rs"]
 mod python;
 
 mod alike;
@@ -17,6 +17,7 @@ mod instructions;
 mod kills;
 mod launch;
 mod launchers;
+mod loss_scale;
 mod memory;
 mod monitors;
 mod namespaces;
