@@ -9,6 +9,7 @@ mod cores;
 mod doctor;
 mod farewell;
 mod launch;
+mod progress;
 mod rank;
 mod surroundings;
 mod tuner;
@@ -24,8 +25,7 @@ use cli::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs, PlanArgs};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_config::{Config, Source, Typed};
-use zero_train::train::Planner;
-use zero_train::{CostLength, Limit, Plan, Ranks};
+use zero_train::{CostLength, Limit, Plan, Planner, Ranks};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
 /// is counted.
@@ -124,7 +124,7 @@ fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
     zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), config.world_size));
-    let planner = Planner::new(&config)?;
+    let planner = zero_train::train::planner(&config)?;
     let plan = planner.plan(&config)?;
     if args.json {
         show(&format!("{:#}\n", plan.value()));

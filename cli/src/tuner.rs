@@ -52,6 +52,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         ranks: args.config.num_processes.map(|n| n as usize),
         program: std::env::current_exe()?,
         threads: &|config: &Config| surroundings::threads(Some(&config.launcher), config.world_size),
+        planner: &zero_train::train::planner_of_data,
         resume: args.resume,
         stop: &stop,
     };

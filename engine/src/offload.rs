@@ -9,10 +9,10 @@ use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, Layout, TierOptions, disk_bytes};
 use zero_pipeline::{Coordinates, Instruction, Item, LayerId, Program, Stages, Tier, Tiers};
 
+use crate::costs::forms::Table;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::kept::KeptOnDisk;
-use crate::memory::Table;
+use crate::executor::kept::KeptOnDisk;
 use crate::settings::Settings;
 use crate::words::bytes;
 
@@ -69,7 +69,7 @@ pub(crate) fn disk(config: &Config) -> DiskOptions {
 ///
 /// # Errors
 /// The key of the folder that cannot or has not.
-pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings) -> Result<(), Error> {
+pub fn check_space(layout: &Layout, stages: &Stages, settings: &Settings) -> Result<(), Error> {
     let disk = &settings.zero.disk;
     if !layout.uses_disk() {
         return Ok(());
@@ -128,7 +128,7 @@ pub(crate) fn kept(
 }
 
 /// What the user should know of where things live; nothing where all of it is in memory.
-pub(crate) fn describe(engine: &Engine) -> Vec<String> {
+pub fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = vec![];
     if let Some(used) = engine.zero().disk_use() {
         let segments = engine.zero().layout().segments();

@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use zero_comm::place::Place;
 use zero_comm::token;
 use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
-use zero_train::train::{Again, Output as Printing, Planner, Resume, RunOptions};
+use zero_train::train::{Again, Output as Printing, Resume, RunOptions};
 use zero_train::{Error, Limit, Plan};
 
 use super::{Before, Hosts, Job, Output, Reach, Recovery, Team, What, launch};
@@ -152,7 +152,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     // What the ranks would all find out is said once, before any is started.
     let plan = zero_train::train::check(&config, &options)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
-        let planner = Planner::new(&config)?;
+        let planner = zero_train::train::planner(&config)?;
         let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
         anyhow::bail!(Error::Memory(told));
     }
@@ -272,5 +272,6 @@ fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
             (_, true) => Printing::Plain,
             _ => Printing::Auto,
         },
+        bar: Some(crate::progress::draw),
     })
 }

@@ -5,10 +5,13 @@
 
 mod apply;
 mod between;
+pub mod cut;
 mod fit;
+pub mod forms;
 mod measure;
 mod overlap;
 mod prediction;
+pub mod subject;
 
 use std::fmt;
 use std::path::Path;
@@ -18,9 +21,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::words::counted;
 
-pub(crate) use apply::costs;
-pub use measure::{Length, measure};
-pub(crate) use overlap::{Choice, choose, chosen_by_the_first};
+pub use apply::costs;
+pub use measure::{Length, Trainee, measure};
+pub(crate) use overlap::chosen_by_the_first;
+pub use overlap::{Choice, choose};
 pub use prediction::{Prediction, RankTimes};
 
 /// The form of the file: another one is not read.

@@ -259,9 +259,21 @@ fn formats() -> Vec<String> {
         }
     }
     let mut formats = vec![];
-    for part in
-        ["cli", "engine", "checkpoint", "partition", "model", "tier", "comm", "configs", "pipeline", "optim", "cuda"]
-    {
+    for part in [
+        "cli",
+        "trainer",
+        "planner",
+        "engine",
+        "checkpoint",
+        "partition",
+        "model",
+        "tier",
+        "comm",
+        "configs",
+        "pipeline",
+        "optim",
+        "cuda",
+    ] {
         walk(&root().join(part).join("src"), &mut formats);
     }
     formats.retain(|format| format.chars().filter(|c| c.is_alphabetic()).count() >= 9);

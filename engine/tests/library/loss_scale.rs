@@ -3,8 +3,8 @@
 use crate::world;
 
 use world::{BF16, Trajectory, assert_same, batch, config, gpt2, train, trajectory, world};
+use zero_engine::{Engine, Step};
 use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
-use zero_train::{Engine, Step};
 
 /// Four micro-batches of two samples over `data` replicas of `stages` stages.
 fn settings(zero_stage: u8, data: usize, stages: usize, more: &str) -> String {
@@ -95,8 +95,8 @@ fn norm_and_update_divide_by_the_scale() {
         let text = format!(
             "train_batch_size: 4\ngradient_clipping: {clipping}\noptimizer: {{type: SGD, params: {{lr: 0.1}}}}\n{more}"
         );
-        let comm = zero_train::comm::threads(1, &zero_train::comm::Options::default()).remove(0);
-        let config = zero_train::Config::with_world_size("test.yaml", text, 1).unwrap();
+        let comm = zero_engine::comm::threads(1, &zero_engine::comm::Options::default()).remove(0);
+        let config = zero_engine::Config::with_world_size("test.yaml", text, 1).unwrap();
         train(&mut Engine::with_communicator(config, gpt2(), comm).unwrap(), 20)
     };
     for clipping in [0.0, 0.5] {

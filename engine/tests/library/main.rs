@@ -5,7 +5,6 @@ mod python;
 #[path = "../world/mod.rs"]
 mod world;
 
-mod autotune;
 mod bytes;
 mod checkpoint;
 mod docs;
@@ -17,12 +16,9 @@ mod offload;
 mod parity;
 mod pipeline;
 mod plain_candle;
-mod planted;
 mod pretrained;
 mod recomputation;
 mod replicas;
-mod report_page;
-mod sweep;
 mod tiles;
 mod torch;
 mod transformers;
