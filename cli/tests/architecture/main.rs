@@ -3,6 +3,8 @@
 //!
 //! The page is the rule: the table of crates is read out of it, so a new edge is a change of the page, which shows in review.
 
+mod imports;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,23 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 
 /// What a finished file does not contain, outside of comments and strings. A test that runs only when it is named says why.
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
+
+/// Third-party crates, each with the folder where it enters: no crate below that one depends on it.
+const ENTER: [(&str, &str); 7] = [
+    ("anyhow", "cli"),
+    ("clap", "cli"),
+    ("console", "cli"),
+    ("indicatif", "cli"),
+    ("nvml-wrapper", "trainer"),
+    ("tokenizers", "trainer"),
+    ("ureq", "trainer"),
+];
+
+/// Files of a crate that import each other in a loop, at most.
+const LOOP: usize = 3;
+
+/// Crates with longer loops, and how long they are: a number here only falls.
+const LONGER_LOOPS: [(&str, usize); 4] = [("cli", 18), ("trainer", 7), ("planner", 4), ("engine", 19)];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -144,6 +163,21 @@ fn edges(manifest: &str) -> Vec<String> {
     found
 }
 
+/// Names of what a crate depends on, for its tests alone aside.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut found = vec![];
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            let section = line.trim_matches(['[', ']']);
+            inside = section == "dependencies" || section.ends_with(".dependencies");
+        } else if inside {
+            found.push(line.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect());
+        }
+    }
+    found
+}
+
 #[test]
 fn the_table_lists_the_members_of_the_workspace() {
     let manifest = read("Cargo.toml");
@@ -174,6 +208,45 @@ fn edges_between_crates_are_those_of_the_table_and_go_down() {
             let at = crates.iter().position(|other| other.name == *used);
             assert!(at.is_some_and(|at| at > index), "{} uses {used}, which does not stand below it", row.name);
         }
+    }
+}
+
+#[test]
+fn what_enters_above_is_unknown_below() {
+    let crates = crates();
+    for (name, folder) in ENTER {
+        let at = crates.iter().position(|row| row.folder == folder).unwrap_or_else(|| panic!("no crate {folder}"));
+        let users: Vec<&str> = crates
+            .iter()
+            .filter(|row| dependencies(&read(&format!("{}/Cargo.toml", row.folder))).iter().any(|used| used == name))
+            .map(|row| row.folder.as_str())
+            .collect();
+        assert!(users.contains(&folder), "{name} is not used by {folder}");
+        for user in users {
+            let user_at = crates.iter().position(|row| row.folder == user);
+            assert!(user_at <= Some(at), "{user} depends on {name}, which enters in {folder}");
+        }
+    }
+}
+
+#[test]
+fn loops_of_imports_are_short() {
+    let sources = sources();
+    for folder in ["cli", "trainer", "planner", "engine"] {
+        let below = format!("{folder}/src/");
+        let files =
+            sources.iter().filter_map(|(path, text)| Some((path.strip_prefix(&below)?.to_string(), text.clone())));
+        let loops = imports::loops(&files.collect());
+        let longest = loops.iter().map(Vec::len).max().unwrap_or(0);
+        let longer = LONGER_LOOPS.iter().find(|(name, _)| *name == folder).map(|(_, longer)| *longer);
+        let ceiling = longer.unwrap_or(LOOP);
+        let list: String =
+            loops.iter().filter(|files| files.len() > LOOP).map(|files| format!("\n  {files:?}")).collect();
+        assert!(longest <= ceiling, "{folder}: a loop of {longest} files, {ceiling} are the limit:{list}");
+        assert!(
+            longer.is_none_or(|longer| longest == longer),
+            "{folder}: a loop of {longest} files is the longest now"
+        );
     }
 }
 
