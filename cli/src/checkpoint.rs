@@ -8,7 +8,7 @@ use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
 use zero_train::{Error, ExportDtype, Weights, bytes, counted};
 
 use crate::cli::Floats;
-use crate::show;
+use crate::printed::show;
 
 /// The newest checkpoint that a path means, with its manifest.
 fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {

@@ -35,7 +35,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let Ok([source]) = <[_; 1]>::try_from(crate::read(&args.config)?) else {
+    let Ok([source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
         // What is found is written into the text of the file.
         let told = "autotune takes one --config: merge the files, or give what the others say by --set";
         Cli::command().error(ErrorKind::ArgumentConflict, told).exit()

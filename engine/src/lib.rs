@@ -16,7 +16,7 @@ mod engine;
 mod error;
 mod executor;
 pub mod files;
-pub mod offload;
+mod offload;
 mod recomputation;
 pub mod settings;
 pub mod timing;

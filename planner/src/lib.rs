@@ -7,6 +7,7 @@
 
 mod advice;
 pub mod autotune;
+mod disk;
 pub mod memory;
 mod plan;
 pub mod processor;

@@ -10,6 +10,7 @@ use zero_partition::{CATEGORIES, Layout, LayoutOptions, StateBytes, expected_pay
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Stages, Timeline, ZeroStage, grid};
 
+use crate::disk::check_space;
 use crate::memory::{Needs, needs};
 use zero_engine::Error;
 use zero_engine::arrangement::Arrangement;
@@ -18,7 +19,6 @@ use zero_engine::costs::cut::CutCosts;
 use zero_engine::costs::forms::tokens;
 use zero_engine::costs::subject::Subject;
 use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
-use zero_engine::offload;
 use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::words::{bytes, counted, grouped};
 
@@ -202,7 +202,7 @@ impl Plan {
     /// # Errors
     /// The key of a folder that has not.
     pub fn check_disks(&self) -> Result<(), Error> {
-        offload::check_space(&self.draft.layout, &self.draft.arrangement.stages, &self.draft.settings)
+        check_space(&self.draft.layout, &self.draft.arrangement.stages, &self.draft.settings)
     }
 
     /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally

@@ -20,7 +20,7 @@ PROGRAMS = {
     "kernels": ("cuda/kernels", "test", "kernels"),
     "candle_device": ("model", "test", "candle_device"),
     "ops": ("model", "test", "ops"),
-    "gpu": ("engine", "test", "gpu"),
+    "gpu": ("trainer", "test", "gpu"),
     "nccl-device": ("comm/nccl", "test", "device"),
 }
 # With the feature `cuda`. One selection, of .ci/run as well: another one changes candle's features and compiles it again.

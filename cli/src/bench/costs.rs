@@ -4,7 +4,7 @@ use std::path::Path;
 
 use zero_train::CostLength;
 
-use super::{Role, take_part};
+use super::ranks::{Role, take_part};
 use crate::cli::ConfigArgs;
 
 /// Measures on all ranks, and writes the table on rank 0.

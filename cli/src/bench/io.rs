@@ -7,7 +7,7 @@ use serde::Serialize;
 use zero_tier::bench::{Bench, Comparison, Load, Size, median};
 use zero_tier::{Backend, DiskError, Options};
 
-use super::summary;
+use super::figures::summary;
 
 /// What was measured, as `--json` prints it.
 #[derive(Serialize)]

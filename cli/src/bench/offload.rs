@@ -13,7 +13,8 @@ use zero_tier::bench::Floor;
 use zero_train::counted;
 use zero_train::train::Steps;
 
-use super::{Role, WARM_UP, spread, summary, take_part};
+use super::figures::{spread, summary};
+use super::ranks::{Role, WARM_UP, take_part};
 use crate::cli::ConfigArgs;
 
 /// Bytes that are read and written.

@@ -118,7 +118,7 @@ pub(crate) fn pipeline(stages: &[usize], micro_batches: usize, repeats: usize) -
             println!(
                 "{schedule:<16} {stages:>7} {:>8.1} ms {}   {:>+8.2} %   {:>6.2} %, {:.2} %",
                 seconds * 1e3,
-                super::summary(&times),
+                super::figures::summary(&times),
                 (found / seconds - 1.0) * 100.0,
                 (1.0 - work / seconds) * 100.0,
                 (1.0 - work / found) * 100.0,

@@ -12,7 +12,8 @@ use serde_json::Value;
 use zero_train::train::Steps;
 use zero_train::{bytes, counted};
 
-use super::{Role, WARM_UP, spread, summary, take_part};
+use super::figures::{spread, summary};
+use super::ranks::{Role, WARM_UP, take_part};
 use crate::cli::ConfigArgs;
 
 /// What is timed in turn, on one rank.

@@ -6,7 +6,8 @@ use serde::Serialize;
 use zero_comm::{Buffer, ReduceOp};
 use zero_train::counted;
 
-use super::{Role, summary, take_part};
+use super::figures::summary;
+use super::ranks::{Role, take_part};
 use crate::cli::ConfigArgs;
 
 /// What the steps took, for people or as JSON for scripts.

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::TrainArgs;
-use crate::launch::{Hosts, Tee};
+use crate::launch::hosts::Hosts;
+use crate::launch::output::Tee;
 
 /// Options of `launch`.
 #[derive(Debug, Args)]

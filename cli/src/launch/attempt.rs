@@ -15,10 +15,10 @@ use zero_comm::token::{self, TokenFile};
 use zero_train::train::Again;
 
 use super::hosts::Line;
+use super::job::{Job, Team, What};
 use super::outcome::{Failure, Outcome};
 use super::output::Printed;
 use super::signals::{Signals, catches, send};
-use super::{Job, Team, What};
 use crate::surroundings;
 
 /// How long the other ranks may take to end by themselves after one has died.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use zero_train::train::holds_a_run;
 
-use super::Team;
+use super::job::Team;
 
 /// How a run goes on.
 pub(crate) struct Recovery<'a> {

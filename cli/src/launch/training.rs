@@ -11,10 +11,17 @@ use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
 use zero_train::train::{Again, Output as Printing, Resume, RunOptions};
 use zero_train::{Error, Limit, Plan};
 
-use super::{Before, Hosts, Job, Output, Reach, Recovery, Team, What, launch};
+use super::attempts::launch;
+use super::hosts::{Hosts, Reach};
+use super::job::{GRACE, Job, Team, What};
+use super::output::Output;
+use super::recovery::{Before, Recovery};
 use crate::cli::{Cli, LaunchArgs, TrainArgs};
 use crate::cores::Cores;
-use crate::{does_not_fit, is_standard_input, load, rank, read, standard_input, surroundings, warn};
+use crate::input::{is_standard_input, load, read, standard_input};
+use crate::plan::does_not_fit;
+use crate::printed::warn;
+use crate::{rank, surroundings};
 
 /// How long launchers of a program wait for each other: nothing says how long its ranks do.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -30,7 +37,7 @@ pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
         return train_as(&place, args);
     }
     let ranks = args.config.num_processes.map(|n| n as usize);
-    lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: super::GRACE })
+    lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: GRACE })
 }
 
 /// Starts the ranks of this host, which may be one of several; or trains as one of them, which has the same command line.

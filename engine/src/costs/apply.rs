@@ -5,7 +5,7 @@ use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 use zero_pipeline::{Coordinates, Item, Placement, Schedule, SegmentId, Tier};
 
-use super::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
+use super::table::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
 use crate::costs::forms::Table;
 use crate::costs::subject::Subject;
 

@@ -1,6 +1,6 @@
 //! A cost table for a micro-batch between two that were measured.
 
-use super::{CostTable, LayerTimes, Time};
+use super::table::{CostTable, LayerTimes, Time};
 
 impl CostTable {
     /// Samples of the micro-batch that it was measured with.
@@ -57,7 +57,7 @@ impl Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::Conditions;
+    use crate::costs::table::Conditions;
 
     fn table(micro_batch: usize, seconds: f64) -> CostTable {
         let time = Time::of(vec![seconds]);

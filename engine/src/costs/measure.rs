@@ -13,7 +13,7 @@ use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
 use super::apply::{conditions, in_norm, key, updated};
-use super::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
+use super::table::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
 use crate::batch::Batch;
 use crate::costs::cut;
 use crate::costs::forms::Table;
@@ -84,7 +84,7 @@ pub fn measure<T: Trainee>(
         }
         subject.step()?;
     }
-    let (programs, ranks) = (subject.engine().all_programs(), gathered(subject.engine())?);
+    let (programs, ranks) = (subject.engine().all_programs(), gathered(&**comm, subject.engine().timing().spans())?);
     let subject = &subject;
     let table = subject.engine().planned(&programs, |planned| {
         let forms = planned.table();

@@ -7,7 +7,9 @@ use zero_config::Config;
 use zero_model::Model;
 use zero_partition::Layout;
 
-use super::{CostTable, Prediction, costs};
+use super::apply::costs;
+use super::prediction::Prediction;
+use super::table::CostTable;
 use crate::arrangement::Arrangement;
 use crate::costs::cut::CutCosts;
 use crate::costs::subject::Subject;

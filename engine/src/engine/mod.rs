@@ -22,14 +22,13 @@ use crate::checkpoint::saving::Saving;
 use crate::checkpoint::start::Start;
 use crate::comm_options::comm_options;
 use crate::costs::cut::CutCosts;
-use crate::costs::{Choice, chosen_by_the_first};
+use crate::costs::overlap::{Choice, chosen_by_the_first};
 use crate::device;
 use crate::error::Error;
-use crate::executor::kept::KeptOnDisk;
+use crate::executor::kept::{self, KeptOnDisk};
 use crate::executor::messages::{Boundary, share};
 use crate::executor::tracked::Tracked;
 use crate::executor::{Context, Load, Outcome, run};
-use crate::offload;
 use crate::settings::Settings;
 use crate::timing::{self, Timing};
 
@@ -176,7 +175,7 @@ impl Engine {
         arrangement.validate(&programs, layout.shape())?;
         let mut program = programs.swap_remove(stage);
         program.instructions.shrink_to_fit();
-        let kept = offload::kept(&config, &settings, &model, &program);
+        let kept = kept::kept(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
         let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());

@@ -11,8 +11,9 @@ use zero_pipeline::{Content, LayerId, Program};
 
 use super::Engine;
 use crate::arrangement::Arrangement;
-use crate::costs::Choice;
+use crate::costs::overlap::Choice;
 use crate::costs::subject::Subject;
+use crate::executor::kept::KeptOnDisk;
 use crate::settings::Settings;
 use crate::timing::Timing;
 use crate::timing::profile::Profile;
@@ -135,6 +136,12 @@ impl Engine {
     #[must_use]
     pub fn between_gpus(&self) -> Option<&str> {
         self.between_gpus.as_deref()
+    }
+
+    /// What the system refused of the file where inputs of layers are kept, if there is one.
+    #[must_use]
+    pub fn kept_notices(&self) -> Option<&[String]> {
+        self.kept.as_ref().map(KeptOnDisk::notices)
     }
 
     /// Counts the work of each layer from here on.

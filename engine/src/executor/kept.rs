@@ -1,16 +1,19 @@
 //! Inputs of layers that are run again, on a disk until then.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use candle_core::{DType, Device, Shape};
-use zero_model::Activations;
-use zero_pipeline::LayerId;
+use zero_config::Config;
+use zero_model::{Activations, Model};
+use zero_pipeline::{Instruction, Item, LayerId, Program};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile, align};
 
+use crate::costs::forms::Table;
 use crate::device::tensor;
 use crate::error::Error;
 use crate::executor::tensor_bytes::{buffer_of, room, storage_of};
+use crate::settings::Settings;
 
 /// What is needed to make a tensor of its bytes.
 struct Form {
@@ -143,4 +146,36 @@ impl KeptOnDisk {
 fn not_there((layer, micro_batch): Subject) -> Error {
     let what = format!("the inputs of layer {layer} of micro-batch {micro_batch} are not on the disk");
     Error::Zero(zero_partition::ZeroError::Internal(what))
+}
+
+/// The file of inputs that are kept for layers to be run again, if they wait on a disk.
+///
+/// # Errors
+/// What the disk says, and a model of whose layers only a run can tell what they take.
+pub(crate) fn kept(
+    config: &Config,
+    settings: &Settings,
+    model: &Model,
+    program: &Program,
+) -> Result<Option<KeptOnDisk>, Error> {
+    let Some(section) = &config.activation_checkpointing else { return Ok(None) };
+    let items: BTreeSet<(LayerId, usize)> = program
+        .instructions
+        .iter()
+        .filter_map(|instruction| match instruction {
+            Instruction::Offload { item: Item::Activations { layer, micro_batch } } => Some((*layer, *micro_batch)),
+            _ => None,
+        })
+        .collect();
+    let (Some(folder), false) = (&section.nvme_path, items.is_empty()) else { return Ok(None) };
+    let table = Table::of(config, model);
+    let table = table.ok_or_else(|| {
+        Error::setting(
+            "activation_checkpointing.device",
+            "how large the inputs of this model's layers are shows only when it runs, and room on the disk is made before",
+            "leave the key out: inputs are kept in memory",
+        )
+    })?;
+    let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);
+    KeptOnDisk::new(folder, items.len(), largest, &settings.zero.disk.aio).map(Some)
 }

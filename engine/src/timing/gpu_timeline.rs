@@ -87,7 +87,7 @@ pub fn gathered(comm: &dyn Communicator, spans: &[GpuSpan]) -> Result<Vec<Vec<i6
 }
 
 /// The GPUs of all ranks as processes of a trace.
-pub(crate) fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
+pub fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
     let of_rank = |(rank, (own, program)): (usize, (&Vec<i64>, &Program))| {
         let threads = Track::ALL.into_iter().filter_map(|track| {
             let of_track = own.chunks_exact(NUMBERS).filter(|numbers| numbers[0] == track as i64);

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use zero_comm::Buffer;
+use zero_comm::{Buffer, Communicator};
 use zero_model::ops::measure;
 use zero_pipeline::Instruction;
 
-use crate::engine::Engine;
 use crate::error::Error;
 
 /// Multiply-accumulates, and the time that they and the rest took.
@@ -88,8 +87,7 @@ impl Profile {
     }
 
     /// What rank 0 and, of the layers of other pipeline stages, their first ranks found; a collective.
-    pub fn together(self, engine: &Engine) -> Result<Found, Error> {
-        let comm = engine.communicator();
+    pub fn together(self, comm: &dyn Communicator) -> Result<Found, Error> {
         let words = |layer: &LayerWork| [layer.forward, layer.backward].map(|work| [work.macs, work.nanoseconds]);
         let own = self.layers.iter().flat_map(|layer| words(layer).into_iter().flatten().map(|word| word as i64));
         let own: Vec<i64> = own.collect();

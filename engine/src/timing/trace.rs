@@ -1,59 +1,29 @@
-//! The measured timeline of all ranks, and beside it what a simulation makes of the measured costs.
-//!
-//! An instruction says when it began and when it was done. What goes on beside it is not observed where it happens: a collective
-//! is drawn from its start, or from the end of the one before it, until it was awaited; a message until its receiver had it. What a GPU does is
-//! read from its own clock.
-
-use std::collections::{BTreeMap, HashMap};
+//! What ranks recorded of their steps, brought together.
 
 use zero_comm::{Buffer, Communicator};
-use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
 
-use crate::engine::Engine;
 use crate::error::Error;
-use crate::timing::gpu_timeline;
+use crate::timing::Span;
 
 /// One instruction of one step of one rank.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Done {
-    pub(crate) index: usize,
-    pub(crate) start: f64,
-    pub(crate) end: f64,
-}
-
-/// The trace of all ranks in Chrome's format, on rank 0, if it was recorded; a collective then.
-pub fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
-    if !engine.timing().is_recorded() {
-        return Ok(None);
-    }
-    let ranks = gathered(engine)?;
-    let gpus = gpu_timeline::gathered(&**engine.communicator(), engine.timing().gpu_spans())?;
-    if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
-        return Ok(None);
-    }
-    let arrangement = &engine.arrangement;
-    let shape = engine.zero().layout().shape();
-    let stages = arrangement.training(shape);
-    let (programs, world) = (arrangement.of_all_ranks(&stages), arrangement.world(shape));
-    let measured = timeline(&ranks, &programs, &world);
-    let simulated = arrangement.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
-    Ok(Some(chrome(
-        &[("measured", &measured), ("simulated", &simulated.timeline)],
-        &gpu_timeline::processes(&gpus, &programs),
-    )))
+pub struct Done {
+    /// Of the instruction in the step's program.
+    pub index: usize,
+    /// In seconds.
+    pub start: f64,
+    /// Likewise.
+    pub end: f64,
 }
 
 /// What every rank recorded; a collective.
-pub(crate) fn gathered(engine: &Engine) -> Result<Vec<Vec<Done>>, Error> {
-    let comm = engine.communicator();
+pub fn gathered(comm: &dyn Communicator, spans: &[Span]) -> Result<Vec<Vec<Done>>, Error> {
     let nanoseconds = |time: std::time::Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-    let spans = engine.timing().spans().iter();
     let own: Vec<i64> =
-        spans.flat_map(|span| [span.index as i64, nanoseconds(span.start), nanoseconds(span.end)]).collect();
+        spans.iter().flat_map(|span| [span.index as i64, nanoseconds(span.start), nanoseconds(span.end)]).collect();
     let done =
         |three: &[i64]| Done { index: three[0] as usize, start: three[1] as f64 / 1e9, end: three[2] as f64 / 1e9 };
-    let all = of_each_rank(&**comm, own)?;
+    let all = of_each_rank(comm, own)?;
     Ok(all.iter().map(|own| own.chunks_exact(3).map(done).collect()).collect())
 }
 
@@ -76,105 +46,6 @@ pub(crate) fn of_each_rank(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec
 }
 
 /// What was recorded, step by step: a program begins anew where the index does not grow.
-pub(crate) fn steps(done: &[Done]) -> impl Iterator<Item = &[Done]> {
+pub fn steps(done: &[Done]) -> impl Iterator<Item = &[Done]> {
     done.chunk_by(|a, b| a.index < b.index)
-}
-
-fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timeline {
-    // When a message was there, by its sender and the step.
-    let mut arrivals: HashMap<(usize, usize, Message), f64> = HashMap::new();
-    for (rank, done) in ranks.iter().enumerate() {
-        for (step, done) in steps(done).enumerate() {
-            for one in done {
-                if let Some(Instruction::AwaitReceive { message }) = programs[rank].instructions.get(one.index) {
-                    let at = Coordinates { stage: message.from, ..world.mesh.coordinates(rank) };
-                    arrivals.insert((world.mesh.rank(at), step, *message), one.end);
-                }
-            }
-        }
-    }
-    let mut events = vec![];
-    for (rank, done) in ranks.iter().enumerate() {
-        let mut free: BTreeMap<Lane, f64> = BTreeMap::new();
-        for (step, done) in steps(done).enumerate() {
-            let mut started: Vec<(Instruction, Instruction, f64)> = vec![];
-            for one in done {
-                let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
-                let event = |lane, instruction: &Instruction, start, end| Event {
-                    rank,
-                    lane,
-                    instruction: instruction.clone(),
-                    start,
-                    end,
-                };
-                events.push(event(Lane::Compute, instruction, one.start, one.end));
-                let mut beside = |lane: Lane, instruction: &Instruction, start: f64, end: f64| {
-                    let start = start.max(free.get(&lane).copied().unwrap_or(0.0));
-                    let end = end.max(start);
-                    free.insert(lane, end);
-                    events.push(event(lane, instruction, start, end));
-                };
-                if let Some(awaited) = instruction.awaited_with() {
-                    started.push((instruction.clone(), awaited, one.start));
-                    continue;
-                }
-                match instruction {
-                    Instruction::Send { message } => {
-                        let end = arrivals.get(&(rank, step, *message)).copied().unwrap_or(one.end);
-                        beside(Lane::Channel(message.channel()), instruction, one.start, end);
-                    }
-                    other => {
-                        let position = started.iter().position(|(_, awaited, _)| awaited == other);
-                        if let Some((collective, _, start)) = position.map(|position| started.remove(position)) {
-                            beside(Lane::Collectives, &collective, start, one.end);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    events.sort_by(|a, b| (a.rank, a.lane).cmp(&(b.rank, b.lane)).then(a.start.total_cmp(&b.start)));
-    Timeline { ranks: ranks.len(), events }
-}
-
-/// The mean times that instructions took, without any time for communication: how it would be if all of that were hidden and
-/// nobody disturbed.
-fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
-    let mut means: HashMap<(&'static str, usize), (f64, f64)> = HashMap::new();
-    for (rank, done) in ranks.iter().enumerate() {
-        // The first step touches all memory for the first time.
-        let skipped = usize::from(steps(done).count() > 1);
-        for one in steps(done).skip(skipped).flatten() {
-            let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
-            let subject = match instruction {
-                Instruction::Forward { layer, .. }
-                | Instruction::Recompute { layer, .. }
-                | Instruction::Backward { layer, .. }
-                | Instruction::BackwardInput { layer, .. }
-                | Instruction::BackwardWeight { layer, .. } => *layer,
-                Instruction::Accumulate { segment, .. } | Instruction::Update { segment } => *segment,
-                Instruction::Load { .. } => 0,
-                _ => continue,
-            };
-            let (sum, count) = means.entry((instruction.kind(), subject)).or_default();
-            *sum += one.end - one.start;
-            *count += 1.0;
-        }
-    }
-    let mean = |kind, subject| means.get(&(kind, subject)).map_or(0.0, |(sum, count)| sum / count);
-    let layer = |layer| LayerCosts {
-        forward: mean("forward", layer),
-        backward: mean("backward", layer),
-        backward_input: mean("backward_input", layer),
-        backward_weight: mean("backward_weight", layer),
-        ..LayerCosts::default()
-    };
-    let segment = |segment| SegmentCosts {
-        accumulate: mean("accumulate", segment),
-        update: mean("update", segment),
-        ..SegmentCosts::default()
-    };
-    let layers = (0..world.shape.layers.len()).map(layer).collect();
-    let segments = (0..world.shape.segments.len()).map(segment).collect();
-    Costs { load: mean("load", 0), ..Costs::of_compute(layers, segments) }
 }

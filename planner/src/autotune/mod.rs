@@ -13,6 +13,7 @@ mod journal;
 mod objective;
 mod outlook;
 mod report;
+mod request;
 mod results;
 mod rounds;
 mod row;
@@ -24,22 +25,21 @@ mod trial;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use zero_config::{Autotuning, Config, Source};
+use zero_config::{Autotuning, Config};
 
 pub use interval::Interval;
 pub use objective::{Work, cost, is_better_higher, unit, value};
+pub use request::{Request, Tuned};
 pub use row::{Planned, Row, Run, State};
 pub use space::Candidate;
 pub use sweep::{Evaluation, SweepTrial, SweepWatch, Swept, TrialState, sweep};
 
-use crate::memory::Limit;
-use crate::plan::Planner;
 use journal::Journal;
 use outlook::Outlook;
+use request::{begin, memory, refuse_to_overwrite, too_long, too_much, unwritable};
 use search::{End, Measure, Outcome, Search};
 use tables::{Conditions, Tables, measured, uses_disk};
 use trial::{Ended, Trial};
@@ -56,33 +56,6 @@ const PROFILE_SECONDS: &str = "6";
 const PROFILE_MICRO_BATCHES: usize = 4;
 /// Seconds for which a run measures steps, though they be so short that it takes more of them than is asked for.
 const AT_LEAST: &str = "1";
-/// Of what the machine has, a trial may hold so much; the rest is the system's and the tuner's.
-const SHARE_OF_MEMORY: f64 = 0.95;
-/// Bytes that a rank holds besides what it counts.
-const BESIDES: u64 = 64 << 20;
-
-/// What is to be tuned.
-pub struct Request<'a> {
-    /// The user's file.
-    pub source: Source,
-    /// Overrides of the command line, as `--set` takes them.
-    pub overrides: Vec<String>,
-    /// The most ranks; `None`: those of the file.
-    pub ranks: Option<usize>,
-    /// `zero-train` itself.
-    pub program: PathBuf,
-    /// Compute threads of each rank of a configuration, on this machine.
-    pub threads: &'a dyn Fn(&Config) -> usize,
-    /// Opens the data of the configuration, and plans those that train on them.
-    pub planner: &'a dyn Fn(&Config) -> Result<Planner, Error>,
-    /// Where results are written, if not to `autotuning.results_dir`.
-    pub results_dir: Option<PathBuf>,
-    /// Go on with what an earlier search has found out.
-    pub resume: bool,
-    /// Set when the user wants an end.
-    pub stop: &'a AtomicBool,
-}
-
 /// Who looks on.
 pub trait Watch {
     /// All rows, whenever one has changed.
@@ -90,23 +63,6 @@ pub trait Watch {
 
     /// What goes on.
     fn say(&mut self, word: &str);
-}
-
-/// What was found.
-#[derive(Debug)]
-pub struct Tuned {
-    /// All configurations, the user's own first.
-    pub rows: Vec<Row>,
-    /// The best one that ran; `None` if none did.
-    pub best: Option<usize>,
-    /// How many times better than the user's own it is; of runs that were not in turn, an interval from 0 to infinity.
-    pub gain: Option<Interval>,
-    /// What was tuned for.
-    pub tuning: Autotuning,
-    /// The files that were written: `best.yaml` if there is a best one, `report.html`, `results.jsonl`.
-    pub files: Vec<PathBuf>,
-    /// Whether the user ended it.
-    pub interrupted: bool,
 }
 
 /// Searches.
@@ -163,30 +119,6 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     results::finish(&found, rows, tuning.clone(), journal, end, began)
 }
 
-/// The user's configuration, what it says of tuning, and the first line of a journal: who wants what.
-fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value), Error> {
-    let base = zero_config::load(request.source.clone(), &request.overrides)?.resolve(request.ranks)?;
-    base.model_and_data()?;
-    let mut tuning = base.autotuning.clone();
-    if let Some(folder) = &request.results_dir {
-        tuning.results_dir.clone_from(folder);
-    }
-    let head = json!({
-        "event": "begin", "version": 1, "program": concat!("zero-train ", env!("CARGO_PKG_VERSION")),
-        "configuration": request.source.name, "ranks": base.world_size, "overrides": request.overrides,
-        "crc32": crc32c::crc32c(request.source.text.as_bytes()),
-    });
-    Ok((base, tuning, head))
-}
-
-/// An error of the folder of the results, or of one in it.
-fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Copy + '_ {
-    |source| {
-        let error = Error::Io { path: folder.to_path_buf(), source };
-        error.named("autotuning.results_dir", "name a folder that can be written to, there or with --out")
-    }
-}
-
 /// The folder of the results, and what an earlier search left there.
 fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal), Error> {
     let folder = tuning.results_dir.clone();
@@ -208,19 +140,6 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
     }
     let journal = Journal::create(&folder, JOURNAL, head)?;
     Ok((folder, journal))
-}
-
-/// Refuses a folder that has this journal already, unless that may be overwritten.
-fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<(), Error> {
-    let folder = &tuning.results_dir;
-    if tuning.overwrite || !folder.join(journal).exists() {
-        return Ok(());
-    }
-    Err(Error::setting(
-        "autotuning.results_dir",
-        format!("{} has results already, and `autotuning.overwrite` is false", folder.display()),
-        "go on with --resume, or name another folder",
-    ))
 }
 
 /// Puts a line of an earlier search where it belongs.
@@ -362,22 +281,6 @@ impl Bench<'_> {
         }
         Ok((tables, false))
     }
-}
-
-fn too_long(tuning: &Autotuning) -> String {
-    format!("it took longer than {} s: autotuning.trial_timeout_seconds", tuning.trial_timeout_seconds)
-}
-
-fn too_much(bytes: u64) -> String {
-    format!("it held {}, more than this machine can give", zero_engine::bytes(bytes))
-}
-
-/// Bytes that a trial of so many ranks may hold, if that is known.
-fn memory(base: &Config, ranks: usize) -> Option<u64> {
-    let machine = Limit::of_machine().map(|limit| (limit.bytes as f64 * SHARE_OF_MEMORY) as u64);
-    // The ranks themselves end at this limit; what is above it is what no plan counts, the program and its threads.
-    let own = base.training.memory_limit.map(|bytes| ranks as u64 * (bytes + bytes / 4 + BESIDES));
-    machine.into_iter().chain(own).min()
 }
 
 impl Measure for Bench<'_> {

@@ -13,10 +13,10 @@ use super::journal::Journal;
 use super::objective::{is_better_higher, unit, value};
 use super::outlook::Outlook;
 use super::report;
+use super::request::{Request, Tuned};
 use super::row::{Row, State};
 use super::search::{End, best, gain};
 use super::tables::Tables;
-use super::{Request, Tuned};
 use crate::memory::Limit;
 use zero_engine::Error;
 

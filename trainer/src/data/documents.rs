@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    At, DataError, Format, Tokenizer,
-    tokens::{Memory, Tokens},
-};
+use super::dataset::Format;
+use super::tokenizer::Tokenizer;
+use super::tokens::{Memory, Tokens};
+use zero_engine::{At, DataError};
 
 /// Reads and tokenises all files, which are text or JSON lines, joined by newlines.
 pub(super) fn tokenize<'a>(

@@ -9,7 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DataError, Dataset, SampleShape, Samples};
+use super::dataset::{Dataset, SampleShape, Samples};
+use zero_engine::DataError;
 
 /// All rows, in memory.
 pub(super) struct Rows {

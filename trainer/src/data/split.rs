@@ -2,7 +2,8 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::{DataError, Dataset, SampleShape, Samples};
+use super::dataset::{Dataset, SampleShape, Samples};
+use zero_engine::DataError;
 
 /// Cuts a dataset in two: what to train on, and the last `eval_fraction` of the samples to evaluate on, rounded to
 /// whole samples but at least one. With a fraction of 0 there is no second part.

@@ -11,7 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{At, DataError, TokenDtype};
+use super::dataset::TokenDtype;
+use zero_engine::{At, DataError};
 
 /// Tokens at the start of each file that are checked against the vocabulary before training begins, so that a file of
 /// another tokenizer is found at once. Later ones are checked as they are read.

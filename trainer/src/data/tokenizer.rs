@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{At, DataError};
+use zero_engine::{At, DataError};
 
 /// Text is encoded in pieces of about this many bytes, each cut at the end of a line. The encoder needs a
 /// hundred times the memory of its tokens while it works.

@@ -1,6 +1,8 @@
 //! A long list of tokens, cut into samples of T inputs and T targets.
 
-use super::{DataError, Dataset, SampleShape, Samples, token_files::TokenFiles};
+use super::dataset::{Dataset, SampleShape, Samples};
+use super::token_files::TokenFiles;
+use zero_engine::DataError;
 
 /// Where the tokens are.
 pub(super) enum Tokens {

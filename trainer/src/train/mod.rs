@@ -2,13 +2,12 @@
 
 mod again;
 mod autos;
-mod breakdown;
-mod communication;
 mod corpus;
+mod disk;
 mod divergence;
 mod evaluation;
 mod folder;
-mod profile;
+mod options;
 mod progress;
 mod report;
 mod run;
@@ -16,7 +15,6 @@ mod sample;
 mod saves;
 mod signals;
 mod steps;
-mod stragglers;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -42,7 +40,6 @@ use zero_engine::Error;
 use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
-use zero_engine::offload;
 use zero_engine::settings::with_total_steps;
 use zero_engine::words::{bytes, counted, grouped, of_number};
 use zero_planner::memory;
@@ -50,44 +47,10 @@ use zero_planner::{Plan, Planner};
 
 pub use again::{Again, Restart};
 pub use folder::holds_a_run;
+pub use options::{Finished, Resume, RunOptions};
 pub use progress::{Bar, DrawBar, Output};
 pub use signals::note_save_requests;
 pub use steps::{Steps, measure_costs};
-
-/// Where a run goes on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resume {
-    /// From the newest checkpoint of its own folder; anew if there is none.
-    Auto,
-    /// From a checkpoint's folder, or the newest of a run's.
-    From(PathBuf),
-}
-
-/// What the command line adds to the configuration.
-#[derive(Debug, Clone)]
-pub struct RunOptions {
-    /// Go on instead of starting anew.
-    pub resume: Option<Resume>,
-    /// What earlier attempts have left, where a launcher has started the run again.
-    pub again: Again,
-    /// Train so many steps, and compare them with one process at ZeRO stage 0.
-    pub verify: Option<u64>,
-    /// Go on beyond `training.memory_limit`.
-    pub force: bool,
-    /// How much is printed.
-    pub output: Output,
-    /// Draws the bar on a terminal.
-    pub bar: Option<DrawBar>,
-}
-
-/// How a run ended well.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finished {
-    /// It is done.
-    Done,
-    /// This signal asked for it; a checkpoint is written.
-    Stopped(i32),
-}
 
 /// Trains from the configuration alone; a collective.
 ///
@@ -308,7 +271,7 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         progress.say(&format!("memory: {gpu}{}{limit} at most on rank 0, as planned", bytes(peaks.total)));
     }
     engine.between_gpus().iter().for_each(|line| progress.say(line));
-    offload::describe(engine).iter().for_each(|line| progress.say(line));
+    disk::describe(engine).iter().for_each(|line| progress.say(line));
     let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
     progress.say(&format!(
         "batch: {} = {} a micro-batch × {} × {}   steps: {steps}",

@@ -6,22 +6,22 @@ use serde_json::{Value, json};
 use zero_checkpoint::RunLock;
 use zero_comm::Buffer;
 
-use super::breakdown::Breakdown;
-use super::communication;
 use super::corpus::Corpus;
 use super::divergence::Divergence;
 use super::evaluation::{self, EarlyStop};
 use super::folder::Folder;
+use super::options::Finished;
 use super::progress::{Progress, Shown};
+use super::report::breakdown::Breakdown;
+use super::report::stragglers::Stragglers;
 use super::report::{self, Report};
+use super::report::{communication, profile, trace};
+use super::sample;
 use super::saves::Saves;
 use super::signals::Requests;
-use super::stragglers::Stragglers;
-use super::{Finished, profile, sample};
 use crate::monitor::metric::{self, Record, Scalar};
 use crate::monitor::{Monitors, Outcome};
 use zero_engine::Error;
-use zero_engine::timing::trace;
 use zero_engine::words::counted;
 use zero_engine::{Engine, Step};
 
@@ -183,7 +183,7 @@ impl Run {
     /// Says what `flops_profiler` found in a step; a collective.
     fn profile(&mut self, step: &Step) -> Result<(), Error> {
         let Some(profile) = self.engine.take_profile() else { return Ok(()) };
-        let found = profile.together(&self.engine)?;
+        let found = profile.together(&**self.engine.communicator())?;
         if self.engine.communicator().rank() > 0 {
             return Ok(());
         }

@@ -6,8 +6,8 @@ use zero_comm::{Buffer, Communicator, Options, ReduceOp, threads};
 use zero_config::{Config, Dtype, PipelineSchedule, ZeroStage};
 use zero_model::Layers;
 
-use super::Finished;
 use super::corpus::Corpus;
+use super::options::Finished;
 use super::progress::{Output, Progress};
 use zero_engine::Engine;
 use zero_engine::Error;

@@ -14,8 +14,9 @@ use super::search::{Judge, Train};
 use super::trial::{Evaluation, Outcome, SweepTrial, TrialState};
 use crate::autotune::correction::{Setting, overrides};
 use crate::autotune::journal::Journal;
+use crate::autotune::outlook;
+use crate::autotune::request::{Request, memory, too_long, too_much};
 use crate::autotune::trial::{Ended, Trial};
-use crate::autotune::{Request, memory, outlook, too_long, too_much};
 use zero_engine::Error;
 
 /// The status of a run that diverged: `Error::exit_status`.

@@ -21,9 +21,9 @@ use zero_config::{Autotuning, Config, Sweep};
 pub use trial::{Evaluation, SweepTrial, TrialState};
 
 use super::journal::Journal;
+use super::request::{Request, begin, refuse_to_overwrite, unwritable};
 use super::results::edited;
 use super::search::End;
-use super::{Request, refuse_to_overwrite};
 use bench::Bench;
 use zero_engine::Error;
 use zero_engine::words::counted;
@@ -65,7 +65,7 @@ pub struct Swept {
 /// trial that fails is none.
 pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept, Error> {
     let began = Instant::now();
-    let (base, tuning, head) = super::begin(request)?;
+    let (base, tuning, head) = begin(request)?;
     let Some(sweep) = &tuning.sweep else {
         let help = "write for example `autotuning: {sweep: {space: {optimizer.params.lr: [1e-4, 3e-4, 1e-3]}}}`";
         return Err(Error::setting("autotuning.sweep", "there is no such section, and it says what to try", help));
@@ -148,7 +148,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
 /// The journal, and what an earlier sweep has written there.
 fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>), Error> {
     let folder = tuning.results_dir.join(TRIALS);
-    let failed = super::unwritable(&folder);
+    let failed = unwritable(&folder);
     std::fs::create_dir_all(&folder).map_err(failed)?;
     if resume && let Some(found) = Journal::reopen(&tuning.results_dir, JOURNAL, head)? {
         return Ok(found);

@@ -4,7 +4,7 @@
 //! Without root or `ip` the tests say so and do nothing.
 
 use crate::case;
-use crate::namespaces;
+use crate::launch::namespaces;
 
 use std::fs;
 use std::process::{Command, Stdio};

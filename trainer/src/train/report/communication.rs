@@ -12,7 +12,7 @@ type Counts = BTreeMap<(&'static str, u64, usize), (Operation, u64, f64)>;
 
 /// What was counted at the last line of `verbose`.
 #[derive(Default)]
-pub(super) struct Seen(Counts);
+pub(in crate::train) struct Seen(Counts);
 
 /// Groups of as many ranks together.
 fn by_size(counters: &[SizeCounter], options: &CommsLogger) -> Counts {
@@ -40,7 +40,7 @@ fn rates(operation: Operation, bytes: u64, ranks: usize, seconds: f64) -> (f64, 
 }
 
 /// All of a run, with the columns of DeepSpeed's `log_summary`; of this rank.
-pub(super) fn summary(counters: &[SizeCounter], options: &CommsLogger) -> String {
+pub(in crate::train) fn summary(counters: &[SizeCounter], options: &CommsLogger) -> String {
     let columns =
         ["Message Size", "Count", "Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)"];
     let row = |first: &str, rest: [String; 6]| {
@@ -66,7 +66,7 @@ pub(super) fn summary(counters: &[SizeCounter], options: &CommsLogger) -> String
 
 impl Seen {
     /// A line for each kind and size of what was done since the last call, as DeepSpeed's `verbose`.
-    pub(super) fn lines(&mut self, counters: &[SizeCounter], options: &CommsLogger) -> Vec<String> {
+    pub(in crate::train) fn lines(&mut self, counters: &[SizeCounter], options: &CommsLogger) -> Vec<String> {
         let now = by_size(counters, options);
         let mut lines = vec![];
         for (key, (operation, calls, seconds)) in &now {

@@ -1,5 +1,11 @@
 //! `report.json`: what really executed.
 
+pub(super) mod breakdown;
+pub(super) mod communication;
+pub(super) mod profile;
+pub(super) mod stragglers;
+pub(super) mod trace;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,8 +16,9 @@ use zero_isa::Isa;
 use zero_partition::{CATEGORIES, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
 
+use super::again::Restart;
+use super::options::Finished;
 use super::progress::seconds;
-use super::{Finished, Restart};
 use crate::resident;
 use zero_engine::Error;
 use zero_engine::timing::Lane;

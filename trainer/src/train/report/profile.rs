@@ -39,7 +39,7 @@ impl Node {
 type Profiled = (String, Vec<(ParameterId, usize)>, LayerWork);
 
 /// The profile of a step. Each layer is measured on the first rank that has it.
-pub(super) fn report(engine: &Engine, step: &Step, found: &Found, options: &FlopsProfiler) -> String {
+pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, options: &FlopsProfiler) -> String {
     // Of the processor: of a GPU neither is known.
     let peak =
         engine.model().device().is_cpu().then(|| measure::peak_flops(engine.settings().dtype) * threads() as f64);
@@ -64,7 +64,7 @@ pub(super) fn report(engine: &Engine, step: &Step, found: &Found, options: &Flop
 }
 
 /// Writes it to a file, whose folders are made.
-pub(super) fn write(path: &Path, text: &str) -> Result<(), Error> {
+pub(in crate::train) fn write(path: &Path, text: &str) -> Result<(), Error> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::io(folder))?;
     }

@@ -29,7 +29,7 @@ const fn part(name: &'static str, metric: &'static Metric, phases: &'static [Pha
 
 /// Of this rank: what the last step took, and the steps since the last line.
 #[derive(Default)]
-pub(super) struct Breakdown {
+pub(in crate::train) struct Breakdown {
     before: PhaseSeconds,
     last: PhaseSeconds,
     since: PhaseSeconds,
@@ -38,25 +38,25 @@ pub(super) struct Breakdown {
 
 impl Breakdown {
     /// Before a step: an evaluation after the one before does not count.
-    pub(super) fn begin(&mut self, timing: &Timing) {
+    pub(in crate::train) fn begin(&mut self, timing: &Timing) {
         self.before = timing.phases();
     }
 
     /// After it.
-    pub(super) fn end(&mut self, timing: &Timing) {
+    pub(in crate::train) fn end(&mut self, timing: &Timing) {
         self.last = timing.phases() - self.before;
         self.since += self.last;
         self.steps += 1;
     }
 
     /// The last step, for monitors.
-    pub(super) fn scalars(&self) -> impl Iterator<Item = Scalar> {
+    pub(in crate::train) fn scalars(&self) -> impl Iterator<Item = Scalar> {
         let last = self.last;
         PARTS.iter().map(move |part| Scalar { metric: part.metric, value: last.of(part.phases) * 1e3 })
     }
 
     /// The mean of the steps since the last line, as DeepSpeed writes it.
-    pub(super) fn line(&mut self) -> String {
+    pub(in crate::train) fn line(&mut self) -> String {
         let (since, steps) = (std::mem::take(&mut self.since), std::mem::take(&mut self.steps).max(1));
         let of = |part: &Part| {
             let ms = since.of(part.phases) * 1e3 / f64::from(steps);

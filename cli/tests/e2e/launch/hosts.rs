@@ -4,8 +4,8 @@
 //! `ip` the tests say so and do nothing.
 
 use crate::case;
-use crate::namespaces;
-use crate::ranks;
+use crate::launch::namespaces;
+use crate::launch::ranks;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

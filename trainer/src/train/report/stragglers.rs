@@ -15,7 +15,7 @@ const IN_A_ROW: u64 = 3;
 const EVERY: u64 = 100;
 
 /// What the ranks' own work takes.
-pub(super) struct Stragglers {
+pub(in crate::train) struct Stragglers {
     /// Of this rank, up to the last step.
     worked: f64,
     /// Which rank was slow in the last steps, and in how many.
@@ -25,12 +25,12 @@ pub(super) struct Stragglers {
 }
 
 impl Stragglers {
-    pub(super) fn new(comm: &dyn Communicator) -> Self {
+    pub(in crate::train) fn new(comm: &dyn Communicator) -> Self {
         Self { worked: 0.0, latest: None, said: vec![None; comm.size()] }
     }
 
     /// Milliseconds of the last step in which this rank did not wait for others.
-    pub(super) fn own_ms(&mut self, engine: &Engine) -> f64 {
+    pub(in crate::train) fn own_ms(&mut self, engine: &Engine) -> f64 {
         let timing = engine.timing();
         let lanes = Lane::ALL.iter().filter(|&&lane| lane != Lane::Communication);
         let worked = lanes.map(|&lane| timing.seconds(lane)).sum::<f64>();
@@ -39,7 +39,7 @@ impl Stragglers {
     }
 
     /// Which rank is slow, going by the milliseconds of all; the slowest, if one is.
-    pub(super) fn slow(all: &[f64]) -> Option<(usize, f64)> {
+    pub(in crate::train) fn slow(all: &[f64]) -> Option<(usize, f64)> {
         let mut sorted = all.to_vec();
         sorted.sort_by(f64::total_cmp);
         // Of two, the faster one.
@@ -49,7 +49,7 @@ impl Stragglers {
     }
 
     /// What to say of the rank that is [slow](Self::slow) in this step, if it was not said lately.
-    pub(super) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
+    pub(in crate::train) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
         self.latest = slow.map(|(rank, _)| match self.latest {
             Some((before, steps)) if before == rank => (rank, steps + 1),
             _ => (rank, 1),

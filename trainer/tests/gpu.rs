@@ -6,15 +6,16 @@
 mod mock;
 #[path = "gpu/step.rs"]
 mod step;
+#[path = "../../engine/tests/world/mod.rs"]
 mod world;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, train, world};
-use zero_engine::ops::measure;
-use zero_engine::zoo::{LlamaConfig, llama};
-use zero_engine::{Config, Engine, GpuSpan, Layers, Subject, Track};
+use zero_train::ops::measure;
+use zero_train::zoo::{LlamaConfig, llama};
+use zero_train::{Config, Engine, GpuSpan, Layers, Subject, Track};
 
 /// Two samples a micro-batch; everything that is not for layers alone is on the host.
 fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
@@ -404,11 +405,11 @@ fn the_gpu_holds_what_was_planned() {
         data.display()
     );
     let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
-    let layers = zero_engine::configured_layers(&config, Some(256)).unwrap();
-    let plan = zero_engine::Plan::new(config.clone(), layers).unwrap().value();
+    let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
+    let plan = zero_train::Plan::new(config.clone(), layers).unwrap().value();
     let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
     let measured = world(1, |comm| {
-        let mut steps = zero_engine::train::Steps::open(&config, &comm).unwrap();
+        let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
         for _ in 0..3 {
             steps.step().unwrap();
         }

@@ -7,7 +7,7 @@ use std::process::Command;
 #[allow(unreachable_pub)]
 pub fn mock(folder: &Path) -> bool {
     let compiler = std::env::var("CC").unwrap_or("cc".into());
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/nvml/nvml.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/training/nvml/nvml.c");
     let file = folder.join("libnvidia-ml.so.1");
     match Command::new(&compiler).args(["-shared", "-fPIC", "-O1", "-o"]).arg(file).arg(source).output() {
         Err(error) => {

@@ -3,8 +3,8 @@
 //! `a_killed_rank_…_whenever_it_is_killed` kills so many ranks as `ZERO_TRAIN_KILLS` says (20 by default); `scripts/kills.sh` runs it alone.
 
 use crate::case;
-use crate::kills;
-use crate::ranks;
+use crate::launch::ranks;
+use crate::recovery::kills;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -2,8 +2,8 @@
 //! programs that it is for, where Python has them.
 
 use crate::case;
-use crate::nvml;
 use crate::python;
+use crate::training::nvml;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,8 +1,8 @@
 //! What a step on a GPU costs the host: copies and what waits for them, kernels that are loaded, memory that the pool takes. The mock counts; each
 //! test has a process of its own, since the counts are the process's.
 
-use zero_engine::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
-use zero_engine::{Batch, Engine, Layers};
+use zero_train::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
+use zero_train::{Batch, Engine, Layers};
 
 use super::world::{BF16, config, gpt2_config, train, world};
 use super::{has_gpu, mock, resident, settings};

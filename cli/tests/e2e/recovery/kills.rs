@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::case::{Case, text};
-use crate::ranks;
+use crate::launch::ranks;
 
 /// Kills of one run, at most.
 const KILLS_OF_A_RUN: usize = 20;
