@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
 use zero_train::{Error, ExportDtype, Weights, bytes, counted};
 
-use crate::cli::Floats;
+use crate::arguments::Floats;
 use crate::printed::show;
 
 /// The newest checkpoint that a path means, with its manifest.

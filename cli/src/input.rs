@@ -6,7 +6,7 @@ use clap::CommandFactory;
 use clap::error::ErrorKind;
 use zero_config::{Source, Typed};
 
-use crate::cli::{Cli, ConfigArgs};
+use crate::arguments::{Cli, ConfigArgs};
 
 /// A configuration as typed, and its text if it came from standard input.
 pub(crate) fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {

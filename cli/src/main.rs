@@ -2,9 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod bench;
 mod checkpoint;
-mod cli;
 mod cores;
 mod doctor;
 mod farewell;
@@ -20,9 +20,9 @@ mod tuner;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use cli::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs};
 use input::load;
 use printed::{show, warn};
 use zero_comm::SharedAllocator;

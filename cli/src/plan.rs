@@ -3,7 +3,7 @@
 use zero_config::Config;
 use zero_train::{Limit, Plan, Planner, Ranks};
 
-use crate::cli::{ConfigArgs, PlanArgs};
+use crate::arguments::{ConfigArgs, PlanArgs};
 use crate::input::load;
 use crate::printed::{show, warn};
 use crate::surroundings;

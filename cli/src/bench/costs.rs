@@ -5,7 +5,7 @@ use std::path::Path;
 use zero_train::CostLength;
 
 use super::ranks::{Role, take_part};
-use crate::cli::ConfigArgs;
+use crate::arguments::ConfigArgs;
 
 /// Measures on all ranks, and writes the table on rank 0.
 ///

@@ -15,7 +15,7 @@ use zero_train::train::Steps;
 
 use super::figures::{spread, summary};
 use super::ranks::{Role, WARM_UP, take_part};
-use crate::cli::ConfigArgs;
+use crate::arguments::ConfigArgs;
 
 /// Bytes that are read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use zero_model::ops::measure::{self, Measured};
 use zero_train::Lane;
 
 use super::ranks::{Role, WARM_UP, take_part};
-use crate::cli::ConfigArgs;
+use crate::arguments::ConfigArgs;
 
 /// Prints each operation's share of a step on rank 0, and the rate of the products as a share of the peak.
 ///

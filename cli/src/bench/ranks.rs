@@ -6,7 +6,7 @@ use zero_comm::Communicator;
 use zero_comm::place::Place;
 use zero_config::Config;
 
-use crate::cli::ConfigArgs;
+use crate::arguments::ConfigArgs;
 use crate::input::load;
 use crate::launch::{self, Job, Team};
 use crate::surroundings;

@@ -14,7 +14,7 @@ use zero_train::{bytes, counted};
 
 use super::figures::{spread, summary};
 use super::ranks::{Role, WARM_UP, take_part};
-use crate::cli::ConfigArgs;
+use crate::arguments::ConfigArgs;
 
 /// What is timed in turn, on one rank.
 #[derive(Debug, Default)]

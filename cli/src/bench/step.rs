@@ -8,7 +8,7 @@ use zero_train::counted;
 
 use super::figures::summary;
 use super::ranks::{Role, take_part};
-use crate::cli::ConfigArgs;
+use crate::arguments::ConfigArgs;
 
 /// What the steps took, for people or as JSON for scripts.
 #[derive(Debug, Serialize)]

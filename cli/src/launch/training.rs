@@ -16,7 +16,7 @@ use super::hosts::{Hosts, Reach};
 use super::job::{GRACE, Job, Team, What};
 use super::output::Output;
 use super::recovery::{Before, Recovery};
-use crate::cli::{Cli, LaunchArgs, TrainArgs};
+use crate::arguments::{Cli, LaunchArgs, TrainArgs};
 use crate::cores::Cores;
 use crate::input::{is_standard_input, load, read, standard_input};
 use crate::plan::does_not_fit;

@@ -14,7 +14,7 @@ use zero_config::{Autotuning, Config, Metric};
 use zero_train::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 use zero_train::bytes;
 
-use crate::cli::{AutotuneArgs, Cli};
+use crate::arguments::{AutotuneArgs, Cli};
 use crate::surroundings;
 
 /// The status of a program that was interrupted.

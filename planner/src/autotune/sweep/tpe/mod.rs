@@ -160,5 +160,4 @@ fn normal_below(z: f64) -> f64 {
 }
 
 #[cfg(test)]
-#[path = "tpe/tests.rs"]
 mod tests;
