@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # The capability tells cargo this build from one by another compiler.
-built=$(PATH="$PWD/scripts/emulated-nvcc:$PATH" CUDA_COMPUTE_CAP=80 cargo build -p zero-train --bin zero-train --features cuda \
+built=$(PATH="$PWD/scripts/emulated-nvcc:$PATH" CUDA_COMPUTE_CAP=80 cargo build -p zero-train-cli --bin zero-train --features cuda \
     --message-format json-render-diagnostics "$@" | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 [[ -x $built ]] || { echo "cargo has built no zero-train" >&2; exit 1; }
 folder=$(cd "$(dirname "$built")/.." && pwd)/emulated-gpu

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the browser that engine/tests/library/report_page.rs opens pages with: scripts/install-browser.sh
+# Installs the browser that planner/tests/library/report_page.rs opens pages with: scripts/install-browser.sh
 #
 # Debian's package where there is one (as root, or by sudo); elsewhere the headless shell of Playwright, by npm: ZERO_TRAIN_BROWSER must
 # then name the program that is printed last. Node, which runs the test, is not installed here.

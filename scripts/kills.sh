@@ -6,5 +6,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export ZERO_TRAIN_KILLS=${1:-1000}
-cargo test --quiet --package zero-train --test e2e -- --exact --nocapture \
-    restart::a_killed_rank_is_recovered_from_whenever_it_is_killed
+cargo test --quiet --package zero-train-cli --test e2e -- --exact --nocapture \
+    recovery::restart::a_killed_rank_is_recovered_from_whenever_it_is_killed

@@ -55,7 +55,7 @@ if [ "${LARGER_THAN_MEMORY_INSIDE-}" ]; then
 fi
 
 if [ -z "${ZERO_TRAIN-}" ]; then
-    (cd "$tree" && cargo build --release --quiet --package zero-train)
+    (cd "$tree" && cargo build --release --quiet --package zero-train-cli)
     ZERO_TRAIN=${CARGO_TARGET_DIR:-$tree/target}/release/zero-train
 fi
 ZERO_TRAIN=$(realpath "$ZERO_TRAIN")

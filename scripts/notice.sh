@@ -6,4 +6,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export ZERO_TRAIN_NOTICE=${1:-100}
-cargo test --quiet --package zero-train --test e2e -- notice:: --nocapture --test-threads=1
+cargo test --quiet --package zero-train-cli --test e2e -- notice:: --nocapture --test-threads=1

@@ -10,18 +10,22 @@ use zero_pipeline::{
     World, schedule::Size, simulate, validate,
 };
 
+use crate::costs::cut::CutCosts;
 use crate::error::Error;
-use crate::measure::CutCosts;
 use crate::recomputation;
 use crate::settings::Settings;
 
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
-pub(crate) struct Arrangement {
-    pub(crate) mesh: Mesh,
-    pub(crate) stages: Stages,
-    pub(crate) schedule: Schedule,
-    pub(crate) micro_batches: usize,
+pub struct Arrangement {
+    /// Pipeline stages by replicas.
+    pub mesh: Mesh,
+    /// Which stage has which layers.
+    pub stages: Stages,
+    /// In which order a stage runs its micro-batches.
+    pub schedule: Schedule,
+    /// Of a replica in a step.
+    pub micro_batches: usize,
     /// By stage, how it gathers and reduces.
     pub(crate) passes: Vec<PassOptions>,
 }
@@ -31,7 +35,7 @@ impl Arrangement {
     ///
     /// # Errors
     /// More stages than layers, or another cut that cannot be.
-    pub(crate) fn new(
+    pub fn new(
         config: &Config,
         settings: &Settings,
         model: &Model,
@@ -62,7 +66,7 @@ impl Arrangement {
     }
 
     /// The program of each stage for a training step.
-    pub(crate) fn training(&self, shape: &ModelShape) -> Vec<Program> {
+    pub fn training(&self, shape: &ModelShape) -> Vec<Program> {
         let of_stage = |stage| {
             let share = Share { shape, stages: &self.stages, stage };
             training_step(&share, self.schedule, self.micro_batches, &self.passes[stage])
@@ -71,7 +75,7 @@ impl Arrangement {
     }
 
     /// The program of each stage for an evaluation of so many micro-batches.
-    pub(crate) fn evaluation(&self, shape: &ModelShape, micro_batches: usize) -> Vec<Program> {
+    pub fn evaluation(&self, shape: &ModelShape, micro_batches: usize) -> Vec<Program> {
         let of_stage =
             |stage| evaluation(&Share { shape, stages: &self.stages, stage }, micro_batches, &self.passes[stage]);
         (0..self.stages.count()).map(of_stage).collect()
@@ -81,13 +85,13 @@ impl Arrangement {
     ///
     /// # Errors
     /// The first violation.
-    pub(crate) fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
+    pub fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
         let few = self.of_two_replicas();
         Ok(validate(&few.of_all_ranks(programs), &few.world(shape))?)
     }
 
     /// The same with at most two replicas. Those of a stage have one program, so two stand for a thousand.
-    pub(crate) fn of_two_replicas(&self) -> Self {
+    pub fn of_two_replicas(&self) -> Self {
         let ranks = self.mesh.pipe() * self.mesh.data().min(2);
         let mesh = Mesh::new(ranks, self.mesh.pipe()).unwrap_or(self.mesh);
         Self { mesh, ..self.clone() }
@@ -97,33 +101,28 @@ impl Arrangement {
     ///
     /// # Errors
     /// If the table is for another model.
-    pub(crate) fn simulate(
-        &self,
-        programs: &[Program],
-        shape: &ModelShape,
-        costs: &Costs,
-    ) -> Result<Simulation, Error> {
+    pub fn simulate(&self, programs: &[Program], shape: &ModelShape, costs: &Costs) -> Result<Simulation, Error> {
         let simulated = simulate(&self.of_all_ranks(programs), &self.world(shape), costs);
         simulated.map_err(|e| Error::Zero(ZeroError::Internal(e.to_string())))
     }
 
     /// What the programs run on: with no room in the channels, so that any transport does.
-    pub(crate) fn world<'a>(&'a self, shape: &'a ModelShape) -> World<'a> {
+    pub fn world<'a>(&'a self, shape: &'a ModelShape) -> World<'a> {
         World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 }
     }
 
     /// The programs of all ranks, of those of all stages.
-    pub(crate) fn of_all_ranks(&self, programs: &[Program]) -> Vec<Program> {
+    pub fn of_all_ranks(&self, programs: &[Program]) -> Vec<Program> {
         (0..self.mesh.world_size()).map(|rank| programs[self.mesh.coordinates(rank).stage].clone()).collect()
     }
 
     /// The rank that others take from what only the last stage has: the first of its data-parallel group.
-    pub(crate) fn last_rank(&self) -> usize {
+    pub fn last_rank(&self) -> usize {
         self.mesh.rank(Coordinates { stage: self.stages.stage_of(self.stages.layers() - 1), replica: 0 })
     }
 
     /// In a line, for the user: which layers each stage has, and when it gathers parameters that are sharded.
-    pub(crate) fn describe(&self, shape: &ModelShape) -> String {
+    pub fn describe(&self, shape: &ModelShape) -> String {
         let all: Vec<String> = (0..self.stages.count()).map(|stage| self.layers_of(stage, shape)).collect();
         let text = format!("pipeline: {} stages, {}: {}", self.stages.count(), self.schedule, all.join(" | "));
         match self.gathering(shape) {
@@ -133,7 +132,7 @@ impl Arrangement {
     }
 
     /// The names of a stage's layers, the first and the last of each chunk.
-    pub(crate) fn layers_of(&self, stage: StageId, shape: &ModelShape) -> String {
+    pub fn layers_of(&self, stage: StageId, shape: &ModelShape) -> String {
         let chunks = self.stages.chunks().iter().skip(stage).step_by(self.stages.count());
         let names = chunks.map(|chunk| {
             let (first, last) = (&shape.layers[chunk.start].name, &shape.layers[chunk.end - 1].name);
@@ -143,12 +142,12 @@ impl Arrangement {
     }
 
     /// Whether a stage's sharded parameters stay gathered for the whole step.
-    pub(crate) fn keeps_gathered(&self, stage: StageId) -> bool {
+    pub fn keeps_gathered(&self, stage: StageId) -> bool {
         self.passes[stage].gather.max_reuse_distance == usize::MAX
     }
 
     /// When sharded parameters are gathered, in words; `None` where there are none.
-    pub(crate) fn gathering(&self, shape: &ModelShape) -> Option<String> {
+    pub fn gathering(&self, shape: &ModelShape) -> Option<String> {
         let is_sharded = |segment: &SegmentShape| segment.placements.parameters == Placement::Sharded;
         if self.stages.count() == 1 || !shape.segments.iter().any(is_sharded) {
             return None;

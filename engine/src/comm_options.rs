@@ -48,7 +48,7 @@ pub fn comm_options(config: &Config, place: &Place) -> Result<Options, Error> {
 ///
 /// # Errors
 /// There is none of that name, with those there are.
-pub(crate) fn check_interface(config: &Config) -> Result<(), Error> {
+pub fn check_interface(config: &Config) -> Result<(), Error> {
     let help = "name one of these, or an address of this host";
     let found = zero_comm::bind_address(config.launcher.interface.as_deref());
     found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))

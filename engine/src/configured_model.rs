@@ -109,7 +109,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
 
 /// The longest sequence that the model takes, if it takes sequences.
 #[must_use]
-pub(crate) fn longest_sequence(model: &config::Model) -> Option<usize> {
+pub fn longest_sequence(model: &config::Model) -> Option<usize> {
     match model {
         config::Model::Gpt2(m) => Some(m.n_positions),
         config::Model::Llama(m) => Some(m.max_position_embeddings),

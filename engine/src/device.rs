@@ -14,7 +14,7 @@ use zero_model::Activations;
 use zero_partition::OnGpu;
 
 use crate::error::Error;
-use crate::gpu_timeline::GpuTimeline;
+use crate::timing::gpu_timeline::GpuTimeline;
 #[cfg(feature = "cuda")]
 use crate::timing::is_traced;
 
@@ -91,7 +91,7 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
 
 /// # Errors
 /// A GPU, for `what` knows none.
-pub(crate) fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
+pub fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
     match config.training.device {
         Compute::Cpu => Ok(()),
         Compute::Cuda => {

@@ -15,17 +15,24 @@ use crate::offload;
 
 /// Everything that the engine derives from a configuration.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Settings {
-    pub(crate) dtype: DType,
-    pub(crate) layout: LayoutOptions,
-    pub(crate) tiers: TierOptions,
-    pub(crate) passes: PassOptions,
-    pub(crate) zero: ZeroOptions,
+pub struct Settings {
+    /// The working dtype.
+    pub dtype: DType,
+    /// How segments are cut into shards.
+    pub layout: LayoutOptions,
+    /// What lives on a disk.
+    pub tiers: TierOptions,
+    /// How the passes put communication into the program.
+    pub passes: PassOptions,
+    /// How a rank's share of the model is kept and updated.
+    pub zero: ZeroOptions,
     pub(crate) base_lr: f64,
     pub(crate) schedule: Schedule,
     pub(crate) deal: Deal,
-    pub(crate) micro_batches: usize,
-    pub(crate) micro_batch_size: usize,
+    /// Micro-batches of a replica in a step.
+    pub micro_batches: usize,
+    /// Samples of a micro-batch.
+    pub micro_batch_size: usize,
     /// Gradient of the reported loss with respect to the loss of one micro-batch.
     pub(crate) loss_gradient: f32,
     /// What that is multiplied by in f16.
@@ -39,7 +46,7 @@ impl Settings {
     ///
     /// # Errors
     /// A combination that is not there.
-    pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+    pub fn new(config: &Config) -> Result<Self, Error> {
         device::check(config)?;
         choose_instructions(config)?;
         let ranks = config.data_parallel_size();
@@ -208,4 +215,14 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
             }
         }
     })
+}
+
+/// Fills in `total_num_steps: auto`, for a run that is counted in epochs.
+#[must_use]
+pub fn with_total_steps(mut config: Config, steps: u64) -> Config {
+    use zero_config::Scheduler::{WarmupCosineLR, WarmupDecayLR};
+    if let WarmupDecayLR { total_num_steps, .. } | WarmupCosineLR { total_num_steps, .. } = &mut config.scheduler {
+        total_num_steps.get_or_insert(steps as usize);
+    }
+    config
 }

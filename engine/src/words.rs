@@ -7,12 +7,12 @@ pub fn counted(n: usize, one: &str, many: &str) -> String {
 }
 
 /// The word for so many.
-pub(crate) fn of_number<'a>(n: usize, one: &'a str, many: &'a str) -> &'a str {
+pub fn of_number<'a>(n: usize, one: &'a str, many: &'a str) -> &'a str {
     if n == 1 { one } else { many }
 }
 
 /// `1,234,567`.
-pub(crate) fn grouped(n: u64) -> String {
+pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, digit) in digits.chars().enumerate() {

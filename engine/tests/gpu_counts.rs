@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use world::{BF16, FP16, batch, config, gpt2_config, world};
-use zero_train::{Engine, Error, zoo};
+use zero_engine::{Engine, Error, zoo};
 
 const COUNTERS: [&CStr; 15] = [
     c"mock_launches",

@@ -5,8 +5,9 @@ use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 use zero_pipeline::{Coordinates, Item, Placement, Schedule, SegmentId, Tier};
 
-use super::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
-use crate::memory::{Subject, Table};
+use super::table::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
+use crate::costs::forms::Table;
+use crate::costs::subject::Subject;
 
 /// The conditions that a plan asks of a table.
 pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
@@ -64,7 +65,7 @@ pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
 ///
 /// # Errors
 /// What the table has not, in words.
-pub(crate) fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> {
+pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> {
     let (config, settings) = (subject.config, subject.settings);
     let (has, wants) = (&table.conditions, conditions(subject, &table.conditions.transport));
     let mut differences = vec![];

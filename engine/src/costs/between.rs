@@ -1,10 +1,10 @@
 //! A cost table for a micro-batch between two that were measured.
 
-use super::{CostTable, LayerTimes, Time};
+use super::table::{CostTable, LayerTimes, Time};
 
 impl CostTable {
     /// Samples of the micro-batch that it was measured with.
-    pub(crate) fn micro_batch(&self) -> usize {
+    pub fn micro_batch(&self) -> usize {
         self.conditions.micro_batch
     }
 
@@ -12,7 +12,7 @@ impl CostTable {
     ///
     /// # Errors
     /// Tables that do not have the same layers, or a micro-batch that is not between theirs, in words.
-    pub(crate) fn between(&self, other: &Self, micro_batch: usize) -> Result<Self, String> {
+    pub fn between(&self, other: &Self, micro_batch: usize) -> Result<Self, String> {
         let (low, high) = (self.micro_batch(), other.micro_batch());
         if !(low <= micro_batch && micro_batch <= high && low < high) {
             return Err(format!("a micro-batch of {micro_batch} is not between {low} and {high}"));
@@ -37,12 +37,12 @@ impl CostTable {
     }
 
     /// The rates of a disk, if it has them.
-    pub(crate) fn has_disk(&self) -> bool {
+    pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
 
     /// This table with the rates of the disk of another one.
-    pub(crate) fn with_disk_of(self, other: &Self) -> Self {
+    pub fn with_disk_of(self, other: &Self) -> Self {
         Self { disk: other.disk, ..self }
     }
 }
@@ -57,7 +57,7 @@ impl Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::Conditions;
+    use crate::costs::table::Conditions;
 
     fn table(micro_batch: usize, seconds: f64) -> CostTable {
         let time = Time::of(vec![seconds]);

@@ -1,6 +1,6 @@
 //! A line through measured transfers.
 
-use super::{Line, Point};
+use super::table::{Line, Point};
 
 impl Line {
     /// The line from which the points lie least off, each as a share of its own time; neither latency nor slope is below zero.
@@ -25,8 +25,8 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Time;
     use super::*;
+    use crate::costs::table::Time;
 
     fn line(points: &[(f64, f64)]) -> Line {
         let point = |&(bytes, seconds)| Point { bytes, seconds: Time::of(vec![seconds]) };

@@ -8,19 +8,46 @@ use candle_core::{DType, Device, Tensor};
 use zero_comm::bench::compare;
 use zero_comm::{Buffer, Communicator, Gathered, Operation, Pending, ReduceOp};
 use zero_config::{Config, OffloadDevice};
+use zero_model::Model;
 use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
 use super::apply::{conditions, in_norm, key, updated};
-use super::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
+use super::table::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
+use crate::batch::Batch;
+use crate::costs::cut;
+use crate::costs::forms::Table;
+use crate::costs::subject::Subject;
+use crate::engine::{Engine, Step};
 use crate::error::Error;
-use crate::measure as alone;
-use crate::memory::{Subject, Table};
-use crate::trace::{Done, gathered, steps as by_step};
-use crate::train::Steps;
+use crate::timing::trace::{Done, gathered, steps as by_step};
 
 /// Steps before those that count: the first one touches all memory.
 const WARM_UP: usize = 2;
+
+/// A model and its data, whose steps are measured.
+pub trait Trainee {
+    /// The engine.
+    fn engine(&self) -> &Engine;
+
+    /// One optimizer step on the next samples; a collective.
+    ///
+    /// # Errors
+    /// As [`Engine::train_batch`].
+    fn step(&mut self) -> Result<Step, Error>;
+
+    /// The model once more, in no memory.
+    ///
+    /// # Errors
+    /// None that opening had not.
+    fn model(&self) -> Result<Model, Error>;
+
+    /// The first micro-batch.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    fn micro_batch(&self) -> Result<Batch, Error>;
+}
 
 /// How many steps are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,17 +61,22 @@ pub struct Length {
 /// Bytes of the vectors that are sent: a norm's weights, a layer of a small model, one of a large one.
 const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
-/// Measures the table of a configuration on the ranks of `comm`; a collective. Every rank gives it back, with the same figures but for the
-/// disk's, which are its own.
+/// Measures the table of a configuration on the ranks of `comm`; a collective. `open` opens its data and builds its model. Every rank gives the
+/// table back, with the same figures but for the disk's, which are its own.
 ///
 /// # Errors
 /// What training itself would say.
-pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -> Result<CostTable, Error> {
+pub fn measure<T: Trainee>(
+    config: &Config,
+    comm: &Arc<dyn Communicator>,
+    length: &Length,
+    open: impl FnOnce(&Config, &Arc<dyn Communicator>) -> Result<T, Error>,
+) -> Result<CostTable, Error> {
     let mut config = config.for_world_size(comm.size())?;
     crate::device::only_the_processor(&config, "a cost table")?;
     // Nothing beside what is measured, and when each instruction began and ended.
     (config.zero.overlap_comm, config.wall_clock_breakdown) = (Some(false), true);
-    let mut subject = Steps::open(&config, comm)?;
+    let mut subject = open(&config, comm)?;
     let began = Instant::now();
     for taken in 0..WARM_UP + length.steps {
         if taken > 1 && is_over(began, length, &**comm)? {
@@ -52,7 +84,7 @@ pub fn measure(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -
         }
         subject.step()?;
     }
-    let (programs, ranks) = (subject.engine().all_programs(), gathered(subject.engine())?);
+    let (programs, ranks) = (subject.engine().all_programs(), gathered(&**comm, subject.engine().timing().spans())?);
     let subject = &subject;
     let table = subject.engine().planned(&programs, |planned| {
         let forms = planned.table();
@@ -172,14 +204,14 @@ fn adding_up() -> Time {
 }
 
 /// The two halves of backwards, where layers cut them: their shares of a backward outside of a step, of its time inside.
-fn halves(table: &mut CostTable, subject: &Steps) -> Result<(), Error> {
+fn halves(table: &mut CostTable, subject: &impl Trainee) -> Result<(), Error> {
     let engine = subject.engine();
     if !engine.model().layers().iter().any(|layer| layer.splits()) {
         return Ok(());
     }
     let model = subject.model()?;
     let mut costs = vec![];
-    alone::measure(&model, &subject.micro_batch()?, engine.config().training.seed, |_, cost| {
+    cut::measure(&model, &subject.micro_batch()?, engine.config().training.seed, |_, cost| {
         costs.push(*cost);
         Ok(())
     })?;

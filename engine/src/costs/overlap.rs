@@ -7,19 +7,22 @@ use zero_config::Config;
 use zero_model::Model;
 use zero_partition::Layout;
 
-use super::{CostTable, Prediction, costs};
+use super::apply::costs;
+use super::prediction::Prediction;
+use super::table::CostTable;
 use crate::arrangement::Arrangement;
+use crate::costs::cut::CutCosts;
+use crate::costs::subject::Subject;
 use crate::error::Error;
-use crate::measure::CutCosts;
-use crate::memory::Subject;
 use crate::settings::Settings;
 
 /// A choice that was left to the cost table.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Choice {
-    pub(crate) overlap: bool,
+pub struct Choice {
+    /// Whether to.
+    pub overlap: bool,
     /// Seconds of a step without and with; `None` where the table does not hold for it, and the default stays.
-    pub(crate) seconds: Option<[f64; 2]>,
+    pub seconds: Option<[f64; 2]>,
 }
 
 /// A difference that decides nothing: what figures of a table are good to, at best.
@@ -37,7 +40,7 @@ fn deciding(config: &Config) -> Option<&Path> {
 ///
 /// # Errors
 /// A table that cannot be read, or a model that cannot be cut.
-pub(crate) fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
+pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
     let Some(path) = deciding(config) else { return Ok(None) };
     let table = CostTable::read(path)?;
     let default = Settings::new(config)?.passes.gather.overlap;

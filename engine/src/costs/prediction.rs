@@ -30,7 +30,9 @@ pub struct RankTimes {
 }
 
 impl Prediction {
-    pub(crate) fn of(timeline: &Timeline, tokens: Option<usize>) -> Self {
+    /// What a simulated step says; `tokens` are those of a global batch.
+    #[must_use]
+    pub fn of(timeline: &Timeline, tokens: Option<usize>) -> Self {
         let step_seconds = timeline.makespan();
         let mut ranks = vec![
             RankTimes { computing: 0.0, idle: step_seconds, collectives: 0.0, sending: 0.0, disk: 0.0 };

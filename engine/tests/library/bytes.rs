@@ -4,12 +4,12 @@ use crate::world;
 
 use candle_core::DType;
 use world::{batch, config, world};
+use zero_engine::pipeline::{Instruction, ZeroStage};
+use zero_engine::{Engine, Layers, zoo};
 use zero_partition::{
     Category, DiskOptions, Layout, OnGpu, Order, StateBytes, ZeroOptions, expected_payload, expected_state,
     state_formula,
 };
-use zero_train::pipeline::{Instruction, ZeroStage};
-use zero_train::{Engine, Layers, zoo};
 
 /// With a `width` of 256, cuts on blocks of 1,024 elements are less than 1 % of a shard.
 fn model(width: usize, tied: bool) -> Layers {

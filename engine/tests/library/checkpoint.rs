@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use world::{BF16, FP16, Trajectory, batch, config, gpt2, train, trajectory, world};
-use zero_train::{Engine, Kind, Layers, zoo};
+use zero_engine::{Engine, Kind, Layers, zoo};
 
 fn settings(zero_stage: u8, more: &str) -> String {
     format!(
@@ -15,7 +15,7 @@ fn settings(zero_stage: u8, more: &str) -> String {
     )
 }
 
-fn engine(ranks: usize, text: &str, comm: std::sync::Arc<dyn zero_train::comm::Communicator>) -> Engine {
+fn engine(ranks: usize, text: &str, comm: std::sync::Arc<dyn zero_engine::comm::Communicator>) -> Engine {
     Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -271,7 +271,7 @@ fn another_model_or_optimizer_is_refused_by_every_rank() {
     ];
     for (model, text, expected) in cases {
         let said = world(2, |comm| {
-            let config = zero_train::Config::with_world_size("other.yaml", text, 2).unwrap();
+            let config = zero_engine::Config::with_world_size("other.yaml", text, 2).unwrap();
             let mut engine = Engine::with_communicator(config, model(), comm).unwrap();
             engine.load_checkpoint(&good).expect_err("another model's checkpoint is loaded").to_string()
         });

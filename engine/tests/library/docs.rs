@@ -259,7 +259,21 @@ fn formats() -> Vec<String> {
         }
     }
     let mut formats = vec![];
-    for part in ["engine", "checkpoint", "partition", "model", "tier", "comm", "configs", "pipeline", "optim", "cuda"] {
+    for part in [
+        "cli",
+        "trainer",
+        "planner",
+        "engine",
+        "checkpoint",
+        "partition",
+        "model",
+        "tier",
+        "comm",
+        "configs",
+        "pipeline",
+        "optim",
+        "cuda",
+    ] {
         walk(&root().join(part).join("src"), &mut formats);
     }
     formats.retain(|format| format.chars().filter(|c| c.is_alphabetic()).count() >= 9);
@@ -295,8 +309,20 @@ fn messages_of_the_troubleshooting_page_are_in_the_source() {
 /// Names in backticks that begin like a folder of the repository.
 #[test]
 fn paths_that_the_pages_name_exist() {
-    let folders =
-        ["configs/", "examples/", "engine/", "scripts/", "benches/", "docs/", "comm/", "partition/", "model/"];
+    let folders = [
+        "configs/",
+        "examples/",
+        "cli/",
+        "trainer/",
+        "planner/",
+        "engine/",
+        "scripts/",
+        "benches/",
+        "docs/",
+        "comm/",
+        "partition/",
+        "model/",
+    ];
     let mut found = 0;
     for page in pages().iter().filter(|page| *page != "CHANGELOG.md") {
         let text = read(page);

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use python::python;
 use serde_json::{Value, json};
 use world::{batch, gpt2_config, train, world};
-use zero_train::{Config, Engine, ExportDtype, Layers, Weights, zoo};
+use zero_engine::{Config, Engine, ExportDtype, Layers, Weights, zoo};
 
 const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000 };
 
@@ -51,7 +51,7 @@ fn every_layout_gives_the_same_bytes() {
     let root = tempfile::tempdir().unwrap();
     let first = saved(&root.path().join("first"), GPT2, gpt2);
     let out = root.path().join("exported");
-    let (exported, left_out) = zero_train::export(&first, &out, F32).unwrap();
+    let (exported, left_out) = zero_engine::export(&first, &out, F32).unwrap();
     assert_eq!(
         (exported.tensors, exported.files.as_slice()),
         (28, &["model.safetensors", "config.json"].map(String::from)[..])
@@ -67,7 +67,7 @@ fn every_layout_gives_the_same_bytes() {
                 engine.save_checkpoint(root.path().join(&name)).unwrap()
             });
             let out = root.path().join(format!("exported-{name}"));
-            zero_train::export(&folder[0], &out, F32).unwrap();
+            zero_engine::export(&folder[0], &out, F32).unwrap();
             assert!(content(&out) == expected, "{name}");
         }
     }
@@ -88,9 +88,9 @@ fn an_export_is_where_another_run_can_start() {
     let folder = saved(root.path(), GPT2, gpt2);
     let goes_on = loss(GPT2, gpt2, "", |engine| drop(engine.load_checkpoint(&folder).unwrap()));
     let whole = root.path().join("whole");
-    zero_train::export(&folder, &whole, F32).unwrap();
+    zero_engine::export(&folder, &whole, F32).unwrap();
     let parts = root.path().join("parts");
-    let (exported, _) = zero_train::export(&folder, &parts, Weights { max_shard_bytes: 10_000, ..F32 }).unwrap();
+    let (exported, _) = zero_engine::export(&folder, &parts, Weights { max_shard_bytes: 10_000, ..F32 }).unwrap();
     assert!(exported.files.len() > 4, "{:?}", exported.files);
     for out in [&whole, &parts] {
         let more = format!("training: {{initial_weights: [\"{}/*.safetensors\"]}}", out.display());
@@ -117,7 +117,7 @@ fn an_export_is_where_another_run_can_start() {
 fn sixteen_bits_are_rounded_and_never_overflow() {
     let root = tempfile::tempdir().unwrap();
     let folder = saved(root.path(), GPT2, gpt2);
-    zero_train::export(&folder, &root.path().join("f32"), F32).unwrap();
+    zero_engine::export(&folder, &root.path().join("f32"), F32).unwrap();
     let load = |name: &str| {
         candle_core::safetensors::load(root.path().join(name).join("model.safetensors"), &Device::Cpu).unwrap()
     };
@@ -127,7 +127,7 @@ fn sixteen_bits_are_rounded_and_never_overflow() {
     for (dtype, of_tensor, name) in
         [(ExportDtype::Bf16, DType::BF16, "bfloat16"), (ExportDtype::F16, DType::F16, "float16")]
     {
-        zero_train::export(&folder, &root.path().join(name), Weights { dtype, ..F32 }).unwrap();
+        zero_engine::export(&folder, &root.path().join(name), Weights { dtype, ..F32 }).unwrap();
         let config: Value =
             serde_json::from_slice(&fs::read(root.path().join(name).join("config.json")).unwrap()).unwrap();
         assert_eq!(config["torch_dtype"], name);
@@ -146,7 +146,7 @@ fn sixteen_bits_are_rounded_and_never_overflow() {
     });
     let out = root.path().join("too-large");
     let error =
-        zero_train::export(&large[0], &out, Weights { dtype: ExportDtype::F16, ..F32 }).unwrap_err().to_string();
+        zero_engine::export(&large[0], &out, Weights { dtype: ExportDtype::F16, ..F32 }).unwrap_err().to_string();
     assert!(error.contains("a value of `transformer.ln_f.bias` is too large for F16"), "{error}");
     assert!(!out.exists());
 }
@@ -158,7 +158,7 @@ fn what_cannot_be_exported_leaves_nothing() {
     let used = root.path().join("used");
     fs::create_dir(&used).unwrap();
     fs::write(used.join("mine"), "mine").unwrap();
-    let error = zero_train::export(&folder, &used, F32).unwrap_err();
+    let error = zero_engine::export(&folder, &used, F32).unwrap_err();
     assert!(error.exit_status() == 3 && error.to_string().contains("it is there already"), "{error}");
     assert_eq!(content(&used), BTreeMap::from([("mine".to_string(), b"mine".to_vec())]));
     // The first tensor of the file, so that a parameter is hit.
@@ -168,7 +168,7 @@ fn what_cannot_be_exported_leaves_nothing() {
     bytes[data + 5] ^= 1;
     fs::write(&shard, bytes).unwrap();
     let out = root.path().join("out");
-    let error = zero_train::export(&folder, &out, F32).unwrap_err();
+    let error = zero_engine::export(&folder, &out, F32).unwrap_err();
     assert!(error.exit_status() == 3 && error.to_string().contains("`transformer.h.0.attn.c_attn.bias@0`"), "{error}");
     let left: Vec<String> =
         fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -185,7 +185,7 @@ fn a_model_that_is_not_hugging_faces_has_no_config() {
             Engine::with_communicator(config, gpt2(), comm).unwrap().save_checkpoint(root.path().join(name)).unwrap()
         });
         let (exported, left_out) =
-            zero_train::export(&folder[0], &root.path().join(format!("{name}-out")), F32).unwrap();
+            zero_engine::export(&folder[0], &root.path().join(format!("{name}-out")), F32).unwrap();
         assert_eq!(exported.files, ["model.safetensors"]);
         left_out[0].clone()
     };
@@ -220,10 +220,10 @@ fn transformers_computes_the_same_logits() {
     let tokens = batch(9, 1).inputs;
     let (mut ours, mut exported) = (vec![], vec![]);
     for (index, (class, model)) in cases.iter().enumerate() {
-        let layers = || zero_train::configured_layers(&config_of(1, model, ""), None).unwrap();
+        let layers = || zero_engine::configured_layers(&config_of(1, model, ""), None).unwrap();
         let folder = saved(&root.path().join(format!("{index}")), model, layers);
         let out = root.path().join(format!("{index}-out"));
-        zero_train::export(&folder, &out, F32).unwrap();
+        zero_engine::export(&folder, &out, F32).unwrap();
         let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
         assert_eq!(config["architectures"], json!([class]));
         let logits = world(1, |comm| {
@@ -274,13 +274,13 @@ fn the_tokenizer_goes_along() {
     })
     .remove(0);
     let out = root.path().join("out");
-    let (_, left_out) = zero_train::export(&folder, &out, F32).unwrap();
+    let (_, left_out) = zero_engine::export(&folder, &out, F32).unwrap();
     assert!(left_out.is_empty(), "{left_out:?}");
     let files = content(&out);
     assert_eq!(files["tokenizer.json"], TOKENIZER.as_bytes());
     assert!(files.contains_key("tokenizer_config.json"));
     fs::remove_file(&path).unwrap();
-    let (_, left_out) = zero_train::export(&folder, &root.path().join("other"), F32).unwrap();
+    let (_, left_out) = zero_engine::export(&folder, &root.path().join("other"), F32).unwrap();
     assert_eq!(left_out, [format!("no tokenizer: {} is not there any more", path.display())]);
     let script = format!(
         "from transformers import AutoTokenizer\nprint(AutoTokenizer.from_pretrained({out:?})('b c x a')['input_ids'])"

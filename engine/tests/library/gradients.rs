@@ -5,8 +5,8 @@ use crate::world;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Linear, Module, VarBuilder, linear, linear_no_bias};
 use world::world;
-use zero_train::ops::cross_entropy;
-use zero_train::{Batch, Config, Engine, Layers};
+use zero_engine::ops::cross_entropy;
+use zero_engine::{Batch, Config, Engine, Layers};
 
 const WIDTH: usize = 6;
 const SAMPLES: usize = 4;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use world::{config, gpt2, world};
-use zero_train::Engine;
+use zero_engine::Engine;
 
 type Weights = BTreeMap<String, Tensor>;
 /// All parameters of a rank, or why it has none.

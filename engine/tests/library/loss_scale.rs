@@ -1,16 +1,10 @@
 //! Training in f16: the loss scale over the steps, on any layout, across a checkpoint, and where it ends.
 
-use crate::case;
 use crate::world;
 
-use std::fs;
-
-use serde_json::Value;
 use world::{BF16, Trajectory, assert_same, batch, config, gpt2, train, trajectory, world};
+use zero_engine::{Engine, Step};
 use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
-use zero_train::{Engine, Step};
-
-use case::{Case, text};
 
 /// Four micro-batches of two samples over `data` replicas of `stages` stages.
 fn settings(zero_stage: u8, data: usize, stages: usize, more: &str) -> String {
@@ -101,8 +95,8 @@ fn norm_and_update_divide_by_the_scale() {
         let text = format!(
             "train_batch_size: 4\ngradient_clipping: {clipping}\noptimizer: {{type: SGD, params: {{lr: 0.1}}}}\n{more}"
         );
-        let comm = zero_train::comm::threads(1, &zero_train::comm::Options::default()).remove(0);
-        let config = zero_train::Config::with_world_size("test.yaml", text, 1).unwrap();
+        let comm = zero_engine::comm::threads(1, &zero_engine::comm::Options::default()).remove(0);
+        let config = zero_engine::Config::with_world_size("test.yaml", text, 1).unwrap();
         train(&mut Engine::with_communicator(config, gpt2(), comm).unwrap(), 20)
     };
     for clipping in [0.0, 0.5] {
@@ -207,48 +201,4 @@ fn a_checkpoint_of_one_dtype_loads_into_another() {
             });
         }
     }
-}
-
-/// What a user sees: a line for each overflow, the scale in the log, and the end where it cannot come down any more.
-#[test]
-fn the_binary_tells_of_overflows_and_of_the_end() {
-    let case = Case::new();
-    let fp16 = |more: &str| format!("fp16={{enabled: true, initial_scale_power: 30, hysteresis: 1{more}}}");
-    let output = case.train(&["-n", "2", "--plain", "--set", &fp16(""), "--set", "tensorboard.enabled=true"]);
-    assert!(
-        output.contains(
-            "gradients overflowed at a loss scale of 1073741824, and nothing was updated; it is 536870912 now"
-        ),
-        "{output}"
-    );
-    let metrics = case.metrics("run");
-    assert_eq!((&metrics[0]["loss_scale"], &metrics[0]["skipped"]), (&Value::from(1073741824.0), &Value::from(true)));
-    assert!(metrics[0]["grad_norm"].is_null() && metrics[19]["skipped"] == false);
-    let skipped = metrics.iter().filter(|line| line["skipped"] == true).count();
-    let report = case.report("run");
-    assert_eq!(report["skipped_steps"], skipped);
-    assert_eq!(report["loss_scale"], metrics[19]["loss_scale"]);
-    assert_eq!(report["loss_scale"].as_f64().unwrap().log2(), 30.0 - skipped as f64);
-    let manifest = fs::read_to_string(case.path("run/checkpoints/step-00000020/manifest.json")).unwrap();
-    let manifest: Value = serde_json::from_str(&manifest).unwrap();
-    assert_eq!(
-        (&manifest["loss_scale"]["scale"], &manifest["loss_scale"]["steps"]),
-        (&report["loss_scale"], &Value::from(20))
-    );
-
-    let floor = fp16(&format!(", min_loss_scale: {}", 1u32 << 29));
-    let output = case.run(&["-n", "2", "--plain", "--set", &floor]);
-    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
-    let errors = text(&output.stderr);
-    let told: Vec<&str> = errors.lines().filter(|line| line.starts_with("error: ")).collect();
-    assert_eq!(told.len(), 1, "{errors}");
-    assert!(told[0].contains("in step 2 gradients overflow, and the loss scale is 536870912 already"), "{errors}");
-}
-
-#[test]
-fn verify_compares_scaled_steps() {
-    let case = Case::new();
-    let settings = ["-n", "2", "--verify", "6", "--plain", "--set", "fp16={enabled: true, initial_scale_power: 24}"];
-    let output = case.train(&settings);
-    assert!(output.contains("verified: largest relative difference"), "{output}");
 }

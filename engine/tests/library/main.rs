@@ -1,13 +1,10 @@
 //! The library, with ranks as threads. A file is a subject; `cargo test --test library parity` runs one.
 
-#[path = "../case/mod.rs"]
-mod case;
 #[path = "../python/mod.rs"]
 mod python;
 #[path = "../world/mod.rs"]
 mod world;
 
-mod autotune;
 mod bytes;
 mod checkpoint;
 mod docs;
@@ -19,12 +16,9 @@ mod offload;
 mod parity;
 mod pipeline;
 mod plain_candle;
-mod planted;
 mod pretrained;
 mod recomputation;
 mod replicas;
-mod report_page;
-mod sweep;
 mod tiles;
 mod torch;
 mod transformers;

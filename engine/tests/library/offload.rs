@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use world::{BF16, FP16, Trajectory, assert_same, config, train, trajectory, world};
-use zero_train::{Engine, Layers, zoo};
+use zero_engine::{Engine, Layers, zoo};
 
 /// Layers of a few thousand elements, so that they fill pages of a disk, and some of them several tiles.
 fn model() -> Layers {

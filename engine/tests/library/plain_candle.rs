@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::ops::{log_softmax, softmax};
 use world::{batch, world};
+use zero_engine::{Batch, Config, Engine, zoo};
 use zero_optim::norm::clip_coefficient;
 use zero_optim::{AdamW, Optimizer, Step, update};
-use zero_train::{Batch, Config, Engine, zoo};
 
 const HEADS: usize = 2;
 const LAYERS: usize = 2;
@@ -20,7 +20,7 @@ const MAX_NORM: f64 = 0.5;
 const CONFIG: &str = "train_micro_batch_size_per_gpu: 4\ngradient_clipping: 0.5\n\
                       optimizer: {type: AdamW, params: {lr: 0.003, weight_decay: 0.1}}";
 
-fn model() -> zero_train::Layers {
+fn model() -> zero_engine::Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,
         n_positions: 16,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use world::{batch, train, world};
-use zero_train::{Config, Engine, Error, ExportDtype, Weights, configured_layers};
+use zero_engine::{Config, Engine, Error, ExportDtype, Weights, configured_layers};
 
 const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000 };
 const GPT2: &str =
@@ -26,7 +26,7 @@ fn config(ranks: usize, text: &str) -> Config {
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn engine(comm: std::sync::Arc<dyn zero_train::comm::Communicator>, text: &str) -> Result<Engine, Error> {
+fn engine(comm: std::sync::Arc<dyn zero_engine::comm::Communicator>, text: &str) -> Result<Engine, Error> {
     let config = config(comm.size(), text);
     let layers = configured_layers(&config, None)?;
     Engine::with_communicator(config, layers, comm)
@@ -49,7 +49,7 @@ fn trained(root: &Path, model: &str) -> (PathBuf, Parameters, u32) {
     })
     .remove(0);
     let out = root.join("exported");
-    let (_, left_out) = zero_train::export(&folder, &out, F32).unwrap();
+    let (_, left_out) = zero_engine::export(&folder, &out, F32).unwrap();
     assert_eq!(left_out, ["no tokenizer: the checkpoint names none"]);
     (out, parameters, loss)
 }
@@ -94,7 +94,7 @@ fn every_layout_starts_from_the_bits_of_an_export() {
         });
         fs::remove_dir_all(&folder).unwrap();
         let out = root.path().join("exported-again");
-        let (exported, _) = zero_train::export(&again[0], &out, F32).unwrap();
+        let (exported, _) = zero_engine::export(&again[0], &out, F32).unwrap();
         assert_eq!(exported.files, ["model.safetensors", "config.json"], "{model}");
     }
 }
@@ -127,7 +127,7 @@ fn an_export_of_what_was_pretrained_has_the_same_bytes() {
         let (folder, ..) = trained(&root, &model);
         let saved =
             world(1, |comm| engine(comm, &pretrained(&folder)).unwrap().save_checkpoint(root.join("b")).unwrap());
-        zero_train::export(&saved[0], &root.join("again"), F32).unwrap();
+        zero_engine::export(&saved[0], &root.join("again"), F32).unwrap();
         for file in ["config.json", "model.safetensors"] {
             let read = |folder: PathBuf| fs::read(folder.join(file)).unwrap();
             assert!(read(folder.clone()) == read(root.join("again")), "{name}: {file}");

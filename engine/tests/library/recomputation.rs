@@ -3,7 +3,7 @@
 use crate::world;
 
 use world::{BF16, FP16, assert_same, config, gpt2, run, train, trajectory, world};
-use zero_train::{Engine, Layers, zoo};
+use zero_engine::{Engine, Layers, zoo};
 
 fn settings(zero_stage: u8, micro_batches: usize, extra: &str) -> String {
     format!(

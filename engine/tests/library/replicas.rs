@@ -3,7 +3,7 @@
 use crate::world;
 
 use world::{config, gpt2, train, world};
-use zero_train::Engine;
+use zero_engine::Engine;
 
 /// What every rank says when `wrong` of the ranks have flipped the last bit of one value of a parameter.
 fn said(ranks: usize, wrong: &[usize], parameter: &str, text: &str) -> Vec<Option<String>> {

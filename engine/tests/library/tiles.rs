@@ -3,7 +3,7 @@
 use crate::world;
 
 use world::{assert_same, gpt2_config, run_of};
-use zero_train::{Layers, zoo};
+use zero_engine::{Layers, zoo};
 
 /// With dropout, whose masks must be those of the first time.
 fn gpt2(tiled_mlp_rows: Option<usize>) -> Layers {

@@ -12,7 +12,7 @@ use std::path::Path;
 use candle_core::{Device, Tensor};
 use serde_json::{Value, json};
 use world::world;
-use zero_train::{Batch, Config, Engine, zoo};
+use zero_engine::{Batch, Config, Engine, zoo};
 
 const LAYERS: usize = 6;
 const WIDTH: usize = 384;
@@ -44,7 +44,7 @@ fn config() -> Config {
     Config::with_world_size("torch.yaml", text, 1).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn model() -> zero_train::Layers {
+fn model() -> zero_engine::Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: VOCABULARY,
         n_positions: TIME,
@@ -147,7 +147,7 @@ fn losses_agree_with_a_peers_run() {
     let result = log.lines().rev().find_map(|line| line.strip_prefix("RESULT ")).expect("a line with the result");
     let expected = losses(&serde_json::from_str::<Value>(result).unwrap()["losses"]);
     if let Some(threads) = std::env::var("ZERO_TRAIN_THREADS").ok().and_then(|n| n.parse().ok()) {
-        zero_train::ops::set_threads(threads);
+        zero_engine::ops::set_threads(threads);
     }
     world(1, |comm| {
         let mut engine = Engine::with_communicator(config(), model(), comm).unwrap();

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use python::python;
 use world::{batch, world};
-use zero_train::{Config, Engine, configured_layers};
+use zero_engine::{Config, Engine, configured_layers};
 
 /// What each case is made with, and how it is saved.
 const CASES: [(&str, &str, &str); 8] = [
@@ -79,8 +79,8 @@ fn a_model_that_transformers_saved_computes_the_same_logits_here() {
         assert!(largest <= 1e-5, "{name}, {more}: {largest:e}");
         assert!(theirs.iter().any(|logit| logit.abs() > 0.1), "{name}, {more}: nothing to compare");
         let out = folder(index).join("exported");
-        let options = zero_train::Weights { dtype: zero_train::ExportDtype::F32, max_shard_bytes: 1 << 30 };
-        zero_train::export(&checkpoint, &out, options).unwrap();
+        let options = zero_engine::Weights { dtype: zero_engine::ExportDtype::F32, max_shard_bytes: 1 << 30 };
+        zero_engine::export(&checkpoint, &out, options).unwrap();
         let architecture = |folder: std::path::PathBuf| {
             let config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
             config["architectures"].clone()

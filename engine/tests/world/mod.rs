@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use zero_train::comm::{Communicator, Options, threads};
-use zero_train::{Batch, Config, Engine, Layers, Step, zoo};
+use zero_engine::comm::{Communicator, Options, threads};
+use zero_engine::{Batch, Config, Engine, Layers, Step, zoo};
 
 pub const BF16: &str = "bf16: {enabled: true}";
 /// Of the small models here the first steps overflow, and later ones do not.

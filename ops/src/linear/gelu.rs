@@ -147,8 +147,7 @@ impl CustomOp3 for LinearGelu {
                     false => gpu::activation::backward_from(OP, Function::GeluTanh, sum, dy)?,
                 };
                 let d_sum = Operand::of(OP, &d_sum)?;
-                let [dx, d_weight, d_bias] =
-                    gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
+                let [dx, d_weight, d_bias] = gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
                 return Ok((dx, d_weight, d_bias));
             }
             _ => bail!("{OP}: backward before forward"),

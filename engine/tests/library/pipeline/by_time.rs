@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
-use zero_train::{Activations, Batch, Engine, Layer, Layers, Pass};
+use zero_engine::{Activations, Batch, Engine, Layer, Layers, Pass};
 
 use crate::world::{config, world};
 

@@ -1,7 +1,7 @@
 //! Evaluation and plain forward passes have the bits of one stage, on all ranks, and leave training as it was.
 
 use candle_core::{DType, Tensor};
-use zero_train::{Engine, Error};
+use zero_engine::{Engine, Error};
 
 use super::{SCHEDULES, engine, gpt2, text};
 use crate::world::{BF16, batch, train, world};

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, embedding, linear};
-use zero_train::{Activations, Engine, Layer, Layers, Pass, ops};
+use zero_engine::{Activations, Engine, Layer, Layers, Pass, ops};
 
 use super::{SCHEDULES, text};
 use crate::world::{batch, config, world};

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use zero_train::{Engine, Kind};
+use zero_engine::{Engine, Kind};
 
 use super::{engine, gpt2, text};
 use crate::world::{BF16, FP16, config, train, world};

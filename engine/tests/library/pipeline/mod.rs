@@ -18,7 +18,7 @@ mod zero_bubble;
 use crate::world;
 
 use world::{Trajectory, assert_same, config, trajectory, world};
-use zero_train::{Engine, Layers, zoo};
+use zero_engine::{Engine, Layers, zoo};
 
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
 
@@ -53,7 +53,7 @@ fn text(zero_stage: u8, micro_batches: usize, pipeline: &str, more: &str) -> Str
 }
 
 /// An engine of a rank.
-fn engine(model: Layers, text: &str, comm: std::sync::Arc<dyn zero_train::comm::Communicator>) -> Engine {
+fn engine(model: Layers, text: &str, comm: std::sync::Arc<dyn zero_engine::comm::Communicator>) -> Engine {
     Engine::with_communicator(config(comm.size(), text), model, comm).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
-use zero_train::Engine;
+use zero_engine::Engine;
 
 use super::{agreed, engine, gpt2, text};
 use crate::world::{config, train, world};

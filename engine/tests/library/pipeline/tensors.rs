@@ -2,8 +2,8 @@
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
-use zero_train::comm::Communicator;
-use zero_train::{Activations, Batch, Engine, Layer, Layers, Pass, ops};
+use zero_engine::comm::Communicator;
+use zero_engine::{Activations, Batch, Engine, Layer, Layers, Pass, ops};
 
 use super::{SCHEDULES, agreed, assert_same, engine, text};
 use crate::world::{BF16, FP16, Trajectory, batch, config, trajectory, world};
@@ -121,7 +121,7 @@ fn errors(
     model: impl Fn() -> Layers + Sync,
     stages: usize,
     schedule: &str,
-    act: impl Fn(&mut Engine) -> std::result::Result<(), zero_train::Error> + Sync,
+    act: impl Fn(&mut Engine) -> std::result::Result<(), zero_engine::Error> + Sync,
 ) -> Vec<String> {
     let text =
         |stages: usize| text(0, 4, &format!("stages: {stages}, schedule: {schedule}, partition_method: uniform"), "");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use zero_checkpoint::Manifest;
-use zero_train::{Activations, Engine, Kind, Layer, Layers, Pass, ops};
+use zero_engine::{Activations, Engine, Kind, Layer, Layers, Pass, ops};
 
 use super::{SCHEDULES, assert_same, engine, gpt2, run, text};
 use crate::world::{train, world};

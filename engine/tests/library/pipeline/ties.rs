@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
-use zero_train::{Batch, Engine, Layers};
+use zero_engine::{Batch, Engine, Layers};
 
 use super::SCHEDULES;
 use crate::world::{config, world};

@@ -1,9 +1,9 @@
 //! What each rank sends is what the program says, to the byte.
 
 use candle_core::DType;
+use zero_engine::Engine;
+use zero_engine::pipeline::{Content, Instruction};
 use zero_partition::expected_payload;
-use zero_train::Engine;
-use zero_train::pipeline::{Content, Instruction};
 
 use super::{SCHEDULES, engine, gpt2, text};
 use crate::bytes::{all_reduced, options};

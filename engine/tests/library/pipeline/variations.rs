@@ -1,7 +1,7 @@
 //! What changes no bit under a pipeline either: how many micro-batches and chunks there are, how parameters and gradients travel,
 //! which model it is, and a step that is skipped.
 
-use zero_train::{Engine, Layers, zoo};
+use zero_engine::{Engine, Layers, zoo};
 
 use super::{SCHEDULES, agreed, assert_same, engine, gpt2, model, run, text};
 use crate::world::{train, trajectory, world};

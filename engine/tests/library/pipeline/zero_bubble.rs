@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use candle_nn::{Module, VarBuilder};
-use zero_train::pipeline::Instruction;
-use zero_train::{Activations, Engine, Layer, Layers, Pass, ops};
+use zero_engine::pipeline::Instruction;
+use zero_engine::{Activations, Engine, Layer, Layers, Pass, ops};
 
 use super::{agreed, assert_same, engine, model, run, text};
 use crate::world::{train, trajectory, world};
@@ -31,7 +31,7 @@ fn layers_of(engine: &Engine, kind: &str) -> Vec<String> {
 /// Backwards of a kind in the measured timeline: (position, layer, micro-batch).
 fn done(engine: &Engine, kind: &str) -> Vec<(usize, usize, usize)> {
     let spans = engine.timing().spans().iter().enumerate();
-    let backward = |(at, span): (usize, &zero_train::Span)| match engine.program().instructions[span.index] {
+    let backward = |(at, span): (usize, &zero_engine::Span)| match engine.program().instructions[span.index] {
         ref other if other.kind() != kind => None,
         Instruction::Backward { layer, micro_batch }
         | Instruction::BackwardInput { layer, micro_batch }

@@ -1,0 +1,237 @@
+//! Options of `launch`, and what they say of hosts and ranks.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::TrainArgs;
+use crate::launch::hosts::Hosts;
+use crate::launch::output::Tee;
+
+/// Options of `launch`.
+#[derive(Debug, Args)]
+#[command(override_usage = "zero-train launch [OPTIONS] --config <FILE> [OPTIONS OF TRAINING]\n       \
+                            zero-train launch [OPTIONS] [--] <PROGRAM> [ARGUMENTS OF THE PROGRAM]...")]
+pub(crate) struct LaunchArgs {
+    /// Ranks on this host, the same on each: a number, cpu (one a core), or auto [default: as without `launch`, for a program 1]
+    #[arg(long, value_name = "N", alias = "num-gpus", env = "PET_NPROC_PER_NODE", value_parser = PerHost::parse)]
+    pub(crate) nproc_per_node: Option<PerHost>,
+    /// Hosts; this is started on each
+    #[arg(long, value_name = "H", aliases = ["num-nodes", "num-machines"], env = "PET_NNODES", default_value = "1", value_parser = hosts)]
+    pub(crate) nnodes: usize,
+    /// Which of the hosts this one is; rank 0 is on host 0
+    #[arg(long, value_name = "I", alias = "machine-rank", env = "PET_NODE_RANK")]
+    pub(crate) node_rank: Option<usize>,
+    /// Host 0, as all hosts reach it
+    #[arg(long, value_name = "HOST", alias = "main-process-ip", env = "PET_MASTER_ADDR")]
+    pub(crate) master_addr: Option<String>,
+    /// Port on host 0 where all meet [default: 29500 for several hosts, else one that is free]
+    #[arg(long, value_name = "PORT", alias = "main-process-port", env = "PET_MASTER_PORT")]
+    pub(crate) master_port: Option<u16>,
+    /// Both in one, as torchrun has it
+    #[arg(long, value_name = "HOST:PORT", env = "PET_RDZV_ENDPOINT", conflicts_with_all = ["master_addr", "master_port"])]
+    pub(crate) rdzv_endpoint: Option<String>,
+    /// Name of the job: ranks of another are turned away
+    #[arg(long, value_name = "NAME", env = "PET_RDZV_ID")]
+    pub(crate) rdzv_id: Option<String>,
+    /// Accepted for scripts that were written for torchrun: there is one way to meet
+    #[arg(long, hide = true, value_name = "static|c10d", env = "PET_RDZV_BACKEND", value_parser = ["static", "c10d"])]
+    pub(crate) rdzv_backend: Option<String>,
+    /// This host alone, whatever the environment says of hosts
+    #[arg(long, env = "PET_STANDALONE", conflicts_with = "rdzv_endpoint")]
+    pub(crate) standalone: bool,
+    /// Write what each rank prints to DIR/attempt_0/RANK/stdout.log and stderr.log
+    #[arg(long, value_name = "DIR", env = "PET_LOG_DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Show what ranks print, each line with its rank: 1 stdout, 2 stderr, 3 both, 0 neither; or by rank of this host: 0:3,1:2
+    #[arg(long, short, value_name = "STREAMS", env = "PET_TEE")]
+    pub(crate) tee: Option<Tee>,
+    /// Seconds that ranks get to end by themselves after SIGTERM, when one has failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub(crate) grace: u32,
+    /// Of training.
+    #[command(flatten)]
+    pub(crate) train: TrainArgs,
+    /// A program that finds its place in the environment as zero-train does, one that uses the library for example
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// How many ranks a host gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PerHost {
+    /// As the configuration says.
+    Auto,
+    /// One for each core.
+    Cores,
+    /// So many.
+    Ranks(usize),
+}
+
+impl PerHost {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cores),
+            "gpu" => Err("ranks train on the CPU: write a number, cpu or auto".into()),
+            number => match number.parse() {
+                Ok(ranks) if ranks > 0 => Ok(Self::Ranks(ranks)),
+                _ => Err("write a number from 1 on, cpu or auto".into()),
+            },
+        }
+    }
+}
+
+/// A number of hosts; torchrun's range of them if it is none.
+fn hosts(text: &str) -> Result<usize, String> {
+    let number = match text.split_once(':') {
+        Some((least, most)) if least == most => most,
+        Some(_) => return Err("hosts neither come nor go: write one number".into()),
+        None => text,
+    };
+    number.parse().ok().filter(|&hosts| hosts > 0).ok_or_else(|| "write a number from 1 on".into())
+}
+
+impl LaunchArgs {
+    /// The hosts of the job, and which this is. Where it says neither, several hosts meet as `MASTER_ADDR` and `MASTER_PORT` say: Kubeflow's
+    /// PyTorchJob sets these and not those of torchrun.
+    ///
+    /// # Errors
+    /// What is missing or contradicts itself.
+    pub(crate) fn hosts(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<Hosts, String> {
+        let count = if self.standalone { 1 } else { self.nnodes };
+        let (address, port) = match &self.rdzv_endpoint {
+            None if count > 1 => {
+                let address = self.master_addr.clone().or_else(|| lookup("MASTER_ADDR"));
+                (address, self.master_port.or_else(|| lookup("MASTER_PORT")?.parse().ok()))
+            }
+            None => (None, self.master_port),
+            Some(endpoint) => match endpoint.rsplit_once(':') {
+                None => (Some(endpoint.clone()), None),
+                Some((host, port)) => {
+                    let port = port.parse().map_err(|_| format!("--rdzv-endpoint {endpoint}: not HOST:PORT"))?;
+                    (Some(host.trim_matches(['[', ']']).to_string()), Some(port))
+                }
+            },
+        };
+        let index = match (count, self.node_rank) {
+            (1, _) => 0,
+            (_, None) => {
+                return Err(format!("which of the {count} hosts is this? Say so with --node-rank 0 to {}", count - 1));
+            }
+            (_, Some(index)) if index >= count => {
+                return Err(format!("--node-rank {index}: the {count} hosts are 0 to {}", count - 1));
+            }
+            (_, Some(index)) => index,
+        };
+        if count > 1 && address.is_none() {
+            return Err("where do the hosts meet? Name host 0 with --master-addr, the same on all of them".into());
+        }
+        Ok(Hosts { count, index, address, port, run: self.rdzv_id.clone() })
+    }
+
+    /// Ranks of this host that the command line asks for; `None` leaves it to the configuration.
+    ///
+    /// # Errors
+    /// Two flags that do not agree.
+    pub(crate) fn ranks_here(&self, cores: usize, hosts: usize) -> Result<Option<usize>, String> {
+        let here = match self.nproc_per_node {
+            None | Some(PerHost::Auto) => None,
+            Some(PerHost::Cores) => Some(cores),
+            Some(PerHost::Ranks(ranks)) => Some(ranks),
+        };
+        // As accelerate counts them: over all hosts.
+        let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
+        match here {
+            Some(here) if here * hosts != all => Err(format!(
+                "--num-processes {all} counts all ranks, and --nproc-per-node {here} on {hosts} hosts makes {}",
+                here * hosts
+            )),
+            _ if !all.is_multiple_of(hosts) => {
+                Err(format!("--num-processes {all} counts all ranks, and {hosts} hosts cannot have as many each"))
+            }
+            _ => Ok(Some(all / hosts)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::super::{Cli, Command, command};
+    use super::*;
+
+    fn launch(args: &[&str]) -> Result<LaunchArgs, String> {
+        let all = [&["zero-train", "launch"], args].concat();
+        let matches = command().try_get_matches_from(all).map_err(|error| error.to_string())?;
+        match Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?.command {
+            Some(Command::Launch(args)) => Ok(*args),
+            _ => Err("another command".into()),
+        }
+    }
+
+    #[test]
+    fn three_launchers_flags_say_the_same() {
+        let torchrun = ["--nproc_per_node=2", "--nnodes=2", "--node_rank=1", "--rdzv_endpoint=h0:1234"];
+        let deepspeed =
+            ["--num_gpus", "2", "--num_nodes", "2", "--node_rank", "1", "--master_addr", "h0", "--master_port", "1234"];
+        let accelerate = [
+            "--num_processes",
+            "4",
+            "--num-machines",
+            "2",
+            "--machine_rank",
+            "1",
+            "--main_process_ip",
+            "h0",
+            "--main-process-port",
+            "1234",
+        ];
+        for flags in [&torchrun[..], &deepspeed, &accelerate] {
+            let args = launch(&[flags, &["--config", "ds.yaml"]].concat()).expect("accepted");
+            let hosts = args.hosts(|_| None).expect("complete");
+            assert_eq!((hosts.count, hosts.index, hosts.port), (2, 1, Some(1234)), "{flags:?}");
+            assert_eq!((hosts.address.as_deref(), args.ranks_here(8, 2)), (Some("h0"), Ok(Some(2))), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_of_a_pytorchjob_needs_no_flag() {
+        let args = launch(&["--nnodes", "2", "--node-rank", "1"]).expect("accepted");
+        let variables = |name: &str| match name {
+            "MASTER_ADDR" => Some("job-master-0".to_string()),
+            "MASTER_PORT" => Some("23456".to_string()),
+            _ => None,
+        };
+        let hosts = args.hosts(variables).expect("complete");
+        assert_eq!((hosts.address.as_deref(), hosts.port), (Some("job-master-0"), Some(23456)));
+        // A host alone opens a port of its own.
+        let alone = launch(&[]).expect("accepted").hosts(variables).expect("complete");
+        assert_eq!(alone, Hosts::alone());
+    }
+
+    #[test]
+    fn what_follows_a_program_is_its_own() {
+        let args = launch(&["--nproc-per-node", "2", "train", "--config", "x", "--node_rank=7"]).expect("accepted");
+        assert_eq!(args.program, ["train", "--config", "x", "--node_rank=7"]);
+        assert_eq!((args.train.config.config, args.node_rank), (vec![], None));
+        assert!(launch(&["--nproc-per-nod", "2", "train"]).expect_err("no such flag").contains("--nproc-per-node"));
+    }
+
+    #[test]
+    fn what_is_missing_or_contradicts_is_said() {
+        let error = |args: &[&str]| launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("refused");
+        assert!(error(&["--nnodes", "2"]).contains("--node-rank 0 to 1"));
+        assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts are 0 to 1"));
+        assert!(error(&["--nnodes", "2", "--node-rank", "0"]).contains("--master-addr"));
+        assert!(error(&["--nnodes", "1:4"]).contains("write one number"));
+        assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
+        assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
+        let ranks = |args: &[&str]| launch(args).expect("accepted").ranks_here(8, 2);
+        assert!(ranks(&["-n", "3"]).expect_err("odd").contains("as many each"));
+        assert!(ranks(&["-n", "4", "--nproc-per-node", "4"]).expect_err("8").contains("makes 8"));
+        assert_eq!((ranks(&["--nproc-per-node", "cpu"]), ranks(&[])), (Ok(Some(8)), Ok(None)));
+    }
+}

@@ -1,0 +1,28 @@
+//! `zero-train bench costs`: a cost table, for plans that say how long a step takes.
+
+use std::path::Path;
+
+use zero_train::CostLength;
+
+use super::ranks::{Role, take_part};
+use crate::arguments::ConfigArgs;
+
+/// Measures on all ranks, and writes the table on rank 0.
+///
+/// # Errors
+/// What training itself would say, and a place that cannot be written to.
+pub(crate) fn costs(args: &ConfigArgs, out: &Path, length: &CostLength) -> anyhow::Result<u8> {
+    let (config, cores, comm) = match take_part(args)? {
+        Role::Launcher(status) => return Ok(status),
+        Role::Rank { config, cores, comm } => (config, cores, comm),
+    };
+    let table = zero_train::measure_costs(&config, &comm, length)?;
+    if comm.rank() == 0 {
+        table.write(out)?;
+        println!("{cores}");
+        println!("{table}");
+        println!("written to {}", out.display());
+    }
+    comm.barrier().wait()?;
+    Ok(0)
+}

@@ -1,0 +1,20 @@
+//! Figures as benchmarks print them.
+
+use std::time::Duration;
+
+/// Median and spread of times, in milliseconds.
+pub(super) fn summary(times: &[Duration]) -> String {
+    let ms = |d: Option<&Duration>| d.map_or(0.0, |d| d.as_secs_f64() * 1e3);
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    let median = zero_comm::bench::median(times).as_secs_f64() * 1e3;
+    format!("{median:>9.3} ms  ({:.3} – {:.3})", ms(sorted.first()), ms(sorted.last()))
+}
+
+/// Median and spread of anything else, in `unit`.
+pub(super) fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
+    values.sort_by(f64::total_cmp);
+    let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+    let (middle, last) = (at(values.len() / 2), at(values.len().saturating_sub(1)));
+    format!("{middle:>9.digits$} {unit}  ({:.digits$} – {last:.digits$})", at(0))
+}

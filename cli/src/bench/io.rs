@@ -1,0 +1,84 @@
+//! `zero-train bench io`: the disk tier in turn with the disk alone.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use zero_tier::bench::{Bench, Comparison, Load, Size, median};
+use zero_tier::{Backend, DiskError, Options};
+
+use super::figures::summary;
+
+/// What was measured, as `--json` prints it.
+#[derive(Serialize)]
+struct Measured {
+    /// `io_uring` or `threads`.
+    backend: &'static str,
+    /// Past the page cache.
+    direct: bool,
+    /// Bytes of the file.
+    file_bytes: u64,
+    notices: Vec<String>,
+    loads: Vec<MeasuredLoad>,
+}
+
+/// One load through the disk tier and without it, run by run.
+#[derive(Serialize)]
+struct MeasuredLoad {
+    load: &'static str,
+    /// Bytes that each run moved.
+    bytes: u64,
+    tier_ms: Vec<f64>,
+    floor_ms: Vec<f64>,
+}
+
+/// Reads, writes and updates a file of this size in the folder, each in turn with its floor.
+///
+/// # Errors
+/// A folder that will not do, or those of the disk.
+pub(crate) fn io(folder: &Path, size: &Size, options: &Options, json: bool) -> anyhow::Result<u8> {
+    let explained = |error: DiskError| anyhow::anyhow!("{error}\n  help: {}", error.help());
+    let mut bench = Bench::new(folder, size, options).map_err(explained)?;
+    let times = |load| bench.compare(load).map(|times| (load, times));
+    let loads = Load::ALL.into_iter().map(times).collect::<Result<Vec<_>, _>>().map_err(explained)?;
+    let file = bench.swap_file();
+    let backend = match file.backend() {
+        Backend::IoUring => "io_uring",
+        Backend::Positioned => "threads",
+    };
+    if json {
+        let (notices, file_bytes) = (file.notices().to_vec(), file.size());
+        let loads = loads.iter().map(|(load, times)| measured(*load, times)).collect();
+        let measured = Measured { backend, direct: file.is_direct(), file_bytes, notices, loads };
+        println!("{}", serde_json::to_string(&measured)?);
+        return Ok(0);
+    }
+    println!(
+        "{}: {} MiB in requests of {} MiB, {} at a time, by {backend}{}; runs of each in turn: {}",
+        folder.display(),
+        file.size() >> 20,
+        size.request >> 20,
+        size.requests,
+        if file.is_direct() { " past the page cache" } else { "" },
+        size.repeats
+    );
+    for notice in file.notices() {
+        println!("  {notice}");
+    }
+    for (load, times) in &loads {
+        let rate = |runs: &[Duration]| times.bytes as f64 / median(runs).as_secs_f64() / 1e9;
+        let (tier, floor) = (summary(&times.subject), summary(&times.floor));
+        println!("  {:<8}{tier:<34}{:>6.2} GB/s", load.name(), rate(&times.subject));
+        println!("    floor {floor:<34}{:>6.2} GB/s", rate(&times.floor));
+        let ratios = times.ratios();
+        if let (Some(low), Some(high)) = (ratios.first(), ratios.last()) {
+            println!("    times the floor {:>6.2}  ({low:.2} – {high:.2})", ratios[ratios.len() / 2]);
+        }
+    }
+    Ok(0)
+}
+
+fn measured(load: Load, times: &Comparison) -> MeasuredLoad {
+    let ms = |runs: &[Duration]| runs.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+    MeasuredLoad { load: load.name(), bytes: times.bytes, tier_ms: ms(&times.subject), floor_ms: ms(&times.floor) }
+}

@@ -1,0 +1,39 @@
+//! `zero-train bench`: figures of this machine, the subject in turn with its floor.
+
+mod comm;
+mod costs;
+mod figures;
+mod io;
+mod offload;
+mod ops;
+mod pipeline;
+mod profile;
+mod ranks;
+mod save;
+mod step;
+
+use figures::{spread, summary};
+
+pub(crate) use comm::comm;
+pub(crate) use costs::costs;
+pub(crate) use io::io;
+pub(crate) use offload::offload;
+pub(crate) use ops::{Selection, ops};
+pub(crate) use pipeline::pipeline;
+pub(crate) use profile::profile;
+pub(crate) use save::save;
+pub(crate) use step::{Length, step};
+
+/// AdamW in turn with its floor.
+///
+/// # Errors
+/// None; the signature is that of all benchmarks.
+pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
+    let (subject, floor) = zero_optim::bench::adamw(millions * 1_000_000, repeats);
+    let of_rate = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
+    println!("AdamW on {millions} million f32 parameters, one thread, {repeats} runs each in turn");
+    println!("  AdamW                       {}", summary(&subject));
+    println!("  floor: reads 4, writes 3    {}", summary(&floor));
+    println!("  of the floor's rate         {}", spread(of_rate, 1, "%"));
+    Ok(0)
+}

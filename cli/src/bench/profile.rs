@@ -1,0 +1,94 @@
+//! `zero-train bench profile`: a training step's time by operation, measured inside of it.
+
+use std::time::Duration;
+
+use candle_core::DType;
+use zero_config::Dtype;
+use zero_model::ops::measure::{self, Measured};
+use zero_train::Lane;
+
+use super::ranks::{Role, WARM_UP, take_part};
+use crate::arguments::ConfigArgs;
+
+/// Prints each operation's share of a step on rank 0, and the rate of the products as a share of the peak.
+///
+/// # Errors
+/// What training itself would say.
+pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
+    let (config, cores, comm) = match take_part(args)? {
+        Role::Launcher(status) => return Ok(status),
+        Role::Rank { config, cores, comm } => (config, cores, comm),
+    };
+    let mut subject = zero_train::train::Steps::open(&config, &comm)?;
+    for _ in 0..WARM_UP {
+        subject.step()?;
+    }
+    let dtype = match config.working_dtype() {
+        Dtype::F32 => DType::F32,
+        Dtype::Bf16 => DType::BF16,
+        Dtype::F16 => DType::F16,
+    };
+    let lanes = |subject: &zero_train::train::Steps| Lane::ALL.map(|lane| subject.engine().timing().seconds(lane));
+    let (before, mut peaks, mut whole) = (lanes(&subject), vec![], Duration::ZERO);
+    measure::start();
+    for _ in 0..steps {
+        peaks.push(measure::peak_flops(dtype));
+        // So that the first collective does not wait for a rank whose loop took longer.
+        comm.barrier().wait()?;
+        whole += subject.step()?.duration;
+    }
+    let operations = measure::finish();
+    let after = lanes(&subject);
+    if comm.rank() == 0 {
+        println!("{cores}");
+        let lanes = Lane::ALL.map(|lane| (lane, after[lane as usize] - before[lane as usize]));
+        let threads = zero_model::ops::threads();
+        peaks.sort_by(f64::total_cmp);
+        let peak = peaks[peaks.len() / 2] * threads as f64;
+        print(&operations, lanes, whole.as_secs_f64(), steps as f64, peak);
+    }
+    comm.barrier().wait()?;
+    Ok(0)
+}
+
+fn print(operations: &[Measured], lanes: [(Lane, f64); Lane::ALL.len()], whole: f64, steps: f64, peak: f64) {
+    println!(
+        "a step of rank 0 takes {:.1} ms; multiply-adds in registers beside it {:.0} GFLOP/s",
+        whole / steps * 1e3,
+        peak / 1e9
+    );
+    let line = |what: &str, seconds: f64, more: &str| {
+        println!("{:>6.1} %  {:>9.2} ms  {what:<34} {more}", seconds / whole * 100.0, seconds / steps * 1e3);
+    };
+    let (mut products, mut flops) = (0.0, 0.0);
+    for one in operations {
+        let seconds = one.time.as_secs_f64();
+        let calls = one.calls as f64 / steps;
+        match (one.shape, one.flops()) {
+            (Some([rows, columns, inner]), Some(done)) => {
+                (products, flops) = (products + seconds, flops + done);
+                let rate = done / seconds;
+                let more = format!(
+                    "{calls:>5} calls  {:>6.0} GFLOP/s  {:>5.1} % of the peak",
+                    rate / 1e9,
+                    rate / peak * 100.0
+                );
+                line(&format!("product {} {rows} x {columns} x {inner}", one.operation), seconds, &more);
+            }
+            _ => line(&one.operation, seconds, &format!("{calls:>5} calls")),
+        }
+    }
+    let in_operations: f64 = operations.iter().map(|one| one.time.as_secs_f64()).sum();
+    let of = |wanted: Lane| lanes.iter().find(|(lane, _)| *lane == wanted).map_or(0.0, |(_, seconds)| *seconds);
+    let computing = of(Lane::Forward) + of(Lane::Backward);
+    line("forward and backward beside these", computing - in_operations, "");
+    for lane in [Lane::Communication, Lane::Update, Lane::Data] {
+        line(lane.name(), of(lane), "");
+    }
+    line("between instructions", whole - lanes.iter().map(|(_, seconds)| seconds).sum::<f64>(), "");
+    if products > 0.0 {
+        let rate = flops / products;
+        let more = format!("{:>6.0} GFLOP/s  {:>5.1} % of the peak", rate / 1e9, rate / peak * 100.0);
+        line("all products together", products, &more);
+    }
+}

@@ -1,0 +1,116 @@
+//! `zero-train bench save`: what checkpoints cost training, in turn with the copying and the writing alone.
+//!
+//! A save in the background makes the ranks wait for a copy of their state. Its floor is a plain copy of as many bytes, between memory
+//! that has been touched, by one thread. A save that is waited for writes them; its floor is one file of zeros, written and synced.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use zero_train::train::Steps;
+use zero_train::{bytes, counted};
+
+use super::figures::{spread, summary};
+use super::ranks::{Role, WARM_UP, take_part};
+use crate::arguments::ConfigArgs;
+
+/// What is timed in turn, on one rank.
+#[derive(Debug, Default)]
+struct Times {
+    copy: Vec<Duration>,
+    stall: Vec<Duration>,
+    step: Vec<Duration>,
+    step_during: Vec<Duration>,
+    background: Vec<Duration>,
+    floor: Vec<Duration>,
+    waited: Vec<Duration>,
+}
+
+/// Times saves of a configuration into `folder`; rank 0 tells of itself.
+///
+/// # Errors
+/// What training itself would say; a folder that cannot be written.
+pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::Result<u8> {
+    let sets = ["training.save_async=true", "training.keep_last=1"].map(String::from);
+    let with = ConfigArgs { set: [&args.set[..], &sets].concat(), ..args.clone() };
+    let (config, cores, comm) = match take_part(&with)? {
+        Role::Launcher(status) => return Ok(status),
+        Role::Rank { config, cores, comm } => (config, cores, comm),
+    };
+    let mut subject = Steps::open(&config, &comm)?;
+    for _ in 0..WARM_UP {
+        subject.step()?;
+    }
+    let root = folder.join(".zero-train-bench-save");
+    let own = subject.engine().checkpoint_bytes();
+    let source = vec![1u8; own as usize];
+    let mut target = source.clone();
+    // The first touches the memory of the copy.
+    subject.engine_mut().save_checkpoint_in_background(&root, Value::Null)?;
+    subject.engine_mut().finish_save()?;
+    let mut times = Times::default();
+    for _ in 0..repeats {
+        times.step.push(subject.step()?.duration);
+        comm.barrier().wait()?;
+        times.copy.push(timed(|| target.copy_from_slice(std::hint::black_box(&source))));
+        std::hint::black_box(&mut target);
+        comm.barrier().wait()?;
+        let began = Instant::now();
+        times.stall.push(subject.engine_mut().save_checkpoint_in_background(&root, Value::Null)?);
+        times.step_during.push(subject.step()?.duration);
+        subject.engine_mut().finish_save()?;
+        times.background.push(began.elapsed());
+        if let Some(ended) = subject.engine_mut().ended_save() {
+            ended.result?;
+        }
+        comm.barrier().wait()?;
+        let file = root.join(format!(".floor-{}", comm.rank()));
+        let mut written = Ok(());
+        times.floor.push(timed(|| written = write(&file, &source)));
+        std::fs::remove_file(&file)?;
+        written?;
+        comm.barrier().wait()?;
+        let mut saved = Ok(());
+        times.waited.push(timed(|| saved = subject.engine_mut().save_checkpoint(&root).map(drop)));
+        saved?;
+    }
+    comm.barrier().wait()?;
+    if comm.rank() == 0 {
+        std::fs::remove_dir_all(&root)?;
+        println!("{cores}");
+        let (ranks, runs) = (counted(comm.size(), "rank", "ranks"), counted(repeats, "run", "runs"));
+        println!("{ranks}, each saves {}; rank 0, {runs} each in turn", bytes(own));
+        println!("  copy of as many bytes       {}", summary(&times.copy));
+        println!("  in the background: waited   {}   {}", summary(&times.stall), over(&times.stall, &times.copy));
+        println!("  a step                      {}", summary(&times.step));
+        println!(
+            "  a step beside the save      {}   {}",
+            summary(&times.step_during),
+            over(&times.step_during, &times.step)
+        );
+        println!("  until it was committed      {}", summary(&times.background));
+        println!("  one file written and synced {}", summary(&times.floor));
+        println!("  a save that is waited for   {}   {}", summary(&times.waited), over(&times.waited, &times.floor));
+    }
+    comm.barrier().wait()?;
+    Ok(0)
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let started = Instant::now();
+    work();
+    started.elapsed()
+}
+
+fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = File::create(file)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// How many times its floor something took, of what was timed in turn.
+fn over(subject: &[Duration], floor: &[Duration]) -> String {
+    spread(subject.iter().zip(floor).map(|(s, f)| s.as_secs_f64() / f.as_secs_f64()).collect(), 2, "×")
+}

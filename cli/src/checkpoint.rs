@@ -1,0 +1,197 @@
+//! `zero-train checkpoint`: what is in a checkpoint, whether it is as it was written, and weights from and for others.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
+use zero_train::{Error, ExportDtype, Weights, bytes, counted};
+
+use crate::arguments::Floats;
+use crate::printed::show;
+
+/// The newest checkpoint that a path means, with its manifest.
+fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
+    let folder = zero_checkpoint::newest_meant(path).map_err(of_folder)?;
+    let manifest = Manifest::read(&folder).map_err(of_folder)?;
+    Ok((folder, manifest))
+}
+
+/// An error of the folder that the command line names.
+fn of_folder(error: CheckpointError) -> Error {
+    Error::from(error).named("<DIR>", "name a checkpoint's folder, a run's, or its `checkpoints`")
+}
+
+/// Prints what is in a checkpoint; returns the exit status.
+///
+/// # Errors
+/// There is none, or its manifest is damaged.
+pub(crate) fn inspect(path: &Path, as_json: bool) -> anyhow::Result<u8> {
+    let (folder, manifest) = newest(path)?;
+    if as_json {
+        show(&format!("{:#}\n", value(&folder, &manifest)));
+    } else {
+        show(&summary(&folder, &manifest));
+    }
+    Ok(0)
+}
+
+fn elements(parameter: &ParameterEntry) -> usize {
+    parameter.shape.iter().product()
+}
+
+/// Which shards have a part of a parameter.
+fn shards(parameter: &ParameterEntry) -> BTreeSet<usize> {
+    parameter.pieces.iter().map(|piece| piece.shard).collect()
+}
+
+fn summary(folder: &Path, manifest: &Manifest) -> String {
+    let Manifest { step, updates, world_size, zero_stage, states, parameters, .. } = manifest;
+    let total: usize = parameters.values().map(elements).sum();
+    let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    let with = if states.is_empty() { String::new() } else { format!(" and of each {}", states.join(", ")) };
+    let mut text = format!(
+        "{}\nstep {step}, {}, written by {} at ZeRO stage {zero_stage}\n\
+         {total} elements in {}{with}, all F32: {}\n",
+        folder.display(),
+        counted(*updates as usize, "update", "updates"),
+        counted(*world_size, "rank", "ranks"),
+        counted(parameters.len(), "parameter", "parameters"),
+        bytes(size),
+    );
+    let mut rows = vec![["shard", "bytes", "parameters", "crc32"].map(String::from)];
+    for (index, shard) in manifest.shards.iter().enumerate() {
+        let held = parameters.values().filter(|parameter| shards(parameter).contains(&index)).count();
+        rows.push([shard.file.clone(), bytes(shard.bytes), held.to_string(), format!("{:08x}", shard.crc32)]);
+    }
+    text += &table(&rows);
+    let mut rows = vec![["parameter", "shape", "bytes", "shards"].map(String::from)];
+    for (name, parameter) in parameters {
+        let size = bytes(4 * elements(parameter) as u64 * (1 + states.len() as u64));
+        rows.push([name.clone(), format!("{:?}", parameter.shape), size, ranges(&shards(parameter))]);
+    }
+    text + &table(&rows)
+}
+
+/// `0-3, 7`.
+fn ranges(of: &BTreeSet<usize>) -> String {
+    let mut ranges: Vec<(usize, usize)> = vec![];
+    for &index in of {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == index => *last = index,
+            _ => ranges.push((index, index)),
+        }
+    }
+    let word = |(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") };
+    ranges.into_iter().map(word).collect::<Vec<_>>().join(", ")
+}
+
+/// Columns as wide as they need to be, below an empty line.
+fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let widths: [usize; N] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        format!("\n{}", cells.join("  ").trim_end())
+    };
+    format!("{}\n", rows.iter().map(line).collect::<String>())
+}
+
+fn value(folder: &Path, manifest: &Manifest) -> Value {
+    let parameters = manifest.parameters.iter().map(|(name, parameter)| {
+        json!({
+            "name": name, "shape": parameter.shape, "dtype": "F32", "elements": elements(parameter),
+            "bytes": 4 * elements(parameter) * (1 + manifest.states.len()), "shards": shards(parameter),
+        })
+    });
+    json!({
+        "folder": folder.display().to_string(), "version": manifest.version, "step": manifest.step,
+        "updates": manifest.updates, "world_size": manifest.world_size, "zero_stage": manifest.zero_stage,
+        "states": manifest.states, "elements": manifest.parameters.values().map(elements).sum::<usize>(),
+        "bytes": manifest.shards.iter().map(|shard| shard.bytes).sum::<u64>(), "shards": manifest.shards,
+        "parameters": parameters.collect::<Vec<_>>(), "engine": manifest.engine,
+    })
+}
+
+/// Reads all of the checkpoints that a path means, and prints what is not as it was written; returns the exit status.
+///
+/// # Errors
+/// There is no checkpoint.
+pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
+    let meant = zero_checkpoint::meant(path).map_err(of_folder)?;
+    let (mut intact, mut damaged) = (None, 0);
+    for folder in &meant {
+        let found = zero_checkpoint::verify(folder);
+        if found.is_empty() {
+            show(&format!("{}: intact\n", folder.display()));
+            intact = Some(folder);
+        }
+        for damage in &found {
+            show(&format!("damaged: {damage}\n"));
+        }
+        damaged += usize::from(!found.is_empty());
+    }
+    if damaged == 0 {
+        return Ok(0);
+    }
+    let help = match intact {
+        Some(folder) => format!("go on from the newest that is intact: --resume {}", folder.display()),
+        None => earlier(path)?,
+    };
+    show(&format!("help: {help}; a damaged one cannot be repaired, but by copies of its files\n"));
+    Ok(1)
+}
+
+/// What to do where none that was asked for is intact.
+fn earlier(path: &Path) -> Result<String, CheckpointError> {
+    let root = path.parent().unwrap_or(path);
+    let others = zero_checkpoint::committed(root)?.into_iter().filter(|(_, other)| other != path).count();
+    Ok(match others {
+        0 => "start anew, or from another run's checkpoint".into(),
+        _ => format!("there are others beside it: zero-train checkpoint verify {}", root.display()),
+    })
+}
+
+/// Makes a checkpoint of pretrained weights, and prints where; returns the exit status.
+///
+/// # Errors
+/// See [`zero_train::import`].
+pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
+    let (checkpoint, warnings) = zero_train::import(folder, out)?;
+    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    let manifest = Manifest::read(&checkpoint).map_err(Error::from)?;
+    let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    show(&format!(
+        "{} -> {}\n{} parameters, {}; go on from it with --resume {}\n",
+        folder.display(),
+        checkpoint.display(),
+        manifest.parameters.len(),
+        bytes(size),
+        checkpoint.display(),
+    ));
+    Ok(0)
+}
+
+/// Exports the weights of a checkpoint, and prints what was written and what was not; returns the exit status.
+///
+/// # Errors
+/// See [`zero_train::export`].
+pub(crate) fn export(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
+    let (folder, _) = newest(path)?;
+    let dtype = match dtype {
+        Floats::F32 => ExportDtype::F32,
+        Floats::Bf16 => ExportDtype::Bf16,
+        Floats::F16 => ExportDtype::F16,
+    };
+    let (exported, left_out) = zero_train::export(&folder, out, Weights { dtype, max_shard_bytes })?;
+    show(&format!(
+        "{} -> {}\n{} tensors, {}: {}\n",
+        folder.display(),
+        out.display(),
+        exported.tensors,
+        bytes(exported.bytes),
+        exported.files.join(", "),
+    ));
+    left_out.iter().for_each(|line| show(&format!("{line}\n")));
+    Ok(0)
+}

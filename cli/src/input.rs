@@ -1,0 +1,39 @@
+//! The configuration that the arguments name: files, or standard input.
+
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use zero_config::{Source, Typed};
+
+use crate::arguments::{Cli, ConfigArgs};
+
+/// A configuration as typed, and its text if it came from standard input.
+pub(crate) fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
+    let sources = read(args)?;
+    let text = standard_input(args, &sources);
+    Ok((zero_config::load_files(sources, overrides)?, text))
+}
+
+pub(crate) fn is_standard_input(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// What was read from standard input, which is there once.
+pub(crate) fn standard_input(args: &ConfigArgs, sources: &[Source]) -> Option<String> {
+    let index = args.config.iter().position(|path| is_standard_input(path))?;
+    sources.get(index).map(|source| source.text.clone())
+}
+
+/// The files of the configuration; one at least.
+pub(crate) fn read(args: &ConfigArgs) -> anyhow::Result<Vec<Source>> {
+    let paths = &args.config;
+    if paths.is_empty() {
+        Cli::command().error(ErrorKind::MissingRequiredArgument, "--config <FILE> is missing").exit()
+    }
+    if paths.iter().filter(|path| is_standard_input(path)).count() > 1 {
+        Cli::command().error(ErrorKind::ArgumentConflict, "standard input, -, is one file").exit()
+    }
+    let read = |path: &PathBuf| if is_standard_input(path) { Source::from_stdin() } else { Source::from_path(path) };
+    Ok(paths.iter().map(read).collect::<Result<_, _>>()?)
+}

@@ -1,0 +1,260 @@
+//! One attempt of a run: its ranks from their start until the last has ended.
+//!
+//! When a rank dies, those that train notice by themselves, and the launcher ends those that do not train yet; it says which died
+//! first, and ends what is left after a second: by SIGTERM, and when that does not help by SIGKILL.
+
+use std::io::Write;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::SIGTERM;
+use zero_comm::store::StoreServer;
+use zero_comm::token::{self, TokenFile};
+use zero_train::train::Again;
+
+use super::hosts::Line;
+use super::job::{Job, Team, What};
+use super::outcome::{Failure, Outcome};
+use super::output::Printed;
+use super::signals::{Signals, catches, send};
+use crate::surroundings;
+
+/// How long the other ranks may take to end by themselves after one has died.
+const GRACE: Duration = Duration::from_millis(1000);
+
+/// What the ranks of an attempt are told.
+pub(super) struct Attempt<'a> {
+    pub(super) number: usize,
+    pub(super) team: &'a Team,
+    pub(super) job: &'a Job<'a>,
+    /// Of a single host, whose ranks meet in a store of the attempt's own.
+    pub(super) token: Option<&'a TokenFile>,
+    pub(super) again: &'a Again,
+    /// To the other hosts.
+    pub(super) line: Option<&'a Line>,
+}
+
+struct Rank {
+    /// Of all ranks.
+    number: usize,
+    child: Child,
+    status: Option<ExitStatus>,
+    /// The launcher has told it to end.
+    was_ended: bool,
+    printed: Printed,
+}
+
+/// An attempt whose ranks on this host have all ended.
+pub(super) struct Ended {
+    ranks: Vec<Rank>,
+    /// The one that failed first: if one of two lost the other, that other, whichever was seen first.
+    first: Option<usize>,
+    /// How many died by themselves: not of the loss of another, and not because the launcher ended them.
+    lost: usize,
+}
+
+/// Where the ranks meet.
+struct Meeting {
+    address: String,
+    port: u16,
+    _store: Option<StoreServer>,
+}
+
+impl Attempt<'_> {
+    /// Starts the ranks of this host and waits for all.
+    pub(super) fn carry_out(&self, signals: &Signals) -> anyhow::Result<Ended> {
+        let meeting = self.meeting()?;
+        let mut ended = Ended { ranks: vec![], first: None, lost: 0 };
+        for local_rank in 0..self.team.ranks {
+            match self.start(local_rank, &meeting) {
+                Ok(rank) => ended.ranks.push(rank),
+                Err(error) => {
+                    ended.end(Signal::KILL, |_| true);
+                    return Err(error);
+                }
+            }
+        }
+        ended.wait(self, signals)?;
+        Ok(ended)
+    }
+
+    fn meeting(&self) -> anyhow::Result<Meeting> {
+        if let Some(line) = self.line {
+            let (address, port) = line.meeting();
+            return Ok(Meeting { address, port, _store: None });
+        }
+        let token = self.token.map(TokenFile::token);
+        let store = StoreServer::bind(("127.0.0.1", self.job.hosts.port.unwrap_or(0)), token);
+        let store = store.context("cannot open the port where ranks meet")?;
+        let address = store.address();
+        Ok(Meeting { address: address.ip().to_string(), port: address.port(), _store: Some(store) })
+    }
+
+    fn command(&self) -> anyhow::Result<Command> {
+        match &self.job.what {
+            What::Program(words) => {
+                let mut command = Command::new(&words[0]);
+                command.args(&words[1..]);
+                Ok(command)
+            }
+            What::Ourselves { .. } => {
+                let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+                command
+                    .args(std::env::args_os().skip(1))
+                    .args(self.team.overrides.iter().flat_map(|change| ["--set", change]));
+                Ok(command)
+            }
+        }
+    }
+
+    fn start(&self, local_rank: usize, meeting: &Meeting) -> anyhow::Result<Rank> {
+        let hosts = self.job.hosts;
+        let rank = hosts.index * self.team.ranks + local_rank;
+        let ranks = hosts.count * self.team.ranks;
+        let mut command = self.command()?;
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LOCAL_RANK", local_rank.to_string())
+            .env("LOCAL_WORLD_SIZE", self.team.ranks.to_string())
+            .env("GROUP_RANK", hosts.index.to_string())
+            .env("MASTER_ADDR", &meeting.address)
+            .env("MASTER_PORT", meeting.port.to_string())
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .env("ZERO_TRAIN_ATTEMPT", self.number.to_string())
+            .env_remove(surroundings::RESTARTED)
+            .env(surroundings::LAUNCHED, "1")
+            .envs(surroundings::variables(self.team.threads, ranks))
+            .stdin(if self.job.standard_input().is_some() { Stdio::piped() } else { Stdio::null() });
+        if let Some(token) = self.token {
+            command.env(token::TOKEN_FILE, token.path()).env_remove(token::TOKEN);
+        }
+        if let Some(run) = &hosts.run {
+            command.env("ZERO_TRAIN_RUN_ID", run);
+        }
+        if self.number > 0 && self.job.what.is_ours() {
+            command.env(surroundings::RESTARTED, self.again.to_json());
+        }
+        let output = self.job.output.plan(self.number, rank, local_rank)?;
+        // What goes straight to the terminal leaves a progress bar there.
+        output.prepare(&mut command, !(self.job.what.is_ours() && local_rank == 0));
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().map_err(|error| {
+            let help = "name a program that can be run, with its path";
+            anyhow::anyhow!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}")
+        })?;
+        if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {
+            // A rank that ends before it has read everything says why itself.
+            let _ = pipe.write_all(text.as_bytes());
+        }
+        let printed = output.follow(&mut child);
+        Ok(Rank { number: rank, child, status: None, was_ended: false, printed })
+    }
+}
+
+impl Ended {
+    fn wait(&mut self, attempt: &Attempt<'_>, signals: &Signals) -> anyhow::Result<()> {
+        let mut since: Option<Instant> = None;
+        let mut follows = false;
+        while self.ranks.iter().any(|rank| rank.status.is_none()) {
+            signals.hand_on(&self.running());
+            for index in 0..self.ranks.len() {
+                let rank = &mut self.ranks[index];
+                if rank.status.is_some() {
+                    continue;
+                }
+                let Some(status) = rank.child.try_wait()? else { continue };
+                rank.status = Some(status);
+                // What the launcher ends is no cause.
+                if status.success() || rank.was_ended {
+                    continue;
+                }
+                let failure = Failure::new(rank.number, status);
+                self.lost += usize::from(failure.signal.is_some() || failure.code == Some(1));
+                if self.first.is_none() || follows && !failure.follows() {
+                    self.first = Some(index);
+                    follows = failure.follows();
+                }
+                since.get_or_insert_with(Instant::now);
+                if let Some(line) = attempt.line {
+                    line.tell_of_failure();
+                }
+                if failure.signal.is_some() {
+                    // They would wait for it to come to the meeting.
+                    self.end(Signal::KILL, |rank| !catches(rank, SIGTERM));
+                }
+            }
+            if since.is_none() && attempt.line.is_some_and(|line| line.has_failure(attempt.number)) {
+                since = Some(Instant::now());
+            }
+            match since.map(|since| since.elapsed()) {
+                Some(passed) if passed > GRACE + attempt.job.grace => self.end(Signal::KILL, |_| true),
+                Some(passed) if passed > GRACE => self.end(Signal::TERM, |_| true),
+                _ => {}
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Sends a signal to those of the running ranks, once each.
+    fn end(&mut self, signal: Signal, which: impl Fn(Pid) -> bool) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.status.is_none()) {
+            let process = Pid::from_child(&rank.child);
+            if (signal == Signal::KILL || !rank.was_ended) && which(process) {
+                rank.was_ended = true;
+                send(&[process], signal);
+            }
+        }
+    }
+
+    fn running(&self) -> Vec<Pid> {
+        self.ranks.iter().filter(|rank| rank.status.is_none()).map(|rank| Pid::from_child(&rank.child)).collect()
+    }
+
+    fn failure(&self, index: usize) -> Option<Failure> {
+        self.ranks[index].status.map(|status| Failure::new(self.ranks[index].number, status))
+    }
+
+    /// How it ended on this host.
+    pub(super) fn outcome(&self) -> Outcome {
+        Outcome { first: self.first.and_then(|first| self.failure(first)), lost: self.lost }
+    }
+
+    /// Prints what the rank that failed first has said last, unless it is on the terminal already.
+    pub(super) fn tell(&self) {
+        if let Some(first) = self.first {
+            let (lines, unseen) = self.ranks[first].printed.last_lines();
+            eprint!("{}", if unseen { lines } else { String::new() });
+        }
+    }
+
+    /// Says what rank 0 cannot have said; `all` is how it ended on all hosts.
+    pub(super) fn report(&self, is_ours: bool, all: Outcome) {
+        // All that was printed shall be where it goes.
+        self.ranks.iter().for_each(|rank| drop(rank.printed.last_lines()));
+        let Some(cause) = all.first else { return };
+        let Some(first) = self.first else {
+            return eprintln!("error: {cause}; it was the first to end, the others followed");
+        };
+        let own = self.failure(first);
+        let (lines, unseen) = self.ranks[first].printed.last_lines();
+        // Stopped by a signal after a checkpoint: no error. The same mistake, which rank 0 has told of: not twice.
+        let is_told = |own: Failure| {
+            matches!(own.code, Some(2 | 3 | 5)) && self.ranks[0].status.is_some_and(|status| status.code() == own.code)
+        };
+        if unseen && !own.is_some_and(|own| own.is_stop() || is_ours && is_told(own)) {
+            eprint!("{lines}");
+        } else if !is_ours && !unseen && !lines.is_empty() {
+            // It has scrolled by among what the others have printed.
+            eprintln!("the last lines of rank {}:", self.ranks[first].number);
+            lines.lines().for_each(|line| eprintln!("  {line}"));
+        }
+        // A rank of training says itself why it ends, unless it is killed.
+        if cause.signal.is_some() || !is_ours && !cause.is_stop() || Some(cause) != own && !cause.is_stop() {
+            eprintln!("error: {cause}; it was the first to end, the others followed");
+        }
+    }
+}

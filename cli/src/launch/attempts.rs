@@ -1,0 +1,135 @@
+//! One attempt after another: starts ranks, and starts them again when one has died.
+
+use anyhow::Context;
+use zero_comm::token::TokenFile;
+use zero_train::train::{Again, Restart};
+
+use super::attempt::{Attempt, Ended};
+use super::hosts::{Decision, Line};
+use super::job::{Job, Team};
+use super::outcome::Outcome;
+use super::recovery::{self, Recovery};
+use super::signals::Signals;
+
+/// Starts ranks, waits for all, and returns the exit status. With a `recovery`, ranks that died are started again, as often as it
+/// says.
+///
+/// # Errors
+/// If a process cannot be started, or another host is lost.
+pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) -> anyhow::Result<u8> {
+    let signals = Signals::listen()?;
+    let limit = recovery.map_or(0, |recovery| recovery.max_restarts);
+    let line = match &job.reach {
+        None => None,
+        Some(reach) => Some(Line::open(job.hosts, reach, terms(&team, job, limit), &signals)?),
+    };
+    let token = match line {
+        Some(_) => None,
+        None => Some(TokenFile::create().context("cannot write the job's token")?),
+    };
+    let mut again = Again::default();
+    loop {
+        let number = again.restarts.len();
+        let attempt = Attempt { number, team: &team, job, token: token.as_ref(), again: &again, line: line.as_ref() };
+        let ended = attempt.carry_out(&signals)?;
+        let judge = Judge { signals: &signals, recovery, limit, job, again: &again };
+        let own = ended.outcome();
+        let (decision, next) = match &line {
+            None => judge.decide(own, &team),
+            Some(line) if job.hosts.index == 0 => {
+                let all = line.outcome_of_all(number, own).inspect_err(|_| ended.report(job.what.is_ours(), own))?;
+                let (decision, next) = judge.decide(all, &team);
+                line.decide(decision.clone());
+                (decision, next)
+            }
+            Some(line) => {
+                let decision = line.decision(number, own).inspect_err(|_| ended.report(job.what.is_ours(), own))?;
+                (decision, team.clone())
+            }
+        };
+        match decision {
+            Decision::End(all) => {
+                if let Some(line) = &line {
+                    line.leave();
+                }
+                return Ok(finish(&ended, job, all));
+            }
+            Decision::Again { again: next_again, told } => {
+                ended.tell();
+                eprintln!("{told}");
+                (team, again) = (next, next_again);
+                if let Some(line) = &line {
+                    line.begin(number + 1);
+                }
+            }
+        }
+    }
+}
+
+/// What launchers of several hosts must have in common.
+fn terms(team: &Team, job: &Job<'_>, limit: usize) -> Vec<(String, String)> {
+    let term = |name: &str, value: usize| (name.to_string(), value.to_string());
+    vec![
+        term("--nnodes", job.hosts.count),
+        term("--nproc-per-node", team.ranks),
+        term("--max-restarts", limit),
+        ("the program".to_string(), if job.what.is_ours() { "zero-train" } else { "another" }.to_string()),
+    ]
+}
+
+fn finish(ended: &Ended, job: &Job<'_>, all: Outcome) -> u8 {
+    ended.report(job.what.is_ours(), all);
+    all.first.map_or(0, |first| first.exit_status())
+}
+
+/// What there is to know when it is decided how a job goes on.
+struct Judge<'a> {
+    signals: &'a Signals,
+    recovery: Option<&'a Recovery<'a>>,
+    limit: usize,
+    job: &'a Job<'a>,
+    again: &'a Again,
+}
+
+impl Judge<'_> {
+    /// What comes after an attempt of `team`, and the ranks of the next.
+    fn decide(&self, all: Outcome, team: &Team) -> (Decision, Team) {
+        let number = self.again.restarts.len();
+        let death = all.first.filter(|first| first.is_death(self.job.what.is_ours()));
+        let (Some(recovery), Some(death)) = (self.recovery, death) else { return (Decision::End(all), team.clone()) };
+        if self.signals.have_stopped() || number >= self.limit {
+            return (Decision::End(all), team.clone());
+        }
+        let left = team.ranks.saturating_sub(all.lost);
+        let next = recovery.next(team, left).and_then(|next| Ok((next, recovery.whence()?)));
+        let (next, whence) = match next {
+            Ok(found) => found,
+            Err(error) => {
+                eprintln!("error: no restart: {error:#}");
+                return (Decision::End(all), team.clone());
+            }
+        };
+        let ranks = self.job.hosts.count * next.ranks;
+        let whose = whence.as_ref().map(|whence| told(ranks, whence)).unwrap_or_else(|| counted(ranks));
+        let told = format!("restart {} of {}: {death}; {whose}", number + 1, self.limit);
+        let mut again = self.again.clone();
+        let whence = whence.unwrap_or_default();
+        let step = whence.from.last().map_or(0, |(step, _)| *step);
+        again.restarts.push(Restart { reason: death.to_string(), ranks, step });
+        (again.from, again.keeps_folder) = (whence.from, whence.keeps_folder);
+        (Decision::Again { again, told }, next)
+    }
+}
+
+fn counted(ranks: usize) -> String {
+    zero_train::counted(ranks, "rank", "ranks")
+}
+
+/// Who goes on from where.
+fn told(ranks: usize, whence: &recovery::Whence) -> String {
+    let ranks = counted(ranks);
+    match whence.from.last() {
+        Some((step, folder)) => format!("{ranks} from step {step}, {}", folder.display()),
+        None => format!("{ranks} from where the run began: it has saved no checkpoint yet"),
+    }
+}

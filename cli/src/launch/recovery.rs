@@ -1,0 +1,181 @@
+//! What the launcher does about a rank that died: with how many ranks the run goes on, and from where.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use zero_train::train::holds_a_run;
+
+use super::job::Team;
+
+/// How a run goes on.
+pub(crate) struct Recovery<'a> {
+    /// How often.
+    pub(crate) max_restarts: usize,
+    /// So few ranks are enough; `None`: those that died are started again as well.
+    pub(crate) min_ranks: Option<usize>,
+    /// What there was before the run began; `None` of a program that has to find its checkpoints itself.
+    pub(crate) before: Option<Before>,
+    /// Whether what the ranks will read is what they read at first.
+    pub(crate) unchanged: &'a dyn Fn() -> anyhow::Result<()>,
+    /// The ranks of a smaller team, if so many can train with the same global batch.
+    pub(crate) smaller: &'a dyn Fn(usize) -> anyhow::Result<Team>,
+}
+
+impl Recovery<'_> {
+    /// The ranks of the next attempt, when `left` of those of the last have not died.
+    pub(super) fn next(&self, team: &Team, left: usize) -> anyhow::Result<Team> {
+        (self.unchanged)()?;
+        let Some(min_ranks) = self.min_ranks else { return Ok(team.clone()) };
+        if left == team.ranks {
+            return Ok(team.clone());
+        }
+        if left < min_ranks {
+            anyhow::bail!("{left} of {} ranks are left, and launcher.min_ranks is {min_ranks}", team.ranks);
+        }
+        let mut reason = None;
+        for ranks in (min_ranks..=left).rev() {
+            match (self.smaller)(ranks) {
+                Ok(team) => return Ok(team),
+                // That of the most ranks says most.
+                Err(error) => reason = reason.or(Some(error)),
+            }
+        }
+        let numbers = if min_ranks == left { format!("{left}") } else { format!("{min_ranks} to {left}") };
+        let reason = reason.unwrap_or_else(|| anyhow::anyhow!("there is none"));
+        Err(reason.context(format!("{numbers} ranks cannot go on with the same train_batch_size")))
+    }
+
+    /// Where the next attempt goes on, as far as that is ours to say.
+    pub(super) fn whence(&self) -> anyhow::Result<Option<Whence>> {
+        self.before.as_ref().map(Before::whence).transpose()
+    }
+}
+
+/// Where an attempt goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Whence {
+    /// From the newest of these checkpoints, the run's own, by step; if there is none, from where the first attempt began.
+    pub(super) from: Vec<(u64, PathBuf)>,
+    /// The run's folder is its own already.
+    pub(super) keeps_folder: bool,
+}
+
+/// What there was in the run's folder before the run: it may be another run's, which the first attempt moves aside when its ranks
+/// have met, or one that this run goes on from.
+#[derive(Debug)]
+pub(crate) struct Before {
+    out: PathBuf,
+    /// The folder, if a run was in it.
+    folder: Option<(u64, u64)>,
+    checkpoints: BTreeSet<Identity>,
+}
+
+/// A folder by its path, its number and the time of its manifest: a checkpoint that is written anew is another one.
+type Identity = (PathBuf, u64, i64, i64);
+
+impl Before {
+    /// Looks before anything is started.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub(crate) fn look(out: &Path) -> anyhow::Result<Self> {
+        let folder = if holds_a_run(out) { number(out) } else { None };
+        let checkpoints = committed(out)?.into_iter().filter_map(|(_, path)| identity(&path)).collect();
+        Ok(Self { out: out.to_path_buf(), folder, checkpoints })
+    }
+
+    fn whence(&self) -> anyhow::Result<Whence> {
+        let mut own = committed(&self.out)?;
+        own.retain(|(_, path)| identity(path).is_some_and(|identity| !self.checkpoints.contains(&identity)));
+        let keeps_folder = self.folder.is_none() || number(&self.out) != self.folder;
+        Ok(Whence { from: own, keeps_folder })
+    }
+}
+
+fn committed(out: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
+    zero_checkpoint::committed(&out.join("checkpoints")).context("cannot look for checkpoints")
+}
+
+/// Device and number of a folder.
+fn number(folder: &Path) -> Option<(u64, u64)> {
+    fs::metadata(folder).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+fn identity(checkpoint: &Path) -> Option<Identity> {
+    let manifest = fs::metadata(checkpoint.join("manifest.json")).ok()?;
+    Some((checkpoint.to_path_buf(), number(checkpoint)?.1, manifest.mtime(), manifest.mtime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(out: &Path, step: u64) -> PathBuf {
+        let folder = out.join(format!("checkpoints/step-{step:08}"));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join("manifest.json"), "{}").expect("a file");
+        folder
+    }
+
+    #[test]
+    fn a_run_goes_on_from_its_own_checkpoints_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("run");
+        save(&out, 10);
+        let before = Before::look(&out).expect("it can be listed");
+        // The first attempt has not come to its folder yet: what is there is another run's.
+        let anew = |keeps_folder| Whence { from: vec![], keeps_folder };
+        assert_eq!(before.whence().expect("found"), anew(false));
+        fs::rename(&out, folder.path().join("run.1")).expect("moved aside");
+        fs::create_dir(&out).expect("a folder");
+        assert_eq!(before.whence().expect("found"), anew(true));
+        let own = save(&out, 5);
+        let expected = Whence { from: vec![(5, own)], keeps_folder: true };
+        assert_eq!(before.whence().expect("found"), expected);
+    }
+
+    #[test]
+    fn of_a_run_that_goes_on_older_steps_than_those_before_it_count_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("run");
+        save(&out, 10);
+        save(&out, 20);
+        let before = Before::look(&out).expect("it can be listed");
+        // Resumed from step 10, it has come to 15; the 20 is of before.
+        let own = save(&out, 15);
+        assert_eq!(before.whence().expect("found").from, [(15, own.clone())]);
+        let older = own;
+        // It has written step 20 anew.
+        fs::rename(out.join("checkpoints/step-00000020"), out.join("checkpoints/old")).expect("moved");
+        let own = save(&out, 20);
+        assert_eq!(before.whence().expect("found").from, [(15, older), (20, own)]);
+    }
+
+    #[test]
+    fn a_folder_that_was_not_there_is_the_runs_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let before = Before::look(&folder.path().join("run")).expect("nothing to list");
+        assert_eq!(before.whence().expect("found"), Whence { from: vec![], keeps_folder: true });
+    }
+
+    #[test]
+    fn the_largest_team_that_can_train_is_taken() {
+        let team = |ranks| Team::new(ranks, 1);
+        let smaller = |ranks: usize| match ranks {
+            1 | 2 | 4 => Ok(team(ranks)),
+            _ => Err(anyhow::anyhow!("8 samples over {ranks} ranks")),
+        };
+        let with =
+            |min_ranks| Recovery { max_restarts: 1, min_ranks, before: None, unchanged: &|| Ok(()), smaller: &smaller };
+        let next = |min_ranks, left| with(min_ranks).next(&team(4), left).map(|team| team.ranks);
+        assert_eq!(next(None, 3).expect("as before"), 4);
+        assert_eq!(next(Some(1), 4).expect("nobody is lost"), 4);
+        assert_eq!(next(Some(1), 3).expect("fewer"), 2);
+        let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few"));
+        assert_eq!(error(3, 3), "3 ranks cannot go on with the same train_batch_size: 8 samples over 3 ranks");
+        assert_eq!(error(3, 2), "2 of 4 ranks are left, and launcher.min_ranks is 3");
+    }
+}

@@ -1,0 +1,284 @@
+//! Training as a rank of a launcher's, or as the launcher of this host's ranks.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use zero_comm::place::Place;
+use zero_comm::token;
+use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
+use zero_train::train::{Again, Output as Printing, Resume, RunOptions};
+use zero_train::{Error, Limit, Plan};
+
+use super::attempts::launch;
+use super::hosts::{Hosts, Reach};
+use super::job::{GRACE, Job, Team, What};
+use super::output::Output;
+use super::recovery::{Before, Recovery};
+use crate::arguments::{Cli, LaunchArgs, TrainArgs};
+use crate::cores::Cores;
+use crate::input::{is_standard_input, load, read, standard_input};
+use crate::plan::does_not_fit;
+use crate::printed::warn;
+use crate::{rank, surroundings};
+
+/// How long launchers of a program wait for each other: nothing says how long its ranks do.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Trains as the rank that a launcher's variables say, or starts the ranks of this machine.
+///
+/// # Errors
+/// What ends the run.
+pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
+    zero_train::train::note_save_requests();
+    let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    if place != Place::alone() {
+        return train_as(&place, args);
+    }
+    let ranks = args.config.num_processes.map(|n| n as usize);
+    lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: GRACE })
+}
+
+/// Starts the ranks of this host, which may be one of several; or trains as one of them, which has the same command line.
+///
+/// # Errors
+/// What ends the run.
+pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
+    zero_train::train::note_save_requests();
+    if surroundings::launched_by_us() {
+        let place = Place::from_environment(|name| std::env::var(name).ok())?;
+        return train_as(&place, &args.train);
+    }
+    let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
+    let ranks = understood(args.ranks_here(Cores::allowed().len(), hosts.count));
+    let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: false };
+    lead(&args.train, &Started { hosts: &hosts, ranks, output, grace: grace(args) })
+}
+
+/// Starts another program as the ranks of this host.
+///
+/// # Errors
+/// What keeps it from being started, or another host that is lost.
+pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
+    let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
+    let ranks = understood(args.ranks_here(Cores::allowed().len(), hosts.count)).unwrap_or(1);
+    understood(args.train.is_unused());
+    let reach = if hosts.count > 1 { Some(reach(None, TIMEOUT)?) } else { None };
+    let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: true };
+    let job = Job { hosts: &hosts, reach, what: What::Program(&args.program), output, grace: grace(args) };
+    let recovery = Recovery {
+        max_restarts: args.train.max_restarts.unwrap_or(0) as usize,
+        min_ranks: None,
+        before: None,
+        unchanged: &|| Ok(()),
+        smaller: &|_| anyhow::bail!("only training knows"),
+    };
+    launch(Team::new(ranks, surroundings::threads(None, ranks)), &job, Some(&recovery))
+}
+
+fn grace(args: &LaunchArgs) -> Duration {
+    Duration::from_secs(args.grace.into())
+}
+
+/// Ends the process with what is wrong with the command line.
+fn understood<T>(told: Result<T, String>) -> T {
+    told.unwrap_or_else(|error| Cli::command().error(ErrorKind::ValueValidation, error).exit())
+}
+
+/// How launchers reach each other.
+fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
+    let Some(token) = token::find(|name| std::env::var_os(name)).map_err(Error::Token)? else {
+        anyhow::bail!(Error::Setting {
+            key: "ZERO_TRAIN_TOKEN_FILE".into(),
+            message: "several hosts need a secret, and there is none".into(),
+            help: "name a file that holds it, the same on all hosts, in ZERO_TRAIN_TOKEN_FILE".into(),
+        });
+    };
+    let listen = match interface {
+        None => None,
+        Some(_) => Some(zero_comm::bind_address(interface).map_err(|error| anyhow::anyhow!(error))?),
+    };
+    Ok(Reach { listen, token, timeout })
+}
+
+/// What the command line says of ranks and hosts.
+struct Started<'a> {
+    hosts: &'a Hosts,
+    /// On this host.
+    ranks: Option<usize>,
+    output: Output,
+    grace: Duration,
+}
+
+/// Trains as a rank.
+fn train_as(place: &Place, args: &TrainArgs) -> anyhow::Result<u8> {
+    let options = run_options(args)?;
+    // Standard input is read once, by the process that stays.
+    let threads = threads_before_reading(args, place.local_world_size)?;
+    surroundings::prepare(threads, place.world_size)?;
+    let (typed, _) = load(&args.config, &args.overrides())?;
+    let config = typed.resolve(Some(place.world_size))?;
+    rank::run(&config, &options, place)
+}
+
+/// Ranks for the GPUs of this host, as many as make whole pipelines, where layers are on GPUs and nobody says how many ranks there are.
+fn one_a_gpu(typed: &Typed) -> Option<usize> {
+    let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
+    let stages = config.pipeline.stages;
+    typed.num_processes().is_none().then(|| (zero_train::gpus() / stages * stages).max(stages))
+}
+
+/// Checks what all ranks would find out, starts those of this host, and waits for them.
+fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
+    let (options, hosts) = (run_options(args)?, started.hosts);
+    let sources = read(&args.config)?;
+    let typed = zero_config::load_files(sources.clone(), &args.overrides())?;
+    let ranks = match started.ranks {
+        None if hosts.count > 1 => {
+            let written = typed.num_processes().or_else(|| one_a_gpu(&typed));
+            Some(written.map_or_else(|| Ok(typed.resolve(None)?.world_size), anyhow::Ok)?)
+        }
+        None => one_a_gpu(&typed),
+        ranks => ranks,
+    };
+    if let (Some(least), Some(ranks)) = (args.min_ranks, started.ranks)
+        && least as usize > ranks
+    {
+        let message = format!("to go on with {least} ranks there must be as many, and there are {ranks}");
+        return Err(setting("--min-ranks", &message, &format!("write at most {ranks}, or start more ranks")));
+    }
+    let config = typed.resolve(ranks.map(|ranks| ranks * hosts.count))?;
+    config.model_and_data()?;
+    if options.output != Printing::Quiet && config.log_level >= LogLevel::Warning && hosts.index == 0 {
+        warn(&config);
+    }
+    let ranks = config.world_size / hosts.count;
+    let threads = surroundings::threads(Some(&config.launcher), ranks);
+    zero_model::ops::set_threads(threads);
+    // What the ranks would all find out is said once, before any is started.
+    let plan = zero_train::train::check(&config, &options)?;
+    if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
+        let planner = zero_train::train::planner(&config)?;
+        let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
+        anyhow::bail!(Error::Memory(told));
+    }
+    if config.launcher.transport == Transport::Threads {
+        if hosts.count > 1 || started.output.log_dir.is_some() || started.output.tee.is_some() {
+            let message = "ranks that are threads of one process have one host and one output";
+            return Err(setting("launcher.transport", message, "leave it out: `launch` starts processes"));
+        }
+        return rank::run_as_threads(&config, &options);
+    }
+    let standard_input = standard_input(&args.config, &sources);
+    let standard_input = standard_input.as_deref();
+    let job = Job {
+        hosts,
+        reach: reach_of(hosts, &config)?,
+        what: What::Ourselves { standard_input },
+        output: started.output.clone(),
+        grace: started.grace,
+    };
+    let team = Team::new(ranks, threads);
+    // What does not verify will not do so the next time.
+    if config.launcher.max_restarts == 0 || options.verify.is_some() {
+        return launch(team, &job, None);
+    }
+    let recovery = Recovery {
+        max_restarts: config.launcher.max_restarts,
+        min_ranks: config.launcher.min_ranks,
+        before: Some(Before::look(config.training.output_dir.as_ref())?),
+        unchanged: &|| unchanged(args, &sources),
+        smaller: &|ranks| smaller(args, &sources, &config, ranks),
+    };
+    launch(team, &job, Some(&recovery))
+}
+
+fn setting(key: &str, message: &str, help: &str) -> anyhow::Error {
+    Error::Setting { key: key.into(), message: message.into(), help: help.into() }.into()
+}
+
+/// How the launchers of several hosts reach each other; `None` of one.
+fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
+    if hosts.count == 1 {
+        return Ok(None);
+    }
+    if config.launcher.interface.is_none() {
+        let message = "nothing says by which network the hosts reach each other";
+        return Err(setting("launcher.interface", message, "name the interface that connects them, eth0 for example"));
+    }
+    if config.launcher.min_ranks.is_some() {
+        let message = "ranks of several hosts are all started again, or none";
+        return Err(setting("launcher.min_ranks", message, "leave it out, or train on one host"));
+    }
+    reach(config.launcher.interface.as_deref(), zero_train::timeout(config)).map(Some)
+}
+
+/// The limit that one of so many ranks of this host does not fit into, unless it is to be tried anyway.
+fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<Limit> {
+    if force {
+        return None;
+    }
+    Limit::of_rank(config, ranks).filter(|limit| plan.peak_bytes() > limit.bytes)
+}
+
+/// That the files still say what they said; standard input does.
+fn unchanged(args: &TrainArgs, sources: &[Source]) -> anyhow::Result<()> {
+    for (path, source) in args.config.config.iter().zip(sources).filter(|(path, _)| !is_standard_input(path)) {
+        if Source::from_path(path)? != *source {
+            anyhow::bail!("{} has changed since the run began; go on with --resume auto", source.name);
+        }
+    }
+    Ok(())
+}
+
+/// As many ranks with the micro-batch and the global batch of `config`, and more micro-batches a rank, if that can be trained here.
+fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) -> anyhow::Result<Team> {
+    let changes = vec![
+        format!("train_batch_size={}", config.train_batch_size),
+        format!("train_micro_batch_size_per_gpu={}", config.train_micro_batch_size_per_gpu),
+        "gradient_accumulation_steps=".to_string(),
+    ];
+    let overrides = [args.overrides(), changes.clone()].concat();
+    let config = zero_config::load_files(sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
+    let plan = zero_train::train::check(&config, &run_options(args)?)?;
+    if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
+        let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+        anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
+    }
+    Ok(Team { ranks, threads: surroundings::threads(Some(&config.launcher), ranks), overrides: changes })
+}
+
+/// The thread count of a rank that another launcher started, without touching standard input.
+fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
+    let launcher = if args.config.config.iter().any(|path| is_standard_input(path)) {
+        None
+    } else {
+        let (typed, _) = load(&args.config, &args.overrides())?;
+        typed.resolve(None).ok().map(|config| config.launcher)
+    };
+    Ok(surroundings::threads_of_rank(launcher.as_ref(), local_ranks))
+}
+
+fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
+    let again = match std::env::var(surroundings::RESTARTED) {
+        Ok(told) if surroundings::launched_by_us() => Again::from_json(&told)
+            .with_context(|| format!("{} is not what our launcher sets", surroundings::RESTARTED))?,
+        _ => Again::default(),
+    };
+    Ok(RunOptions {
+        again,
+        resume: args.resume.as_deref().map(|from| match from {
+            "auto" => Resume::Auto,
+            folder => Resume::From(folder.into()),
+        }),
+        verify: args.verify,
+        force: args.force,
+        output: match (args.quiet, args.plain) {
+            (true, _) => Printing::Quiet,
+            (_, true) => Printing::Plain,
+            _ => Printing::Auto,
+        },
+        bar: Some(crate::progress::draw),
+    })
+}

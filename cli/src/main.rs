@@ -1,0 +1,140 @@
+//! `zero-train`: the command line around the library.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod bench;
+mod checkpoint;
+mod cores;
+mod doctor;
+mod farewell;
+mod input;
+mod launch;
+mod plan;
+mod printed;
+mod progress;
+mod rank;
+mod surroundings;
+mod tuner;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use input::load;
+use printed::{show, warn};
+use zero_comm::SharedAllocator;
+use zero_comm::heap::Counted;
+use zero_train::CostLength;
+
+/// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
+/// is counted.
+#[global_allocator]
+static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
+
+fn main() -> ExitCode {
+    let _failpoints = zero_checkpoint::failpoints();
+    zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
+    surroundings::follow_launcher();
+    let cli = Cli::read();
+    let result = known_instructions().and_then(|()| match (cli.command, cli.train) {
+        (Some(Command::Check(args)), _) => check(&args.config),
+        (Some(Command::Plan(args)), _) => plan::plan(&args),
+        (Some(Command::Launch(args)), _) => launch(&args),
+        (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
+        (Some(Command::Bench(args)), _) => bench(&args.what),
+        (Some(Command::Doctor), _) => {
+            show(&doctor::report());
+            Ok(0)
+        }
+        (Some(Command::Checkpoint(args)), _) => match &args.what {
+            Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
+            Checkpoint::Verify { folder } => checkpoint::verify(folder),
+            Checkpoint::Import { folder, out } => checkpoint::import(folder, out),
+            Checkpoint::Export { folder, out, dtype, max_shard_size } => {
+                checkpoint::export(folder, out, *dtype, *max_shard_size)
+            }
+        },
+        (None, args) => launch::train(&args),
+    });
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            let (message, status) = (rank::message(&error), rank::exit_status(&error));
+            eprintln!("{message}");
+            farewell::take_leave(&message, status);
+            ExitCode::from(status)
+        }
+    }
+}
+
+/// Refuses every command when the environment names an instruction set that this processor lacks.
+fn known_instructions() -> anyhow::Result<()> {
+    zero_isa::Isa::choose(None).map_err(|error| zero_train::Error::Setting {
+        key: error.source().into(),
+        message: error.to_string(),
+        help: error.help(),
+    })?;
+    Ok(())
+}
+
+fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
+    let (typed, _) = load(args, &args.set)?;
+    let config = typed.resolve(args.num_processes.map(|n| n as usize))?;
+    show(&config.to_yaml_with_origins());
+    warn(&config);
+    Ok(0)
+}
+
+fn launch(args: &LaunchArgs) -> anyhow::Result<u8> {
+    match (args.program.is_empty(), args.train.config.config.is_empty()) {
+        (true, _) => launch::launch_training(args),
+        (false, true) => launch::launch_program(args),
+        (false, false) => Cli::command().error(ErrorKind::ArgumentConflict, "either --config or a program").exit(),
+    }
+}
+
+fn bench(what: &Bench) -> anyhow::Result<u8> {
+    match what {
+        Bench::Adam { millions, repeats } => bench::adam(*millions, *repeats),
+        Bench::Comm { num_processes, megabytes, repeats, transport } => {
+            bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
+        }
+        Bench::Costs { config, out, steps, seconds } => {
+            let at_most = seconds.map(|seconds| Duration::from_secs(seconds.into()));
+            bench::costs(config, out, &CostLength { steps: *steps as usize, at_most })
+        }
+        Bench::Io { folder, megabytes, request_megabytes, requests, repeats, threads, json } => {
+            let size = zero_tier::bench::Size {
+                file: megabytes << 20,
+                request: (*request_megabytes as usize) << 20,
+                requests: *requests as usize,
+                repeats: *repeats as usize,
+            };
+            let options = zero_tier::Options { io_uring: !threads, ..Default::default() };
+            bench::io(folder, &size, &options, *json)
+        }
+        Bench::Offload { config, steps } => bench::offload(config, *steps as usize),
+        Bench::Ops { only, threads, repeats } => bench::ops(&bench::Selection {
+            products_only: only.is_some(),
+            threads: *threads as usize,
+            repeats: *repeats as usize,
+        }),
+        Bench::Pipeline { stages, micro_batches, repeats } => {
+            let stages: Vec<usize> = stages.iter().map(|&n| n as usize).collect();
+            bench::pipeline(&stages, *micro_batches as usize, *repeats as usize)
+        }
+        Bench::Profile { config, steps } => bench::profile(config, *steps as usize),
+        Bench::Save { config, folder, repeats } => bench::save(config, folder, *repeats as usize),
+        Bench::Step { config, steps, warm_up, seconds, json } => {
+            let (steps, warm_up) = (*steps as usize, *warm_up as usize);
+            bench::step(
+                config,
+                &bench::Length { warm_up, steps, at_least: Duration::from_secs((*seconds).into()) },
+                *json,
+            )
+        }
+    }
+}

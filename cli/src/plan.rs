@@ -1,0 +1,118 @@
+//! `zero-train plan`: what a configuration needs, and what would make it fit.
+
+use zero_config::Config;
+use zero_train::{Limit, Plan, Planner, Ranks};
+
+use crate::arguments::{ConfigArgs, PlanArgs};
+use crate::input::load;
+use crate::printed::{show, warn};
+use crate::surroundings;
+
+/// Plans, and prints what the arguments ask for.
+///
+/// # Errors
+/// A configuration that cannot be trained.
+pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
+    let mut overrides = args.config.set.clone();
+    overrides.extend(args.costs.iter().map(|table| format!("training.cost_table={:?}", table.display().to_string())));
+    let (typed, _) = load(&args.config, &overrides)?;
+    let ranks = args.world_size.or(args.config.num_processes);
+    let config = typed.resolve(ranks.map(|n| n as usize))?;
+    warn(&config);
+    zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), config.world_size));
+    let planner = zero_train::train::planner(&config)?;
+    let plan = planner.plan(&config)?;
+    if args.json {
+        show(&format!("{:#}\n", plan.value()));
+        return Ok(0);
+    }
+    show(&format!("{plan}\n"));
+    // How much other machines have is not known here.
+    let here = args.world_size.is_none();
+    let limit = match args.device_memory {
+        Some(bytes) => Some(Limit { bytes, source: "`--device-memory`" }),
+        None if here || config.training.memory_limit.is_some() => Limit::of_rank(&config, config.world_size),
+        None => None,
+    };
+    if let Some(limit) = limit {
+        let told = match plan.peak_bytes() <= limit.bytes {
+            true => {
+                let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+                format!("fits: a rank needs {needs} at a time, and may have {has}: {}", limit.source)
+            }
+            false => does_not_fit(&plan, limit, &args.config, &overrides, &config, &planner)?,
+        };
+        show(&format!("{told}\n"));
+    }
+    if args.stages {
+        show("\nstate of a rank, parameters, gradients and optimizer, without pipeline and offload:\n");
+        show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
+        if config.training.cost_table.is_some() {
+            let ranks = zero_train::counted(config.world_size, "rank", "ranks");
+            show(&format!("\na step at {ranks}, by the cost table:\n"));
+            for stage in 0..=3 {
+                let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
+                let told = match load(&args.config, &overrides)?.0.resolve(Some(config.world_size)) {
+                    Err(_) => "does not go together with the rest of the file".to_string(),
+                    Ok(config) => match planner.draft(&config)?.prediction() {
+                        Some(Ok(time)) => format!("{:.1} ms", time.step_seconds * 1e3),
+                        Some(Err(missing)) => format!("no time: {missing}"),
+                        None => continue,
+                    },
+                };
+                show(&format!("stage {stage}  {told}\n"));
+            }
+        }
+    }
+    if args.grid {
+        let terminal = console::Term::stdout();
+        let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
+        show("\nas if a forward of a chunk took one second, a backward two, and a message no time:\n");
+        show(&plan.grid(columns));
+    }
+    Ok(0)
+}
+
+/// By how much a plan does not fit into a limit, in words, and what would make it fit.
+pub(crate) fn does_not_fit(
+    plan: &Plan,
+    limit: Limit,
+    args: &ConfigArgs,
+    overrides: &[String],
+    config: &Config,
+    planner: &Planner,
+) -> anyhow::Result<String> {
+    let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+    let with = |settings: &[String], ranks: usize| {
+        let all = [overrides, settings].concat();
+        let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
+        Ok(typed.resolve(Some(ranks))?)
+    };
+    let draft = |config: &Config| planner.draft(config);
+    let found = zero_train::advice(config, limit.bytes, |settings| with(settings, config.world_size), draft)?;
+    let mut text = format!("does not fit: a rank needs {needs} at a time, and may have {has}: {}", limit.source);
+    if !found.is_empty() {
+        text += "\n  help: one of these makes it fit";
+        found.iter().for_each(|advice| text += &format!("\n    {advice}"));
+        return Ok(text);
+    }
+    // Where all ranks are on this machine, fewer have more each.
+    let machine = Limit::of_machine().filter(|all| all.bytes / config.world_size as u64 == limit.bytes);
+    let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
+    let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };
+    text += "\n  help: no change of ZeRO stage, micro-batch, recomputation and offload makes it fit; ";
+    text += &match zero_train::other_ranks(config, limit.bytes, share, with, draft) {
+        Some(Ranks { ranks, settings, peak_bytes, limit }) => {
+            let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
+            let (needs, has) = (zero_train::bytes(peak_bytes), zero_train::bytes(limit));
+            match ranks < config.world_size {
+                true => format!("use fewer ranks on this machine: of {ranks} each needs {needs} and may have {has}"),
+                false => format!("use more ranks, each with as much memory: of {ranks}{settings} each needs {needs}"),
+            }
+        }
+        None => "nor do more ranks, since what a rank holds of one layer and of its samples is too large: make layers or samples smaller, or \
+                 give a rank more memory"
+            .to_string(),
+    };
+    Ok(text)
+}

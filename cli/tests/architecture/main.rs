@@ -1,0 +1,325 @@
+//! Holds the tree to ARCHITECTURE.md and to the conventions of CONTRIBUTING.md: edges between crates, where `unsafe` may
+//! be, what files may be called and how long they may grow.
+//!
+//! The page is the rule: the table of crates is read out of it, so a new edge is a change of the page, which shows in review.
+
+mod imports;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longest file, in lines.
+const LONGEST: usize = 600;
+
+/// Files that may be longer, each with the reason.
+const LONGER: [(&str, &str); 0] = [];
+
+/// Names that say nothing about what is inside.
+const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "helper", "misc", "shared"];
+
+/// What a finished file does not contain, outside of comments and strings. A test that runs only when it is named says why.
+const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
+
+/// Third-party crates, each with the folder where it enters: no crate below that one depends on it.
+const ENTER: [(&str, &str); 7] = [
+    ("anyhow", "cli"),
+    ("clap", "cli"),
+    ("console", "cli"),
+    ("indicatif", "cli"),
+    ("nvml-wrapper", "trainer"),
+    ("tokenizers", "trainer"),
+    ("ureq", "trainer"),
+];
+
+/// Files of a crate that import each other in a loop, at most.
+const LOOP: usize = 3;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// One row of the table of crates.
+#[derive(Debug)]
+struct Crate {
+    folder: String,
+    name: String,
+    uses: Vec<String>,
+    unsafe_in: Vec<String>,
+}
+
+/// The table `| folder | crate | uses | unsafe in |`, in its order.
+fn crates() -> Vec<Crate> {
+    let page = read("ARCHITECTURE.md");
+    let mut lines = page.lines().skip_while(|line| !line.starts_with("| folder | crate |")).skip(2);
+    let code = |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(String::from).collect() };
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
+        let [folder, name, uses, unsafe_in] = cells[..] else { panic!("four columns: {line}") };
+        let only = |cell| code(cell).pop().unwrap_or_else(|| panic!("a name in backticks: {line}"));
+        Crate {
+            folder: only(folder).trim_end_matches('/').to_string(),
+            name: only(name),
+            uses: code(uses),
+            unsafe_in: code(unsafe_in),
+        }
+    };
+    let rows: Vec<Crate> = lines.by_ref().take_while(|line| line.starts_with('|')).map(row).collect();
+    assert!(!rows.is_empty(), "ARCHITECTURE.md has no table of crates");
+    rows
+}
+
+/// All source files of the workspace, by path from its root, with their text.
+fn sources() -> BTreeMap<String, String> {
+    fn walk(folder: &Path, files: &mut BTreeMap<String, String>) {
+        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        for path in entries.map(|entry| entry.expect("an entry").path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
+                walk(&path, files);
+            } else if name.ends_with(".rs") {
+                let relative = path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
+                files.insert(relative, fs::read_to_string(&path).expect("a source file is text"));
+            }
+        }
+    }
+    let mut files = BTreeMap::new();
+    walk(&root(), &mut files);
+    assert!(files.len() > 100, "only {} files found", files.len());
+    files
+}
+
+/// The code of a file: comments and the insides of string and character literals are blanked.
+fn code(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let hashes = rest.strip_prefix('r').map(|after| after.len() - after.trim_start_matches('#').len());
+        let end = if rest.starts_with("//") {
+            rest.find('\n')
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map(|at| at + 2)
+        } else if let Some(hashes) = hashes.filter(|&n| rest[1 + n..].starts_with('"') && !out.ends_with(is_word)) {
+            let close = format!("\"{}", "#".repeat(hashes));
+            rest[hashes + 2..].find(&close).map(|at| hashes + 2 + at + close.len())
+        } else if first == '"' {
+            quoted(rest, '"')
+        } else if first == '\'' && (rest.starts_with("'\\") || rest.chars().nth(2) == Some('\'')) {
+            quoted(rest, '\'')
+        } else {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+            continue;
+        };
+        let (literal, after) = rest.split_at(end.unwrap_or(rest.len()));
+        out.push(' ');
+        out.extend(literal.chars().filter(|&c| c == '\n'));
+        rest = after;
+    }
+    out
+}
+
+/// Where the literal at the start of `text` ends.
+fn quoted(text: &str, quote: char) -> Option<usize> {
+    let mut escaped = false;
+    text.char_indices().skip(1).find_map(|(at, c)| {
+        let closes = c == quote && !escaped;
+        escaped = c == '\\' && !escaped;
+        closes.then_some(at + 1)
+    })
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Whether `word` stands in the code by itself.
+fn has_word(code: &str, word: &str) -> bool {
+    code.match_indices(word)
+        .any(|(at, _)| !code[..at].ends_with(is_word) && !code[at + word.len()..].starts_with(is_word))
+}
+
+/// Keys of a manifest's dependency sections that begin with `zero-`.
+fn edges(manifest: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut found = vec![];
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line.trim_end_matches(']').ends_with("dependencies");
+        } else if inside && line.starts_with("zero-") {
+            let name: String = line.chars().take_while(|c| c.is_alphanumeric() || *c == '-').collect();
+            found.push(name);
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Names of what a crate depends on, for its tests alone aside.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut found = vec![];
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            let section = line.trim_matches(['[', ']']);
+            inside = section == "dependencies" || section.ends_with(".dependencies");
+        } else if inside {
+            found.push(line.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect());
+        }
+    }
+    found
+}
+
+#[test]
+fn the_table_lists_the_members_of_the_workspace() {
+    let manifest = read("Cargo.toml");
+    let members = manifest.lines().find(|line| line.starts_with("members")).expect("members");
+    let mut members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+    let crates = crates();
+    let mut folders: Vec<&str> = crates.iter().map(|row| row.folder.as_str()).collect();
+    members.sort_unstable();
+    folders.sort_unstable();
+    assert_eq!(folders, members);
+    for row in &crates {
+        let named = format!("name = \"{}\"", row.name);
+        assert!(read(&format!("{}/Cargo.toml", row.folder)).contains(&named), "{}: {named}", row.folder);
+    }
+}
+
+#[test]
+fn edges_between_crates_are_those_of_the_table_and_go_down() {
+    let crates = crates();
+    for (index, row) in crates.iter().enumerate() {
+        let mut allowed = row.uses.clone();
+        allowed.sort();
+        let mut found = edges(&read(&format!("{}/Cargo.toml", row.folder)));
+        // Tests of a crate may want a feature of it.
+        found.retain(|name| *name != row.name);
+        assert_eq!(found, allowed, "{} uses the left ones, ARCHITECTURE.md says the right ones", row.name);
+        for used in &row.uses {
+            let at = crates.iter().position(|other| other.name == *used);
+            assert!(at.is_some_and(|at| at > index), "{} uses {used}, which does not stand below it", row.name);
+        }
+    }
+}
+
+#[test]
+fn what_enters_above_is_unknown_below() {
+    let crates = crates();
+    for (name, folder) in ENTER {
+        let at = crates.iter().position(|row| row.folder == folder).unwrap_or_else(|| panic!("no crate {folder}"));
+        let users: Vec<&str> = crates
+            .iter()
+            .filter(|row| dependencies(&read(&format!("{}/Cargo.toml", row.folder))).iter().any(|used| used == name))
+            .map(|row| row.folder.as_str())
+            .collect();
+        assert!(users.contains(&folder), "{name} is not used by {folder}");
+        for user in users {
+            let user_at = crates.iter().position(|row| row.folder == user);
+            assert!(user_at <= Some(at), "{user} depends on {name}, which enters in {folder}");
+        }
+    }
+}
+
+#[test]
+fn loops_of_imports_are_short() {
+    let sources = sources();
+    for folder in ["cli", "trainer", "planner", "engine"] {
+        let below = format!("{folder}/src/");
+        let files =
+            sources.iter().filter_map(|(path, text)| Some((path.strip_prefix(&below)?.to_string(), text.clone())));
+        let loops = imports::loops(&files.collect());
+        let long: Vec<_> = loops.into_iter().filter(|files| files.len() > LOOP).collect();
+        assert!(long.is_empty(), "{folder}: these files import each other, and {LOOP} are the limit: {long:?}");
+    }
+}
+
+#[test]
+fn every_crate_has_a_paragraph_and_invariants() {
+    let page = read("ARCHITECTURE.md");
+    for row in crates() {
+        let heading = format!("\n### `{}/`", row.folder);
+        let start = page.find(&heading).unwrap_or_else(|| panic!("ARCHITECTURE.md has no heading{heading}"));
+        let section = page[start + 4..].split("\n### ").next().unwrap_or_default();
+        let (text, invariants) =
+            section.split_once("**Invariants.**").unwrap_or_else(|| panic!("{heading}: invariants"));
+        assert!(text.len() > 200 && invariants.contains("\n- "), "{heading} says too little");
+    }
+}
+
+#[test]
+fn paths_that_the_pages_name_exist() {
+    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        for name in read(page).split('`').skip(1).step_by(2) {
+            let is_path =
+                name.contains('/') && (name.ends_with(".rs") || name.ends_with('/') || name.ends_with(".yaml"));
+            assert!(!is_path || root().join(name).exists(), "{page} names {name}");
+        }
+    }
+}
+
+#[test]
+fn unsafe_stands_where_the_table_allows_it() {
+    let allowed: Vec<String> = crates().into_iter().flat_map(|row| row.unsafe_in).collect();
+    for path in &allowed {
+        assert!(root().join(path).exists(), "ARCHITECTURE.md allows unsafe in {path}");
+    }
+    let mut used = vec![false; allowed.len()];
+    for (path, text) in sources() {
+        let inside = allowed.iter().position(|allowed| path.starts_with(allowed));
+        if has_word(&code(&text), "unsafe") {
+            let inside =
+                inside.unwrap_or_else(|| panic!("{path} has `unsafe`, which ARCHITECTURE.md does not allow there"));
+            used[inside] = true;
+        }
+    }
+    for (path, used) in allowed.iter().zip(used) {
+        assert!(used, "ARCHITECTURE.md allows unsafe in {path}, and there is none");
+    }
+}
+
+#[test]
+fn files_are_short_named_and_introduced() {
+    for (path, text) in sources() {
+        let lines = text.lines().count();
+        let excused = LONGER.iter().any(|(long, _)| *long == path);
+        assert!(lines <= LONGEST || excused, "{path} has {lines} lines; {LONGEST} are the limit");
+        assert!(lines > LONGEST || !excused, "{path} needs no exception any more");
+        for part in path.trim_end_matches(".rs").split('/') {
+            assert!(!NAMELESS.contains(&part), "{path}: `{part}` does not say what is inside");
+        }
+        let first = text.lines().next().unwrap_or_default();
+        assert!(first.starts_with("//! "), "{path} does not open with `//!`: {first}");
+    }
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    for (path, text) in sources() {
+        let code = code(&text);
+        for word in UNFINISHED {
+            assert!(!code.contains(word), "{path} contains `{word}`");
+        }
+    }
+}
+
+#[test]
+fn code_is_told_from_comments_and_literals() {
+    let text =
+        "let a = \"unsafe \\\" unsafe\"; // unsafe\nlet b = r#\"unsafe\"#; /* unsafe */ let c: &'static str = 'x';";
+    assert!(!has_word(&code(text), "unsafe"), "{}", code(text));
+    assert!(has_word(&code("let q = '\"'; unsafe { f(\"a\") }"), "unsafe"));
+    assert!(!has_word("#![forbid(unsafe_code)]", "unsafe"));
+    assert_eq!(code("a\n/* b\n*/ c").lines().count(), 3);
+    assert_eq!(
+        edges(
+            "[dependencies]\nzero-a.workspace = true\nserde = \"1\"\n[dev-dependencies]\nzero-b = {}\n[lib]\nzero-c = 1"
+        ),
+        ["zero-a", "zero-b"]
+    );
+}

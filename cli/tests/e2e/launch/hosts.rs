@@ -1,0 +1,179 @@
+//! `zero-train launch` on two hosts of two ranks each: two network namespaces of this machine.
+//!
+//! Within a host ranks share memory, between hosts they talk over TCP, and a collective adds up within each host first. Without root or
+//! `ip` the tests say so and do nothing.
+
+use crate::case;
+use crate::launch::namespaces;
+use crate::launch::ranks;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use case::{Alone, Case, signal, wait_for};
+use namespaces::Hosts;
+
+/// Four ranks, two on each host.
+fn start(case: &Case, hosts: &Hosts, host: usize, args: &[&str]) -> Alone {
+    let index = host.to_string();
+    let place = [
+        "launch",
+        "--nproc_per_node=2",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        &index,
+        "--master-addr",
+        namespaces::ADDRESSES[0],
+    ];
+    let usual = ["--config", "ds.yaml", "--quiet", "--set", "launcher.interface=eth0"];
+    let mut command = hosts.command(case, host, &[&place[..], &usual, args].concat());
+    let token = case.path("token");
+    if !token.exists() {
+        fs::write(&token, "what the launchers know").unwrap();
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    command.env("ZERO_TRAIN_TOKEN_FILE", &token);
+    Alone::start(command)
+}
+
+fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
+    [0, 1].map(|host| start(case, hosts, host, args))
+}
+
+fn steps(case: &Case) -> usize {
+    fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// The launcher: `ip netns exec` becomes what it executes.
+fn ranks_of(launcher: &Alone) -> Vec<u32> {
+    ranks::of(launcher.id())
+}
+
+/// Losses, and checksums of all parameters and optimizer state, of a run of four ranks on one host.
+fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
+    case.train(&["--quiet", "-n", "4", "--out", "whole", "--max-steps", &steps.to_string()]);
+    (case.losses("whole"), case.shards("whole", steps))
+}
+
+#[test]
+fn two_ranks_on_each_of_two_hosts_have_the_bits_of_four_on_one() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let expected = on_one_host(&case, 20);
+    // Within each host first, and flat, over sockets alone.
+    for (out, transport, how) in [("run", "auto", "shared memory and tcp"), ("flat", "tcp", "tcp")] {
+        let transport = format!("launcher.transport={transport}");
+        let args = ["--out", out, "--max-steps", "20", "--set", &transport, "--tee", "0:2", "--log-dir", "logs"];
+        for launcher in start_both(&case, &hosts, &args) {
+            assert_eq!(launcher.end(), (Some(0), String::new()));
+        }
+        assert!((case.losses(out), case.shards(out, 20)) == expected, "other bits over {how}");
+        assert_eq!(case.report(out)["transport"], how);
+    }
+    for rank in 0..4 {
+        assert!(case.path(&format!("logs/attempt_0/{rank}/stderr.log")).exists(), "rank {rank}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_on_the_other_host_is_started_again_on_both_with_the_same_bits() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let args = ["--out", "run", "--max-steps", "200", "--set", "training.save_every=10", "--max-restarts", "2"];
+    let launchers = start_both(&case, &hosts, &args);
+    wait_for(|| steps(&case) >= 30);
+    signal(ranks_of(&launchers[1])[0], "KILL");
+    for launcher in launchers {
+        let (status, errors) = launcher.end();
+        assert_eq!(status, Some(0), "{errors}");
+        let told = errors
+            .lines()
+            .filter(|line| line.starts_with("restart 1 of 2: rank 2 was killed by signal 9; 4 ranks from step "));
+        assert_eq!(told.count(), 1, "{errors}");
+    }
+    assert!((case.losses("run"), case.shards("run", 200)) == on_one_host(&case, 200), "other bits");
+    assert_eq!(case.report("run")["restarts"][0]["ranks"], 4);
+}
+
+#[test]
+fn both_launchers_end_with_the_status_of_the_rank_that_failed_and_name_it() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let launchers = start_both(&case, &hosts, &["--out", "run", "--max-steps", "1000000"]);
+    wait_for(|| steps(&case) >= 3);
+    signal(ranks_of(&launchers[1])[1], "KILL");
+    for launcher in launchers {
+        let (status, errors) = launcher.end();
+        assert_eq!(status, Some(4), "{errors}");
+        assert!(errors.contains("error: rank 3 was killed by signal 9; it was the first to end"), "{errors}");
+    }
+}
+
+#[test]
+fn a_cable_that_is_cut_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
+    let launchers = start_both(&case, &hosts, &args);
+    wait_for(|| steps(&case) >= 3);
+    hosts.link("down");
+    for (host, launcher) in launchers.into_iter().enumerate() {
+        let (status, errors) = launcher.end();
+        assert_eq!(status, Some(4), "{errors}");
+        let others = [2 - 2 * host, 3 - 2 * host];
+        let named = |rank: &usize| {
+            errors.contains(&format!(" for rank {rank} in ")) || errors.contains(&format!("lost rank {rank} in "))
+        };
+        assert!(others.iter().any(named), "host {host}: {errors}");
+    }
+}
+
+#[test]
+fn launchers_that_were_started_differently_or_without_a_secret_say_so() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let first = start(&case, &hosts, 0, &["--max-restarts", "1"]);
+    let second = start(&case, &hosts, 1, &["--max-restarts", "2"]);
+    for launcher in [first, second] {
+        let (status, errors) = launcher.end();
+        assert_eq!(status, Some(2), "{errors}");
+        assert!(errors.contains("--max-restarts is "), "{errors}");
+    }
+    let args = [
+        "launch",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "0",
+        "--master-addr",
+        namespaces::ADDRESSES[0],
+        "--config",
+        "ds.yaml",
+    ];
+    for (more, key) in
+        [(&[][..], "launcher.interface"), (&["--set", "launcher.interface=eth0"], "ZERO_TRAIN_TOKEN_FILE")]
+    {
+        let (status, errors) = Alone::start(hosts.command(&case, 0, &[&args[..], more].concat())).end();
+        assert_eq!(status, Some(2), "{errors}");
+        assert!(errors.contains(&format!("in: {key}")), "{errors}");
+    }
+}
+
+#[test]
+fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
+    let [first, second] = start_both(&case, &hosts, &args);
+    wait_for(|| steps(&case) >= 3);
+    signal(second.id(), "KILL");
+    let another = start(&case, &hosts, 1, &args);
+    let (status, errors) = first.end();
+    assert_eq!(status, Some(4), "{errors}");
+    assert!(errors.ends_with("error: the launcher of host 1 has ended, and another was started\n"), "{errors}");
+    // It waits for a host 0 that knows it, and none comes.
+    let (status, errors) = another.end();
+    assert_eq!(status, Some(4), "{errors}");
+    assert!(errors.starts_with("error: the launcher of host 0 is not to be reached: "), "{errors}");
+}

@@ -1,0 +1,119 @@
+//! Ranks on two hosts that a network connects: two network namespaces of this machine, one rank in each.
+//!
+//! They train as one host does, notice that the network is gone, sit out a short interruption, and let in nobody without the token.
+//! Without root or `ip` the tests say so and do nothing.
+
+use crate::case;
+use crate::launch::namespaces;
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use case::{Alone, Case, wait_for};
+use namespaces::Hosts;
+
+const TOKEN: &str = "what the job's ranks know";
+/// Every host has its own.
+const PORT: u16 = 29500;
+
+/// One of the two ranks, on the host of its number.
+fn start(case: &Case, hosts: &Hosts, rank: usize, token: Option<&str>, args: &[&str]) -> Alone {
+    let usual = ["--config", "ds.yaml", "--quiet", "--out", "run", "--set", "launcher.bind_cores_to_rank=false"];
+    let mut command = hosts.command(case, rank, &[&usual, args].concat());
+    case::place(&mut command, [rank, 2], [0, 1], (namespaces::ADDRESSES[0], PORT));
+    if let Some(token) = token {
+        command.env("ZERO_TRAIN_TOKEN", token);
+    }
+    Alone::start(command)
+}
+
+fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
+    let args = [&INTERFACE, args].concat();
+    [0, 1].map(|rank| start(case, hosts, rank, Some(TOKEN), &args))
+}
+
+const INTERFACE: [&str; 2] = ["--set", "launcher.interface=eth0"];
+
+fn steps(case: &Case) -> usize {
+    fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// Losses, and checksums of all parameters and optimizer state, of a run of both ranks on this host.
+fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
+    case.train(&["--quiet", "-n", "2", "--out", "whole", "--max-steps", &steps.to_string()]);
+    (case.losses("whole"), case.shards("whole", steps))
+}
+
+#[test]
+fn two_hosts_train_to_the_bits_of_one_also_when_the_network_is_away_for_a_moment() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let ranks = start_both(&case, &hosts, &["--max-steps", "300"]);
+    wait_for(|| steps(&case) >= 20);
+    assert!(steps(&case) < 300, "it was over before the network went away");
+    hosts.link("down");
+    std::thread::sleep(Duration::from_secs(1));
+    let standing = steps(&case);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(steps(&case), standing, "it needs no network");
+    hosts.link("up");
+    for rank in ranks {
+        assert_eq!(rank.end(), (Some(0), String::new()));
+    }
+    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "other bits");
+}
+
+#[test]
+fn without_a_network_both_ranks_end_within_the_deadline_and_name_each_other() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let ranks = start_both(&case, &hosts, &["--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"]);
+    wait_for(|| steps(&case) >= 3);
+    hosts.link("down");
+    let gone = Instant::now();
+    for (rank, alone) in ranks.into_iter().enumerate() {
+        let (status, errors) = alone.end();
+        assert_eq!(status, Some(4), "{errors}");
+        // A busy machine may take its time; without a deadline the kernel would go on for a quarter of an hour.
+        assert!(gone.elapsed() < Duration::from_secs(60), "rank {rank} took {:?}", gone.elapsed());
+        // An operation may end because another one of this rank, that was started before it, has waited long enough.
+        let lost = format!("waited 3s for rank {} in ", 1 - rank);
+        assert!(errors.starts_with(&format!("error: rank {rank} ")), "{errors}");
+        let (_, place) = errors.lines().next().and_then(|line| line.split_once(&lost)).expect(&errors);
+        let (operation, sequence) = place.split_once(" #").unwrap_or_else(|| panic!("{errors}"));
+        assert!(!operation.is_empty() && sequence.trim().parse::<u64>().is_ok(), "{errors}");
+    }
+}
+
+#[test]
+fn who_does_not_know_the_token_is_refused_and_the_job_does_not_notice() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let args = [&INTERFACE[..], &["--max-steps", "300"]].concat();
+    // Rank 0 waits for the other; strangers come first.
+    let first = start(&case, &hosts, 0, Some(TOKEN), &args);
+    for (token, args) in [(Some("a guess"), &args[..]), (None, &args[..]), (None, &args[2..])] {
+        let (status, errors) = start(&case, &hosts, 1, token, args).end();
+        assert!(!matches!(status, Some(0) | None), "{errors}");
+        assert!(errors.starts_with("error: ") && errors.contains("token"), "{status:?} {errors}");
+    }
+    let second = start(&case, &hosts, 1, Some(TOKEN), &args);
+    // Others knock at every door of a rank that trains.
+    wait_for(|| steps(&case) >= 3);
+    let doors = hosts.listening(0);
+    assert!(!doors.is_empty());
+    let knock = "exec 3<>/dev/tcp/$0/$1 && head -c 5000 /dev/urandom >&3; timeout 5 cat <&3 | wc -c";
+    for door in &doors {
+        let door = door.to_string();
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", hosts.name(1), "bash", "-c", knock, namespaces::ADDRESSES[0], &door]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let heard: usize = case::text(&output.stdout).trim().parse().unwrap();
+        assert!(heard < 200, "a stranger was told {heard} bytes at port {door}");
+    }
+    for rank in [first, second] {
+        assert_eq!(rank.end(), (Some(0), String::new()));
+    }
+    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "other bits");
+}

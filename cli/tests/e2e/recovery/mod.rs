@@ -1,0 +1,5 @@
+//! What is left when ranks are killed, and how a run goes on.
+
+mod kills;
+mod restart;
+mod saves;

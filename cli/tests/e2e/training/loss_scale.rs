@@ -1,0 +1,53 @@
+//! Training in f16 as a user sees it: overflows, the loss scale in the log and in the report, `--verify`.
+
+use crate::case;
+
+use std::fs;
+
+use serde_json::Value;
+
+use case::{Case, text};
+
+/// What a user sees: a line for each overflow, the scale in the log, and the end where it cannot come down any more.
+#[test]
+fn the_binary_tells_of_overflows_and_of_the_end() {
+    let case = Case::new();
+    let fp16 = |more: &str| format!("fp16={{enabled: true, initial_scale_power: 30, hysteresis: 1{more}}}");
+    let output = case.train(&["-n", "2", "--plain", "--set", &fp16(""), "--set", "tensorboard.enabled=true"]);
+    assert!(
+        output.contains(
+            "gradients overflowed at a loss scale of 1073741824, and nothing was updated; it is 536870912 now"
+        ),
+        "{output}"
+    );
+    let metrics = case.metrics("run");
+    assert_eq!((&metrics[0]["loss_scale"], &metrics[0]["skipped"]), (&Value::from(1073741824.0), &Value::from(true)));
+    assert!(metrics[0]["grad_norm"].is_null() && metrics[19]["skipped"] == false);
+    let skipped = metrics.iter().filter(|line| line["skipped"] == true).count();
+    let report = case.report("run");
+    assert_eq!(report["skipped_steps"], skipped);
+    assert_eq!(report["loss_scale"], metrics[19]["loss_scale"]);
+    assert_eq!(report["loss_scale"].as_f64().unwrap().log2(), 30.0 - skipped as f64);
+    let manifest = fs::read_to_string(case.path("run/checkpoints/step-00000020/manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    assert_eq!(
+        (&manifest["loss_scale"]["scale"], &manifest["loss_scale"]["steps"]),
+        (&report["loss_scale"], &Value::from(20))
+    );
+
+    let floor = fp16(&format!(", min_loss_scale: {}", 1u32 << 29));
+    let output = case.run(&["-n", "2", "--plain", "--set", &floor]);
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let errors = text(&output.stderr);
+    let told: Vec<&str> = errors.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(told.len(), 1, "{errors}");
+    assert!(told[0].contains("in step 2 gradients overflow, and the loss scale is 536870912 already"), "{errors}");
+}
+
+#[test]
+fn verify_compares_scaled_steps() {
+    let case = Case::new();
+    let settings = ["-n", "2", "--verify", "6", "--plain", "--set", "fp16={enabled: true, initial_scale_power: 24}"];
+    let output = case.train(&settings);
+    assert!(output.contains("verified: largest relative difference"), "{output}");
+}

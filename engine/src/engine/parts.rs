@@ -1,0 +1,179 @@
+//! What an engine consists of, and where it stands: for reports, plans and those that train with it.
+
+use std::sync::Arc;
+
+use zero_comm::{Communicator, Stats};
+use zero_config::Config;
+use zero_model::Model;
+use zero_optim::LossScaler;
+use zero_partition::Zero;
+use zero_pipeline::{Content, LayerId, Program};
+
+use super::Engine;
+use crate::arrangement::Arrangement;
+use crate::costs::overlap::Choice;
+use crate::costs::subject::Subject;
+use crate::executor::kept::KeptOnDisk;
+use crate::settings::Settings;
+use crate::timing::Timing;
+use crate::timing::profile::Profile;
+
+impl Engine {
+    /// What the loss of the next step is multiplied by before the backward; `None` without `fp16`.
+    #[must_use]
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.scaler.as_ref().map(LossScaler::scale)
+    }
+
+    /// Optimizer steps so far, skipped ones included.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Samples of the steps so far, of all replicas: the first of the next step.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// The learning rate of the next step.
+    #[must_use]
+    pub fn lr(&self) -> f64 {
+        self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
+    }
+
+    /// Micro-batches of the global batch, over all ranks.
+    #[must_use]
+    pub fn global_micro_batches(&self) -> usize {
+        self.settings.micro_batches * self.replicas()
+    }
+
+    /// Data-parallel degree.
+    #[must_use]
+    pub fn replicas(&self) -> usize {
+        self.arrangement.mesh.data()
+    }
+
+    /// This rank's place on the data axis.
+    #[must_use]
+    pub fn replica(&self) -> usize {
+        self.zero.groups().at().replica
+    }
+
+    /// The configuration, resolved for this world.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        self.zero.model()
+    }
+
+    /// This rank's communicator.
+    #[must_use]
+    pub fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.comm
+    }
+
+    /// What communication did since the engine was made, in all groups of this rank.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.zero.groups().stats()
+    }
+
+    /// Payload bytes of a message of the last training step that carries activations or their gradients, announcements
+    /// included.
+    pub fn message_bytes(&self, content: &Content) -> usize {
+        let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();
+        match content {
+            Content::Activations { layer, micro_batch: 0 } => {
+                boundary(layer).bytes() + boundary(layer).announcement_bytes()
+            }
+            Content::Activations { layer, .. } => boundary(layer).bytes(),
+            Content::Gradients { layer, micro_batch: 0 } => {
+                boundary(layer).gradient_bytes() + boundary(layer).gradient_announcement_bytes()
+            }
+            Content::Gradients { layer, .. } => boundary(layer).gradient_bytes(),
+            Content::TiedGradient { .. } | Content::TiedParameters { .. } => 0,
+        }
+    }
+
+    /// Where the time went.
+    #[must_use]
+    pub fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// The program of a training step.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// What it makes of the configuration.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// How the ranks train together.
+    #[must_use]
+    pub fn arrangement(&self) -> &Arrangement {
+        &self.arrangement
+    }
+
+    /// Whether it communicates while computing, where a cost table decided that.
+    #[must_use]
+    pub fn choice(&self) -> Option<Choice> {
+        self.choice
+    }
+
+    /// How values go between GPUs, in a line, where they do.
+    #[must_use]
+    pub fn between_gpus(&self) -> Option<&str> {
+        self.between_gpus.as_deref()
+    }
+
+    /// What the system refused of the file where inputs of layers are kept, if there is one.
+    #[must_use]
+    pub fn kept_notices(&self) -> Option<&[String]> {
+        self.kept.as_ref().map(KeptOnDisk::notices)
+    }
+
+    /// Counts the work of each layer from here on.
+    pub fn begin_profile(&mut self) {
+        self.timing.begin_profile(self.zero.model().layers().len());
+    }
+
+    /// What was counted since [`Engine::begin_profile`], if that was called.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.timing.take_profile()
+    }
+
+    /// The programs of all stages for a training step.
+    pub(crate) fn all_programs(&self) -> Vec<Program> {
+        self.arrangement.training(self.zero.layout().shape())
+    }
+
+    /// Does something with what a plan of this engine depends on.
+    pub(crate) fn planned<T>(&self, programs: &[Program], with: impl FnOnce(&Subject<'_>) -> T) -> T {
+        with(&Subject {
+            config: &self.config,
+            settings: &self.settings,
+            model: self.zero.model(),
+            layout: self.zero.layout(),
+            arrangement: &self.arrangement,
+            programs,
+        })
+    }
+
+    /// This rank's share: layout, tracked bytes.
+    #[must_use]
+    pub fn zero(&self) -> &Zero {
+        &self.zero
+    }
+}

@@ -1,0 +1,181 @@
+//! Inputs of layers that are run again, on a disk until then.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+
+use candle_core::{DType, Device, Shape};
+use zero_config::Config;
+use zero_model::{Activations, Model};
+use zero_pipeline::{Instruction, Item, LayerId, Program};
+use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile, align};
+
+use crate::costs::forms::Table;
+use crate::device::tensor;
+use crate::error::Error;
+use crate::executor::tensor_bytes::{buffer_of, room, storage_of};
+use crate::settings::Settings;
+
+/// What is needed to make a tensor of its bytes.
+struct Form {
+    dtype: DType,
+    shape: Shape,
+    bytes: usize,
+}
+
+/// One rank's file of kept inputs.
+pub(crate) struct KeptOnDisk {
+    file: SwapFile,
+    buffers: BufferPool,
+    /// Bytes of a place.
+    place: u64,
+    /// By layer and micro-batch, the number of its place: each has one of its own.
+    places: HashMap<(LayerId, usize), u64>,
+    forms: HashMap<(LayerId, usize), Vec<Form>>,
+    moving: HashMap<(LayerId, usize), Pending>,
+}
+
+type Subject = (LayerId, usize);
+
+impl KeptOnDisk {
+    /// Room for so many inputs of at most so many bytes each.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(crate) fn new(folder: &Path, count: usize, bytes: u64, options: &zero_tier::Options) -> Result<Self, Error> {
+        let place = align(bytes);
+        let file = SwapFile::create(folder, place * count as u64, options).map_err(Error::Disk)?;
+        Ok(Self {
+            file,
+            buffers: BufferPool::new(),
+            place,
+            places: HashMap::new(),
+            forms: HashMap::new(),
+            moving: HashMap::new(),
+        })
+    }
+
+    /// Starts writing. The tensors may go: their values have been copied.
+    ///
+    /// # Errors
+    /// If they are more than was planned.
+    pub(crate) fn offload(&mut self, subject: Subject, kept: &Activations) -> Result<(), Error> {
+        let next = self.places.len() as u64;
+        let at = *self.places.entry(subject).or_insert(next) * self.place;
+        let forms = kept.tensors().iter().map(|x| {
+            let bytes = x.elem_count() * x.dtype().size_in_bytes();
+            Form { dtype: x.dtype(), shape: x.shape().clone(), bytes }
+        });
+        let forms: Vec<Form> = forms.collect();
+        let total: usize = forms.iter().map(|form| form.bytes).sum();
+        if total as u64 > self.place {
+            return Err(Error::Batch(format!("a layer's inputs have {total} bytes; {} were planned", self.place)));
+        }
+        let mut buffer = self.take(total)?;
+        let mut rest = buffer.as_bytes_mut();
+        for (x, form) in kept.tensors().iter().zip(&forms) {
+            let (here, behind) = rest.split_at_mut(form.bytes);
+            here.copy_from_slice(buffer_of(x)?.as_bytes());
+            rest = behind;
+        }
+        self.forms.insert(subject, forms);
+        self.moving.insert(subject, self.file.write(at, buffer, align(total as u64) as usize));
+        Ok(())
+    }
+
+    /// Waits until they are on the disk.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(crate) fn await_offload(&mut self, subject: Subject) -> Result<(), Error> {
+        let buffer = self.wait(subject)?;
+        self.buffers.put(buffer);
+        Ok(())
+    }
+
+    /// Starts reading.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn fetch(&mut self, subject: Subject) -> Result<(), Error> {
+        let total: usize = self.forms.get(&subject).into_iter().flatten().map(|form| form.bytes).sum();
+        let place = self.places.get(&subject).copied().ok_or_else(|| not_there(subject))?;
+        let buffer = self.take(total)?;
+        self.moving.insert(subject, self.file.read(place * self.place, buffer, align(total as u64) as usize));
+        Ok(())
+    }
+
+    /// Waits until they are in memory, and gives them back as leaves on a device.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(crate) fn await_fetch(&mut self, subject: Subject, device: &Device) -> Result<Activations, Error> {
+        let buffer = self.wait(subject)?;
+        let mut rest = buffer.as_bytes();
+        let mut tensors = vec![];
+        for form in self.forms.remove(&subject).unwrap_or_default() {
+            let (here, behind) = rest.split_at(form.bytes);
+            rest = behind;
+            let mut values = room(form.dtype, form.shape.elem_count());
+            values.as_bytes_mut().copy_from_slice(here);
+            tensors.push(tensor(device, storage_of(values, form.dtype)?, form.shape, form.dtype.is_float())?);
+        }
+        self.buffers.put(buffer);
+        Ok(Activations::new(tensors))
+    }
+
+    /// Between steps: buffers go back to the allocator.
+    pub(crate) fn rest(&self) {
+        self.buffers.clear();
+    }
+
+    /// What the system refused, and what is done instead.
+    pub(crate) fn notices(&self) -> &[String] {
+        self.file.notices()
+    }
+
+    fn take(&self, bytes: usize) -> Result<AlignedBuffer, Error> {
+        self.buffers.take(align(bytes as u64) as usize).map_err(Error::Disk)
+    }
+
+    fn wait(&mut self, subject: Subject) -> Result<AlignedBuffer, Error> {
+        let pending = self.moving.remove(&subject).ok_or_else(|| not_there(subject))?;
+        pending.wait().map_err(Error::Disk)
+    }
+}
+
+fn not_there((layer, micro_batch): Subject) -> Error {
+    let what = format!("the inputs of layer {layer} of micro-batch {micro_batch} are not on the disk");
+    Error::Zero(zero_partition::ZeroError::Internal(what))
+}
+
+/// The file of inputs that are kept for layers to be run again, if they wait on a disk.
+///
+/// # Errors
+/// What the disk says, and a model of whose layers only a run can tell what they take.
+pub(crate) fn kept(
+    config: &Config,
+    settings: &Settings,
+    model: &Model,
+    program: &Program,
+) -> Result<Option<KeptOnDisk>, Error> {
+    let Some(section) = &config.activation_checkpointing else { return Ok(None) };
+    let items: BTreeSet<(LayerId, usize)> = program
+        .instructions
+        .iter()
+        .filter_map(|instruction| match instruction {
+            Instruction::Offload { item: Item::Activations { layer, micro_batch } } => Some((*layer, *micro_batch)),
+            _ => None,
+        })
+        .collect();
+    let (Some(folder), false) = (&section.nvme_path, items.is_empty()) else { return Ok(None) };
+    let table = Table::of(config, model);
+    let table = table.ok_or_else(|| {
+        Error::setting(
+            "activation_checkpointing.device",
+            "how large the inputs of this model's layers are shows only when it runs, and room on the disk is made before",
+            "leave the key out: inputs are kept in memory",
+        )
+    })?;
+    let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);
+    KeptOnDisk::new(folder, items.len(), largest, &settings.zero.disk.aio).map(Some)
+}

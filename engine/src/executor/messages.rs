@@ -1,0 +1,397 @@
+//! What a rank sends to other pipeline stages and receives from them, during one program.
+//!
+//! Shapes are announced once: with the first micro-batch that crosses a boundary goes a small message that says how many tensors
+//! there are, of which dtypes and shapes. Room for later ones is made ahead of their arrival. The first gradients that come back
+//! are announced too, by which of the tensors have one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use zero_comm::{Buffer, Communicator, Pending};
+use zero_model::Activations;
+use zero_partition::{Groups, Zero, ZeroError, gpu_copy, gpu_room, gpu_tensor};
+use zero_pipeline::{Content, Kind, LayerId, Message, SegmentId, StageId};
+
+use crate::device::tensor;
+use crate::error::Error;
+use crate::executor::tensor_bytes::{buffer_of, dtype_code, dtype_of, room, storage_of};
+
+/// What crosses the boundary before a layer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Boundary {
+    tensors: Vec<(DType, Vec<usize>)>,
+    /// Which of them have a gradient, once that is known.
+    gradients: Option<Vec<bool>>,
+}
+
+impl Boundary {
+    /// Bytes of one micro-batch's tensors.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tensors.iter().map(bytes).sum()
+    }
+
+    /// Bytes of one micro-batch's gradients.
+    pub(crate) fn gradient_bytes(&self) -> usize {
+        let with_gradient = self.gradients.iter().flatten().zip(&self.tensors).filter(|(has, _)| **has);
+        with_gradient.map(|(_, tensor)| bytes(tensor)).sum()
+    }
+
+    /// Bytes of the announcement that goes with the first of them.
+    pub(crate) fn announcement_bytes(&self) -> usize {
+        8 + 8 * words(&self.tensors).len()
+    }
+
+    /// Bytes of the announcement that goes with the first gradients.
+    pub(crate) fn gradient_announcement_bytes(&self) -> usize {
+        8 * self.tensors.len()
+    }
+}
+
+fn bytes((dtype, dims): &(DType, Vec<usize>)) -> usize {
+    dims.iter().product::<usize>() * dtype.size_in_bytes()
+}
+
+/// Dtypes and shapes as an announcement has them.
+fn words(tensors: &[(DType, Vec<usize>)]) -> Vec<i64> {
+    let of = |(dtype, dims): &(DType, Vec<usize>)| {
+        [dtype_code(*dtype), dims.len() as i64].into_iter().chain(dims.iter().map(|&d| d as i64)).collect::<Vec<_>>()
+    };
+    tensors.iter().flat_map(of).collect()
+}
+
+fn tensors(words: &[i64]) -> Option<Vec<(DType, Vec<usize>)>> {
+    let (mut rest, mut tensors) = (words, vec![]);
+    while let [code, dims, behind @ ..] = rest {
+        let (dims, behind) = behind.split_at_checked(usize::try_from(*dims).ok()?)?;
+        let dims = dims.iter().map(|&d| usize::try_from(d).ok()).collect::<Option<_>>()?;
+        tensors.push((dtype_of(*code)?, dims));
+        rest = behind;
+    }
+    rest.is_empty().then_some(tensors)
+}
+
+/// A receive that is on its way.
+enum Expected {
+    /// How many words the announcement has, or which tensors have a gradient.
+    Announcement(Pending<Buffer>),
+    /// One for each tensor.
+    Tensors(Vec<Pending<Buffer>>),
+    Tied(Pending<Buffer>),
+}
+
+/// Messages of one rank.
+pub(crate) struct Messages {
+    groups: Groups,
+    /// By way of whose memory messages go.
+    device: Device,
+    /// Whether received activations are leaves of a graph.
+    training: bool,
+    /// By the layer behind the boundary.
+    boundaries: HashMap<LayerId, Boundary>,
+    expected: HashMap<Message, Expected>,
+    sending: BTreeMap<Message, Vec<Pending<Buffer>>>,
+}
+
+impl Messages {
+    pub(crate) fn new(zero: &Zero, training: bool) -> Self {
+        let device = if zero.travels_by_gpu() { zero.model().device().clone() } else { Device::Cpu };
+        Self {
+            groups: zero.groups().clone(),
+            device,
+            training,
+            boundaries: HashMap::new(),
+            expected: HashMap::new(),
+            sending: BTreeMap::new(),
+        }
+    }
+
+    /// What crossed which boundary.
+    pub(crate) fn boundaries(self) -> HashMap<LayerId, Boundary> {
+        self.boundaries
+    }
+
+    fn comm(&self, kind: Kind) -> Result<Arc<dyn Communicator>, Error> {
+        self.groups.pipe(kind).cloned().ok_or_else(|| internal("a message on one pipeline stage"))
+    }
+
+    /// Starts sending the inputs of the layer behind this stage.
+    pub(crate) fn send_activations(&mut self, message: Message, x: &Activations) -> Result<(), Error> {
+        let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
+        let shapes: Vec<_> = x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect();
+        // Before they are announced: what cannot travel is this rank's error, not one of who receives it.
+        let buffers = x.tensors().iter().map(|x| leaving(x, &self.device)).collect::<Result<Vec<_>, _>>()?;
+        let mut sending = vec![];
+        match self.boundaries.get(&layer) {
+            Some(known) if known.tensors == shapes => {}
+            Some(known) => {
+                let what = format!("layer {layer} is given {shapes:?}, and was given {:?} before", known.tensors);
+                let help = "the micro-batches of a step that goes through a pipeline have one shape";
+                return Err(Error::Batch(format!("{what}: {help}")));
+            }
+            None => {
+                let words = words(&shapes);
+                sending.push(comm.send(Buffer::I64(vec![words.len() as i64]), message.to));
+                sending.push(comm.send(Buffer::I64(words), message.to));
+                self.boundaries.insert(layer, Boundary { tensors: shapes, gradients: None });
+            }
+        }
+        sending.extend(buffers.into_iter().map(|buffer| comm.send(buffer, message.to)));
+        self.keep(message, sending);
+        Ok(())
+    }
+
+    /// Starts sending the gradients of this stage's inputs.
+    pub(crate) fn send_gradients(&mut self, message: Message, gradients: &[Option<Tensor>]) -> Result<(), Error> {
+        let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Gradients)?);
+        let boundary = self.boundaries.get_mut(&layer).ok_or_else(|| internal("gradients of what never came"))?;
+        let has: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        let mut sending = vec![];
+        match &boundary.gradients {
+            Some(known) if *known == has => {}
+            Some(_) => {
+                let what = format!("the tensors that get a gradient before layer {layer} differ between micro-batches");
+                return Err(Error::Batch(what));
+            }
+            None => {
+                let flags = has.iter().map(|&has| i64::from(has)).collect();
+                sending.push(comm.send(Buffer::I64(flags), message.to));
+                boundary.gradients = Some(has);
+            }
+        }
+        for ((dtype, _), gradient) in boundary.tensors.iter().zip(gradients) {
+            if let Some(gradient) = gradient {
+                sending.push(comm.send(leaving(&gradient.to_dtype(*dtype)?, &self.device)?, message.to));
+            }
+        }
+        self.keep(message, sending);
+        Ok(())
+    }
+
+    /// Starts sending what is of a tied segment.
+    pub(crate) fn send_tied(&mut self, message: Message, buffer: Buffer) -> Result<(), Error> {
+        let pending = self.comm(Kind::Tied)?.send(buffer, message.to);
+        self.keep(message, vec![pending]);
+        Ok(())
+    }
+
+    fn keep(&mut self, message: Message, sending: Vec<Pending<Buffer>>) {
+        self.sending.insert(message, sending);
+    }
+
+    /// Lets go of what has been sent and is not awaited yet, so that no more is kept than is on its way. Buffers of tied gradients
+    /// are given back.
+    pub(crate) fn gone(&mut self) -> Result<Vec<Buffer>, Error> {
+        let mut gone = vec![];
+        for (message, sending) in &mut self.sending {
+            let is_kept = matches!(message.content, Content::TiedParameters { .. });
+            if !is_kept && sending.iter().all(Pending::is_done) {
+                for pending in sending.drain(..) {
+                    let buffer = pending.wait()?;
+                    if matches!(message.content, Content::TiedGradient { .. }) {
+                        gone.push(buffer);
+                    }
+                }
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Waits until a message has gone. Gives the buffers back that are left of it.
+    pub(crate) fn await_send(&mut self, message: Message) -> Result<Vec<Buffer>, Error> {
+        let sending = self.sending.remove(&message).ok_or_else(|| internal("a message that was not sent"))?;
+        sending.into_iter().map(|pending| Ok(pending.wait()?)).collect()
+    }
+
+    /// Makes room for a message.
+    pub(crate) fn receive(&mut self, message: Message, zero: &mut Zero) -> Result<(), Error> {
+        let (kind, from) = (message.content.kind(), message.from);
+        let comm = self.comm(kind)?;
+        let expected = match message.content {
+            Content::Activations { layer, .. } => match self.boundaries.get(&layer) {
+                Some(boundary) => Expected::Tensors(posted(&*comm, &self.device, from, boundary.tensors.iter())?),
+                None => Expected::Announcement(comm.recv(Buffer::I64(vec![0]), from)),
+            },
+            Content::Gradients { layer, .. } => match self.boundaries.get(&layer) {
+                Some(boundary) => match &boundary.gradients {
+                    Some(_) => Expected::Tensors(posted(&*comm, &self.device, from, with_gradient(boundary))?),
+                    None => Expected::Announcement(comm.recv(Buffer::I64(vec![0; boundary.tensors.len()]), from)),
+                },
+                // Nothing has crossed the boundary yet: how many tensors there are is known when something has.
+                None => return Ok(()),
+            },
+            Content::TiedGradient { segment, .. } => {
+                Expected::Tied(comm.recv(zero.room_for_tied_gradient(segment), from))
+            }
+            Content::TiedParameters { segment } => {
+                Expected::Tied(comm.recv(zero.room_for_tied_parameters(segment), from))
+            }
+        };
+        self.expected.insert(message, expected);
+        Ok(())
+    }
+
+    fn expected(&mut self, message: Message, zero: &mut Zero) -> Result<Expected, Error> {
+        if !self.expected.contains_key(&message) {
+            self.receive(message, zero)?;
+        }
+        self.expected.remove(&message).ok_or_else(|| internal("a message that nobody made room for"))
+    }
+
+    /// Waits for the inputs of a layer.
+    pub(crate) fn await_activations(&mut self, message: Message, zero: &mut Zero) -> Result<Activations, Error> {
+        let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
+        let arriving = match self.expected(message, zero)? {
+            Expected::Announcement(count) => {
+                let count = count.wait()?.into_i64()?;
+                let length = count.first().and_then(|&n| usize::try_from(n).ok());
+                let length = length.ok_or_else(|| internal("an announcement of no length"))?;
+                let words = comm.recv(Buffer::I64(vec![0; length]), message.from).wait()?.into_i64()?;
+                let tensors = tensors(&words).ok_or_else(|| internal("an announcement that makes no sense"))?;
+                let arriving = posted(&*comm, &self.device, message.from, tensors.iter())?;
+                self.boundaries.insert(layer, Boundary { tensors, gradients: None });
+                arriving
+            }
+            Expected::Tensors(arriving) => arriving,
+            Expected::Tied(_) => return Err(internal("a tied message for activations")),
+        };
+        let (boundary, device) = (&self.boundaries[&layer], zero.model().device().clone());
+        let made = arriving.into_iter().zip(&boundary.tensors).map(|(pending, (dtype, dims))| {
+            arrived(&device, pending.wait()?, *dtype, dims, self.training && dtype.is_float())
+        });
+        Ok(Activations::new(made.collect::<Result<_, Error>>()?))
+    }
+
+    /// Waits for the gradients of this stage's outputs.
+    pub(crate) fn await_gradients(&mut self, message: Message, zero: &mut Zero) -> Result<Vec<Option<Tensor>>, Error> {
+        let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Gradients)?);
+        let (expected, device) = (self.expected(message, zero)?, zero.model().device().clone());
+        let boundary = self.boundaries.get_mut(&layer).ok_or_else(|| internal("gradients of what never left"))?;
+        let arriving = match expected {
+            Expected::Announcement(flags) => {
+                let flags = flags.wait()?.into_i64()?;
+                boundary.gradients = Some(flags.iter().map(|&flag| flag != 0).collect());
+                posted(&*comm, &self.device, message.from, with_gradient(boundary))?
+            }
+            Expected::Tensors(arriving) => arriving,
+            Expected::Tied(_) => return Err(internal("a tied message for gradients")),
+        };
+        let mut arriving = arriving.into_iter();
+        let has = boundary.gradients.clone().unwrap_or_default();
+        let made = boundary.tensors.iter().zip(has).map(|((dtype, dims), has)| match has {
+            false => Ok(None),
+            true => {
+                let pending = arriving.next().ok_or_else(|| internal("fewer gradients than announced"))?;
+                arrived(&device, pending.wait()?, *dtype, dims, false).map(Some)
+            }
+        });
+        made.collect()
+    }
+
+    /// Waits for what is of a tied segment.
+    pub(crate) fn await_tied(&mut self, message: Message, zero: &mut Zero) -> Result<(SegmentId, Buffer), Error> {
+        let (Content::TiedGradient { segment, .. } | Content::TiedParameters { segment }) = message.content else {
+            return Err(internal("a message that is not of a tied segment"));
+        };
+        match self.expected(message, zero)? {
+            Expected::Tied(pending) => Ok((segment, pending.wait()?)),
+            _ => Err(internal("another message for a tied segment")),
+        }
+    }
+}
+
+/// Tensors of one stage on the host, on the same place of all stages; `None` elsewhere than at `root`. A collective of the pipe group.
+pub(crate) fn share(groups: &Groups, root: StageId, ours: Option<Activations>) -> Result<Activations, Error> {
+    let Some(comm) = groups.pipe(Kind::Activations) else {
+        return ours.ok_or_else(|| internal("no outputs to share"));
+    };
+    let own: Option<Vec<(DType, Vec<usize>)>> =
+        ours.as_ref().map(|x| x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect());
+    let words = own.as_deref().map(words).unwrap_or_default();
+    let length = comm.broadcast(Buffer::I64(vec![words.len() as i64]), root).wait()?.into_i64()?[0];
+    let words = if own.is_some() { words } else { vec![0; length as usize] };
+    let words = comm.broadcast(Buffer::I64(words), root).wait()?.into_i64()?;
+    let shapes = tensors(&words).ok_or_else(|| internal("an announcement that makes no sense"))?;
+    let mut made = vec![];
+    for (index, (dtype, dims)) in shapes.iter().enumerate() {
+        let buffer = match &ours {
+            Some(ours) => buffer_of(&ours.tensors()[index])?,
+            None => room(*dtype, dims.iter().product()),
+        };
+        let values = storage_of(comm.broadcast(buffer, root).wait()?, *dtype)?;
+        made.push(tensor(&Device::Cpu, values, dims.as_slice(), false)?);
+    }
+    Ok(Activations::new(made))
+}
+
+fn with_gradient(boundary: &Boundary) -> impl Iterator<Item = &(DType, Vec<usize>)> {
+    let has = boundary.gradients.iter().flatten();
+    boundary.tensors.iter().zip(has).filter(|(_, has)| **has).map(|(tensor, _)| tensor)
+}
+
+fn posted<'a>(
+    comm: &dyn Communicator,
+    device: &Device,
+    from: StageId,
+    tensors: impl Iterator<Item = &'a (DType, Vec<usize>)>,
+) -> Result<Vec<Pending<Buffer>>, Error> {
+    tensors.map(|(dtype, dims)| Ok(comm.recv(coming(*dtype, dims.iter().product(), device)?, from))).collect()
+}
+
+/// A copy of a tensor that travels: on the GPU, if it goes from there, and else on the host.
+fn leaving(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
+    match travels_as_it_is(tensor.dtype(), device) {
+        true => Ok(gpu_copy(tensor)?),
+        false => buffer_of(tensor),
+    }
+}
+
+/// Room for one.
+fn coming(dtype: DType, elements: usize, device: &Device) -> Result<Buffer, Error> {
+    match travels_as_it_is(dtype, device) {
+        true => Ok(gpu_room(device, dtype, elements)?),
+        false => Ok(room(dtype, elements)),
+    }
+}
+
+/// Whether tensors of a dtype go from GPU to GPU; all stages say the same.
+fn travels_as_it_is(dtype: DType, device: &Device) -> bool {
+    device.is_cuda() && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+}
+
+/// What came, as a tensor on this rank's device.
+fn arrived(device: &Device, buffer: Buffer, dtype: DType, dims: &[usize], is_leaf: bool) -> Result<Tensor, Error> {
+    if buffer.is_on_device() {
+        return Ok(gpu_tensor(buffer, dims, is_leaf)?);
+    }
+    Ok(tensor(device, storage_of(buffer, dtype)?, dims, is_leaf)?)
+}
+
+fn layer_of(message: &Message) -> Result<LayerId, Error> {
+    match message.content {
+        Content::Activations { layer, .. } | Content::Gradients { layer, .. } => Ok(layer),
+        _ => Err(internal("a message without a layer")),
+    }
+}
+
+fn internal(what: &str) -> Error {
+    Error::Zero(ZeroError::Internal(what.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_reads_back() {
+        let all =
+            vec![(DType::F32, vec![2, 3, 4]), (DType::I64, vec![]), (DType::BF16, vec![0, 7]), (DType::U32, vec![5])];
+        assert_eq!(tensors(&words(&all)), Some(all.clone()));
+        assert_eq!(tensors(&[]), Some(vec![]));
+        for broken in [&words(&all)[..3], &[99, 0], &[0, -1], &[0, 1], &[0]] {
+            assert_eq!(tensors(broken), None, "{broken:?}");
+        }
+        let boundary = Boundary { tensors: all, gradients: Some(vec![true, false, true, false]) };
+        assert_eq!((boundary.bytes(), boundary.gradient_bytes()), (24 * 4 + 8 + 5 * 4, 24 * 4));
+    }
+}

@@ -1,0 +1,180 @@
+//! From paths and globs to a list of files, in an order that every rank and every run agrees on.
+//!
+//! The walk is our own, with `glob` for matching only: it must not descend into `target`, where a Rust checkout keeps
+//! more files than everywhere else together.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Component, Path, PathBuf},
+};
+
+use glob::{MatchOptions, Pattern};
+
+use crate::error::DataError;
+
+const MATCHING: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+/// The files of all sources: sources in their order, the files of a glob sorted by path, each file once.
+pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    let mut seen = HashSet::new();
+    for source in sources {
+        for file in expand_one(source)? {
+            if seen.insert(file.clone()) {
+                files.push(file);
+            }
+        }
+    }
+    if files.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(files) }
+}
+
+fn expand_one(source: &str) -> Result<Vec<PathBuf>, DataError> {
+    let path = Path::new(source);
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Err(DataError::Directory { path: path.into() }),
+        Ok(_) => Ok(vec![path.into()]),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && source.contains(['*', '?', '[']) => {
+            expand_glob(source)
+        }
+        Err(error) => Err(DataError::io(path)(error)),
+    }
+}
+
+/// Below the part of the pattern before its first wildcard, directories called `target` and those whose name begins
+/// with a dot are skipped, and links to directories are not followed. A wildcard does not match a name that begins with
+/// a dot.
+fn expand_glob(source: &str) -> Result<Vec<PathBuf>, DataError> {
+    let is_wild = |component: &Component| component.as_os_str().to_string_lossy().contains(['*', '?', '[']);
+    let components: Vec<Component> = Path::new(source).components().collect();
+    let literal = components.iter().take_while(|component| !is_wild(component)).count();
+    let base: PathBuf = components[..literal].iter().collect();
+    let rest: PathBuf = components[literal..].iter().collect();
+    let pattern = Pattern::new(&rest.to_string_lossy())
+        .map_err(|error| DataError::Pattern { pattern: source.into(), message: error.msg.into() })?;
+    let any_depth = components.iter().any(|component| component.as_os_str() == "**");
+    let depth = if any_depth { usize::MAX } else { components.len() - literal };
+
+    let mut files = Vec::new();
+    walk(&base, Path::new(""), depth, &pattern, &mut files)?;
+    if files.is_empty() {
+        return Err(DataError::NoMatch { pattern: source.into() });
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// `relative` is the path from `base` to the directory that is read, `depth` how many components a match may still
+/// have.
+fn walk(
+    base: &Path,
+    relative: &Path,
+    depth: usize,
+    pattern: &Pattern,
+    files: &mut Vec<PathBuf>,
+) -> Result<(), DataError> {
+    let directory = base.join(relative);
+    // An empty path means the working directory to people, but not to the operating system.
+    let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { &directory };
+    let entries = match fs::read_dir(readable) {
+        // A pattern under a folder that is not there matches nothing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(DataError::io(readable))?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(DataError::io(readable))?;
+        let path = directory.join(entry.file_name());
+        let relative = relative.join(entry.file_name());
+        if entry.file_type().map_err(DataError::io(&path))?.is_dir() {
+            let name = entry.file_name();
+            let skipped = name == "target" || name.to_string_lossy().starts_with('.');
+            if depth > 1 && !skipped {
+                walk(base, &relative, depth.saturating_sub(usize::from(depth != usize::MAX)), pattern, files)?;
+            }
+        } else if pattern.matches_path_with(&relative, MATCHING)
+            && fs::metadata(&path).map_err(DataError::io(&path))?.is_file()
+        {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for file in [
+            "b.txt",
+            "a.txt",
+            "c.md",
+            ".hidden.txt",
+            "sub/d.txt",
+            "sub/deep/e.txt",
+            "target/f.txt",
+            ".git/g.txt",
+            "sub/target/h.txt",
+        ] {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        root
+    }
+
+    fn names(root: &Path, sources: &[&str]) -> Result<Vec<String>, DataError> {
+        let sources: Vec<String> =
+            sources.iter().map(|source| root.join(source).to_string_lossy().into_owned()).collect();
+        let files = expand(&sources)?;
+        Ok(files.iter().map(|file| file.strip_prefix(root).unwrap().to_string_lossy().into_owned()).collect())
+    }
+
+    #[test]
+    fn globs_are_sorted_and_skip_target_and_hidden() {
+        let root = tree();
+        let root = root.path();
+        assert_eq!(names(root, &["*.txt"]).unwrap(), ["a.txt", "b.txt"]);
+        assert_eq!(names(root, &["**/*.txt"]).unwrap(), ["a.txt", "b.txt", "sub/d.txt", "sub/deep/e.txt"]);
+        assert_eq!(names(root, &["*/*.txt"]).unwrap(), ["sub/d.txt"]);
+        assert_eq!(names(root, &["[ab].txt"]).unwrap(), ["a.txt", "b.txt"]);
+        // What is named literally is meant.
+        assert_eq!(
+            names(root, &["target/*.txt", ".git/*", ".hidden.txt"]).unwrap(),
+            ["target/f.txt", ".git/g.txt", ".hidden.txt"]
+        );
+        // Sources keep their order, a file comes once.
+        assert_eq!(names(root, &["c.md", "b.txt", "*.txt"]).unwrap(), ["c.md", "b.txt", "a.txt"]);
+    }
+
+    #[test]
+    fn relative_globs_start_in_the_working_directory() {
+        let files = expand(&["src/**/*.rs".into()]).unwrap();
+        assert!(files.contains(&PathBuf::from("src/lib.rs")), "{files:?}");
+        let files = expand(&["*.toml".into()]).unwrap();
+        assert!(files.contains(&PathBuf::from("Cargo.toml")), "{files:?}");
+    }
+
+    #[test]
+    fn a_name_with_brackets_is_a_file_first() {
+        let root = tree();
+        fs::write(root.path().join("x[1].txt"), "x").unwrap();
+        assert_eq!(names(root.path(), &["x[1].txt"]).unwrap(), ["x[1].txt"]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error_with_its_name() {
+        let root = tree();
+        let message = |source: &str| names(root.path(), &[source]).unwrap_err().to_string();
+        assert!(
+            matches!(names(root.path(), &["none.txt"]), Err(DataError::Io { path, .. }) if path.ends_with("none.txt"))
+        );
+        assert!(message("*.none").starts_with("no file matches") && message("*.none").ends_with("*.none"));
+        assert!(message("sub").contains("sub is a directory"));
+        assert!(message("a***").contains("a***"));
+        assert!(message("none/*.txt").starts_with("no file matches"));
+        assert!(matches!(expand(&[]), Err(DataError::Empty { .. })));
+    }
+}

@@ -1,0 +1,222 @@
+//! What this rank's GPU did when. The host puts a program on the GPU's streams and is ahead of it, so its own clock says nothing of that:
+//! traces, `wall_clock_breakdown` and `flops_profiler` read events on the streams.
+
+use std::time::{Duration, Instant};
+
+use zero_comm::Communicator;
+use zero_cuda::{Span, Subject, Track, Transfer};
+use zero_pipeline::Program;
+use zero_pipeline::trace::{Process, Slice};
+
+use crate::error::Error;
+use crate::timing::trace::of_each_rank;
+
+#[cfg(feature = "cuda")]
+pub(crate) use zero_model::device::Timeline as GpuTimeline;
+
+/// There is none: this program was built without support for GPUs.
+#[cfg(not(feature = "cuda"))]
+#[derive(Debug)]
+pub(crate) enum GpuTimeline {}
+
+#[cfg(not(feature = "cuda"))]
+impl GpuTimeline {
+    pub(crate) fn enter(&mut self, _: usize) -> candle_core::Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn leave(&mut self) -> candle_core::Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn take(&mut self) -> candle_core::Result<Vec<Span>> {
+        match *self {}
+    }
+}
+
+/// Something that took a GPU's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuSpan {
+    /// Which of its streams.
+    pub track: Track,
+    /// The index of the instruction in the step's program during which it was put there, or what ranks did together.
+    pub subject: Subject,
+    /// Since all ranks had been made.
+    pub start: Duration,
+    /// Likewise.
+    pub end: Duration,
+}
+
+impl GpuSpan {
+    pub(crate) fn new(span: &Span, origin: Instant) -> Self {
+        let since = |at: Instant| at.saturating_duration_since(origin);
+        Self { track: span.track, subject: span.subject, start: since(span.start), end: since(span.end) }
+    }
+}
+
+/// Numbers of a span that travels.
+const NUMBERS: usize = 5;
+
+fn numbers(span: &GpuSpan) -> [i64; NUMBERS] {
+    let nanoseconds = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+    let (kind, value) = match span.subject {
+        Subject::Number(index) => (-1, index),
+        Subject::Transfer { kind, bytes } => (kind as i64, bytes),
+    };
+    [span.track as i64, kind, value as i64, nanoseconds(span.start), nanoseconds(span.end)]
+}
+
+fn slice(numbers: &[i64], program: &Program) -> Option<Slice> {
+    let [_, kind, value, start, end] = *numbers else { return None };
+    let (name, category) = match usize::try_from(kind) {
+        Err(_) => {
+            let instruction = program.instructions.get(value as usize)?;
+            (instruction.to_string(), instruction.kind())
+        }
+        Ok(kind) => {
+            let kind = Transfer::ALL.get(kind)?.name();
+            (format!("{kind} of {value} bytes"), kind)
+        }
+    };
+    Some(Slice { name, category, start: start as f64 / 1e9, end: end as f64 / 1e9 })
+}
+
+/// What the GPU of each rank did, for [`processes`]; a collective.
+pub fn gathered(comm: &dyn Communicator, spans: &[GpuSpan]) -> Result<Vec<Vec<i64>>, Error> {
+    of_each_rank(comm, spans.iter().flat_map(numbers).collect())
+}
+
+/// The GPUs of all ranks as processes of a trace.
+pub fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
+    let of_rank = |(rank, (own, program)): (usize, (&Vec<i64>, &Program))| {
+        let threads = Track::ALL.into_iter().filter_map(|track| {
+            let of_track = own.chunks_exact(NUMBERS).filter(|numbers| numbers[0] == track as i64);
+            let mut slices: Vec<Slice> = of_track.filter_map(|numbers| slice(numbers, program)).collect();
+            slices.sort_by(|a, b| a.start.total_cmp(&b.start));
+            (!slices.is_empty()).then(|| (track.name().to_string(), slices))
+        });
+        let threads: Vec<_> = threads.collect();
+        (!threads.is_empty()).then(|| Process { name: format!("rank {rank}, its GPU"), rank, threads })
+    };
+    gathered.iter().zip(programs).enumerate().filter_map(of_rank).collect()
+}
+
+/// How long this rank's GPU was at what.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Busy {
+    /// Kernels.
+    pub compute: f64,
+    /// Between the host and it.
+    pub copies: f64,
+    /// Between GPUs.
+    pub transfers: f64,
+    /// Of copies and transfers, while it computed.
+    pub hidden: f64,
+}
+
+/// Seconds of what has been recorded.
+pub fn busy(spans: &[GpuSpan], program: &Program) -> Busy {
+    let seconds = |span: &&GpuSpan| (span.start.as_secs_f64(), span.end.as_secs_f64());
+    let computes = |span: &&GpuSpan| match span.subject {
+        Subject::Number(index) if span.track == Track::Compute => {
+            program.instructions.get(index).is_some_and(|instruction| !instruction.is_wait())
+        }
+        _ => false,
+    };
+    let of = |tracks: &[Track]| united(spans.iter().filter(|span| tracks.contains(&span.track)).map(|s| seconds(&s)));
+    let compute = united(spans.iter().filter(computes).map(|span| seconds(&span)));
+    let copies = of(&[Track::ToHost, Track::FromHost]);
+    let transfers = of(&[Track::Collectives, Track::Sends, Track::Receives]);
+    let beside = united(copies.iter().chain(&transfers).copied());
+    Busy {
+        compute: length(&compute),
+        copies: length(&copies),
+        transfers: length(&transfers),
+        hidden: length(&common(&compute, &beside)),
+    }
+}
+
+/// Intervals as few that do not touch, in order.
+fn united(intervals: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut all: Vec<(f64, f64)> = intervals.collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut united: Vec<(f64, f64)> = vec![];
+    for (start, end) in all {
+        match united.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => united.push((start, end)),
+        }
+    }
+    united
+}
+
+/// What is in both, of intervals that do not touch and are in order.
+fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let (mut i, mut j, mut both) = (0, 0, vec![]);
+    while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
+        let (start, end) = (x.0.max(y.0), x.1.min(y.1));
+        if start < end {
+            both.push((start, end));
+        }
+        if x.1 < y.1 { i += 1 } else { j += 1 }
+    }
+    both
+}
+
+fn length(intervals: &[(f64, f64)]) -> f64 {
+    // A sum of nothing is −0.
+    intervals.iter().fold(0.0, |sum, (start, end)| sum + end - start)
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_pipeline::Instruction;
+
+    use super::*;
+
+    fn span(track: Track, subject: Subject, start: u64, end: u64) -> GpuSpan {
+        GpuSpan { track, subject, start: Duration::from_secs(start), end: Duration::from_secs(end) }
+    }
+
+    fn program() -> Program {
+        let instructions =
+            vec![Instruction::Forward { layer: 0, micro_batch: 0 }, Instruction::AwaitGather { segment: 1 }];
+        Program { instructions, micro_batches: 1 }
+    }
+
+    #[test]
+    fn what_hides_behind_compute_is_counted_once() {
+        let gather = Subject::Transfer { kind: Transfer::AllGather, bytes: 64 };
+        let spans = [
+            span(Track::Compute, Subject::Number(0), 0, 10),
+            // A wait hides nothing.
+            span(Track::Compute, Subject::Number(1), 10, 14),
+            span(Track::Compute, Subject::Number(0), 14, 20),
+            span(Track::ToHost, Subject::Number(0), 4, 8),
+            span(Track::Collectives, gather, 6, 14),
+            span(Track::FromHost, Subject::Number(1), 19, 22),
+        ];
+        let found = busy(&spans, &program());
+        assert_eq!(found, Busy { compute: 16.0, copies: 7.0, transfers: 8.0, hidden: 7.0 });
+        assert_eq!(busy(&[], &program()), Busy::default());
+    }
+
+    #[test]
+    fn spans_travel_and_keep_their_names() {
+        let spans = [
+            span(Track::FromHost, Subject::Number(1), 2, 3),
+            span(Track::Receives, Subject::Transfer { kind: Transfer::Receive, bytes: 12 }, 1, 2),
+        ];
+        let names: Vec<_> = spans.iter().map(|span| slice(&numbers(span), &program()).unwrap()).collect();
+        assert_eq!(names[0].name, Instruction::AwaitGather { segment: 1 }.to_string());
+        assert_eq!((names[1].name.as_str(), names[1].start, names[1].end), ("receive of 12 bytes", 1.0, 2.0));
+        for kind in Transfer::ALL {
+            let travelled = numbers(&span(kind.track(), Subject::Transfer { kind, bytes: 1 }, 0, 1));
+            assert_eq!(slice(&travelled, &program()).unwrap().category, kind.name());
+            assert_eq!(Track::ALL[travelled[0] as usize], kind.track());
+        }
+        // An instruction that is not in the program has no name.
+        let odd = span(Track::Compute, Subject::Number(7), 0, 1);
+        assert_eq!(slice(&numbers(&odd), &program()), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! `flops_profiler`: what each layer computed in one step and how long it took, counted inside of the step.
+
+use std::time::Duration;
+
+use zero_comm::{Buffer, Communicator};
+use zero_model::ops::measure;
+use zero_pipeline::Instruction;
+
+use crate::error::Error;
+
+/// Multiply-accumulates, and the time that they and the rest took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Multiply-accumulates.
+    pub macs: u64,
+    /// Time.
+    pub nanoseconds: u64,
+}
+
+impl Work {
+    /// Its time in seconds.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.nanoseconds as f64 / 1e9
+    }
+}
+
+impl std::ops::AddAssign for Work {
+    fn add_assign(&mut self, more: Self) {
+        self.macs += more.macs;
+        self.nanoseconds += more.nanoseconds;
+    }
+}
+
+/// A layer in one step, all micro-batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LayerWork {
+    /// Forwards for the first time.
+    pub forward: Work,
+    /// Forwards that are computed again for the backward; in the last layer the forward too, which runs inside of its backward.
+    pub backward: Work,
+}
+
+/// One step of this rank, by layer.
+#[derive(Debug)]
+pub struct Profile {
+    layers: Vec<LayerWork>,
+    /// The norm and the optimizer.
+    update: Duration,
+    /// The thread's count after the last instruction.
+    macs: u64,
+}
+
+impl Profile {
+    pub(crate) fn begin(layers: usize) -> Self {
+        Self { layers: vec![LayerWork::default(); layers], update: Duration::ZERO, macs: measure::macs() }
+    }
+
+    /// An instruction is done, on the thread that began the profile: it has what was counted since the one before.
+    pub(crate) fn note_macs(&mut self, instruction: &Instruction) {
+        let macs = measure::macs();
+        let counted = macs.wrapping_sub(std::mem::replace(&mut self.macs, macs));
+        if let Some(work) = self.of(instruction) {
+            work.macs += counted;
+        }
+    }
+
+    /// How long an instruction took.
+    pub(crate) fn note_time(&mut self, instruction: &Instruction, duration: Duration) {
+        if let Some(work) = self.of(instruction) {
+            work.nanoseconds += u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        }
+        if let Instruction::GradientNorm | Instruction::Update { .. } | Instruction::UpdateTile { .. } = instruction {
+            self.update += duration;
+        }
+    }
+
+    fn of(&mut self, instruction: &Instruction) -> Option<&mut Work> {
+        match instruction {
+            Instruction::Forward { layer, .. } => Some(&mut self.layers[*layer].forward),
+            Instruction::Recompute { layer, .. }
+            | Instruction::Backward { layer, .. }
+            | Instruction::BackwardInput { layer, .. }
+            | Instruction::BackwardWeight { layer, .. } => Some(&mut self.layers[*layer].backward),
+            _ => None,
+        }
+    }
+
+    /// What rank 0 and, of the layers of other pipeline stages, their first ranks found; a collective.
+    pub fn together(self, comm: &dyn Communicator) -> Result<Found, Error> {
+        let words = |layer: &LayerWork| [layer.forward, layer.backward].map(|work| [work.macs, work.nanoseconds]);
+        let own = self.layers.iter().flat_map(|layer| words(layer).into_iter().flatten().map(|word| word as i64));
+        let own: Vec<i64> = own.collect();
+        let (length, size) = (own.len(), comm.size());
+        let all = Buffer::I64(vec![0; length * size]);
+        let all = comm.all_gather(Buffer::I64(own), all, &vec![length; size]).wait()?.output.into_i64()?;
+        let ranks: Vec<Vec<LayerWork>> =
+            all.chunks(length.max(1)).map(|rank| rank.chunks(4).map(layer).collect()).collect();
+        let first = |layer: usize| {
+            let of_ranks = ranks.iter().map(|rank| rank[layer]);
+            of_ranks.into_iter().find(|work| *work != LayerWork::default()).unwrap_or_default()
+        };
+        let layers = (0..self.layers.len()).map(first).collect();
+        let own = if comm.rank() == 0 { self.layers } else { vec![] };
+        Ok(Found { layers, own, update: self.update })
+    }
+}
+
+fn layer(words: &[i64]) -> LayerWork {
+    let work = |at: usize| Work { macs: words[at] as u64, nanoseconds: words[at + 1] as u64 };
+    LayerWork { forward: work(0), backward: work(2) }
+}
+
+/// What a profile found.
+#[derive(Debug)]
+pub struct Found {
+    /// Of every layer of the model, each on the first rank that has it.
+    pub layers: Vec<LayerWork>,
+    /// Of the layers of rank 0 alone; those of other stages are nothing.
+    pub own: Vec<LayerWork>,
+    /// The norm and the optimizer of rank 0.
+    pub update: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_their_layers() {
+        let mut profile = Profile::begin(2);
+        let ms = Duration::from_millis;
+        profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 0 }, ms(1));
+        profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 1 }, ms(2));
+        profile.note_time(&Instruction::Gather { segment: 0 }, ms(50));
+        profile.note_time(&Instruction::Recompute { layer: 1, micro_batch: 0 }, ms(3));
+        profile.note_time(&Instruction::Backward { layer: 1, micro_batch: 0 }, ms(4));
+        profile.note_time(&Instruction::Update { segment: 0 }, ms(5));
+        let of = |ms: u64| Work { macs: 0, nanoseconds: ms * 1_000_000 };
+        assert_eq!(
+            profile.layers,
+            [
+                LayerWork { forward: of(3), backward: Work::default() },
+                LayerWork { forward: Work::default(), backward: of(7) }
+            ]
+        );
+        assert_eq!(profile.update, ms(5));
+    }
+}

@@ -1,0 +1,220 @@
+//! What to change so that a configuration fits: small changes first, each planned like the configuration itself.
+
+use std::fmt;
+
+use zero_config::{Config, Model, OffloadDevice};
+
+use crate::plan::Draft;
+use zero_engine::Error;
+use zero_engine::costs::Prediction;
+use zero_engine::words::bytes;
+
+/// A change that makes a configuration fit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advice {
+    /// As `--set` takes them.
+    pub settings: Vec<String>,
+    /// What the busiest rank needs then.
+    pub peak_bytes: u64,
+    /// Of its disk.
+    pub disk_bytes: u64,
+    /// How long a step takes, or what the cost table has not; `None` without a table.
+    pub seconds: Option<Result<f64, String>>,
+}
+
+/// Shown at most: what comes after needs more changes.
+const SHOWN: usize = 4;
+
+/// The smallest changes of `config` with which no rank needs more than `limit` bytes. `change` gives the configuration with further
+/// settings, as `--set` takes them.
+///
+/// # Errors
+/// What a plan of a changed configuration says, if none can be made at all.
+pub fn advice(
+    config: &Config,
+    limit: u64,
+    change: impl Fn(&[String]) -> Result<Config, Error>,
+    draft: impl Fn(&Config) -> Result<Draft, Error>,
+) -> Result<Vec<Advice>, Error> {
+    let mut found = vec![];
+    for settings in candidates(config) {
+        let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
+        if found.iter().any(includes) {
+            // It fits with less.
+            continue;
+        }
+        // Some do not go together with what the file says; those are no advice.
+        let Ok(changed) = change(&settings) else { continue };
+        let draft = draft(&changed)?;
+        if draft.peak_bytes() <= limit {
+            let plan = draft.plan()?;
+            if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
+                // So little goes on no disk: something else of these settings made it fit.
+                continue;
+            }
+            let of =
+                |time: &Result<Prediction, String>| time.as_ref().map(|time| time.step_seconds).map_err(Clone::clone);
+            found.push(Advice {
+                settings,
+                peak_bytes: plan.peak_bytes(),
+                disk_bytes: plan.disk_bytes(),
+                seconds: plan.prediction().map(of),
+            });
+        }
+        if found.len() == SHOWN {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Another number of ranks with which no rank needs more than it may have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranks {
+    /// So many.
+    pub ranks: usize,
+    /// As `--set` takes them, beside the number.
+    pub settings: Vec<String>,
+    /// What the busiest rank needs then.
+    pub peak_bytes: u64,
+    /// What it may have then.
+    pub limit: u64,
+}
+
+/// As many times more ranks than now are tried: what does not fit on a thousand times as many is no matter of ranks.
+const MORE: [usize; 4] = [2, 8, 64, 1024];
+/// Beyond as many ranks no more are advised.
+const MOST: usize = 1 << 16;
+
+/// The number of ranks that fits where no change of settings does: fewer of them where each has a `share` of one machine, which grows then,
+/// else more on other machines, where `limit` stays. `change` gives the configuration with further settings for a number of ranks. `None`
+/// says that it is no matter of ranks: what cannot be shared is too large.
+pub fn other_ranks(
+    config: &Config,
+    limit: u64,
+    share: Option<&dyn Fn(usize) -> u64>,
+    change: impl Fn(&[String], usize) -> Result<Config, Error>,
+    draft: impl Fn(&Config) -> Result<Draft, Error>,
+) -> Option<Ranks> {
+    let now = config.world_size;
+    // Not every number goes together with the file and its batch.
+    let fits = |settings: &[String], ranks: usize, limit: u64| {
+        let peak_bytes = draft(&change(settings, ranks).ok()?).ok()?.peak_bytes();
+        (peak_bytes <= limit).then(|| Ranks { ranks, settings: settings.to_vec(), peak_bytes, limit })
+    };
+    if let Some(share) = share {
+        let mut fewer = std::iter::successors(Some(now / 2), |ranks| Some(ranks / 2)).take_while(|&ranks| ranks > 0);
+        if let Some(found) = fewer.find_map(|ranks| fits(&[], ranks, share(ranks))) {
+            return Some(found);
+        }
+    }
+    let three = if config.zero.stage as u8 == 3 { vec![] } else { one(STAGE_3) };
+    let recompute = one(RECOMPUTE);
+    let late = [one(GATHERS_LATE), one(NO_PREFETCH)].concat();
+    let least = halvings(config).pop().unwrap_or_default();
+    let sparing = [vec![], three.clone(), recompute.clone(), [three, late, recompute, least].concat()];
+    let mut more = MORE.iter().map(|more| now.saturating_mul(*more)).filter(|&ranks| ranks <= MOST);
+    more.find_map(|ranks| sparing.iter().find_map(|settings| fits(settings, ranks, limit)))
+}
+
+const STAGE_3: &str = "zero_optimization.stage=3";
+const GATHERS_LATE: &str = "zero_optimization.stage3_max_reuse_distance=0";
+const NO_PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size=0";
+const RECOMPUTE: &str = "activation_checkpointing.enabled=true";
+
+fn one(setting: &str) -> Vec<String> {
+    vec![setting.to_string()]
+}
+
+/// In the order of what they cost.
+fn candidates(config: &Config) -> Vec<Vec<String>> {
+    let stage = config.zero.stage as u8;
+    let data = config.data_parallel_size();
+    let recompute = if config.activation_checkpointing.is_none() { one(RECOMPUTE) } else { vec![] };
+    let higher: Vec<Vec<String>> = match data {
+        // On one rank there is nobody to share with.
+        1 => vec![],
+        _ => (stage + 1..=3).map(|stage| vec![format!("zero_optimization.stage={stage}")]).collect(),
+    };
+    let smaller: Vec<Vec<String>> = halvings(config);
+    let nvme = |section: &str| {
+        vec![format!("zero_optimization.{section}.device=nvme"), format!("zero_optimization.{section}.nvme_path=.")]
+    };
+    let offloads = config.zero.offload_optimizer.device == OffloadDevice::Nvme;
+    let three = if stage < 3 { one(STAGE_3) } else { vec![] };
+    let state = if offloads {
+        vec![]
+    } else {
+        [if stage == 0 { one("zero_optimization.stage=2") } else { vec![] }, nvme("offload_optimizer")].concat()
+    };
+    let gathers = one(GATHERS_LATE);
+    let sparing = [gathers.clone(), one(NO_PREFETCH)].concat();
+    let parameters =
+        if config.zero.offload_param.device == OffloadDevice::Nvme { vec![] } else { nvme("offload_param") };
+    let everything =
+        [three.clone(), if offloads { vec![] } else { nvme("offload_optimizer") }, parameters, gathers.clone()]
+            .concat();
+    let least = smaller.last().cloned().unwrap_or_default();
+    let tiles = tiles(config);
+    let mut all: Vec<Vec<String>> = vec![tiles.clone(), recompute.clone(), [recompute.clone(), tiles].concat()];
+    all.extend(smaller.iter().cloned());
+    let spared = [gathers.clone(), sparing.clone(), [sparing.clone(), recompute.clone()].concat()];
+    if stage == 3 {
+        all.extend(spared.clone());
+    }
+    all.extend(higher.iter().cloned());
+    all.extend(higher.iter().map(|higher| [higher.clone(), recompute.clone()].concat()));
+    if !higher.is_empty() {
+        all.extend(spared.iter().map(|spared| [three.clone(), spared.clone()].concat()));
+    }
+    all.push([three.clone(), gathers.clone(), recompute.clone(), least.clone()].concat());
+    all.push(state.clone());
+    all.push([state, recompute.clone()].concat());
+    all.push(everything.clone());
+    all.push([everything.clone(), recompute.clone()].concat());
+    all.push([everything.clone(), one(NO_PREFETCH), recompute.clone()].concat());
+    all.push([everything, recompute, least].concat());
+    all.retain(|settings| !settings.is_empty());
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|settings| seen.insert(settings.clone()));
+    all
+}
+
+/// The feed-forward part in tiles of as many rows as the model is wide: the inner activations of one are then as large as a weight.
+fn tiles(config: &Config) -> Vec<String> {
+    let width = match &config.model {
+        Some(Model::Gpt2(model)) if model.tiled_mlp_rows.is_none() => model.n_embd,
+        Some(Model::Llama(model)) if model.tiled_mlp_rows.is_none() => model.hidden_size,
+        _ => return vec![],
+    };
+    vec![format!("model.tiled_mlp_rows={}", width.next_multiple_of(zero_model::ops::TILE_UNIT))]
+}
+
+/// Smaller micro-batches, and more of them: the same global batch.
+fn halvings(config: &Config) -> Vec<Vec<String>> {
+    let (mut size, mut count) = (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
+    let mut all = vec![];
+    while size > 1 && size.is_multiple_of(2) {
+        (size, count) = (size / 2, count * 2);
+        all.push(vec![
+            format!("train_micro_batch_size_per_gpu={size}"),
+            format!("gradient_accumulation_steps={count}"),
+        ]);
+    }
+    all
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<String> = self.settings.iter().map(|setting| format!("--set {setting}")).collect();
+        write!(f, "{}: {} a rank", settings.join(" "), bytes(self.peak_bytes))?;
+        if self.disk_bytes > 0 {
+            write!(f, ", {} of its disk", bytes(self.disk_bytes))?;
+        }
+        match &self.seconds {
+            None => Ok(()),
+            Some(Ok(seconds)) => write!(f, ", {:.1} ms a step", seconds * 1e3),
+            Some(Err(missing)) => write!(f, ", no time: {missing}"),
+        }
+    }
+}

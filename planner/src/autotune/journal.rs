@@ -1,0 +1,90 @@
+//! `results.jsonl`, and `sweep.jsonl` of a sweep: a line for each thing that was found out, from which a search goes on after an interruption.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use zero_engine::Error;
+
+/// The file, open at its end.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    /// Begins a new one of this name in `autotuning.results_dir`, whose first line is `head`.
+    pub(super) fn create(folder: &Path, name: &str, head: &Value) -> Result<Self, Error> {
+        let path = folder.join(name);
+        let file = File::create(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let mut journal = Self { path, file };
+        journal.write(head)?;
+        Ok(journal)
+    }
+
+    /// Goes on with the one of the folder, if there is one; gives its lines after the head.
+    ///
+    /// # Errors
+    /// One of another search: its head is not `head`.
+    pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
+        let path = folder.join(name);
+        let failed = |source| Error::Io { path: path.clone(), source };
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        // The last line may be cut, if the machine was.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let mut lines = text[..whole].lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
+        if lines.next().as_ref() != Some(head) {
+            return Err(Error::setting(
+                "autotuning.results_dir",
+                format!("{} is of another configuration, or of another zero-train", path.display()),
+                "leave out --resume to begin anew, or name another folder",
+            ));
+        }
+        let lines = lines.collect();
+        let mut file = OpenOptions::new().write(true).open(&path).map_err(failed)?;
+        file.set_len(whole as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(failed)?;
+        Ok(Some((Self { path, file }, lines)))
+    }
+
+    /// Adds a line.
+    pub(super) fn write(&mut self, line: &Value) -> Result<(), Error> {
+        let written = self.file.write_all(format!("{line}\n").as_bytes());
+        written.map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NAME: &str = "results.jsonl";
+
+    #[test]
+    fn a_cut_line_is_dropped_and_what_follows_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let head = json!({"event": "begin", "crc32": 7});
+        assert!(Journal::reopen(folder.path(), NAME, &head).unwrap().is_none());
+        let mut journal = Journal::create(folder.path(), NAME, &head).unwrap();
+        journal.write(&json!({"event": "run", "id": 1})).unwrap();
+        drop(journal);
+        let path = folder.path().join(NAME);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"event\": \"ru").unwrap();
+        let (mut journal, lines) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
+        assert_eq!(lines, [json!({"event": "run", "id": 1})]);
+        journal.write(&json!({"event": "run", "id": 2})).unwrap();
+        let (_, lines) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
+        assert_eq!(lines.len(), 2);
+        let error = Journal::reopen(folder.path(), NAME, &json!({"event": "begin", "crc32": 8})).unwrap_err();
+        assert!(error.to_string().contains("another configuration"), "{error}");
+    }
+}

@@ -1,0 +1,337 @@
+//! Autotuning: the fastest configuration that fits.
+//!
+//! All candidates are planned, and those whose plan does not fit are never started. Short profiles fill cost tables, by which the simulator
+//! predicts a step of each candidate. The best are run, in processes of their own, in turn with each other, until it is clear which is fastest;
+//! what the runs say corrects the predictions.
+//!
+//! [`tune`] is what `zero-train autotune` calls, and [`sweep()`] what it calls with `--sweep`: hyperparameters, by the evaluation loss. Both
+//! start copies of that program for their runs.
+
+mod correction;
+mod interval;
+mod journal;
+mod objective;
+mod outlook;
+mod report;
+mod request;
+mod results;
+mod rounds;
+mod row;
+mod search;
+mod space;
+mod sweep;
+mod tables;
+mod trial;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use zero_config::{Autotuning, Config};
+
+pub use interval::Interval;
+pub use objective::{Work, cost, is_better_higher, unit, value};
+pub use request::{Request, Tuned};
+pub use row::{Planned, Row, Run, State};
+pub use space::Candidate;
+pub use sweep::{Evaluation, SweepTrial, SweepWatch, Swept, TrialState, sweep};
+
+use journal::Journal;
+use outlook::Outlook;
+use request::{begin, memory, refuse_to_overwrite, too_long, too_much, unwritable};
+use search::{End, Measure, Outcome, Search};
+use tables::{Conditions, Tables, measured, uses_disk};
+use trial::{Ended, Trial};
+use zero_engine::Error;
+use zero_engine::costs::CostTable;
+
+/// Where runs are written down.
+const JOURNAL: &str = "results.jsonl";
+/// Measured steps of a profile, after two that are not, at most.
+const PROFILE_STEPS: &str = "4";
+/// Seconds after which it begins no other one: in each of a large model, every layer runs many times.
+const PROFILE_SECONDS: &str = "6";
+/// Micro-batches of such a step, where the configuration has so many.
+const PROFILE_MICRO_BATCHES: usize = 4;
+/// Seconds for which a run measures steps, though they be so short that it takes more of them than is asked for.
+const AT_LEAST: &str = "1";
+/// Who looks on.
+pub trait Watch {
+    /// All rows, whenever one has changed.
+    fn rows(&mut self, rows: &[Row], changed: Option<usize>, tuning: &Autotuning);
+
+    /// What goes on.
+    fn say(&mut self, word: &str);
+}
+
+/// Searches.
+///
+/// # Errors
+/// A configuration that is wrong by itself, data that cannot be read, a folder that cannot be written. A trial that fails is none.
+pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error> {
+    let began = Instant::now();
+    let (base, tuning, head) = begin(request)?;
+    if tuning.sweep.is_some() {
+        watch.say("autotuning.sweep is for --sweep: this is a search of speed");
+    }
+    zero_engine::device::only_the_processor(&base, "a search of speed")?;
+    let planner = (request.planner)(&base)?;
+    let outlook =
+        Outlook { source: &request.source, overrides: &request.overrides, planner: &planner, threads: request.threads };
+    let candidates = space::candidates(&base, &tuning)?;
+    watch.say(&format!("{} to plan", zero_engine::words::counted(candidates.len(), "configuration", "configurations")));
+    let mut rows: Vec<Row> =
+        candidates.into_iter().enumerate().map(|(id, candidate)| outlook.row(id, candidate)).collect();
+    if rows[0].state == State::Refused {
+        // That is the user's own: its error is worth all its lines.
+        planner.draft(&base)?;
+    }
+    let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
+    let file = folder.join("base.yaml");
+    std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;
+    let mut bench = Bench {
+        began,
+        base: &base,
+        request,
+        outlook: &outlook,
+        folder: &folder,
+        file,
+        tuning: &tuning,
+        journal,
+        watch,
+    };
+    bench.watch.rows(&rows, None, &tuning);
+    let (tables, interrupted) = bench.profile(&rows)?;
+    let mut end = if interrupted { End::Interrupted } else { End::Done };
+    if !interrupted {
+        for row in rows.iter_mut().filter(|row| row.planned.is_some() && row.state != State::TooLarge) {
+            match outlook.timeline(row, &tables) {
+                Ok(timeline) => row.predicted = Some(timeline.makespan()),
+                Err(reason) => row.reason = row.reason.take().or(Some(format!("not predicted: {reason}"))),
+            }
+        }
+        bench.watch.rows(&rows, None, &tuning);
+        end = Search::new(&mut rows, &tuning).run(&mut bench)?;
+    }
+    let journal = bench.journal;
+    let found = results::Found { request, base: &base, outlook: &outlook, tables: &tables, folder: &folder };
+    results::finish(&found, rows, tuning.clone(), journal, end, began)
+}
+
+/// The folder of the results, and what an earlier search left there.
+fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal), Error> {
+    let folder = tuning.results_dir.clone();
+    let failed = unwritable(&folder);
+    std::fs::create_dir_all(folder.join("costs")).map_err(failed)?;
+    if resume && let Some((journal, lines)) = Journal::reopen(&folder, JOURNAL, head)? {
+        lines.iter().for_each(|line| replay(line, rows));
+        return Ok((folder, journal));
+    }
+    refuse_to_overwrite(tuning, JOURNAL)?;
+    // Only what a search writes.
+    for entry in std::fs::read_dir(folder.join("costs")).map_err(failed)?.flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "json") {
+            std::fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    for name in ["best.yaml", "report.html"] {
+        let _ = std::fs::remove_file(folder.join(name));
+    }
+    let journal = Journal::create(&folder, JOURNAL, head)?;
+    Ok((folder, journal))
+}
+
+/// Puts a line of an earlier search where it belongs.
+fn replay(line: &Value, rows: &mut [Row]) {
+    let row = line["id"].as_u64().and_then(|id| rows.get_mut(id as usize));
+    let Some(row) = row.filter(|row| line["settings"] == settings(row)) else { return };
+    match line["event"].as_str() {
+        Some("run") => {
+            let steps = line["step_seconds"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+            let (Some(round), Some(peak_bytes)) = (line["round"].as_u64(), line["peak_bytes"].as_u64()) else { return };
+            row.runs.push(Run { round: round as usize, step_seconds: steps, peak_bytes });
+            row.state = State::Measured;
+        }
+        Some("fell") => {
+            let state = line["state"].as_str().and_then(State::named);
+            (row.state, row.reason) = (state.unwrap_or(State::Failed), line["reason"].as_str().map(str::to_string));
+        }
+        _ => {}
+    }
+}
+
+fn settings(row: &Row) -> Value {
+    json!(correction::overrides(&row.candidate.settings).collect::<Vec<_>>())
+}
+
+/// Runs this program on candidates.
+struct Bench<'a> {
+    began: Instant,
+    base: &'a Config,
+    request: &'a Request<'a>,
+    outlook: &'a Outlook<'a>,
+    folder: &'a Path,
+    /// The user's text, as it was when the search began.
+    file: PathBuf,
+    tuning: &'a Autotuning,
+    journal: Journal,
+    watch: &'a mut dyn Watch,
+}
+
+impl Bench<'_> {
+    fn trial(&self, command: &[&str], ranks: usize, overrides: &[String]) -> Ended {
+        let mut arguments: Vec<OsString> = command.iter().map(OsString::from).collect();
+        arguments.extend([
+            "--config".into(),
+            self.file.clone().into_os_string(),
+            "-n".into(),
+            ranks.to_string().into(),
+        ]);
+        arguments.extend(overrides.iter().flat_map(|change| ["--set".into(), change.into()]));
+        let trial = Trial {
+            program: &self.request.program,
+            arguments,
+            deadline: Duration::from_secs(self.tuning.trial_timeout_seconds),
+            memory: memory(self.base, ranks),
+            stop: self.request.stop,
+        };
+        trial.run()
+    }
+
+    /// Measures layers, transfers and the disk for all that are to be predicted; whether the user wants an end.
+    fn profile(&mut self, rows: &[Row]) -> Result<(Tables, bool), Error> {
+        let mut tables = Tables::default();
+        let mut wanted: std::collections::BTreeMap<Conditions, Vec<(usize, usize)>> = std::collections::BTreeMap::new();
+        let mut on_disk = None;
+        for row in rows.iter().filter(|row| row.planned.is_some() && row.state != State::TooLarge) {
+            let Ok(config) = self.outlook.resolve(row.candidate.ranks, &row.candidate.settings) else { continue };
+            let conditions = self.outlook.conditions(&config, &row.candidate);
+            wanted.entry(conditions).or_default().push((config.train_micro_batch_size_per_gpu, row.id));
+            if uses_disk(&config) && on_disk.is_none() {
+                on_disk = Some(row.id);
+            }
+        }
+        let mut asked: Vec<(Conditions, usize, usize)> = vec![];
+        for (conditions, of) in &wanted {
+            let micro_batches: Vec<usize> = of.iter().map(|(micro, _)| *micro).collect();
+            for micro in measured(&micro_batches) {
+                // The first one is the one with the fewest settings.
+                if let Some((_, id)) = of.iter().find(|(of, _)| *of == micro) {
+                    asked.push((conditions.clone(), micro, *id));
+                }
+            }
+        }
+        asked.extend(on_disk.and_then(|id| {
+            let config = self.outlook.resolve(rows[id].candidate.ranks, &rows[id].candidate.settings).ok()?;
+            Some((self.outlook.conditions(&config, &rows[id].candidate), config.train_micro_batch_size_per_gpu, id))
+        }));
+        // The user's own first, whatever becomes of the rest.
+        let own = self.outlook.conditions(self.base, &rows[0].candidate);
+        asked.sort_by_key(|(conditions, ..)| *conditions != own);
+        let enough = self.tuning.budget_seconds.map(|seconds| Duration::from_secs(seconds) / 2);
+        for (index, (conditions, micro, id)) in asked.iter().enumerate() {
+            let file = self.folder.join(format!("costs/{index}.json"));
+            if let (true, Ok(table)) = (self.request.resume, CostTable::read(&file)) {
+                tables.add(conditions.clone(), table);
+                continue;
+            }
+            if enough.is_some_and(|enough| self.began.elapsed() >= enough) {
+                let left = zero_engine::words::counted(asked.len() - index, "profile is", "profiles are");
+                self.watch.say(&format!("{left} left out: half of autotuning.budget_seconds is over"));
+                break;
+            }
+            self.watch.say(&format!(
+                "profile {} of {}: micro-batch {micro}, {} × {}",
+                index + 1,
+                asked.len(),
+                zero_engine::words::counted(conditions.ranks, "rank", "ranks"),
+                zero_engine::words::counted(conditions.threads, "thread", "threads"),
+            ));
+            let settings = &rows[*id].candidate.settings;
+            // What a gradient is added to is read as well.
+            let accumulation = self.outlook.resolve(rows[*id].candidate.ranks, settings);
+            let accumulation =
+                accumulation.map_or(1, |config| config.gradient_accumulation_steps.min(PROFILE_MICRO_BATCHES));
+            let mut overrides = self.outlook.overrides(settings);
+            overrides.extend([
+                "pipeline.stages=1".into(),
+                format!("gradient_accumulation_steps={accumulation}"),
+                "train_batch_size=".into(),
+                format!("train_micro_batch_size_per_gpu={micro}"),
+                format!("launcher.threads_per_rank={}", conditions.threads),
+            ]);
+            let out = file.display().to_string();
+            let command = ["bench", "costs", "--steps", PROFILE_STEPS, "--seconds", PROFILE_SECONDS, "--out", &out];
+            let ended = self.trial(&command, conditions.ranks, &overrides);
+            let told = match ended {
+                Ended::Interrupted => return Ok((tables, true)),
+                Ended::Well(_) => match CostTable::read(&file) {
+                    Ok(table) => {
+                        tables.add(conditions.clone(), table);
+                        continue;
+                    }
+                    Err(error) => error.to_string(),
+                },
+                Ended::Badly { reason, .. } => reason,
+                Ended::TimedOut | Ended::Dropped => too_long(self.tuning),
+                Ended::TooLarge(bytes) => too_much(bytes),
+            };
+            self.watch.say(&format!("  no table: {told}"));
+        }
+        Ok((tables, false))
+    }
+}
+
+impl Measure for Bench<'_> {
+    fn run(&mut self, row: &Row, round: usize) -> Result<Outcome, Error> {
+        let steps = (self.tuning.end_profile_step + 1 - self.tuning.start_profile_step).to_string();
+        let before = (self.tuning.start_profile_step - 1).to_string();
+        let command = ["bench", "step", "--json", "--steps", &steps, "--warm-up", &before, "--seconds", AT_LEAST];
+        let overrides = self.outlook.overrides(&row.candidate.settings);
+        let ended = self.trial(&command, row.candidate.ranks, &overrides);
+        let outcome = match ended {
+            Ended::Interrupted => return Ok(Outcome::Interrupted),
+            Ended::Well(text) => match read(&text) {
+                Some((step_seconds, peak_bytes)) => Outcome::Ran { step_seconds, peak_bytes },
+                None => Outcome::Fell(State::Failed, "it did not say how long its steps took".into()),
+            },
+            Ended::Badly { reason, .. } => Outcome::Fell(State::Failed, reason),
+            Ended::TimedOut | Ended::Dropped => Outcome::Fell(State::TimedOut, too_long(self.tuning)),
+            Ended::TooLarge(bytes) => Outcome::Fell(State::OutOfMemory, too_much(bytes)),
+        };
+        let line = match &outcome {
+            Outcome::Ran { step_seconds, peak_bytes } => json!({
+                "event": "run", "id": row.id, "settings": settings(row), "round": round, "step_seconds": step_seconds,
+                "peak_bytes": peak_bytes,
+            }),
+            Outcome::Fell(state, reason) => json!({
+                "event": "fell", "id": row.id, "settings": settings(row), "round": round, "state": state.name(), "reason": reason,
+            }),
+            Outcome::Interrupted => return Ok(outcome),
+        };
+        self.journal.write(&line)?;
+        Ok(outcome)
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn changed(&mut self, rows: &[Row], changed: usize) {
+        self.watch.rows(rows, Some(changed), self.tuning);
+    }
+
+    fn say(&mut self, word: &str) {
+        self.watch.say(word);
+    }
+}
+
+/// What `bench step --json` says: seconds of its steps, and the most bytes of a rank.
+fn read(text: &str) -> Option<(Vec<f64>, u64)> {
+    let line = text.lines().rev().find(|line| line.starts_with('{'))?;
+    let value: Value = serde_json::from_str(line).ok()?;
+    let steps: Vec<f64> = value["step_ms"].as_array()?.iter().filter_map(|ms| Some(ms.as_f64()? / 1e3)).collect();
+    let is_time = |seconds: &f64| seconds.is_finite() && *seconds > 0.0;
+    (!steps.is_empty() && steps.iter().all(is_time)).then_some((steps, value["peak_bytes"].as_u64()?))
+}

@@ -1,0 +1,355 @@
+//! Which configurations are measured, in which order, and until when.
+//!
+//! First each is measured once, a few in a round and the best so far beside them, in the order that `autotuning.tuner_type` says: `model_based` takes the best prediction that is left, corrects
+//! all predictions by what it finds, and ends when no prediction is better than what was measured. Then those that may be the best run in turn
+//! with each other, round after round, so that whatever slows the machine down slows all of them: half of them go after each round while there
+//! are many, and one goes when its ratio to the leader, round by round, is above 1 with 95 % confidence.
+
+use std::time::Duration;
+
+use zero_config::{Autotuning, Metric, TunerType};
+
+use super::correction::{Correction, Setting};
+use super::interval::Interval;
+use super::rounds::slowness;
+use super::row::{Row, Run, State};
+use zero_engine::Error;
+
+/// What a run of a configuration came to.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Outcome {
+    /// It ran; in which round is not for it to say.
+    Ran { step_seconds: Vec<f64>, peak_bytes: u64 },
+    /// It did not, and why.
+    Fell(State, String),
+    /// The user wants an end.
+    Interrupted,
+}
+
+/// Runs configurations.
+pub(super) trait Measure {
+    /// Starts one.
+    fn run(&mut self, row: &Row, round: usize) -> Result<Outcome, Error>;
+
+    /// Since the search began, what came before its first run included.
+    fn elapsed(&self) -> Duration;
+
+    /// Is told of all rows whenever one has changed.
+    fn changed(&mut self, rows: &[Row], changed: usize);
+
+    /// Is told why the search goes on otherwise.
+    fn say(&mut self, word: &str);
+}
+
+/// Why a search ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// There is nothing more to find out.
+    Done,
+    /// `autotuning.budget_seconds` are over.
+    Budget,
+    /// The user wanted it.
+    Interrupted,
+}
+
+/// Rounds of those that may be the best: as many of them at a time at first.
+const CONTENDERS: usize = 8;
+/// Those are contenders that took at most so many times as long as the best one.
+const NEAR: f64 = 1.2;
+/// So many are measured for the first time in one round.
+const AT_A_TIME: usize = 3;
+/// So many in a row were no better, before predictions are believed that no other one is.
+const CONVINCED: usize = 3;
+/// Those are alike of which one takes at most so many times as long as the other.
+const ALIKE: f64 = 1.01;
+/// Rounds in which the user's own configuration runs, though it be slower: for the gain.
+const OWN_ROUNDS: usize = 3;
+
+/// A search under way.
+pub(super) struct Search<'a> {
+    rows: &'a mut [Row],
+    tuning: &'a Autotuning,
+    /// What all trials of this search took, and how many they were.
+    spent: (Duration, u32),
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(rows: &'a mut [Row], tuning: &'a Autotuning) -> Self {
+        Self { rows, tuning, spent: (Duration::ZERO, 0) }
+    }
+
+    /// Measures until there is nothing more to find out.
+    ///
+    /// # Errors
+    /// Those of `measure`, which are not those of a trial.
+    pub(super) fn run(&mut self, measure: &mut impl Measure) -> Result<End, Error> {
+        match self.explore(measure)? {
+            Some(end) => Ok(end),
+            None => self.compare(measure),
+        }
+    }
+
+    fn metric(&self) -> Metric {
+        self.tuning.metric
+    }
+
+    /// Measures each once; `None` if that came to its own end.
+    fn explore(&mut self, measure: &mut impl Measure) -> Result<Option<End>, Error> {
+        loop {
+            self.correct();
+            let left = self.left(measure);
+            if left == 0 {
+                return Ok(Some(End::Budget));
+            }
+            let mut next = self.next(measure);
+            if next.is_empty() {
+                return Ok(None);
+            }
+            // Two that ran are worth more when it is known which is better than a third one.
+            let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
+            if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
+                measure.say("what is left of autotuning.budget_seconds is for the best in turn");
+                return Ok(None);
+            }
+            // The best one so far runs beside them: the machine may be slower than it was then.
+            next.extend(self.best());
+            let round = self.rounds();
+            for id in next {
+                if self.measure(id, round, measure)? {
+                    return Ok(Some(End::Interrupted));
+                }
+            }
+        }
+    }
+
+    /// The next ones to be measured for the first time; none if there is no reason to go on.
+    fn next(&self, measure: &mut impl Measure) -> Vec<usize> {
+        let mut open: Vec<&Row> = self.rows.iter().filter(|row| row.state == State::Predicted).collect();
+        let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count();
+        let left = self.tuning.tuner_num_trials.saturating_sub(tried);
+        if left == 0 && !open.is_empty() {
+            measure.say(&format!("{tried} configurations are measured: autotuning.tuner_num_trials"));
+        }
+        let patience = self.tuning.tuner_early_stopping;
+        if left == 0 || open.is_empty() {
+            return vec![];
+        }
+        if patience > 0 && self.without_gain() >= patience {
+            measure.say(&format!("the last {patience} configurations were no better: autotuning.tuner_early_stopping"));
+            return vec![];
+        }
+        let predicted = |row: &Row| row.predicted_cost(self.metric()).unwrap_or(f64::INFINITY);
+        match self.tuning.tuner_type {
+            TunerType::GridSearch => {}
+            TunerType::Random => open.sort_by_key(|row| crc32c::crc32c(&(row.id as u64 ^ 0x5eed).to_le_bytes())),
+            TunerType::ModelBased => open.sort_by(|a, b| {
+                // Of those that are as good, to a thousandth, the one that changes least.
+                let rounded = |row: &Row| (predicted(row).ln() * 1000.0).round();
+                rounded(a).total_cmp(&rounded(b)).then_with(|| changes(a).cmp(&changes(b)))
+            }),
+        }
+        if self.tuning.tuner_type == TunerType::ModelBased
+            && let (Some(best), Some(found)) = (open.first(), self.best().and_then(|id| self.costs()[id]))
+        {
+            let spread = self.correction().spread;
+            // Of one that is not predicted nothing can be said.
+            let is_hopeless = predicted(best).is_finite() && predicted(best) * (-spread).exp() >= found;
+            if is_hopeless && self.without_gain() >= CONVINCED {
+                measure.say(&format!(
+                    "no other is predicted to be better, within the {:.0} % by which predictions are off",
+                    spread * 100.0
+                ));
+                return vec![];
+            }
+        }
+        // The others are measured against the user's own.
+        open.sort_by_key(|row| row.id != 0);
+        let few = if patience > 0 { patience - self.without_gain() } else { AT_A_TIME };
+        open.iter().take(AT_A_TIME.min(left).min(few)).map(|row| row.id).collect()
+    }
+
+    /// How many were measured since the last one that was better than all before.
+    fn without_gain(&self) -> usize {
+        // The first run of each tells when it was measured.
+        let mut measured: Vec<(usize, f64)> = self
+            .rows
+            .iter()
+            .zip(self.costs())
+            .filter_map(|(row, cost)| Some((row.runs.first()?.round, cost?)))
+            .collect();
+        measured.sort_by_key(|(round, _)| *round);
+        let mut best = f64::INFINITY;
+        let mut since = 0;
+        for (_, cost) in measured {
+            since = if cost < best { 0 } else { since + 1 };
+            best = best.min(cost);
+        }
+        since
+    }
+
+    /// Runs those that may be the best in turn.
+    fn compare(&mut self, measure: &mut impl Measure) -> Result<End, Error> {
+        let Some(best) = self.best() else { return Ok(End::Done) };
+        let costs: Vec<f64> = self.costs().into_iter().map(|cost| cost.unwrap_or(f64::INFINITY)).collect();
+        let mut contenders: Vec<usize> = (0..costs.len()).filter(|&id| costs[id] <= costs[best] * NEAR).collect();
+        contenders.sort_by(|&a, &b| costs[a].total_cmp(&costs[b]));
+        let room = (self.left(measure) / OWN_ROUNDS).max(2);
+        contenders.truncate(if room > CONTENDERS { CONTENDERS } else { room - 1 });
+        if !contenders.contains(&0) && !self.rows[0].runs.is_empty() {
+            contenders.push(0);
+        }
+        for round in 1..=self.tuning.repeats {
+            if contenders.len() < 2 {
+                break;
+            }
+            measure.say(&format!("round {round}: {} configurations in turn", contenders.len()));
+            // There and back: who runs first in one round runs last in the next.
+            contenders.reverse();
+            let number = self.rounds();
+            for &id in &contenders {
+                let end = match self.left(measure) == 0 {
+                    true => Some(End::Budget),
+                    false => self.measure(id, number, measure)?.then_some(End::Interrupted),
+                };
+                if let Some(end) = end {
+                    // Of half a round, those that ran have nothing to be compared with.
+                    self.rows.iter_mut().for_each(|row| row.runs.retain(|run| run.round != number));
+                    return Ok(end);
+                }
+            }
+            contenders.retain(|&id| self.rows[id].state == State::Measured);
+            self.thin_out(&mut contenders, round);
+        }
+        self.correct();
+        Ok(End::Done)
+    }
+
+    /// Lets those go that are not the best, or not likely to be.
+    fn thin_out(&self, contenders: &mut Vec<usize>, round: usize) {
+        let metric = self.metric();
+        let costs = self.costs();
+        let cost = |id: usize| costs[id].unwrap_or(f64::INFINITY);
+        let Some(leader) = contenders.iter().copied().min_by(|&a, &b| cost(a).total_cmp(&cost(b))) else { return };
+        contenders.sort_by(|&a, &b| cost(a).total_cmp(&cost(b)));
+        let half = contenders.len().div_ceil(2).max(3);
+        let likely = contenders[..half.min(contenders.len())].to_vec();
+        contenders.retain(|&id| {
+            let slower = self.rows[id].over(&self.rows[leader], metric).is_some_and(|ratio| ratio.is_above(1.0));
+            match id {
+                _ if id == leader => true,
+                // It stays until the gain is known.
+                0 => !slower || round < OWN_ROUNDS.min(self.tuning.repeats),
+                _ => !slower && likely.contains(&id),
+            }
+        });
+        // Alone with a configuration that is surely slower, the leader has nothing more to show.
+        if contenders[..] == [leader] {
+            contenders.clear();
+        }
+    }
+
+    /// Measures one; whether the user wants an end.
+    fn measure(&mut self, id: usize, round: usize, measure: &mut impl Measure) -> Result<bool, Error> {
+        let began = measure.elapsed();
+        let outcome = measure.run(&self.rows[id], round)?;
+        self.spent = (self.spent.0 + measure.elapsed().saturating_sub(began), self.spent.1 + 1);
+        match outcome {
+            Outcome::Interrupted => return Ok(true),
+            Outcome::Ran { step_seconds, peak_bytes } => {
+                let row = &mut self.rows[id];
+                row.state = State::Measured;
+                row.runs.push(Run { round, step_seconds, peak_bytes });
+            }
+            Outcome::Fell(state, reason) => {
+                let row = &mut self.rows[id];
+                // One that ran before and does not now is not to be relied on.
+                (row.state, row.reason) = (state, Some(reason));
+            }
+        }
+        measure.changed(self.rows, id);
+        Ok(false)
+    }
+
+    /// The number of the next round.
+    fn rounds(&self) -> usize {
+        self.rows.iter().flat_map(|row| &row.runs).map(|run| run.round + 1).max().unwrap_or(0)
+    }
+
+    /// How many more trials the budget allows, if they take as long as those before; without a budget, any number.
+    fn left(&self, measure: &impl Measure) -> usize {
+        let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
+        let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
+        let each = self.spent.0.as_secs_f64() / f64::from(self.spent.1.max(1));
+        match each > 0.0 {
+            true => (left.as_secs_f64() / each).ceil() as usize,
+            false if left.is_zero() => 0,
+            false => usize::MAX,
+        }
+    }
+
+    /// What is minimised, by row; only of those that run.
+    fn costs(&self) -> Vec<Option<f64>> {
+        costs(self.rows, self.metric())
+    }
+
+    /// The best one of those that run.
+    fn best(&self) -> Option<usize> {
+        best(self.rows, self.metric())
+    }
+
+    fn correction(&self) -> Correction {
+        let measured = self.rows.iter().zip(self.costs()).filter_map(|(row, measured)| {
+            let settings: &[Setting] = &row.candidate.settings;
+            let planned = row.planned.as_ref()?;
+            let predicted = super::objective::cost(self.metric(), &planned.work, row.predicted?);
+            Some((settings, measured? / predicted))
+        });
+        Correction::fit(&measured.collect::<Vec<_>>())
+    }
+
+    fn correct(&mut self) {
+        let correction = self.correction();
+        for row in self.rows.iter_mut() {
+            row.corrected = row.predicted.map(|seconds| seconds * correction.factor(&row.candidate.settings));
+        }
+    }
+}
+
+/// What is minimised, by row; only of those that run.
+fn costs(rows: &[Row], metric: Metric) -> Vec<Option<f64>> {
+    let slowness = slowness(rows);
+    let cost = |row: &Row| row.measured_cost(&slowness, metric).filter(|_| row.state == State::Measured);
+    rows.iter().map(cost).collect()
+}
+
+/// The best one of those that ran to the last: a single lucky run makes none.
+pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
+    let costs = costs(rows, metric);
+    let cost = |row: &&Row| costs[row.id].unwrap_or(f64::INFINITY);
+    let run = || rows.iter().filter(|row| row.state == State::Measured);
+    let last = run().flat_map(|row| &row.runs).map(|run| run.round).max()?;
+    let in_turn = run().filter(|row| row.runs.len() > 1 && row.runs.iter().any(|run| run.round == last));
+    let finalists: Vec<&Row> = if in_turn.clone().count() > 1 { in_turn.collect() } else { run().collect() };
+    let least = finalists.iter().map(cost).fold(f64::INFINITY, f64::min);
+    // No run tells a hundredth apart: what the user's file need not change it does not.
+    let near = finalists.iter().filter(|row| cost(row) <= least * ALIKE);
+    near.min_by(|a, b| changes(a).cmp(&changes(b)).then(cost(a).total_cmp(&cost(b)))).map(|row| row.id)
+}
+
+/// How many times better a row is than the user's own: round by round where both ran, or else as if all rounds had been as fast, and then
+/// nobody knows how sure that is.
+pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> {
+    let paired = rows[0].over(&rows[of], metric);
+    paired.or_else(|| {
+        let costs = costs(rows, metric);
+        Interval::of(&[costs[0]? / costs[of]?])
+    })
+}
+
+/// How much of the user's file it changes.
+fn changes(row: &Row) -> usize {
+    row.candidate.settings.len()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,393 @@
+//! Which configurations are tried: what `autotuning.space` says of a key, and for the keys that decide how fast a step is, values of our own
+//! where it says nothing.
+//!
+//! A value that makes no difference is not tried: a ZeRO stage where there is one replica, a schedule where there is one stage. The global batch
+//! is kept, by accumulating as many micro-batches as it takes, unless its size is one of the things to be tried.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zero_config::{Autotuning, Config, Dimension, Origin};
+
+use super::correction::Setting;
+use zero_engine::Error;
+
+/// More configurations than this are not even planned.
+const MOST: usize = 20_000;
+
+const RANKS: &str = "launcher.num_processes";
+const STAGES: &str = "pipeline.stages";
+const SCHEDULE: &str = "pipeline.schedule";
+const ZERO: &str = "zero_optimization.stage";
+const BATCH: &str = "train_batch_size";
+const MICRO: &str = "train_micro_batch_size_per_gpu";
+const ACCUMULATION: &str = "gradient_accumulation_steps";
+const RECOMPUTE: &str = "activation_checkpointing.enabled";
+const INTERVAL: &str = "activation_checkpointing.interval";
+const OVERLAP: &str = "zero_optimization.overlap_comm";
+const PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size";
+const REUSE: &str = "zero_optimization.stage3_max_reuse_distance";
+const BUCKET: &str = "zero_optimization.reduce_bucket_size";
+const STATE: &str = "zero_optimization.offload_optimizer.device";
+const PARAMETERS: &str = "zero_optimization.offload_param.device";
+
+/// Those that have values of our own.
+const OURS: [&str; 15] = [
+    RANKS,
+    STAGES,
+    SCHEDULE,
+    ZERO,
+    BATCH,
+    MICRO,
+    ACCUMULATION,
+    RECOMPUTE,
+    INTERVAL,
+    OVERLAP,
+    PREFETCH,
+    REUSE,
+    BUCKET,
+    STATE,
+    PARAMETERS,
+];
+
+/// Learning rates, which go with the square root of the global batch.
+const RATES: [&str; 5] = [
+    "optimizer.params.lr",
+    "scheduler.params.warmup_max_lr",
+    "scheduler.params.cycle_max_lr",
+    "scheduler.params.cycle_min_lr",
+    "scheduler.params.lr_range_test_min_lr",
+];
+
+/// A configuration that may be tried.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Ranks.
+    pub ranks: usize,
+    /// What differs from the user's file, as `--set` takes it.
+    pub settings: Vec<(String, String)>,
+}
+
+/// What the user's configuration says, and what is to be tried.
+struct Space<'a> {
+    base: &'a Config,
+    tuning: &'a Autotuning,
+    /// Of the user's configuration, by path.
+    values: BTreeMap<String, String>,
+}
+
+/// A configuration as far as it is decided.
+#[derive(Debug, Clone)]
+struct Partial {
+    ranks: usize,
+    stages: usize,
+    zero: String,
+    settings: Vec<Setting>,
+}
+
+/// All candidates; the first one is the user's own configuration.
+///
+/// # Errors
+/// More than [`MOST`].
+pub(super) fn candidates(base: &Config, tuning: &Autotuning) -> Result<Vec<Candidate>, Error> {
+    let values = base.leaves().into_iter().map(|(path, value)| (path, plain(&value).to_string())).collect();
+    let space = Space { base, tuning, values };
+    let mut all = vec![Candidate { ranks: base.world_size, settings: vec![] }];
+    let mut seen: BTreeSet<(usize, Vec<Setting>)> = BTreeSet::from([(base.world_size, vec![])]);
+    for partial in space.all()? {
+        let settings = partial.settings.into_iter().filter(|(path, value)| space.differs(path, value));
+        let settings: Vec<Setting> = settings.collect();
+        if seen.insert((partial.ranks, settings.clone())) {
+            all.push(Candidate { ranks: partial.ranks, settings });
+        }
+    }
+    Ok(all)
+}
+
+impl Space<'_> {
+    fn all(&self) -> Result<Vec<Partial>, Error> {
+        type Choose<'s> = &'s dyn Fn(&Partial) -> Vec<Vec<Setting>>;
+        let one = |path: &str, values: Vec<String>| -> Vec<Vec<Setting>> {
+            values.into_iter().map(|value| vec![(path.to_string(), value)]).collect()
+        };
+        let replicas = |partial: &Partial| partial.ranks / partial.stages;
+        let choices: [Choose<'_>; 9] = [
+            &|p| one(SCHEDULE, self.where_it_matters(SCHEDULE, p.stages > 1, || self.schedules())),
+            &|p| self.batches(replicas(p)),
+            &|_| self.recomputations(),
+            &|p| one(OVERLAP, self.where_it_matters(OVERLAP, replicas(p) > 1, || vec!["true".into(), "false".into()])),
+            &|p| {
+                let matters = p.zero == "3" && replicas(p) > 1;
+                one(REUSE, self.where_it_matters(REUSE, matters, || self.base_and(REUSE, &["0", "1000000000"])))
+            },
+            &|p| {
+                let waits = p.settings.iter().any(|(path, value)| path == OVERLAP && value == "false");
+                let matters = p.zero == "3" && replicas(p) > 1 && !waits;
+                one(PREFETCH, self.where_it_matters(PREFETCH, matters, || self.base_and(PREFETCH, &["0"])))
+            },
+            &|p| {
+                // A bucket holds segments back; layer by layer is what `auto` is.
+                let matters = p.zero != "3" && replicas(p) > 1;
+                one(BUCKET, self.where_it_matters(BUCKET, matters, || self.base_and(BUCKET, &["500000000"])))
+            },
+            &|_| one(STATE, self.or_ours(STATE, || self.devices(STATE))),
+            &|p| one(PARAMETERS, self.where_it_matters(PARAMETERS, p.zero == "3", || self.devices(PARAMETERS))),
+        ];
+        let mut all = self.meshes();
+        for choose in choices {
+            all = self.multiply(all, choose)?;
+        }
+        for Dimension { path, values, .. } in self.tuning.space.iter().filter(|of| !OURS.contains(&of.path.as_str())) {
+            all = self.multiply(all, &|_| one(path, values.clone()))?;
+        }
+        Ok(all)
+    }
+
+    fn multiply(
+        &self,
+        all: Vec<Partial>,
+        choose: &dyn Fn(&Partial) -> Vec<Vec<Setting>>,
+    ) -> Result<Vec<Partial>, Error> {
+        let mut more = vec![];
+        for partial in all {
+            for settings in choose(&partial) {
+                let mut next = partial.clone();
+                next.settings.extend(settings);
+                more.push(next);
+            }
+            if more.len() > MOST {
+                return Err(Error::setting(
+                    "autotuning.space",
+                    format!("there are more than {MOST} configurations to try"),
+                    "give some keys fewer values; `autotuning.fast: true` tries ZeRO stages and micro-batches alone",
+                ));
+            }
+        }
+        Ok(more)
+    }
+
+    /// Ranks, stages and ZeRO stages.
+    fn meshes(&self) -> Vec<Partial> {
+        let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
+        let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
+            let found = self.or_ours(path, || ours().iter().map(ToString::to_string).collect());
+            found.iter().filter_map(|value| value.parse().ok()).filter(|&n| n > 0).collect()
+        };
+        let most = self.base.world_size;
+        let mut all = vec![];
+        for ranks in
+            numbers(RANKS, &|| if self.tuning.fast { vec![most] } else { powers(most).chain([most]).collect() })
+        {
+            let stages = || match self.tuning.fast {
+                true => vec![self.base.pipeline.stages],
+                false => powers(ranks).chain([ranks]).filter(|&stages| ranks.is_multiple_of(stages)).collect(),
+            };
+            for stages in numbers(STAGES, &stages) {
+                // `auto` of the ranks goes with them.
+                if !ranks.is_multiple_of(stages) {
+                    continue;
+                }
+                let ours = || ["0", "1", "2", "3"].map(String::from).to_vec();
+                for zero in self.where_it_matters(ZERO, ranks > stages, ours) {
+                    let settings = [(RANKS, ranks.to_string()), (STAGES, stages.to_string()), (ZERO, zero.clone())];
+                    let settings = settings.map(|(path, value)| (path.to_string(), value)).to_vec();
+                    all.push(Partial { ranks, stages, zero, settings });
+                }
+            }
+        }
+        all
+    }
+
+    /// Global batch, micro-batch and accumulation, with the learning rates that belong to the batch.
+    fn batches(&self, replicas: usize) -> Vec<Vec<Setting>> {
+        let tuning = self.tuning;
+        let kept = self.base.train_batch_size;
+        let parse =
+            |values: &[String]| -> Vec<usize> { values.iter().filter_map(|value| value.parse().ok()).collect() };
+        let batches = match (self.said(BATCH), tuning.max_train_batch_size) {
+            (Some(values), _) => parse(values),
+            (None, Some(most)) => {
+                let least = tuning.min_train_batch_size;
+                let halved = std::iter::successors(Some(kept), |n| n.is_multiple_of(2).then_some(n / 2));
+                let doubled = std::iter::successors(Some(kept * 2), |n| Some(n * 2));
+                let mut all: Vec<usize> = halved.take_while(|&n| n >= least.max(1)).collect();
+                all.extend(doubled.take_while(|&n| n <= most));
+                all.retain(|&n| n <= most);
+                all
+            }
+            (None, None) => vec![kept],
+        };
+        let mut all = vec![];
+        for batch in batches {
+            let of_rank = batch / replicas;
+            if of_rank == 0 || !batch.is_multiple_of(replicas) {
+                continue;
+            }
+            for micro in self.micro_batches(of_rank) {
+                if micro == 0 || !of_rank.is_multiple_of(micro) {
+                    continue;
+                }
+                let accumulation = of_rank / micro;
+                if self.said(ACCUMULATION).is_some_and(|values| !parse(values).contains(&accumulation)) {
+                    continue;
+                }
+                let mut settings = vec![];
+                // Of the three, those that the file leaves out follow from the others.
+                if self.is_typed(BATCH) || !self.is_typed(MICRO) {
+                    settings.push((BATCH.to_string(), batch.to_string()));
+                }
+                settings.push((MICRO.to_string(), micro.to_string()));
+                if self.is_typed(ACCUMULATION) || !self.is_typed(BATCH) {
+                    settings.push((ACCUMULATION.to_string(), accumulation.to_string()));
+                }
+                if batch != kept {
+                    settings.extend(self.rates((batch as f64 / kept as f64).sqrt()));
+                }
+                all.push(settings);
+            }
+        }
+        all
+    }
+
+    fn micro_batches(&self, of_rank: usize) -> Vec<usize> {
+        let tuning = self.tuning;
+        if let Some(values) = self.said(MICRO) {
+            return values.iter().filter_map(|value| value.parse().ok()).collect();
+        }
+        let (least, most) = (tuning.min_train_micro_batch_size_per_gpu, tuning.max_train_micro_batch_size_per_gpu);
+        let own = self.base.train_micro_batch_size_per_gpu;
+        let powers = std::iter::successors(Some(1usize), |n| n.checked_mul(2)).take_while(|&n| n <= of_rank.min(most));
+        let fits = |&n: &usize| n >= least && n <= most && of_rank.is_multiple_of(n);
+        let all: BTreeSet<usize> = powers.chain([own]).filter(fits).collect();
+        let all: Vec<usize> = all.into_iter().collect();
+        match tuning.num_tuning_micro_batch_sizes {
+            // As far apart as they can be.
+            Some(few) if few < all.len() => {
+                let at = |index: usize| if few == 1 { all.len() - 1 } else { index * (all.len() - 1) / (few - 1) };
+                (0..few).map(|index| all[at(index)]).collect()
+            }
+            _ => all,
+        }
+    }
+
+    fn rates(&self, factor: f64) -> Vec<Setting> {
+        let scaled = |path: &&str| {
+            let rate: f64 = self.values.get(*path)?.parse().ok()?;
+            self.is_typed(path).then(|| ((*path).to_string(), format!("{:e}", rate * factor)))
+        };
+        RATES.iter().filter_map(scaled).collect()
+    }
+
+    fn recomputations(&self) -> Vec<Vec<Setting>> {
+        let setting = |path: &str, value: &str| (path.to_string(), value.to_string());
+        if self.tuning.fast && self.said(RECOMPUTE).is_none() && self.said(INTERVAL).is_none() {
+            return vec![vec![]];
+        }
+        let mut all = vec![];
+        let own = self.value(RECOMPUTE).to_string();
+        let switches = self.or_ours(RECOMPUTE, || match self.said(INTERVAL) {
+            Some(_) => vec!["true".into()],
+            None => vec!["false".into(), "true".into()],
+        });
+        for switch in switches {
+            if switch != "true" {
+                // A file that says nothing says this.
+                all.push(if own == "true" { vec![setting(RECOMPUTE, &switch)] } else { vec![] });
+                continue;
+            }
+            // A number of checkpoints would contradict an interval.
+            let has_number = self.is_typed("activation_checkpointing.number_checkpoints");
+            let intervals = match self.said(INTERVAL) {
+                Some(values) => values.to_vec(),
+                None if has_number => vec![],
+                None => vec!["1".into(), "2".into()],
+            };
+            if intervals.is_empty() {
+                all.push(vec![setting(RECOMPUTE, "true")]);
+            }
+            for interval in intervals {
+                let mut settings = vec![setting(RECOMPUTE, "true")];
+                // It is what the section says by itself.
+                if interval != "1" || !self.value(INTERVAL).is_empty() {
+                    settings.push(setting(INTERVAL, &interval));
+                }
+                all.push(settings);
+            }
+        }
+        all
+    }
+
+    fn schedules(&self) -> Vec<String> {
+        self.base_and(SCHEDULE, &["1f1b", "zb_h1"])
+    }
+
+    /// Tiers for which the file names a folder.
+    fn devices(&self, path: &str) -> Vec<String> {
+        let folder = path.replace(".device", ".nvme_path");
+        let has_folder = self.values.get(&folder).is_some_and(|folder| folder != "null");
+        self.base_and(path, if has_folder { &["none", "nvme"] } else { &[] })
+    }
+
+    /// What `autotuning.space` says of a key.
+    fn said(&self, path: &str) -> Option<&[String]> {
+        self.tuning.space.iter().find(|of| of.path == path).map(|of| &of.values[..])
+    }
+
+    /// What is said of a key, else our values, unless only few keys are to be tried.
+    fn or_ours(&self, path: &str, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
+        match self.said(path) {
+            Some(values) => values.iter().map(|value| plain(value).to_string()).collect(),
+            None if self.tuning.fast && ![ZERO, RANKS, STAGES].contains(&path) => vec![self.value(path).to_string()],
+            None => ours(),
+        }
+    }
+
+    /// As [`or_ours`](Self::or_ours) where it matters; elsewhere one value, that of the file if it is one of them.
+    fn where_it_matters(&self, path: &str, matters: bool, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
+        if matters {
+            return self.or_ours(path, ours);
+        }
+        let own = self.value(path).to_string();
+        match self.said(path) {
+            Some(values) if !values.iter().any(|value| plain(value) == own) => {
+                values.first().cloned().into_iter().collect()
+            }
+            _ => vec![own],
+        }
+    }
+
+    fn base_and(&self, path: &str, more: &[&str]) -> Vec<String> {
+        let own = self.value(path);
+        let others = more.iter().filter(|&&value| value != own).map(ToString::to_string);
+        std::iter::once(own.to_string()).chain(others).collect()
+    }
+
+    /// What the user's configuration has; a switch of a section that is not there is off.
+    fn value(&self, path: &str) -> &str {
+        match self.values.get(path) {
+            Some(value) => value,
+            None if path == RECOMPUTE => "false",
+            None => "",
+        }
+    }
+
+    fn differs(&self, path: &str, value: &str) -> bool {
+        let own = self.value(path);
+        let as_number = |text: &str| text.parse::<f64>().ok();
+        own != value && (as_number(own).is_none() || as_number(own) != as_number(value))
+    }
+
+    fn is_typed(&self, path: &str) -> bool {
+        matches!(self.base.origins.get(path), Origin::Line(_) | Origin::Set)
+    }
+}
+
+/// A YAML scalar without its quotes.
+fn plain(value: &str) -> &str {
+    let inner = |quote: char| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote));
+    inner('"').or_else(|| inner('\'')).unwrap_or(value)
+}
+
+/// Whether a key is one that decides how a step is carried out, and not what a layer takes.
+pub(super) fn is_ours(path: &str) -> bool {
+    OURS.contains(&path)
+}

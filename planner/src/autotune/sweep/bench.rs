@@ -1,0 +1,170 @@
+//! Trials as processes of `zero-train`, whose evaluations are read while they train.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use zero_config::{Autotuning, Config, Origin};
+
+use super::SweepWatch;
+use super::metrics::{Evaluated, Metrics};
+use super::search::{Judge, Train};
+use super::trial::{Evaluation, Outcome, SweepTrial, TrialState};
+use crate::autotune::correction::{Setting, overrides};
+use crate::autotune::journal::Journal;
+use crate::autotune::outlook;
+use crate::autotune::request::{Request, memory, too_long, too_much};
+use crate::autotune::trial::{Ended, Trial};
+use zero_engine::Error;
+
+/// The status of a run that diverged: `Error::exit_status`.
+const DIVERGED: i32 = 5;
+
+/// Runs this program.
+pub(super) struct Bench<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) base: &'a Config,
+    pub(super) tuning: &'a Autotuning,
+    /// Overrides of all trials, before their settings.
+    pub(super) overrides: Vec<String>,
+    /// The user's text, as it was when the sweep began.
+    pub(super) file: PathBuf,
+    /// Where each trial has its folder.
+    pub(super) folder: PathBuf,
+    pub(super) journal: Journal,
+    pub(super) watch: &'a mut dyn SweepWatch,
+}
+
+/// What was seen of a trial while it ran.
+#[derive(Default)]
+struct Seen {
+    evaluations: Vec<Evaluation>,
+    /// Why it need not go on.
+    verdict: Option<(TrialState, String)>,
+}
+
+impl Seen {
+    /// Reads what is new. Evaluations are judged one by one, so that it does not count how often somebody looked: what a trial did after the
+    /// verdict, it might as well not have done.
+    fn look(&mut self, metrics: &mut Metrics, judge: &Judge<'_>) {
+        for evaluated in metrics.new_ones() {
+            if self.verdict.is_some() {
+                return;
+            }
+            match evaluated {
+                Evaluated::NotFinite { step } => {
+                    let reason = format!("the evaluation loss after step {step} is not finite");
+                    self.verdict = Some((TrialState::Diverged, reason));
+                }
+                Evaluated::Loss(evaluation) => {
+                    self.evaluations.push(evaluation);
+                    self.verdict = judge(&self.evaluations).map(|reason| (TrialState::Stopped, reason));
+                }
+            }
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// How long a trial may take. The default is meant for runs of a few steps, and a trial is a whole training.
+    fn deadline(&self) -> Duration {
+        match self.base.origins.get("autotuning.trial_timeout_seconds") {
+            Origin::Default => Duration::MAX,
+            _ => Duration::from_secs(self.tuning.trial_timeout_seconds),
+        }
+    }
+
+    /// The configuration of a trial, or why there is none.
+    fn resolve(&self, overrides: &[String]) -> Result<Config, String> {
+        let config = outlook::resolve(&self.request.source, overrides, self.base.world_size)?;
+        match no_evaluation(&config) {
+            Some(reason) => Err(reason),
+            None => Ok(config),
+        }
+    }
+
+    fn arguments(&self, out: &Path, overrides: &[String]) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec![
+            "--config".into(),
+            self.file.clone().into(),
+            "-n".into(),
+            self.base.world_size.to_string().into(),
+            "--plain".into(),
+            "--out".into(),
+            out.into(),
+        ];
+        arguments.extend(overrides.iter().flat_map(|change| ["--set".into(), change.into()]));
+        arguments
+    }
+}
+
+/// Why there will be no evaluation, if there will be none.
+fn no_evaluation(config: &Config) -> Option<String> {
+    match (config.training.eval_every, config.training.max_steps) {
+        (0, _) => Some("training.eval_every is 0, and a sweep is judged by the evaluation loss".into()),
+        (every, Some(steps)) if every > steps => {
+            Some(format!("training.eval_every is {every}, more than the {steps} steps of a trial"))
+        }
+        _ => None,
+    }
+}
+
+impl Train for Bench<'_> {
+    fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<Outcome>, Error> {
+        if self.request.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let overrides: Vec<String> = self.overrides.iter().cloned().chain(overrides(settings)).collect();
+        let config = match self.resolve(&overrides) {
+            Ok(config) => config,
+            Err(reason) => {
+                let (state, reason) = (TrialState::Refused, Some(reason));
+                return Ok(Some(Outcome { state, reason, evaluations: vec![] }));
+            }
+        };
+        let out = self.folder.join(format!("{id:03}"));
+        // That of a trial that was interrupted.
+        match std::fs::remove_dir_all(&out) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::Io { path: out, source });
+            }
+            _ => {}
+        }
+        let trial = Trial {
+            program: &self.request.program,
+            arguments: self.arguments(&out, &overrides),
+            deadline: self.deadline(),
+            memory: memory(self.base, self.base.world_size),
+            stop: self.request.stop,
+        };
+        let metrics = Metrics::new(out.join("metrics.jsonl"), config.training.eval_every as u64);
+        let state = RefCell::new((Seen::default(), metrics));
+        let look = || {
+            let (seen, metrics) = &mut *state.borrow_mut();
+            seen.look(metrics, judge);
+            seen.verdict.is_none()
+        };
+        let ended = trial.run_while(&look);
+        look();
+        let (seen, _) = state.into_inner();
+        let (state, reason) = match (ended, seen.verdict) {
+            (Ended::Interrupted, _) => return Ok(None),
+            (_, Some((state, reason))) => (state, Some(reason)),
+            (Ended::Well(_), None) if !seen.evaluations.is_empty() => (TrialState::Finished, None),
+            (Ended::Well(_) | Ended::Dropped, None) => (TrialState::Failed, Some("it was not evaluated".into())),
+            (Ended::Badly { status: Some(DIVERGED), reason }, None) => (TrialState::Diverged, Some(reason)),
+            (Ended::Badly { reason, .. }, None) => (TrialState::Failed, Some(reason)),
+            (Ended::TimedOut, None) => (TrialState::TimedOut, Some(too_long(self.tuning))),
+            (Ended::TooLarge(bytes), None) => (TrialState::OutOfMemory, Some(too_much(bytes))),
+        };
+        Ok(Some(Outcome { state, reason, evaluations: seen.evaluations }))
+    }
+
+    fn ended(&mut self, trial: &SweepTrial) -> Result<(), Error> {
+        self.journal.write(&trial.value())?;
+        self.watch.trial(trial);
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! A sweep: the configuration is trained with different hyperparameters, and the lowest evaluation loss wins.
+//!
+//! `search.rs` goes through the trials, whose points `propose.rs` and `tpe.rs` choose, and `median.rs` says which are not worth their end.
+//! [`sweep`] is what `zero-train autotune --sweep` calls; it starts copies of that program, one at a time, each with all ranks.
+
+mod bench;
+mod domain;
+mod median;
+mod metrics;
+mod propose;
+mod search;
+mod tpe;
+mod trial;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use zero_config::{Autotuning, Config, Sweep};
+
+pub use trial::{Evaluation, SweepTrial, TrialState};
+
+use super::journal::Journal;
+use super::request::{Request, begin, refuse_to_overwrite, unwritable};
+use super::results::edited;
+use super::search::End;
+use bench::Bench;
+use zero_engine::Error;
+use zero_engine::words::counted;
+
+/// Files of a sweep.
+const JOURNAL: &str = "sweep.jsonl";
+const BEST: &str = "sweep-best.yaml";
+/// Where the trials have their folders.
+const TRIALS: &str = "sweep";
+/// Where the file does not say how often a trial is evaluated.
+const EVALUATIONS: usize = 10;
+
+/// Who looks on.
+pub trait SweepWatch {
+    /// A trial has ended.
+    fn trial(&mut self, trial: &SweepTrial);
+
+    /// What goes on.
+    fn say(&mut self, word: &str);
+}
+
+/// What was found.
+#[derive(Debug)]
+pub struct Swept {
+    /// All trials, in their order.
+    pub trials: Vec<SweepTrial>,
+    /// The one that finished with the lowest evaluation loss; `None` if none finished.
+    pub best: Option<usize>,
+    /// The files that were written: `sweep-best.yaml` if there is a best one, `sweep.jsonl`.
+    pub files: Vec<PathBuf>,
+    /// Whether the user ended it.
+    pub interrupted: bool,
+}
+
+/// Searches `autotuning.sweep` for the hyperparameters with the lowest evaluation loss.
+///
+/// # Errors
+/// A configuration without the section, or that is wrong by itself; a grid of too many combinations; a folder that cannot be written. A
+/// trial that fails is none.
+pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept, Error> {
+    let began = Instant::now();
+    let (base, tuning, head) = begin(request)?;
+    let Some(sweep) = &tuning.sweep else {
+        let help = "write for example `autotuning: {sweep: {space: {optimizer.params.lr: [1e-4, 3e-4, 1e-3]}}}`";
+        return Err(Error::setting("autotuning.sweep", "there is no such section, and it says what to try", help));
+    };
+    let (_, most) = propose::strategy(sweep)?;
+    let changes = changes(&base, sweep, watch)?;
+    let (journal, lines) = open(&tuning, request.resume, &head)?;
+    let folder = tuning.results_dir.join(TRIALS);
+    let file = folder.join("base.yaml");
+    std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;
+    watch.say(&format!("{} of {}", counted(most, "trial", "trials"), method(sweep)));
+    let earlier = lines.iter().filter(|line| line["event"] == "trial").count();
+    if earlier > 0 {
+        watch.say(&format!("{} of an earlier sweep", counted(earlier, "trial", "trials")));
+    }
+    let overrides = request.overrides.iter().cloned().chain(changes).collect();
+    let mut bench = Bench { request, base: &base, tuning: &tuning, overrides, file, folder, journal, watch };
+    let until = tuning.budget_seconds.map(|seconds| began + Duration::from_secs(seconds));
+    let (trials, end) = search::run(sweep, &lines, until, &mut bench)?;
+    if end == End::Budget {
+        bench.watch.say("the time is over: autotuning.budget_seconds");
+    }
+    finish(request, &tuning.results_dir, bench.journal, trials, end)
+}
+
+fn method(sweep: &Sweep) -> String {
+    let dimensions = counted(sweep.space.len(), "hyperparameter", "hyperparameters");
+    format!("{dimensions}, by {}", sweep.method)
+}
+
+/// Overrides of all trials.
+fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<Vec<String>, Error> {
+    const EVAL_EVERY: &str = "training.eval_every";
+    // What the command line of a trial says anyway.
+    let ours = ["launcher.num_processes", "training.output_dir"];
+    if let Some(dimension) = sweep.space.iter().find(|dimension| ours.contains(&dimension.path.as_str())) {
+        let message = format!(
+            "`{}` is no hyperparameter: all trials have the same ranks, and folders of their own",
+            dimension.path
+        );
+        return Err(Error::setting("autotuning.sweep.space", message, "leave it out"));
+    }
+    // Trials leave nothing to go on from, and one that dies is not started again.
+    let mut changes: Vec<String> =
+        ["training.save_every=0", "training.save_last=false", "training.sample=", "launcher.max_restarts=0"]
+            .map(String::from)
+            .to_vec();
+    if let Some(steps) = sweep.max_steps {
+        changes.extend(["training.epochs=".into(), format!("training.max_steps={steps}")]);
+    }
+    let steps = sweep.max_steps.or(base.training.max_steps);
+    let is_tried = sweep.space.iter().any(|dimension| dimension.path == EVAL_EVERY);
+    match (base.training.eval_every, steps) {
+        _ if is_tried => {}
+        (0, Some(steps)) => {
+            let every = (steps / EVALUATIONS).max(1);
+            watch.say(&format!(
+                "training.eval_every is not given: trials are evaluated every {}",
+                counted(every, "step", "steps")
+            ));
+            changes.push(format!("{EVAL_EVERY}={every}"));
+        }
+        (0, None) => {
+            let message = "it is 0, and a sweep is judged by the evaluation loss";
+            return Err(Error::setting(EVAL_EVERY, message, "write every how many steps a trial is evaluated"));
+        }
+        (every, Some(steps)) if every > steps => {
+            let message = format!("{every} is more than the {steps} steps of a trial: it would not be evaluated");
+            return Err(Error::setting(
+                EVAL_EVERY,
+                message,
+                "write a smaller one, or a larger autotuning.sweep.max_steps",
+            ));
+        }
+        _ => {}
+    }
+    Ok(changes)
+}
+
+/// The journal, and what an earlier sweep has written there.
+fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>), Error> {
+    let folder = tuning.results_dir.join(TRIALS);
+    let failed = unwritable(&folder);
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    if resume && let Some(found) = Journal::reopen(&tuning.results_dir, JOURNAL, head)? {
+        return Ok(found);
+    }
+    refuse_to_overwrite(tuning, JOURNAL)?;
+    // Only what a sweep writes.
+    for entry in std::fs::read_dir(&folder).map_err(failed)?.flatten() {
+        let is_trial = entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+        if is_trial {
+            std::fs::remove_dir_all(entry.path()).map_err(failed)?;
+        }
+    }
+    let _ = std::fs::remove_file(tuning.results_dir.join(BEST));
+    Ok((Journal::create(&tuning.results_dir, JOURNAL, head)?, vec![]))
+}
+
+/// Writes the best file and the journal's end.
+fn finish(
+    request: &Request<'_>,
+    folder: &Path,
+    mut journal: Journal,
+    trials: Vec<SweepTrial>,
+    end: End,
+) -> Result<Swept, Error> {
+    let finished = trials.iter().filter(|trial| trial.state == TrialState::Finished);
+    let best = finished.min_by(|a, b| a.compare(b));
+    let mut files = vec![];
+    if let Some(best) = best {
+        let path = folder.join(BEST);
+        let text = edited(request, request.ranks, &best.settings)?;
+        std::fs::write(&path, text).map_err(|source| Error::Io { path: path.clone(), source })?;
+        files.push(path);
+    }
+    files.push(folder.join(JOURNAL));
+    let (best, interrupted) = (best.map(|best| best.id), end == End::Interrupted);
+    journal.write(&json!({ "event": "end", "best": best, "interrupted": interrupted }))?;
+    Ok(Swept { trials, best, files, interrupted })
+}

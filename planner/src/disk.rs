@@ -1,0 +1,36 @@
+//! Whether disks have room for what is to live there.
+
+use zero_engine::Error;
+use zero_engine::settings::Settings;
+use zero_partition::{Layout, disk_bytes};
+use zero_pipeline::{Coordinates, Stages};
+
+/// Whether the folders can be written to and have room for the files of all ranks, which are on this machine.
+///
+/// # Errors
+/// The key of the folder that cannot or has not.
+pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings) -> Result<(), Error> {
+    let disk = &settings.zero.disk;
+    if !layout.uses_disk() {
+        return Ok(());
+    }
+    let (width, states) = (settings.dtype.size_in_bytes(), settings.zero.optimizer.states().len());
+    let of_rank = |(stage, replica)| disk_bytes(layout, stages, Coordinates { stage, replica }, width, states);
+    let ranks = (0..stages.count()).flat_map(|stage| (0..layout.ranks()).map(move |replica| (stage, replica)));
+    let (optimizer, parameters) =
+        ranks.map(of_rank).fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
+    let mut folders = vec![("offload_optimizer", &disk.optimizer, optimizer)];
+    match (&disk.optimizer, &disk.parameters) {
+        // One folder has room for both.
+        (Some(one), Some(other)) if one == other => folders[0].2 += parameters,
+        _ => folders.push(("offload_param", &disk.parameters, parameters)),
+    }
+    for (section, folder, bytes) in folders {
+        let Some(folder) = folder else { continue };
+        zero_tier::check(folder, bytes).map_err(|error| {
+            let key = format!("zero_optimization.{section}.nvme_path");
+            Error::setting(&key, error.to_string(), error.help())
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Memory that is known before the run: a rank's program, walked with the sizes that carrying it out will ask the allocator for.
+//!
+//! The walk allocates, frees and keeps what the executor and `Zero` do, in their order; layers say what they take
+//! (`zero_model::memory`). What is planned is what the allocator counts (`zero_comm::heap`), so a test can hold one against the other.
+
+mod arrivals;
+mod limit;
+mod meter;
+mod needs;
+mod walk;
+
+pub use limit::Limit;
+
+pub(crate) use arrivals::{Arrivals, arrivals};
+pub use meter::Peaks;
+pub(crate) use needs::{Needs, needs};
+use walk::Walk;
+pub(crate) use walk::Work;
+use zero_config::{Compute, Config, Transport};
+use zero_partition::Category;
+use zero_pipeline::{Instruction, Mesh, Program};
+
+use zero_engine::Engine;
+use zero_engine::costs::forms::Table;
+use zero_engine::timing;
+
+/// What the engine itself takes beside what a program asks for: its lists, the metrics of a step.
+const OWN: u64 = 64 << 10;
+
+/// A rank's program, with what it knows of its messages.
+#[derive(Clone, Copy)]
+pub(crate) struct Script<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) arrivals: &'a Arrivals,
+}
+
+/// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
+/// evaluation after them.
+pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_>, evaluation: Script<'_>) -> Peaks {
+    let mut walk = Walk::new(work);
+    walk.run(step);
+    walk.run(step);
+    walk.run(evaluation);
+    walk.run(step);
+    let mut peaks = walk.peaks();
+    let transport = transport(config, mesh);
+    let lists = lists(config, step.program, evaluation.program);
+    let copy = copy(&work, config);
+    peaks.total += OWN + transport + lists + copy;
+    peaks.by_category[Category::Staging as usize] += copy;
+    peaks.by_category[Category::Activations as usize] += lists;
+    peaks.by_category[Category::Communication as usize] += transport;
+    peaks
+}
+
+/// What an engine keeps of its programs, and of when they were carried out, and what monitors keep: what is measured beside the categories is among activations.
+fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
+    let instructions = step.instructions.len() + evaluation.instructions.len();
+    let monitors = monitors(config);
+    let on_gpu = config.training.device == Compute::Cuda;
+    let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len(), on_gpu) } else { 0 };
+    (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
+}
+
+/// The most that monitors keep on rank 0: each the steps that wait, and as much again while it writes them.
+fn monitors(config: &Config) -> u64 {
+    let is_on =
+        [config.csv_monitor.enabled, config.tensorboard.enabled, config.mlflow.enabled, config.prometheus.enabled];
+    is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
+}
+
+/// The copy of a rank's state that is written while it trains on.
+fn copy(work: &Work<'_>, config: &Config) -> u64 {
+    if !config.training.save_async {
+        return 0;
+    }
+    let kinds = 1 + work.options.optimizer.states().len();
+    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at), kinds)
+}
+
+/// What the sockets of a rank take, where ranks talk over TCP by choice: a chunk for each peer in each group. Shared memory has none on
+/// the heap.
+fn transport(config: &Config, mesh: Mesh) -> u64 {
+    if config.launcher.transport != Transport::Tcp {
+        return 0;
+    }
+    let peers = match mesh.pipe() {
+        1 => mesh.data() - 1,
+        pipe => mesh.world_size() - 1 + mesh.data() - 1 + 3 * (pipe - 1),
+    };
+    (peers * zero_comm::TCP_CHUNK) as u64
+}
+
+/// What an engine's rank was planned to need; `None` where what its layers take cannot be known.
+pub fn planned(engine: &Engine) -> Option<Peaks> {
+    let (zero, arrangement) = (engine.zero(), engine.arrangement());
+    let table = Table::of(engine.config(), engine.model())?;
+    let shape = zero.layout().shape();
+    let (steps, evaluations) = (arrangement.training(shape), arrangement.evaluation(shape, 1));
+    let (in_steps, in_evaluations) = (arrivals(&steps), arrivals(&evaluations));
+    let at = zero.groups().at();
+    let work = Work {
+        layout: zero.layout(),
+        stages: &arrangement.stages,
+        at,
+        options: &engine.settings().zero,
+        width: engine.settings().dtype.size_in_bytes() as u64,
+        table: Some(&table),
+    };
+    let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
+    let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };
+    Some(peaks(work, engine.config(), arrangement.mesh, step, evaluation))
+}

@@ -1,0 +1,69 @@
+//! What the ranks of a pipeline stage need, by category and tier.
+
+use zero_partition::{CATEGORIES, DiskBytes, disk_bytes};
+use zero_pipeline::{Coordinates, StageId};
+
+use super::walk::Work;
+use super::{Peaks, Script, arrivals, peaks};
+use zero_engine::costs::forms::Table;
+use zero_engine::costs::subject::Subject;
+
+/// What the busiest rank of a stage needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Needs {
+    pub(crate) peaks: Peaks,
+    pub(crate) disk: DiskBytes,
+    /// Whether what layers take is in it: it is not where a layer computes otherwise than by our operations.
+    pub(crate) with_activations: bool,
+}
+
+/// What each stage of a subject needs.
+pub(crate) fn needs(subject: &Subject<'_>) -> Vec<Needs> {
+    let table = subject.table();
+    let evaluations = subject.arrangement.evaluation(subject.layout.shape(), 1);
+    let (in_steps, in_evaluations) = (arrivals(subject.programs), arrivals(&evaluations));
+    (0..subject.arrangement.mesh.pipe())
+        .map(|stage| {
+            let step = Script { program: &subject.programs[stage], arrivals: &in_steps[stage] };
+            let evaluation = Script { program: &evaluations[stage], arrivals: &in_evaluations[stage] };
+            of_stage(subject, stage, table.as_ref(), step, evaluation)
+        })
+        .collect()
+}
+
+fn of_stage(
+    subject: &Subject<'_>,
+    stage: StageId,
+    table: Option<&Table>,
+    step: Script<'_>,
+    evaluation: Script<'_>,
+) -> Needs {
+    let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.optimizer.states().len());
+    // Shards differ by some blocks: of many ranks a few stand for all.
+    let last = subject.arrangement.mesh.data() - 1;
+    let mut replicas = if last < 4 { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
+    replicas.dedup();
+    let mut needs = Needs { peaks: Peaks::default(), disk: DiskBytes::default(), with_activations: table.is_some() };
+    for replica in replicas {
+        let at = Coordinates { stage, replica };
+        let work = Work {
+            layout: subject.layout,
+            stages: &subject.arrangement.stages,
+            at,
+            options: &subject.settings.zero,
+            width: width as u64,
+            table,
+        };
+        let found = peaks(work, subject.config, subject.arrangement.mesh, step, evaluation);
+        needs.peaks.total = needs.peaks.total.max(found.total);
+        needs.peaks.gpu = needs.peaks.gpu.max(found.gpu);
+        for category in CATEGORIES {
+            let of = &mut needs.peaks.by_category[category as usize];
+            *of = (*of).max(found.by_category[category as usize]);
+        }
+        let disk = disk_bytes(subject.layout, &subject.arrangement.stages, at, width, states);
+        needs.disk.optimizer = needs.disk.optimizer.max(disk.optimizer);
+        needs.disk.parameters = needs.disk.parameters.max(disk.parameters);
+    }
+    needs
+}

@@ -1,0 +1,282 @@
+//! Carries out a rank's program on sizes alone: what the executor and `Zero` take, give up and keep, in their order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zero_model::memory::room_of_a_thread;
+use zero_partition::{Category, Layout, OnGpu, Segment, ZeroOptions};
+use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
+
+mod buffers;
+mod disk;
+mod layers;
+mod messages;
+
+use super::meter::{Idle, Meter, Peaks};
+use super::{Arrivals, Script};
+use zero_engine::costs::forms::Table;
+
+/// What a rank's memory depends on.
+#[derive(Clone, Copy)]
+pub(crate) struct Work<'a> {
+    pub(crate) layout: &'a Layout,
+    pub(crate) stages: &'a Stages,
+    pub(crate) at: Coordinates,
+    pub(crate) options: &'a ZeroOptions,
+    /// Bytes of an element of the working dtype.
+    pub(crate) width: u64,
+    /// `None`: what layers take is not known, and left out.
+    pub(crate) table: Option<&'a Table>,
+}
+
+/// The outputs of a layer of a micro-batch: who holds their values.
+#[derive(Debug, Clone, Copy, Default)]
+struct Values {
+    bytes: u64,
+    /// For the backward of the next layer, whose leaves they are.
+    saved: bool,
+    /// For the next layer, or for a message.
+    flows: bool,
+    /// For the next layer to be run again.
+    kept: bool,
+}
+
+/// A rank while it is walked.
+pub(crate) struct Walk<'a> {
+    work: Work<'a>,
+    meter: Meter,
+    pool: Idle,
+    /// Aligned buffers of the disk, by size class.
+    buffers: Idle,
+    /// Those of inputs that are kept on the disk.
+    kept_buffers: Idle,
+    /// By segment: an open gradient, the heights of its partial sums, reduced gradients in memory.
+    open: Vec<bool>,
+    sums: Vec<Vec<u32>>,
+    reduced: Vec<bool>,
+    /// By layer whose outputs they are, and micro-batch.
+    values: BTreeMap<(LayerId, usize), Values>,
+    /// What forwards have left for backwards.
+    saved: BTreeMap<(LayerId, usize), u64>,
+    /// Gradients of the outputs of the layer whose backward is next, by micro-batch.
+    upstream: BTreeMap<usize, u64>,
+    put_off: BTreeMap<(LayerId, usize), u64>,
+    sending: BTreeMap<Message, u64>,
+    /// Of those, the ones that will surely have arrived before they are awaited, by the place from which on they have.
+    leaving: BTreeSet<(usize, Message)>,
+    /// From which place in the program on a message has surely arrived.
+    arrivals: Arrivals,
+    place: usize,
+    loaded: u64,
+    trains: bool,
+    /// Tiles that are in memory: the size classes of their buffers.
+    tiles: BTreeMap<Item, Vec<u64>>,
+    moving: BTreeMap<Item, Vec<u64>>,
+    /// Bytes of a layer's gradients that are on their way from the GPU.
+    brought: u64,
+    /// Of each segment, whether its state is on the GPU.
+    residents: Vec<bool>,
+    /// Whether that of the segment is that is spoken of.
+    is_resident: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// A rank as it is before its first step.
+    pub(crate) fn new(work: Work<'a>) -> Self {
+        let segments = work.layout.segments().len();
+        let mut walk = Self {
+            work,
+            meter: Meter::default(),
+            pool: Idle::default(),
+            buffers: Idle::default(),
+            kept_buffers: Idle::default(),
+            open: vec![false; segments],
+            sums: vec![vec![]; segments],
+            reduced: vec![false; segments],
+            values: BTreeMap::new(),
+            saved: BTreeMap::new(),
+            upstream: BTreeMap::new(),
+            put_off: BTreeMap::new(),
+            sending: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            arrivals: Arrivals::new(),
+            place: 0,
+            loaded: 0,
+            trains: false,
+            tiles: BTreeMap::new(),
+            moving: BTreeMap::new(),
+            brought: 0,
+            residents: work.options.on_gpu.residents(work.layout),
+            is_resident: false,
+        };
+        walk.state();
+        walk
+    }
+
+    /// The most bytes so far.
+    pub(crate) fn peaks(&self) -> Peaks {
+        self.meter.peaks
+    }
+
+    fn segment(&self, id: SegmentId) -> &'a Segment {
+        &self.work.layout.segments()[id]
+    }
+
+    fn elements(&self, id: SegmentId) -> u64 {
+        self.segment(id).elements() as u64
+    }
+
+    fn shard(&self, id: SegmentId) -> u64 {
+        self.segment(id).shard(self.work.at.replica).len() as u64
+    }
+
+    /// Elements of this rank's part by a placement.
+    fn part(&self, id: SegmentId, placement: Placement) -> u64 {
+        match placement {
+            Placement::Replicated => self.elements(id),
+            Placement::Sharded => self.shard(id),
+        }
+    }
+
+    fn is_half(&self) -> bool {
+        self.work.width < 4
+    }
+
+    fn on_gpu(&self) -> OnGpu {
+        self.work.options.on_gpu
+    }
+
+    /// Parameters, masters and optimizer state.
+    fn state(&mut self) {
+        let (states, on_gpu) = (self.work.options.optimizer.states().len() as u64, self.on_gpu());
+        for id in 0..self.work.layout.segments().len() {
+            if !self.work.stages.holds(self.work.at.stage, id) {
+                continue;
+            }
+            let (placements, tiers) = (self.segment(id).placements, self.segment(id).tiers);
+            let is_on_gpu = match placements.parameters {
+                Placement::Replicated => on_gpu.layers,
+                Placement::Sharded => on_gpu.parameters,
+            };
+            if tiers.parameters == Tier::Memory {
+                let bytes = self.part(id, placements.parameters) * self.work.width;
+                self.meter.add_at(Category::Parameters, bytes, is_on_gpu);
+            }
+            if self.work.stages.owner(id) == self.work.at.stage && tiers.optimizer == Tier::Memory {
+                let own = self.part(id, placements.optimizer);
+                // On the host there is one too where the parameters themselves are on the GPU.
+                let has_master = self.is_half() || (is_on_gpu && !self.residents[id]);
+                self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
+                self.meter.add_at(Category::OptimizerState, own * 4 * states, self.residents[id]);
+            }
+        }
+        let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at);
+        self.meter.add(Category::Staging, bounce);
+        let threads = zero_model::ops::threads() as u64;
+        self.meter.add(Category::Activations, threads * room_of_a_thread());
+        self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
+    }
+
+    /// Carries out a program once.
+    pub(crate) fn run(&mut self, script: Script<'_>) {
+        let program = script.program;
+        self.arrivals.clone_from(script.arrivals);
+        self.trains = program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm));
+        for (place, instruction) in program.instructions.iter().enumerate() {
+            self.place = place;
+            self.step(instruction);
+        }
+        if self.trains {
+            self.drop_buffers();
+            let idle = self.kept_buffers.clear();
+            self.meter.free(Category::Staging, idle);
+        }
+        // What the executor's micro-batches hold goes with them.
+        self.meter.free(Category::Activations, std::mem::take(&mut self.loaded));
+        for (_, values) in std::mem::take(&mut self.values) {
+            if values.saved || values.flows || values.kept {
+                self.meter.free(Category::Activations, values.bytes);
+            }
+        }
+        for (_, bytes) in std::mem::take(&mut self.upstream) {
+            self.meter.free(Category::Activations, bytes);
+        }
+    }
+
+    fn step(&mut self, instruction: &Instruction) {
+        match instruction {
+            Instruction::Load { .. } => {
+                let bytes = self.work.table.map_or(0, |table| table.batch);
+                // Tokens are read into one buffer and taken out of it.
+                self.meter.add(Category::Activations, bytes);
+                self.loaded += bytes;
+            }
+            Instruction::Gather { segment } => self.gather(*segment),
+            Instruction::AwaitGather { segment } => self.await_gather(*segment),
+            Instruction::Release { segment } => self.release(*segment),
+            Instruction::Forward { layer, micro_batch } => self.forward(*layer, *micro_batch, false),
+            Instruction::Keep { layer, micro_batch } => {
+                if let Some(values) = self.incoming(*layer, *micro_batch) {
+                    values.kept = true;
+                }
+            }
+            Instruction::Discard { layer, micro_batch } => {
+                let bytes = self.saved.remove(&(*layer, *micro_batch)).unwrap_or(0);
+                self.meter.free(Category::Activations, bytes);
+                if let Some(before) = layer.checked_sub(1) {
+                    self.let_go(before, *micro_batch, |values| values.saved = false);
+                }
+            }
+            Instruction::Recompute { layer, micro_batch } => self.forward(*layer, *micro_batch, true),
+            Instruction::Backward { layer, micro_batch } => {
+                self.open_all(*layer);
+                self.backward(*layer, *micro_batch, false);
+            }
+            Instruction::BackwardInput { layer, micro_batch } => self.backward(*layer, *micro_batch, true),
+            Instruction::BackwardWeight { layer, micro_batch } => {
+                self.open_all(*layer);
+                let bytes = self.put_off.remove(&(*layer, *micro_batch)).unwrap_or(0);
+                self.meter.free(Category::Activations, bytes);
+            }
+            Instruction::Accumulate { segment, .. } => {
+                self.open[*segment] = false;
+                self.add_up(*segment, self.elements(*segment));
+            }
+            Instruction::Reduce { segments, .. } => segments.iter().for_each(|&id| self.reduce(id)),
+            Instruction::AwaitReduce { segments, .. } => segments.iter().for_each(|&id| self.await_reduce(id)),
+            Instruction::GradientNorm => {
+                for id in 0..self.sums.len() {
+                    if !self.sums[id].is_empty() {
+                        self.settle(id);
+                    }
+                }
+                self.drop_buffers();
+            }
+            Instruction::Update { segment } => self.done_with(*segment),
+            Instruction::UpdateTile { segment, tile } => {
+                let tiers = self.segment(*segment).tiers;
+                if *tile + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
+                    self.done_with(*segment);
+                }
+            }
+            Instruction::Refresh { segments } => segments.iter().for_each(|&id| self.refresh(id)),
+            Instruction::AwaitRefresh { segments } => segments.iter().for_each(|&id| self.await_refresh(id)),
+            Instruction::Fetch { item } => self.fetch(*item),
+            Instruction::AwaitFetch { item } => self.await_fetch(*item),
+            Instruction::Offload { item } => self.offload(*item),
+            Instruction::AwaitOffload { item } => self.await_offload(*item),
+            Instruction::Send { message } => self.send(*message),
+            Instruction::AwaitSend { message } => self.sent(*message),
+            Instruction::Receive { message } => {
+                let bytes = self.message(message);
+                match message.content {
+                    Content::TiedGradient { segment, .. } => self.take(Category::Staging, self.elements(segment)),
+                    Content::TiedParameters { .. } => self.blank(bytes / self.work.width),
+                    // Announced first: room is made when it comes.
+                    Content::Activations { micro_batch: 0, .. } | Content::Gradients { micro_batch: 0, .. } => {}
+                    _ => self.meter.add(Category::Communication, bytes),
+                }
+            }
+            Instruction::AwaitReceive { message } => self.received(*message),
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What a configuration comes to, before anything runs: who has which layers, what it needs, and the step as a grid.
+
+mod text;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use zero_config::Config;
+use zero_model::{Layers, Model};
+use zero_partition::{CATEGORIES, Layout, StateBytes, expected_payload, expected_state};
+use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
+use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Timeline, grid};
+
+use crate::disk::check_space;
+use crate::memory::{Needs, needs};
+use zero_engine::Error;
+use zero_engine::arrangement::Arrangement;
+use zero_engine::configured_model;
+use zero_engine::costs::cut::CutCosts;
+use zero_engine::costs::forms::tokens;
+use zero_engine::costs::subject::Subject;
+use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
+use zero_engine::settings::{Settings, with_total_steps};
+
+/// A plan as far as its memory goes: enough to tell whether a configuration fits, and nothing of it is checked.
+pub struct Draft {
+    config: Config,
+    settings: Settings,
+    model: Model,
+    layout: Layout,
+    arrangement: Arrangement,
+    /// By stage.
+    programs: Vec<Program>,
+    /// By stage.
+    needs: Vec<Needs>,
+    /// Of `training.cost_table`.
+    table: Option<CostTable>,
+    choice: Option<Choice>,
+}
+
+/// The plan of a training step of all ranks.
+pub struct Plan {
+    draft: Draft,
+    /// Of two replicas.
+    simulation: Simulation,
+    /// By the cost table of the configuration.
+    prediction: Option<Result<Prediction, String>>,
+}
+
+/// What one rank of a stage has.
+struct Share {
+    layers: String,
+    parameters: usize,
+    state: StateBytes,
+    /// Payload of a step, activations and their gradients aside: their size shows when they are made.
+    sent: u64,
+    alive: usize,
+}
+
+/// Plans configurations that train on the same data.
+#[derive(Debug, Clone)]
+pub struct Planner {
+    vocabulary: Option<usize>,
+}
+
+impl Planner {
+    /// `vocabulary` is that of the data's tokenizer, for `model.vocab_size: auto`.
+    #[must_use]
+    pub fn new(vocabulary: Option<usize>) -> Self {
+        Self { vocabulary }
+    }
+
+    /// The plan of a configuration that is resolved for its number of ranks; starts nothing.
+    ///
+    /// # Errors
+    /// Whatever would keep the ranks from starting.
+    pub fn plan(&self, config: &Config) -> Result<Plan, Error> {
+        self.draft(config)?.plan()
+    }
+
+    /// The plan as far as its memory goes.
+    ///
+    /// # Errors
+    /// A model that cannot be built or cut.
+    pub fn draft(&self, config: &Config) -> Result<Draft, Error> {
+        let layers = configured_model::from_config(config, self.vocabulary)?;
+        Draft::new(with_total_steps(config.clone(), 1), layers)
+    }
+}
+
+impl Draft {
+    /// The draft for a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    ///
+    /// # Errors
+    /// A model that cannot be built or cut.
+    pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
+        let model = model.build(Settings::new(&config)?.dtype)?;
+        // What is to be measured is taken for equal.
+        let equal = CutCosts::equal(model.layers().len());
+        let mut config = config;
+        let choice = choose(&config, &model, Some(&equal))?;
+        if let Some(choice) = choice {
+            config.zero.overlap_comm = Some(choice.overlap);
+        }
+        let table = config.training.cost_table.as_deref().map(CostTable::read).transpose()?;
+        let settings = Settings::new(&config)?;
+        let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
+        let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
+        let programs = arrangement.training(layout.shape());
+        let subject = Subject {
+            config: &config,
+            settings: &settings,
+            model: &model,
+            layout: &layout,
+            arrangement: &arrangement,
+            programs: &programs,
+        };
+        let needs = needs(&subject);
+        Ok(Self { config, settings, model, layout, arrangement, programs, needs, table, choice })
+    }
+
+    /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.needs.iter().map(|needs| needs.peaks.total).max().unwrap_or(0)
+    }
+
+    /// The most bytes that a rank needs of its disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            config: &self.config,
+            settings: &self.settings,
+            model: &self.model,
+            layout: &self.layout,
+            arrangement: &self.arrangement,
+            programs: &self.programs,
+        }
+    }
+
+    /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
+    #[must_use]
+    pub fn prediction(&self) -> Option<Result<Prediction, String>> {
+        Some(self.predict(self.table.as_ref()?))
+    }
+
+    /// How long a step takes by a cost table.
+    ///
+    /// # Errors
+    /// What the table has not, in words.
+    pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
+        let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
+        Ok(Prediction::of(&self.timeline(table)?, tokens))
+    }
+
+    /// A step by a cost table: what each rank does when.
+    ///
+    /// # Errors
+    /// What the table has not, in words.
+    pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
+        let costs = costs(table, &self.subject())?;
+        let simulated = self.arrangement.simulate(&self.programs, self.layout.shape(), &costs);
+        Ok(simulated.map_err(|e| e.to_string())?.timeline)
+    }
+
+    /// Elements of all parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.model.elements()
+    }
+
+    /// Checks the programs of all ranks, and sees when they do what.
+    ///
+    /// # Errors
+    /// Programs that must not run.
+    pub fn plan(self) -> Result<Plan, Error> {
+        let (arrangement, shape) = (&self.arrangement, self.layout.shape());
+        arrangement.validate(&self.programs, shape)?;
+        arrangement.validate(&arrangement.evaluation(shape, 1), shape)?;
+        let costs = equal_chunks(arrangement, &self.layout);
+        let simulation = arrangement.of_two_replicas().simulate(&self.programs, shape, &costs)?;
+        let prediction = self.prediction();
+        Ok(Plan { draft: self, simulation, prediction })
+    }
+}
+
+impl Plan {
+    /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    ///
+    /// # Errors
+    /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
+    pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
+        Draft::new(config, model)?.plan()
+    }
+
+    /// Whether the disks have room for what is to live there.
+    ///
+    /// # Errors
+    /// The key of a folder that has not.
+    pub fn check_disks(&self) -> Result<(), Error> {
+        check_space(&self.draft.layout, &self.draft.arrangement.stages, &self.draft.settings)
+    }
+
+    /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
+    /// long, a backward twice as long as a forward, and communication no time.
+    #[must_use]
+    pub fn grid(&self, columns: usize) -> String {
+        let few = self.draft.arrangement.of_two_replicas();
+        grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
+    }
+
+    /// The share of a step in which even the busiest stage waits, under the same assumptions.
+    #[must_use]
+    pub fn bubble(&self) -> f64 {
+        self.simulation.timeline.bubble()
+    }
+
+    /// Runs the programs of all ranks on a table of costs.
+    ///
+    /// # Errors
+    /// If the table is for another model.
+    pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
+        self.draft.arrangement.simulate(&self.draft.programs, self.draft.layout.shape(), costs)
+    }
+
+    /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.draft.peak_bytes()
+    }
+
+    /// The most bytes that a rank needs of its disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.draft.disk_bytes()
+    }
+
+    /// Whether what layers take is known, and in the figures.
+    #[must_use]
+    pub fn knows_activations(&self) -> bool {
+        self.draft.needs.iter().all(|needs| needs.with_activations)
+    }
+
+    /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
+    #[must_use]
+    pub fn prediction(&self) -> Option<&Result<Prediction, String>> {
+        self.prediction.as_ref()
+    }
+
+    /// How long a step takes by a cost table.
+    ///
+    /// # Errors
+    /// As [`Draft::predict`].
+    pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
+        self.draft.predict(table)
+    }
+
+    /// The program of a stage.
+    #[must_use]
+    pub fn program(&self, stage: StageId) -> &Program {
+        &self.draft.programs[stage]
+    }
+
+    fn share(&self, stage: StageId) -> Share {
+        let (stages, shape) = (&self.draft.arrangement.stages, self.draft.layout.shape());
+        let held = (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
+        let at = Coordinates { stage, replica: 0 };
+        let (width, states) =
+            (self.draft.settings.dtype.size_in_bytes(), self.draft.settings.zero.optimizer.states().len());
+        let options = &self.draft.settings.zero;
+        Share {
+            layers: self.draft.arrangement.layers_of(stage, shape),
+            parameters: held.map(|segment| shape.segments[segment].elements).sum(),
+            state: expected_state(&self.draft.layout, stages, at, width, states),
+            sent: expected_payload(&self.draft.programs[stage], &self.draft.layout, 0, width, options, |_| 0),
+            alive: self.simulation.memory[self.draft.arrangement.of_two_replicas().mesh.rank(at)].alive,
+        }
+    }
+
+    /// The plan as JSON.
+    #[must_use]
+    pub fn value(&self) -> Value {
+        let mesh = self.draft.arrangement.mesh;
+        let stages = (0..mesh.pipe()).map(|stage| {
+            let share = self.share(stage);
+            json!({
+                "stage": stage,
+                "ranks": ranks(mesh, stage).collect::<Vec<_>>(),
+                "layers": self.draft.arrangement.stages.layers_of(stage)
+                    .map(|layer| self.draft.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
+                "parameters": share.parameters,
+                "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
+                    "optimizer_state": share.state.optimizer },
+                "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)
+                    .zip(self.draft.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
+                "planned_peak_total_bytes": self.draft.needs[stage].peaks.total,
+                "planned_peak_gpu_bytes": self.has_gpu().then_some(self.draft.needs[stage].peaks.gpu),
+                "activations_known": self.draft.needs[stage].with_activations,
+                "disk_bytes": { "optimizer": self.draft.needs[stage].disk.optimizer, "parameters": self.draft.needs[stage].disk.parameters },
+                "sent_bytes_per_step_besides_activations": share.sent,
+                "micro_batches_alive": share.alive,
+                "keeps_gathered": self.draft.arrangement.gathering(self.draft.layout.shape())
+                    .map(|_| self.draft.arrangement.keeps_gathered(stage)),
+                "instructions": self.draft.programs[stage].instructions.len(),
+            })
+        });
+        json!({
+            "world_size": mesh.world_size(),
+            "pipeline_stages": mesh.pipe(),
+            "data_parallel_size": mesh.data(),
+            "schedule": self.draft.arrangement.schedule.to_string(),
+            "micro_batches": self.draft.arrangement.micro_batches,
+            "zero_stage": self.draft.settings.layout.zero_stage.number(),
+            "bubble": self.bubble(),
+            "planned_peak_bytes": self.peak_bytes(),
+            "overlap_comm": self.draft.settings.passes.gather.overlap,
+            "time": self.prediction.as_ref().map(|time| match time {
+                Ok(prediction) => json!(prediction),
+                Err(missing) => json!({ "missing": missing }),
+            }),
+            "stages": stages.collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
+    let first = mesh.rank(Coordinates { stage, replica: 0 });
+    first..first + mesh.data()
+}
+
+/// A table in which every chunk takes equally long, and a backward has two equal halves.
+fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
+    let of_chunk = |chunk: &std::ops::Range<usize>| {
+        let share = 1.0 / chunk.len() as f64;
+        let cost = LayerCosts {
+            forward: share,
+            backward: 2.0 * share,
+            backward_input: share,
+            backward_weight: share,
+            ..LayerCosts::default()
+        };
+        std::iter::repeat_n(cost, chunk.len())
+    };
+    let layers = arrangement.stages.chunks().iter().flat_map(of_chunk).collect();
+    let segments = vec![SegmentCosts::default(); layout.shape().segments.len()];
+    Costs::of_compute(layers, segments)
+}

@@ -1,0 +1,164 @@
+//! A plan as a user reads it: tables of stages, memory and time.
+
+use std::fmt;
+
+use zero_config::PartitionMethod;
+use zero_engine::costs::Prediction;
+use zero_engine::words::{bytes, counted, grouped};
+use zero_partition::{Layout, LayoutOptions, expected_state};
+use zero_pipeline::{Coordinates, Stages, ZeroStage};
+
+use super::{Plan, ranks};
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mesh = self.draft.arrangement.mesh;
+        writeln!(
+            f,
+            "{} = {} × {}, ZeRO stage {}, {} a step = {} × {} × {}",
+            counted(mesh.world_size(), "rank", "ranks"),
+            counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
+            counted(mesh.data(), "replica", "replicas"),
+            self.draft.settings.layout.zero_stage.number(),
+            counted(self.draft.config.train_batch_size, "sample", "samples"),
+            self.draft.settings.micro_batch_size,
+            counted(self.draft.settings.micro_batches, "micro-batch", "micro-batches"),
+            counted(mesh.data(), "replica", "replicas"),
+        )?;
+        let header = ["stage", "ranks", "parameters", "state a rank", "sent a step", "alive", "layers"];
+        let mut rows = vec![header.map(String::from)];
+        for stage in 0..mesh.pipe() {
+            let (share, ranks) = (self.share(stage), ranks(mesh, stage));
+            rows.push([
+                stage.to_string(),
+                if ranks.len() == 1 { ranks.start.to_string() } else { format!("{}-{}", ranks.start, ranks.end - 1) },
+                grouped(share.parameters as u64),
+                bytes(share.state.total()),
+                bytes(share.sent),
+                share.alive.to_string(),
+                share.layers,
+            ]);
+        }
+        let widths: Vec<usize> =
+            (0..7).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+        for row in &rows {
+            let cells = row[..6].iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}"));
+            writeln!(f, "{}  {}", cells.collect::<Vec<_>>().join("  "), row[6])?;
+        }
+        writeln!(
+            f,
+            "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
+        )?;
+        self.memory(f)?;
+        if self.draft.config.pipeline.stages > 1 && self.draft.config.pipeline.partition_method == PartitionMethod::Time
+        {
+            writeln!(f, "cut as if every layer took equally long: a run measures them first, and cuts by that")?;
+        }
+        if let Some(gathering) = self.draft.arrangement.gathering(self.draft.layout.shape()) {
+            writeln!(f, "{gathering}")?;
+        }
+        if let Some(choice) = self.draft.choice {
+            writeln!(f, "{choice}")?;
+        }
+        if let Some(prediction) = &self.prediction {
+            self.time(prediction, f)?;
+        }
+        write!(
+            f,
+            "{}: {:.1} % of a step is bubble if every chunk of layers takes equally long",
+            self.draft.arrangement.schedule,
+            self.bubble() * 100.0
+        )
+    }
+}
+
+impl Plan {
+    pub(super) fn has_gpu(&self) -> bool {
+        self.draft.settings.zero.on_gpu.layers
+    }
+
+    /// The most bytes at a time, by category: they have their peaks at different times, so the sum is less than their sum.
+    fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
+        // With a GPU, what is there at a time is told apart by the memory that it is in.
+        let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["at a time"] };
+        let heads = ["stage"].iter().chain(&names).chain(at_a_time).chain(&["disk"]);
+        let mut rows = vec![heads.map(ToString::to_string).collect::<Vec<_>>()];
+        for (stage, needs) in self.draft.needs.iter().enumerate() {
+            let mut row = vec![stage.to_string()];
+            row.extend(needs.peaks.by_category.iter().map(|&b| bytes(b)));
+            if self.has_gpu() {
+                row.push(bytes(needs.peaks.gpu));
+            }
+            row.push(bytes(needs.peaks.total));
+            row.push(bytes(needs.disk.optimizer + needs.disk.parameters));
+            rows.push(row);
+        }
+        writeln!(f, "memory of a rank, at most:")?;
+        table(f, &rows)?;
+        match self.knows_activations() {
+            true => writeln!(
+                f,
+                "categories have their peaks at different times; buffers that wait for their next use are staging"
+            ),
+            false => writeln!(f, "activations are not in it: the model has a layer that only a run can tell of"),
+        }
+    }
+
+    fn time(&self, prediction: &Result<Prediction, String>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prediction = match prediction {
+            Ok(prediction) => prediction,
+            Err(missing) => return writeln!(f, "no time: the cost table does not hold for this plan: {missing}"),
+        };
+        let tokens = prediction.tokens_per_second.map_or(String::new(), |rate| format!(", {rate:.0} tokens/s"));
+        writeln!(f, "a step takes {:.1} ms by the cost table{tokens}:", prediction.step_seconds * 1e3)?;
+        let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
+        let mut rows = vec![names.map(String::from).to_vec()];
+        // Of a stage, its first rank.
+        for stage in 0..self.draft.arrangement.mesh.pipe() {
+            let rank = prediction.ranks[ranks(self.draft.arrangement.mesh, stage).start];
+            let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
+            let times = times.map(|seconds| format!("{:.1} ms", seconds * 1e3));
+            rows.push(std::iter::once(stage.to_string()).chain(times).collect());
+        }
+        table(f, &rows)
+    }
+
+    /// Bytes of state of a rank at each ZeRO stage over numbers of ranks: Figure 1 of the ZeRO paper, for this model.
+    ///
+    /// # Errors
+    /// A number of ranks that is none.
+    #[must_use]
+    pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
+        let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
+        let (width, states) =
+            (self.draft.settings.dtype.size_in_bytes(), self.draft.settings.zero.optimizer.states().len());
+        let stages = Stages::single(self.draft.layout.shape());
+        for &ranks in ranks {
+            let of_stage = |zero_stage: u8| {
+                let zero_stage = ZeroStage::from_number(zero_stage).unwrap_or(ZeroStage::Zero);
+                let layout =
+                    Layout::new(&self.draft.model, &LayoutOptions { zero_stage, ranks, ..self.draft.settings.layout });
+                let at = Coordinates { stage: 0, replica: 0 };
+                bytes(expected_state(&layout, &stages, at, width, states).total())
+            };
+            rows.push(std::iter::once(ranks.to_string()).chain((0..4).map(of_stage)).collect());
+        }
+        let mut text = String::new();
+        // Writing to a text does not fail.
+        let _ = table(&mut text, &rows);
+        text
+    }
+}
+
+/// Columns aligned to the right.
+fn table(f: &mut impl fmt::Write, rows: &[Vec<String>]) -> fmt::Result {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}"));
+        writeln!(f, "{}", cells.collect::<Vec<_>>().join("  "))?;
+    }
+    Ok(())
+}

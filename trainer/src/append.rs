@@ -1,0 +1,63 @@
+//! A file that grows by whole pieces: what the disk has no room for leaves nothing of itself behind.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use zero_engine::Error;
+
+/// A file that is open at its end.
+#[derive(Debug)]
+pub(crate) struct Appended {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole pieces in it.
+    written: u64,
+}
+
+impl Appended {
+    /// Opens a file, which is made if it is not there, and cuts it to its first `keep` bytes.
+    ///
+    /// # Errors
+    /// If it cannot be opened for writing.
+    pub(crate) fn open(path: &Path, keep: u64) -> Result<Self, Error> {
+        let opened = OpenOptions::new().create(true).write(true).truncate(false).open(path);
+        let file = opened.map_err(Error::io(path))?;
+        let length = file.metadata().map_err(Error::io(path))?.len();
+        if length > keep {
+            file.set_len(keep).map_err(Error::io(path))?;
+        }
+        Ok(Self { path: path.to_path_buf(), file, written: keep.min(length) })
+    }
+
+    /// Adds a piece, whole or not at all.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn append(&mut self, piece: &[u8]) -> Result<(), Error> {
+        let written = self.file.write_all_at(piece, self.written);
+        match written {
+            Ok(()) => self.written += piece.len() as u64,
+            // What a full disk took of it.
+            Err(_) => self.file.set_len(self.written).unwrap_or(()),
+        }
+        written.map_err(Error::io(&self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goes_on_behind_what_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        Appended::open(&path, u64::MAX).and_then(|mut file| file.append(b"one\ntwo\n")).expect("a new file");
+        let mut again = Appended::open(&path, 4).expect("the same file");
+        again.append(b"three\n").and_then(|()| again.append(b"four\n")).expect("more");
+        assert_eq!(std::fs::read(&path).expect("the file"), b"one\nthree\nfour\n");
+        let full = Appended::open(Path::new("/dev/full"), 0).and_then(|mut file| file.append(b"x")).unwrap_err();
+        assert!(full.to_string().starts_with("/dev/full: No space left"), "{full}");
+    }
+}

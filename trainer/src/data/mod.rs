@@ -1,0 +1,81 @@
+//! From files to samples: text, token files, JSON lines and tables.
+//!
+//! A [`Dataset`] is a list of samples that can be read in any order, by any number of threads. [`open`] makes one from
+//! the files that a configuration names; users implement the trait for data of their own. Nothing here knows of
+//! tensors, ranks or configuration files: which sample a rank trains on at a step is [`sample_index`], a pure function,
+//! so that the data do not depend on the layout and a resumed run goes on with the next sample.
+//!
+//! | format | files | sample i |
+//! |---|---|---|
+//! | text | read whole, tokenised in memory | tokens `i·T .. i·T + T`, and as targets the same moved by one |
+//! | JSON lines | the string under a key, one document a line | as text |
+//! | tokens | raw little-endian u16 or u32, read piece by piece as needed | as text, over the files joined without separator |
+//! | CSV | read whole | the row's features, and its last column as target |
+//!
+//! Documents (a text file, or a line of JSON lines) are joined by a newline, in the order of the files; empty ones are
+//! left out.
+
+mod dataset;
+mod documents;
+mod order;
+mod rows;
+mod split;
+mod token_files;
+mod tokenizer;
+mod tokens;
+
+pub use dataset::{DataOptions, Dataset, Format, SampleShape, Samples, TokenDtype};
+pub use order::sample_index;
+pub use split::split;
+pub use tokenizer::Tokenizer;
+pub use zero_engine::{At, DataError};
+
+use std::{path::Path, sync::Arc};
+
+use zero_engine::files::expand;
+
+/// Opens the files that the options name.
+///
+/// Text is tokenised here and kept in memory, in 1 byte a token with the byte tokenizer, else in 2 or 4. Token files
+/// stay on disk; a part of each is checked against the vocabulary here, all that is read later is checked then.
+///
+/// # Errors
+/// [`DataError`] with the file and the place in it: what is missing, unreadable, malformed, empty, too short for one
+/// sample, or has a token outside of the vocabulary.
+pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<Arc<dyn Dataset>, DataError> {
+    let files = expand(&options.sources)?;
+    let formats: Vec<Format> = files.iter().map(|file| resolve(options.format, file)).collect();
+    let is_text = |format| matches!(format, Format::Text | Format::Jsonl);
+    let fits = |&other: &Format| other == formats[0] || is_text(other) && is_text(formats[0]);
+    if let Some(other) = formats.iter().position(|format| !fits(format)) {
+        return Err(DataError::MixedFormats { one: files[0].clone(), other: files[other].clone() });
+    }
+    let tokens = match formats[0] {
+        Format::Csv => return Ok(Arc::new(rows::Rows::read(&files, options.vocabulary)?)),
+        Format::Tokens => token_files::TokenFiles::open(&files, options.token_dtype, options.vocabulary)?.into(),
+        _ => documents::tokenize(files.iter().zip(formats), &options.text_key, tokenizer, options.vocabulary)?,
+    };
+    Ok(Arc::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
+}
+
+/// Whether [`Format::Auto`] reads these sources as token files; of files that do not go together the first says.
+///
+/// # Errors
+/// No such files, or a folder that cannot be read.
+pub(crate) fn are_token_files(sources: &[String]) -> Result<bool, DataError> {
+    let files = expand(sources)?;
+    Ok(files.first().is_some_and(|file| resolve(Format::Auto, file) == Format::Tokens))
+}
+
+fn resolve(format: Format, file: &Path) -> Format {
+    match (format, file.extension().and_then(|extension| extension.to_str())) {
+        (Format::Auto, Some("bin")) => Format::Tokens,
+        (Format::Auto, Some("jsonl" | "ndjson")) => Format::Jsonl,
+        (Format::Auto, Some("csv")) => Format::Csv,
+        (Format::Auto, _) => Format::Text,
+        (format, _) => format,
+    }
+}
+
+#[cfg(test)]
+mod tests;

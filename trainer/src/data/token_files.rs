@@ -1,0 +1,115 @@
+//! Token files that stay on disk.
+//!
+//! A sample is one read at a position ([`FileExt::read_exact_at`]): it needs no lock and no seek, so threads share the
+//! files; the operating system keeps what is used in its cache, as it would for a mapping. A mapping would save a copy
+//! of a few kilobytes a sample, and would turn a file that shrinks during training from an error into a signal that
+//! ends the process.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use super::dataset::TokenDtype;
+use zero_engine::{At, DataError};
+
+/// Tokens at the start of each file that are checked against the vocabulary before training begins, so that a file of
+/// another tokenizer is found at once. Later ones are checked as they are read.
+const CHECKED_AT_OPEN: usize = 1 << 24;
+/// Tokens read at once by that check.
+const CHECK_CHUNK: usize = 1 << 18;
+
+/// Files of raw tokens, joined without separator.
+pub(super) struct TokenFiles {
+    files: Vec<TokenFile>,
+    vocabulary: usize,
+}
+
+struct TokenFile {
+    path: PathBuf,
+    file: File,
+    dtype: TokenDtype,
+    /// Number of its first token in the whole corpus.
+    start: usize,
+    tokens: usize,
+}
+
+impl TokenFiles {
+    pub(super) fn open(paths: &[PathBuf], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
+        let mut files = TokenFiles { files: Vec::with_capacity(paths.len()), vocabulary };
+        for path in paths {
+            let file = TokenFile::open(path, dtype, files.len())?;
+            let mut chunk = Vec::new();
+            for first in (0..file.tokens.min(CHECKED_AT_OPEN)).step_by(CHECK_CHUNK) {
+                chunk.clear();
+                file.read(first, CHECK_CHUNK.min(file.tokens - first), vocabulary, &mut chunk)?;
+            }
+            files.files.push(file);
+        }
+        Ok(files)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.files.last().map_or(0, |file| file.start + file.tokens)
+    }
+
+    /// Appends tokens `start..start + count`, which exist, or nothing if that fails.
+    pub(super) fn read(&self, mut start: usize, mut count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+        let before = out.len();
+        let first = self.files.partition_point(|file| file.start + file.tokens <= start);
+        for file in &self.files[first..] {
+            if count == 0 {
+                break;
+            }
+            let here = count.min(file.start + file.tokens - start);
+            if let Err(error) = file.read(start - file.start, here, self.vocabulary, out) {
+                out.truncate(before);
+                return Err(error);
+            }
+            (start, count) = (start + here, count - here);
+        }
+        Ok(())
+    }
+}
+
+impl TokenFile {
+    fn open(path: &Path, dtype: TokenDtype, start: usize) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::io(path))?;
+        let bytes = file.metadata().map_err(DataError::io(path))?.len();
+        let width = width(dtype);
+        if bytes % width as u64 != 0 {
+            return Err(DataError::PartialToken { path: path.into(), bytes, width });
+        }
+        Ok(TokenFile { path: path.into(), file, dtype, start, tokens: (bytes / width as u64) as usize })
+    }
+
+    /// Appends tokens of this file; after an error some of them.
+    fn read(&self, first: usize, count: usize, vocabulary: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+        let width = width(self.dtype);
+        let offset = first as u64 * width as u64;
+        let mut bytes = vec![0; count * width];
+        self.file.read_exact_at(&mut bytes, offset).map_err(DataError::io(&self.path))?;
+        let before = out.len();
+        match self.dtype {
+            TokenDtype::U16 => {
+                out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from(u16::from_le_bytes(token))))
+            }
+            TokenDtype::U32 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token))),
+        }
+        match out[before..].iter().position(|&token| token as usize >= vocabulary) {
+            None => Ok(()),
+            Some(outside) => {
+                let at = At::Byte(offset + (outside * width) as u64);
+                Err(DataError::Token { token: out[before + outside], vocabulary, path: self.path.clone(), at })
+            }
+        }
+    }
+}
+
+fn width(dtype: TokenDtype) -> usize {
+    match dtype {
+        TokenDtype::U16 => 2,
+        TokenDtype::U32 => 4,
+    }
+}

@@ -1,0 +1,241 @@
+//! Between text and tokens: bytes, or a Hugging Face `tokenizer.json`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use zero_engine::{At, DataError};
+
+/// Text is encoded in pieces of about this many bytes, each cut at the end of a line. The encoder needs a
+/// hundred times the memory of its tokens while it works.
+const PIECE: usize = 1 << 18;
+/// Pieces encoded at once, in parallel.
+const GROUP: usize = 16;
+
+/// How text becomes tokens.
+pub enum Tokenizer {
+    /// A token is a byte; the vocabulary has 256.
+    Byte,
+    /// What a `tokenizer.json` says.
+    HuggingFace(Box<HuggingFace>),
+}
+
+/// A loaded `tokenizer.json`.
+pub struct HuggingFace {
+    path: PathBuf,
+    tokenizer: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    /// Reads a Hugging Face `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no tokenizer.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let bytes = fs::read(path).map_err(DataError::io(path))?;
+        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), tokenizer })))
+    }
+
+    /// How many tokens there are, added ones included.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Tokenizer::Byte => 256,
+            Tokenizer::HuggingFace(this) => {
+                // The largest number counts: a vocabulary may have gaps.
+                #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
+                let largest = this.tokenizer.get_vocab(true).into_values().max();
+                largest.map_or(0, |token| token as usize + 1)
+            }
+        }
+    }
+
+    /// The tokens of a text, without special tokens around it.
+    ///
+    /// # Errors
+    /// The tokenizer cannot encode it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match self {
+            Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
+            Tokenizer::HuggingFace(this) => {
+                let encoding = this.tokenizer.encode_fast(text, false).map_err(failed(&this.path))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The text of tokens, to be shown: what is not UTF-8 becomes �, special tokens are left out.
+    ///
+    /// # Errors
+    /// A token that is none of this tokenizer's.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
+        let vocabulary = self.vocabulary();
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            let path = match self {
+                Tokenizer::Byte => "byte tokenizer".into(),
+                Tokenizer::HuggingFace(this) => this.path.clone(),
+            };
+            return Err(DataError::Tokenizer {
+                path,
+                message: format!("token {token} is not in the vocabulary of {vocabulary}"),
+            });
+        }
+        match self {
+            Tokenizer::Byte => {
+                let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Tokenizer::HuggingFace(this) => this.tokenizer.decode(tokens, true).map_err(failed(&this.path)),
+        }
+    }
+}
+
+impl HuggingFace {
+    /// Encodes a document of the file `path`, handing each token to `push`, which may refuse it as outside of the
+    /// vocabulary. A long document is encoded in pieces cut where a line ends and the next begins with a character that
+    /// is no space.
+    pub(super) fn encode_document(
+        &self,
+        document: &str,
+        path: &Path,
+        at: At,
+        mut push: impl FnMut(u32) -> Result<(), usize>,
+    ) -> Result<(), DataError> {
+        let pieces: Vec<&str> = pieces(document).collect();
+        let mut start = 0;
+        for group in pieces.chunks(GROUP) {
+            let encodings = self.tokenizer.encode_batch_fast(group.to_vec(), false).map_err(failed(path))?;
+            for (piece, encoding) in group.iter().zip(encodings) {
+                for (i, &token) in encoding.get_ids().iter().enumerate() {
+                    if let Err(vocabulary) = push(token) {
+                        let at = match at {
+                            At::Byte(byte) => At::Byte(byte + start as u64 + self.offset(piece, i)),
+                            At::Line(line) => At::Line(line),
+                        };
+                        return Err(DataError::Token { token, vocabulary, path: path.into(), at });
+                    }
+                }
+                start += piece.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the i-th token of a piece begins. The fast encoder does not say, so this encodes once more.
+    fn offset(&self, piece: &str, i: usize) -> u64 {
+        let encoding = self.tokenizer.encode(piece, false).ok();
+        encoding.and_then(|encoding| encoding.get_offsets().get(i).copied()).map_or(0, |(start, _)| start as u64)
+    }
+}
+
+fn failed(path: &Path) -> impl FnOnce(tokenizers::Error) -> DataError {
+    let path = path.to_path_buf();
+    move |error| DataError::Tokenizer { path, message: error.to_string() }
+}
+
+fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        if text.is_empty() {
+            return None;
+        }
+        let later = text.as_bytes().get(PIECE..).unwrap_or_default();
+        let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace());
+        let piece;
+        (piece, text) = text.split_at(end.map_or(text.len(), |end| PIECE + end + 1));
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Words of a tiny vocabulary, split at white space.
+    const WORDS: &str = r#"{
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "decoder": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "added_tokens": [{"id": 5, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": true}],
+        "model": {"type": "WordLevel", "unk_token": "<unk>",
+                  "vocab": {"<unk>": 0, "the": 1, "cat": 2, "sat": 3, "on": 4, "mat": 7}}
+    }"#;
+
+    pub(in super::super) fn words() -> Tokenizer {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), WORDS).unwrap();
+        Tokenizer::from_file(file.path()).unwrap()
+    }
+
+    #[test]
+    fn bytes_are_their_own_tokens() {
+        assert_eq!(Tokenizer::Byte.encode("aé").unwrap(), [97, 195, 169]);
+        assert_eq!(Tokenizer::Byte.decode(&[97, 195, 169, 255]).unwrap(), "aé\u{fffd}");
+        assert_eq!(Tokenizer::Byte.vocabulary(), 256);
+    }
+
+    #[test]
+    fn a_tokenizer_json_encodes_and_decodes() {
+        let words = words();
+        assert_eq!(words.encode("the cat\nsat on the dog").unwrap(), [1, 2, 3, 4, 1, 0]);
+        assert_eq!(words.decode(&[1, 2, 5, 7]).unwrap(), "the cat mat");
+        // The largest number is 7, though only seven are in use.
+        assert_eq!(words.vocabulary(), 8);
+    }
+
+    /// As GPT-2's: words are found by a regular expression, bytes stand for themselves, merges do the rest.
+    #[test]
+    fn byte_level_merges_work() {
+        let json = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "added_tokens": [],
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "merges": ["a b", "Ġ ab", "Ã ©", "b Ġ"],
+                      "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "Ċ": 5, "Ã": 6, "©": 7, "Ã©": 8, "bĠ": 9}}
+        }"#;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), json).unwrap();
+        let tokenizer = Tokenizer::from_file(file.path()).unwrap();
+        let tokens = tokenizer.encode("ab ab\nab b aé").unwrap();
+        // The expression keeps a space with the word after it, so the merge of b and a space never happens.
+        assert_eq!(tokens, [3, 4, 5, 3, 2, 1, 2, 0, 8]);
+        assert_eq!(tokenizer.decode(&tokens).unwrap(), "ab ab\nab b aé");
+    }
+
+    #[test]
+    fn a_token_outside_of_the_vocabulary_is_not_decoded() {
+        for (tokenizer, token) in [(Tokenizer::Byte, 256), (words(), 8)] {
+            let message = tokenizer.decode(&[token]).unwrap_err().to_string();
+            assert!(message.contains(&format!("token {token}")), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_an_error_with_its_name() {
+        assert!(
+            matches!(Tokenizer::from_file("none.json"), Err(DataError::Io { path, .. }) if path == Path::new("none.json"))
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "{}").unwrap();
+        assert!(
+            matches!(Tokenizer::from_file(file.path()), Err(DataError::Tokenizer { path, .. }) if path == file.path())
+        );
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_lines() {
+        let line = "a line of text, éééé\n\n  indented\n";
+        let text = line.repeat(3 * PIECE / line.len());
+        let cut: Vec<&str> = pieces(&text).collect();
+        assert_eq!(cut.concat(), text);
+        assert!(cut.len() > 1);
+        assert!(
+            cut[..cut.len() - 1].iter().all(|piece| piece.ends_with("indented\n") && piece.len() < PIECE + line.len())
+        );
+        let endless = "é".repeat(PIECE);
+        assert_eq!(pieces(&endless).collect::<Vec<_>>(), [endless.as_str()]);
+        assert_eq!(pieces("").count(), 0);
+    }
+}

@@ -1,0 +1,333 @@
+//! `mlflow`: a run of a tracking server, over its REST interface.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::metric::{Record, now};
+use super::worker::{Outcome, Sink, Trouble};
+use zero_engine::Error;
+
+/// Of one request, from its beginning to the end of its answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// What the server takes in one request.
+const METRICS: usize = 1000;
+const PARAMS: usize = 100;
+/// The longest value of a parameter that it takes.
+const LONGEST: usize = 6000;
+
+/// Where the server is, going by the configuration or `MLFLOW_TRACKING_URI`; `None` where MLflow is off.
+///
+/// # Errors
+/// If neither says so, or it is nothing that this program can talk to.
+pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String>, Error> {
+    if !config.enabled {
+        return Ok(None);
+    }
+    let uri = config.tracking_uri.clone().or_else(|| std::env::var("MLFLOW_TRACKING_URI").ok());
+    let uri = uri.map(|uri| uri.trim_end_matches('/').to_string()).filter(|uri| !uri.is_empty());
+    let key = "mlflow.tracking_uri";
+    let Some(uri) = uri else {
+        let help = "write the address of a tracking server, or set MLFLOW_TRACKING_URI";
+        return Err(Error::setting(key, "there is no tracking server to write to", help));
+    };
+    let is_http = uri.strip_prefix("http://").is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'));
+    if uri.starts_with("https://") {
+        let message = format!("{uri} is reached over TLS, which this program does not speak");
+        return Err(Error::setting(
+            key,
+            message,
+            "name the http:// address of a proxy or a tunnel to it on this machine",
+        ));
+    }
+    if !is_http {
+        let message = format!("{uri} is no address of a tracking server");
+        return Err(Error::setting(key, message, "write one as `http://host:5000`; `mlflow server` starts one"));
+    }
+    Ok(Some(uri))
+}
+
+pub(super) struct Mlflow {
+    agent: ureq::Agent,
+    uri: String,
+    token: Option<String>,
+    experiment: String,
+    run_name: Option<String>,
+    /// Those that the server does not have yet.
+    params: Vec<(String, String)>,
+    /// Holds the run's identity, for an attempt that goes on with it.
+    file: PathBuf,
+    /// Whether this attempt does.
+    goes_on: bool,
+    run: Option<RunId>,
+}
+
+struct RunId {
+    id: String,
+    /// The last step that the server has.
+    last: Option<u64>,
+}
+
+impl Mlflow {
+    /// Asks nothing of the server yet. `goes_on` takes up the run that an earlier attempt in this folder has made.
+    pub(super) fn new(
+        config: &zero_config::Mlflow,
+        uri: String,
+        folder: PathBuf,
+        goes_on: bool,
+        params: Vec<(String, String)>,
+    ) -> Self {
+        let settings = ureq::Agent::config_builder()
+            .timeout_global(Some(DEADLINE))
+            .http_status_as_error(false)
+            .user_agent(concat!("zero-train/", env!("CARGO_PKG_VERSION")));
+        Self {
+            agent: settings.build().into(),
+            uri,
+            token: std::env::var("MLFLOW_TRACKING_TOKEN").ok().filter(|token| !token.is_empty()),
+            experiment: config.experiment_name.clone(),
+            run_name: config.run_name.clone(),
+            params,
+            file: folder.join("mlflow.json"),
+            goes_on,
+            run: None,
+        }
+    }
+
+    /// The answer of the server, or nothing where there is no such thing.
+    fn ask(&self, path: &str, query: &[(&str, &str)]) -> Result<Option<Value>, Trouble> {
+        let request = self.agent.get(self.url(path)).query_pairs(query.iter().copied());
+        let request = match &self.token {
+            Some(token) => request.header("Authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        self.read(path, request.call())
+    }
+
+    fn tell(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
+        let request = self.agent.post(self.url(path)).header("Content-Type", "application/json");
+        let request = match &self.token {
+            Some(token) => request.header("Authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        let answer = self.read(path, request.send(body.to_string()))?;
+        answer.ok_or_else(|| Trouble(format!("{}: there is no {path}", self.uri)))
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/api/2.0/mlflow/{path}", self.uri)
+    }
+
+    fn read(
+        &self,
+        path: &str,
+        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<Option<Value>, Trouble> {
+        let trouble = |error: String| Trouble(format!("{}: {path}: {error}", self.uri));
+        let mut answer = answer.map_err(|error| trouble(error.to_string()))?;
+        let status = answer.status();
+        let text = answer.body_mut().read_to_string().map_err(|error| trouble(error.to_string()))?;
+        let value: Option<Value> = serde_json::from_str(&text).ok();
+        if status.is_success() {
+            return value.map(Some).ok_or_else(|| trouble("the answer is no JSON".into()));
+        }
+        let code = value.as_ref().and_then(|value| value["error_code"].as_str()).unwrap_or_default();
+        if code == "RESOURCE_DOES_NOT_EXIST" {
+            return Ok(None);
+        }
+        let message = value.as_ref().and_then(|value| value["message"].as_str()).unwrap_or_default();
+        let line: String = message.lines().next().unwrap_or_default().chars().take(300).collect();
+        Err(trouble(format!("{status} {line}").trim_end().to_string()))
+    }
+
+    /// The run, which is made or found first, and told its parameters.
+    fn run(&mut self) -> Result<(String, Option<u64>), Trouble> {
+        let (id, last) = match &self.run {
+            Some(run) => (run.id.clone(), run.last),
+            None => {
+                let run = match self.earlier()? {
+                    Some(run) => {
+                        // It has those that it began with, and a server takes no others.
+                        self.params.clear();
+                        run
+                    }
+                    None => self.new_run()?,
+                };
+                // From here on there is one, whatever fails next.
+                let run = self.run.insert(run);
+                (run.id.clone(), run.last)
+            }
+        };
+        while !self.params.is_empty() {
+            let some = &self.params[self.params.len().saturating_sub(PARAMS)..];
+            let params: Vec<Value> = some.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+            self.tell("runs/log-batch", &json!({ "run_id": id, "params": params }))?;
+            self.params.truncate(self.params.len().saturating_sub(PARAMS));
+        }
+        Ok((id, last))
+    }
+
+    /// That of an earlier attempt, if this one goes on with it and the server still has it.
+    fn earlier(&self) -> Result<Option<RunId>, Trouble> {
+        let known = fs::read_to_string(&self.file).ok().filter(|_| self.goes_on);
+        let known: Option<Value> = known.and_then(|text| serde_json::from_str(&text).ok());
+        let known = known.filter(|known| known["tracking_uri"] == self.uri.as_str());
+        let Some(id) = known.as_ref().and_then(|known| known["run_id"].as_str()) else { return Ok(None) };
+        let Some(found) = self.ask("runs/get", &[("run_id", id)])? else { return Ok(None) };
+        let metrics = found["run"]["data"]["metrics"].as_array().into_iter().flatten();
+        let last = metrics.filter_map(|metric| metric["step"].as_u64()).max();
+        self.tell("runs/update", &json!({ "run_id": id, "status": "RUNNING" }))?;
+        Ok(Some(RunId { id: id.to_string(), last }))
+    }
+
+    fn new_run(&self) -> Result<RunId, Trouble> {
+        let experiment = self.experiment()?;
+        let tags = [("mlflow.source.name", "zero-train"), ("zero_train.version", env!("CARGO_PKG_VERSION"))];
+        let tags = tags.map(|(key, value)| json!({ "key": key, "value": value }));
+        let mut run = json!({ "experiment_id": experiment, "start_time": millis(now()), "tags": tags });
+        if let Some(name) = &self.run_name {
+            run["run_name"] = json!(name);
+        }
+        let made = self.tell("runs/create", &run)?;
+        let Some(id) = made["run"]["info"]["run_id"].as_str() else {
+            return Err(Trouble(format!("{}: runs/create: the answer has no run_id", self.uri)));
+        };
+        let known = json!({ "tracking_uri": self.uri, "experiment_id": experiment, "run_id": id });
+        // Without it the run is written all the same; what goes on later begins another.
+        let _ = fs::write(&self.file, format!("{known:#}\n"));
+        Ok(RunId { id: id.to_string(), last: None })
+    }
+
+    /// The experiment of the configured name, which is made if there is none.
+    fn experiment(&self) -> Result<String, Trouble> {
+        let find = || -> Result<Option<String>, Trouble> {
+            let found = self.ask("experiments/get-by-name", &[("experiment_name", &self.experiment)])?;
+            Ok(found.and_then(|found| found["experiment"]["experiment_id"].as_str().map(str::to_string)))
+        };
+        if let Some(id) = find()? {
+            return Ok(id);
+        }
+        match self.tell("experiments/create", &json!({ "name": self.experiment })) {
+            Ok(made) => made["experiment_id"]
+                .as_str()
+                .map(str::to_string)
+                .ok_or_else(|| Trouble(format!("{}: experiments/create: the answer has no experiment_id", self.uri))),
+            // Another run may have made it meanwhile.
+            Err(trouble) => find()?.ok_or(trouble),
+        }
+    }
+}
+
+impl Sink for Mlflow {
+    fn write(&mut self, records: &[Record]) -> Result<(), Trouble> {
+        let (id, last) = self.run()?;
+        let new = records.iter().filter(|record| last.is_none_or(|last| record.step > last));
+        let metrics: Vec<(u64, Value)> = new.flat_map(metrics).collect();
+        for chunk in metrics.chunks(METRICS) {
+            let values: Vec<&Value> = chunk.iter().map(|(_, value)| value).collect();
+            self.tell("runs/log-batch", &json!({ "run_id": id, "metrics": values }))?;
+        }
+        if let (Some((step, _)), Some(run)) = (metrics.last(), &mut self.run) {
+            run.last = Some(*step);
+        }
+        Ok(())
+    }
+
+    fn help(&self) -> String {
+        "see that the tracking server runs, or set `mlflow.tracking_uri`".into()
+    }
+
+    fn finish(&mut self, outcome: Outcome) -> Result<(), Trouble> {
+        let status = match outcome {
+            Outcome::Done => "FINISHED",
+            Outcome::Stopped => "KILLED",
+            Outcome::Failed => "FAILED",
+        };
+        // Of a run without a step there is nothing to end.
+        let Some(run) = &self.run else { return Ok(()) };
+        self.tell("runs/update", &json!({ "run_id": run.id, "status": status, "end_time": millis(now()) }))?;
+        Ok(())
+    }
+}
+
+/// With the step as x, in MLflow's sense; samples are a metric of their own.
+fn metrics(record: &Record) -> impl Iterator<Item = (u64, Value)> {
+    let samples = std::iter::once(("Train/Samples/samples", record.samples as f64));
+    let scalars = record.scalars.iter().map(|scalar| (scalar.metric.tag, scalar.value));
+    let (step, time) = (record.step, millis(record.time));
+    samples.chain(scalars).map(move |(key, value)| {
+        // The REST interface writes numbers that JSON does not have as texts.
+        let value = if value.is_finite() { json!(value) } else { json!(text_of(value)) };
+        (step, json!({ "key": key, "value": value, "timestamp": time, "step": step }))
+    })
+}
+
+fn text_of(value: f64) -> &'static str {
+    match value {
+        x if x.is_nan() => "NaN",
+        x if x > 0.0 => "Infinity",
+        _ => "-Infinity",
+    }
+}
+
+fn millis(seconds: f64) -> u64 {
+    (seconds * 1e3) as u64
+}
+
+/// The leaves of a configuration by their paths, for parameters of a run.
+pub(super) fn flattened(config: &Value) -> Vec<(String, String)> {
+    let mut leaves = BTreeMap::new();
+    flatten("", config, &mut leaves);
+    leaves.into_iter().collect()
+}
+
+fn flatten(path: &str, value: &Value, leaves: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(keys) => keys.iter().for_each(|(name, value)| {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            flatten(&path, value, leaves);
+        }),
+        Value::Null => {}
+        Value::String(text) => {
+            leaves.insert(path.to_string(), text.chars().take(LONGEST).collect());
+        }
+        other => {
+            leaves.insert(path.to_string(), other.to_string().chars().take(LONGEST).collect());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_used_is_refused_at_once() {
+        let of = |uri: &str| {
+            let config = zero_config::Mlflow {
+                enabled: true,
+                tracking_uri: Some(uri.into()),
+                experiment_name: "e".into(),
+                run_name: None,
+            };
+            tracking_uri(&config).map_err(|error| error.to_string())
+        };
+        assert_eq!(of("http://localhost:5000/"), Ok(Some("http://localhost:5000".into())));
+        for uri in ["https://mlflow.example.com", "file:///tmp/mlruns", "databricks", "http://", "http:///a"] {
+            let error = of(uri).expect_err(uri);
+            assert!(error.contains("\n  in: mlflow.tracking_uri\n  help: "), "{error}");
+        }
+        assert!(of("https://a").expect_err("TLS").contains("TLS"));
+    }
+
+    #[test]
+    fn a_configuration_becomes_parameters() {
+        let config = json!({ "a": { "b": 1, "c": null, "d": [1, 2] }, "e": "text", "f": true });
+        let flat = flattened(&config);
+        let flat: Vec<(&str, &str)> = flat.iter().map(|(key, value)| (&**key, &**value)).collect();
+        assert_eq!(flat, [("a.b", "1"), ("a.d", "[1,2]"), ("e", "text"), ("f", "true")]);
+    }
+}

@@ -1,0 +1,69 @@
+//! Where state lives that is not in memory, for the lines at the start of a run.
+
+use zero_config::{Compute, Config, OffloadDevice};
+use zero_engine::Engine;
+use zero_engine::words::bytes;
+use zero_pipeline::{Tier, Tiers};
+
+/// What the user should know of where things live; nothing where all of it is in memory.
+pub(super) fn describe(engine: &Engine) -> Vec<String> {
+    let mut lines = vec![];
+    if let Some(used) = engine.zero().disk_use() {
+        let segments = engine.zero().layout().segments();
+        let lives = |tier: fn(&Tiers) -> Tier| segments.iter().any(|segment| tier(&segment.tiers) == Tier::Nvme);
+        let mut what = vec![];
+        if lives(|tiers| tiers.optimizer) {
+            what.push("optimizer state");
+        }
+        if lives(|tiers| tiers.gradients) {
+            what.push("gradients");
+        }
+        if lives(|tiers| tiers.parameters) {
+            what.push("parameters");
+        }
+        let disk = &engine.settings().zero.disk;
+        let mut folders: Vec<String> =
+            [&disk.optimizer, &disk.parameters].into_iter().flatten().map(|f| f.display().to_string()).collect();
+        folders.dedup();
+        lines.push(format!("disk: {} of rank 0 in {}: {}", bytes(used.bytes), folders.join(" and "), what.join(", ")));
+        lines.extend(used.notices);
+        let elements = engine.zero().layout().elements();
+        if lives(|tiers| tiers.parameters) && engine.config().zero.stage3_max_reuse_distance >= elements {
+            let why =
+                "by stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
+            lines.push(format!("{why}; with 0 only those in use do"));
+        }
+    }
+    let disk = &engine.settings().zero.disk;
+    if engine.zero().disk_use().is_none() && (disk.optimizer.is_some() || disk.parameters.is_some()) {
+        let least = bytes(engine.config().aio.block_size as u64);
+        lines.push(format!(
+            "disk: nothing of rank 0 goes there; what is smaller than aio.block_size, {least}, stays in memory"
+        ));
+    }
+    if let Some(notices) = engine.kept_notices() {
+        lines.push("disk: inputs that are kept for layers to be run again".to_string());
+        lines.extend(notices.iter().cloned());
+    }
+    let sections = on_host(engine.config());
+    if !sections.is_empty() && engine.config().training.device == Compute::Cpu {
+        let device = "the memory of this machine is the device's";
+        lines.push(format!("{}: `device: cpu` changes nothing, {device}", sections.join(", ")));
+    }
+    lines
+}
+
+/// Sections that ask for the memory of the host, which here is where everything lies anyway.
+fn on_host(config: &Config) -> Vec<&'static str> {
+    let zero = &config.zero;
+    let checkpointing = config.activation_checkpointing.as_ref().map_or(OffloadDevice::None, |c| c.device);
+    [
+        ("offload_optimizer", zero.offload_optimizer.device),
+        ("offload_param", zero.offload_param.device),
+        ("activation_checkpointing", checkpointing),
+    ]
+    .into_iter()
+    .filter(|(_, device)| *device == OffloadDevice::Cpu)
+    .map(|(section, _)| section)
+    .collect()
+}

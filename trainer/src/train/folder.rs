@@ -1,0 +1,98 @@
+//! The folder of a run.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::append::Appended;
+use zero_engine::Error;
+
+/// Files of a run; rank 0 writes them.
+pub(super) struct Folder {
+    path: PathBuf,
+    metrics: Appended,
+}
+
+impl Folder {
+    /// Opens the folder of a new run. What an earlier run left there is moved aside; where to is returned.
+    pub(super) fn new(path: &Path) -> Result<(Self, Option<PathBuf>), Error> {
+        let moved = if holds_a_run(path) { Some(set_aside(path)?) } else { None };
+        fs::create_dir_all(path).map_err(Error::io(path))?;
+        let metrics = Appended::open(&path.join("metrics.jsonl"), 0)?;
+        Ok((Self { path: path.to_path_buf(), metrics }, moved))
+    }
+
+    /// Opens the folder of a run that goes on after `step`: later lines of its metrics are dropped.
+    pub(super) fn resume(path: &Path, step: u64) -> Result<Self, Error> {
+        fs::create_dir_all(path).map_err(Error::io(path))?;
+        let file = path.join("metrics.jsonl");
+        let kept = kept_lines(&file, step)?;
+        let temporary = path.join(".metrics.jsonl");
+        fs::write(&temporary, &kept).map_err(Error::io(&temporary))?;
+        fs::rename(&temporary, &file).map_err(Error::io(&file))?;
+        let metrics = Appended::open(&file, kept.len() as u64)?;
+        Ok(Self { path: path.to_path_buf(), metrics })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One line of `metrics.jsonl`, whole or not at all.
+    pub(super) fn metrics(&mut self, line: &Value) -> Result<(), Error> {
+        self.metrics.append(format!("{line}\n").as_bytes())
+    }
+
+    pub(super) fn resolved(&self, config: &zero_config::Config) -> Result<(), Error> {
+        self.write("resolved.yaml", config.to_yaml().as_bytes())
+    }
+
+    pub(super) fn report(&self, report: &Value) -> Result<(), Error> {
+        self.write("report.json", format!("{report:#}\n").as_bytes())
+    }
+
+    /// `trace.json` in Chrome's format: one process a rank, one thread a lane.
+    pub(super) fn trace(&self, trace: &str) -> Result<(), Error> {
+        self.write("trace.json", trace.as_bytes())
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<(), Error> {
+        let (temporary, path) = (self.path.join(format!(".{name}")), self.path.join(name));
+        fs::write(&temporary, content).map_err(Error::io(&temporary))?;
+        fs::rename(&temporary, &path).map_err(Error::io(&path))
+    }
+}
+
+/// Whether a run has written to a folder: the next one moves it aside, unless it goes on with it.
+#[must_use]
+pub fn holds_a_run(path: &Path) -> bool {
+    ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists())
+}
+
+fn set_aside(path: &Path) -> Result<PathBuf, Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let free = (1..).map(|n| path.with_file_name(format!("{name}.{n}"))).find(|candidate| !candidate.exists());
+    let aside = free.unwrap_or_else(|| path.with_file_name(format!("{name}.old")));
+    fs::rename(path, &aside).map_err(Error::io(path))?;
+    Ok(aside)
+}
+
+fn kept_lines(file: &Path, step: u64) -> Result<String, Error> {
+    let opened = match File::open(file) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
+        other => other.map_err(Error::io(file))?,
+    };
+    let mut kept = String::new();
+    for line in BufReader::new(opened).lines() {
+        let line = line.map_err(Error::io(file))?;
+        // A line that a killed run left half written is not kept.
+        let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
+        if value["step"].as_u64().is_some_and(|s| s <= step) {
+            kept.push_str(&line);
+            kept.push('\n');
+        }
+    }
+    Ok(kept)
+}

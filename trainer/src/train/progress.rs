@@ -1,0 +1,137 @@
+//! What a user sees while training: a bar on a terminal, plain lines elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use zero_config::LogLevel;
+
+/// How much is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// A bar on a terminal, lines in a pipe.
+    Auto,
+    /// Lines.
+    Plain,
+    /// Nothing but errors.
+    Quiet,
+}
+
+impl Output {
+    /// What is left of it at a `log_level`: progress is information.
+    #[must_use]
+    pub fn at(self, level: LogLevel) -> Self {
+        if level < LogLevel::Info { Self::Quiet } else { self }
+    }
+}
+
+/// A bar that moves with the steps; whoever starts a run draws it.
+pub trait Bar {
+    /// So many steps are done; `message` stands beside.
+    fn set(&self, step: u64, message: String);
+
+    /// Takes the bar away while `print` writes to the terminal.
+    fn suspend(&self, print: &dyn Fn());
+
+    /// Whether it is gone for good.
+    fn is_finished(&self) -> bool;
+
+    /// Takes it away.
+    fn finish(&self);
+}
+
+/// Draws a bar that has come to its first number, of so many steps as its second says.
+pub type DrawBar = fn(u64, u64) -> Box<dyn Bar>;
+
+/// What a line of progress shows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shown {
+    pub(super) step: u64,
+    pub(super) loss: f32,
+    pub(super) lr: f64,
+    pub(super) grad_norm: f64,
+    pub(super) tokens_per_s: f64,
+}
+
+pub(super) struct Progress {
+    bar: Option<Box<dyn Bar>>,
+    lines: bool,
+    every: u64,
+    last: u64,
+    from: u64,
+    started: Instant,
+}
+
+impl Progress {
+    /// For the rank that prints; the others are given [`Output::Quiet`]. Without a bar a terminal shows lines too.
+    pub(super) fn new(output: Output, bar: Option<DrawBar>, every: usize, from: u64, steps: u64) -> Self {
+        let terminal = output == Output::Auto && std::io::stderr().is_terminal();
+        let bar = bar.filter(|_| terminal).map(|draw| draw(from, steps));
+        let lines = output != Output::Quiet && bar.is_none();
+        Self { bar, lines, every: every as u64, last: steps, from, started: Instant::now() }
+    }
+
+    pub(super) fn step(&self, shown: &Shown) {
+        let Shown { step, loss, lr, grad_norm, tokens_per_s } = *shown;
+        if let Some(bar) = &self.bar {
+            bar.set(step, format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s"));
+        }
+        if self.lines && self.is_due(step) {
+            show(&format!(
+                "step {step:>6}/{}  loss {loss:<8.4} lr {lr:<9.3e} grad norm {grad_norm:<8.3} {tokens_per_s:>8.0} tokens/s  eta {}",
+                self.last,
+                self.eta(step)
+            ));
+        }
+    }
+
+    /// Whether a line of progress belongs to this step.
+    pub(super) fn is_due(&self, step: u64) -> bool {
+        self.every > 0 && (step.is_multiple_of(self.every) || step == self.from + 1 || step == self.last)
+    }
+
+    /// A line on standard error, however little is printed: something is not as it should be, and training goes on.
+    pub(super) fn warn(&self, text: &str) {
+        let line = format!("warning: {text}");
+        match &self.bar {
+            Some(bar) => bar.suspend(&|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// A line that stands between steps.
+    pub(super) fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) if !bar.is_finished() => bar.suspend(&|| show(line)),
+            Some(_) => show(line),
+            None if self.lines => show(line),
+            None => {}
+        }
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish();
+        }
+    }
+
+    fn eta(&self, step: u64) -> String {
+        let done = (step - self.from).max(1);
+        let left = self.started.elapsed().div_f64(done as f64).mul_f64(self.last.saturating_sub(step) as f64);
+        seconds(left)
+    }
+}
+
+/// `2m 05s`.
+pub(super) fn seconds(duration: Duration) -> String {
+    let s = duration.as_secs();
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m {:02}s", s / 60, s % 60),
+        _ => format!("{}h {:02}m", s / 3600, s % 3600 / 60),
+    }
+}
+
+/// Prints a line; whoever reads may have gone, as `head` does, and training goes on.
+fn show(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}

@@ -1,0 +1,281 @@
+//! `report.json`: what really executed.
+
+pub(super) mod breakdown;
+pub(super) mod communication;
+pub(super) mod profile;
+pub(super) mod stragglers;
+pub(super) mod trace;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use zero_comm::Buffer;
+use zero_isa::Isa;
+use zero_partition::{CATEGORIES, StateBytes, expected_payload, expected_state};
+use zero_pipeline::Instruction;
+
+use super::again::Restart;
+use super::options::Finished;
+use super::progress::seconds;
+use crate::resident;
+use zero_engine::Error;
+use zero_engine::timing::Lane;
+use zero_engine::timing::gpu_timeline;
+use zero_engine::timing::points::Points;
+use zero_engine::words::{bytes, counted};
+use zero_engine::{Engine, Step};
+use zero_planner::memory;
+
+/// What a run adds up for its report.
+pub(super) struct Report {
+    started: Instant,
+    first_step: Option<Duration>,
+    steps: u64,
+    skipped: u64,
+    first_loss: f32,
+    last_loss: f32,
+    peak_bytes: u64,
+    /// What the process had occupied at most before there was an engine.
+    resident_before: Option<u64>,
+    restarts: Vec<Restart>,
+}
+
+impl Report {
+    pub(super) fn new(started: Instant, resident_before: Option<u64>, restarts: Vec<Restart>) -> Self {
+        Self {
+            started,
+            first_step: None,
+            steps: 0,
+            skipped: 0,
+            first_loss: f32::NAN,
+            last_loss: f32::NAN,
+            peak_bytes: 0,
+            resident_before,
+            restarts,
+        }
+    }
+
+    pub(super) fn step(&mut self, step: &Step, peak_bytes: u64) {
+        if self.steps == 0 {
+            self.first_loss = step.loss;
+            self.first_step = Some(self.started.elapsed());
+        }
+        self.steps += 1;
+        self.skipped += u64::from(step.skipped);
+        self.last_loss = step.loss;
+        self.peak_bytes = peak_bytes;
+    }
+
+    /// The whole report; a collective.
+    pub(super) fn value(&self, engine: &Engine, finished: Finished) -> Result<Value, Error> {
+        let comm = engine.communicator();
+        let stats = engine.stats();
+        let mut collectives = BTreeMap::new();
+        // One row of all operations: ranks of different stages do not do the same ones.
+        let all = over_ranks(engine, stats.iter().map(|(_, counter)| counter.sent_bytes as i64).collect())?;
+        for (index, (operation, counter)) in stats.iter().enumerate() {
+            let sent: i64 = all.iter().map(|rank| rank[index]).sum();
+            if counter.calls == 0 && sent == 0 {
+                continue;
+            }
+            let entry = json!({ "calls": counter.calls, "sent_bytes": sent, "seconds": round(counter.seconds) });
+            collectives.insert(operation.to_string(), entry);
+        }
+        let ledger = engine.zero().ledger();
+        let mut row: Vec<i64> = CATEGORIES.iter().map(|&c| ledger.peak(c) as i64).collect();
+        row.push(ledger.peak_total() as i64);
+        // Of what cannot be known, nothing is said.
+        let planned = memory::planned(engine);
+        row.extend(planned.map_or([-1; CATEGORIES.len()], |peaks| peaks.by_category.map(|bytes| bytes as i64)));
+        row.push(planned.map_or(-1, |peaks| peaks.total as i64));
+        let expected = expected(engine);
+        row.extend([expected.parameters, expected.gradients, expected.optimizer].map(|b| b as i64));
+        row.push(expected_step_payload(engine) as i64);
+        let disk = engine.zero().disk_use().unwrap_or_default();
+        row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
+        row.extend([engine.peak_gpu_bytes(), engine.reserved_gpu_bytes()].map(|b| b.map_or(-1, |bytes| bytes as i64)));
+        row.push(planned.filter(|_| engine.settings().zero.on_gpu.layers).map_or(-1, |peaks| peaks.gpu as i64));
+        row.extend(
+            [self.resident_before, resident::proportional(), resident::peak()].map(|b| b.map_or(-1, |b| b as i64)),
+        );
+        let ranks: Vec<Value> =
+            over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| of_rank(rank, row)).collect();
+        let lanes: BTreeMap<&str, f64> =
+            Lane::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
+        let instructions: BTreeMap<&str, u64> = engine.timing().calls().collect();
+        Ok(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "finished": match finished { Finished::Done => "done".to_string(), Finished::Stopped(s) => format!("signal {s}") },
+            "restarts": self.restarts,
+            "world_size": comm.size(),
+            "transport": comm.transport(),
+            "instruction_set": Isa::current().name(),
+            "zero_stage": engine.settings().layout.zero_stage.number(),
+            "parameters": engine.model().elements(),
+            "pipeline": pipeline(engine),
+            "steps": self.steps,
+            "optimizer_steps": self.steps - self.skipped,
+            "skipped_steps": self.skipped,
+            "loss_scale": engine.loss_scale(),
+            "first_loss": super::run::finite(self.first_loss),
+            "last_loss": super::run::finite(self.last_loss),
+            "seconds": round(self.started.elapsed().as_secs_f64()),
+            "seconds_to_first_step": self.first_step.map(|d| round(d.as_secs_f64())),
+            "seconds_by_lane": lanes,
+            "gpu_timeline": gpu_timeline(engine),
+            "instructions": instructions,
+            "layers_gathered": engine.timing().calls().find(|(kind, _)| *kind == "gather").map_or(0, |(_, n)| n),
+            "collectives": collectives,
+            "memory": { "measured_peak_bytes": self.peak_bytes, "ranks": ranks },
+        }))
+    }
+}
+
+/// What the GPU of rank 0 did in the traced steps, in seconds; null where nothing is traced.
+fn gpu_timeline(engine: &Engine) -> Value {
+    let spans = engine.timing().gpu_spans();
+    if spans.is_empty() {
+        return Value::Null;
+    }
+    let busy = gpu_timeline::busy(spans, engine.program());
+    json!({
+        "compute": round(busy.compute),
+        "copies": round(busy.copies),
+        "transfers": round(busy.transfers),
+        "beside_compute": round(busy.hidden),
+    })
+}
+
+/// What a user reads at the end.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let skipped = match self.skipped {
+            0 => String::new(),
+            skipped => format!(" ({skipped} skipped)"),
+        };
+        if self.steps == 0 {
+            return f.write_str("trained no step: the run was at its end already");
+        }
+        write!(
+            f,
+            "trained {}{skipped} in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
+            counted(self.steps as usize, "step", "steps"),
+            seconds(self.started.elapsed()),
+            self.first_loss,
+            self.last_loss,
+            bytes(self.peak_bytes)
+        )
+    }
+}
+
+/// Which stage had what, and which layers put off the gradients of their weights; null on one stage.
+fn pipeline(engine: &Engine) -> Value {
+    let (arrangement, shape) = (engine.arrangement(), engine.zero().layout().shape());
+    if arrangement.mesh.pipe() == 1 {
+        return Value::Null;
+    }
+    let name = |layer: usize| shape.layers[layer].name.clone();
+    let layers = |stage: usize| arrangement.stages.layers_of(stage).map(name).collect::<Vec<_>>();
+    let programs = arrangement.training(shape);
+    let instructions = || programs.iter().flat_map(|program| &program.instructions);
+    let split: BTreeSet<usize> = instructions()
+        .filter_map(|instruction| match instruction {
+            Instruction::BackwardWeight { layer, .. } => Some(*layer),
+            _ => None,
+        })
+        .collect();
+    let (put_off, whole): (Vec<usize>, Vec<usize>) = (0..shape.layers.len()).partition(|layer| split.contains(layer));
+    json!({
+        "schedule": arrangement.schedule.to_string(),
+        "stages": (0..arrangement.mesh.pipe()).map(layers).collect::<Vec<_>>(),
+        "replicas": arrangement.mesh.data(),
+        "keeps_gathered": arrangement.gathering(shape)
+            .map(|_| (0..arrangement.mesh.pipe()).map(|stage| arrangement.keeps_gathered(stage)).collect::<Vec<_>>()),
+        "weight_gradients_put_off": put_off.into_iter().map(name).collect::<Vec<_>>(),
+        "backward_in_one": whole.into_iter().map(name).collect::<Vec<_>>(),
+    })
+}
+
+/// One row of numbers from every rank; a collective.
+fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
+    let (comm, n) = (engine.communicator(), own.len());
+    let all = Buffer::I64(vec![0; n * comm.size()]);
+    let all = comm.all_gather(Buffer::I64(own), all, &vec![n; comm.size()]).wait()?.output.into_i64()?;
+    Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
+}
+
+/// What is less than nothing is not known.
+fn known(number: i64) -> Value {
+    if number < 0 { Value::Null } else { json!(number) }
+}
+
+fn of_rank(rank: usize, row: &[i64]) -> Value {
+    let by_category = |values: &[i64]| -> Value {
+        if values.iter().any(|&bytes| bytes < 0) {
+            return Value::Null;
+        }
+        CATEGORIES
+            .iter()
+            .map(ToString::to_string)
+            .zip(values.iter().copied())
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect()
+    };
+    let n = CATEGORIES.len();
+    let (measured, rest) = row.split_at(n + 1);
+    let (planned, rest) = rest.split_at(n + 1);
+    json!({
+        "rank": rank,
+        "measured_peak_bytes": by_category(&measured[..n]),
+        "measured_peak_total_bytes": measured[n],
+        "planned_peak_bytes": by_category(&planned[..n]),
+        "planned_peak_total_bytes": known(planned[n]),
+        "expected_state_bytes": { "parameters": rest[0], "gradients": rest[1], "optimizer_state": rest[2] },
+        "expected_sent_bytes_per_step": rest[3],
+        "disk": { "bytes": rest[4], "read_bytes": rest[5], "written_bytes": rest[6] },
+        "gpu_bytes": {
+            "measured_peak": known(rest[7]), "reserved_peak": known(rest[8]), "planned_peak": known(rest[9]),
+        },
+        "resident_bytes": {
+            "before": known(rest[10]), "at_the_end": known(rest[11]), "peak_with_shared": known(rest[12]),
+        },
+    })
+}
+
+/// State bytes of this rank by its layout.
+pub(super) fn expected(engine: &Engine) -> StateBytes {
+    let zero = engine.zero();
+    let width = engine.settings().dtype.size_in_bytes();
+    expected_state(zero.layout(), zero.stages(), zero.groups().at(), width, zero.state_names().len())
+}
+
+fn expected_step_payload(engine: &Engine) -> u64 {
+    let (zero, replica) = (engine.zero(), engine.replica());
+    let width = engine.settings().dtype.size_in_bytes();
+    let options = &engine.settings().zero;
+    expected_payload(engine.program(), zero.layout(), replica, width, options, |content| engine.message_bytes(content))
+}
+
+/// For `memory_breakdown`: what each rank held at most in each part of the last step; a collective.
+pub(super) fn memory_table(engine: &Engine) -> Result<Option<String>, Error> {
+    let Some(points) = engine.timing().points() else { return Ok(None) };
+    let columns = CATEGORIES.len() + 1;
+    let ranks = over_ranks(engine, points.bytes().iter().flatten().map(|&bytes| bytes as i64).collect())?;
+    let names = CATEGORIES.iter().map(ToString::to_string).chain(["all at a time".to_string()]);
+    let mut lines = vec![format!("memory held at most in each part of step {}, by rank", engine.steps())];
+    lines.push(names.fold(format!("{:>4}  {:<9}", "rank", "part"), |line, name| line + &format!("{name:>16}")));
+    for (rank, row) in ranks.iter().enumerate() {
+        for (part, held) in Points::NAMES.iter().zip(row.chunks(columns)) {
+            let cells = held.iter().map(|&held| format!("{:>16}", bytes(held as u64)));
+            lines.push(format!("{rank:>4}  {part:<9}{}", cells.collect::<String>()));
+        }
+    }
+    Ok(Some(lines.join("\n")))
+}
+
+fn round(x: f64) -> f64 {
+    (x * 1e4).round() / 1e4
+}

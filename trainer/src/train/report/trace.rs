@@ -1,0 +1,134 @@
+//! The measured timeline of all ranks, and beside it what a simulation makes of the measured costs.
+//!
+//! An instruction says when it began and when it was done. What goes on beside it is not observed where it happens: a collective
+//! is drawn from its start, or from the end of the one before it, until it was awaited; a message until its receiver had it. What a GPU does is
+//! read from its own clock.
+
+use std::collections::{BTreeMap, HashMap};
+
+use zero_engine::timing::gpu_timeline;
+use zero_engine::timing::trace::{Done, gathered, steps};
+use zero_engine::{Engine, Error};
+use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
+use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
+
+/// The trace of all ranks in Chrome's format, on rank 0, if it was recorded; a collective then.
+pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
+    if !engine.timing().is_recorded() {
+        return Ok(None);
+    }
+    let ranks = gathered(&**engine.communicator(), engine.timing().spans())?;
+    let gpus = gpu_timeline::gathered(&**engine.communicator(), engine.timing().gpu_spans())?;
+    if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
+        return Ok(None);
+    }
+    let arrangement = engine.arrangement();
+    let shape = engine.zero().layout().shape();
+    let stages = arrangement.training(shape);
+    let (programs, world) = (arrangement.of_all_ranks(&stages), arrangement.world(shape));
+    let measured = timeline(&ranks, &programs, &world);
+    let simulated = arrangement.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
+    Ok(Some(chrome(
+        &[("measured", &measured), ("simulated", &simulated.timeline)],
+        &gpu_timeline::processes(&gpus, &programs),
+    )))
+}
+
+fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timeline {
+    // When a message was there, by its sender and the step.
+    let mut arrivals: HashMap<(usize, usize, Message), f64> = HashMap::new();
+    for (rank, done) in ranks.iter().enumerate() {
+        for (step, done) in steps(done).enumerate() {
+            for one in done {
+                if let Some(Instruction::AwaitReceive { message }) = programs[rank].instructions.get(one.index) {
+                    let at = Coordinates { stage: message.from, ..world.mesh.coordinates(rank) };
+                    arrivals.insert((world.mesh.rank(at), step, *message), one.end);
+                }
+            }
+        }
+    }
+    let mut events = vec![];
+    for (rank, done) in ranks.iter().enumerate() {
+        let mut free: BTreeMap<Lane, f64> = BTreeMap::new();
+        for (step, done) in steps(done).enumerate() {
+            let mut started: Vec<(Instruction, Instruction, f64)> = vec![];
+            for one in done {
+                let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
+                let event = |lane, instruction: &Instruction, start, end| Event {
+                    rank,
+                    lane,
+                    instruction: instruction.clone(),
+                    start,
+                    end,
+                };
+                events.push(event(Lane::Compute, instruction, one.start, one.end));
+                let mut beside = |lane: Lane, instruction: &Instruction, start: f64, end: f64| {
+                    let start = start.max(free.get(&lane).copied().unwrap_or(0.0));
+                    let end = end.max(start);
+                    free.insert(lane, end);
+                    events.push(event(lane, instruction, start, end));
+                };
+                if let Some(awaited) = instruction.awaited_with() {
+                    started.push((instruction.clone(), awaited, one.start));
+                    continue;
+                }
+                match instruction {
+                    Instruction::Send { message } => {
+                        let end = arrivals.get(&(rank, step, *message)).copied().unwrap_or(one.end);
+                        beside(Lane::Channel(message.channel()), instruction, one.start, end);
+                    }
+                    other => {
+                        let position = started.iter().position(|(_, awaited, _)| awaited == other);
+                        if let Some((collective, _, start)) = position.map(|position| started.remove(position)) {
+                            beside(Lane::Collectives, &collective, start, one.end);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    events.sort_by(|a, b| (a.rank, a.lane).cmp(&(b.rank, b.lane)).then(a.start.total_cmp(&b.start)));
+    Timeline { ranks: ranks.len(), events }
+}
+
+/// The mean times that instructions took, without any time for communication: how it would be if all of that were hidden and
+/// nobody disturbed.
+fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
+    let mut means: HashMap<(&'static str, usize), (f64, f64)> = HashMap::new();
+    for (rank, done) in ranks.iter().enumerate() {
+        // The first step touches all memory for the first time.
+        let skipped = usize::from(steps(done).count() > 1);
+        for one in steps(done).skip(skipped).flatten() {
+            let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
+            let subject = match instruction {
+                Instruction::Forward { layer, .. }
+                | Instruction::Recompute { layer, .. }
+                | Instruction::Backward { layer, .. }
+                | Instruction::BackwardInput { layer, .. }
+                | Instruction::BackwardWeight { layer, .. } => *layer,
+                Instruction::Accumulate { segment, .. } | Instruction::Update { segment } => *segment,
+                Instruction::Load { .. } => 0,
+                _ => continue,
+            };
+            let (sum, count) = means.entry((instruction.kind(), subject)).or_default();
+            *sum += one.end - one.start;
+            *count += 1.0;
+        }
+    }
+    let mean = |kind, subject| means.get(&(kind, subject)).map_or(0.0, |(sum, count)| sum / count);
+    let layer = |layer| LayerCosts {
+        forward: mean("forward", layer),
+        backward: mean("backward", layer),
+        backward_input: mean("backward_input", layer),
+        backward_weight: mean("backward_weight", layer),
+        ..LayerCosts::default()
+    };
+    let segment = |segment| SegmentCosts {
+        accumulate: mean("accumulate", segment),
+        update: mean("update", segment),
+        ..SegmentCosts::default()
+    };
+    let layers = (0..world.shape.layers.len()).map(layer).collect();
+    let segments = (0..world.shape.segments.len()).map(segment).collect();
+    Costs { load: mean("load", 0), ..Costs::of_compute(layers, segments) }
+}

@@ -1,0 +1,414 @@
+//! The steps of a run, and what is written about them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zero_checkpoint::RunLock;
+use zero_comm::Buffer;
+
+use super::corpus::Corpus;
+use super::divergence::Divergence;
+use super::evaluation::{self, EarlyStop};
+use super::folder::Folder;
+use super::options::Finished;
+use super::progress::{Progress, Shown};
+use super::report::breakdown::Breakdown;
+use super::report::stragglers::Stragglers;
+use super::report::{self, Report};
+use super::report::{communication, profile, trace};
+use super::sample;
+use super::saves::Saves;
+use super::signals::Requests;
+use crate::monitor::metric::{self, Record, Scalar};
+use crate::monitor::{Monitors, Outcome};
+use zero_engine::Error;
+use zero_engine::words::counted;
+use zero_engine::{Engine, Step};
+
+/// What rank 0 writes to while training.
+pub(super) struct Files {
+    folder: Folder,
+    monitors: Monitors,
+    /// Steps that could not be logged, up to now.
+    missing: u64,
+}
+
+impl Files {
+    /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
+    /// too. Monitors have logged the engine's samples if it began from a checkpoint.
+    pub(super) fn open(
+        engine: &mut Engine,
+        out: &Path,
+        goes_on: bool,
+        logged: bool,
+        progress: &Progress,
+    ) -> Result<Self, Error> {
+        let unusable = |error: Error| {
+            error.named("training.output_dir", "name a folder that can be written to, there or with --out")
+        };
+        let mut lock = RunLock::take(out).map_err(|error| unusable(error.into()))?;
+        let folder = if goes_on {
+            for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
+                progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
+            }
+            Folder::resume(out, engine.steps())?
+        } else {
+            let (folder, moved) = Folder::new(out).map_err(unusable)?;
+            if let Some(moved) = moved {
+                progress.say(&format!("an earlier run was moved to {}", moved.display()));
+                // Its lock went with it.
+                lock = RunLock::take(out)?;
+            }
+            folder
+        };
+        engine.hold(lock);
+        folder.resolved(engine.config())?;
+        let monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
+        monitors.said().iter().for_each(|line| progress.say(line));
+        Ok(Self { folder, monitors, missing: 0 })
+    }
+
+    /// A disk that is full does not end training: it is said once, and once more when lines are written again.
+    fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
+        match written {
+            Ok(()) if self.missing > 0 => {
+                let missing = counted(self.missing as usize, "step is", "steps are");
+                progress.warn(&format!("the log is written again from step {step}; {missing} missing"));
+                self.missing = 0;
+            }
+            Ok(()) => {}
+            Err(error) if error.is_only_a_file() => {
+                if self.missing == 0 {
+                    progress.warn(&format!("the log of step {step} is not written: {error}; training goes on"));
+                }
+                self.missing += 1;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// A run on this rank.
+pub(super) struct Run {
+    engine: Engine,
+    corpus: Corpus,
+    early: EarlyStop,
+    saves: Saves,
+    progress: Progress,
+    report: Report,
+    divergence: Divergence,
+    stragglers: Stragglers,
+    breakdown: Breakdown,
+    seen: communication::Seen,
+}
+
+/// Sums and maxima over the ranks after a step.
+struct Together {
+    sent_bytes: u64,
+    peak_bytes: u64,
+    micros: u64,
+    signal: i64,
+    /// A rank was asked to save a checkpoint.
+    save: bool,
+    /// What each rank's own work took, by rank.
+    own_ms: Vec<f64>,
+}
+
+impl Run {
+    pub(super) fn new(
+        engine: Engine,
+        corpus: Corpus,
+        (early, divergence, saves): (EarlyStop, Divergence, Saves),
+        progress: Progress,
+        report: Report,
+    ) -> Self {
+        let stragglers = Stragglers::new(&**engine.communicator());
+        let (breakdown, seen) = (Breakdown::default(), communication::Seen::default());
+        Self { engine, corpus, early, divergence, saves, progress, report, stragglers, breakdown, seen }
+    }
+
+    pub(super) fn train(
+        &mut self,
+        steps: u64,
+        requests: &Requests,
+        mut files: Option<&mut Files>,
+    ) -> Result<Finished, Error> {
+        let rows = self.engine.config().train_micro_batch_size_per_gpu;
+        let training = self.engine.config().training.clone();
+        while self.engine.steps() < steps {
+            let first = self.engine.samples();
+            let corpus = &self.corpus;
+            self.divergence.prepare(&mut self.engine);
+            self.breakdown.begin(self.engine.timing());
+            let profiles = self.engine.config().flops_profiler.is_due(self.engine.steps() + 1);
+            if profiles {
+                self.engine.begin_profile();
+            }
+            let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
+            self.breakdown.end(self.engine.timing());
+            if profiles {
+                self.profile(&step)?;
+            }
+            let together = self.gather(&step, requests)?;
+            self.saves.look(&mut self.engine, &self.progress)?;
+            let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
+            let eval_loss = if evaluates { Some(self.evaluate()?) } else { None };
+            self.record(&step, &together, eval_loss, files.as_deref_mut())?;
+            self.divergence.judge(&step, &self.progress)?;
+            if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
+                self.engine.compare_replicas()?;
+            }
+            if together.signal != 0 {
+                self.progress.say(&format!("stopping after step {}: signal {}", step.step, together.signal));
+                return Ok(Finished::Stopped(together.signal as i32));
+            }
+            if eval_loss.is_some_and(|loss| self.early.is_over(loss)) {
+                self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
+                break;
+            }
+            if together.save {
+                self.progress.say(&format!("saving after step {}: SIGUSR1", step.step));
+            }
+            let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
+            let saves = saves || together.save;
+            if saves && (step.step < steps || !training.save_last) {
+                let state = self.state();
+                self.saves.on_the_way(&mut self.engine, state, &self.progress)?;
+            }
+        }
+        Ok(Finished::Done)
+    }
+
+    /// Says what `flops_profiler` found in a step; a collective.
+    fn profile(&mut self, step: &Step) -> Result<(), Error> {
+        let Some(profile) = self.engine.take_profile() else { return Ok(()) };
+        let found = profile.together(&**self.engine.communicator())?;
+        if self.engine.communicator().rank() > 0 {
+            return Ok(());
+        }
+        let options = &self.engine.config().flops_profiler;
+        let text = profile::report(&self.engine, step, &found, options);
+        match &options.output_file {
+            None => self.progress.say(&text),
+            Some(path) => match profile::write(path, &text) {
+                Ok(()) => self.progress.say(&format!("profile     {}", path.display())),
+                Err(error) => self.progress.warn(&format!(
+                    "the profile is not written: {error}; training goes on; name another `flops_profiler.output_file`"
+                )),
+            },
+        }
+        Ok(())
+    }
+
+    /// What the ranks must know of each other after a step.
+    fn gather(&mut self, step: &Step, requests: &Requests) -> Result<Together, Error> {
+        let peak = self.engine.zero().ledger().peak_total() as i64;
+        let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
+        let (stop, save) = (requests.stop(), i64::from(requests.take_save()));
+        let (micros, sent) = (step.duration.as_micros() as i64, step.sent_bytes as i64);
+        let own = [peak, micros, stop, sent, own_micros as i64, save];
+        let comm = self.engine.communicator();
+        let all = Buffer::I64(vec![0; own.len() * comm.size()]);
+        let all = comm.all_gather(Buffer::I64(own.to_vec()), all, &vec![own.len(); comm.size()]);
+        let all = all.wait()?.output.into_i64()?;
+        let column = |index: usize| all.chunks_exact(own.len()).map(move |row| row[index]);
+        Ok(Together {
+            peak_bytes: column(0).max().unwrap_or(0) as u64,
+            micros: column(1).max().unwrap_or(0) as u64,
+            signal: column(2).max().unwrap_or(0),
+            save: column(5).any(|asked| asked != 0),
+            sent_bytes: column(3).sum::<i64>() as u64,
+            own_ms: column(4).map(|micros| micros as f64 / 1e3).collect(),
+        })
+    }
+
+    fn record(
+        &mut self,
+        step: &Step,
+        together: &Together,
+        eval_loss: Option<f32>,
+        files: Option<&mut Files>,
+    ) -> Result<(), Error> {
+        let config = self.engine.config();
+        let samples = config.train_batch_size as u64;
+        let length = self.corpus.tokens_per_sample() as u64;
+        let seconds = together.micros as f64 / 1e6;
+        let tokens_per_s = (samples * length) as f64 / seconds;
+        self.report.step(step, together.peak_bytes);
+        let (loss, lr, grad_norm) = (step.loss, step.lr, step.grad_norm);
+        self.progress.step(&Shown { step: step.step, loss, lr, grad_norm, tokens_per_s });
+        if let (Some(before), Some(after)) = (step.loss_scale, self.engine.loss_scale())
+            && !grad_norm.is_finite()
+        {
+            self.progress.say(&overflow(step.step, before, after));
+        }
+        let slow = Stragglers::slow(&together.own_ms);
+        if let Some(word) = self.stragglers.word(step.step, &together.own_ms, slow) {
+            self.progress.say(&word);
+        }
+        if let Some(loss) = eval_loss {
+            self.progress.say(&format!("step {:>6}  evaluation loss {loss:.4}", step.step));
+        }
+        if config.memory_breakdown
+            && self.progress.is_due(step.step)
+            && let Some(table) = report::memory_table(&self.engine)?
+        {
+            self.progress.say(&table);
+        }
+        if config.wall_clock_breakdown && self.progress.is_due(step.step) {
+            self.progress.say(&self.breakdown.line());
+        }
+        if config.comms_logger.enabled && config.comms_logger.verbose {
+            let sizes = self.engine.zero().groups().sizes();
+            let lines = self.seen.lines(&sizes, &config.comms_logger);
+            lines.iter().for_each(|line| self.progress.say(line));
+        }
+        let Some(files) = files else { return Ok(()) };
+        let mut line = json!({
+            "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm,
+            "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": samples * length,
+            "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
+            "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
+        });
+        if slow.is_some() {
+            line["rank_ms"] = json!(together.own_ms.iter().copied().map(round).collect::<Vec<_>>());
+        }
+        let scalar = |metric, value| Scalar { metric, value };
+        let mut scalars = vec![
+            scalar(&metric::TRAIN_LOSS, f64::from(step.loss)),
+            scalar(&metric::LR, step.lr),
+            scalar(&metric::GRAD_NORM, step.grad_norm),
+            scalar(&metric::STEP_TIME, seconds * 1e3),
+            scalar(&metric::TOKENS_PER_SECOND, tokens_per_s),
+            scalar(&metric::PEAK_BYTES, together.peak_bytes as f64),
+            scalar(&metric::SENT_BYTES, together.sent_bytes as f64),
+            scalar(&metric::SKIPPED, f64::from(u8::from(step.skipped))),
+        ];
+        scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
+        scalars.extend(eval_loss.map(|loss| scalar(&metric::EVAL_LOSS, f64::from(loss))));
+        if config.wall_clock_breakdown {
+            scalars.extend(self.breakdown.scalars());
+        }
+        let (of_machine, lines) = files.monitors.of_machine();
+        scalars.extend(of_machine);
+        lines.iter().for_each(|line| self.progress.say(line));
+        let (samples, rank_ms) = (self.engine.samples(), together.own_ms.clone());
+        let record = Record { step: step.step, samples, time: metric::now(), scalars, rank_ms };
+        files.monitors.give(&record).iter().for_each(|word| self.progress.warn(word));
+        let written = files.folder.metrics(&line);
+        files.log(step.step, written, &self.progress)
+    }
+
+    /// The checkpoint at the end. What a signal stopped is to go on later: it is saved, whether that is wanted of others or not.
+    pub(super) fn save_last(&mut self, finished: Finished) -> Result<Option<PathBuf>, Error> {
+        match finished {
+            Finished::Done if !self.engine.config().training.save_last => {
+                self.engine.finish_save()?;
+                self.saves.look(&mut self.engine, &self.progress)?;
+                Ok(None)
+            }
+            Finished::Done | Finished::Stopped(_) => {
+                let state = self.state();
+                self.saves.last(&mut self.engine, state, &self.progress).map(Some)
+            }
+        }
+    }
+
+    /// What is saved besides the engine's own.
+    fn state(&self) -> Value {
+        let mut state = self.early.state();
+        state["divergence"] = self.divergence.state();
+        state
+    }
+
+    fn evaluate(&mut self) -> Result<f32, Error> {
+        let Some(eval) = self.corpus.eval.clone() else { return Ok(f32::NAN) };
+        evaluation::evaluate(&mut self.engine, &self.corpus, &*eval)
+    }
+
+    /// Text of the trained model, if it is wanted; a collective. Tokens of which the tokenizer makes no text are no reason to end a run that
+    /// is done otherwise than well.
+    pub(super) fn sample(&mut self) -> Result<Option<String>, Error> {
+        let Some(sample) = self.engine.config().training.sample.clone() else { return Ok(None) };
+        if self.corpus.vocabulary.is_none() {
+            return Ok(None);
+        }
+        let length = self.corpus.tokens_per_sample();
+        match sample::generate(&mut self.engine, &self.corpus.tokenizer, &sample, length) {
+            Ok(text) => Ok(Some(text)),
+            Err(error @ Error::Data(_)) => {
+                if self.engine.communicator().rank() == 0 {
+                    self.progress.warn(&format!("there is no sample: {error}"));
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn finish(
+        &self,
+        files: Option<&mut Files>,
+        saved: Option<&Path>,
+        text: Option<&str>,
+        finished: Finished,
+    ) -> Result<(), Error> {
+        self.progress.finish();
+        let report = self.report.value(&self.engine, finished)?;
+        let trace = trace::of_all_ranks(&self.engine)?;
+        let Some(files) = files else { return Ok(()) };
+        let outcome = if finished == Finished::Done { Outcome::Done } else { Outcome::Stopped };
+        files.monitors.finish(outcome).iter().for_each(|word| self.progress.warn(word));
+        files.folder.report(&report)?;
+        if let Some(trace) = trace {
+            files.folder.trace(&trace)?;
+        }
+        let comms_logger = &self.engine.config().comms_logger;
+        if comms_logger.enabled {
+            self.progress.say(&communication::summary(&self.engine.zero().groups().sizes(), comms_logger));
+        }
+        if let Some(text) = text {
+            self.progress.say(&format!("\n--- sample ---\n{text}\n--------------\n"));
+        }
+        let out = files.folder.path();
+        self.progress.say(&format!("{}", self.report));
+        if let Some(saved) = saved {
+            self.progress.say(&format!("checkpoint  {}", saved.display()));
+        }
+        self.progress.say(&format!("run         {}  (resolved.yaml, metrics.jsonl, report.json)", out.display()));
+        Ok(())
+    }
+}
+
+/// What is said of a step whose gradients overflowed.
+fn overflow(step: u64, before: f64, after: f64) -> String {
+    let then = if after == before { "it stays".to_string() } else { format!("it is {after} now") };
+    format!("step {step:>6}  gradients overflowed at a loss scale of {before}, and nothing was updated; {then}")
+}
+
+fn round(x: f64) -> f64 {
+    (x * 10.0).round() / 10.0
+}
+
+/// JSON has no NaN: what is not finite becomes null. A finite value is written with the fewest digits that read back to
+/// the same f32 bits.
+pub(super) fn finite(x: f32) -> Value {
+    x.to_string().parse::<f64>().ok().filter(|x| x.is_finite()).map_or(Value::Null, |x| json!(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_loss_reads_back_to_the_same_bits(bits: u32) {
+            let x = f32::from_bits(bits);
+            let written = finite(x).to_string();
+            let read = written.parse::<f64>().map(|x| x as f32).ok();
+            prop_assert_eq!(read.map(f32::to_bits), x.is_finite().then_some(bits));
+        }
+    }
+}

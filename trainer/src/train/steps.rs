@@ -1,0 +1,100 @@
+//! Steps of a configuration without the run around them, for benchmarks.
+
+use std::sync::Arc;
+
+use zero_comm::Communicator;
+use zero_config::Config;
+use zero_model::Model;
+
+use super::corpus::Corpus;
+use zero_engine::Batch;
+use zero_engine::Error;
+use zero_engine::checkpoint::start::Start;
+use zero_engine::configured_model;
+use zero_engine::costs::{self, CostTable, Length, Trainee};
+use zero_engine::settings::with_total_steps;
+use zero_engine::{Engine, Step};
+
+/// A model and its data, ready to train step by step.
+pub struct Steps {
+    engine: Engine,
+    corpus: Corpus,
+}
+
+impl Steps {
+    /// Opens the data and builds the model; a collective.
+    ///
+    /// # Errors
+    /// As [`super::train`].
+    pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
+        let config = config.for_world_size(comm.size())?;
+        let corpus = Corpus::open(&config)?;
+        let layers = configured_model::from_config(&config, corpus.vocabulary)?;
+        let config = with_total_steps(config, 1000);
+        let rows = config.train_micro_batch_size_per_gpu;
+        let sample = || corpus.training_batch(0, rows);
+        let engine = Engine::measured_with(config, layers, comm.clone(), Start::Anew, sample)?;
+        Ok(Self { engine, corpus })
+    }
+
+    /// One optimizer step on the next samples; a collective.
+    ///
+    /// # Errors
+    /// As [`Engine::train_batch`].
+    pub fn step(&mut self) -> Result<Step, Error> {
+        let rows = self.engine.config().train_micro_batch_size_per_gpu;
+        let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
+        let corpus = &self.corpus;
+        self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
+    }
+
+    /// Tokens of a global batch.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> usize {
+        self.engine.config().train_batch_size * self.corpus.tokens_per_sample()
+    }
+
+    /// Number of elements of all parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.engine.model().elements()
+    }
+
+    /// The engine, to save with.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl Trainee for Steps {
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    fn step(&mut self) -> Result<Step, Error> {
+        Self::step(self)
+    }
+
+    fn model(&self) -> Result<Model, Error> {
+        let layers = configured_model::from_config(self.engine.config(), self.corpus.vocabulary)?;
+        Ok(layers.build(self.engine.settings().dtype)?)
+    }
+
+    fn micro_batch(&self) -> Result<Batch, Error> {
+        self.corpus.training_batch(0, self.engine.config().train_micro_batch_size_per_gpu)
+    }
+}
+
+/// Measures the cost table of a configuration on the ranks of `comm`; a collective.
+///
+/// # Errors
+/// What training itself would say.
+pub fn measure_costs(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -> Result<CostTable, Error> {
+    costs::measure(config, comm, length, Steps::open)
+}

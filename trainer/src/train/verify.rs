@@ -1,0 +1,88 @@
+//! `--verify K`: the same steps on one process at ZeRO stage 0, compared.
+
+use std::sync::Arc;
+
+use zero_comm::{Buffer, Communicator, Options, ReduceOp, threads};
+use zero_config::{Config, Dtype, PipelineSchedule, ZeroStage};
+use zero_model::Layers;
+
+use super::corpus::Corpus;
+use super::options::Finished;
+use super::progress::{Output, Progress};
+use zero_engine::Engine;
+use zero_engine::Error;
+use zero_engine::checkpoint::start::Start;
+use zero_engine::configured_model;
+
+/// Largest relative difference of the losses that is taken for another order of summation. With
+/// `training.reproducible` not one bit may differ.
+const TOLERANCE: f64 = 1e-5;
+/// The same where parameters, activations and gradients are rounded to bf16.
+const TOLERANCE_BF16: f64 = 2e-2;
+/// The same for f16, whose unit in the last place is an eighth.
+const TOLERANCE_F16: f64 = 2.5e-3;
+
+pub(super) fn verify(
+    config: &Config,
+    corpus: &Corpus,
+    layers: Layers,
+    comm: &Arc<dyn Communicator>,
+    steps: u64,
+    output: Output,
+) -> Result<Finished, Error> {
+    let rows = config.train_micro_batch_size_per_gpu;
+    let mut engine =
+        Engine::measured_with(config.clone(), layers, comm.clone(), Start::Anew, || corpus.training_batch(0, rows))?;
+    let ours = losses(&mut engine, corpus, steps)?;
+    drop(engine);
+    let failed = if comm.rank() == 0 { i64::from(!compare(config, corpus, &ours, output)?) } else { 0 };
+    let failed = comm.all_reduce(Buffer::I64(vec![failed]), ReduceOp::Max).wait()?.into_i64()?;
+    if failed[0] == 0 { Ok(Finished::Done) } else { Err(Error::NotVerified { steps }) }
+}
+
+fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, Error> {
+    let (rows, batch) = (engine.config().train_micro_batch_size_per_gpu, engine.config().train_batch_size as u64);
+    let mut losses = vec![];
+    for step in 0..steps {
+        let load = |m: usize| corpus.training_batch(step * batch + (m * rows) as u64, rows);
+        losses.push(engine.train_with(load)?.loss);
+    }
+    Ok(losses)
+}
+
+/// Trains on one rank what all ranks trained, and prints both; whether they agree.
+fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
+    let mut alone = config.clone();
+    alone.world_size = 1;
+    (alone.pipeline.stages, alone.pipeline.virtual_stages) = (1, 1);
+    alone.pipeline.schedule = PipelineSchedule::OneF1B;
+    alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
+    alone.zero.stage = ZeroStage::Zero;
+    let layers = configured_model::from_config(config, corpus.vocabulary)?;
+    let comm = threads(1, &Options::default()).remove(0);
+    let mut engine = Engine::resolved(alone, layers, comm)?;
+    let reference = losses(&mut engine, corpus, ours.len() as u64)?;
+    let tolerance = match (config.training.reproducible, config.working_dtype()) {
+        (true, Dtype::F32) => 0.0,
+        (false, Dtype::F32) => TOLERANCE,
+        (_, Dtype::Bf16) => TOLERANCE_BF16,
+        (_, Dtype::F16) => TOLERANCE_F16,
+    };
+    let progress = Progress::new(output, None, 0, 0, 0);
+    let mut worst = 0.0f64;
+    for (step, (&a, &b)) in ours.iter().zip(&reference).enumerate() {
+        let difference = (f64::from(a) - f64::from(b)).abs() / f64::from(b).abs();
+        worst = if difference > worst || difference.is_nan() { difference } else { worst };
+        progress.say(&format!(
+            "step {:>6}  loss {a:.7}  one process at stage 0 {b:.7}  {}",
+            step + 1,
+            if a.to_bits() == b.to_bits() { "same bits".to_string() } else { format!("differ by {difference:.1e}") }
+        ));
+    }
+    let agrees = worst <= tolerance;
+    progress.say(&format!(
+        "{}: largest relative difference {worst:.1e}, allowed {tolerance:.0e}",
+        if agrees { "verified" } else { "NOT VERIFIED" }
+    ));
+    Ok(agrees)
+}

@@ -1,0 +1,420 @@
+//! Training on a GPU against training on the processor: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on those of
+//! this machine.
+#![cfg(feature = "cuda")]
+
+#[path = "../../cuda/tests/mock/mod.rs"]
+mod mock;
+#[path = "gpu/step.rs"]
+mod step;
+#[path = "../../engine/tests/world/mod.rs"]
+mod world;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, train, world};
+use zero_train::ops::measure;
+use zero_train::zoo::{LlamaConfig, llama};
+use zero_train::{Config, Engine, GpuSpan, Layers, Subject, Track};
+
+/// Two samples a micro-batch; everything that is not for layers alone is on the host.
+fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
+    let param =
+        if zero_stage == 3 { ", offload_param: {device: cpu}, stage3_param_persistence_threshold: 0" } else { "" };
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\ntraining: {{device: {device}}}\n\
+         zero_optimization: {{stage: {zero_stage}, offload_optimizer: {{device: cpu}}{param}}}\n{more}"
+    )
+}
+
+/// The same with everything on the GPU.
+fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
+    let zero = format!("{{stage: {zero_stage}, stage3_param_persistence_threshold: 0}}");
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\ntraining: {{device: {device}}}\n\
+         zero_optimization: {zero}\n{more}"
+    )
+}
+
+/// Whether there is a GPU, and there are kernels for it; if not, why is printed.
+fn has_gpu() -> bool {
+    if !mock::ready() {
+        return false;
+    }
+    let alone = world(1, |comm| {
+        let engine = Engine::with_communicator(config(1, &settings("cuda", 1, 1, "")), gpt2(), comm);
+        engine.and_then(|mut engine| engine.train_batch(&batch(0, 2)))
+    });
+    match &alone[0] {
+        Ok(_) => true,
+        Err(error) if mock::has_no_kernels(error) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The largest relative difference between two runs' losses.
+fn apart(a: &Trajectory, b: &Trajectory) -> f32 {
+    assert_eq!(a.losses.len(), b.losses.len());
+    let pairs = a.losses.iter().zip(&b.losses).map(|(&a, &b)| (f32::from_bits(a), f32::from_bits(b)));
+    pairs.map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn has_the_losses_of_the_processor_over_20_steps() {
+    if !has_gpu() {
+        return;
+    }
+    let of = |device: &str| world::run(1, 20, &settings(device, 1, 1, ""));
+    let (gpu, cpu) = (of("cuda"), of("cpu"));
+    assert!(apart(&gpu, &cpu) < 1e-4, "{}", apart(&gpu, &cpu));
+    let [first, last] = [0, 19].map(|step| f32::from_bits(gpu.losses[step]));
+    assert!(last < first - 0.1, "{first} -> {last}");
+}
+
+/// Whatever shards where: gradients are added up on the host, in the order of every layout.
+#[test]
+fn layouts_share_their_bits() {
+    if !has_gpu() {
+        return;
+    }
+    let reproducible = |ranks, zero_stage| {
+        let text = settings("cuda", zero_stage, 4 / ranks, "");
+        world::run(ranks, 3, &text.replace("{device: cuda}", "{device: cuda, reproducible: true}"))
+    };
+    let expected = reproducible(1, 1);
+    for (ranks, zero_stage) in [(1, 3), (2, 2), (4, 3)] {
+        assert_same(&reproducible(ranks, zero_stage), &expected, &format!("ZeRO {zero_stage} of {ranks} ranks"));
+    }
+    let expected = world::run(1, 3, &settings("cuda", 1, 4, ""));
+    for schedule in ["1f1b", "zb_h1"] {
+        let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
+        assert_same(&world::run(2, 3, &settings("cuda", 1, 4, &pipeline)), &expected, schedule);
+    }
+}
+
+#[test]
+fn sixteen_bits_other_models_and_layers_that_run_again() {
+    if !has_gpu() {
+        return;
+    }
+    let llama: fn() -> Layers = || {
+        llama(&LlamaConfig {
+            vocab_size: 61,
+            hidden_size: 32,
+            intermediate_size: 48,
+            num_hidden_layers: 2,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            max_position_embeddings: 16,
+            initializer_range: 0.1,
+            ..LlamaConfig::default()
+        })
+    };
+    let again = "activation_checkpointing: {}";
+    for (what, layers, more, bound) in [
+        ("bf16", gpt2 as fn() -> Layers, BF16, 5e-3),
+        ("fp16", gpt2, FP16, 2e-3),
+        ("llama", llama, "", 1e-4),
+        ("llama in bf16", llama, BF16, 5e-3),
+        ("layers again", gpt2, again, 1e-4),
+    ] {
+        let of = |device: &str| world::run_of(layers, 1, 4, &settings(device, 2, 1, more));
+        let apart = apart(&of("cuda"), &of("cpu"));
+        assert!(apart < bound, "{what}: {apart}");
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_on_on_the_other_device() {
+    if !has_gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |device: &str, from: Option<&str>, save: Option<&str>, steps: u64| {
+        let mut all = world(1, |comm| {
+            let config = config(1, &settings(device, 3, 1, ""));
+            let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
+            if let Some(from) = from {
+                assert!(engine.resume(folder.path().join(from)).unwrap().is_some());
+            }
+            let losses: Vec<f32> = train(&mut engine, steps).iter().map(|step| step.loss).collect();
+            if let Some(save) = save {
+                engine.save_checkpoint(folder.path().join(save)).unwrap();
+            }
+            losses
+        });
+        all.remove(0)
+    };
+    let whole = losses("cuda", None, None, 4);
+    losses("cuda", None, Some("gpu"), 2);
+    losses("cpu", None, Some("cpu"), 2);
+    // On the same device to the bit.
+    assert_eq!(losses("cuda", Some("gpu"), None, 2), whole[2..]);
+    for (device, from) in [("cpu", "gpu"), ("cuda", "cpu")] {
+        for (a, b) in losses(device, Some(from), None, 2).iter().zip(&whole[2..]) {
+            assert!(((a - b) / b).abs() < 1e-4, "{from} on {device}: {a} for {b}");
+        }
+    }
+}
+
+/// The optimizer on the GPU has the bits of the one on the host; so do states that are offloaded, or half of them.
+#[test]
+fn where_state_lives_makes_no_difference() {
+    if !has_gpu() {
+        return;
+    }
+    for (more, zero_stages) in [("", &[0, 1, 2, 3][..]), (BF16, &[1, 3]), (FP16, &[3])] {
+        for &zero_stage in zero_stages {
+            // What travels is rounded once a step, or from stage 2 on once a micro-batch: each stage has bits of its own in 16.
+            let expected = world::run(1, 3, &settings("cuda", zero_stage.max(1), 2, more));
+            let on_gpu = resident("cuda", zero_stage, 2, more);
+            assert_same(&world::run(1, 3, &on_gpu), &expected, &format!("ZeRO {zero_stage} on the GPU, {more:?}"));
+            for offload in ["{device: cpu}", "{device: cpu, ratio: 0.4}"] {
+                if zero_stage == 3 {
+                    let text = on_gpu.replace("{stage: 3", &format!("{{stage: 3, offload_optimizer: {offload}"));
+                    assert_same(&world::run(1, 3, &text), &expected, &format!("ZeRO 3, {offload}, {more:?}"));
+                }
+            }
+        }
+    }
+    for optimizer in ["{type: SGD, params: {lr: 0.01, momentum: 0.9}}", "{type: Lion, params: {lr: 0.001}}"] {
+        let of = |text: String| {
+            let text = format!("optimizer: {optimizer}\n{text}");
+            let mut all = world(1, |comm| {
+                let config = Config::with_world_size("test.yaml", text.clone(), 1).unwrap();
+                let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
+                train(&mut engine, 3).iter().map(|step| step.loss.to_bits()).collect::<Vec<_>>()
+            });
+            all.remove(0)
+        };
+        assert_eq!(of(resident("cuda", 1, 1, "")), of(settings("cuda", 1, 1, "")), "{optimizer}");
+    }
+}
+
+/// The GPU alone knows the norm when it comes to the updates; the host hears of it with the loss.
+#[test]
+fn a_norm_beyond_the_limit_makes_no_update() {
+    if !has_gpu() {
+        return;
+    }
+    let of = |text: String| {
+        let mut all = world(1, |comm| {
+            let mut engine = Engine::with_communicator(config(1, &text), gpt2(), comm).unwrap();
+            let step = |number| {
+                engine.skip_beyond(if number == 1 { 0.0 } else { f64::INFINITY });
+                let step = engine.train_batch(&batch(number, 2)).unwrap();
+                (step.loss.to_bits(), step.grad_norm.to_bits(), step.skipped, engine.zero().updates())
+            };
+            (0..4).map(step).collect::<Vec<_>>()
+        });
+        all.remove(0)
+    };
+    let steps = of(resident("cuda", 1, 1, ""));
+    assert_eq!(
+        steps.iter().map(|step| (step.2, step.3)).collect::<Vec<_>>(),
+        [(false, 1), (true, 1), (false, 2), (false, 3)]
+    );
+    assert_eq!(steps, of(settings("cuda", 1, 1, "")));
+}
+
+/// Over NCCL and by way of the host, in every stage.
+#[test]
+fn ranks_with_a_gpu_each() {
+    if !mock::has_gpus(4) || !has_gpu() {
+        return;
+    }
+    let travel = |text: String, way: &str| format!("{text}\nlauncher: {{gpu_transport: {way}}}");
+    // By way of the host in a fixed order, whatever shards where.
+    let reproducible = |ranks: usize, zero_stage, way| {
+        let text = travel(resident("cuda", zero_stage, 4 / ranks, ""), way);
+        world::run(ranks, 2, &text.replace("{device: cuda}", "{device: cuda, reproducible: true}"))
+    };
+    let expected = reproducible(1, 0, "host");
+    for (ranks, zero_stage, way) in [(2, 0, "nccl"), (2, 1, "nccl"), (4, 2, "nccl"), (2, 3, "host"), (4, 3, "nccl")] {
+        let run = reproducible(ranks, zero_stage, way);
+        assert_same(&run, &expected, &format!("ZeRO {zero_stage} of {ranks} ranks, {way}"));
+    }
+    let one = world::run(1, 3, &resident("cuda", 2, 4, ""));
+    for zero_stage in [0, 1, 2, 3] {
+        let fast = world::run(2, 3, &travel(resident("cuda", zero_stage, 2, ""), "nccl"));
+        assert!(apart(&fast, &one) < 1e-5, "ZeRO {zero_stage}: {}", apart(&fast, &one));
+    }
+    for more in [BF16, FP16] {
+        let of = |ranks: usize, way| world::run(ranks, 2, &travel(resident("cuda", 3, 4 / ranks, more), way));
+        assert!(apart(&of(2, "nccl"), &of(1, "host")) < 5e-3, "{more}: {}", apart(&of(2, "nccl"), &of(1, "host")));
+    }
+    let split =
+        resident("cuda", 2, 2, "").replace("{stage: 2", "{stage: 2, offload_optimizer: {device: cpu, ratio: 0.5}");
+    let split = world::run(2, 3, &travel(split, "nccl"));
+    assert!(apart(&split, &one) < 1e-5, "a part on the host: {}", apart(&split, &one));
+    for zero_stage in [2, 3] {
+        let offloaded = world::run(2, 3, &travel(settings("cuda", zero_stage, 2, ""), "nccl"));
+        assert!(apart(&offloaded, &one) < 1e-5, "ZeRO {zero_stage} on the host: {}", apart(&offloaded, &one));
+    }
+}
+
+/// Two stages have the bits of one, each on a GPU or both on the same.
+#[test]
+fn pipelines_with_everything_on_gpus() {
+    if !has_gpu() {
+        return;
+    }
+    let expected = world::run(1, 3, &resident("cuda", 1, 4, ""));
+    for schedule in ["1f1b", "zb_h1"] {
+        let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
+        assert_same(&world::run(2, 3, &resident("cuda", 1, 4, &pipeline)), &expected, schedule);
+    }
+}
+
+/// What GPUs did in two traced steps, each span with its name; and how many instructions a step has.
+fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)> {
+    let text = text.replace("{device: cuda", "{device: cuda, trace: true");
+    world(ranks, |comm| {
+        let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
+        train(&mut engine, 2);
+        let named = |span: &GpuSpan| match span.subject {
+            Subject::Number(index) => engine.program().instructions[index].kind(),
+            Subject::Transfer { kind, .. } => kind.name(),
+        };
+        let spans = engine.timing().gpu_spans().to_vec();
+        (spans.iter().map(|span| (*span, named(span))).collect(), engine.program().instructions.len())
+    })
+}
+
+/// A traced run: each copy is in the timeline, none before what it waits for; and products are counted.
+#[test]
+fn the_timeline_is_that_of_the_gpu() {
+    if !has_gpu() {
+        return;
+    }
+    // Everything on the host: gradients go there behind their backward, parameters come before they are used.
+    let (spans, instructions) = traced(1, &settings("cuda", 3, 1, "")).remove(0);
+    let on = |track| spans.iter().filter(move |(span, _)| span.track == track).copied().collect::<Vec<_>>();
+    let (compute, down, up) = (on(Track::Compute), on(Track::ToHost), on(Track::FromHost));
+    assert_eq!(compute.len(), 2 * instructions);
+    for (before, after) in compute.iter().zip(&compute[1..]) {
+        // Half a microsecond is what an event's time is known to, and a float of milliseconds.
+        assert!(before.0.end <= after.0.start + Duration::from_micros(50), "{before:?} {after:?}");
+    }
+    assert!(!down.is_empty() && !up.is_empty(), "{spans:?}");
+    for (copy, what) in &down {
+        let same = |(span, _): &&(GpuSpan, &str)| span.subject == copy.subject && span.start <= copy.start;
+        let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} before {what}"));
+        assert!(made.0.start <= copy.start);
+    }
+    // As many multiply-accumulates as on the processor.
+    let macs = |device: &str| {
+        let counted = world(1, |comm| {
+            let mut engine = Engine::with_communicator(config(1, &settings(device, 1, 1, "")), gpt2(), comm).unwrap();
+            let before = measure::macs();
+            train(&mut engine, 1);
+            measure::macs() - before
+        });
+        counted[0]
+    };
+    assert_eq!(macs("cuda"), macs("cpu"));
+}
+
+/// Over NCCL collectives are on streams of their own.
+#[test]
+fn collectives_are_in_the_timeline() {
+    if !mock::has_gpus(2) || !has_gpu() {
+        return;
+    }
+    for (spans, _) in traced(2, &resident("cuda", 3, 1, "")) {
+        let kinds: BTreeSet<&str> =
+            spans.iter().filter(|(span, _)| span.track == Track::Collectives).map(|(_, kind)| *kind).collect();
+        assert!(kinds.contains("all_gather") && kinds.contains("reduce_scatter"), "{kinds:?}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_refused_before_anything_runs() {
+    for (text, said) in [
+        (
+            "training: {device: cuda}\nzero_optimization: {stage: 3, offload_param: {device: cpu}}",
+            "parameters that are on the host are updated there",
+        ),
+        ("training: {device: cuda}\nmodel: {type: llama, tiled_mlp_rows: 64}", "tiles of rows are not there on a GPU"),
+    ] {
+        let text = format!("train_micro_batch_size_per_gpu: 2\n{text}");
+        let mut all = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).err());
+        let error = all.remove(0).expect("an error").to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// In a process of its own, with a GPU of a hundred kilobytes.
+#[test]
+fn too_little_memory_is_said_in_words() {
+    const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        if !mock::only_the_mock() || !has_gpu() {
+            return;
+        }
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "too_little_memory_is_said_in_words"])
+            .env(CHILD, "1")
+            .env("MOCK_DEVICE_BYTES", "100000");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    assert!(mock::ready());
+    let mut all = world(1, |comm| {
+        let engine = Engine::with_communicator(config(1, &settings("cuda", 1, 1, "")), gpt2(), comm);
+        engine.and_then(|mut engine| engine.train_batch(&batch(0, 2))).map(|_| ())
+    });
+    let error = all.remove(0).expect_err("it cannot fit");
+    assert_eq!(error.exit_status(), 2);
+    assert!(error.to_string().starts_with("the memory of the GPU does not suffice: "), "{error}");
+}
+
+/// What the driver counts at most against the plan. Each in a process of its own: the count is the process's.
+#[test]
+fn the_gpu_holds_what_was_planned() {
+    const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
+    let Ok(zero) = std::env::var(CHILD) else {
+        if !mock::only_the_mock() || !has_gpu() {
+            return;
+        }
+        for zero in [
+            "{stage: 0}",
+            "{stage: 1, offload_optimizer: {device: cpu}}",
+            "{stage: 3, stage3_param_persistence_threshold: 0}",
+            "{stage: 3, stage3_param_persistence_threshold: 0, offload_optimizer: {device: cpu}, offload_param: {device: cpu}}",
+        ] {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = command.args(["--exact", "the_gpu_holds_what_was_planned"]).env(CHILD, zero).output().unwrap();
+            assert!(output.status.success(), "{zero}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+        return;
+    };
+    assert!(mock::ready());
+    // Every product takes as much as it may. That is much beside so small a model, and compared without it.
+    let workspace = zero_cuda::MOST_WORKSPACE as f64;
+    mock::set(c"mock_workspace", workspace as i32);
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.txt");
+    std::fs::write(&data, "what is planned is what is held, and no more. ".repeat(200)).unwrap();
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 4\ntraining: {{device: cuda}}\nzero_optimization: {zero}\n\
+         model: {{type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 4}}\n\
+         data: {{train: {}, tokenizer: byte, sequence_length: 64}}\noptimizer: {{type: AdamW}}",
+        data.display()
+    );
+    let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
+    let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
+    let plan = zero_train::Plan::new(config.clone(), layers).unwrap().value();
+    let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
+    let measured = world(1, |comm| {
+        let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
+        for _ in 0..3 {
+            steps.step().unwrap();
+        }
+        steps.engine().peak_gpu_bytes().unwrap() as f64
+    });
+    let share = (measured[0] - workspace) / (planned - workspace);
+    assert!((0.7..1.1).contains(&share), "{zero}: {} of {planned} planned", measured[0]);
+}
