@@ -254,13 +254,31 @@ fn every_crate_has_a_paragraph_and_invariants() {
 
 #[test]
 fn paths_that_the_pages_name_exist() {
-    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tour.md"] {
         for name in read(page).split('`').skip(1).step_by(2) {
             let is_path =
                 name.contains('/') && (name.ends_with(".rs") || name.ends_with('/') || name.ends_with(".yaml"));
             assert!(!is_path || root().join(name).exists(), "{page} names {name}");
         }
     }
+}
+
+#[test]
+fn functions_of_the_tour_are_in_the_files_before_them() {
+    let mut file = String::new();
+    let mut found = 0;
+    for name in read("docs/tour.md").split('`').skip(1).step_by(2) {
+        if name.ends_with(".rs") {
+            file = read(name);
+        } else if let Some(function) = name.strip_suffix("()") {
+            assert!(
+                has_word(&code(&file), &format!("fn {function}")),
+                "docs/tour.md: no `{name}` in the file before it"
+            );
+            found += 1;
+        }
+    }
+    assert!(found > 20, "docs/tour.md names {found} functions");
 }
 
 #[test]
