@@ -14,15 +14,15 @@ NAMES = {"plain": "PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", **{f"deepspeed-{n}"
 COLUMNS = [
     "ranks × threads",
     "peer",
-    "its instruction set, and ours",
-    "its tokens/s",
-    "its peak MB",
-    "our ZeRO stage",
-    "our tokens/s",
-    "our peak MB",
+    "instruction sets: peer, zero-train",
+    "peer tokens/s",
+    "peer peak MB",
+    "ZeRO stage",
+    "tokens/s",
+    "peak MB",
     "ratio",
-    "of the fastest steps",
-    "losses differ by",
+    "ratio of the fastest steps",
+    "difference of losses",
 ]
 
 
