@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops;
 
-use zero_partition::{Kind, Range, Zero};
+use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
 use crate::manifest::{ParameterEntry, PieceEntry, shard_file, tensor_name};
 
 /// Where every parameter is to be; checksums are still to come.
-pub(crate) fn entries(zero: &Zero) -> BTreeMap<String, ParameterEntry> {
+pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     let model = zero.model();
     let mut entries: BTreeMap<String, ParameterEntry> = model
         .parameters()
@@ -52,7 +52,11 @@ pub(crate) struct ShardTensor {
 
 impl Shard {
     /// The shard of `rank` of `ranks`.
-    pub(crate) fn of(zero: &Zero, entries: &BTreeMap<String, ParameterEntry>, (rank, ranks): (usize, usize)) -> Self {
+    pub(crate) fn of(
+        zero: &ShardedState,
+        entries: &BTreeMap<String, ParameterEntry>,
+        (rank, ranks): (usize, usize),
+    ) -> Self {
         let (kinds, states) = (zero.kinds(), zero.state_names());
         let named = zero.model().parameters().iter().enumerate();
         let ids: BTreeMap<&str, usize> = named.map(|(id, parameter)| (parameter.name(), id)).collect();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use zero_comm::Communicator;
-use zero_partition::{Kind, Range, Zero};
+use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, tensor_name};
@@ -20,7 +20,7 @@ use crate::verify::intact;
 /// # Errors
 /// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model. The state is
 /// still the old one then, unless reading a verified file failed.
-pub fn load(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
+pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = together(comm, verify(folder, zero, comm))?;
     together(comm, read(folder, &manifest, zero))?;
     zero.set_updates(manifest.updates);
@@ -28,7 +28,7 @@ pub fn load(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<M
 }
 
 /// The manifest, if it fits and this rank's share of the shards is as it was written.
-fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
+fn verify(folder: &Path, zero: &ShardedState, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(folder)?;
     fits(folder, &manifest, zero)?;
     for shard in (0..manifest.shards.len()).skip(comm.rank()).step_by(comm.size()) {
@@ -37,7 +37,7 @@ fn verify(folder: &Path, zero: &Zero, comm: &dyn Communicator) -> Result<Manifes
     Ok(manifest)
 }
 
-fn read(folder: &Path, manifest: &Manifest, zero: &mut Zero) -> Result<(), CheckpointError> {
+fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(), CheckpointError> {
     let mut open: HashMap<usize, TensorFile> = HashMap::new();
     for kind in zero.kinds() {
         let is_saved = !has_parameters_alone(manifest) || kind == Kind::Parameter;
@@ -52,7 +52,7 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut Zero) -> Result<(), Check
     Ok(())
 }
 
-fn fits(folder: &Path, manifest: &Manifest, zero: &Zero) -> Result<(), CheckpointError> {
+fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), CheckpointError> {
     let path = folder.join("manifest.json");
     for parameter in zero.model().parameters() {
         let (name, shape) = (parameter.name(), parameter.shape().dims());
@@ -87,7 +87,7 @@ fn assemble(
     folder: &Path,
     manifest: &Manifest,
     open: &mut HashMap<usize, TensorFile>,
-    zero: &Zero,
+    zero: &ShardedState,
     kind: Kind,
     range: &Range,
 ) -> Result<Vec<f32>, CheckpointError> {

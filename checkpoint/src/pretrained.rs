@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 use zero_comm::Communicator;
 use zero_model::{Model, Parameter};
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 
 use crate::error::CheckpointError;
 use crate::together::together;
@@ -38,7 +38,7 @@ const OTHER_FORMATS: [&str; 5] =
 /// # Errors
 /// On every rank if one of them fails: a file is missing, damaged, in another format, or outside of the folder, or tensors are
 /// missing, too many or of another shape. The parameters are still the old ones then, unless reading a tensor failed.
-pub fn load_pretrained(folder: &Path, zero: &mut Zero, comm: &dyn Communicator) -> Result<(), CheckpointError> {
+pub fn load_pretrained(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), CheckpointError> {
     let weights = together(comm, open(folder, zero.model()))?;
     together(comm, weights.fill(zero))
 }

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use zero_comm::Communicator;
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 
 use crate::commit::{self, commit, exchange, unfinished};
 use crate::error::CheckpointError;
@@ -44,7 +44,12 @@ pub struct Save {
 ///
 /// # Errors
 /// On every rank if one of them fails; then no folder named `step-…` has appeared.
-pub fn save(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> Result<PathBuf, CheckpointError> {
+pub fn save(
+    root: &Path,
+    zero: &ShardedState,
+    comm: &dyn Communicator,
+    save: &Save,
+) -> Result<PathBuf, CheckpointError> {
     let (manifest, shard) = begin(root, zero, comm, save)?;
     let unfinished = unfinished(root, save.step);
     let written = patiently(comm, || shard::write(&unfinished, &shard, &mut State::of(zero)))?;
@@ -55,7 +60,12 @@ pub fn save(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> R
 }
 
 /// Makes the folder, and says what is to be in it; a collective. Checksums and shards of the manifest are still to come.
-fn begin(root: &Path, zero: &Zero, comm: &dyn Communicator, save: &Save) -> Result<(Manifest, Shard), CheckpointError> {
+fn begin(
+    root: &Path,
+    zero: &ShardedState,
+    comm: &dyn Communicator,
+    save: &Save,
+) -> Result<(Manifest, Shard), CheckpointError> {
     let made = if comm.rank() == 0 { commit::begin(root, &unfinished(root, save.step)) } else { Ok(()) };
     together(comm, made)?;
     let parameters = entries(zero);
@@ -129,7 +139,7 @@ impl Background {
     /// On every rank if the folder cannot be made; on one that cannot start a thread.
     pub fn begin(
         root: &Path,
-        zero: &Zero,
+        zero: &ShardedState,
         comm: &dyn Communicator,
         save: Save,
         mut snapshot: Snapshot,

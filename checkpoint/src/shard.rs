@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 
 use crate::error::CheckpointError;
 use crate::failpoint;
@@ -27,12 +27,12 @@ pub(crate) trait Values {
 
 /// Values out of a rank's state, one tensor at a time.
 pub(crate) struct State<'a> {
-    zero: &'a Zero,
+    zero: &'a ShardedState,
     tensor: Vec<f32>,
 }
 
 impl<'a> State<'a> {
-    pub(crate) fn of(zero: &'a Zero) -> Self {
+    pub(crate) fn of(zero: &'a ShardedState) -> Self {
         Self { zero, tensor: vec![] }
     }
 }

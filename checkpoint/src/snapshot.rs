@@ -1,6 +1,6 @@
 //! A copy of what a rank writes into a checkpoint, from which it is written while training goes on.
 
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 
 use crate::error::CheckpointError;
 use crate::layout::{Shard, ShardTensor};
@@ -16,13 +16,13 @@ pub struct Snapshot {
 impl Snapshot {
     /// Elements that a rank saves, of all kinds together.
     #[must_use]
-    pub fn elements(zero: &Zero) -> usize {
+    pub fn elements(zero: &ShardedState) -> usize {
         zero.layout().saved_elements(zero.stages(), zero.groups().at()) * zero.kinds().len()
     }
 
     /// Memory for the copy of a rank's state. It is not touched yet.
     #[must_use]
-    pub fn of(zero: &Zero) -> Self {
+    pub fn of(zero: &ShardedState) -> Self {
         Self { values: vec![0.0; Self::elements(zero)] }
     }
 
@@ -40,7 +40,7 @@ impl Snapshot {
     }
 
     /// Copies what the rank's shard is to be.
-    pub(crate) fn take(&mut self, zero: &Zero, shard: &Shard) -> Result<(), CheckpointError> {
+    pub(crate) fn take(&mut self, zero: &ShardedState, shard: &Shard) -> Result<(), CheckpointError> {
         self.values.resize(shard.elements(), 0.0);
         let mut rest = self.values.as_mut_slice();
         for tensor in &shard.tensors {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
 use zero_model::Parameter;
-use zero_partition::{Kind, Range, Zero};
+use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
 use crate::tensors::TensorFile;
@@ -24,7 +24,11 @@ const MAX_NAMED: usize = 10;
 /// # Errors
 /// On every rank if one of them fails: a file is missing or damaged, or the files are of another model. The parameters
 /// are still the old ones then, unless reading a tensor failed.
-pub fn load_weights(files: &[PathBuf], zero: &mut Zero, comm: &dyn Communicator) -> Result<(), CheckpointError> {
+pub fn load_weights(
+    files: &[PathBuf],
+    zero: &mut ShardedState,
+    comm: &dyn Communicator,
+) -> Result<(), CheckpointError> {
     let all: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
     let meaning = |name: &str| Meaning::Parameter(name.into());
     let weights = Weights::open(files, all.join(", ").as_ref(), zero.model().parameters(), meaning);
@@ -126,7 +130,7 @@ impl Weights {
     }
 
     /// Overwrites what a rank holds of each parameter.
-    pub(crate) fn fill(&self, zero: &mut Zero) -> Result<(), CheckpointError> {
+    pub(crate) fn fill(&self, zero: &mut ShardedState) -> Result<(), CheckpointError> {
         for range in zero.held_ranges(Kind::Parameter).into_iter().flat_map(Range::portions) {
             let values = self.read(&range)?;
             zero.write(Kind::Parameter, &range, &values)?;

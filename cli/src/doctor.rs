@@ -7,7 +7,7 @@ use zero_isa::{Isa, VARIABLE};
 use zero_train::Limit;
 
 use crate::cores::Cores;
-use crate::surroundings::{CONNECTIONS, LOADING};
+use crate::process_setup::{CONNECTIONS, LOADING};
 
 /// What was found, a line for each.
 pub(crate) fn report() -> String {

@@ -7,14 +7,14 @@ mod bench;
 mod checkpoint;
 mod cores;
 mod doctor;
-mod farewell;
+mod exit;
 mod input;
 mod launch;
 mod plan;
 mod printed;
+mod process_setup;
 mod progress;
 mod rank;
-mod surroundings;
 mod tuner;
 
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
 fn main() -> ExitCode {
     let _failpoints = zero_checkpoint::failpoints();
     zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
-    surroundings::follow_launcher();
+    process_setup::follow_launcher();
     let cli = Cli::read();
     let result = known_instructions().and_then(|()| match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let (message, status) = (rank::message(&error), rank::exit_status(&error));
             eprintln!("{message}");
-            farewell::take_leave(&message, status);
+            exit::report_and_wait(&message, status);
             ExitCode::from(status)
         }
     }

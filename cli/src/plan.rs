@@ -6,7 +6,7 @@ use zero_train::{Limit, Plan, Planner, Ranks};
 use crate::arguments::{ConfigArgs, PlanArgs};
 use crate::input::load;
 use crate::printed::{show, warn};
-use crate::surroundings;
+use crate::process_setup;
 
 /// Plans, and prints what the arguments ask for.
 ///
@@ -19,7 +19,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let ranks = args.world_size.or(args.config.num_processes);
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
-    zero_model::ops::set_threads(surroundings::threads(Some(&config.launcher), config.world_size));
+    zero_model::ops::set_threads(process_setup::threads(Some(&config.launcher), config.world_size));
     let planner = zero_train::train::planner(&config)?;
     let plan = planner.plan(&config)?;
     if args.json {
@@ -54,7 +54,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
                 let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
                 let told = match load(&args.config, &overrides)?.0.resolve(Some(config.world_size)) {
                     Err(_) => "does not go together with the rest of the file".to_string(),
-                    Ok(config) => match planner.draft(&config)?.prediction() {
+                    Ok(config) => match planner.memory_plan(&config)?.prediction() {
                         Some(Ok(time)) => format!("{:.1} ms", time.step_seconds * 1e3),
                         Some(Err(missing)) => format!("no time: {missing}"),
                         None => continue,
@@ -88,8 +88,8 @@ pub(crate) fn does_not_fit(
         let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
         Ok(typed.resolve(Some(ranks))?)
     };
-    let draft = |config: &Config| planner.draft(config);
-    let found = zero_train::advice(config, limit.bytes, |settings| with(settings, config.world_size), draft)?;
+    let memory_plan = |config: &Config| planner.memory_plan(config);
+    let found = zero_train::advice(config, limit.bytes, |settings| with(settings, config.world_size), memory_plan)?;
     let mut text = format!("does not fit: a rank needs {needs} at a time, and may have {has}: {}", limit.source);
     if !found.is_empty() {
         text += "\n  help: one of these makes it fit";
@@ -101,7 +101,7 @@ pub(crate) fn does_not_fit(
     let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
     let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };
     text += "\n  help: no change of ZeRO stage, micro-batch, recomputation and offload makes it fit; ";
-    text += &match zero_train::other_ranks(config, limit.bytes, share, with, draft) {
+    text += &match zero_train::other_ranks(config, limit.bytes, share, with, memory_plan) {
         Some(Ranks { ranks, settings, peak_bytes, limit }) => {
             let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
             let (needs, has) = (zero_train::bytes(peak_bytes), zero_train::bytes(limit));

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use zero_comm::place::Place;
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Communicator, Options};
 use zero_config::Config;
 use zero_train::Error;
 use zero_train::train::{Finished, Output, Resume, RunOptions, train};
 
-use crate::surroundings;
+use crate::process_setup;
 
 /// Trains on the rank that this process is; returns the exit status.
 ///
 /// # Errors
 /// What ends the run.
-pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyhow::Result<u8> {
-    let cores = surroundings::settle(config, place)?;
+pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnvironment) -> anyhow::Result<u8> {
+    let cores = process_setup::settle(config, place)?;
     if place.rank == 0 && says(config, options) {
-        if !surroundings::launched_by_us() {
+        if !process_setup::launched_by_us() {
             println!("place: rank 0 of {}, from {}", place.world_size, place.source);
         }
         println!("{cores}");
@@ -34,8 +34,8 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &Place) -> anyho
 /// What ends the run: the error of the lowest rank that did not fail because another one did.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
     let ranks = config.world_size;
-    surroundings::prepare(surroundings::threads(Some(&config.launcher), ranks), ranks)?;
-    let cores = surroundings::settle_threads(config);
+    process_setup::prepare(process_setup::threads(Some(&config.launcher), ranks), ranks)?;
+    let cores = process_setup::settle_threads(config);
     if says(config, options) {
         println!("{cores}");
     }
@@ -93,7 +93,7 @@ pub(crate) fn exit_status(error: &anyhow::Error) -> u8 {
     if let Some(error) = error.downcast_ref::<Error>() {
         return error.exit_status();
     }
-    let is_input = error.is::<zero_config::Errors>() || error.is::<zero_comm::PlaceError>();
+    let is_input = error.is::<zero_config::Errors>() || error.is::<zero_comm::LauncherEnvironmentError>();
     if is_input { 2 } else { 1 }
 }
 

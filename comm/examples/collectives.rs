@@ -5,7 +5,9 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 
 use zero_comm::store::StoreServer;
-use zero_comm::{Communicator, Operation, Options, Place, SharedAllocator, Transport, bench, connect, threads};
+use zero_comm::{
+    Communicator, LauncherEnvironment, Operation, Options, SharedAllocator, Transport, bench, connect, threads,
+};
 
 /// Without it vectors between processes of one host go through rings.
 #[global_allocator]
@@ -21,7 +23,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let variable = |name: &str| std::env::var(name).ok();
     let (token, interface) = (variable("ZERO_TRAIN_TOKEN"), variable("ZERO_TRAIN_INTERFACE"));
     let mut options = Options { token, interface, ..Options::default() };
-    let place = Place::from_environment(variable)?;
+    let place = LauncherEnvironment::from_environment(variable)?;
     options.transport = match transport.as_str() {
         "tcp" => Transport::Tcp,
         "hosts" => Transport::Auto,

@@ -136,10 +136,10 @@ impl Subject {
 /// The memory traffic of one rank.
 struct Floor {
     traffic: usize,
-    work: Work,
+    work: MemoryTraffic,
 }
 
-enum Work {
+enum MemoryTraffic {
     /// The sum of arrays, written to all of them.
     SumToAll(Vec<Vec<f32>>),
     /// The sum of arrays, written to another.
@@ -155,29 +155,29 @@ impl Floor {
         let part = length / size;
         let parts = || (0..size).map(|_| vec![0f32; part]).collect::<Vec<_>>();
         let (work, elements) = match operation {
-            Operation::AllReduce => (Work::SumToAll(parts()), 2 * size * part),
-            Operation::ReduceScatter => (Work::SumTo(parts(), vec![0f32; part]), (size + 1) * part),
-            Operation::AllGather => (Work::CopyTo(vec![0f32; part], parts()), (size + 1) * part),
+            Operation::AllReduce => (MemoryTraffic::SumToAll(parts()), 2 * size * part),
+            Operation::ReduceScatter => (MemoryTraffic::SumTo(parts(), vec![0f32; part]), (size + 1) * part),
+            Operation::AllGather => (MemoryTraffic::CopyTo(vec![0f32; part], parts()), (size + 1) * part),
             Operation::Broadcast | Operation::Send | Operation::Recv => {
                 let others = (size - 1) * part;
-                (Work::CopyTo(vec![0f32; others], vec![vec![0f32; others]]), 2 * others)
+                (MemoryTraffic::CopyTo(vec![0f32; others], vec![vec![0f32; others]]), 2 * others)
             }
-            Operation::Barrier | Operation::Split => (Work::Nothing, 0),
+            Operation::Barrier | Operation::Split => (MemoryTraffic::Nothing, 0),
         };
         Floor { traffic: elements * Dtype::F32.size(), work }
     }
 
     fn run(&mut self) {
         match &mut self.work {
-            Work::SumToAll(arrays) => sum_to_all(arrays),
-            Work::SumTo(arrays, target) => {
+            MemoryTraffic::SumToAll(arrays) => sum_to_all(arrays),
+            MemoryTraffic::SumTo(arrays, target) => {
                 let whole = size_of_val(&target[..]);
                 let arrays: Vec<&[u8]> = arrays.iter().map(|array| bytemuck::cast_slice(array)).collect();
                 let target = bytemuck::cast_slice_mut(target);
                 tree::reduce_into(SUM, &vec![1; arrays.len()], 0, arrays[0], &arrays[1..], target, whole);
             }
-            Work::CopyTo(source, targets) => copy_to(source, targets),
-            Work::Nothing => {}
+            MemoryTraffic::CopyTo(source, targets) => copy_to(source, targets),
+            MemoryTraffic::Nothing => {}
         }
         std::hint::black_box(&mut self.work);
     }

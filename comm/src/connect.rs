@@ -15,7 +15,7 @@ use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
 use crate::group::Group;
 use crate::health::{Board, Health};
-use crate::place::Place;
+use crate::launcher_environment::LauncherEnvironment;
 use crate::processes::{Control, Processes, World};
 use crate::shm::{PeerArenas, host_identity};
 use crate::step::Membership;
@@ -27,7 +27,7 @@ use crate::threads::threads;
 ///
 /// Several hosts need a named interface and a token in the options. Errors are [`CommError::Rendezvous`],
 /// [`CommError::Unauthorized`], [`CommError::Disagreement`], or those of an operation if a rank is lost while the ranks connect.
-pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>, CommError> {
+pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn Communicator>, CommError> {
     if place.world_size == 1 {
         return Ok(Arc::clone(&threads(1, options)[0]));
     }
@@ -50,10 +50,10 @@ pub fn connect(place: &Place, options: &Options) -> Result<Arc<dyn Communicator>
     hub.addresses.get_or_init(|| addresses);
     let board = Board::new(place.world_size);
     let control = hub.mesh(WORLD, Purpose::Control, &members, deadline)?;
-    let desk = Arc::default();
-    let control = Control::start(control, Arc::clone(&board), Arc::clone(&desk));
+    let registry = Arc::default();
+    let control = Control::start(control, Arc::clone(&board), Arc::clone(&registry));
     let control = control.map_err(|error| meeting.error(&error.to_string()))?;
-    let health = Health::new(place.rank, board, desk, Some(Box::new(control)));
+    let health = Health::new(place.rank, board, registry, Some(Box::new(control)));
     let (transport, timeout) = (options.transport, options.timeout);
     let world =
         Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, arenas: PeerArenas::default(), timeout });
@@ -88,7 +88,7 @@ impl Introduction {
 
 /// Where and as who this rank meets the others.
 struct Meeting<'a> {
-    place: &'a Place,
+    place: &'a LauncherEnvironment,
     options: &'a Options,
     /// The own address.
     interface: IpAddr,
@@ -99,7 +99,7 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    fn at<'a>(place: &'a Place, options: &'a Options) -> Result<Meeting<'a>, CommError> {
+    fn at<'a>(place: &'a LauncherEnvironment, options: &'a Options) -> Result<Meeting<'a>, CommError> {
         let host = place.master_addr.as_str();
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
         let address = format!("{host}:{}", place.master_port);

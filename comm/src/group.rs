@@ -13,7 +13,7 @@ use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
 use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
 use crate::health::{Cause, Failure, Health};
-use crate::inquiry::{Audience, Topic};
+use crate::inquiry::{Topic, Waiters};
 use crate::lane::Lane;
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
@@ -54,13 +54,13 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
     fn start(
         rank: usize,
         purpose: &str,
-        endpoint: impl FnOnce(&Arc<Audience>) -> Result<Box<E>, CommError>,
-        device: impl FnOnce(&Arc<Audience>) -> Option<DeviceEnd>,
+        endpoint: impl FnOnce(&Arc<Waiters>) -> Result<Box<E>, CommError>,
+        device: impl FnOnce(&Arc<Waiters>) -> Option<DeviceEnd>,
     ) -> Result<Ordered<E>, CommError> {
-        let audience = Arc::default();
-        let endpoint = endpoint(&audience)?;
-        let device = device(&audience).map(|end| Arc::new(Mutex::new(end)));
-        let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint, audience)
+        let waiters = Arc::default();
+        let endpoint = endpoint(&waiters)?;
+        let device = device(&waiters).map(|end| Arc::new(Mutex::new(end)));
+        let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint, waiters)
             .map_err(|error| CommError::Io { rank, detail: format!("cannot start a worker thread: {error}") })?;
         Ok(Ordered { next: Mutex::new(0), lane, device })
     }
@@ -92,12 +92,12 @@ impl Group {
     ) -> Result<Arc<Group>, CommError> {
         let Membership { group, rank: place, ref members, .. } = membership;
         let rank = members[place];
-        let end = |audience: &_| {
+        let end = |waiters: &_| {
             let (fabric, health) = (devices.clone()?, Arc::clone(&health));
-            let topic = Topic::collectives(group, audience);
+            let topic = Topic::collectives(group, waiters);
             Some(DeviceEnd { fabric, health, topic, rank: place, members: members.clone(), lane: None })
         };
-        let collectives = Ordered::start(rank, "all", |audience| fabric.collective(audience), end)?;
+        let collectives = Ordered::start(rank, "all", |waiters| fabric.collective(waiters), end)?;
         let context = Context { membership, timeout, log: Mutex::default(), health };
         Ok(Arc::new(Group {
             collectives,
@@ -211,7 +211,7 @@ impl Group {
 }
 
 /// Where the buffers of an operation are.
-enum Place {
+enum BufferKind {
     Host,
     Device,
 }
@@ -253,8 +253,8 @@ impl Communicator for Group {
         let signature = Signature { reduce: Some(op), ..describe(Operation::AllReduce, &buffer) };
         match self.place(&[&buffer]) {
             Err(detail) => return self.invalid(Operation::AllReduce, detail),
-            Ok(Place::Host) => {}
-            Ok(Place::Device) => return self.all_reduce_on_device(signature, buffer, op),
+            Ok(BufferKind::Host) => {}
+            Ok(BufferKind::Device) => return self.all_reduce_on_device(signature, buffer, op),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(even_counts(buffer.len(), size), buffer.dtype().size());
@@ -278,8 +278,8 @@ impl Communicator for Group {
         let signature = Signature { layout: digest("counts", &counts), ..describe(Operation::AllGather, &output) };
         match self.place(&[&shard, &output]) {
             Err(detail) => return self.invalid(Operation::AllGather, detail),
-            Ok(Place::Host) => {}
-            Ok(Place::Device) => return self.all_gather_on_device(signature, shard, output, counts),
+            Ok(BufferKind::Host) => {}
+            Ok(BufferKind::Device) => return self.all_gather_on_device(signature, shard, output, counts),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, output.dtype().size());
@@ -308,8 +308,8 @@ impl Communicator for Group {
         let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
         match self.place(&[&input, &shard]) {
             Err(detail) => return self.invalid(Operation::ReduceScatter, detail),
-            Ok(Place::Host) => {}
-            Ok(Place::Device) => return self.reduce_scatter_on_device(signature, input, shard, counts, op),
+            Ok(BufferKind::Host) => {}
+            Ok(BufferKind::Device) => return self.reduce_scatter_on_device(signature, input, shard, counts, op),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(counts, input.dtype().size());
@@ -330,8 +330,8 @@ impl Communicator for Group {
         let signature = Signature { layout: root as u64, ..describe(Operation::Broadcast, &buffer) };
         match self.place(&[&buffer]) {
             Err(detail) => return self.invalid(Operation::Broadcast, detail),
-            Ok(Place::Host) => {}
-            Ok(Place::Device) => return self.broadcast_on_device(signature, buffer, root),
+            Ok(BufferKind::Host) => {}
+            Ok(BufferKind::Device) => return self.broadcast_on_device(signature, buffer, root),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
             let all = buffer.size_bytes();
@@ -358,14 +358,14 @@ impl Communicator for Group {
             Err(detail) => return self.invalid(Operation::Send, detail),
             Ok(place) => place,
         };
-        let endpoint = |audience: &_| self.fabric.outbox(to, audience);
-        let end = |audience: &_| self.device_end(Operation::Send, to, audience);
+        let endpoint = |waiters: &_| self.fabric.outbox(to, waiters);
+        let end = |waiters: &_| self.device_end(Operation::Send, to, waiters);
         let start = || Ordered::start(self.context.health.rank, &format!("to {to}"), endpoint, end);
         let signature = describe(Operation::Send, &buffer);
         match (lane_to(&mut lock(&self.outboxes), to, start), place) {
             (Err(error), _) => Pending::ready(Err(error)),
-            (Ok(lane), Place::Device) => self.send_on_device(lane, signature, buffer),
-            (Ok(lane), Place::Host) => self.submit(lane, signature, move |outbox, signature, deadline| {
+            (Ok(lane), BufferKind::Device) => self.send_on_device(lane, signature, buffer),
+            (Ok(lane), BufferKind::Host) => self.submit(lane, signature, move |outbox, signature, deadline| {
                 let carried = outbox.send(signature, buffer.as_bytes(), deadline)?;
                 let sent = Sent { bytes: buffer.size_bytes(), carried };
                 Ok((buffer, sent))
@@ -378,14 +378,14 @@ impl Communicator for Group {
             Err(detail) => return self.invalid(Operation::Recv, detail),
             Ok(place) => place,
         };
-        let endpoint = |audience: &_| self.fabric.inbox(from, audience);
-        let end = |audience: &_| self.device_end(Operation::Recv, from, audience);
+        let endpoint = |waiters: &_| self.fabric.inbox(from, waiters);
+        let end = |waiters: &_| self.device_end(Operation::Recv, from, waiters);
         let start = || Ordered::start(self.context.health.rank, &format!("of {from}"), endpoint, end);
         let signature = describe(Operation::Recv, &buffer);
         match (lane_to(&mut lock(&self.inboxes), from, start), place) {
             (Err(error), _) => Pending::ready(Err(error)),
-            (Ok(lane), Place::Device) => self.recv_on_device(lane, signature, buffer),
-            (Ok(lane), Place::Host) => self.submit(lane, signature, move |inbox, signature, deadline| {
+            (Ok(lane), BufferKind::Device) => self.recv_on_device(lane, signature, buffer),
+            (Ok(lane), BufferKind::Host) => self.submit(lane, signature, move |inbox, signature, deadline| {
                 inbox.recv(signature, buffer.as_bytes_mut(), deadline)?;
                 Ok((buffer, Sent { bytes: 0, carried: Carried::streamed(0) }))
             }),

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::error::CommError;
-use crate::inquiry::Desk;
+use crate::inquiry::WaitRegistry;
 use crate::signature::Signature;
 
 /// How long a wait sleeps before it looks whether the job is still whole. Half a second is promised; this leaves room.
@@ -43,7 +43,7 @@ pub(crate) trait Announce: Send + Sync {
     /// Must not block for long and must not fail: whoever cannot be reached is gone or will find out.
     fn announce(&self, cause: &Cause);
 
-    /// Asks a rank whom it waits for, on a topic. The answer, if any, comes to the [`Desk`]. Must not block for long.
+    /// Asks a rank whom it waits for, on a topic. The answer, if any, comes to the [`WaitRegistry`]. Must not block for long.
     fn ask(&self, peer: usize, topic: u64);
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Health {
     /// Rank in the world.
     pub(crate) rank: usize,
     pub(crate) board: Arc<Board>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) registry: Arc<WaitRegistry>,
     announcer: Option<Box<dyn Announce>>,
 }
 
@@ -89,10 +89,10 @@ impl Health {
     pub(crate) fn new(
         rank: usize,
         board: Arc<Board>,
-        desk: Arc<Desk>,
+        registry: Arc<WaitRegistry>,
         announcer: Option<Box<dyn Announce>>,
     ) -> Arc<Health> {
-        Arc::new(Health { rank, board, desk, announcer })
+        Arc::new(Health { rank, board, registry, announcer })
     }
 
     pub(crate) fn ask(&self, peer: usize, topic: u64) {

@@ -19,7 +19,7 @@ use crate::step::Deadline;
 
 /// The threads of a rank that wait for what a lane does.
 #[derive(Debug, Default)]
-pub(crate) struct Audience(Mutex<Present>);
+pub(crate) struct Waiters(Mutex<Present>);
 
 #[derive(Debug, Default)]
 struct Present {
@@ -28,14 +28,14 @@ struct Present {
     since: Option<Instant>,
 }
 
-impl Audience {
+impl Waiters {
     /// Counts the calling thread in, until the seat is dropped.
-    pub(crate) fn sit_down(self: Arc<Audience>) -> Seat {
+    pub(crate) fn enter(self: Arc<Waiters>) -> WaiterGuard {
         let mut present = lock(&self.0);
         present.threads += 1;
         present.since.get_or_insert_with(Instant::now);
         drop(present);
-        Seat(self)
+        WaiterGuard(self)
     }
 
     fn since(&self) -> Option<Instant> {
@@ -44,9 +44,9 @@ impl Audience {
 }
 
 /// One waiting thread.
-pub(crate) struct Seat(Arc<Audience>);
+pub(crate) struct WaiterGuard(Arc<Waiters>);
 
-impl Drop for Seat {
+impl Drop for WaiterGuard {
     fn drop(&mut self) {
         let mut present = lock(&self.0.0);
         present.threads -= 1;
@@ -61,24 +61,24 @@ impl Drop for Seat {
 pub(crate) struct Topic {
     /// The same on all ranks that take part, and no other lane's.
     id: u64,
-    audience: Arc<Audience>,
+    waiters: Arc<Waiters>,
 }
 
 impl Topic {
     /// The collectives of a group.
-    pub(crate) fn collectives(group: u64, audience: &Arc<Audience>) -> Topic {
-        Topic { id: group, audience: Arc::clone(audience) }
+    pub(crate) fn collectives(group: u64, waiters: &Arc<Waiters>) -> Topic {
+        Topic { id: group, waiters: Arc::clone(waiters) }
     }
 
     /// The messages of a group from one of its ranks to another.
-    pub(crate) fn messages(group: u64, from: usize, to: usize, audience: &Arc<Audience>) -> Topic {
-        Topic { id: digest("messages", &[group as usize, from, to]), audience: Arc::clone(audience) }
+    pub(crate) fn messages(group: u64, from: usize, to: usize, waiters: &Arc<Waiters>) -> Topic {
+        Topic { id: digest("messages", &[group as usize, from, to]), waiters: Arc::clone(waiters) }
     }
 }
 
 /// What a rank says when it is asked about an operation. Ranks are ranks of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
+pub(crate) enum WaitState {
     /// It waits for these.
     Waiting(Vec<usize>),
     /// It is not in that operation, or has not waited long.
@@ -87,46 +87,46 @@ pub(crate) enum Whereabouts {
 
 /// Where a rank leaves whom it waits for, and finds what others have answered.
 #[derive(Default)]
-pub(crate) struct Desk {
+pub(crate) struct WaitRegistry {
     /// By topic.
     waiting: Mutex<BTreeMap<u64, Wait>>,
     /// By topic and rank of the world.
-    answers: Mutex<BTreeMap<(u64, usize), (Instant, Whereabouts)>>,
+    answers: Mutex<BTreeMap<(u64, usize), (Instant, WaitState)>>,
 }
 
 /// Whom a lane waits for, and who for the lane.
 struct Wait {
     ranks: Vec<usize>,
-    audience: Arc<Audience>,
+    waiters: Arc<Waiters>,
     /// Whether it was given up, and kept this rank from everything else to the last.
     given_up: bool,
 }
 
 impl Wait {
     fn keeps_a_thread(&self) -> bool {
-        self.given_up || self.audience.since().is_some()
+        self.given_up || self.waiters.since().is_some()
     }
 }
 
-impl Desk {
+impl WaitRegistry {
     /// What to answer to a question about a topic.
-    pub(crate) fn whereabouts(&self, topic: u64) -> Whereabouts {
+    pub(crate) fn wait_state(&self, topic: u64) -> WaitState {
         let waiting = lock(&self.waiting);
         if let Some(wait) = waiting.get(&topic) {
-            return Whereabouts::Waiting(wait.ranks.clone());
+            return WaitState::Waiting(wait.ranks.clone());
         }
         // A rank that is kept in one operation is late for all others.
         let keeping = waiting.values().filter(|wait| wait.keeps_a_thread());
         let ranks: BTreeSet<usize> = keeping.flat_map(|wait| &wait.ranks).copied().collect();
         match ranks.is_empty() {
-            true => Whereabouts::Elsewhere,
-            false => Whereabouts::Waiting(ranks.into_iter().collect()),
+            true => WaitState::Elsewhere,
+            false => WaitState::Waiting(ranks.into_iter().collect()),
         }
     }
 
     /// Files the answer of a rank.
-    pub(crate) fn answered(&self, topic: u64, rank: usize, whereabouts: Whereabouts) {
-        lock(&self.answers).insert((topic, rank), (Instant::now(), whereabouts));
+    pub(crate) fn answered(&self, topic: u64, rank: usize, wait_state: WaitState) {
+        lock(&self.answers).insert((topic, rank), (Instant::now(), wait_state));
     }
 }
 
@@ -178,8 +178,8 @@ impl<'a> Inquest<'a> {
         if self.begun.elapsed() < self.patience.min(SLICE) {
             return;
         }
-        let wait = Wait { ranks: waits.to_vec(), audience: Arc::clone(&self.topic.audience), given_up: false };
-        lock(&self.health.desk.waiting).insert(self.topic.id, wait);
+        let wait = Wait { ranks: waits.to_vec(), waiters: Arc::clone(&self.topic.waiters), given_up: false };
+        lock(&self.health.registry.waiting).insert(self.topic.id, wait);
         self.public = true;
         if self.waited().is_none_or(|waited| waited < 2 * self.patience) {
             return;
@@ -192,7 +192,7 @@ impl<'a> Inquest<'a> {
 
     /// How long a thread has waited for this operation; `None` if none does.
     fn waited(&self) -> Option<Duration> {
-        Some(self.topic.audience.since()?.max(self.deadline.started).elapsed())
+        Some(self.topic.waiters.since()?.max(self.deadline.started).elapsed())
     }
 
     /// What is left of the time, if it runs.
@@ -213,7 +213,7 @@ impl<'a> Inquest<'a> {
             return None;
         }
         self.closed = true;
-        let idle = chain.iter().find(|(_, answer)| *answer == Some(Whereabouts::Elsewhere));
+        let idle = chain.iter().find(|(_, answer)| *answer == Some(WaitState::Elsewhere));
         silent.or(idle).map(|(rank, _)| *rank).or(waits.first().copied()).or(Some(self.health.rank))
     }
 
@@ -230,8 +230,8 @@ impl<'a> Inquest<'a> {
     }
 
     /// Those whom this rank waits for, whom they wait for, and so on, with what they last said.
-    fn chain(&self, waits: &[usize]) -> Vec<(usize, Option<Whereabouts>)> {
-        let answers = lock(&self.health.desk.answers);
+    fn chain(&self, waits: &[usize]) -> Vec<(usize, Option<WaitState>)> {
+        let answers = lock(&self.health.registry.answers);
         let mut queue: VecDeque<usize> = waits.iter().copied().collect();
         let mut seen = BTreeSet::from([self.health.rank]);
         let mut chain = Vec::new();
@@ -240,7 +240,7 @@ impl<'a> Inquest<'a> {
                 continue;
             }
             let answer = answers.get(&(self.topic.id, rank)).filter(|(when, _)| when.elapsed() < self.patience);
-            if let Some((_, Whereabouts::Waiting(next))) = answer {
+            if let Some((_, WaitState::Waiting(next))) = answer {
                 queue.extend(next);
             }
             chain.push((rank, answer.map(|(_, answer)| answer.clone())));
@@ -252,16 +252,16 @@ impl<'a> Inquest<'a> {
 impl Drop for Inquest<'_> {
     fn drop(&mut self) {
         if self.public {
-            let mut waiting = lock(&self.health.desk.waiting);
+            let mut waiting = lock(&self.health.registry.waiting);
             // Where the job has ended, this rank waits for as long as it lives, though its threads have gone on: who has not heard of
             // the end yet and asks, about whatever operation, must not take it for idle.
             if self.closed || self.health.check().is_err() {
-                waiting.entry(self.topic.id).and_modify(|wait| wait.given_up |= wait.audience.since().is_some());
+                waiting.entry(self.topic.id).and_modify(|wait| wait.given_up |= wait.waiters.since().is_some());
             } else {
                 waiting.remove(&self.topic.id);
             }
             drop(waiting);
-            lock(&self.health.desk.answers).retain(|(topic, _), _| *topic != self.topic.id);
+            lock(&self.health.registry.answers).retain(|(topic, _), _| *topic != self.topic.id);
         }
     }
 }
@@ -281,14 +281,14 @@ mod tests {
     #[test]
     fn nobody_is_blamed_for_a_standstill() {
         let health = Health::new(0, Board::new(3), Arc::default(), None);
-        let audience = Arc::<Audience>::default();
-        let topic = Topic::collectives(7, &audience);
-        let _seat = Arc::clone(&audience).sit_down();
+        let waiters = Arc::<Waiters>::default();
+        let topic = Topic::collectives(7, &waiters);
+        let _seat = Arc::clone(&waiters).enter();
         let deadline = Deadline { started: Instant::now(), timeout: Duration::from_millis(1200) };
         let mut inquest = Inquest::new(&health, &topic, deadline);
         let answer = || {
-            health.desk.answered(topic.id, 1, Whereabouts::Waiting(vec![2]));
-            health.desk.answered(topic.id, 2, Whereabouts::Elsewhere);
+            health.registry.answered(topic.id, 1, WaitState::Waiting(vec![2]));
+            health.registry.answered(topic.id, 2, WaitState::Elsewhere);
         };
         while inquest.asked.len() < 2 {
             answer();
@@ -314,9 +314,9 @@ mod tests {
     fn who_has_given_up_is_not_idle() {
         for blames in [true, false] {
             let health = Health::new(0, Board::new(3), Arc::default(), None);
-            let audience = Arc::<Audience>::default();
-            let topic = Topic::collectives(7, &audience);
-            let seat = Arc::clone(&audience).sit_down();
+            let waiters = Arc::<Waiters>::default();
+            let topic = Topic::collectives(7, &waiters);
+            let seat = Arc::clone(&waiters).enter();
             let deadline = Deadline { started: Instant::now(), timeout: Duration::from_millis(200) };
             let mut inquest = Inquest::new(&health, &topic, deadline);
             while blames && inquest.verdict(&[1]).is_none() || !inquest.public {
@@ -327,8 +327,8 @@ mod tests {
             drop(seat);
             // About the operation, and about one that the rank has not come to.
             for asked in [topic.id, topic.id + 1] {
-                let left = health.desk.whereabouts(asked);
-                assert_eq!(left == Whereabouts::Waiting(vec![1]), blames, "{left:?}");
+                let left = health.registry.wait_state(asked);
+                assert_eq!(left == WaitState::Waiting(vec![1]), blames, "{left:?}");
             }
         }
     }

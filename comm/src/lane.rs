@@ -11,13 +11,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 
-use crate::inquiry::Audience;
+use crate::inquiry::Waiters;
 
 type Job<E> = Box<dyn FnOnce(&mut E) + Send>;
 
 /// A thread that does jobs on an endpoint of type `E`. Dropping it waits until the jobs are done.
 pub(crate) struct Lane<E: ?Sized> {
-    work: Arc<Work<E>>,
+    work: Arc<SharedQueue<E>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -27,15 +27,15 @@ pub(crate) trait Help: Send + Sync {
     fn help(&self) -> bool;
 
     /// Where those who wait for a job of the lane are counted.
-    fn audience(&self) -> Arc<Audience>;
+    fn waiters(&self) -> Arc<Waiters>;
 }
 
-struct Work<E: ?Sized> {
+struct SharedQueue<E: ?Sized> {
     queue: Mutex<Queue<E>>,
     changed: Condvar,
     /// Jobs are taken from the queue by whoever holds this, so they are done in order.
     endpoint: Mutex<Box<E>>,
-    audience: Arc<Audience>,
+    waiters: Arc<Waiters>,
 }
 
 struct Queue<E: ?Sized> {
@@ -45,9 +45,9 @@ struct Queue<E: ?Sized> {
 }
 
 impl<E: ?Sized + Send + 'static> Lane<E> {
-    pub(crate) fn start(name: String, endpoint: Box<E>, audience: Arc<Audience>) -> std::io::Result<Lane<E>> {
+    pub(crate) fn start(name: String, endpoint: Box<E>, waiters: Arc<Waiters>) -> std::io::Result<Lane<E>> {
         let queue = Mutex::new(Queue { jobs: VecDeque::new(), closed: false });
-        let work = Arc::new(Work { queue, changed: Condvar::new(), endpoint: Mutex::new(endpoint), audience });
+        let work = Arc::new(SharedQueue { queue, changed: Condvar::new(), endpoint: Mutex::new(endpoint), waiters });
         let worker = Arc::clone(&work);
         let thread = std::thread::Builder::new().name(name).spawn(move || worker.see_through())?;
         Ok(Lane { work, thread: Some(thread) })
@@ -65,12 +65,12 @@ impl<E: ?Sized + Send + 'static> Lane<E> {
 
     /// For those who wait for a job of this lane. Does not keep the endpoint.
     pub(crate) fn help(&self) -> Weak<dyn Help> {
-        let work: Weak<Work<E>> = Arc::downgrade(&self.work);
+        let work: Weak<SharedQueue<E>> = Arc::downgrade(&self.work);
         work
     }
 }
 
-impl<E: ?Sized + Send> Work<E> {
+impl<E: ?Sized + Send> SharedQueue<E> {
     /// Does all jobs until the lane is dropped.
     fn see_through(&self) {
         let mut queue = lock(&self.queue);
@@ -101,7 +101,7 @@ impl<E: ?Sized + Send> Work<E> {
     }
 }
 
-impl<E: ?Sized + Send> Help for Work<E> {
+impl<E: ?Sized + Send> Help for SharedQueue<E> {
     fn help(&self) -> bool {
         match self.endpoint.try_lock() {
             Ok(mut endpoint) => self.do_next(&mut endpoint),
@@ -110,15 +110,15 @@ impl<E: ?Sized + Send> Help for Work<E> {
         }
     }
 
-    fn audience(&self) -> Arc<Audience> {
-        Arc::clone(&self.audience)
+    fn waiters(&self) -> Arc<Waiters> {
+        Arc::clone(&self.waiters)
     }
 }
 
 impl<E: ?Sized> Drop for Lane<E> {
     fn drop(&mut self) {
         lock(&self.work.queue).closed = true;
-        let _seat = Arc::clone(&self.work.audience).sit_down();
+        let _seat = Arc::clone(&self.work.waiters).enter();
         self.work.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

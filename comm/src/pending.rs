@@ -80,7 +80,7 @@ impl<T> Pending<T> {
 impl<T> Awaited<T> {
     fn wait(self) -> Result<T, CommError> {
         let lane = self.lane.as_ref().and_then(Weak::upgrade);
-        let _seat = lane.as_ref().map(|lane| lane.audience().sit_down());
+        let _seat = lane.as_ref().map(|lane| lane.waiters().enter());
         // Usually the worker has not even been woken yet, and this thread has nothing else to do.
         if let Some(lane) = lane {
             while !self.is_done() && lane.help() {}
@@ -154,7 +154,7 @@ impl<T> Drop for Completion<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inquiry::Audience;
+    use crate::inquiry::Waiters;
 
     /// A lane on which there is nothing to do.
     struct Idle;
@@ -164,7 +164,7 @@ mod tests {
             false
         }
 
-        fn audience(&self) -> Arc<Audience> {
+        fn waiters(&self) -> Arc<Waiters> {
             Arc::default()
         }
     }

@@ -14,7 +14,7 @@ use crate::communicator::ReduceOp;
 use crate::copy::copy;
 use crate::error::CommError;
 use crate::health::Failure;
-use crate::inquiry::Audience;
+use crate::inquiry::Waiters;
 use crate::signature::Signature;
 
 /// A collective to be carried out, or a part of one.
@@ -122,11 +122,11 @@ pub(crate) trait Inbox: Send {
 pub(crate) trait Fabric: Send + Sync {
     fn transport(&self) -> &'static str;
     /// The one object that carries out the collectives of this rank; asked for once.
-    fn collective(&self, audience: &Arc<Audience>) -> Result<Box<dyn Collective>, CommError>;
+    fn collective(&self, waiters: &Arc<Waiters>) -> Result<Box<dyn Collective>, CommError>;
     /// The sending end towards rank `peer` of the group; asked for at most once per peer.
-    fn outbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Outbox>, CommError>;
+    fn outbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Outbox>, CommError>;
     /// The receiving end from rank `peer` of the group; asked for at most once per peer.
-    fn inbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Inbox>, CommError>;
+    fn inbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Inbox>, CommError>;
     /// Connects a new group. Called by all its members at the same time.
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError>;
 }

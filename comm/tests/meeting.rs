@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use zero_comm::store::{StoreClient, StoreError, StoreServer};
-use zero_comm::{CommError, Options, Place, ReduceOp, Transport, connect};
+use zero_comm::{CommError, LauncherEnvironment, Options, ReduceOp, Transport, connect};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
@@ -16,8 +16,15 @@ fn client(server: &StoreServer, token: Option<&str>) -> Result<StoreClient, Stor
     StoreClient::connect(&server.address().to_string(), token, soon())
 }
 
-fn place(rank: usize, size: usize, port: u16) -> Place {
-    Place { rank, world_size: size, local_rank: rank, local_world_size: size, master_port: port, ..Place::alone() }
+fn place(rank: usize, size: usize, port: u16) -> LauncherEnvironment {
+    LauncherEnvironment {
+        rank,
+        world_size: size,
+        local_rank: rank,
+        local_world_size: size,
+        master_port: port,
+        ..LauncherEnvironment::alone()
+    }
 }
 
 /// A world that meets at `port` and adds up its ranks, each started with its own options.
@@ -122,7 +129,7 @@ fn rank_0_serves_the_store_where_nobody_does() {
 fn no_rank_serves_a_store_that_the_launcher_serves_later() {
     let port = free_port();
     let rank = |rank: usize| {
-        let place = Place { store_is_served: true, ..place(rank, 2, port) };
+        let place = LauncherEnvironment { store_is_served: true, ..place(rank, 2, port) };
         connect(&place, &Options::default())?.barrier().wait()
     };
     std::thread::scope(|scope| {
@@ -164,7 +171,8 @@ fn ranks_that_were_not_started_alike_all_name_the_same_key() {
 fn a_rank_that_is_left_of_an_earlier_attempt_neither_joins_nor_disturbs() {
     let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
     let port = server.address().port();
-    let in_attempt = |attempt: u32, rank: usize, size: usize| Place { attempt, ..place(rank, size, port) };
+    let in_attempt =
+        |attempt: u32, rank: usize, size: usize| LauncherEnvironment { attempt, ..place(rank, size, port) };
     std::thread::scope(|scope| {
         // Rank 1 of attempt 0 comes late: it has missed the others of its own, and waits for them.
         let patience = Options { meeting_timeout: Duration::from_secs(4), ..Options::default() };
@@ -188,7 +196,7 @@ fn a_rank_that_is_left_of_an_earlier_attempt_neither_joins_nor_disturbs() {
 
 #[test]
 fn a_world_of_one_waits_for_nobody() {
-    let comm = connect(&Place::alone(), &Options::default()).expect("nobody to wait for");
+    let comm = connect(&LauncherEnvironment::alone(), &Options::default()).expect("nobody to wait for");
     assert_eq!((comm.rank(), comm.size()), (0, 1));
     assert_eq!(comm.all_reduce(vec![1.5f32].into(), ReduceOp::Sum).wait(), Ok(vec![1.5f32].into()));
 }

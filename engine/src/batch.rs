@@ -48,14 +48,14 @@ impl Batch {
 
 /// How the micro-batches of the global batch are dealt to the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deal {
+pub(crate) enum MicrobatchOrder {
     /// Micro-batch `m` of rank `r` is `m · ranks + r` of the global batch.
     InTurn,
     /// It is `r · micro_batches + m`: each rank has neighbours, which it adds up before the reduction.
     Contiguous,
 }
 
-impl Deal {
+impl MicrobatchOrder {
     /// Index in the global batch of a rank's micro-batch.
     pub(crate) fn global(self, rank: usize, ranks: usize, micro_batch: usize, micro_batches: usize) -> usize {
         match self {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn every_micro_batch_is_dealt_once() {
-        for deal in [Deal::InTurn, Deal::Contiguous] {
+        for deal in [MicrobatchOrder::InTurn, MicrobatchOrder::Contiguous] {
             for (ranks, micro_batches) in [(1, 8), (2, 4), (3, 3), (8, 1)] {
                 let mut seen: Vec<usize> = (0..ranks)
                     .flat_map(|r| (0..micro_batches).map(move |m| deal.global(r, ranks, m, micro_batches)))

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use zero_comm::{Options, Place, Transport, token};
+use zero_comm::{LauncherEnvironment, Options, Transport, token};
 use zero_config::Config;
 
 use crate::error::Error;
@@ -25,7 +25,7 @@ const OF_HOSTS: [&str; 7] = [
 ///
 /// # Errors
 /// A token's file that cannot be read, or that others can read; an interface that is not there.
-pub fn comm_options(config: &Config, place: &Place) -> Result<Options, Error> {
+pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Options, Error> {
     if place.world_size > 1 {
         check_interface(config)?;
     }

@@ -259,7 +259,8 @@ fn local_rank(comm: &dyn Communicator) -> usize {
     if comm.transport() == "threads" {
         return comm.rank();
     }
-    zero_comm::place::Place::from_environment(|name| std::env::var(name).ok()).map_or(0, |place| place.local_rank)
+    zero_comm::launcher_environment::LauncherEnvironment::from_environment(|name| std::env::var(name).ok())
+        .map_or(0, |place| place.local_rank)
 }
 
 /// The most bytes of a GPU's memory that this process has used at a time, as its driver counts them; `None` on the processor.

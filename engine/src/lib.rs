@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod arrangement;
 mod batch;
 pub mod checkpoint;
 pub mod comm_options;
@@ -16,11 +15,12 @@ mod engine;
 mod error;
 mod executor;
 pub mod files;
+pub mod format;
 mod offload;
 mod recomputation;
 pub mod settings;
+pub mod stage_plan;
 pub mod timing;
-pub mod words;
 
 pub use batch::Batch;
 pub use checkpoint::export::{Weights, export};
@@ -31,9 +31,9 @@ pub use configured_model::from_config as configured_layers;
 pub use device::gpus;
 pub use engine::{Engine, Step};
 pub use error::{At, DataError, Error};
+pub use format::{bytes, counted};
 pub use timing::gpu_timeline::GpuSpan;
-pub use timing::{Lane, Span, Timing};
-pub use words::{bytes, counted};
+pub use timing::{Span, TimeCategory, Timing};
 pub use zero_checkpoint::{ExportDtype, Exported};
 pub use zero_config::Config;
 pub use zero_cuda::{Subject, Track};

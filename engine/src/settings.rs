@@ -8,7 +8,7 @@ use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, Reduc
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
-use crate::batch::Deal;
+use crate::batch::MicrobatchOrder;
 use crate::device;
 use crate::error::Error;
 use crate::offload;
@@ -28,7 +28,7 @@ pub struct Settings {
     pub zero: ZeroOptions,
     pub(crate) base_lr: f64,
     pub(crate) schedule: Schedule,
-    pub(crate) deal: Deal,
+    pub(crate) deal: MicrobatchOrder,
     /// Micro-batches of a replica in a step.
     pub micro_batches: usize,
     /// Samples of a micro-batch.
@@ -102,7 +102,7 @@ impl Settings {
             base_lr,
             schedule: schedule(config)?,
             // Reduced first, micro-batches of one turn are neighbours in the tree; added up first, those of one rank are.
-            deal: if reproducible && !shards_gradients { Deal::Contiguous } else { Deal::InTurn },
+            deal: if reproducible && !shards_gradients { MicrobatchOrder::Contiguous } else { MicrobatchOrder::InTurn },
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
             loss_gradient: 1.0 / averaged as f32,

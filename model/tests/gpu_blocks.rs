@@ -12,7 +12,7 @@ mod mock;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use check::{normal, same_bits};
 use zero_model::device::Array;
-use zero_model::sink::{Flat, Gradients};
+use zero_model::sink::{FlatBuffer, Gradients};
 use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
 use zero_model::{Layers, Model, Pass};
 
@@ -65,7 +65,7 @@ fn norms_add_to_the_gradient_that_is_there() -> Result<()> {
             let mut sink = Gradients::default();
             for parameter in model.parameters() {
                 let count = parameter.elements();
-                let room = Flat::Device(Array::room(gpu.as_cuda_device()?, count)?);
+                let room = FlatBuffer::Device(Array::room(gpu.as_cuda_device()?, count)?);
                 sink.add_buffer(room, [(parameter.leaf().id(), 0..count, false)]);
             }
             let (_, got) = sink.capture(|| run(&model, &x, &dy));

@@ -1,6 +1,6 @@
 //! Adds up the gradients of micro-batches, in one of two fixed orders.
 
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 
 use crate::error::ZeroError;
 
@@ -22,7 +22,7 @@ pub enum Order {
 pub(crate) struct Accumulator {
     order: Order,
     /// (height of the subtree, its sum), lower ones on top.
-    stack: Vec<(u32, Flat)>,
+    stack: Vec<(u32, FlatBuffer)>,
 }
 
 impl Accumulator {
@@ -31,7 +31,7 @@ impl Accumulator {
     }
 
     /// Adds a summand. Buffers that are done with go to `free`.
-    pub(crate) fn add(&mut self, summand: Flat, mut free: impl FnMut(Flat)) -> Result<(), ZeroError> {
+    pub(crate) fn add(&mut self, summand: FlatBuffer, mut free: impl FnMut(FlatBuffer)) -> Result<(), ZeroError> {
         self.stack.push((0, summand));
         while let [.., (below, _), (top, _)] = self.stack[..]
             && (self.order == Order::Arrival || below == top)
@@ -42,14 +42,14 @@ impl Accumulator {
     }
 
     /// The total; the accumulator is empty after that. `None` if nothing was added.
-    pub(crate) fn take(&mut self, mut free: impl FnMut(Flat)) -> Result<Option<Flat>, ZeroError> {
+    pub(crate) fn take(&mut self, mut free: impl FnMut(FlatBuffer)) -> Result<Option<FlatBuffer>, ZeroError> {
         while self.stack.len() > 1 {
             self.merge(&mut free)?;
         }
         Ok(self.stack.pop().map(|(_, sum)| sum))
     }
 
-    fn merge(&mut self, free: &mut impl FnMut(Flat)) -> Result<(), ZeroError> {
+    fn merge(&mut self, free: &mut impl FnMut(FlatBuffer)) -> Result<(), ZeroError> {
         let Some((height, newer)) = self.stack.pop() else { return Ok(()) };
         let Some((below, older)) = self.stack.last_mut() else { return Ok(()) };
         older.add(&newer)?;

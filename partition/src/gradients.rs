@@ -2,17 +2,17 @@
 
 use candle_core::backprop::GradStore;
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
-use zero_model::sink::{DeferredGradients, Flat, Gradients};
+use zero_model::sink::{DeferredGradients, FlatBuffer, Gradients};
 use zero_model::{BuiltLayer, Parameter};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
 use crate::error::ZeroError;
 use crate::ledger::Category;
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
 /// The local gradient of one micro-batch while its backward runs.
 pub(crate) struct Open {
-    buffer: Flat,
+    buffer: FlatBuffer,
     /// What is on its way from the GPU, instead of that buffer.
     #[cfg(feature = "cuda")]
     arriving: Option<zero_model::device::Arriving>,
@@ -22,21 +22,21 @@ pub(crate) struct Open {
 
 /// An instruction that waits until gradients have come from the GPU; the next layer's backward is begun before it.
 pub(crate) enum Late {
-    /// [`Zero::accumulate`]
+    /// [`ShardedState::accumulate`]
     Accumulate(SegmentId, Box<Open>),
-    /// [`Zero::reduce`]
+    /// [`ShardedState::reduce`]
     Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
 }
 
 impl Open {
     /// Begins with a sum of which every piece has a part.
-    pub(crate) fn with(buffer: Flat, pieces: usize) -> Self {
+    pub(crate) fn with(buffer: FlatBuffer, pieces: usize) -> Self {
         Self::new(buffer, vec![true; pieces])
     }
 
     /// The buffer, and for each piece whether a contribution arrived.
     #[cfg(feature = "cuda")]
-    pub(crate) fn into_parts(self) -> (Flat, Vec<bool>) {
+    pub(crate) fn into_parts(self) -> (FlatBuffer, Vec<bool>) {
         (self.buffer, self.written)
     }
 
@@ -46,7 +46,7 @@ impl Open {
         self.written.get(piece).copied().unwrap_or(false)
     }
 
-    pub(crate) fn new(buffer: Flat, written: Vec<bool>) -> Self {
+    pub(crate) fn new(buffer: FlatBuffer, written: Vec<bool>) -> Self {
         Self {
             buffer,
             #[cfg(feature = "cuda")]
@@ -58,13 +58,13 @@ impl Open {
     /// What is on its way, with a part of every piece.
     #[cfg(feature = "cuda")]
     pub(crate) fn arriving(values: zero_model::device::Arriving, pieces: usize) -> Self {
-        Self { buffer: Flat::default(), arriving: Some(values), written: vec![true; pieces] }
+        Self { buffer: FlatBuffer::default(), arriving: Some(values), written: vec![true; pieces] }
     }
 }
 
 enum Reduction {
     /// Of a rank alone: it is the sum already.
-    Alone(Flat),
+    Alone(FlatBuffer),
     All(Pending<Buffer>),
     Scatter(Pending<Scattered>),
 }
@@ -76,7 +76,7 @@ pub(crate) struct PendingReduce {
     started: Vec<Reduction>,
 }
 
-impl Zero {
+impl ShardedState {
     /// Runs the backward of a layer so that the gradients of its parameters land in their segments.
     ///
     /// `backward` returns candle's gradients and whatever the caller wants of them (the gradient of the input).
@@ -139,10 +139,10 @@ impl Zero {
     }
 
     /// Runs the backward of a layer for the gradient of its input; what it takes for those of its parameters is kept until
-    /// [`Zero::backward_weight`].
+    /// [`ShardedState::backward_weight`].
     ///
     /// # Errors
-    /// As [`Zero::backward`].
+    /// As [`ShardedState::backward`].
     pub fn backward_input<T>(
         &mut self,
         layer: LayerId,
@@ -205,7 +205,7 @@ impl Zero {
         Ok(Open::new(self.room(id, elements)?, written))
     }
 
-    pub(crate) fn complete(&mut self, id: SegmentId) -> Result<Flat, ZeroError> {
+    pub(crate) fn complete(&mut self, id: SegmentId) -> Result<FlatBuffer, ZeroError> {
         let open = self.take_open(id)?;
         Ok(self.arrived(open)?.buffer)
     }
@@ -222,7 +222,7 @@ impl Zero {
             let mut values = self.pool.take(arriving.len());
             let staging = self.staging.as_mut().ok_or_else(|| ZeroError::internal("a gradient comes from no GPU"))?;
             staging.take(arriving, &mut values)?;
-            return Ok(Open::new(Flat::Host(values), written));
+            return Ok(Open::new(FlatBuffer::Host(values), written));
         }
         Ok(open)
     }
@@ -265,7 +265,7 @@ impl Zero {
 
     /// Adds a summand, which is counted as staging, to the accumulator. It stays only where it opens a partial sum: in
     /// order of arrival the first one.
-    fn add_up(&mut self, id: SegmentId, summand: Flat) -> Result<(), ZeroError> {
+    fn add_up(&mut self, id: SegmentId, summand: FlatBuffer) -> Result<(), ZeroError> {
         let (elements, mut merged) = (summand.len(), 0);
         let pool = &mut self.pool;
         self.segments[id].gradients.add(summand, |done| {
@@ -280,7 +280,7 @@ impl Zero {
         Ok(())
     }
 
-    fn total(&mut self, id: SegmentId) -> Result<Flat, ZeroError> {
+    fn total(&mut self, id: SegmentId) -> Result<FlatBuffer, ZeroError> {
         let (pool, ledger) = (&mut self.pool, &mut self.ledger);
         let total = self.segments[id].gradients.take(|done| {
             ledger.remove(Category::Gradients, done.len(), 4);
@@ -334,15 +334,15 @@ impl Zero {
     }
 
     /// What an all-reduce would give a rank alone: the values, rounded to the dtype in which they would travel. That is done when they are read.
-    fn travelled_alone(&self, local: Flat) -> Result<Flat, ZeroError> {
+    fn travelled_alone(&self, local: FlatBuffer) -> Result<FlatBuffer, ZeroError> {
         match local {
             #[cfg(feature = "cuda")]
-            Flat::Device(array) => Ok(Flat::Device(array.travelled(self.options.communication)?)),
+            FlatBuffer::Device(array) => Ok(FlatBuffer::Device(array.travelled(self.options.communication)?)),
             local => Ok(local),
         }
     }
 
-    fn scatter(&mut self, id: SegmentId, local: Flat) -> Result<Pending<Scattered>, ZeroError> {
+    fn scatter(&mut self, id: SegmentId, local: FlatBuffer) -> Result<Pending<Scattered>, ZeroError> {
         let counts = self.layout.segments()[id].counts();
         let own = counts[self.comm.rank()];
         self.ledger.add(Category::Staging, own, 4);
@@ -379,7 +379,7 @@ impl Zero {
     }
 
     /// Files what an all-reduce brought: everything, or this rank's part where gradients are sharded.
-    fn file_all(&mut self, id: SegmentId, full: Flat) -> Result<(), ZeroError> {
+    fn file_all(&mut self, id: SegmentId, full: FlatBuffer) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         match segment.placements.gradients {
             Placement::Replicated => {
@@ -402,14 +402,14 @@ impl Zero {
     }
 
     /// Files this rank's part of a sum; what it was made of, in the dtype in which it travelled, is used up.
-    fn file(&mut self, id: SegmentId, input: Buffer, shard: Flat) -> Result<(), ZeroError> {
+    fn file(&mut self, id: SegmentId, input: Buffer, shard: FlatBuffer) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         let (own, elements) = (segment.shard(self.comm.rank()), segment.elements());
         match segment.placements.gradients {
             Placement::Replicated => {
                 self.ledger.remove(Category::Staging, shard.len(), 4);
                 let mut full = match input {
-                    Buffer::F32(input) if !self.is_resident(id) => Flat::Host(input),
+                    Buffer::F32(input) if !self.is_resident(id) => FlatBuffer::Host(input),
                     Buffer::Device(_) if input.dtype() == Dtype::F32 => self.unpacked(id, input)?,
                     _ => self.room(id, elements)?,
                 };
@@ -439,7 +439,7 @@ impl Zero {
 
     /// Takes back gradients after the update. Where even the parameters are sharded, memory counts more than the time to clear it:
     /// then gradients are not kept for the next step, so that the activations of its forward can have their memory.
-    pub(crate) fn done_with(&mut self, id: SegmentId, gradients: Flat) {
+    pub(crate) fn done_with(&mut self, id: SegmentId, gradients: FlatBuffer) {
         match self.layout.segments()[id].placements.parameters {
             Placement::Replicated => self.pool.give_back(gradients),
             Placement::Sharded => drop(gradients),

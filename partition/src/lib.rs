@@ -2,7 +2,7 @@
 //! reductions and updates themselves.
 //!
 //! There is no class per ZeRO stage. A [`Layout`] says for each segment whether parameters, gradients and optimizer
-//! state are replicated or sharded; [`passes`] derive the program from that; [`Zero`] carries out its instructions.
+//! state are replicated or sharded; [`passes`] derive the program from that; [`ShardedState`] carries out its instructions.
 
 mod accumulator;
 mod disk;
@@ -10,20 +10,20 @@ mod error;
 mod expected;
 mod gradients;
 mod groups;
-mod home;
 mod layout;
 mod ledger;
 #[cfg(feature = "cuda")]
 mod on_gpu;
 mod parameters;
 pub mod passes;
+mod placement;
 mod pool;
 mod replicas;
 mod rounding;
 mod shards;
 mod threads;
 mod tied;
-mod travel;
+mod transfer;
 mod update;
 mod zero;
 
@@ -32,10 +32,10 @@ pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
 pub use expected::{StateBytes, expected_payload, expected_state, state_formula};
 pub use groups::Groups;
-pub use home::OnGpu;
 pub use layout::{Layout, LayoutOptions, PAGE, Piece, Segment, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
+pub use placement::OnGpu;
 pub use rounding::{to_f32, working};
 pub use shards::{Kind, Range};
-pub use travel::{gpu_copy, gpu_room, gpu_tensor};
-pub use zero::{Zero, ZeroOptions, longest_kept};
+pub use transfer::{gpu_copy, gpu_room, gpu_tensor};
+pub use zero::{ShardedState, ZeroOptions, longest_kept};

@@ -8,7 +8,7 @@ use candle_core::{CpuStorage, DType, Storage, TensorId};
 use zero_model::Parameter;
 use zero_model::device::optimizer::{Norms, Part, Updated, step as step_on_gpu};
 use zero_model::device::{Array, Staging};
-use zero_model::sink::{Flat, Gradients};
+use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Step};
 use zero_pipeline::{LayerId, Placement, SegmentId};
@@ -19,15 +19,15 @@ use crate::layout::Piece;
 use crate::ledger::Category;
 use crate::rounding::working;
 use crate::update::Judged;
-use crate::zero::{SegmentState, Zero};
+use crate::zero::{SegmentState, ShardedState};
 
-impl Zero {
+impl ShardedState {
     /// Whether gradients are made on a GPU and added up on the host, all of them or some.
     pub(crate) fn brings_gradients(&self) -> bool {
         self.model.device().is_cuda() && self.residents.contains(&false)
     }
 
-    /// [`Zero::backward`] on a GPU: gradients are made there, and sent to the host.
+    /// [`ShardedState::backward`] on a GPU: gradients are made there, and sent to the host.
     pub(crate) fn backward_on_gpu<T>(
         &mut self,
         layer: LayerId,
@@ -70,7 +70,9 @@ impl Zero {
             let segment = &layout.segments()[id];
             let (buffer, written) = match self.is_resident(id) {
                 true => self.opened(id)?.into_parts(),
-                false => (Flat::Device(Array::room(&device, segment.elements())?), vec![false; segment.pieces.len()]),
+                false => {
+                    (FlatBuffer::Device(Array::room(&device, segment.elements())?), vec![false; segment.pieces.len()])
+                }
             };
             let pieces = segment.pieces.iter().zip(written);
             let places = pieces.map(|(piece, written)| (self.leaf(piece.parameter), piece.range.clone(), written));
@@ -102,9 +104,9 @@ impl Zero {
             self.keep_open(added, host);
         }
         for ((&id, buffer), written) in ids.iter().zip(made.into_flat()).zip(written) {
-            let Flat::Device(array) = buffer else { return Err(elsewhere()) };
+            let FlatBuffer::Device(array) = buffer else { return Err(elsewhere()) };
             if self.is_resident(id) {
-                self.segments[id].open = Some(Open::new(Flat::Device(array), written));
+                self.segments[id].open = Some(Open::new(FlatBuffer::Device(array), written));
             } else if !added.contains(&id) {
                 self.ledger.add(Category::Staging, array.len(), 4);
                 let dtype = self.arrives_in(id);
@@ -159,7 +161,7 @@ impl Zero {
         for &id in &owned {
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(self.comm.rank());
-            let Some(Flat::Device(gradients)) = &self.segments[id].reduced else { return Err(elsewhere()) };
+            let Some(FlatBuffer::Device(gradients)) = &self.segments[id].reduced else { return Err(elsewhere()) };
             let offset = segment.begin_in_gradients(&shard);
             let gradients = Part::read(gradients)?;
             for (_, _, at) in segment.overlaps(shard) {
@@ -181,15 +183,15 @@ impl Zero {
         for (id, state) in segments.iter_mut().enumerate().filter(|(id, _)| ids.contains(id)) {
             let SegmentState { reduced, optimizer, master, shard, .. } = state;
             let (segment, own) = (&layout.segments()[id], own[id].clone());
-            let Some(Flat::Device(gradients)) = reduced else { return Err(elsewhere()) };
+            let Some(FlatBuffer::Device(gradients)) = reduced else { return Err(elsewhere()) };
             let (offset, gradients) = (segment.begin_in_gradients(&own), Part::read(gradients)?);
             let states = optimizer.iter_mut().map(|kind| match kind {
-                Flat::Device(kind) => Ok(Part::write(kind)?),
-                Flat::Host(_) => Err(elsewhere()),
+                FlatBuffer::Device(kind) => Ok(Part::write(kind)?),
+                FlatBuffer::Host(_) => Err(elsewhere()),
             });
             let states = states.collect::<Result<Vec<_>, ZeroError>>()?;
             let master = match master {
-                Flat::Device(master) if !master.is_empty() => Some(Part::write(master)?),
+                FlatBuffer::Device(master) if !master.is_empty() => Some(Part::write(master)?),
                 _ => None,
             };
             let shard = match shard {

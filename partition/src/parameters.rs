@@ -11,8 +11,8 @@ use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::rounding::working;
-use crate::travel::{incoming, on_host, outgoing};
-use crate::zero::Zero;
+use crate::transfer::{incoming, on_host, outgoing};
+use crate::zero::ShardedState;
 
 /// A gather that is under way.
 pub(crate) struct Gathering {
@@ -28,7 +28,7 @@ pub(crate) struct PendingRefresh {
     started: Vec<Option<Pending<Gathered>>>,
 }
 
-impl Zero {
+impl ShardedState {
     /// Whether there is one shard only, and it is not kept in memory: then a gather is that shard, as it came from the disk.
     fn is_whole(&self, id: SegmentId) -> bool {
         self.comm.size() == 1 && self.stored(id, Stored::Parameters)

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 
 /// Free `f32` buffers by length. What comes out holds old numbers; whoever takes one overwrites it.
 #[derive(Debug)]
@@ -43,11 +43,11 @@ impl Pool {
     }
 
     /// Keeps one on the host for its next use. What is on a GPU the driver keeps.
-    pub(crate) fn give_back(&mut self, buffer: Flat) {
+    pub(crate) fn give_back(&mut self, buffer: FlatBuffer) {
         match buffer {
-            Flat::Host(buffer) => self.give(buffer),
+            FlatBuffer::Host(buffer) => self.give(buffer),
             #[cfg(feature = "cuda")]
-            Flat::Device(_) => {}
+            FlatBuffer::Device(_) => {}
         }
     }
 

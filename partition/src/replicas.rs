@@ -5,13 +5,13 @@
 
 use crc32fast::Hasher;
 use zero_comm::Buffer;
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, Placement};
 
 use crate::error::ZeroError;
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
-impl Zero {
+impl ShardedState {
     /// Compares the parameters that are replicated, and the optimizer's state where that is, over the ranks that hold them alike; a
     /// collective of all ranks, between steps.
     ///
@@ -55,7 +55,7 @@ impl Zero {
     }
 }
 
-fn checksum_of(values: &Flat) -> Result<u32, ZeroError> {
+fn checksum_of(values: &FlatBuffer) -> Result<u32, ZeroError> {
     if let Some(values) = values.host() {
         return Ok(crc32fast::hash(bytemuck::cast_slice(values)));
     }

@@ -4,7 +4,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, Storage};
 use zero_comm::Buffer;
 use zero_model::ParameterId;
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
 use crate::disk::Stored;
@@ -13,7 +13,7 @@ use crate::layout::{Layout, Segment};
 use crate::ledger::Category;
 use crate::parameters::overwrite;
 use crate::rounding::working;
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
 /// What a value belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,13 +54,15 @@ fn missing() -> ZeroError {
     ZeroError::internal("a range that this rank does not hold")
 }
 
-fn read_flat(from: &Flat, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
+fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
     match from {
-        Flat::Host(from) => copy(from.get(range).ok_or_else(missing)?, values),
+        FlatBuffer::Host(from) => copy(from.get(range).ok_or_else(missing)?, values),
         #[cfg(feature = "cuda")]
-        Flat::Device(from) if range.start <= range.end && range.end <= from.len() => from.to_host(range, values)?,
+        FlatBuffer::Device(from) if range.start <= range.end && range.end <= from.len() => {
+            from.to_host(range, values)?
+        }
         #[cfg(feature = "cuda")]
-        Flat::Device(_) => return Err(missing()),
+        FlatBuffer::Device(_) => return Err(missing()),
     }
     Ok(())
 }
@@ -90,7 +92,7 @@ impl Layout {
     }
 }
 
-impl Zero {
+impl ShardedState {
     /// Counts memory that is kept for copies of the state.
     pub fn count_copy(&mut self, bytes: usize) {
         self.ledger.add(Category::Staging, bytes, 1);

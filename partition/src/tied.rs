@@ -10,12 +10,12 @@ use crate::gradients::Open;
 use crate::ledger::Category;
 use crate::parameters::{buffer, copy, overwrite, storage};
 use crate::rounding::to_f32;
-use crate::travel::outgoing;
-use crate::zero::Zero;
+use crate::transfer::outgoing;
+use crate::zero::ShardedState;
 
-impl Zero {
+impl ShardedState {
     /// Takes the gradient of the running micro-batch, as far as it is added up, out of a tied segment. It counts as staging
-    /// until [`Zero::give_gradient_back`].
+    /// until [`ShardedState::give_gradient_back`].
     ///
     /// # Errors
     /// If there is none.
@@ -52,7 +52,7 @@ impl Zero {
     }
 
     /// A copy of what this rank holds of a tied segment's updated parameters. It counts as staging until
-    /// [`Zero::give_parameters_back`].
+    /// [`ShardedState::give_parameters_back`].
     ///
     /// # Errors
     /// If candle refuses to read them.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Step};
 #[cfg(feature = "cuda")]
@@ -18,7 +18,7 @@ use crate::ledger::Category;
 use crate::parameters::copy;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::threads::{add_parameter_range, update};
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
 /// What came of the gradient norm of the step that runs.
 #[derive(Debug, Clone, Copy)]
@@ -29,9 +29,9 @@ pub(crate) enum Judged {
     OnGpu,
 }
 
-impl Zero {
+impl ShardedState {
     /// Finds the norm of all reduced gradients, the same bits for every layout, and holds it against `limits`; a collective. Updates act by what comes
-    /// of it, which [`Zero::finish_step`] tells.
+    /// of it, which [`ShardedState::finish_step`] tells.
     ///
     /// # Errors
     /// What the collective says.
@@ -62,7 +62,7 @@ impl Zero {
             // Where gradients are replicated, every rank sums its shard all the same: none is counted twice.
             let offset = segment.begin_in_gradients(&shard);
             // Those on a GPU are in the sum already.
-            let Some(gradients) = self.segments[id].reduced.as_ref().and_then(Flat::host) else { continue };
+            let Some(gradients) = self.segments[id].reduced.as_ref().and_then(FlatBuffer::host) else { continue };
             for (_, _, at) in segment.overlaps(shard) {
                 add_parameter_range(&mut sum, &gradients[at.start + offset..at.end + offset]);
             }
@@ -87,7 +87,7 @@ impl Zero {
     }
 
     /// The optimizer step on this rank's part of a segment, unless the norm was not admitted; its gradients are done with. On a GPU one launch updates
-    /// several segments, at the latest in [`Zero::carry_out_updates`].
+    /// several segments, at the latest in [`ShardedState::carry_out_updates`].
     ///
     /// # Errors
     /// If the gradients are not reduced.
@@ -224,7 +224,7 @@ impl Zero {
         Ok(())
     }
 
-    pub(crate) fn take_reduced(&mut self, id: SegmentId) -> Result<Flat, ZeroError> {
+    pub(crate) fn take_reduced(&mut self, id: SegmentId) -> Result<FlatBuffer, ZeroError> {
         let gradients = self.segments[id].reduced.take();
         let gradients = gradients.ok_or_else(|| ZeroError::internal("update of gradients that are not reduced"))?;
         self.ledger.remove(Category::Gradients, gradients.len(), 4);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Storage};
 use zero_comm::Communicator;
-use zero_model::sink::{DeferredGradients, Flat};
+use zero_model::sink::{DeferredGradients, FlatBuffer};
 use zero_model::{Model, init};
 use zero_optim::{ExactSum, Optimizer};
 use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
@@ -15,10 +15,10 @@ use crate::disk::{Disk, DiskOptions, Stored, places};
 use crate::error::ZeroError;
 use crate::gradients::{Late, Open, PendingReduce};
 use crate::groups::Groups;
-use crate::home::OnGpu;
 use crate::layout::{Layout, Segment};
 use crate::ledger::{Category, Ledger};
 use crate::parameters::{Gathering, PendingRefresh};
+use crate::placement::OnGpu;
 use crate::pool::Pool;
 use crate::rounding::working;
 use crate::update::Judged;
@@ -50,11 +50,11 @@ pub(crate) struct SegmentState {
     /// Shard of the working parameters where they are sharded. Taken while a gather reads it.
     pub(crate) shard: Option<Storage>,
     /// f32 master of this rank's part where the working dtype is of 16 bits.
-    pub(crate) master: Flat,
+    pub(crate) master: FlatBuffer,
     pub(crate) gradients: Accumulator,
     /// Reduced gradients: the shard, or all of it where gradients are replicated.
-    pub(crate) reduced: Option<Flat>,
-    pub(crate) optimizer: Vec<Flat>,
+    pub(crate) reduced: Option<FlatBuffer>,
+    pub(crate) optimizer: Vec<FlatBuffer>,
     /// Gradient of the running micro-batch.
     pub(crate) open: Option<Open>,
     pub(crate) gathering: Option<Gathering>,
@@ -67,7 +67,7 @@ impl SegmentState {
     fn of(order: Order) -> Self {
         Self {
             shard: None,
-            master: Flat::default(),
+            master: FlatBuffer::default(),
             gradients: Accumulator::new(order),
             reduced: None,
             optimizer: vec![],
@@ -79,7 +79,7 @@ impl SegmentState {
 }
 
 /// One rank's share of a model, and the instructions on it.
-pub struct Zero {
+pub struct ShardedState {
     pub(crate) model: Arc<Model>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) stages: Arc<Stages>,
@@ -126,7 +126,7 @@ pub fn longest_kept(layout: &Layout) -> usize {
 /// 16 MiB.
 const KEPT: usize = 1 << 22;
 
-impl Zero {
+impl ShardedState {
     /// Initialises this rank's share; what belongs to other ranks, and to other pipeline stages, is never in memory.
     ///
     /// # Errors

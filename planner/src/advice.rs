@@ -4,10 +4,10 @@ use std::fmt;
 
 use zero_config::{Config, Model, OffloadDevice};
 
-use crate::plan::Draft;
+use crate::plan::MemoryPlan;
 use zero_engine::Error;
 use zero_engine::costs::Prediction;
-use zero_engine::words::bytes;
+use zero_engine::format::bytes;
 
 /// A change that makes a configuration fit.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +34,7 @@ pub fn advice(
     config: &Config,
     limit: u64,
     change: impl Fn(&[String]) -> Result<Config, Error>,
-    draft: impl Fn(&Config) -> Result<Draft, Error>,
+    memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
 ) -> Result<Vec<Advice>, Error> {
     let mut found = vec![];
     for settings in candidates(config) {
@@ -45,9 +45,9 @@ pub fn advice(
         }
         // Some do not go together with what the file says; those are no advice.
         let Ok(changed) = change(&settings) else { continue };
-        let draft = draft(&changed)?;
-        if draft.peak_bytes() <= limit {
-            let plan = draft.plan()?;
+        let memory_plan = memory_plan(&changed)?;
+        if memory_plan.peak_bytes() <= limit {
+            let plan = memory_plan.plan()?;
             if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
                 // So little goes on no disk: something else of these settings made it fit.
                 continue;
@@ -94,12 +94,12 @@ pub fn other_ranks(
     limit: u64,
     share: Option<&dyn Fn(usize) -> u64>,
     change: impl Fn(&[String], usize) -> Result<Config, Error>,
-    draft: impl Fn(&Config) -> Result<Draft, Error>,
+    memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
 ) -> Option<Ranks> {
     let now = config.world_size;
     // Not every number goes together with the file and its batch.
     let fits = |settings: &[String], ranks: usize, limit: u64| {
-        let peak_bytes = draft(&change(settings, ranks).ok()?).ok()?.peak_bytes();
+        let peak_bytes = memory_plan(&change(settings, ranks).ok()?).ok()?.peak_bytes();
         (peak_bytes <= limit).then(|| Ranks { ranks, settings: settings.to_vec(), peak_bytes, limit })
     };
     if let Some(share) = share {

@@ -14,4 +14,4 @@ pub mod processor;
 
 pub use advice::{Advice, Ranks, advice, other_ranks};
 pub use memory::Limit;
-pub use plan::{Draft, Plan, Planner};
+pub use plan::{MemoryPlan, Plan, Planner};

@@ -26,13 +26,13 @@ use crate::schedule::{Direction, Schedule};
 #[derive(Debug)]
 #[must_use = "a request that nobody waits for loses its buffer and its error"]
 pub struct Pending<B = AlignedBuffer> {
-    state: Result<Receiver<Outcome>, DiskError>,
+    state: Result<Receiver<RequestResult>, DiskError>,
     folder: PathBuf,
     lent: PhantomData<B>,
 }
 
 /// What was lent, or why its request failed.
-type Outcome = Result<Box<dyn Any + Send>, DiskError>;
+type RequestResult = Result<Box<dyn Any + Send>, DiskError>;
 
 impl<B: 'static> Pending<B> {
     /// Blocks until the request is done or has failed. The buffer comes back as it was given, but for the bytes that were
@@ -100,7 +100,7 @@ struct State {
 struct Request {
     loan: Loan,
     error: Option<DiskError>,
-    result: SyncSender<Outcome>,
+    result: SyncSender<RequestResult>,
 }
 
 impl Request {

@@ -27,8 +27,8 @@ pub mod train;
 pub use train::measure_costs;
 pub use zero_engine::costs::{CostTable, Length as CostLength, Prediction, RankTimes};
 pub use zero_engine::{
-    Activations, Batch, Config, Ended, Engine, Error, ExportDtype, Exported, GpuSpan, Head, Kind, Lane, Layer, Layers,
-    Pass, Span, Step, Subject, Timing, Track, Weights, bytes, comm, comm_options, configured_layers, counted, export,
-    forward_only, gpus, import, nccl, ops, pipeline, timeout, zoo,
+    Activations, Batch, Config, Ended, Engine, Error, ExportDtype, Exported, GpuSpan, Head, Kind, Layer, Layers, Pass,
+    Span, Step, Subject, TimeCategory, Timing, Track, Weights, bytes, comm, comm_options, configured_layers, counted,
+    export, forward_only, gpus, import, nccl, ops, pipeline, timeout, zoo,
 };
-pub use zero_planner::{Advice, Draft, Limit, Plan, Planner, Ranks, advice, autotune, other_ranks, processor};
+pub use zero_planner::{Advice, Limit, MemoryPlan, Plan, Planner, Ranks, advice, autotune, other_ranks, processor};

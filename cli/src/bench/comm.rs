@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use zero_comm::bench::{compare, median};
-use zero_comm::place::Place;
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Operation, Options, Transport, token};
 
 use crate::launch::{self, Job, Team};
@@ -19,8 +19,8 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         "tcp" => Transport::Tcp,
         other => anyhow::bail!("there is no transport `{other}`; use auto, shared_memory or tcp"),
     };
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    if place == Place::alone() {
+    let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
+    if place == LauncherEnvironment::alone() {
         return launch::launch(Team::new(ranks, 1), &Job::here(None), None);
     }
     let options = Options { transport, token: token::find(|name| std::env::var_os(name))?, ..Options::default() };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use candle_core::DType;
 use zero_config::Dtype;
 use zero_model::ops::measure::{self, Measured};
-use zero_train::Lane;
+use zero_train::TimeCategory;
 
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
@@ -28,7 +28,8 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
         Dtype::Bf16 => DType::BF16,
         Dtype::F16 => DType::F16,
     };
-    let lanes = |subject: &zero_train::train::Steps| Lane::ALL.map(|lane| subject.engine().timing().seconds(lane));
+    let lanes =
+        |subject: &zero_train::train::Steps| TimeCategory::ALL.map(|lane| subject.engine().timing().seconds(lane));
     let (before, mut peaks, mut whole) = (lanes(&subject), vec![], Duration::ZERO);
     measure::start();
     for _ in 0..steps {
@@ -41,7 +42,7 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let after = lanes(&subject);
     if comm.rank() == 0 {
         println!("{cores}");
-        let lanes = Lane::ALL.map(|lane| (lane, after[lane as usize] - before[lane as usize]));
+        let lanes = TimeCategory::ALL.map(|lane| (lane, after[lane as usize] - before[lane as usize]));
         let threads = zero_model::ops::threads();
         peaks.sort_by(f64::total_cmp);
         let peak = peaks[peaks.len() / 2] * threads as f64;
@@ -51,7 +52,13 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn print(operations: &[Measured], lanes: [(Lane, f64); Lane::ALL.len()], whole: f64, steps: f64, peak: f64) {
+fn print(
+    operations: &[Measured],
+    lanes: [(TimeCategory, f64); TimeCategory::ALL.len()],
+    whole: f64,
+    steps: f64,
+    peak: f64,
+) {
     println!(
         "a step of rank 0 takes {:.1} ms; multiply-adds in registers beside it {:.0} GFLOP/s",
         whole / steps * 1e3,
@@ -79,10 +86,10 @@ fn print(operations: &[Measured], lanes: [(Lane, f64); Lane::ALL.len()], whole: 
         }
     }
     let in_operations: f64 = operations.iter().map(|one| one.time.as_secs_f64()).sum();
-    let of = |wanted: Lane| lanes.iter().find(|(lane, _)| *lane == wanted).map_or(0.0, |(_, seconds)| *seconds);
-    let computing = of(Lane::Forward) + of(Lane::Backward);
+    let of = |wanted: TimeCategory| lanes.iter().find(|(lane, _)| *lane == wanted).map_or(0.0, |(_, seconds)| *seconds);
+    let computing = of(TimeCategory::Forward) + of(TimeCategory::Backward);
     line("forward and backward beside these", computing - in_operations, "");
-    for lane in [Lane::Communication, Lane::Update, Lane::Data] {
+    for lane in [TimeCategory::Communication, TimeCategory::Update, TimeCategory::Data] {
         line(lane.name(), of(lane), "");
     }
     line("between instructions", whole - lanes.iter().map(|(_, seconds)| seconds).sum::<f64>(), "");

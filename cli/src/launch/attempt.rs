@@ -12,14 +12,14 @@ use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGTERM;
 use zero_comm::store::StoreServer;
 use zero_comm::token::{self, TokenFile};
-use zero_train::train::Again;
+use zero_train::train::Restarts;
 
 use super::hosts::Line;
 use super::job::{Job, Team, What};
-use super::outcome::{Failure, Outcome};
+use super::outcome::{AttemptOutcome, Failure};
 use super::output::Printed;
 use super::signals::{Signals, catches, send};
-use crate::surroundings;
+use crate::process_setup;
 
 /// How long the other ranks may take to end by themselves after one has died.
 const GRACE: Duration = Duration::from_millis(1000);
@@ -31,7 +31,7 @@ pub(super) struct Attempt<'a> {
     pub(super) job: &'a Job<'a>,
     /// Of a single host, whose ranks meet in a store of the attempt's own.
     pub(super) token: Option<&'a TokenFile>,
-    pub(super) again: &'a Again,
+    pub(super) restarts: &'a Restarts,
     /// To the other hosts.
     pub(super) line: Option<&'a Line>,
 }
@@ -124,9 +124,9 @@ impl Attempt<'_> {
             .env("MASTER_PORT", meeting.port.to_string())
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
             .env("ZERO_TRAIN_ATTEMPT", self.number.to_string())
-            .env_remove(surroundings::RESTARTED)
-            .env(surroundings::LAUNCHED, "1")
-            .envs(surroundings::variables(self.team.threads, ranks))
+            .env_remove(process_setup::RESTARTED)
+            .env(process_setup::LAUNCHED, "1")
+            .envs(process_setup::variables(self.team.threads, ranks))
             .stdin(if self.job.standard_input().is_some() { Stdio::piped() } else { Stdio::null() });
         if let Some(token) = self.token {
             command.env(token::TOKEN_FILE, token.path()).env_remove(token::TOKEN);
@@ -135,7 +135,7 @@ impl Attempt<'_> {
             command.env("ZERO_TRAIN_RUN_ID", run);
         }
         if self.number > 0 && self.job.what.is_ours() {
-            command.env(surroundings::RESTARTED, self.again.to_json());
+            command.env(process_setup::RESTARTED, self.restarts.to_json());
         }
         let output = self.job.output.plan(self.number, rank, local_rank)?;
         // What goes straight to the terminal leaves a progress bar there.
@@ -219,8 +219,8 @@ impl Ended {
     }
 
     /// How it ended on this host.
-    pub(super) fn outcome(&self) -> Outcome {
-        Outcome { first: self.first.and_then(|first| self.failure(first)), lost: self.lost }
+    pub(super) fn outcome(&self) -> AttemptOutcome {
+        AttemptOutcome { first: self.first.and_then(|first| self.failure(first)), lost: self.lost }
     }
 
     /// Prints what the rank that failed first has said last, unless it is on the terminal already.
@@ -232,7 +232,7 @@ impl Ended {
     }
 
     /// Says what rank 0 cannot have said; `all` is how it ended on all hosts.
-    pub(super) fn report(&self, is_ours: bool, all: Outcome) {
+    pub(super) fn report(&self, is_ours: bool, all: AttemptOutcome) {
         // All that was printed shall be where it goes.
         self.ranks.iter().for_each(|rank| drop(rank.printed.last_lines()));
         let Some(cause) = all.first else { return };

@@ -2,12 +2,12 @@
 
 use anyhow::Context;
 use zero_comm::token::TokenFile;
-use zero_train::train::{Again, Restart};
+use zero_train::train::{Restart, Restarts};
 
 use super::attempt::{Attempt, Ended};
 use super::hosts::{Decision, Line};
 use super::job::{Job, Team};
-use super::outcome::Outcome;
+use super::outcome::AttemptOutcome;
 use super::recovery::{self, Recovery};
 use super::signals::Signals;
 
@@ -27,12 +27,13 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
         Some(_) => None,
         None => Some(TokenFile::create().context("cannot write the job's token")?),
     };
-    let mut again = Again::default();
+    let mut restarts = Restarts::default();
     loop {
-        let number = again.restarts.len();
-        let attempt = Attempt { number, team: &team, job, token: token.as_ref(), again: &again, line: line.as_ref() };
+        let number = restarts.restarts.len();
+        let attempt =
+            Attempt { number, team: &team, job, token: token.as_ref(), restarts: &restarts, line: line.as_ref() };
         let ended = attempt.carry_out(&signals)?;
-        let judge = Judge { signals: &signals, recovery, limit, job, again: &again };
+        let judge = Judge { signals: &signals, recovery, limit, job, restarts: &restarts };
         let own = ended.outcome();
         let (decision, next) = match &line {
             None => judge.decide(own, &team),
@@ -54,10 +55,10 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
                 }
                 return Ok(finish(&ended, job, all));
             }
-            Decision::Again { again: next_again, told } => {
+            Decision::Restart { restarts: next_restarts, told } => {
                 ended.tell();
                 eprintln!("{told}");
-                (team, again) = (next, next_again);
+                (team, restarts) = (next, next_restarts);
                 if let Some(line) = &line {
                     line.begin(number + 1);
                 }
@@ -77,7 +78,7 @@ fn terms(team: &Team, job: &Job<'_>, limit: usize) -> Vec<(String, String)> {
     ]
 }
 
-fn finish(ended: &Ended, job: &Job<'_>, all: Outcome) -> u8 {
+fn finish(ended: &Ended, job: &Job<'_>, all: AttemptOutcome) -> u8 {
     ended.report(job.what.is_ours(), all);
     all.first.map_or(0, |first| first.exit_status())
 }
@@ -88,13 +89,13 @@ struct Judge<'a> {
     recovery: Option<&'a Recovery<'a>>,
     limit: usize,
     job: &'a Job<'a>,
-    again: &'a Again,
+    restarts: &'a Restarts,
 }
 
 impl Judge<'_> {
     /// What comes after an attempt of `team`, and the ranks of the next.
-    fn decide(&self, all: Outcome, team: &Team) -> (Decision, Team) {
-        let number = self.again.restarts.len();
+    fn decide(&self, all: AttemptOutcome, team: &Team) -> (Decision, Team) {
+        let number = self.restarts.restarts.len();
         let death = all.first.filter(|first| first.is_death(self.job.what.is_ours()));
         let (Some(recovery), Some(death)) = (self.recovery, death) else { return (Decision::End(all), team.clone()) };
         if self.signals.have_stopped() || number >= self.limit {
@@ -112,12 +113,12 @@ impl Judge<'_> {
         let ranks = self.job.hosts.count * next.ranks;
         let whose = whence.as_ref().map(|whence| told(ranks, whence)).unwrap_or_else(|| counted(ranks));
         let told = format!("restart {} of {}: {death}; {whose}", number + 1, self.limit);
-        let mut again = self.again.clone();
+        let mut restarts = self.restarts.clone();
         let whence = whence.unwrap_or_default();
         let step = whence.from.last().map_or(0, |(step, _)| *step);
-        again.restarts.push(Restart { reason: death.to_string(), ranks, step });
-        (again.from, again.keeps_folder) = (whence.from, whence.keeps_folder);
-        (Decision::Again { again, told }, next)
+        restarts.restarts.push(Restart { reason: death.to_string(), ranks, step });
+        (restarts.from, restarts.keeps_folder) = (whence.from, whence.keeps_folder);
+        (Decision::Restart { restarts, told }, next)
     }
 }
 

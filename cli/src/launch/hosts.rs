@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use zero_comm::store::{StoreClient, StoreError, StoreServer};
-use zero_train::train::Again;
+use zero_train::train::Restarts;
 
-use super::outcome::Outcome;
+use super::outcome::AttemptOutcome;
 use super::signals::Signals;
 
 /// The port where launchers meet by default, PyTorch's.
@@ -71,11 +71,11 @@ pub(crate) struct Reach {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Decision {
     /// The job has ended.
-    End(Outcome),
+    End(AttemptOutcome),
     /// The ranks are started again.
-    Again {
+    Restart {
         /// What they are told.
-        again: Again,
+        restarts: Restarts,
         /// What the user is told.
         told: String,
     },
@@ -96,7 +96,7 @@ struct State {
     /// A rank of this attempt has failed.
     failed: bool,
     /// How this attempt has ended.
-    outcome: Option<Outcome>,
+    outcome: Option<AttemptOutcome>,
     /// What comes after it; of host 0.
     decision: Option<Decision>,
     /// Knows that the job has ended.
@@ -260,7 +260,7 @@ impl Line {
     ///
     /// # Errors
     /// A lost host.
-    pub(super) fn outcome_of_all(&self, attempt: usize, own: Outcome) -> anyhow::Result<Outcome> {
+    pub(super) fn outcome_of_all(&self, attempt: usize, own: AttemptOutcome) -> anyhow::Result<AttemptOutcome> {
         locked(&self.shared.own).outcome = Some(own);
         loop {
             {
@@ -271,7 +271,7 @@ impl Line {
                     _ => None,
                 };
                 if let Some(all) = (0..self.hosts.count).map(outcome).collect::<Option<Vec<_>>>() {
-                    return Ok(Outcome::of_all(all));
+                    return Ok(AttemptOutcome::of_all(all));
                 }
             }
             self.pause()?;
@@ -287,7 +287,7 @@ impl Line {
     ///
     /// # Errors
     /// Host 0 is lost.
-    pub(super) fn decision(&self, attempt: usize, own: Outcome) -> anyhow::Result<Decision> {
+    pub(super) fn decision(&self, attempt: usize, own: AttemptOutcome) -> anyhow::Result<Decision> {
         locked(&self.shared.own).outcome = Some(own);
         loop {
             let decision = {
@@ -295,7 +295,7 @@ impl Line {
                 let first = others[0].as_ref().map(|seen| &seen.state);
                 first.and_then(|state| state.decision.clone()).filter(|decision| match decision {
                     Decision::End(_) => true,
-                    Decision::Again { again, .. } => again.restarts.len() == attempt + 1,
+                    Decision::Restart { restarts, .. } => restarts.restarts.len() == attempt + 1,
                 })
             };
             if let Some(decision) = decision {

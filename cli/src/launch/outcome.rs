@@ -63,16 +63,16 @@ impl std::fmt::Display for Failure {
 
 /// The end of an attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Outcome {
+pub(super) struct AttemptOutcome {
     /// Who failed first: if one of two lost the other, that other, whichever was seen first.
     pub(super) first: Option<Failure>,
     /// How many died by themselves: not of the loss of another, and not because a launcher ended them.
     pub(super) lost: usize,
 }
 
-impl Outcome {
+impl AttemptOutcome {
     /// Of all hosts, in their order.
-    pub(super) fn of_all(hosts: impl IntoIterator<Item = Outcome>) -> Self {
+    pub(super) fn of_all(hosts: impl IntoIterator<Item = AttemptOutcome>) -> Self {
         hosts.into_iter().fold(Self::default(), |all, host| {
             let first = match (all.first, host.first) {
                 (Some(a), Some(b)) if a.follows() && !b.follows() => Some(b),
@@ -90,13 +90,13 @@ mod tests {
     #[test]
     fn of_several_hosts_the_cause_counts_and_not_who_followed() {
         let failure = |rank, code, signal| Some(Failure { rank, code, signal });
-        let follower = Outcome { first: failure(0, Some(4), None), lost: 0 };
-        let killed = Outcome { first: failure(3, None, Some(9)), lost: 1 };
+        let follower = AttemptOutcome { first: failure(0, Some(4), None), lost: 0 };
+        let killed = AttemptOutcome { first: failure(3, None, Some(9)), lost: 1 };
         for hosts in [[follower, killed], [killed, follower]] {
-            assert_eq!(Outcome::of_all(hosts), killed);
+            assert_eq!(AttemptOutcome::of_all(hosts), killed);
         }
-        assert_eq!(Outcome::of_all([follower; 2]), follower);
-        assert_eq!(Outcome::of_all([Outcome::default(); 2]), Outcome::default());
+        assert_eq!(AttemptOutcome::of_all([follower; 2]), follower);
+        assert_eq!(AttemptOutcome::of_all([AttemptOutcome::default(); 2]), AttemptOutcome::default());
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use zero_comm::place::Place;
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::token;
 use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
-use zero_train::train::{Again, Output as Printing, Resume, RunOptions};
+use zero_train::train::{Output as Printing, Restarts, Resume, RunOptions};
 use zero_train::{Error, Limit, Plan};
 
 use super::attempts::launch;
@@ -21,7 +21,7 @@ use crate::cores::Cores;
 use crate::input::{is_standard_input, load, read, standard_input};
 use crate::plan::does_not_fit;
 use crate::printed::warn;
-use crate::{rank, surroundings};
+use crate::{process_setup, rank};
 
 /// How long launchers of a program wait for each other: nothing says how long its ranks do.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,8 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// What ends the run.
 pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
-    let place = Place::from_environment(|name| std::env::var(name).ok())?;
-    if place != Place::alone() {
+    let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
+    if place != LauncherEnvironment::alone() {
         return train_as(&place, args);
     }
     let ranks = args.config.num_processes.map(|n| n as usize);
@@ -46,8 +46,8 @@ pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
 /// What ends the run.
 pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
-    if surroundings::launched_by_us() {
-        let place = Place::from_environment(|name| std::env::var(name).ok())?;
+    if process_setup::launched_by_us() {
+        let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
         return train_as(&place, &args.train);
     }
     let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
@@ -74,7 +74,7 @@ pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
         unchanged: &|| Ok(()),
         smaller: &|_| anyhow::bail!("only training knows"),
     };
-    launch(Team::new(ranks, surroundings::threads(None, ranks)), &job, Some(&recovery))
+    launch(Team::new(ranks, process_setup::threads(None, ranks)), &job, Some(&recovery))
 }
 
 fn grace(args: &LaunchArgs) -> Duration {
@@ -112,11 +112,11 @@ struct Started<'a> {
 }
 
 /// Trains as a rank.
-fn train_as(place: &Place, args: &TrainArgs) -> anyhow::Result<u8> {
+fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8> {
     let options = run_options(args)?;
     // Standard input is read once, by the process that stays.
     let threads = threads_before_reading(args, place.local_world_size)?;
-    surroundings::prepare(threads, place.world_size)?;
+    process_setup::prepare(threads, place.world_size)?;
     let (typed, _) = load(&args.config, &args.overrides())?;
     let config = typed.resolve(Some(place.world_size))?;
     rank::run(&config, &options, place)
@@ -154,7 +154,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         warn(&config);
     }
     let ranks = config.world_size / hosts.count;
-    let threads = surroundings::threads(Some(&config.launcher), ranks);
+    let threads = process_setup::threads(Some(&config.launcher), ranks);
     zero_model::ops::set_threads(threads);
     // What the ranks would all find out is said once, before any is started.
     let plan = zero_train::train::check(&config, &options)?;
@@ -208,7 +208,7 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
         return Err(setting("launcher.interface", message, "name the interface that connects them, eth0 for example"));
     }
     if config.launcher.min_ranks.is_some() {
-        let message = "ranks of several hosts are all started again, or none";
+        let message = "ranks of several hosts are all started restarts, or none";
         return Err(setting("launcher.min_ranks", message, "leave it out, or train on one host"));
     }
     reach(config.launcher.interface.as_deref(), zero_train::timeout(config)).map(Some)
@@ -246,7 +246,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
         let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
         anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
     }
-    Ok(Team { ranks, threads: surroundings::threads(Some(&config.launcher), ranks), overrides: changes })
+    Ok(Team { ranks, threads: process_setup::threads(Some(&config.launcher), ranks), overrides: changes })
 }
 
 /// The thread count of a rank that another launcher started, without touching standard input.
@@ -257,17 +257,17 @@ fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Resul
         let (typed, _) = load(&args.config, &args.overrides())?;
         typed.resolve(None).ok().map(|config| config.launcher)
     };
-    Ok(surroundings::threads_of_rank(launcher.as_ref(), local_ranks))
+    Ok(process_setup::threads_of_rank(launcher.as_ref(), local_ranks))
 }
 
 fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
-    let again = match std::env::var(surroundings::RESTARTED) {
-        Ok(told) if surroundings::launched_by_us() => Again::from_json(&told)
-            .with_context(|| format!("{} is not what our launcher sets", surroundings::RESTARTED))?,
-        _ => Again::default(),
+    let restarts = match std::env::var(process_setup::RESTARTED) {
+        Ok(told) if process_setup::launched_by_us() => Restarts::from_json(&told)
+            .with_context(|| format!("{} is not what our launcher sets", process_setup::RESTARTED))?,
+        _ => Restarts::default(),
     };
     Ok(RunOptions {
-        again,
+        restarts,
         resume: args.resume.as_deref().map(|from| match from {
             "auto" => Resume::Auto,
             folder => Resume::From(folder.into()),

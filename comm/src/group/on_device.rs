@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Group, Ordered, Place, lock};
+use super::{BufferKind, Group, Ordered, lock};
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
 use crate::device::{DeviceEnd, DeviceMemory, DeviceWork};
-use crate::inquiry::{Audience, Topic};
+use crate::inquiry::{Topic, Waiters};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature};
 use crate::stats::Sent;
@@ -15,14 +15,14 @@ use crate::step::{Carried, Deadline, Inbox, Membership, Outbox, Step, even_count
 
 impl Group {
     /// Where the buffers of an operation are, or why they cannot take part in one.
-    pub(super) fn place(&self, buffers: &[&Buffer]) -> Result<Place, String> {
+    pub(super) fn place(&self, buffers: &[&Buffer]) -> Result<BufferKind, String> {
         let on_device = |buffer: &&Buffer| match buffer {
             Buffer::Device(buffer) => Some(buffer.memory().device()),
             _ => None,
         };
         let mut found = buffers.iter().filter_map(on_device).peekable();
         if found.peek().is_none() {
-            return Ok(Place::Host);
+            return Ok(BufferKind::Host);
         }
         let Some(devices) = &self.devices else {
             return Err("a buffer in the memory of a device, in a group without devices".into());
@@ -31,19 +31,19 @@ impl Group {
             return Err(format!("a buffer on device {stranger}, in a group with device {}", devices.device()));
         }
         match buffers.iter().all(|buffer| buffer.is_on_device()) {
-            true => Ok(Place::Device),
+            true => Ok(BufferKind::Device),
             false => Err("one buffer in the memory of a device, and one in that of the host".into()),
         }
     }
 
     /// The end of the messages with a peer, in the direction of the operation. The sender is the first of the two.
-    pub(super) fn device_end(&self, operation: Operation, peer: usize, audience: &Arc<Audience>) -> Option<DeviceEnd> {
+    pub(super) fn device_end(&self, operation: Operation, peer: usize, waiters: &Arc<Waiters>) -> Option<DeviceEnd> {
         let Membership { group, rank: own, ref members, .. } = *self.membership();
         let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };
         Some(DeviceEnd {
             fabric: self.devices.clone()?,
             health: Arc::clone(&self.context.health),
-            topic: Topic::messages(group, from, to, audience),
+            topic: Topic::messages(group, from, to, waiters),
             rank,
             members: vec![members[from], members[to]],
             lane: None,

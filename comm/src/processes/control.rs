@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::health::{Announce, Board, Cause};
-use crate::inquiry::{Desk, Whereabouts};
+use crate::inquiry::{WaitRegistry, WaitState};
 
 /// This process's ends of the control connections.
 pub(crate) struct Control {
@@ -26,7 +26,7 @@ struct Shared {
     /// By rank of the world.
     streams: Vec<Option<TcpStream>>,
     board: Arc<Board>,
-    desk: Arc<Desk>,
+    registry: Arc<WaitRegistry>,
     leaving: AtomicBool,
 }
 
@@ -46,14 +46,14 @@ impl Control {
     pub(crate) fn start(
         streams: Vec<Option<TcpStream>>,
         board: Arc<Board>,
-        desk: Arc<Desk>,
+        registry: Arc<WaitRegistry>,
     ) -> std::io::Result<Control> {
         for stream in streams.iter().flatten() {
             stream.set_nonblocking(false)?;
             // The buffers are empty, so this is for a peer that has been stopped, and only then.
             stream.set_write_timeout(Some(GRACE))?;
         }
-        let shared = Arc::new(Shared { streams, board, desk, leaving: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { streams, board, registry, leaving: AtomicBool::new(false) });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("zero-comm watch".into());
         let monitor = thread.spawn(move || watched.watch())?;
@@ -89,9 +89,9 @@ impl Drop for Control {
 impl Control {
     /// What arrives from rank 1 of 2 in pieces of at most `piece` bytes.
     pub(crate) fn fuzz(bytes: &[u8], piece: usize) {
-        let (board, desk) = (Board::new(2), Arc::<Desk>::default());
+        let (board, registry) = (Board::new(2), Arc::<WaitRegistry>::default());
         let streams = vec![None, None];
-        let shared = Shared { streams, board: Arc::clone(&board), desk, leaving: AtomicBool::new(false) };
+        let shared = Shared { streams, board: Arc::clone(&board), registry, leaving: AtomicBool::new(false) };
         let mut peer = Peer { rank: 1, unread: Vec::new(), ended: None, gone: false };
         for piece in bytes.chunks(piece) {
             peer.unread.extend_from_slice(piece);
@@ -187,9 +187,9 @@ impl Shared {
                 self.board.learn(cause);
             } else if let Some((topic, ranks)) = decode_ranks(&payload) {
                 match code {
-                    QUESTION => self.tell_one(peer.rank, &answer(topic, &self.desk.whereabouts(topic))),
-                    ANSWER_WAITING => self.desk.answered(topic, peer.rank, Whereabouts::Waiting(ranks)),
-                    ANSWER_ELSEWHERE => self.desk.answered(topic, peer.rank, Whereabouts::Elsewhere),
+                    QUESTION => self.tell_one(peer.rank, &answer(topic, &self.registry.wait_state(topic))),
+                    ANSWER_WAITING => self.registry.answered(topic, peer.rank, WaitState::Waiting(ranks)),
+                    ANSWER_ELSEWHERE => self.registry.answered(topic, peer.rank, WaitState::Elsewhere),
                     _ => {}
                 }
             }
@@ -235,14 +235,14 @@ fn halves(topic: u64) -> [usize; 2] {
     [(topic >> 32) as usize, (topic & 0xFFFF_FFFF) as usize]
 }
 
-fn answer(topic: u64, whereabouts: &Whereabouts) -> Vec<u8> {
+fn answer(topic: u64, wait_state: &WaitState) -> Vec<u8> {
     let topic = halves(topic);
-    match whereabouts {
+    match wait_state {
         // As many as fit into a frame.
-        Whereabouts::Waiting(ranks) => {
+        WaitState::Waiting(ranks) => {
             frame(ANSWER_WAITING, &[&topic, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
         }
-        Whereabouts::Elsewhere => frame(ANSWER_ELSEWHERE, &topic, &[]),
+        WaitState::Elsewhere => frame(ANSWER_ELSEWHERE, &topic, &[]),
     }
 }
 
@@ -286,7 +286,7 @@ mod tests {
     fn questions_and_answers_survive_the_wire() {
         let topic = 0x0123_4567_89AB_CDEF;
         for ranks in [vec![], vec![0, 70_000], (0..MAX_TEXT).collect()] {
-            let mut unread = answer(topic, &Whereabouts::Waiting(ranks.clone()));
+            let mut unread = answer(topic, &WaitState::Waiting(ranks.clone()));
             let (code, payload) = take_frame(&mut unread).expect("a whole frame");
             assert_eq!(
                 (code, decode(code, &payload), decode_ranks(&payload)),

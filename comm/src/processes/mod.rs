@@ -14,7 +14,7 @@ use crate::communicator::Transport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
 use crate::hierarchy::{Hierarchy, cells, rails};
-use crate::inquiry::{Audience, Topic};
+use crate::inquiry::{Topic, Waiters};
 use crate::shm::{self, PeerArenas, Shared, ShmWires};
 use crate::signature::{Signature, digest};
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
@@ -114,10 +114,10 @@ impl Processes {
             world.health.end_because(&failure, &signature, world.timeout);
             world.health.error(failure, &signature, world.timeout)
         };
-        let audience = Arc::<Audience>::default();
-        let mut endpoint = group.exchange(&audience)?;
+        let waiters = Arc::<Waiters>::default();
+        let mut endpoint = group.exchange(&waiters)?;
         // The calling thread waits for what follows.
-        let _seat = audience.sit_down();
+        let _seat = waiters.enter();
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
             Ok(shared) => group.links = Links::Shm(shared),
             Err(detail) if world.transport == Transport::SharedMemory => {
@@ -154,7 +154,7 @@ impl Processes {
         CommError::Io { rank: self.world.health.rank, detail: error.to_string() }
     }
 
-    fn exchange(&self, audience: &Arc<Audience>) -> Result<Exchange, CommError> {
+    fn exchange(&self, waiters: &Arc<Waiters>) -> Result<Exchange, CommError> {
         let Membership { group, rank, .. } = self.membership;
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
             Links::Shm(Shared { segment, neighbours }) => {
@@ -167,12 +167,12 @@ impl Processes {
             }
         };
         let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
-        let topic = Topic::collectives(group, audience);
+        let topic = Topic::collectives(group, waiters);
         Ok(Exchange { wires, neighbours, membership, health, topic, job: self.job() })
     }
 
     /// One end of the messages between this rank and `peer`.
-    fn end(&self, peer: usize, direction: Direction, audience: &Arc<Audience>) -> Result<End, CommError> {
+    fn end(&self, peer: usize, direction: Direction, waiters: &Arc<Waiters>) -> Result<End, CommError> {
         let Membership { group, rank, .. } = self.membership;
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
             Links::Shm(Shared { segment, neighbours }) => {
@@ -180,7 +180,7 @@ impl Processes {
                 (Box::new(wires(segment, rank, peer, self.membership.size())), neighbours.clone())
             }
             Links::Hosts(Hosts { own, cell, .. }) if own.contains(&peer) => {
-                return cell.end(peer - own.start, direction, audience);
+                return cell.end(peer - own.start, direction, waiters);
             }
             Links::Tcp { messages, .. } | Links::Hosts(Hosts { messages, .. }) => {
                 let only = |(index, stream): (usize, &Option<TcpStream>)| {
@@ -193,7 +193,7 @@ impl Processes {
         };
         let (membership, health) = (self.membership.clone(), Arc::clone(&self.world.health));
         let (from, to) = if direction == Direction::Out { (rank, peer) } else { (peer, rank) };
-        let topic = Topic::messages(group, from, to, audience);
+        let topic = Topic::messages(group, from, to, waiters);
         Ok(End { wires, neighbours, membership, health, topic, job: self.job(), peer })
     }
 }
@@ -214,21 +214,21 @@ impl Fabric for Processes {
         }
     }
 
-    fn collective(&self, audience: &Arc<Audience>) -> Result<Box<dyn Collective>, CommError> {
+    fn collective(&self, waiters: &Arc<Waiters>) -> Result<Box<dyn Collective>, CommError> {
         let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else {
-            return Ok(Box::new(self.exchange(audience)?));
+            return Ok(Box::new(self.exchange(waiters)?));
         };
-        let rail = rail.as_ref().map(|rail| rail.collective(audience)).transpose()?;
-        let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective(audience)?);
+        let rail = rail.as_ref().map(|rail| rail.collective(waiters)).transpose()?;
+        let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective(waiters)?);
         Ok(Box::new(Hierarchy { cells, rank, cell, rail }))
     }
 
-    fn outbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Outbox>, CommError> {
-        Ok(Box::new(StreamOutbox(self.end(peer, Direction::Out, audience)?)))
+    fn outbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Outbox>, CommError> {
+        Ok(Box::new(StreamOutbox(self.end(peer, Direction::Out, waiters)?)))
     }
 
-    fn inbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Inbox>, CommError> {
-        Ok(Box::new(StreamInbox(self.end(peer, Direction::In, audience)?)))
+    fn inbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Inbox>, CommError> {
+        Ok(Box::new(StreamInbox(self.end(peer, Direction::In, waiters)?)))
     }
 
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError> {

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use super::SharedAllocator;
 use crate::communicator::{Options, ReduceOp, Transport};
 use crate::connect::connect;
-use crate::place::Place;
+use crate::launcher_environment::LauncherEnvironment;
 use crate::signature::Operation;
 use crate::store::StoreServer;
 
@@ -41,7 +41,13 @@ fn one_buffer_out_of_reach_sends_all_through_the_rings() {
     let store = StoreServer::bind(("127.0.0.1", 0), token.as_deref()).expect("a port");
     let port = store.address().port();
     let options = Options { transport: Transport::SharedMemory, token, ..Options::default() };
-    let place = |rank| Place { rank, world_size: SIZE, local_world_size: SIZE, master_port: port, ..Place::alone() };
+    let place = |rank| LauncherEnvironment {
+        rank,
+        world_size: SIZE,
+        local_world_size: SIZE,
+        master_port: port,
+        ..LauncherEnvironment::alone()
+    };
     let rank = |rank: usize| {
         SHARED.set(true);
         let comm = connect(&place(rank), &options).expect("the ranks meet");

@@ -9,7 +9,7 @@ use super::{Broken, Exchange, Wait, Wires};
 use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 use crate::health::{Announce, Board, Cause, Failure, Health};
-use crate::inquiry::{Audience, Desk, Topic};
+use crate::inquiry::{Topic, WaitRegistry, Waiters};
 use crate::signature::{Operation, Signature};
 use crate::step::{Collective, Deadline, Membership, Reduction, Step, consecutive};
 
@@ -26,7 +26,7 @@ type Stream = VecDeque<Vec<u8>>;
 struct Scene {
     /// By sender and receiver.
     streams: Mutex<HashMap<(usize, usize), Stream>>,
-    desks: [Arc<Desk>; SIZE],
+    desks: [Arc<WaitRegistry>; SIZE],
     /// Chunks that the rank still sends.
     left: AtomicUsize,
 }
@@ -40,11 +40,11 @@ impl Scene {
     fn reduce(self: &Arc<Scene>, rank: usize, times: u64) -> Result<(), Failure> {
         let membership = Membership::new(5, rank, (0..SIZE).collect());
         let end = || End { scene: Arc::clone(self), rank };
-        let desk = Arc::clone(&self.desks[rank]);
-        let health = Health::new(rank, Board::new(SIZE), desk, Some(Box::new(end())));
-        let audience = Arc::<Audience>::default();
-        let topic = Topic::collectives(5, &audience);
-        let _seat = audience.sit_down();
+        let registry = Arc::clone(&self.desks[rank]);
+        let health = Health::new(rank, Board::new(SIZE), registry, Some(Box::new(end())));
+        let waiters = Arc::<Waiters>::default();
+        let topic = Topic::collectives(5, &waiters);
+        let _seat = waiters.enter();
         let wires = Box::new(end());
         let mut exchange = Exchange { wires, neighbours: None, membership, health, topic, job: (1, 0) };
         for sequence in 0..times {
@@ -152,7 +152,7 @@ impl Announce for End {
 
     fn ask(&self, peer: usize, topic: u64) {
         if !self.scene.stands_still(peer) {
-            self.scene.desks[self.rank].answered(topic, peer, self.scene.desks[peer].whereabouts(topic));
+            self.scene.desks[self.rank].answered(topic, peer, self.scene.desks[peer].wait_state(topic));
         }
     }
 }

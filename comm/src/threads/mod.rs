@@ -17,7 +17,7 @@ use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
 use crate::group::Group;
 use crate::health::{Announce, Board, Cause, Health};
-use crate::inquiry::{Audience, Desk, Topic};
+use crate::inquiry::{Topic, WaitRegistry, Waiters};
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 
 use mailbox::{Mailbox, Receiver, Sender};
@@ -30,7 +30,7 @@ use meeting::{Meeting, Participant};
 pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     let board = Board::new(size);
     let rooms = Arc::new(Rooms::default());
-    let desks: Arc<[Arc<Desk>]> = (0..size).map(|_| Arc::default()).collect();
+    let desks: Arc<[Arc<WaitRegistry>]> = (0..size).map(|_| Arc::default()).collect();
     let rank = |rank| -> Result<Arc<dyn Communicator>, CommError> {
         let announcer = Box::new(Colleagues { rank, desks: Arc::clone(&desks) });
         let health = Health::new(rank, Arc::clone(&board), Arc::clone(&desks[rank]), Some(announcer));
@@ -45,7 +45,7 @@ pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
 struct Colleagues {
     rank: usize,
     /// By rank.
-    desks: Arc<[Arc<Desk>]>,
+    desks: Arc<[Arc<WaitRegistry>]>,
 }
 
 impl Announce for Colleagues {
@@ -53,7 +53,7 @@ impl Announce for Colleagues {
     fn announce(&self, _cause: &Cause) {}
 
     fn ask(&self, peer: usize, topic: u64) {
-        self.desks[self.rank].answered(topic, peer, self.desks[peer].whereabouts(topic));
+        self.desks[self.rank].answered(topic, peer, self.desks[peer].wait_state(topic));
     }
 }
 
@@ -95,14 +95,14 @@ impl Threads {
     }
 
     /// One end of the way from one rank of the group to another.
-    fn end(&self, from: usize, to: usize, peer: usize, audience: &Arc<Audience>) -> mailbox::End {
+    fn end(&self, from: usize, to: usize, peer: usize, waiters: &Arc<Waiters>) -> mailbox::End {
         let Membership { group, ref members, .. } = self.membership;
         mailbox::End {
             room: Arc::clone(&self.room),
             index: from * members.len() + to,
             peer: members[peer],
             health: Arc::clone(&self.health),
-            topic: Topic::messages(group, from, to, audience),
+            topic: Topic::messages(group, from, to, waiters),
         }
     }
 }
@@ -112,18 +112,18 @@ impl Fabric for Threads {
         "threads"
     }
 
-    fn collective(&self, audience: &Arc<Audience>) -> Result<Box<dyn Collective>, CommError> {
+    fn collective(&self, waiters: &Arc<Waiters>) -> Result<Box<dyn Collective>, CommError> {
         let (room, health) = (Arc::clone(&self.room), Arc::clone(&self.health));
-        let topic = Topic::collectives(self.membership.group, audience);
+        let topic = Topic::collectives(self.membership.group, waiters);
         Ok(Box::new(Participant::new(room, self.membership.clone(), health, topic, self.timeout)))
     }
 
-    fn outbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Outbox>, CommError> {
-        Ok(Box::new(Sender(self.end(self.membership.rank, peer, peer, audience))))
+    fn outbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Outbox>, CommError> {
+        Ok(Box::new(Sender(self.end(self.membership.rank, peer, peer, waiters))))
     }
 
-    fn inbox(&self, peer: usize, audience: &Arc<Audience>) -> Result<Box<dyn Inbox>, CommError> {
-        Ok(Box::new(Receiver(self.end(peer, self.membership.rank, peer, audience))))
+    fn inbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Inbox>, CommError> {
+        Ok(Box::new(Receiver(self.end(peer, self.membership.rank, peer, waiters))))
     }
 
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError> {

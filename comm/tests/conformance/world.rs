@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use zero_comm::store::StoreServer;
-use zero_comm::{Communicator, Options, Place, Transport, connect, threads};
+use zero_comm::{Communicator, LauncherEnvironment, Options, Transport, connect, threads};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -51,14 +51,14 @@ pub(crate) fn run_catching<T: Send>(
     let options = Options { transport, token: Some("conformance".into()), ..options.clone() };
     let store = StoreServer::bind(("127.0.0.1", 0), options.token.as_deref()).expect("a free port");
     let mut in_process = if kind == Kind::Threads { threads(size, &options) } else { Vec::new() };
-    let place = |rank| Place {
+    let place = |rank| LauncherEnvironment {
         rank,
         world_size: size,
         local_rank: rank,
         local_world_size: size,
         master_port: store.address().port(),
         run_id: "conformance".into(),
-        ..Place::alone()
+        ..LauncherEnvironment::alone()
     };
     // No rank begins to misbehave before all have met.
     let met = AtomicUsize::new(0);

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zero_comm::store::StoreServer;
-use zero_comm::{Buffer, CommError, Communicator, Operation, Options, Place, ReduceOp, Transport, connect};
+use zero_comm::{
+    Buffer, CommError, Communicator, LauncherEnvironment, Operation, Options, ReduceOp, Transport, connect,
+};
 
 const SCENE: &str = "ZERO_COMM_TEST_SCENE";
 const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
@@ -47,7 +49,7 @@ pub(crate) fn play(transports: &[&str]) {
 
 /// What a rank does. It prints `ready` before the part that matters and the error that ends it.
 fn rank(scene: &str) {
-    let place = Place::from_environment(|name| std::env::var(name).ok()).expect("a place");
+    let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).expect("a place");
     let (transport, host) = match std::env::var(TRANSPORT).as_deref() {
         Ok("tcp") => (Transport::Tcp, None),
         // Two ranks each.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use zero_checkpoint::{Background, LossScale, Progress, RunLock, Save, Snapshot};
 use zero_config::Config;
 use zero_optim::{LossScaleState, LossScaler};
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -36,7 +36,7 @@ pub struct Ended {
 
 impl Saving {
     /// Reserves what saving will need: the memory of a copy, with `training.save_async`.
-    pub(crate) fn new(config: &Config, zero: &mut Zero) -> Self {
+    pub(crate) fn new(config: &Config, zero: &mut ShardedState) -> Self {
         let memory = if config.training.save_async { Snapshot::of(zero) } else { Snapshot::default() };
         zero.count_copy(memory.bytes());
         Self { memory, ..Self::default() }

@@ -3,7 +3,7 @@
 use zero_checkpoint::CheckpointError;
 use zero_comm::Communicator;
 use zero_config::Config;
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 
 use crate::error::Error;
 
@@ -19,7 +19,7 @@ pub enum Start {
 impl Start {
     /// Overwrites the parameters, which are drawn from the seed, with the weights that the configuration names, if it does; a
     /// collective.
-    pub(crate) fn load(self, config: &Config, zero: &mut Zero, comm: &dyn Communicator) -> Result<(), Error> {
+    pub(crate) fn load(self, config: &Config, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), Error> {
         if self == Self::GoesOn {
             return Ok(());
         }

@@ -55,7 +55,7 @@ pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
 
 /// Elements that the busiest stage's rank takes the norm of.
 pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
-    let stages = &subject.arrangement.stages;
+    let stages = &subject.stage_plan.stages;
     let all = || 0..subject.layout.shape().segments.len();
     let of_stage = |stage| all().filter(|&s| stages.owner(s) == stage).map(|s| updated(subject, s)).sum();
     (0..stages.count()).map(of_stage).max().unwrap_or(0)
@@ -118,7 +118,7 @@ fn of_layer(
         format!("it has no layer like `{name}` with {parameters} parameters and {inputs} bytes of inputs")
     })?;
     let shape = subject.layout.shape();
-    let is_cut = subject.arrangement.schedule == Schedule::ZeroBubble && shape.layers[layer].splits;
+    let is_cut = subject.stage_plan.schedule == Schedule::ZeroBubble && shape.layers[layer].splits;
     let (first, second) = match (of.backward_input, of.backward_weight) {
         (Some(first), Some(second)) => (first.median, second.median),
         _ if is_cut => return Err(format!("it has not the two halves of the backward of `{name}`")),
@@ -142,7 +142,7 @@ fn of_layer(
 
 fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> SegmentCosts {
     let of = &subject.layout.shape().segments[segment];
-    let (layout, settings, stages) = (subject.layout, subject.settings, &subject.arrangement.stages);
+    let (layout, settings, stages) = (subject.layout, subject.settings, &subject.stage_plan.stages);
     let width = settings.dtype.size_in_bytes();
     let accumulate = match of.placements.gradients {
         Placement::Sharded => 0.0,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use candle_core::{CpuStorage, DType, Tensor, Var};
-use zero_comm::place::Place;
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Buffer, Communicator};
 use zero_model::sink::{DeferredGradients, Gradients, promise};
 use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
@@ -137,9 +137,10 @@ fn memory_of_a_rank(ranks: usize) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kilobytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    let place = Place::from_environment(|name| std::env::var(name).ok()).ok();
+    let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).ok();
     // Threads of one process have no place of their own.
-    let local = place.filter(|place| *place != Place::alone()).map_or(ranks, |place| place.local_world_size);
+    let local =
+        place.filter(|place| *place != LauncherEnvironment::alone()).map_or(ranks, |place| place.local_world_size);
     Some(kilobytes * 1024 / local.max(1) as u64)
 }
 

@@ -10,11 +10,11 @@ use zero_partition::Layout;
 use super::apply::costs;
 use super::prediction::Prediction;
 use super::table::CostTable;
-use crate::arrangement::Arrangement;
 use crate::costs::cut::CutCosts;
 use crate::costs::subject::Subject;
 use crate::error::Error;
 use crate::settings::Settings;
+use crate::stage_plan::StagePlan;
 
 /// A choice that was left to the cost table.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,20 +50,20 @@ pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<
         config.zero.overlap_comm = Some(overlap);
         let settings = Settings::new(&config)?;
         let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
-        let arrangement = Arrangement::new(&config, &settings, model, &layout, cut)?;
-        let programs = arrangement.training(layout.shape());
+        let stage_plan = StagePlan::new(&config, &settings, model, &layout, cut)?;
+        let programs = stage_plan.training(layout.shape());
         let subject = Subject {
             config: &config,
             settings: &settings,
             model,
             layout: &layout,
-            arrangement: &arrangement,
+            stage_plan: &stage_plan,
             programs: &programs,
         };
         let Ok(costs) = costs(&table, &subject) else {
             return Ok(Some(Choice { overlap: default, seconds: None }));
         };
-        let simulated = arrangement.simulate(&programs, layout.shape(), &costs)?;
+        let simulated = stage_plan.simulate(&programs, layout.shape(), &costs)?;
         *seconds = Prediction::of(&simulated.timeline, None).step_seconds;
     }
     let [without, with] = seconds;

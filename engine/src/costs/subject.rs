@@ -4,9 +4,9 @@ use zero_model::Model;
 use zero_partition::Layout;
 use zero_pipeline::Program;
 
-use crate::arrangement::Arrangement;
 use crate::costs::forms::Table;
 use crate::settings::Settings;
+use crate::stage_plan::StagePlan;
 
 /// What all that is planned depends on.
 pub struct Subject<'a> {
@@ -19,7 +19,7 @@ pub struct Subject<'a> {
     /// How its segments are cut into shards.
     pub layout: &'a Layout,
     /// How the ranks train it together.
-    pub arrangement: &'a Arrangement,
+    pub stage_plan: &'a StagePlan,
     /// Of a training step, by stage.
     pub programs: &'a [Program],
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::words::counted;
+use crate::format::counted;
 
 /// The form of the file: another one is not read.
 pub(super) const VERSION: u32 = 1;

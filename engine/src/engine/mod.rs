@@ -7,16 +7,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zero_comm::place::Place;
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Buffer, Communicator, ReduceOp};
 use zero_config::{Config, PartitionMethod};
 use zero_model::{Activations, Layers, Model};
 use zero_optim::LossScaler;
 use zero_optim::norm::Limits;
-use zero_partition::{Groups, Layout, Order, Zero};
+use zero_partition::{Groups, Layout, Order, ShardedState};
 use zero_pipeline::{LayerId, Program, ZeroStage};
 
-use crate::arrangement::Arrangement;
 use crate::batch::Batch;
 use crate::checkpoint::saving::Saving;
 use crate::checkpoint::start::Start;
@@ -25,11 +24,12 @@ use crate::costs::cut::CutCosts;
 use crate::costs::overlap::{Choice, chosen_by_the_first};
 use crate::device;
 use crate::error::Error;
-use crate::executor::kept::{self, KeptOnDisk};
+use crate::executor::activation_offload::{self, ActivationOffload};
 use crate::executor::messages::{Boundary, share};
 use crate::executor::tracked::Tracked;
-use crate::executor::{Context, Load, Outcome, run};
+use crate::executor::{Context, Load, StepOutput, run};
 use crate::settings::Settings;
+use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
 
 /// What one optimizer step did; the same on every rank but for the time.
@@ -57,9 +57,9 @@ pub struct Step {
 pub struct Engine {
     pub(crate) config: Config,
     pub(crate) settings: Settings,
-    pub(crate) zero: Zero,
+    pub(crate) zero: ShardedState,
     pub(crate) comm: Arc<dyn Communicator>,
-    pub(crate) arrangement: Arrangement,
+    pub(crate) stage_plan: StagePlan,
     program: Program,
     /// By number of micro-batches.
     evaluations: BTreeMap<usize, Program>,
@@ -69,7 +69,7 @@ pub struct Engine {
     tracked: Tracked,
     /// `training.memory_limit`, unless it was lifted.
     memory_limit: Option<u64>,
-    pub(crate) kept: Option<KeptOnDisk>,
+    pub(crate) kept: Option<ActivationOffload>,
     /// How values go between GPUs, where they do.
     pub(crate) between_gpus: Option<String>,
     /// Whether it communicates while computing, where a cost table decided that.
@@ -92,7 +92,7 @@ impl Engine {
     /// # Errors
     /// A configuration that does not fit the world or the model; weights that do not fit it; ranks that do not meet.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let place = Place::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
+        let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
             Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
         })?;
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
@@ -168,21 +168,21 @@ impl Engine {
         }
         let (mut settings, model) = (Settings::new(&config)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
-        let arrangement = Arrangement::new(&config, &settings, &model, &layout, costs)?;
-        let mesh = arrangement.mesh;
+        let stage_plan = StagePlan::new(&config, &settings, &model, &layout, costs)?;
+        let mesh = stage_plan.mesh;
         let stage = mesh.coordinates(comm.rank()).stage;
-        let mut programs = arrangement.training(layout.shape());
-        arrangement.validate(&programs, layout.shape())?;
+        let mut programs = stage_plan.training(layout.shape());
+        stage_plan.validate(&programs, layout.shape())?;
         let mut program = programs.swap_remove(stage);
         program.instructions.shrink_to_fit();
-        let kept = kept::kept(&config, &settings, &model, &program);
+        let kept = activation_offload::open(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
         let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());
         let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
         let groups = Groups::new(world, mesh)?;
-        let stages = arrangement.stages.clone();
-        let zero = Zero::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
+        let stages = stage_plan.stages.clone();
+        let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
         // A disk, or the memory of a GPU, may be full for one rank alone.
         let zero = zero.map_err(|error| device::explained(error.into()));
         let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
@@ -202,7 +202,7 @@ impl Engine {
             settings,
             zero,
             comm,
-            arrangement,
+            stage_plan,
             program,
             evaluations,
             boundaries,
@@ -285,7 +285,7 @@ impl Engine {
             },
         )
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
-        self.kept.iter().for_each(KeptOnDisk::rest);
+        self.kept.iter().for_each(ActivationOffload::rest);
         self.step = step;
         self.samples += self.config.train_batch_size as u64;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
@@ -314,7 +314,7 @@ impl Engine {
 
     /// The mean over the global batch, added up over the same trees as the gradients, where the last layer is; then it is told
     /// to all.
-    fn mean_loss(&self, outcome: &Outcome) -> Result<f32, Error> {
+    fn mean_loss(&self, outcome: &StepOutput) -> Result<f32, Error> {
         let add_up = |losses: &[f32]| match self.settings.zero.order {
             Order::Arrival => losses.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
             Order::Tree => tree(losses),
@@ -336,15 +336,15 @@ impl Engine {
 
     /// What the stage of the last layer knows, on all ranks; the others give as many values.
     fn told_by_the_last(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
-        if self.arrangement.mesh.pipe() == 1 {
+        if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);
         }
-        let root = self.arrangement.last_rank();
+        let root = self.stage_plan.last_rank();
         Ok(self.comm.broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
     }
 
     fn has_last_layer(&self) -> bool {
-        let stages = &self.arrangement.stages;
+        let stages = &self.stage_plan.stages;
         stages.stage_of(stages.layers() - 1) == self.zero.groups().at().stage
     }
 
@@ -393,18 +393,18 @@ impl Engine {
     pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
         let inputs = inputs.into();
         let mut outcome = self.evaluate(1, &mut |_| Ok((inputs.clone(), None)))?;
-        let stages = &self.arrangement.stages;
+        let stages = &self.stage_plan.stages;
         share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
     }
 
-    fn evaluate(&mut self, count: usize, load: &mut Load<'_>) -> Result<Outcome, Error> {
+    fn evaluate(&mut self, count: usize, load: &mut Load<'_>) -> Result<StepOutput, Error> {
         let stage = self.zero.groups().at().stage;
         let program = match self.evaluations.remove(&count) {
             Some(program) => program,
             None => {
                 let shape = self.zero.layout().shape();
-                let mut programs = self.arrangement.evaluation(shape, count);
-                self.arrangement.validate(&programs, shape)?;
+                let mut programs = self.stage_plan.evaluation(shape, count);
+                self.stage_plan.validate(&programs, shape)?;
                 let mut program = programs.swap_remove(stage);
                 program.instructions.shrink_to_fit();
                 program

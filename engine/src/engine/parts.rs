@@ -6,15 +6,15 @@ use zero_comm::{Communicator, Stats};
 use zero_config::Config;
 use zero_model::Model;
 use zero_optim::LossScaler;
-use zero_partition::Zero;
+use zero_partition::ShardedState;
 use zero_pipeline::{Content, LayerId, Program};
 
 use super::Engine;
-use crate::arrangement::Arrangement;
 use crate::costs::overlap::Choice;
 use crate::costs::subject::Subject;
-use crate::executor::kept::KeptOnDisk;
+use crate::executor::activation_offload::ActivationOffload;
 use crate::settings::Settings;
+use crate::stage_plan::StagePlan;
 use crate::timing::Timing;
 use crate::timing::profile::Profile;
 
@@ -52,7 +52,7 @@ impl Engine {
     /// Data-parallel degree.
     #[must_use]
     pub fn replicas(&self) -> usize {
-        self.arrangement.mesh.data()
+        self.stage_plan.mesh.data()
     }
 
     /// This rank's place on the data axis.
@@ -122,8 +122,8 @@ impl Engine {
 
     /// How the ranks train together.
     #[must_use]
-    pub fn arrangement(&self) -> &Arrangement {
-        &self.arrangement
+    pub fn stage_plan(&self) -> &StagePlan {
+        &self.stage_plan
     }
 
     /// Whether it communicates while computing, where a cost table decided that.
@@ -141,7 +141,7 @@ impl Engine {
     /// What the system refused of the file where inputs of layers are kept, if there is one.
     #[must_use]
     pub fn kept_notices(&self) -> Option<&[String]> {
-        self.kept.as_ref().map(KeptOnDisk::notices)
+        self.kept.as_ref().map(ActivationOffload::notices)
     }
 
     /// Counts the work of each layer from here on.
@@ -156,7 +156,7 @@ impl Engine {
 
     /// The programs of all stages for a training step.
     pub(crate) fn all_programs(&self) -> Vec<Program> {
-        self.arrangement.training(self.zero.layout().shape())
+        self.stage_plan.training(self.zero.layout().shape())
     }
 
     /// Does something with what a plan of this engine depends on.
@@ -166,14 +166,14 @@ impl Engine {
             settings: &self.settings,
             model: self.zero.model(),
             layout: self.zero.layout(),
-            arrangement: &self.arrangement,
+            stage_plan: &self.stage_plan,
             programs,
         })
     }
 
     /// This rank's share: layout, tracked bytes.
     #[must_use]
-    pub fn zero(&self) -> &Zero {
+    pub fn zero(&self) -> &ShardedState {
         &self.zero
     }
 }

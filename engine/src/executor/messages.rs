@@ -10,7 +10,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use zero_comm::{Buffer, Communicator, Pending};
 use zero_model::Activations;
-use zero_partition::{Groups, Zero, ZeroError, gpu_copy, gpu_room, gpu_tensor};
+use zero_partition::{Groups, ShardedState, ZeroError, gpu_copy, gpu_room, gpu_tensor};
 use zero_pipeline::{Content, Kind, LayerId, Message, SegmentId, StageId};
 
 use crate::device::tensor;
@@ -94,8 +94,8 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    pub(crate) fn new(zero: &Zero, training: bool) -> Self {
-        let device = if zero.travels_by_gpu() { zero.model().device().clone() } else { Device::Cpu };
+    pub(crate) fn new(zero: &ShardedState, training: bool) -> Self {
+        let device = if zero.transfers_by_gpu() { zero.model().device().clone() } else { Device::Cpu };
         Self {
             groups: zero.groups().clone(),
             device,
@@ -204,7 +204,7 @@ impl Messages {
     }
 
     /// Makes room for a message.
-    pub(crate) fn receive(&mut self, message: Message, zero: &mut Zero) -> Result<(), Error> {
+    pub(crate) fn receive(&mut self, message: Message, zero: &mut ShardedState) -> Result<(), Error> {
         let (kind, from) = (message.content.kind(), message.from);
         let comm = self.comm(kind)?;
         let expected = match message.content {
@@ -231,7 +231,7 @@ impl Messages {
         Ok(())
     }
 
-    fn expected(&mut self, message: Message, zero: &mut Zero) -> Result<Expected, Error> {
+    fn expected(&mut self, message: Message, zero: &mut ShardedState) -> Result<Expected, Error> {
         if !self.expected.contains_key(&message) {
             self.receive(message, zero)?;
         }
@@ -239,7 +239,11 @@ impl Messages {
     }
 
     /// Waits for the inputs of a layer.
-    pub(crate) fn await_activations(&mut self, message: Message, zero: &mut Zero) -> Result<Activations, Error> {
+    pub(crate) fn await_activations(
+        &mut self,
+        message: Message,
+        zero: &mut ShardedState,
+    ) -> Result<Activations, Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
         let arriving = match self.expected(message, zero)? {
             Expected::Announcement(count) => {
@@ -263,7 +267,11 @@ impl Messages {
     }
 
     /// Waits for the gradients of this stage's outputs.
-    pub(crate) fn await_gradients(&mut self, message: Message, zero: &mut Zero) -> Result<Vec<Option<Tensor>>, Error> {
+    pub(crate) fn await_gradients(
+        &mut self,
+        message: Message,
+        zero: &mut ShardedState,
+    ) -> Result<Vec<Option<Tensor>>, Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Gradients)?);
         let (expected, device) = (self.expected(message, zero)?, zero.model().device().clone());
         let boundary = self.boundaries.get_mut(&layer).ok_or_else(|| internal("gradients of what never left"))?;
@@ -289,7 +297,11 @@ impl Messages {
     }
 
     /// Waits for what is of a tied segment.
-    pub(crate) fn await_tied(&mut self, message: Message, zero: &mut Zero) -> Result<(SegmentId, Buffer), Error> {
+    pub(crate) fn await_tied(
+        &mut self,
+        message: Message,
+        zero: &mut ShardedState,
+    ) -> Result<(SegmentId, Buffer), Error> {
         let (Content::TiedGradient { segment, .. } | Content::TiedParameters { segment }) = message.content else {
             return Err(internal("a message that is not of a tied segment"));
         };

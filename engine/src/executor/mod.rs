@@ -1,6 +1,6 @@
 //! Carries out a program: one exhaustive `match`.
 
-pub(crate) mod kept;
+pub(crate) mod activation_offload;
 pub(crate) mod messages;
 pub(crate) mod tensor_bytes;
 pub(crate) mod tracked;
@@ -12,24 +12,24 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
 use zero_optim::norm::{Limits, Verdict};
-use zero_partition::{Zero, ZeroError};
+use zero_partition::{ShardedState, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
 use crate::device::{explained, onto, onto_one};
 use crate::error::Error;
-use crate::executor::kept::KeptOnDisk;
+use crate::executor::activation_offload::ActivationOffload;
 use crate::executor::messages::{Boundary, Messages};
 use crate::executor::tracked::Tracked;
 use crate::timing::Timing;
 
 /// What the instructions of one step are told.
 pub(crate) struct Context<'a> {
-    pub(crate) zero: &'a mut Zero,
+    pub(crate) zero: &'a mut ShardedState,
     pub(crate) timing: &'a mut Timing,
     pub(crate) tracked: Tracked,
     pub(crate) memory_limit: Option<u64>,
     /// Where inputs are that are kept for layers to be run again.
-    pub(crate) kept: Option<&'a mut KeptOnDisk>,
+    pub(crate) kept: Option<&'a mut ActivationOffload>,
     /// Inputs and targets of a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
     /// Index of a local micro-batch's first sample in the run.
@@ -48,7 +48,7 @@ pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tenso
 
 /// What a step leaves behind.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct StepOutput {
     /// The loss of each local micro-batch, where the last layer is.
     pub(crate) losses: Vec<f32>,
     /// The same until the program has ended: what is on a GPU is not waited for before.
@@ -102,13 +102,13 @@ impl Context<'_> {
 }
 
 /// Runs a whole program.
-pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Error> {
+pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<StepOutput, Error> {
     carry_out(program, context).map_err(explained)
 }
 
-fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Error> {
+fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput, Error> {
     let model = context.zero.model().clone();
-    let mut outcome = Outcome::default();
+    let mut outcome = StepOutput::default();
     let mut messages = Messages::new(context.zero, context.training);
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches)
         .map(|micro_batch| MicroBatch { sample: (context.sample)(micro_batch), ..MicroBatch::default() })
@@ -210,7 +210,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<Outcome, Er
 }
 
 /// Whether updates that were put off may wait until this instruction, and those behind it, are done. A rank alone has nothing to refresh.
-fn puts_off_updates(next: Option<&Instruction>, zero: &Zero) -> bool {
+fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     match next {
         Some(Instruction::Update { .. }) => true,
         Some(Instruction::Refresh { .. } | Instruction::AwaitRefresh { .. }) => zero.groups().data().size() == 1,
@@ -218,7 +218,7 @@ fn puts_off_updates(next: Option<&Instruction>, zero: &Zero) -> bool {
     }
 }
 
-fn disk<'k>(kept: &'k mut Option<&mut KeptOnDisk>) -> Result<&'k mut KeptOnDisk, Error> {
+fn disk<'k>(kept: &'k mut Option<&mut ActivationOffload>) -> Result<&'k mut ActivationOffload, Error> {
     kept.as_deref_mut().ok_or_else(|| Error::Zero(ZeroError::Internal("there is no file for what is kept".into())))
 }
 
@@ -226,7 +226,7 @@ fn send(
     message: Message,
     messages: &mut Messages,
     micro_batches: &mut [MicroBatch],
-    zero: &mut Zero,
+    zero: &mut ShardedState,
 ) -> Result<(), Error> {
     for buffer in messages.gone()? {
         zero.give_gradient_back(buffer);
@@ -243,7 +243,7 @@ fn send(
     }
 }
 
-fn give_back(message: &Message, buffer: zero_comm::Buffer, zero: &mut Zero) {
+fn give_back(message: &Message, buffer: zero_comm::Buffer, zero: &mut ShardedState) {
     match message.content {
         Content::TiedGradient { .. } => zero.give_gradient_back(buffer),
         Content::TiedParameters { .. } => zero.give_parameters_back(buffer),
@@ -255,7 +255,7 @@ fn take(
     message: Message,
     messages: &mut Messages,
     micro_batches: &mut [MicroBatch],
-    zero: &mut Zero,
+    zero: &mut ShardedState,
 ) -> Result<(), Error> {
     match message.content {
         Content::Activations { micro_batch, .. } => {
@@ -281,7 +281,7 @@ fn forward(
     layer: LayerId,
     state: &mut MicroBatch,
     context: &Context<'_>,
-    outcome: &mut Outcome,
+    outcome: &mut StepOutput,
 ) -> Result<(), Error> {
     let last = layer + 1 == model.layers().len();
     if context.training && last {
@@ -334,14 +334,15 @@ fn recompute(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &Co
 /// candle's gradients, and apart those of a layer's inputs.
 type Backpropagated = Result<(GradStore, Vec<Option<Tensor>>), ZeroError>;
 /// Runs a backward so that the gradients of parameters land where they belong, and gives those of the inputs.
-type Capture<'a> = &'a dyn Fn(&mut Zero, &mut dyn FnMut() -> Backpropagated) -> Result<Vec<Option<Tensor>>, ZeroError>;
+type Capture<'a> =
+    &'a dyn Fn(&mut ShardedState, &mut dyn FnMut() -> Backpropagated) -> Result<Vec<Option<Tensor>>, ZeroError>;
 
 fn backward(
     model: &Model,
     layer: LayerId,
     state: &mut MicroBatch,
     context: &mut Context<'_>,
-    outcome: &mut Outcome,
+    outcome: &mut StepOutput,
     capture: Capture<'_>,
 ) -> Result<(), Error> {
     let (inputs, gradients) = if layer + 1 == model.layers().len() {

@@ -1,11 +1,11 @@
 //! Bytes that a rank has been given, as the program's allocator counts them: what a step took, held against its plan.
 
 use zero_comm::{Communicator, heap};
-use zero_partition::{CATEGORIES, Zero};
+use zero_partition::{CATEGORIES, ShardedState};
 use zero_pipeline::Instruction;
 
 use crate::error::Error;
-use crate::words::bytes;
+use crate::format::bytes;
 
 /// Counts from when the engine was made.
 #[derive(Debug, Clone, Copy)]
@@ -28,8 +28,8 @@ impl Tracked {
         }
     }
 
-    /// It has ended: what was there beside what `Zero` knows of was there for layers, and for messages between stages. Gives that back.
-    pub(crate) fn stop(&self, zero: &mut Zero) -> u64 {
+    /// It has ended: what was there beside what `ShardedState` knows of was there for layers, and for messages between stages. Gives that back.
+    pub(crate) fn stop(&self, zero: &mut ShardedState) -> u64 {
         zero.count_idle();
         let Some(before) = self.before else { return 0 };
         let total = (heap::peak() + zero_tier::mapped_peak()).saturating_sub(before) as u64;
@@ -41,7 +41,7 @@ impl Tracked {
 
 /// # Errors
 /// If a rank has held more than it may, with what it was for.
-pub(crate) fn within(limit: u64, zero: &Zero, instruction: &Instruction) -> Result<(), Error> {
+pub(crate) fn within(limit: u64, zero: &ShardedState, instruction: &Instruction) -> Result<(), Error> {
     let ledger = zero.ledger();
     if ledger.peak_total() <= limit {
         return Ok(());

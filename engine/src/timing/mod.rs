@@ -18,7 +18,7 @@ use crate::timing::profile::Profile;
 
 /// What a span of a rank's time was spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Lane {
+pub enum TimeCategory {
     /// Reading and tokenising samples.
     Data,
     /// Forward passes.
@@ -36,7 +36,7 @@ pub enum Lane {
     Update,
 }
 
-impl Lane {
+impl TimeCategory {
     /// All of them, in the order in which reports show them.
     pub const ALL: [Self; 7] =
         [Self::Data, Self::Forward, Self::Recomputation, Self::Backward, Self::Communication, Self::Disk, Self::Update];
@@ -59,13 +59,13 @@ impl Lane {
 /// The same, in finer parts: what DeepSpeed tells apart, and what else a step here consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// As [`Lane::Data`].
+    /// As [`TimeCategory::Data`].
     Data,
-    /// As [`Lane::Forward`].
+    /// As [`TimeCategory::Forward`].
     Forward,
-    /// As [`Lane::Recomputation`].
+    /// As [`TimeCategory::Recomputation`].
     Recomputation,
-    /// As [`Lane::Backward`].
+    /// As [`TimeCategory::Backward`].
     Backward,
     /// Gradients on their way to one sum.
     Reduce,
@@ -75,9 +75,9 @@ pub enum Phase {
     Refresh,
     /// Between pipeline stages.
     Messages,
-    /// As [`Lane::Disk`].
+    /// As [`TimeCategory::Disk`].
     Disk,
-    /// As [`Lane::Update`].
+    /// As [`TimeCategory::Update`].
     Update,
 }
 
@@ -123,15 +123,15 @@ impl Phase {
         }
     }
 
-    fn lane(self) -> Lane {
+    fn lane(self) -> TimeCategory {
         match self {
-            Self::Data => Lane::Data,
-            Self::Forward => Lane::Forward,
-            Self::Recomputation => Lane::Recomputation,
-            Self::Backward => Lane::Backward,
-            Self::Reduce | Self::Gather | Self::Refresh | Self::Messages => Lane::Communication,
-            Self::Disk => Lane::Disk,
-            Self::Update => Lane::Update,
+            Self::Data => TimeCategory::Data,
+            Self::Forward => TimeCategory::Forward,
+            Self::Recomputation => TimeCategory::Recomputation,
+            Self::Backward => TimeCategory::Backward,
+            Self::Reduce | Self::Gather | Self::Refresh | Self::Messages => TimeCategory::Communication,
+            Self::Disk => TimeCategory::Disk,
+            Self::Update => TimeCategory::Update,
         }
     }
 }
@@ -321,7 +321,7 @@ impl Timing {
 
     /// Seconds spent on a lane since the engine was made. Of the host: it is ahead of a GPU, and waits where it reads from one.
     #[must_use]
-    pub fn seconds(&self, lane: Lane) -> f64 {
+    pub fn seconds(&self, lane: TimeCategory) -> f64 {
         let of_lane = PHASES.into_iter().filter(|phase| phase.lane() == lane);
         of_lane.map(|phase| self.phases.0[phase as usize]).sum()
     }

@@ -10,14 +10,14 @@ use crate::error::Error;
 
 /// Multiply-accumulates, and the time that they and the rest took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Work {
+pub struct ProfiledWork {
     /// Multiply-accumulates.
     pub macs: u64,
     /// Time.
     pub nanoseconds: u64,
 }
 
-impl Work {
+impl ProfiledWork {
     /// Its time in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
@@ -25,7 +25,7 @@ impl Work {
     }
 }
 
-impl std::ops::AddAssign for Work {
+impl std::ops::AddAssign for ProfiledWork {
     fn add_assign(&mut self, more: Self) {
         self.macs += more.macs;
         self.nanoseconds += more.nanoseconds;
@@ -36,9 +36,9 @@ impl std::ops::AddAssign for Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerWork {
     /// Forwards for the first time.
-    pub forward: Work,
+    pub forward: ProfiledWork,
     /// Forwards that are computed again for the backward; in the last layer the forward too, which runs inside of its backward.
-    pub backward: Work,
+    pub backward: ProfiledWork,
 }
 
 /// One step of this rank, by layer.
@@ -75,7 +75,7 @@ impl Profile {
         }
     }
 
-    fn of(&mut self, instruction: &Instruction) -> Option<&mut Work> {
+    fn of(&mut self, instruction: &Instruction) -> Option<&mut ProfiledWork> {
         match instruction {
             Instruction::Forward { layer, .. } => Some(&mut self.layers[*layer].forward),
             Instruction::Recompute { layer, .. }
@@ -107,7 +107,7 @@ impl Profile {
 }
 
 fn layer(words: &[i64]) -> LayerWork {
-    let work = |at: usize| Work { macs: words[at] as u64, nanoseconds: words[at + 1] as u64 };
+    let work = |at: usize| ProfiledWork { macs: words[at] as u64, nanoseconds: words[at + 1] as u64 };
     LayerWork { forward: work(0), backward: work(2) }
 }
 
@@ -136,12 +136,12 @@ mod tests {
         profile.note_time(&Instruction::Recompute { layer: 1, micro_batch: 0 }, ms(3));
         profile.note_time(&Instruction::Backward { layer: 1, micro_batch: 0 }, ms(4));
         profile.note_time(&Instruction::Update { segment: 0 }, ms(5));
-        let of = |ms: u64| Work { macs: 0, nanoseconds: ms * 1_000_000 };
+        let of = |ms: u64| ProfiledWork { macs: 0, nanoseconds: ms * 1_000_000 };
         assert_eq!(
             profile.layers,
             [
-                LayerWork { forward: of(3), backward: Work::default() },
-                LayerWork { forward: Work::default(), backward: of(7) }
+                LayerWork { forward: of(3), backward: ProfiledWork::default() },
+                LayerWork { forward: ProfiledWork::default(), backward: of(7) }
             ]
         );
         assert_eq!(profile.update, ms(5));

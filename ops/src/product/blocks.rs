@@ -195,13 +195,13 @@ impl Block<'_> {
                 // SAFETY: inside of the output by the caller's promise.
                 let at = unsafe { to.add(rows.start * stride + columns.start) };
                 let start = match self.out.start {
-                    Start::Zero if depth.start == 0 => Place::NONE,
-                    Start::Row(start) if depth.start == 0 => Place::every_row(&start[columns.clone()]),
-                    _ => Place { at, stride },
+                    Start::Zero if depth.start == 0 => SumsAt::NONE,
+                    Start::Row(start) if depth.start == 0 => SumsAt::every_row(&start[columns.clone()]),
+                    _ => SumsAt { at, stride },
                 };
                 let tiles = Tiles { left, right: packed, words, rows: rows.len(), columns: columns.len() };
                 // SAFETY: the caller's promise.
-                unsafe { tiles.compute::<T>(isa, self.sizes.order, start, Place { at, stride }) };
+                unsafe { tiles.compute::<T>(isa, self.sizes.order, start, SumsAt { at, stride }) };
             }
         }
     }
@@ -222,14 +222,14 @@ impl Block<'_> {
         }
         for rows in pieces(self.rows.clone(), self.sizes.height) {
             let sums = space(&mut room.sums, rows.len() * width);
-            let place = Place { at: sums.as_mut_ptr(), stride: width };
+            let place = SumsAt { at: sums.as_mut_ptr(), stride: width };
             let mut rest = &*packed;
             for depth in self.depths::<T>() {
                 let (packed, after) = rest.split_at(len(&depth));
                 let left = T::left(isa, self.left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
                 let start = match self.out.start {
-                    Start::Row(start) if depth.start == 0 => Place::every_row(&start[columns.clone()]),
-                    _ if depth.start == 0 => Place::NONE,
+                    Start::Row(start) if depth.start == 0 => SumsAt::every_row(&start[columns.clone()]),
+                    _ if depth.start == 0 => SumsAt::NONE,
                     _ => place,
                 };
                 let words = T::words(depth.len());
@@ -253,14 +253,14 @@ impl Block<'_> {
 
 /// Where the first element of a block of sums lies, and the distance from one row to the next.
 #[derive(Clone, Copy)]
-struct Place {
+struct SumsAt {
     at: *mut f32,
     stride: usize,
 }
 
-impl Place {
+impl SumsAt {
     /// No start: zeros.
-    const NONE: Place = Place { at: std::ptr::null_mut(), stride: 0 };
+    const NONE: SumsAt = SumsAt { at: std::ptr::null_mut(), stride: 0 };
 
     /// The same row again and again, to be read only.
     fn every_row(row: &[f32]) -> Self {
@@ -287,7 +287,7 @@ struct Tiles<'a> {
 impl Tiles<'_> {
     /// # Safety
     /// Both places hold all rows and columns, nobody else has those of `out`, and the operands hold them.
-    unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: Place, out: Place) {
+    unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: SumsAt, out: SumsAt) {
         let downs = || (0..self.rows).step_by(T::rows(isa));
         let acrosses = || (0..self.columns).step_by(T::tile_columns(isa));
         // SAFETY: the caller's promise.
@@ -329,7 +329,7 @@ impl Tiles<'_> {
 
     /// # Safety
     /// As for [`Tiles::compute`].
-    unsafe fn tile<T: Terms>(&self, isa: Isa, row: usize, column: usize, start: Place, out: Place) {
+    unsafe fn tile<T: Terms>(&self, isa: Isa, row: usize, column: usize, start: SumsAt, out: SumsAt) {
         let rows = T::rows(isa);
         // SAFETY: the caller's promise.
         let (from, to) = unsafe { (start.element(row, column), out.element(row, column)) };

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor, TensorId};
 use zero_kernels::Address;
 use zero_kernels::rows::Onto;
 
-use super::{CURRENT, Flat, Gradients, Part, Slot, defers, keep, tiles};
+use super::{CURRENT, FlatBuffer, Gradients, Part, Slot, defers, keep, tiles};
 use crate::device::{Array, Gpu};
 
 /// [`write`](super::write) of a gradient on a GPU: `make` gets a place, f32 and row-major, and what becomes of what is there.
@@ -30,7 +30,7 @@ impl Gradients {
     /// Where a contribution to the gradient of `leaf` goes, which is then there.
     fn place_on_device(&mut self, leaf: TensorId) -> Option<Result<(Address, Onto)>> {
         let place = self.places.get_mut(&leaf)?;
-        let Flat::Device(array) = &self.buffers[place.buffer] else { return None };
+        let FlatBuffer::Device(array) = &self.buffers[place.buffer] else { return None };
         let first = !std::mem::replace(&mut place.written, true);
         let onto = if first { Onto::Nothing } else { Onto::Sum };
         Some(array.address(&place.range).map(|address| (address, onto)))
@@ -43,7 +43,7 @@ impl Gradients {
     pub fn bring(&mut self, made: &Gradients, leaves: &[TensorId]) -> Result<()> {
         for &leaf in leaves {
             let Some(place) = made.places.get(&leaf).filter(|place| place.written) else { continue };
-            let Flat::Device(array) = &made.buffers[place.buffer] else { continue };
+            let FlatBuffer::Device(array) = &made.buffers[place.buffer] else { continue };
             match self.slot(leaf) {
                 Some(Slot::First(to)) => array.to_host(place.range.clone(), to)?,
                 Some(slot) => {
@@ -60,7 +60,7 @@ impl Gradients {
     /// Zeros where no contribution arrived.
     pub(super) fn zero_on_device(&mut self, leaf: TensorId) -> Result<()> {
         let Some(place) = self.places.get_mut(&leaf).filter(|place| !place.written) else { return Ok(()) };
-        let Flat::Device(array) = &mut self.buffers[place.buffer] else { return Ok(()) };
+        let FlatBuffer::Device(array) = &mut self.buffers[place.buffer] else { return Ok(()) };
         place.written = true;
         array.zero(place.range.clone())
     }
@@ -68,7 +68,7 @@ impl Gradients {
     /// Puts values into the place of `leaf`, on what is there if something is; false if it has none on a GPU.
     pub(super) fn take_on_device(&mut self, leaf: TensorId, values: &Tensor) -> Result<bool> {
         let Some(place) = self.places.get_mut(&leaf) else { return Ok(false) };
-        let Flat::Device(array) = &mut self.buffers[place.buffer] else { return Ok(false) };
+        let FlatBuffer::Device(array) = &mut self.buffers[place.buffer] else { return Ok(false) };
         let there = std::mem::replace(&mut place.written, true);
         array.take(place.range.clone(), values, there)?;
         Ok(true)

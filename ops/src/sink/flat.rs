@@ -9,7 +9,7 @@ use crate::device::Array;
 
 /// A flat vector of f32.
 #[derive(Debug)]
-pub enum Flat {
+pub enum FlatBuffer {
     /// On the host.
     Host(Vec<f32>),
     /// In the memory of a GPU.
@@ -17,19 +17,19 @@ pub enum Flat {
     Device(Array),
 }
 
-impl From<Vec<f32>> for Flat {
+impl From<Vec<f32>> for FlatBuffer {
     fn from(values: Vec<f32>) -> Self {
         Self::Host(values)
     }
 }
 
-impl Default for Flat {
+impl Default for FlatBuffer {
     fn default() -> Self {
         Self::Host(vec![])
     }
 }
 
-impl Flat {
+impl FlatBuffer {
     /// How many values there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -121,7 +121,7 @@ impl Flat {
     ///
     /// # Panics
     /// If one of them has not as many values.
-    pub fn copy(&mut self, at: usize, from: &Flat, range: Range<usize>) -> Result<()> {
+    pub fn copy(&mut self, at: usize, from: &FlatBuffer, range: Range<usize>) -> Result<()> {
         match (self, from) {
             (to, Self::Host(from)) => to.write(at, &from[range]),
             #[cfg(feature = "cuda")]
@@ -138,7 +138,7 @@ impl Flat {
     ///
     /// # Errors
     /// They are not, or what the driver of a GPU says.
-    pub fn add(&mut self, other: &Flat) -> Result<()> {
+    pub fn add(&mut self, other: &FlatBuffer) -> Result<()> {
         match (self, other) {
             (Self::Host(to), Self::Host(from)) => {
                 for (to, from) in to.iter_mut().zip(from) {

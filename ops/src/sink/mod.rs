@@ -26,7 +26,7 @@ use crate::device::Array;
 use crate::flag::Flag;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
-pub use flat::Flat;
+pub use flat::FlatBuffer;
 pub(crate) use tiles::in_tiles;
 
 /// The place of one parameter's gradient, f32 and row-major, whatever the parameter's own dtype.
@@ -228,17 +228,17 @@ fn copied(gradient: &Tensor, take: impl FnOnce(&[f32])) -> Result<()> {
 }
 
 #[derive(Debug)]
-struct Place {
+struct BufferRange {
     buffer: usize,
     range: Range<usize>,
     written: bool,
 }
 
-/// Flat gradient buffers and the places of parameters in them, for one backward of one layer.
+/// FlatBuffer gradient buffers and the places of parameters in them, for one backward of one layer.
 #[derive(Debug, Default)]
 pub struct Gradients {
-    buffers: Vec<Flat>,
-    places: HashMap<TensorId, Place>,
+    buffers: Vec<FlatBuffer>,
+    places: HashMap<TensorId, BufferRange>,
 }
 
 impl Gradients {
@@ -246,13 +246,13 @@ impl Gradients {
     /// backward has put a contribution there already (tied parameters).
     pub fn add_buffer(
         &mut self,
-        buffer: impl Into<Flat>,
+        buffer: impl Into<FlatBuffer>,
         leaves: impl IntoIterator<Item = (TensorId, Range<usize>, bool)>,
     ) {
         let index = self.buffers.len();
         self.buffers.push(buffer.into());
         for (id, range, written) in leaves {
-            self.places.insert(id, Place { buffer: index, range, written });
+            self.places.insert(id, BufferRange { buffer: index, range, written });
         }
     }
 
@@ -299,7 +299,7 @@ impl Gradients {
 
     /// The buffers, in the order in which they were added.
     #[must_use]
-    pub fn into_flat(self) -> Vec<Flat> {
+    pub fn into_flat(self) -> Vec<FlatBuffer> {
         self.buffers
     }
 
@@ -307,9 +307,9 @@ impl Gradients {
     #[must_use]
     pub fn into_buffers(self) -> Vec<Vec<f32>> {
         let host = |buffer| match buffer {
-            Flat::Host(values) => Some(values),
+            FlatBuffer::Host(values) => Some(values),
             #[cfg(feature = "cuda")]
-            Flat::Device(_) => None,
+            FlatBuffer::Device(_) => None,
         };
         self.buffers.into_iter().filter_map(host).collect()
     }

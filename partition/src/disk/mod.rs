@@ -4,7 +4,7 @@
 //! as a whole. The other holds, tile by tile, the optimizer's states and the master behind each other, so that a tile is one read and
 //! one write; and the accumulated gradients. All places are whole pages.
 
-mod place;
+mod file_layout;
 mod tiles;
 mod values;
 
@@ -15,13 +15,13 @@ use half::{bf16, f16};
 use zero_pipeline::{Coordinates, Item, SegmentId, Stages};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, PendingVec, SwapFile};
 
-pub use place::{DiskBytes, disk_buffers, disk_bytes};
-pub(crate) use place::{DiskVectors, Place, places, stride};
+pub use file_layout::{DiskBytes, disk_buffers, disk_bytes};
+pub(crate) use file_layout::{DiskVectors, FileLayout, places, stride};
 pub(crate) use values::Stored;
 
 use crate::error::ZeroError;
 use crate::layout::Layout;
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
 /// Where files are made, and how they are read and written.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -79,7 +79,7 @@ pub(crate) struct Disk {
     parameters: Option<SwapFile>,
     pub(crate) buffers: BufferPool,
     /// By segment, of those that this rank has a part of on the disk.
-    pub(crate) places: Vec<Option<Place>>,
+    pub(crate) places: Vec<Option<FileLayout>>,
     gradients: HashMap<SegmentId, MovingGradients>,
     /// Shards of parameters that are being read.
     shards: HashMap<SegmentId, MovingShard>,
@@ -118,7 +118,7 @@ impl DiskOptions {
     }
 }
 
-impl Zero {
+impl ShardedState {
     /// What this rank's disk did so far; `None` if everything lives in memory.
     #[must_use]
     pub fn disk_use(&self) -> Option<DiskUse> {
@@ -139,7 +139,7 @@ impl Zero {
 
 impl Disk {
     /// Makes the files and reserves their space. They read as zeros.
-    pub(crate) fn new(options: &DiskOptions, places: Vec<Option<Place>>) -> Result<Self, ZeroError> {
+    pub(crate) fn new(options: &DiskOptions, places: Vec<Option<FileLayout>>) -> Result<Self, ZeroError> {
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {
             _ if bytes == 0 => Ok(None),
             Some(folder) => Ok(Some(SwapFile::create(folder, bytes, aio)?)),
@@ -169,7 +169,7 @@ impl Disk {
         self.optimizer.iter().chain(&self.parameters)
     }
 
-    pub(crate) fn place(&self, id: SegmentId) -> Result<Place, ZeroError> {
+    pub(crate) fn place(&self, id: SegmentId) -> Result<FileLayout, ZeroError> {
         self.places[id].ok_or_else(|| ZeroError::internal("nothing of this segment is on the disk"))
     }
 

@@ -9,9 +9,9 @@ use crate::disk::{MovingGradients, MovingShard, Tile};
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::threads::add_parameter_range;
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
-impl Zero {
+impl ShardedState {
     /// Starts reading. Activations are not this type's.
     ///
     /// # Errors

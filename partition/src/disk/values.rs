@@ -7,10 +7,10 @@ use zero_pipeline::{SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align};
 
 use crate::disk::tiles::no_disk;
-use crate::disk::{Disk, Place};
+use crate::disk::{Disk, FileLayout};
 use crate::error::ZeroError;
 use crate::rounding::{round_bytes, widen_bytes, working};
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
 /// Which of a tile's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Disk {
         Ok(())
     }
 
-    fn read_tile(&self, place: &Place, stored: Stored, index: usize) -> Result<AlignedBuffer, ZeroError> {
+    fn read_tile(&self, place: &FileLayout, stored: Stored, index: usize) -> Result<AlignedBuffer, ZeroError> {
         let len = match stored {
             Stored::State(_) => place.stride(index),
             Stored::Parameters => align((place.range(index).len() * place.width) as u64) as usize,
@@ -103,7 +103,7 @@ impl Disk {
     }
 }
 
-fn offset(place: &Place, stored: Stored, index: usize) -> u64 {
+fn offset(place: &FileLayout, stored: Stored, index: usize) -> u64 {
     match stored {
         Stored::State(kind) => place.state_at(index) + (kind * place.stride(index)) as u64,
         Stored::Parameters => place.parameters_at(index),
@@ -111,7 +111,7 @@ fn offset(place: &Place, stored: Stored, index: usize) -> u64 {
 }
 
 /// The tiles that a range touches, each with the range in it.
-fn parts(place: &Place, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+fn parts(place: &FileLayout, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
     let place = *place;
     let tiles = if range.is_empty() { 0..0 } else { range.start / place.tile..(range.end - 1) / place.tile + 1 };
     tiles.map(move |index| {
@@ -120,7 +120,7 @@ fn parts(place: &Place, range: Range<usize>) -> impl Iterator<Item = (usize, Ran
     })
 }
 
-impl Zero {
+impl ShardedState {
     pub(crate) fn stored(&self, id: SegmentId, stored: Stored) -> bool {
         self.disk.as_ref().is_some_and(|disk| disk.has(id, stored))
     }

@@ -8,7 +8,7 @@ use crate::shape::ModelShape;
 use crate::tier::{Item, Tier};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ItemState {
     Disk,
     Fetching,
     Memory,
@@ -18,7 +18,7 @@ enum Place {
 /// The items of one rank. What is in no place has not been made yet.
 pub(super) struct Items<'a> {
     shape: &'a ModelShape,
-    places: BTreeMap<Item, Place>,
+    places: BTreeMap<Item, ItemState>,
     /// Tiles that were updated in this step.
     updated: BTreeSet<Item>,
 }
@@ -30,16 +30,16 @@ impl<'a> Items<'a> {
         for (segment, of) in shape.segments.iter().enumerate() {
             let (held, owned) = holds(segment);
             if held && of.tiers.parameters == Tier::Nvme {
-                places.insert(Item::Parameters { segment }, Place::Disk);
+                places.insert(Item::Parameters { segment }, ItemState::Disk);
             }
             if owned {
-                places.extend((0..of.tiers.tiles).map(|index| (Item::Tile { segment, index }, Place::Disk)));
+                places.extend((0..of.tiers.tiles).map(|index| (Item::Tile { segment, index }, ItemState::Disk)));
             }
         }
         Self { shape, places, updated: BTreeSet::new() }
     }
 
-    fn turn(&mut self, item: Item, from: Place, to: Place) -> Check {
+    fn turn(&mut self, item: Item, from: ItemState, to: ItemState) -> Check {
         match self.places.get_mut(&item) {
             Some(place) if *place == from => {
                 *place = to;
@@ -56,21 +56,21 @@ impl<'a> Items<'a> {
             Item::Parameters { segment } => {
                 let is_new = |tile: &Item| matches!(tile, Item::Tile { segment: s, .. } if *s == segment);
                 let mut tiles = self.updated.iter().filter(|tile| is_new(tile));
-                ensure(tiles.all(|tile| self.places.get(tile) == Some(&Place::Disk)), || {
+                ensure(tiles.all(|tile| self.places.get(tile) == Some(&ItemState::Disk)), || {
                     "what is on the disk was updated in memory".into()
                 })?;
             }
             Item::Tile { segment, .. } if self.of(segment).gradients == Tier::Nvme => {
-                let there = self.places.get(&Item::Gradients { segment }) == Some(&Place::Disk);
+                let there = self.places.get(&Item::Gradients { segment }) == Some(&ItemState::Disk);
                 ensure(there && is_reduced(segment), || "its gradients are not on the disk".into())?;
             }
             _ => {}
         }
-        self.turn(item, Place::Disk, Place::Fetching)
+        self.turn(item, ItemState::Disk, ItemState::Fetching)
     }
 
     pub(super) fn await_fetch(&mut self, item: Item) -> Check {
-        self.turn(item, Place::Fetching, Place::Memory)
+        self.turn(item, ItemState::Fetching, ItemState::Memory)
     }
 
     pub(super) fn offload(&mut self, item: Item) -> Check {
@@ -78,18 +78,18 @@ impl<'a> Items<'a> {
         ensure(changes, || "they change where their tiles do, and are written with those".into())?;
         let wanted = !matches!(item, Item::Tile { .. }) || self.updated.contains(&item);
         ensure(wanted, || "it has not been updated".into())?;
-        self.turn(item, Place::Memory, Place::Offloading)
+        self.turn(item, ItemState::Memory, ItemState::Offloading)
     }
 
     pub(super) fn await_offload(&mut self, item: Item) -> Check {
-        self.turn(item, Place::Offloading, Place::Disk)
+        self.turn(item, ItemState::Offloading, ItemState::Disk)
     }
 
     /// A gather uses up the shard in memory.
     pub(super) fn gather(&mut self, segment: SegmentId) -> Check {
         match self.of(segment).parameters {
             Tier::Memory => Ok(()),
-            Tier::Nvme => self.turn(Item::Parameters { segment }, Place::Memory, Place::Disk),
+            Tier::Nvme => self.turn(Item::Parameters { segment }, ItemState::Memory, ItemState::Disk),
         }
     }
 
@@ -99,17 +99,17 @@ impl<'a> Items<'a> {
         match (self.of(segment).gradients, is_first) {
             (Tier::Memory, _) => Ok(()),
             (Tier::Nvme, true) => {
-                self.places.insert(item, Place::Memory);
+                self.places.insert(item, ItemState::Memory);
                 Ok(())
             }
-            (Tier::Nvme, false) => self.turn(item, Place::Memory, Place::Memory),
+            (Tier::Nvme, false) => self.turn(item, ItemState::Memory, ItemState::Memory),
         }
     }
 
     /// The norm takes gradients in memory, or what was written down of them when they left it.
     pub(super) fn norm(&self, segment: SegmentId) -> Check {
         let place = self.places.get(&Item::Gradients { segment });
-        ensure(self.of(segment).gradients == Tier::Memory || place == Some(&Place::Disk), || {
+        ensure(self.of(segment).gradients == Tier::Memory || place == Some(&ItemState::Disk), || {
             format!("the gradients of segment {segment} are not on the disk")
         })
     }
@@ -117,7 +117,7 @@ impl<'a> Items<'a> {
     /// Whether it was the segment's last tile.
     pub(super) fn update(&mut self, segment: SegmentId, index: usize) -> Result<bool, String> {
         let item = Item::Tile { segment, index };
-        self.turn(item, Place::Memory, Place::Memory)?;
+        self.turn(item, ItemState::Memory, ItemState::Memory)?;
         let before = self.updated.range(Item::Tile { segment, index: 0 }..item).count();
         ensure(before == index, || "the tile before is not updated".into())?;
         ensure(self.updated.insert(item), || "updated twice".into())?;
@@ -131,18 +131,18 @@ impl<'a> Items<'a> {
 
     /// Inputs that are kept for a layer.
     pub(super) fn keep(&mut self, item: Item) {
-        self.places.insert(item, Place::Memory);
+        self.places.insert(item, ItemState::Memory);
     }
 
     /// Inputs that a layer is run on again.
     pub(super) fn use_up(&mut self, item: Item) -> Check {
-        self.turn(item, Place::Memory, Place::Memory)?;
+        self.turn(item, ItemState::Memory, ItemState::Memory)?;
         self.places.remove(&item);
         Ok(())
     }
 
     pub(super) fn finish(&self) -> Check {
-        match self.places.iter().find(|(_, place)| **place != Place::Disk) {
+        match self.places.iter().find(|(_, place)| **place != ItemState::Disk) {
             None => Ok(()),
             Some((item, place)) => Err(format!("the {item} are {} in the end", words(*place))),
         }
@@ -153,11 +153,11 @@ impl<'a> Items<'a> {
     }
 }
 
-fn words(place: Place) -> &'static str {
+fn words(place: ItemState) -> &'static str {
     match place {
-        Place::Disk => "on the disk",
-        Place::Fetching => "being read",
-        Place::Memory => "in memory",
-        Place::Offloading => "being written",
+        ItemState::Disk => "on the disk",
+        ItemState::Fetching => "being read",
+        ItemState::Memory => "in memory",
+        ItemState::Offloading => "being written",
     }
 }

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use zero_config::{Autotuning, Config};
 
 pub use interval::Interval;
-pub use objective::{Work, cost, is_better_higher, unit, value};
+pub use objective::{StepWork, cost, is_better_higher, unit, value};
 pub use request::{Request, Tuned};
 pub use row::{Planned, Row, Run, State};
 pub use space::Candidate;
@@ -40,7 +40,7 @@ pub use sweep::{Evaluation, SweepTrial, SweepWatch, Swept, TrialState, sweep};
 use journal::Journal;
 use outlook::Outlook;
 use request::{begin, memory, refuse_to_overwrite, too_long, too_much, unwritable};
-use search::{End, Measure, Outcome, Search};
+use search::{End, Measure, RunOutcome, Search};
 use tables::{Conditions, Tables, measured, uses_disk};
 use trial::{Ended, Trial};
 use zero_engine::Error;
@@ -80,12 +80,13 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let outlook =
         Outlook { source: &request.source, overrides: &request.overrides, planner: &planner, threads: request.threads };
     let candidates = space::candidates(&base, &tuning)?;
-    watch.say(&format!("{} to plan", zero_engine::words::counted(candidates.len(), "configuration", "configurations")));
+    watch
+        .say(&format!("{} to plan", zero_engine::format::counted(candidates.len(), "configuration", "configurations")));
     let mut rows: Vec<Row> =
         candidates.into_iter().enumerate().map(|(id, candidate)| outlook.row(id, candidate)).collect();
     if rows[0].state == State::Refused {
         // That is the user's own: its error is worth all its lines.
-        planner.draft(&base)?;
+        planner.memory_plan(&base)?;
     }
     let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
     let file = folder.join("base.yaml");
@@ -237,7 +238,7 @@ impl Bench<'_> {
                 continue;
             }
             if enough.is_some_and(|enough| self.began.elapsed() >= enough) {
-                let left = zero_engine::words::counted(asked.len() - index, "profile is", "profiles are");
+                let left = zero_engine::format::counted(asked.len() - index, "profile is", "profiles are");
                 self.watch.say(&format!("{left} left out: half of autotuning.budget_seconds is over"));
                 break;
             }
@@ -245,8 +246,8 @@ impl Bench<'_> {
                 "profile {} of {}: micro-batch {micro}, {} × {}",
                 index + 1,
                 asked.len(),
-                zero_engine::words::counted(conditions.ranks, "rank", "ranks"),
-                zero_engine::words::counted(conditions.threads, "thread", "threads"),
+                zero_engine::format::counted(conditions.ranks, "rank", "ranks"),
+                zero_engine::format::counted(conditions.threads, "thread", "threads"),
             ));
             let settings = &rows[*id].candidate.settings;
             // What a gradient is added to is read as well.
@@ -284,31 +285,31 @@ impl Bench<'_> {
 }
 
 impl Measure for Bench<'_> {
-    fn run(&mut self, row: &Row, round: usize) -> Result<Outcome, Error> {
+    fn run(&mut self, row: &Row, round: usize) -> Result<RunOutcome, Error> {
         let steps = (self.tuning.end_profile_step + 1 - self.tuning.start_profile_step).to_string();
         let before = (self.tuning.start_profile_step - 1).to_string();
         let command = ["bench", "step", "--json", "--steps", &steps, "--warm-up", &before, "--seconds", AT_LEAST];
         let overrides = self.outlook.overrides(&row.candidate.settings);
         let ended = self.trial(&command, row.candidate.ranks, &overrides);
         let outcome = match ended {
-            Ended::Interrupted => return Ok(Outcome::Interrupted),
+            Ended::Interrupted => return Ok(RunOutcome::Interrupted),
             Ended::Well(text) => match read(&text) {
-                Some((step_seconds, peak_bytes)) => Outcome::Ran { step_seconds, peak_bytes },
-                None => Outcome::Fell(State::Failed, "it did not say how long its steps took".into()),
+                Some((step_seconds, peak_bytes)) => RunOutcome::Ran { step_seconds, peak_bytes },
+                None => RunOutcome::Fell(State::Failed, "it did not say how long its steps took".into()),
             },
-            Ended::Badly { reason, .. } => Outcome::Fell(State::Failed, reason),
-            Ended::TimedOut | Ended::Dropped => Outcome::Fell(State::TimedOut, too_long(self.tuning)),
-            Ended::TooLarge(bytes) => Outcome::Fell(State::OutOfMemory, too_much(bytes)),
+            Ended::Badly { reason, .. } => RunOutcome::Fell(State::Failed, reason),
+            Ended::TimedOut | Ended::Dropped => RunOutcome::Fell(State::TimedOut, too_long(self.tuning)),
+            Ended::TooLarge(bytes) => RunOutcome::Fell(State::OutOfMemory, too_much(bytes)),
         };
         let line = match &outcome {
-            Outcome::Ran { step_seconds, peak_bytes } => json!({
+            RunOutcome::Ran { step_seconds, peak_bytes } => json!({
                 "event": "run", "id": row.id, "settings": settings(row), "round": round, "step_seconds": step_seconds,
                 "peak_bytes": peak_bytes,
             }),
-            Outcome::Fell(state, reason) => json!({
+            RunOutcome::Fell(state, reason) => json!({
                 "event": "fell", "id": row.id, "settings": settings(row), "round": round, "state": state.name(), "reason": reason,
             }),
-            Outcome::Interrupted => return Ok(outcome),
+            RunOutcome::Interrupted => return Ok(outcome),
         };
         self.journal.write(&line)?;
         Ok(outcome)

@@ -4,7 +4,7 @@ use zero_config::Metric;
 
 /// What a step does, as far as a metric counts it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Work {
+pub struct StepWork {
     /// Samples of a global batch.
     pub samples: usize,
     /// Tokens of a sample; `None` where the data alone say it, or there are none.
@@ -17,7 +17,7 @@ pub struct Work {
 
 /// The value of `metric` for a step of so many seconds.
 #[must_use]
-pub fn value(metric: Metric, work: &Work, seconds: f64) -> f64 {
+pub fn value(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     let samples = work.samples as f64;
     let tokens = samples * work.tokens.unwrap_or(1) as f64;
     match metric {
@@ -30,7 +30,7 @@ pub fn value(metric: Metric, work: &Work, seconds: f64) -> f64 {
 
 /// What is minimised, whatever the metric: the ratio of two costs is how many times better one is.
 #[must_use]
-pub fn cost(metric: Metric, work: &Work, seconds: f64) -> f64 {
+pub fn cost(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     let value = value(metric, work, seconds);
     if is_better_higher(metric) { 1.0 / value } else { value }
 }
@@ -46,7 +46,7 @@ pub fn is_better_higher(metric: Metric) -> bool {
 
 /// What a value of the metric is counted in.
 #[must_use]
-pub fn unit(metric: Metric, work: &Work) -> &'static str {
+pub fn unit(metric: Metric, work: &StepWork) -> &'static str {
     match (metric, work.tokens) {
         (Metric::Throughput, Some(_)) => "tokens/s",
         (Metric::Throughput, None) => "samples/s",
@@ -62,7 +62,7 @@ mod tests {
     /// One rank takes its time; two are faster and waste some of it; a small batch is done first.
     #[test]
     fn each_metric_has_its_own_best_and_the_right_direction() {
-        let work = |samples, ranks| Work { samples, tokens: Some(10), parameters: 1000, ranks };
+        let work = |samples, ranks| StepWork { samples, tokens: Some(10), parameters: 1000, ranks };
         let planted = [(work(16, 1), 1.0), (work(16, 2), 0.6), (work(1, 2), 0.1)];
         let best = |metric| {
             let cost = |index: &usize| cost(metric, &planted[*index].0, planted[*index].1);

@@ -4,12 +4,12 @@ use zero_config::{Config, Source};
 use zero_pipeline::Timeline;
 
 use super::correction::{Setting, overrides};
-use super::objective::Work;
+use super::objective::StepWork;
 use super::row::{Planned, Row, State};
 use super::space::Candidate;
 use super::tables::{Conditions, Tables};
 use crate::memory::Limit;
-use crate::plan::{Draft, Planner};
+use crate::plan::{MemoryPlan, Planner};
 use zero_engine::Error;
 use zero_engine::costs::forms::tokens;
 
@@ -40,8 +40,8 @@ impl Outlook<'_> {
     /// Its row: planned, and neither predicted nor measured.
     pub(super) fn row(&self, id: usize, candidate: Candidate) -> Row {
         let found = self.resolve(candidate.ranks, &candidate.settings).and_then(|config| {
-            let draft = self.draft(&config).map_err(|error| error.to_string())?;
-            Ok(planned(&config, &draft))
+            let memory_plan = self.memory_plan(&config).map_err(|error| error.to_string())?;
+            Ok(planned(&config, &memory_plan))
         });
         let mut row = Row {
             id,
@@ -68,9 +68,9 @@ impl Outlook<'_> {
     }
 
     /// Its plan, on as many threads as its ranks would have.
-    pub(super) fn draft(&self, config: &Config) -> Result<Draft, Error> {
+    pub(super) fn memory_plan(&self, config: &Config) -> Result<MemoryPlan, Error> {
         zero_model::ops::set_threads((self.threads)(config));
-        self.planner.draft(config)
+        self.planner.memory_plan(config)
     }
 
     /// What its cost table must hold for.
@@ -91,8 +91,8 @@ impl Outlook<'_> {
     pub(super) fn timeline(&self, row: &Row, tables: &Tables) -> Result<Timeline, String> {
         let config = self.resolve(row.candidate.ranks, &row.candidate.settings)?;
         let table = tables.of(&self.conditions(&config, &row.candidate), &config)?;
-        let draft = self.draft(&config).map_err(|error| error.to_string())?;
-        draft.timeline(&table)
+        let memory_plan = self.memory_plan(&config).map_err(|error| error.to_string())?;
+        memory_plan.timeline(&table)
     }
 }
 
@@ -107,15 +107,15 @@ pub(super) fn resolve(source: &Source, overrides: &[String], ranks: usize) -> Re
     typed.resolve(Some(ranks)).map_err(first)
 }
 
-fn planned(config: &Config, draft: &Draft) -> Planned {
+fn planned(config: &Config, memory_plan: &MemoryPlan) -> Planned {
     Planned {
-        peak_bytes: draft.peak_bytes(),
-        disk_bytes: draft.disk_bytes(),
+        peak_bytes: memory_plan.peak_bytes(),
+        disk_bytes: memory_plan.disk_bytes(),
         limit_bytes: Limit::of_rank(config, config.world_size).map(|limit| limit.bytes),
-        work: Work {
+        work: StepWork {
             samples: config.train_batch_size,
             tokens: tokens(config),
-            parameters: draft.parameters(),
+            parameters: memory_plan.parameters(),
             ranks: config.world_size,
         },
     }

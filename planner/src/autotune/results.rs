@@ -151,7 +151,7 @@ fn spans(timeline: &Timeline) -> Value {
 /// Cores and memory, as far as the system says.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut words = zero_engine::words::counted(cores, "core", "cores");
+    let mut words = zero_engine::format::counted(cores, "core", "cores");
     if let Some(name) = crate::processor::name() {
         words += &format!(" of {name}");
     }

@@ -8,7 +8,7 @@ use zero_config::Metric;
 
 use super::correction::overrides;
 use super::interval::{Interval, median};
-use super::objective::{Work, cost, value};
+use super::objective::{StepWork, cost, value};
 use super::space::Candidate;
 
 /// How far a configuration has come.
@@ -98,7 +98,7 @@ pub struct Planned {
     /// That a rank may have, if that is known.
     pub limit_bytes: Option<u64>,
     /// What a step does.
-    pub work: Work,
+    pub work: StepWork,
 }
 
 /// A configuration.

@@ -1,6 +1,6 @@
 //! Memory that is known before the run: a rank's program, walked with the sizes that carrying it out will ask the allocator for.
 //!
-//! The walk allocates, frees and keeps what the executor and `Zero` do, in their order; layers say what they take
+//! The walk allocates, frees and keeps what the executor and `ShardedState` do, in their order; layers say what they take
 //! (`zero_model::memory`). What is planned is what the allocator counts (`zero_comm::heap`), so a test can hold one against the other.
 
 mod arrivals;
@@ -15,7 +15,7 @@ pub(crate) use arrivals::{Arrivals, arrivals};
 pub use meter::Peaks;
 pub(crate) use needs::{Needs, needs};
 use walk::Walk;
-pub(crate) use walk::Work;
+pub(crate) use walk::WalkInputs;
 use zero_config::{Compute, Config, Transport};
 use zero_partition::Category;
 use zero_pipeline::{Instruction, Mesh, Program};
@@ -36,7 +36,13 @@ pub(crate) struct Script<'a> {
 
 /// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
 /// evaluation after them.
-pub(crate) fn peaks(work: Work<'_>, config: &Config, mesh: Mesh, step: Script<'_>, evaluation: Script<'_>) -> Peaks {
+pub(crate) fn peaks(
+    work: WalkInputs<'_>,
+    config: &Config,
+    mesh: Mesh,
+    step: Script<'_>,
+    evaluation: Script<'_>,
+) -> Peaks {
     let mut walk = Walk::new(work);
     walk.run(step);
     walk.run(step);
@@ -70,7 +76,7 @@ fn monitors(config: &Config) -> u64 {
 }
 
 /// The copy of a rank's state that is written while it trains on.
-fn copy(work: &Work<'_>, config: &Config) -> u64 {
+fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
     }
@@ -93,15 +99,15 @@ fn transport(config: &Config, mesh: Mesh) -> u64 {
 
 /// What an engine's rank was planned to need; `None` where what its layers take cannot be known.
 pub fn planned(engine: &Engine) -> Option<Peaks> {
-    let (zero, arrangement) = (engine.zero(), engine.arrangement());
+    let (zero, stage_plan) = (engine.zero(), engine.stage_plan());
     let table = Table::of(engine.config(), engine.model())?;
     let shape = zero.layout().shape();
-    let (steps, evaluations) = (arrangement.training(shape), arrangement.evaluation(shape, 1));
+    let (steps, evaluations) = (stage_plan.training(shape), stage_plan.evaluation(shape, 1));
     let (in_steps, in_evaluations) = (arrivals(&steps), arrivals(&evaluations));
     let at = zero.groups().at();
-    let work = Work {
+    let work = WalkInputs {
         layout: zero.layout(),
-        stages: &arrangement.stages,
+        stages: &stage_plan.stages,
         at,
         options: &engine.settings().zero,
         width: engine.settings().dtype.size_in_bytes() as u64,
@@ -109,5 +115,5 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
     };
     let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
     let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };
-    Some(peaks(work, engine.config(), arrangement.mesh, step, evaluation))
+    Some(peaks(work, engine.config(), stage_plan.mesh, step, evaluation))
 }

@@ -3,7 +3,7 @@
 use zero_partition::{CATEGORIES, DiskBytes, disk_bytes};
 use zero_pipeline::{Coordinates, StageId};
 
-use super::walk::Work;
+use super::walk::WalkInputs;
 use super::{Peaks, Script, arrivals, peaks};
 use zero_engine::costs::forms::Table;
 use zero_engine::costs::subject::Subject;
@@ -20,9 +20,9 @@ pub(crate) struct Needs {
 /// What each stage of a subject needs.
 pub(crate) fn needs(subject: &Subject<'_>) -> Vec<Needs> {
     let table = subject.table();
-    let evaluations = subject.arrangement.evaluation(subject.layout.shape(), 1);
+    let evaluations = subject.stage_plan.evaluation(subject.layout.shape(), 1);
     let (in_steps, in_evaluations) = (arrivals(subject.programs), arrivals(&evaluations));
-    (0..subject.arrangement.mesh.pipe())
+    (0..subject.stage_plan.mesh.pipe())
         .map(|stage| {
             let step = Script { program: &subject.programs[stage], arrivals: &in_steps[stage] };
             let evaluation = Script { program: &evaluations[stage], arrivals: &in_evaluations[stage] };
@@ -40,28 +40,28 @@ fn of_stage(
 ) -> Needs {
     let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.optimizer.states().len());
     // Shards differ by some blocks: of many ranks a few stand for all.
-    let last = subject.arrangement.mesh.data() - 1;
+    let last = subject.stage_plan.mesh.data() - 1;
     let mut replicas = if last < 4 { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
     replicas.dedup();
     let mut needs = Needs { peaks: Peaks::default(), disk: DiskBytes::default(), with_activations: table.is_some() };
     for replica in replicas {
         let at = Coordinates { stage, replica };
-        let work = Work {
+        let work = WalkInputs {
             layout: subject.layout,
-            stages: &subject.arrangement.stages,
+            stages: &subject.stage_plan.stages,
             at,
             options: &subject.settings.zero,
             width: width as u64,
             table,
         };
-        let found = peaks(work, subject.config, subject.arrangement.mesh, step, evaluation);
+        let found = peaks(work, subject.config, subject.stage_plan.mesh, step, evaluation);
         needs.peaks.total = needs.peaks.total.max(found.total);
         needs.peaks.gpu = needs.peaks.gpu.max(found.gpu);
         for category in CATEGORIES {
             let of = &mut needs.peaks.by_category[category as usize];
             *of = (*of).max(found.by_category[category as usize]);
         }
-        let disk = disk_bytes(subject.layout, &subject.arrangement.stages, at, width, states);
+        let disk = disk_bytes(subject.layout, &subject.stage_plan.stages, at, width, states);
         needs.disk.optimizer = needs.disk.optimizer.max(disk.optimizer);
         needs.disk.parameters = needs.disk.parameters.max(disk.parameters);
     }

@@ -14,21 +14,21 @@ use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Timeline, g
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
 use zero_engine::Error;
-use zero_engine::arrangement::Arrangement;
 use zero_engine::configured_model;
 use zero_engine::costs::cut::CutCosts;
 use zero_engine::costs::forms::tokens;
 use zero_engine::costs::subject::Subject;
 use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps};
+use zero_engine::stage_plan::StagePlan;
 
 /// A plan as far as its memory goes: enough to tell whether a configuration fits, and nothing of it is checked.
-pub struct Draft {
+pub struct MemoryPlan {
     config: Config,
     settings: Settings,
     model: Model,
     layout: Layout,
-    arrangement: Arrangement,
+    stage_plan: StagePlan,
     /// By stage.
     programs: Vec<Program>,
     /// By stage.
@@ -40,7 +40,7 @@ pub struct Draft {
 
 /// The plan of a training step of all ranks.
 pub struct Plan {
-    draft: Draft,
+    memory_plan: MemoryPlan,
     /// Of two replicas.
     simulation: Simulation,
     /// By the cost table of the configuration.
@@ -75,21 +75,21 @@ impl Planner {
     /// # Errors
     /// Whatever would keep the ranks from starting.
     pub fn plan(&self, config: &Config) -> Result<Plan, Error> {
-        self.draft(config)?.plan()
+        self.memory_plan(config)?.plan()
     }
 
     /// The plan as far as its memory goes.
     ///
     /// # Errors
     /// A model that cannot be built or cut.
-    pub fn draft(&self, config: &Config) -> Result<Draft, Error> {
+    pub fn memory_plan(&self, config: &Config) -> Result<MemoryPlan, Error> {
         let layers = configured_model::from_config(config, self.vocabulary)?;
-        Draft::new(with_total_steps(config.clone(), 1), layers)
+        MemoryPlan::new(with_total_steps(config.clone(), 1), layers)
     }
 }
 
-impl Draft {
-    /// The draft for a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+impl MemoryPlan {
+    /// The memory_plan for a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
     ///
     /// # Errors
     /// A model that cannot be built or cut.
@@ -105,18 +105,18 @@ impl Draft {
         let table = config.training.cost_table.as_deref().map(CostTable::read).transpose()?;
         let settings = Settings::new(&config)?;
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
-        let arrangement = Arrangement::new(&config, &settings, &model, &layout, Some(&equal))?;
-        let programs = arrangement.training(layout.shape());
+        let stage_plan = StagePlan::new(&config, &settings, &model, &layout, Some(&equal))?;
+        let programs = stage_plan.training(layout.shape());
         let subject = Subject {
             config: &config,
             settings: &settings,
             model: &model,
             layout: &layout,
-            arrangement: &arrangement,
+            stage_plan: &stage_plan,
             programs: &programs,
         };
         let needs = needs(&subject);
-        Ok(Self { config, settings, model, layout, arrangement, programs, needs, table, choice })
+        Ok(Self { config, settings, model, layout, stage_plan, programs, needs, table, choice })
     }
 
     /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
@@ -137,7 +137,7 @@ impl Draft {
             settings: &self.settings,
             model: &self.model,
             layout: &self.layout,
-            arrangement: &self.arrangement,
+            stage_plan: &self.stage_plan,
             programs: &self.programs,
         }
     }
@@ -163,7 +163,7 @@ impl Draft {
     /// What the table has not, in words.
     pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
-        let simulated = self.arrangement.simulate(&self.programs, self.layout.shape(), &costs);
+        let simulated = self.stage_plan.simulate(&self.programs, self.layout.shape(), &costs);
         Ok(simulated.map_err(|e| e.to_string())?.timeline)
     }
 
@@ -178,13 +178,13 @@ impl Draft {
     /// # Errors
     /// Programs that must not run.
     pub fn plan(self) -> Result<Plan, Error> {
-        let (arrangement, shape) = (&self.arrangement, self.layout.shape());
-        arrangement.validate(&self.programs, shape)?;
-        arrangement.validate(&arrangement.evaluation(shape, 1), shape)?;
-        let costs = equal_chunks(arrangement, &self.layout);
-        let simulation = arrangement.of_two_replicas().simulate(&self.programs, shape, &costs)?;
+        let (stage_plan, shape) = (&self.stage_plan, self.layout.shape());
+        stage_plan.validate(&self.programs, shape)?;
+        stage_plan.validate(&stage_plan.evaluation(shape, 1), shape)?;
+        let costs = equal_chunks(stage_plan, &self.layout);
+        let simulation = stage_plan.of_two_replicas().simulate(&self.programs, shape, &costs)?;
         let prediction = self.prediction();
-        Ok(Plan { draft: self, simulation, prediction })
+        Ok(Plan { memory_plan: self, simulation, prediction })
     }
 }
 
@@ -194,7 +194,7 @@ impl Plan {
     /// # Errors
     /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        Draft::new(config, model)?.plan()
+        MemoryPlan::new(config, model)?.plan()
     }
 
     /// Whether the disks have room for what is to live there.
@@ -202,14 +202,14 @@ impl Plan {
     /// # Errors
     /// The key of a folder that has not.
     pub fn check_disks(&self) -> Result<(), Error> {
-        check_space(&self.draft.layout, &self.draft.arrangement.stages, &self.draft.settings)
+        check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan.stages, &self.memory_plan.settings)
     }
 
     /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
     /// long, a backward twice as long as a forward, and communication no time.
     #[must_use]
     pub fn grid(&self, columns: usize) -> String {
-        let few = self.draft.arrangement.of_two_replicas();
+        let few = self.memory_plan.stage_plan.of_two_replicas();
         grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
     }
 
@@ -224,25 +224,25 @@ impl Plan {
     /// # Errors
     /// If the table is for another model.
     pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
-        self.draft.arrangement.simulate(&self.draft.programs, self.draft.layout.shape(), costs)
+        self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
     /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
-        self.draft.peak_bytes()
+        self.memory_plan.peak_bytes()
     }
 
     /// The most bytes that a rank needs of its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
-        self.draft.disk_bytes()
+        self.memory_plan.disk_bytes()
     }
 
     /// Whether what layers take is known, and in the figures.
     #[must_use]
     pub fn knows_activations(&self) -> bool {
-        self.draft.needs.iter().all(|needs| needs.with_activations)
+        self.memory_plan.needs.iter().all(|needs| needs.with_activations)
     }
 
     /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
@@ -254,70 +254,77 @@ impl Plan {
     /// How long a step takes by a cost table.
     ///
     /// # Errors
-    /// As [`Draft::predict`].
+    /// As [`MemoryPlan::predict`].
     pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
-        self.draft.predict(table)
+        self.memory_plan.predict(table)
     }
 
     /// The program of a stage.
     #[must_use]
     pub fn program(&self, stage: StageId) -> &Program {
-        &self.draft.programs[stage]
+        &self.memory_plan.programs[stage]
     }
 
     fn share(&self, stage: StageId) -> Share {
-        let (stages, shape) = (&self.draft.arrangement.stages, self.draft.layout.shape());
+        let (stages, shape) = (&self.memory_plan.stage_plan.stages, self.memory_plan.layout.shape());
         let held = (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
         let at = Coordinates { stage, replica: 0 };
         let (width, states) =
-            (self.draft.settings.dtype.size_in_bytes(), self.draft.settings.zero.optimizer.states().len());
-        let options = &self.draft.settings.zero;
+            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.optimizer.states().len());
+        let options = &self.memory_plan.settings.zero;
         Share {
-            layers: self.draft.arrangement.layers_of(stage, shape),
+            layers: self.memory_plan.stage_plan.layers_of(stage, shape),
             parameters: held.map(|segment| shape.segments[segment].elements).sum(),
-            state: expected_state(&self.draft.layout, stages, at, width, states),
-            sent: expected_payload(&self.draft.programs[stage], &self.draft.layout, 0, width, options, |_| 0),
-            alive: self.simulation.memory[self.draft.arrangement.of_two_replicas().mesh.rank(at)].alive,
+            state: expected_state(&self.memory_plan.layout, stages, at, width, states),
+            sent: expected_payload(
+                &self.memory_plan.programs[stage],
+                &self.memory_plan.layout,
+                0,
+                width,
+                options,
+                |_| 0,
+            ),
+            alive: self.simulation.memory[self.memory_plan.stage_plan.of_two_replicas().mesh.rank(at)].alive,
         }
     }
 
     /// The plan as JSON.
     #[must_use]
     pub fn value(&self) -> Value {
-        let mesh = self.draft.arrangement.mesh;
+        let mesh = self.memory_plan.stage_plan.mesh;
         let stages = (0..mesh.pipe()).map(|stage| {
             let share = self.share(stage);
             json!({
                 "stage": stage,
                 "ranks": ranks(mesh, stage).collect::<Vec<_>>(),
-                "layers": self.draft.arrangement.stages.layers_of(stage)
-                    .map(|layer| self.draft.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
+                "layers": self.memory_plan.stage_plan.stages.layers_of(stage)
+                    .map(|layer| self.memory_plan.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
                 "parameters": share.parameters,
                 "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
                     "optimizer_state": share.state.optimizer },
                 "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)
-                    .zip(self.draft.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
-                "planned_peak_total_bytes": self.draft.needs[stage].peaks.total,
-                "planned_peak_gpu_bytes": self.has_gpu().then_some(self.draft.needs[stage].peaks.gpu),
-                "activations_known": self.draft.needs[stage].with_activations,
-                "disk_bytes": { "optimizer": self.draft.needs[stage].disk.optimizer, "parameters": self.draft.needs[stage].disk.parameters },
+                    .zip(self.memory_plan.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
+                "planned_peak_total_bytes": self.memory_plan.needs[stage].peaks.total,
+                "planned_peak_gpu_bytes": self.has_gpu().then_some(self.memory_plan.needs[stage].peaks.gpu),
+                "activations_known": self.memory_plan.needs[stage].with_activations,
+                "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent,
                 "micro_batches_alive": share.alive,
-                "keeps_gathered": self.draft.arrangement.gathering(self.draft.layout.shape())
-                    .map(|_| self.draft.arrangement.keeps_gathered(stage)),
-                "instructions": self.draft.programs[stage].instructions.len(),
+                "keeps_gathered": self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape())
+                    .map(|_| self.memory_plan.stage_plan.keeps_gathered(stage)),
+                "instructions": self.memory_plan.programs[stage].instructions.len(),
             })
         });
         json!({
             "world_size": mesh.world_size(),
             "pipeline_stages": mesh.pipe(),
             "data_parallel_size": mesh.data(),
-            "schedule": self.draft.arrangement.schedule.to_string(),
-            "micro_batches": self.draft.arrangement.micro_batches,
-            "zero_stage": self.draft.settings.layout.zero_stage.number(),
+            "schedule": self.memory_plan.stage_plan.schedule.to_string(),
+            "micro_batches": self.memory_plan.stage_plan.micro_batches,
+            "zero_stage": self.memory_plan.settings.layout.zero_stage.number(),
             "bubble": self.bubble(),
             "planned_peak_bytes": self.peak_bytes(),
-            "overlap_comm": self.draft.settings.passes.gather.overlap,
+            "overlap_comm": self.memory_plan.settings.passes.gather.overlap,
             "time": self.prediction.as_ref().map(|time| match time {
                 Ok(prediction) => json!(prediction),
                 Err(missing) => json!({ "missing": missing }),
@@ -333,7 +340,7 @@ fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
 }
 
 /// A table in which every chunk takes equally long, and a backward has two equal halves.
-fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
+fn equal_chunks(stage_plan: &StagePlan, layout: &Layout) -> Costs {
     let of_chunk = |chunk: &std::ops::Range<usize>| {
         let share = 1.0 / chunk.len() as f64;
         let cost = LayerCosts {
@@ -345,7 +352,7 @@ fn equal_chunks(arrangement: &Arrangement, layout: &Layout) -> Costs {
         };
         std::iter::repeat_n(cost, chunk.len())
     };
-    let layers = arrangement.stages.chunks().iter().flat_map(of_chunk).collect();
+    let layers = stage_plan.stages.chunks().iter().flat_map(of_chunk).collect();
     let segments = vec![SegmentCosts::default(); layout.shape().segments.len()];
     Costs::of_compute(layers, segments)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use zero_config::PartitionMethod;
 use zero_engine::costs::Prediction;
-use zero_engine::words::{bytes, counted, grouped};
+use zero_engine::format::{bytes, counted, grouped};
 use zero_partition::{Layout, LayoutOptions, expected_state};
 use zero_pipeline::{Coordinates, Stages, ZeroStage};
 
@@ -12,17 +12,17 @@ use super::{Plan, ranks};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mesh = self.draft.arrangement.mesh;
+        let mesh = self.memory_plan.stage_plan.mesh;
         writeln!(
             f,
             "{} = {} × {}, ZeRO stage {}, {} a step = {} × {} × {}",
             counted(mesh.world_size(), "rank", "ranks"),
             counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
             counted(mesh.data(), "replica", "replicas"),
-            self.draft.settings.layout.zero_stage.number(),
-            counted(self.draft.config.train_batch_size, "sample", "samples"),
-            self.draft.settings.micro_batch_size,
-            counted(self.draft.settings.micro_batches, "micro-batch", "micro-batches"),
+            self.memory_plan.settings.layout.zero_stage.number(),
+            counted(self.memory_plan.config.train_batch_size, "sample", "samples"),
+            self.memory_plan.settings.micro_batch_size,
+            counted(self.memory_plan.settings.micro_batches, "micro-batch", "micro-batches"),
             counted(mesh.data(), "replica", "replicas"),
         )?;
         let header = ["stage", "ranks", "parameters", "state a rank", "sent a step", "alive", "layers"];
@@ -50,14 +50,15 @@ impl fmt::Display for Plan {
             "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
         )?;
         self.memory(f)?;
-        if self.draft.config.pipeline.stages > 1 && self.draft.config.pipeline.partition_method == PartitionMethod::Time
+        if self.memory_plan.config.pipeline.stages > 1
+            && self.memory_plan.config.pipeline.partition_method == PartitionMethod::Time
         {
             writeln!(f, "cut as if every layer took equally long: a run measures them first, and cuts by that")?;
         }
-        if let Some(gathering) = self.draft.arrangement.gathering(self.draft.layout.shape()) {
+        if let Some(gathering) = self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape()) {
             writeln!(f, "{gathering}")?;
         }
-        if let Some(choice) = self.draft.choice {
+        if let Some(choice) = self.memory_plan.choice {
             writeln!(f, "{choice}")?;
         }
         if let Some(prediction) = &self.prediction {
@@ -66,7 +67,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "{}: {:.1} % of a step is bubble if every chunk of layers takes equally long",
-            self.draft.arrangement.schedule,
+            self.memory_plan.stage_plan.schedule,
             self.bubble() * 100.0
         )
     }
@@ -74,7 +75,7 @@ impl fmt::Display for Plan {
 
 impl Plan {
     pub(super) fn has_gpu(&self) -> bool {
-        self.draft.settings.zero.on_gpu.layers
+        self.memory_plan.settings.zero.on_gpu.layers
     }
 
     /// The most bytes at a time, by category: they have their peaks at different times, so the sum is less than their sum.
@@ -84,7 +85,7 @@ impl Plan {
         let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["at a time"] };
         let heads = ["stage"].iter().chain(&names).chain(at_a_time).chain(&["disk"]);
         let mut rows = vec![heads.map(ToString::to_string).collect::<Vec<_>>()];
-        for (stage, needs) in self.draft.needs.iter().enumerate() {
+        for (stage, needs) in self.memory_plan.needs.iter().enumerate() {
             let mut row = vec![stage.to_string()];
             row.extend(needs.peaks.by_category.iter().map(|&b| bytes(b)));
             if self.has_gpu() {
@@ -115,8 +116,8 @@ impl Plan {
         let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
         let mut rows = vec![names.map(String::from).to_vec()];
         // Of a stage, its first rank.
-        for stage in 0..self.draft.arrangement.mesh.pipe() {
-            let rank = prediction.ranks[ranks(self.draft.arrangement.mesh, stage).start];
+        for stage in 0..self.memory_plan.stage_plan.mesh.pipe() {
+            let rank = prediction.ranks[ranks(self.memory_plan.stage_plan.mesh, stage).start];
             let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
             let times = times.map(|seconds| format!("{:.1} ms", seconds * 1e3));
             rows.push(std::iter::once(stage.to_string()).chain(times).collect());
@@ -132,13 +133,15 @@ impl Plan {
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
         let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
         let (width, states) =
-            (self.draft.settings.dtype.size_in_bytes(), self.draft.settings.zero.optimizer.states().len());
-        let stages = Stages::single(self.draft.layout.shape());
+            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.optimizer.states().len());
+        let stages = Stages::single(self.memory_plan.layout.shape());
         for &ranks in ranks {
             let of_stage = |zero_stage: u8| {
                 let zero_stage = ZeroStage::from_number(zero_stage).unwrap_or(ZeroStage::Zero);
-                let layout =
-                    Layout::new(&self.draft.model, &LayoutOptions { zero_stage, ranks, ..self.draft.settings.layout });
+                let layout = Layout::new(
+                    &self.memory_plan.model,
+                    &LayoutOptions { zero_stage, ranks, ..self.memory_plan.settings.layout },
+                );
                 let at = Coordinates { stage: 0, replica: 0 };
                 bytes(expected_state(&layout, &stages, at, width, states).total())
             };

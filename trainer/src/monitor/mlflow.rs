@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::metric::{Record, now};
-use super::worker::{Outcome, Sink, Trouble};
+use super::worker::{RunStatus, Sink, Trouble};
 use zero_engine::Error;
 
 /// Of one request, from its beginning to the end of its answer.
@@ -240,11 +240,11 @@ impl Sink for Mlflow {
         "see that the tracking server runs, or set `mlflow.tracking_uri`".into()
     }
 
-    fn finish(&mut self, outcome: Outcome) -> Result<(), Trouble> {
+    fn finish(&mut self, outcome: RunStatus) -> Result<(), Trouble> {
         let status = match outcome {
-            Outcome::Done => "FINISHED",
-            Outcome::Stopped => "KILLED",
-            Outcome::Failed => "FAILED",
+            RunStatus::Done => "FINISHED",
+            RunStatus::Stopped => "KILLED",
+            RunStatus::Failed => "FAILED",
         };
         // Of a run without a step there is nothing to end.
         let Some(run) = &self.run else { return Ok(()) };

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use machine::{Machine, News};
 use metric::{Record, Scalar};
-pub(crate) use worker::Outcome;
+pub(crate) use worker::RunStatus;
 use worker::{SLICE, Worker};
 
 use zero_config::Config;
@@ -95,7 +95,7 @@ impl Monitors {
     }
 
     /// Ends all, and waits a few seconds for them. Gives back what there is to say of them.
-    pub(crate) fn finish(&mut self, outcome: Outcome) -> Vec<String> {
+    pub(crate) fn finish(&mut self, outcome: RunStatus) -> Vec<String> {
         self.has_ended = true;
         self.workers.iter().for_each(|worker| worker.end(outcome));
         let mut slices = SLICES;
@@ -131,7 +131,7 @@ fn info(config: &Config) -> Vec<(&'static str, String)> {
 impl Drop for Monitors {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.finish(Outcome::Failed).iter().for_each(|word| eprintln!("warning: {word}"));
+            self.finish(RunStatus::Failed).iter().for_each(|word| eprintln!("warning: {word}"));
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::metric::{Kind, Metric, Record};
-use super::worker::{Outcome, Sink, Trouble};
+use super::worker::{RunStatus, Sink, Trouble};
 
 /// So many are answered at a time; others are turned away.
 const VISITORS: usize = 16;
@@ -77,7 +77,7 @@ impl Sink for Prometheus {
         "free the port, or set `prometheus.port`".into()
     }
 
-    fn finish(&mut self, _: Outcome) -> Result<(), Trouble> {
+    fn finish(&mut self, _: RunStatus) -> Result<(), Trouble> {
         if let Some((address, stop)) = self.server.take() {
             stop.store(true, Ordering::Relaxed);
             // Wakes it; whether it hears of it does not matter any more.
@@ -282,7 +282,7 @@ mod tests {
         }
         let head = ask(address, b"HEAD /metrics HTTP/1.0\r\n\r\n");
         assert!(head.contains("200 OK") && head.ends_with("\r\n\r\n"), "{head}");
-        prometheus.finish(Outcome::Done).expect("it ends");
+        prometheus.finish(RunStatus::Done).expect("it ends");
         assert!(prometheus.listen().is_ok(), "and its port is free again");
     }
 

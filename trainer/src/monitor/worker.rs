@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::metric::Record;
 use zero_engine::Error;
-use zero_engine::words::counted;
+use zero_engine::format::counted;
 
 /// Steps that wait to be written; the oldest are given up for newer ones.
 const WAITING: usize = 512;
@@ -17,7 +17,7 @@ pub(super) const SLICE: Duration = Duration::from_millis(100);
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum RunStatus {
     /// It is done.
     Done,
     /// A signal stopped it.
@@ -45,7 +45,7 @@ pub(super) trait Sink: Send {
     fn help(&self) -> String;
 
     /// Ends it.
-    fn finish(&mut self, _outcome: Outcome) -> Result<(), Trouble> {
+    fn finish(&mut self, _outcome: RunStatus) -> Result<(), Trouble> {
         Ok(())
     }
 }
@@ -64,7 +64,7 @@ struct State {
     lost: u64,
     /// To be said to the user.
     words: Vec<String>,
-    ending: Option<Outcome>,
+    ending: Option<RunStatus>,
     has_ended: bool,
 }
 
@@ -113,7 +113,7 @@ impl Worker {
     }
 
     /// Tells the thread that the run has ended.
-    pub(super) fn end(&self, outcome: Outcome) {
+    pub(super) fn end(&self, outcome: RunStatus) {
         lock(&self.shared).ending.get_or_insert(outcome);
         self.shared.changed.notify_all();
     }
@@ -185,7 +185,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
 }
 
 /// What there is to write, and whether it is the last; waits for it. What failed is left alone for a while.
-fn next(shared: &Shared, is_failing: bool) -> (Vec<Record>, Option<Outcome>) {
+fn next(shared: &Shared, is_failing: bool) -> (Vec<Record>, Option<RunStatus>) {
     let began = Instant::now();
     let mut state = lock(shared);
     loop {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn end(worker: &Worker, seconds: u32) -> Vec<String> {
-        worker.end(Outcome::Done);
+        worker.end(RunStatus::Done);
         worker.wait(&mut { seconds * 10 });
         worker.words()
     }

@@ -2,7 +2,7 @@
 
 use zero_config::{Compute, Config, OffloadDevice};
 use zero_engine::Engine;
-use zero_engine::words::bytes;
+use zero_engine::format::bytes;
 use zero_pipeline::{Tier, Tiers};
 
 /// What the user should know of where things live; nothing where all of it is in memory.

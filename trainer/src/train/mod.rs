@@ -1,6 +1,5 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
-mod again;
 mod autos;
 mod corpus;
 mod disk;
@@ -10,6 +9,7 @@ mod folder;
 mod options;
 mod progress;
 mod report;
+mod restart;
 mod run;
 mod sample;
 mod saves;
@@ -40,15 +40,15 @@ use zero_engine::Error;
 use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
+use zero_engine::format::{bytes, counted, grouped, of_number};
 use zero_engine::settings::with_total_steps;
-use zero_engine::words::{bytes, counted, grouped, of_number};
 use zero_planner::memory;
 use zero_planner::{Plan, Planner};
 
-pub use again::{Again, Restart};
 pub use folder::holds_a_run;
 pub use options::{Finished, Resume, RunOptions};
 pub use progress::{Bar, DrawBar, Output};
+pub use restart::{Restart, Restarts};
 pub use signals::note_save_requests;
 pub use steps::{Steps, measure_costs};
 
@@ -102,7 +102,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
     let progress = Progress::new(output, options.bar, engine.config().steps_per_print, engine.steps(), steps);
     // A checkpoint of another run's folder begins a run of its own in this one.
-    let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.again.keeps_folder;
+    let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
     let mut files = if main { Some(Files::open(&mut engine, &out, goes_on, logged, &progress)?) } else { None };
     say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
@@ -113,7 +113,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     if main {
         progress.say(&saves.foretell(&engine));
     }
-    let report = Report::new(started, resident_before, options.again.restarts.clone());
+    let report = Report::new(started, resident_before, options.restarts.restarts.clone());
     let mut run = Run::new(engine, corpus, (early, divergence, saves), progress, report);
     let finished = run.train(steps, &requests, files.as_mut())?;
     let saved = run.save_last(finished)?;
@@ -191,7 +191,7 @@ fn lies_in(folder: &Path, parent: &Path) -> bool {
 fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     let root = Path::new(&config.training.output_dir).join("checkpoints");
     Ok(match &options.resume {
-        _ if !options.again.from.is_empty() => Start::GoesOn,
+        _ if !options.restarts.from.is_empty() => Start::GoesOn,
         None => Start::Anew,
         Some(Resume::From(_)) => Start::GoesOn,
         Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => Start::Anew,
@@ -203,7 +203,7 @@ fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
 /// tries the one before.
 fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Option<(PathBuf, Value)>, Error> {
     let mut candidates = match &options.resume {
-        _ if !options.again.from.is_empty() => options.again.from.clone(),
+        _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
         None => return Ok(None),
         Some(Resume::From(folder)) => {
             let named = |error: Error| {
@@ -260,7 +260,7 @@ fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, r
         progress.say(&choice.to_string());
     }
     if config.pipeline.stages > 1 {
-        progress.say(&engine.arrangement().describe(engine.zero().layout().shape()));
+        progress.say(&engine.stage_plan().describe(engine.zero().layout().shape()));
     }
     if let Some(peaks) = memory::planned(engine) {
         let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(" of {}", bytes(limit)));

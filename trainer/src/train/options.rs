@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::again::Again;
 use super::progress::{DrawBar, Output};
+use super::restart::Restarts;
 
 /// Where a run goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct RunOptions {
     /// Go on instead of starting anew.
     pub resume: Option<Resume>,
     /// What earlier attempts have left, where a launcher has started the run again.
-    pub again: Again,
+    pub restarts: Restarts,
     /// Train so many steps, and compare them with one process at ZeRO stage 0.
     pub verify: Option<u64>,
     /// Go on beyond `training.memory_limit`.

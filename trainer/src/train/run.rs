@@ -20,9 +20,9 @@ use super::sample;
 use super::saves::Saves;
 use super::signals::Requests;
 use crate::monitor::metric::{self, Record, Scalar};
-use crate::monitor::{Monitors, Outcome};
+use crate::monitor::{Monitors, RunStatus};
 use zero_engine::Error;
-use zero_engine::words::counted;
+use zero_engine::format::counted;
 use zero_engine::{Engine, Step};
 
 /// What rank 0 writes to while training.
@@ -358,7 +358,7 @@ impl Run {
         let report = self.report.value(&self.engine, finished)?;
         let trace = trace::of_all_ranks(&self.engine)?;
         let Some(files) = files else { return Ok(()) };
-        let outcome = if finished == Finished::Done { Outcome::Done } else { Outcome::Stopped };
+        let outcome = if finished == Finished::Done { RunStatus::Done } else { RunStatus::Stopped };
         files.monitors.finish(outcome).iter().for_each(|word| self.progress.warn(word));
         files.folder.report(&report)?;
         if let Some(trace) = trace {

@@ -9,7 +9,7 @@ use super::progress::Progress;
 use zero_engine::Ended;
 use zero_engine::Engine;
 use zero_engine::Error;
-use zero_engine::words::bytes;
+use zero_engine::format::bytes;
 
 /// The checkpoints of a run.
 pub(super) struct Saves {

@@ -10,7 +10,7 @@ use zero_model::ops::{
 use zero_model::random::Stream;
 use zero_model::{Pass, backward_from};
 
-use Work::{Computes, Moves};
+use Minimum::{Computes, Moves};
 
 /// A GPT's micro-batch.
 pub(super) struct Shape {
@@ -29,7 +29,7 @@ pub(super) const SHAPES: [Shape; 2] = [
 
 /// What an operation must do at least.
 #[derive(Clone, Copy)]
-pub(super) enum Work {
+pub(super) enum Minimum {
     /// Bytes, read and written.
     Moves(f64),
     /// Floating-point operations.
@@ -39,7 +39,7 @@ pub(super) enum Work {
 /// What is run, and the work of each operation in it that is not a product, by name.
 pub(super) struct Case {
     pub(super) run: Box<dyn Fn() -> Result<()>>,
-    pub(super) work: Vec<(&'static str, Work)>,
+    pub(super) work: Vec<(&'static str, Minimum)>,
     /// Bytes of all that one run reads and writes: operands, results and gradients.
     pub(super) touches: f64,
     /// Whether products are what it is for.
@@ -130,7 +130,7 @@ pub(super) fn cases(shape: &Shape, dtype: DType) -> Result<Vec<Case>> {
     Ok(all)
 }
 
-fn case(touches: f64, work: Vec<(&'static str, Work)>, run: impl Fn() -> Result<()> + 'static) -> Case {
+fn case(touches: f64, work: Vec<(&'static str, Minimum)>, run: impl Fn() -> Result<()> + 'static) -> Case {
     Case { run: Box::new(run), work, touches, has_products: false }
 }
 

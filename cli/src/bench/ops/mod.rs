@@ -19,8 +19,8 @@ use zero_model::ops::measure::{self, Gemm, Measured};
 use zero_model::ops::set_threads;
 use zero_model::random::Stream;
 
-use crate::surroundings;
-use cases::{Case, SHAPES, Shape, Work};
+use crate::process_setup;
+use cases::{Case, Minimum, SHAPES, Shape};
 use limits::{Floor, peak_flops};
 
 /// Rows below this share of their limit are marked.
@@ -46,7 +46,7 @@ enum Beside {
 
 /// What one operation took, and its share of its limit, in each run.
 struct Row {
-    work: Work,
+    work: Minimum,
     beside: Beside,
     times: Vec<Duration>,
     /// FLOP/s or bytes/s, and of the limit's.
@@ -60,7 +60,7 @@ struct Row {
 pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     let Selection { threads, repeats, .. } = *chosen;
     // Threads and allocator as a rank of training has them.
-    surroundings::prepare(threads, 1)?;
+    process_setup::prepare(threads, 1)?;
     set_threads(threads);
     keep_pages();
     println!("{}: {}", Isa::current(), machine::described());
@@ -120,8 +120,8 @@ fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeM
         let each = one.time.div_f64(one.calls as f64);
         let row = rows.entry(name).or_insert_with(|| Row::new(work, &one, case));
         let (amount, limit) = match (work, &mut row.beside) {
-            (Work::Moves(bytes), Beside::Copy(floor)) => (bytes, floor.rate(chosen.threads)),
-            (Work::Moves(amount) | Work::Computes(amount), _) => (amount, peak),
+            (Minimum::Moves(bytes), Beside::Copy(floor)) => (bytes, floor.rate(chosen.threads)),
+            (Minimum::Moves(amount) | Minimum::Computes(amount), _) => (amount, peak),
         };
         if let (Beside::Product(product), Some(flops)) = (&mut row.beside, one.flops()) {
             let started = Instant::now();
@@ -136,19 +136,19 @@ fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeM
 }
 
 /// How an operation is printed, and the work of one call; `None` for what is not to be printed.
-fn named(one: &Measured, case: &Case, chosen: &Selection) -> Option<(String, Work)> {
+fn named(one: &Measured, case: &Case, chosen: &Selection) -> Option<(String, Minimum)> {
     let Measured { operation, shape, calls, .. } = one;
     if let (Some([m, n, k]), Some(flops)) = (shape, one.flops()) {
-        return Some((format!("product {operation} {m} x {n} x {k}"), Work::Computes(flops / *calls as f64)));
+        return Some((format!("product {operation} {m} x {n} x {k}"), Minimum::Computes(flops / *calls as f64)));
     }
     let (_, work) = case.work.iter().find(|(name, _)| name == operation)?;
     (!chosen.products_only).then(|| (operation.clone(), *work))
 }
 
 impl Row {
-    fn new(work: Work, one: &Measured, case: &Case) -> Self {
+    fn new(work: Minimum, one: &Measured, case: &Case) -> Self {
         let beside = match (work, one.shape) {
-            (Work::Moves(bytes), _) => Beside::Copy(Floor::new(bytes, case.touches)),
+            (Minimum::Moves(bytes), _) => Beside::Copy(Floor::new(bytes, case.touches)),
             (_, Some(shape)) => {
                 let [m, n, k] = shape;
                 let transposed = [0, 1].map(|operand| one.operation.as_bytes().get(operand) == Some(&b'T'));
@@ -186,7 +186,7 @@ fn print(name: &str, row: &Row) -> bool {
         "  {name:<34} {:>9.3} ms  {:>7.1} {}  {:>6.1} % {} {:<17} {gemm}",
         median(&row.times).as_secs_f64() * 1e3,
         middle(&rates),
-        if matches!(row.work, Work::Computes(_)) { "GFLOP/s" } else { "GB/s   " },
+        if matches!(row.work, Minimum::Computes(_)) { "GFLOP/s" } else { "GB/s   " },
         middle(&shares),
         if is_below { '<' } else { ' ' },
         format!("({:.1} – {:.1})", shares[0], shares[shares.len() - 1]),

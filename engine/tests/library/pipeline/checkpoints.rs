@@ -6,17 +6,17 @@ use super::{SCHEDULES, agreed, engine, gpt2, run, text};
 use crate::world::{BF16, FP16, Trajectory, train, trajectory, world};
 
 /// A layout of ranks: pipeline stages, replicas, ZeRO stage, schedule.
-type Place<'a> = (usize, usize, u8, &'a str);
+type Setup<'a> = (usize, usize, u8, &'a str);
 
 const REPRODUCIBLE: &str = "training: {reproducible: true}";
 
 /// The configuration of a place, for `all` micro-batches over all replicas.
-fn settings((stages, data, zero_stage, schedule): Place<'_>, all: usize, more: &str) -> String {
+fn settings((stages, data, zero_stage, schedule): Setup<'_>, all: usize, more: &str) -> String {
     text(zero_stage, all / data, &format!("stages: {stages}, schedule: {schedule}"), more)
 }
 
 /// Trains four steps and saves.
-fn saved(root: &Path, place: Place<'_>, text: &str) -> PathBuf {
+fn saved(root: &Path, place: Setup<'_>, text: &str) -> PathBuf {
     let folders = world(place.0 * place.1, |comm| {
         let mut engine = engine(gpt2(40, true), text, comm);
         train(&mut engine, 4);
@@ -26,7 +26,7 @@ fn saved(root: &Path, place: Place<'_>, text: &str) -> PathBuf {
 }
 
 /// The four steps after a checkpoint.
-fn resumed(root: &Path, folder: &Path, place: Place<'_>, text: &str) -> Trajectory {
+fn resumed(root: &Path, folder: &Path, place: Setup<'_>, text: &str) -> Trajectory {
     let all = world(place.0 * place.1, |comm| {
         let mut engine = engine(gpt2(40, true), text, comm);
         assert_eq!(engine.resume(root).unwrap().as_deref(), Some(folder));

@@ -10,9 +10,9 @@ use super::{engine, gpt2, text};
 use crate::world::{BF16, FP16, config, train, world};
 
 /// (data-parallel ranks, pipeline stages, ZeRO stage, whether state and parameters are on a disk).
-type Place = (usize, usize, u8, bool);
+type Setup = (usize, usize, u8, bool);
 
-fn settings((data, stages, zero_stage, on_disk): Place, more: &str, folder: &Path) -> String {
+fn settings((data, stages, zero_stage, on_disk): Setup, more: &str, folder: &Path) -> String {
     let text = text(zero_stage, stages, &format!("stages: {stages}"), more);
     let disk = format!("{{device: nvme, nvme_path: '{}', buffer_count: 5}}", folder.display());
     let disk = match (on_disk, zero_stage) {
@@ -59,7 +59,7 @@ fn joined(all: Vec<Held>) -> Vec<(String, Kind, Vec<u32>)> {
 }
 
 /// Trains in a layout, and saves; gives what was held.
-fn written(root: &Path, place: Place, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
+fn written(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
     let text = settings(place, more, root);
     joined(world(place.0 * place.1, |comm| {
         let mut engine = engine(gpt2(40, true), &text, comm);
@@ -70,7 +70,7 @@ fn written(root: &Path, place: Place, more: &str) -> Vec<(String, Kind, Vec<u32>
 }
 
 /// Loads in a layout; gives what is held then.
-fn loaded(root: &Path, place: Place, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
+fn loaded(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
     let text = settings(place, more, root);
     joined(world(place.0 * place.1, |comm| {
         let mut engine = engine(gpt2(40, true), &text, comm);
@@ -93,7 +93,7 @@ fn every_pair_of_a_grid_has_the_same_bits() {
     }
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn place() -> impl Strategy<Value = Setup> {
     // Stage 0 has nothing that could be on a disk.
     (1..=4usize, 1..=3usize, 0..=3u8, any::<bool>())
         .prop_map(|(data, stages, zero, disk)| (data, stages, zero, disk && zero > 0))

@@ -4,7 +4,7 @@ use super::{EVERYWHERE, FLOATS, Into, both, gpu, on_host};
 use crate::check::{close, floats, ids, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use zero_ops::device::{Array, check};
-use zero_ops::sink::{Flat, Gradients};
+use zero_ops::sink::{FlatBuffer, Gradients};
 use zero_ops::{cross_entropy, linear_cross_entropy};
 
 /// Sums in another order, and what they are rounded to.
@@ -107,7 +107,7 @@ fn what_cannot_be_is_an_error_later() -> Result<()> {
     // What is in its place already cannot be multiplied any more.
     let targets = ids("targets", &[3], 9).to_device(&gpu)?;
     let mut sink = Gradients::default();
-    sink.add_buffer(Flat::Device(Array::room(gpu.as_cuda_device()?, 36)?), [(w.id(), 0..36, false)]);
+    sink.add_buffer(FlatBuffer::Device(Array::room(gpu.as_cuda_device()?, 36)?), [(w.id(), 0..36, false)]);
     let (_, store) = sink.capture(|| (linear_cross_entropy(&x, &w, &targets, 1.0)? * 2.0)?.backward());
     assert!(store?.get(&w).is_none());
     let error = check(&gpu).expect_err("an error").to_string();

@@ -13,7 +13,7 @@ use crate::check::normal;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use zero_ops::device::{self, Array};
-use zero_ops::sink::{Flat, Gradients};
+use zero_ops::sink::{FlatBuffer, Gradients};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -70,7 +70,7 @@ fn trained(
         // What is in front of a place is not the operation's.
         let len = x.elem_count() + 3;
         let buffer = match on {
-            Device::Cuda(device) => Flat::Device(Array::room(device, len)?),
+            Device::Cuda(device) => FlatBuffer::Device(Array::room(device, len)?),
             _ => vec![f32::NAN; len].into(),
         };
         sink.add_buffer(buffer, [(x.id(), 3..len, false)]);
@@ -87,8 +87,8 @@ fn trained(
     let gradients = sink.into_flat().into_iter().zip(&inputs).map(|(flat, x)| {
         let mut values = vec![0.0; x.elem_count()];
         match flat {
-            Flat::Device(array) => array.to_host(3..array.len(), &mut values)?,
-            Flat::Host(all) => values.copy_from_slice(&all[3..]),
+            FlatBuffer::Device(array) => array.to_host(3..array.len(), &mut values)?,
+            FlatBuffer::Host(all) => values.copy_from_slice(&all[3..]),
         }
         Tensor::from_vec(values, x.shape(), &Device::Cpu)
     });

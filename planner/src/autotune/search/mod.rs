@@ -17,7 +17,7 @@ use zero_engine::Error;
 
 /// What a run of a configuration came to.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Outcome {
+pub(super) enum RunOutcome {
     /// It ran; in which round is not for it to say.
     Ran { step_seconds: Vec<f64>, peak_bytes: u64 },
     /// It did not, and why.
@@ -29,7 +29,7 @@ pub(super) enum Outcome {
 /// Runs configurations.
 pub(super) trait Measure {
     /// Starts one.
-    fn run(&mut self, row: &Row, round: usize) -> Result<Outcome, Error>;
+    fn run(&mut self, row: &Row, round: usize) -> Result<RunOutcome, Error>;
 
     /// Since the search began, what came before its first run included.
     fn elapsed(&self) -> Duration;
@@ -254,13 +254,13 @@ impl<'a> Search<'a> {
         let outcome = measure.run(&self.rows[id], round)?;
         self.spent = (self.spent.0 + measure.elapsed().saturating_sub(began), self.spent.1 + 1);
         match outcome {
-            Outcome::Interrupted => return Ok(true),
-            Outcome::Ran { step_seconds, peak_bytes } => {
+            RunOutcome::Interrupted => return Ok(true),
+            RunOutcome::Ran { step_seconds, peak_bytes } => {
                 let row = &mut self.rows[id];
                 row.state = State::Measured;
                 row.runs.push(Run { round, step_seconds, peak_bytes });
             }
-            Outcome::Fell(state, reason) => {
+            RunOutcome::Fell(state, reason) => {
                 let row = &mut self.rows[id];
                 // One that ran before and does not now is not to be relied on.
                 (row.state, row.reason) = (state, Some(reason));

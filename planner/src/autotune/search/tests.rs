@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::autotune::objective::Work;
+use crate::autotune::objective::StepWork;
 use crate::autotune::row::Planned;
 use crate::autotune::space::Candidate;
 
@@ -38,17 +38,17 @@ struct Planted {
 }
 
 impl Measure for Planted {
-    fn run(&mut self, row: &Row, round: usize) -> Result<Outcome, Error> {
+    fn run(&mut self, row: &Row, round: usize) -> Result<RunOutcome, Error> {
         if self.runs >= self.stop_after {
-            return Ok(Outcome::Interrupted);
+            return Ok(RunOutcome::Interrupted);
         }
         self.runs += 1;
         self.elapsed += self.each;
         if let Some(state) = self.falls[row.id] {
-            return Ok(Outcome::Fell(state, "planted".into()));
+            return Ok(RunOutcome::Fell(state, "planted".into()));
         }
         let slower = (1.0 + self.drift).powi(round as i32) * (self.noise * self.random.normal()).exp();
-        Ok(Outcome::Ran { step_seconds: vec![self.seconds[row.id] * slower; 3], peak_bytes: 1 })
+        Ok(RunOutcome::Ran { step_seconds: vec![self.seconds[row.id] * slower; 3], peak_bytes: 1 })
     }
 
     fn elapsed(&self) -> Duration {
@@ -93,7 +93,7 @@ fn planted(seed: u64) -> (Vec<Row>, Planted) {
                 peak_bytes: 1,
                 disk_bytes: 0,
                 limit_bytes: None,
-                work: Work { samples: 1, tokens: None, parameters: 1, ranks: 1 },
+                work: StepWork { samples: 1, tokens: None, parameters: 1, ranks: 1 },
             }),
             predicted: Some(predicted),
             corrected: None,

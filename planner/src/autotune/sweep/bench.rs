@@ -11,7 +11,7 @@ use zero_config::{Autotuning, Config, Origin};
 use super::SweepWatch;
 use super::metrics::{Evaluated, Metrics};
 use super::search::{Judge, Train};
-use super::trial::{Evaluation, Outcome, SweepTrial, TrialState};
+use super::trial::{Evaluation, SweepTrial, TrialOutcome, TrialState};
 use crate::autotune::correction::{Setting, overrides};
 use crate::autotune::journal::Journal;
 use crate::autotune::outlook;
@@ -112,7 +112,7 @@ fn no_evaluation(config: &Config) -> Option<String> {
 }
 
 impl Train for Bench<'_> {
-    fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<Outcome>, Error> {
+    fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<TrialOutcome>, Error> {
         if self.request.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -121,7 +121,7 @@ impl Train for Bench<'_> {
             Ok(config) => config,
             Err(reason) => {
                 let (state, reason) = (TrialState::Refused, Some(reason));
-                return Ok(Some(Outcome { state, reason, evaluations: vec![] }));
+                return Ok(Some(TrialOutcome { state, reason, evaluations: vec![] }));
             }
         };
         let out = self.folder.join(format!("{id:03}"));
@@ -159,7 +159,7 @@ impl Train for Bench<'_> {
             (Ended::TimedOut, None) => (TrialState::TimedOut, Some(too_long(self.tuning))),
             (Ended::TooLarge(bytes), None) => (TrialState::OutOfMemory, Some(too_much(bytes))),
         };
-        Ok(Some(Outcome { state, reason, evaluations: seen.evaluations }))
+        Ok(Some(TrialOutcome { state, reason, evaluations: seen.evaluations }))
     }
 
     fn ended(&mut self, trial: &SweepTrial) -> Result<(), Error> {

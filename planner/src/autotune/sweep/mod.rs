@@ -26,7 +26,7 @@ use super::results::edited;
 use super::search::End;
 use bench::Bench;
 use zero_engine::Error;
-use zero_engine::words::counted;
+use zero_engine::format::counted;
 
 /// Files of a sweep.
 const JOURNAL: &str = "sweep.jsonl";

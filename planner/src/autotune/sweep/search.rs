@@ -8,7 +8,7 @@ use zero_config::Sweep;
 use super::domain::Domain;
 use super::median::behind;
 use super::propose::{Tried, strategy};
-use super::trial::{Evaluation, Outcome, SweepTrial, TrialState};
+use super::trial::{Evaluation, SweepTrial, TrialOutcome, TrialState};
 use crate::autotune::correction::Setting;
 use crate::autotune::search::End;
 use zero_engine::Error;
@@ -19,7 +19,7 @@ pub(super) type Judge<'a> = dyn Fn(&[Evaluation]) -> Option<String> + 'a;
 /// Trains.
 pub(super) trait Train {
     /// Trains with these settings, and asks `judge` after each evaluation; `None` when the user wants an end.
-    fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<Outcome>, Error>;
+    fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<TrialOutcome>, Error>;
 
     /// Is told of a trial that it has trained.
     fn ended(&mut self, trial: &SweepTrial) -> Result<(), Error>;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     impl Train for Planted {
-        fn train(&mut self, _: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<Outcome>, Error> {
+        fn train(&mut self, _: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<TrialOutcome>, Error> {
             if self.end_after == Some(self.trained.len()) {
                 return Ok(None);
             }
@@ -95,14 +95,14 @@ mod tests {
                 let loss = ((rate / 1e-3).log10().abs() + 1.0 / step as f64) as f32;
                 if rate > 0.1 {
                     let (state, reason) = (TrialState::Diverged, Some("planted".into()));
-                    return Ok(Some(Outcome { state, reason, evaluations }));
+                    return Ok(Some(TrialOutcome { state, reason, evaluations }));
                 }
                 evaluations.push(Evaluation { step, loss });
                 if let Some(reason) = judge(&evaluations) {
-                    return Ok(Some(Outcome { state: TrialState::Stopped, reason: Some(reason), evaluations }));
+                    return Ok(Some(TrialOutcome { state: TrialState::Stopped, reason: Some(reason), evaluations }));
                 }
             }
-            Ok(Some(Outcome { state: TrialState::Finished, reason: None, evaluations }))
+            Ok(Some(TrialOutcome { state: TrialState::Finished, reason: None, evaluations }))
         }
 
         fn ended(&mut self, trial: &SweepTrial) -> Result<(), Error> {

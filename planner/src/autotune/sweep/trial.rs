@@ -59,7 +59,7 @@ impl TrialState {
 
 /// What became of a trial.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Outcome {
+pub(super) struct TrialOutcome {
     pub(super) state: TrialState,
     pub(super) reason: Option<String>,
     pub(super) evaluations: Vec<Evaluation>,
@@ -81,8 +81,8 @@ pub struct SweepTrial {
 }
 
 impl SweepTrial {
-    pub(super) fn new(id: usize, settings: Vec<Setting>, outcome: Outcome) -> Self {
-        let Outcome { state, reason, evaluations } = outcome;
+    pub(super) fn new(id: usize, settings: Vec<Setting>, outcome: TrialOutcome) -> Self {
+        let TrialOutcome { state, reason, evaluations } = outcome;
         Self { id, settings, state, reason, evaluations }
     }
 
@@ -127,13 +127,13 @@ impl SweepTrial {
     }
 
     /// The outcome that such a line tells, if it is of the trial with this number and these settings.
-    pub(super) fn outcome(line: &Value, id: usize, settings: &[Setting]) -> Option<Outcome> {
+    pub(super) fn outcome(line: &Value, id: usize, settings: &[Setting]) -> Option<TrialOutcome> {
         let told: Map<String, Value> = settings.iter().map(|(path, value)| (path.clone(), json!(value))).collect();
         if line["event"] != "trial" || line["id"] != id || line["settings"] != Value::Object(told) {
             return None;
         }
         let evaluation = |of: &Value| Some(Evaluation { step: of[0].as_u64()?, loss: of[1].as_f64()? as f32 });
-        Some(Outcome {
+        Some(TrialOutcome {
             state: TrialState::named(line["state"].as_str()?)?,
             reason: line["reason"].as_str().map(str::to_string),
             evaluations: line["evaluations"].as_array()?.iter().map(evaluation).collect::<Option<_>>()?,

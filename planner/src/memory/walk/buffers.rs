@@ -1,4 +1,4 @@
-//! The buffers of `Zero`: gradients, gathered parameters, and the pool through which they go.
+//! The buffers of `ShardedState`: gradients, gathered parameters, and the pool through which they go.
 
 use zero_partition::{Category, Order};
 use zero_pipeline::{LayerId, Placement, SegmentId, Tier};

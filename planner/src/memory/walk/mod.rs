@@ -1,4 +1,4 @@
-//! Carries out a rank's program on sizes alone: what the executor and `Zero` take, give up and keep, in their order.
+//! Carries out a rank's program on sizes alone: what the executor and `ShardedState` take, give up and keep, in their order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use zero_engine::costs::forms::Table;
 
 /// What a rank's memory depends on.
 #[derive(Clone, Copy)]
-pub(crate) struct Work<'a> {
+pub(crate) struct WalkInputs<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) stages: &'a Stages,
     pub(crate) at: Coordinates,
@@ -42,7 +42,7 @@ struct Values {
 
 /// A rank while it is walked.
 pub(crate) struct Walk<'a> {
-    work: Work<'a>,
+    work: WalkInputs<'a>,
     meter: Meter,
     pool: Idle,
     /// Aligned buffers of the disk, by size class.
@@ -81,7 +81,7 @@ pub(crate) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// A rank as it is before its first step.
-    pub(crate) fn new(work: Work<'a>) -> Self {
+    pub(crate) fn new(work: WalkInputs<'a>) -> Self {
         let segments = work.layout.segments().len();
         let mut walk = Self {
             work,

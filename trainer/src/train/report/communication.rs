@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zero_comm::{Operation, SizeCounter};
 use zero_config::CommsLogger;
 
-use zero_engine::words::bytes;
+use zero_engine::format::bytes;
 
 /// Name, bytes and ranks of what is counted together, and its calls and seconds.
 type Counts = BTreeMap<(&'static str, u64, usize), (Operation, u64, f64)>;

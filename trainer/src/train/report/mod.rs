@@ -16,15 +16,15 @@ use zero_isa::Isa;
 use zero_partition::{CATEGORIES, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
 
-use super::again::Restart;
 use super::options::Finished;
 use super::progress::seconds;
+use super::restart::Restart;
 use crate::resident;
 use zero_engine::Error;
-use zero_engine::timing::Lane;
+use zero_engine::format::{bytes, counted};
+use zero_engine::timing::TimeCategory;
 use zero_engine::timing::gpu_timeline;
 use zero_engine::timing::points::Points;
-use zero_engine::words::{bytes, counted};
 use zero_engine::{Engine, Step};
 use zero_planner::memory;
 
@@ -103,7 +103,7 @@ impl Report {
         let ranks: Vec<Value> =
             over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| of_rank(rank, row)).collect();
         let lanes: BTreeMap<&str, f64> =
-            Lane::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
+            TimeCategory::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
         let instructions: BTreeMap<&str, u64> = engine.timing().calls().collect();
         Ok(json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -172,13 +172,13 @@ impl fmt::Display for Report {
 
 /// Which stage had what, and which layers put off the gradients of their weights; null on one stage.
 fn pipeline(engine: &Engine) -> Value {
-    let (arrangement, shape) = (engine.arrangement(), engine.zero().layout().shape());
-    if arrangement.mesh.pipe() == 1 {
+    let (stage_plan, shape) = (engine.stage_plan(), engine.zero().layout().shape());
+    if stage_plan.mesh.pipe() == 1 {
         return Value::Null;
     }
     let name = |layer: usize| shape.layers[layer].name.clone();
-    let layers = |stage: usize| arrangement.stages.layers_of(stage).map(name).collect::<Vec<_>>();
-    let programs = arrangement.training(shape);
+    let layers = |stage: usize| stage_plan.stages.layers_of(stage).map(name).collect::<Vec<_>>();
+    let programs = stage_plan.training(shape);
     let instructions = || programs.iter().flat_map(|program| &program.instructions);
     let split: BTreeSet<usize> = instructions()
         .filter_map(|instruction| match instruction {
@@ -188,11 +188,11 @@ fn pipeline(engine: &Engine) -> Value {
         .collect();
     let (put_off, whole): (Vec<usize>, Vec<usize>) = (0..shape.layers.len()).partition(|layer| split.contains(layer));
     json!({
-        "schedule": arrangement.schedule.to_string(),
-        "stages": (0..arrangement.mesh.pipe()).map(layers).collect::<Vec<_>>(),
-        "replicas": arrangement.mesh.data(),
-        "keeps_gathered": arrangement.gathering(shape)
-            .map(|_| (0..arrangement.mesh.pipe()).map(|stage| arrangement.keeps_gathered(stage)).collect::<Vec<_>>()),
+        "schedule": stage_plan.schedule.to_string(),
+        "stages": (0..stage_plan.mesh.pipe()).map(layers).collect::<Vec<_>>(),
+        "replicas": stage_plan.mesh.data(),
+        "keeps_gathered": stage_plan.gathering(shape)
+            .map(|_| (0..stage_plan.mesh.pipe()).map(|stage| stage_plan.keeps_gathered(stage)).collect::<Vec<_>>()),
         "weight_gradients_put_off": put_off.into_iter().map(name).collect::<Vec<_>>(),
         "backward_in_one": whole.into_iter().map(name).collect::<Vec<_>>(),
     })

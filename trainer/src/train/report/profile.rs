@@ -10,8 +10,8 @@ use zero_model::ParameterId;
 use zero_model::ops::{measure, threads};
 
 use zero_engine::Error;
-use zero_engine::timing::profile::{Found, LayerWork, Work};
-use zero_engine::words::counted;
+use zero_engine::format::counted;
+use zero_engine::timing::profile::{Found, LayerWork, ProfiledWork};
 use zero_engine::{Engine, Step};
 
 /// A node of the tree of names: a layer, or all that begin with its name.
@@ -19,8 +19,8 @@ use zero_engine::{Engine, Step};
 struct Node {
     /// Elements by parameter: one that several layers use counts once.
     params: BTreeMap<ParameterId, usize>,
-    forward: Work,
-    backward: Work,
+    forward: ProfiledWork,
+    backward: ProfiledWork,
 }
 
 impl Node {
@@ -228,15 +228,15 @@ mod tests {
     use super::*;
 
     fn layers() -> Vec<Profiled> {
-        let work = |macs, ms: u64| Work { macs, nanoseconds: ms * 1_000_000 };
+        let work = |macs, ms: u64| ProfiledWork { macs, nanoseconds: ms * 1_000_000 };
         let layer = |name: &str, params, forward, backward| {
             (name.to_string(), vec![(params, params)], LayerWork { forward, backward })
         };
         vec![
-            layer("transformer", 1_000, Work::default(), work(0, 1)),
+            layer("transformer", 1_000, ProfiledWork::default(), work(0, 1)),
             layer("transformer.h.0", 2_000, work(500_000, 4), work(1_000_000, 8)),
             layer("transformer.h.1", 1_999, work(500_000, 6), work(1_000_000, 12)),
-            layer("lm_head", 3_000, Work::default(), work(3_000_000, 3)),
+            layer("lm_head", 3_000, ProfiledWork::default(), work(3_000_000, 3)),
         ]
     }
 

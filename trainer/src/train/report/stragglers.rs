@@ -3,7 +3,7 @@
 use zero_comm::Communicator;
 
 use zero_engine::Engine;
-use zero_engine::timing::Lane;
+use zero_engine::timing::TimeCategory;
 
 /// A rank is slow whose own work takes more than so many times that of the median rank.
 const SLOW: f64 = 2.0;
@@ -32,7 +32,7 @@ impl Stragglers {
     /// Milliseconds of the last step in which this rank did not wait for others.
     pub(in crate::train) fn own_ms(&mut self, engine: &Engine) -> f64 {
         let timing = engine.timing();
-        let lanes = Lane::ALL.iter().filter(|&&lane| lane != Lane::Communication);
+        let lanes = TimeCategory::ALL.iter().filter(|&&lane| lane != TimeCategory::Communication);
         let worked = lanes.map(|&lane| timing.seconds(lane)).sum::<f64>();
         let before = std::mem::replace(&mut self.worked, worked);
         (worked - before) * 1e3

@@ -22,12 +22,12 @@ pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, 
     if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
         return Ok(None);
     }
-    let arrangement = engine.arrangement();
+    let stage_plan = engine.stage_plan();
     let shape = engine.zero().layout().shape();
-    let stages = arrangement.training(shape);
-    let (programs, world) = (arrangement.of_all_ranks(&stages), arrangement.world(shape));
+    let stages = stage_plan.training(shape);
+    let (programs, world) = (stage_plan.of_all_ranks(&stages), stage_plan.world(shape));
     let measured = timeline(&ranks, &programs, &world);
-    let simulated = arrangement.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
+    let simulated = stage_plan.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
     Ok(Some(chrome(
         &[("measured", &measured), ("simulated", &simulated.timeline)],
         &gpu_timeline::processes(&gpus, &programs),

@@ -17,7 +17,7 @@ use crate::settings::Settings;
 
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
-pub struct Arrangement {
+pub struct StagePlan {
     /// Pipeline stages by replicas.
     pub mesh: Mesh,
     /// Which stage has which layers.
@@ -30,7 +30,7 @@ pub struct Arrangement {
     pub(crate) passes: Vec<PassOptions>,
 }
 
-impl Arrangement {
+impl StagePlan {
     /// For a configuration that is resolved for its number of ranks. `costs` are needed where the model is cut by time.
     ///
     /// # Errors

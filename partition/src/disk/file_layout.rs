@@ -9,7 +9,7 @@ use crate::layout::Layout;
 
 /// A segment's place. Offsets are of the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FileLayout {
     pub(crate) tiers: Tiers,
     /// Elements of this rank's part.
     pub(crate) elements: usize,
@@ -38,7 +38,7 @@ pub struct DiskBytes {
 }
 
 impl DiskBytes {
-    pub(crate) fn of(places: &[Option<Place>]) -> Self {
+    pub(crate) fn of(places: &[Option<FileLayout>]) -> Self {
         let (optimizer, parameters) = places.iter().flatten().last().map_or((0, 0), |place| place.ends);
         Self { optimizer, parameters }
     }
@@ -54,7 +54,7 @@ pub(crate) struct DiskVectors {
 }
 
 impl DiskVectors {
-    pub(crate) fn of(places: &[Option<Place>]) -> Self {
+    pub(crate) fn of(places: &[Option<FileLayout>]) -> Self {
         let any = |of: fn(&Tiers) -> Tier| places.iter().flatten().any(|place| of(&place.tiers) == Tier::Nvme);
         Self { gradients: any(|tiers| tiers.gradients), parameters: any(|tiers| tiers.parameters) }
     }
@@ -107,7 +107,7 @@ pub(crate) fn places(
     at: Coordinates,
     width: usize,
     states: usize,
-) -> Vec<Option<Place>> {
+) -> Vec<Option<FileLayout>> {
     let mut next = (0, 0);
     let of_segment = |id| {
         let place = place(layout, stages, at, width, states, id, next);
@@ -127,7 +127,7 @@ fn place(
     states: usize,
     id: SegmentId,
     next: (u64, u64),
-) -> Option<Place> {
+) -> Option<FileLayout> {
     let segment = &layout.segments()[id];
     if segment.tiers == Tiers::default() || !stages.holds(at.stage, id) {
         return None;
@@ -141,7 +141,7 @@ fn place(
         // Another stage updates it.
         tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
     }
-    let mut place = Place {
+    let mut place = FileLayout {
         tiers,
         elements,
         tile: layout.tile(),
@@ -167,7 +167,7 @@ pub(crate) fn stride(elements: usize) -> usize {
     align((elements * 4) as u64) as usize
 }
 
-impl Place {
+impl FileLayout {
     /// Tiles of this rank: as many as all have or, where its part is smaller, fewer.
     pub(crate) fn tiles(&self) -> usize {
         self.elements.div_ceil(self.tile)

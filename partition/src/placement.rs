@@ -2,13 +2,13 @@
 
 use candle_core::{CpuStorage, DType, Storage};
 use half::{bf16, f16};
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 use zero_pipeline::SegmentId;
 
 use crate::error::ZeroError;
 use crate::layout::{Layout, Segment};
 use crate::rounding::working;
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
 /// What is in the memory of the GPU that layers are on. All of it is on the host where they are on the processor.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -41,7 +41,7 @@ impl OnGpu {
 }
 
 #[cfg(feature = "cuda")]
-impl Zero {
+impl ShardedState {
     pub(crate) fn gpu(&self) -> Result<&candle_core::CudaDevice, ZeroError> {
         match self.model.device() {
             candle_core::Device::Cuda(device) => Ok(device),
@@ -50,7 +50,7 @@ impl Zero {
     }
 }
 
-impl Zero {
+impl ShardedState {
     /// Whether optimizer state, master and gradients of a segment are on the GPU.
     pub(crate) fn is_resident(&self, id: SegmentId) -> bool {
         self.residents[id]
@@ -67,37 +67,37 @@ impl Zero {
 
     /// Room for gradients or state, to be overwritten. On a GPU the driver keeps what was given back; on the host the pool does.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
-    pub(crate) fn room(&mut self, id: SegmentId, len: usize) -> Result<Flat, ZeroError> {
+    pub(crate) fn room(&mut self, id: SegmentId, len: usize) -> Result<FlatBuffer, ZeroError> {
         #[cfg(feature = "cuda")]
         if self.is_resident(id) {
-            return Ok(Flat::Device(zero_model::device::Array::room(self.gpu()?, len)?));
+            return Ok(FlatBuffer::Device(zero_model::device::Array::room(self.gpu()?, len)?));
         }
-        Ok(Flat::Host(self.pool.take(len)))
+        Ok(FlatBuffer::Host(self.pool.take(len)))
     }
 
     /// State that begins as zeros.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
-    pub(crate) fn zeros(&self, id: SegmentId, len: usize) -> Result<Flat, ZeroError> {
+    pub(crate) fn zeros(&self, id: SegmentId, len: usize) -> Result<FlatBuffer, ZeroError> {
         #[cfg(feature = "cuda")]
         if self.is_resident(id) {
             let mut zeros = zero_model::device::Array::room(self.gpu()?, len)?;
             zeros.zero(0..len)?;
-            return Ok(Flat::Device(zeros));
+            return Ok(FlatBuffer::Device(zeros));
         }
         // Asked for as zeros, which the system gives without touching them.
-        Ok(Flat::Host(vec![0.0; len]))
+        Ok(FlatBuffer::Host(vec![0.0; len]))
     }
 
     /// Values of the host, to where state is.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
-    pub(crate) fn settled(&self, id: SegmentId, values: Vec<f32>) -> Result<Flat, ZeroError> {
+    pub(crate) fn settled(&self, id: SegmentId, values: Vec<f32>) -> Result<FlatBuffer, ZeroError> {
         #[cfg(feature = "cuda")]
         if self.is_resident(id) {
             let mut array = zero_model::device::Array::room(self.gpu()?, values.len())?;
             array.upload(0, &values)?;
-            return Ok(Flat::Device(array));
+            return Ok(FlatBuffer::Device(array));
         }
-        Ok(Flat::Host(values))
+        Ok(FlatBuffer::Host(values))
     }
 
     /// f32 values in the working dtype, to where shards of parameters are.

@@ -6,14 +6,14 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use zero_comm::place::Place;
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, Launcher};
 
 use crate::cores::Cores;
 
 /// Set on ranks that our launcher started: they end with it.
 pub(crate) const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
-/// What our launcher tells ranks that it has started again: [`zero_train::train::Again`].
+/// What our launcher tells ranks that it has started again: [`zero_train::train::Restarts`].
 pub(crate) const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
 /// Set once the environment is as [`variables`] says, or was chosen by the user.
 const READY: &str = "ZERO_TRAIN_READY";
@@ -101,7 +101,7 @@ fn quota() -> usize {
 ///
 /// # Errors
 /// A list of cores that this process may not use.
-pub(crate) fn settle(config: &Config, place: &Place) -> Result<String, zero_train::Error> {
+pub(crate) fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, zero_train::Error> {
     let (launcher, ranks) = (&config.launcher, place.local_world_size);
     let cores = allowed(launcher);
     if let Some(list) = &launcher.bind_core_list
@@ -137,7 +137,7 @@ fn counted(ranks: usize, threads: usize) -> String {
 }
 
 /// Binds this rank, if each rank of this host can have cores of its own and nobody else has bound it; says what was done.
-fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &Place) -> String {
+fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvironment) -> String {
     if !launched_by_us() && launcher.bind_core_list.is_none() && Cores::of_machine().as_ref() != Some(&Cores::allowed())
     {
         return "bound by its launcher".into();

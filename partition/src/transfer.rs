@@ -7,7 +7,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Storage, Tensor};
 use half::{bf16, f16};
 use zero_comm::Buffer;
-use zero_model::sink::Flat;
+use zero_model::sink::FlatBuffer;
 use zero_optim::HalfFloat;
 
 use zero_pipeline::SegmentId;
@@ -15,20 +15,20 @@ use zero_pipeline::SegmentId;
 use crate::error::ZeroError;
 use crate::parameters::{buffer, storage};
 use crate::threads::{rounded, widen};
-use crate::zero::Zero;
+use crate::zero::ShardedState;
 
-impl Zero {
+impl ShardedState {
     /// Whether what ranks send each other goes from GPU to GPU.
     #[must_use]
-    pub fn travels_by_gpu(&self) -> bool {
+    pub fn transfers_by_gpu(&self) -> bool {
         self.options.on_gpu.layers && self.options.on_gpu.gathers
     }
 
     /// A gradient in the dtype in which gradients travel.
-    pub(crate) fn packed(&mut self, values: Flat) -> Result<Buffer, ZeroError> {
+    pub(crate) fn packed(&mut self, values: FlatBuffer) -> Result<Buffer, ZeroError> {
         let values = match values {
             #[cfg(feature = "cuda")]
-            Flat::Device(array) if self.options.on_gpu.sums => {
+            FlatBuffer::Device(array) if self.options.on_gpu.sums => {
                 let len = array.len();
                 let packed = match self.options.communication {
                     DType::F32 => array.into_storage(),
@@ -62,7 +62,7 @@ impl Zero {
     }
 
     /// A gradient that has travelled, where gradients are.
-    pub(crate) fn unpacked(&mut self, id: SegmentId, buffer: Buffer) -> Result<Flat, ZeroError> {
+    pub(crate) fn unpacked(&mut self, id: SegmentId, buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
         let values = match buffer {
             Buffer::F32(values) => values,
             Buffer::Bf16(rounded) => self.widened(&rounded)?,
@@ -70,7 +70,7 @@ impl Zero {
             #[cfg(feature = "cuda")]
             Buffer::Device(_) => {
                 let len = buffer.len();
-                return Ok(Flat::Device(zero_model::device::Array::widened(moving::storage(buffer)?, len)?));
+                return Ok(FlatBuffer::Device(zero_model::device::Array::widened(moving::storage(buffer)?, len)?));
             }
             _ => return Err(ZeroError::internal("a collective gave back another dtype")),
         };

@@ -23,7 +23,7 @@ struct Form {
 }
 
 /// One rank's file of kept inputs.
-pub(crate) struct KeptOnDisk {
+pub(crate) struct ActivationOffload {
     file: SwapFile,
     buffers: BufferPool,
     /// Bytes of a place.
@@ -36,7 +36,7 @@ pub(crate) struct KeptOnDisk {
 
 type Subject = (LayerId, usize);
 
-impl KeptOnDisk {
+impl ActivationOffload {
     /// Room for so many inputs of at most so many bytes each.
     ///
     /// # Errors
@@ -152,12 +152,12 @@ fn not_there((layer, micro_batch): Subject) -> Error {
 ///
 /// # Errors
 /// What the disk says, and a model of whose layers only a run can tell what they take.
-pub(crate) fn kept(
+pub(crate) fn open(
     config: &Config,
     settings: &Settings,
     model: &Model,
     program: &Program,
-) -> Result<Option<KeptOnDisk>, Error> {
+) -> Result<Option<ActivationOffload>, Error> {
     let Some(section) = &config.activation_checkpointing else { return Ok(None) };
     let items: BTreeSet<(LayerId, usize)> = program
         .instructions
@@ -177,5 +177,5 @@ pub(crate) fn kept(
         )
     })?;
     let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);
-    KeptOnDisk::new(folder, items.len(), largest, &settings.zero.disk.aio).map(Some)
+    ActivationOffload::new(folder, items.len(), largest, &settings.zero.disk.aio).map(Some)
 }

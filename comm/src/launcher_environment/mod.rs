@@ -21,7 +21,7 @@ mod slurm;
 
 /// Where a process stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LauncherEnvironment {
     /// This rank, `0..world_size`.
     pub rank: usize,
     /// Number of ranks of the job.
@@ -47,7 +47,7 @@ pub struct Place {
 /// Why the environment does not say where this process stands.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
+pub enum LauncherEnvironmentError {
     /// A variable that is needed is not set.
     #[error("{present} is set but {missing} is not: set both, or neither")]
     Missing {
@@ -93,10 +93,10 @@ pub enum PlaceError {
     },
 }
 
-impl Place {
+impl LauncherEnvironment {
     /// A world of one, which never waits for anybody.
-    pub fn alone() -> Place {
-        Place {
+    pub fn alone() -> LauncherEnvironment {
+        LauncherEnvironment {
             rank: 0,
             world_size: 1,
             local_rank: 0,
@@ -110,17 +110,23 @@ impl Place {
         }
     }
 
-    /// Reads the place from variables; usually `Place::from_environment(|name| std::env::var(name).ok())`.
-    pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Place, PlaceError> {
+    /// Reads the place from variables; usually `LauncherEnvironment::from_environment(|name| std::env::var(name).ok())`.
+    pub fn from_environment(
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<LauncherEnvironment, LauncherEnvironmentError> {
         let environment = Environment { lookup: &lookup };
         let Some(ranks) = find_ranks(&environment)? else {
-            return Ok(Place::alone());
+            return Ok(LauncherEnvironment::alone());
         };
         if ranks.world_size == 1 {
-            return Ok(Place { source: ranks.source, run_id: master::run_id(&environment), ..Place::alone() });
+            return Ok(LauncherEnvironment {
+                source: ranks.source,
+                run_id: master::run_id(&environment),
+                ..LauncherEnvironment::alone()
+            });
         }
         let one_host = ranks.local_world_size == ranks.world_size;
-        Ok(Place {
+        Ok(LauncherEnvironment {
             rank: ranks.rank,
             world_size: ranks.world_size,
             local_rank: ranks.local_rank,
@@ -143,7 +149,7 @@ struct Ranks {
     source: String,
 }
 
-fn find_ranks(environment: &Environment) -> Result<Option<Ranks>, PlaceError> {
+fn find_ranks(environment: &Environment) -> Result<Option<Ranks>, LauncherEnvironmentError> {
     if environment.has("LOCAL_RANK") {
         let names = ["RANK", "WORLD_SIZE"];
         return ranks(environment, "LOCAL_RANK", names, &["LOCAL_RANK"], &["LOCAL_WORLD_SIZE", "LOCAL_SIZE"]).map(Some);
@@ -169,12 +175,14 @@ fn find_ranks(environment: &Environment) -> Result<Option<Ranks>, PlaceError> {
     }
     if environment.has("RANK") && environment.has("WORLD_SIZE") {
         if let Some(processes) = environment.get("PET_NPROC_PER_NODE").filter(|processes| processes != "1") {
-            return Err(PlaceError::AmbiguousPods { processes });
+            return Err(LauncherEnvironmentError::AmbiguousPods { processes });
         }
         return ranks(environment, "RANK", ["RANK", "WORLD_SIZE"], &[], &[]).map(Some);
     }
-    let missing =
-        |present: &str, missing: &str| PlaceError::Missing { present: present.into(), missing: missing.into() };
+    let missing = |present: &str, missing: &str| LauncherEnvironmentError::Missing {
+        present: present.into(),
+        missing: missing.into(),
+    };
     match (environment.number("RANK")?, environment.number("WORLD_SIZE")?) {
         (Some(_), None) => Err(missing("RANK", "WORLD_SIZE")),
         (None, Some(size)) if size != 1 => Err(missing("WORLD_SIZE", "RANK")),
@@ -189,14 +197,14 @@ fn ranks(
     [rank_name, size_name]: [&str; 2],
     local_rank_names: &[&str],
     local_size_names: &[&str],
-) -> Result<Ranks, PlaceError> {
+) -> Result<Ranks, LauncherEnvironmentError> {
     let needed = |name: &str| {
-        let missing = || PlaceError::Missing { present: present.into(), missing: name.into() };
+        let missing = || LauncherEnvironmentError::Missing { present: present.into(), missing: name.into() };
         environment.number(name)?.ok_or_else(missing)
     };
     let (rank, world_size) = (needed(rank_name)?, needed(size_name)?);
     if rank >= world_size {
-        return Err(PlaceError::OutOfRange { variable: rank_name.into(), rank, size: world_size });
+        return Err(LauncherEnvironmentError::OutOfRange { variable: rank_name.into(), rank, size: world_size });
     }
     let local_rank = environment.first_number(local_rank_names)?;
     let local_size = environment.first_number(local_size_names)?;
@@ -209,7 +217,7 @@ fn ranks(
     let local_world_size = local_size.map_or(local_rank + 1, |found| found.1);
     if local_rank >= local_world_size {
         let variable = source[source.len() - 1].into();
-        return Err(PlaceError::OutOfRange { variable, rank: local_rank, size: local_world_size });
+        return Err(LauncherEnvironmentError::OutOfRange { variable, rank: local_rank, size: local_world_size });
     }
     Ok(Ranks { rank, world_size, local_rank, local_world_size, source: source.join(", ") })
 }
@@ -228,17 +236,19 @@ impl Environment<'_> {
         self.get(name).is_some()
     }
 
-    fn number(&self, name: &str) -> Result<Option<usize>, PlaceError> {
+    fn number(&self, name: &str) -> Result<Option<usize>, LauncherEnvironmentError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => {
-                Err(PlaceError::Unreadable { variable: name.into(), value, expected: "not a whole number".into() })
-            }
+            Err(_) => Err(LauncherEnvironmentError::Unreadable {
+                variable: name.into(),
+                value,
+                expected: "not a whole number".into(),
+            }),
         }
     }
 
-    fn first_number<'n>(&self, names: &[&'n str]) -> Result<Option<(&'n str, usize)>, PlaceError> {
+    fn first_number<'n>(&self, names: &[&'n str]) -> Result<Option<(&'n str, usize)>, LauncherEnvironmentError> {
         for name in names {
             if let Some(number) = self.number(name)? {
                 return Ok(Some((name, number)));

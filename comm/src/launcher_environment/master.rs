@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::{Environment, PlaceError, slurm};
+use super::{Environment, LauncherEnvironmentError, slurm};
 
 /// The port that PyTorch's launchers use too.
 pub(super) const DEFAULT_PORT: u16 = 29500;
@@ -10,7 +10,11 @@ pub(super) const DEFAULT_PORT: u16 = 29500;
 /// Azure's batch service gives `host:port` in one variable.
 const AZURE: [&str; 2] = ["AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"];
 
-pub(super) fn address(environment: &Environment, world_size: usize, one_host: bool) -> Result<String, PlaceError> {
+pub(super) fn address(
+    environment: &Environment,
+    world_size: usize,
+    one_host: bool,
+) -> Result<String, LauncherEnvironmentError> {
     for name in ["MASTER_ADDR", "PET_MASTER_ADDR"] {
         if let Some(address) = environment.get(name) {
             return Ok(address);
@@ -24,20 +28,21 @@ pub(super) fn address(environment: &Environment, world_size: usize, one_host: bo
     }
     for name in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] {
         if let Some(value) = environment.get(name) {
-            return slurm::first_host(&value).ok_or_else(|| PlaceError::Unreadable {
+            return slurm::first_host(&value).ok_or_else(|| LauncherEnvironmentError::Unreadable {
                 variable: name.into(),
                 value,
                 expected: "not a list of hosts like n[1-2,7]".into(),
             });
         }
     }
-    Err(PlaceError::NoMaster { world_size })
+    Err(LauncherEnvironmentError::NoMaster { world_size })
 }
 
-pub(super) fn port(environment: &Environment) -> Result<u16, PlaceError> {
+pub(super) fn port(environment: &Environment) -> Result<u16, LauncherEnvironmentError> {
     let parse = |variable: &str, value: String| {
         let expected = "not a port".to_string();
-        let unreadable = PlaceError::Unreadable { variable: variable.into(), value: value.clone(), expected };
+        let unreadable =
+            LauncherEnvironmentError::Unreadable { variable: variable.into(), value: value.clone(), expected };
         value.parse().ok().filter(|port| *port != 0).ok_or(unreadable)
     };
     for name in ["MASTER_PORT", "PET_MASTER_PORT"] {
@@ -60,7 +65,7 @@ pub(super) fn store_is_served(environment: &Environment) -> bool {
     environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| matches!(value.as_str(), "True" | "true" | "1"))
 }
 
-pub(super) fn attempt(environment: &Environment) -> Result<u32, PlaceError> {
+pub(super) fn attempt(environment: &Environment) -> Result<u32, LauncherEnvironmentError> {
     // Our own launcher's is the innermost: it may itself run inside of a job of Slurm.
     let found =
         environment.first_number(&["ZERO_TRAIN_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;

@@ -2,23 +2,23 @@
 
 use super::*;
 
-fn place(variables: &[(&str, &str)]) -> Result<Place, PlaceError> {
-    Place::from_environment(|name| {
+fn place(variables: &[(&str, &str)]) -> Result<LauncherEnvironment, LauncherEnvironmentError> {
+    LauncherEnvironment::from_environment(|name| {
         variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| value.to_string())
     })
 }
 
-fn numbers(place: &Place) -> [usize; 4] {
+fn numbers(place: &LauncherEnvironment) -> [usize; 4] {
     [place.rank, place.world_size, place.local_rank, place.local_world_size]
 }
 
 #[test]
 fn nothing_set_is_a_world_of_one() {
-    assert_eq!(place(&[]), Ok(Place::alone()));
-    assert_eq!(place(&[("MASTER_ADDR", "n1")]), Ok(Place::alone()));
+    assert_eq!(place(&[]), Ok(LauncherEnvironment::alone()));
+    assert_eq!(place(&[("MASTER_ADDR", "n1")]), Ok(LauncherEnvironment::alone()));
     let batch_script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7")];
     assert_eq!(place(&batch_script).map(|place| place.world_size), Ok(1));
-    assert_eq!(place(&[("RANK", ""), ("WORLD_SIZE", "")]), Ok(Place::alone()));
+    assert_eq!(place(&[("RANK", ""), ("WORLD_SIZE", "")]), Ok(LauncherEnvironment::alone()));
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn ranks_without_local_ranks() {
     let plain = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "pod-0")];
     assert_eq!(place(&plain).map(|place| numbers(&place)), Ok([1, 2, 0, 1]));
     let pods = [&plain[..], &[("PET_NPROC_PER_NODE", "4")]].concat();
-    assert_eq!(place(&pods), Err(PlaceError::AmbiguousPods { processes: "4".into() }));
-    assert_eq!(place(&plain[..2]), Err(PlaceError::NoMaster { world_size: 2 }));
+    assert_eq!(place(&pods), Err(LauncherEnvironmentError::AmbiguousPods { processes: "4".into() }));
+    assert_eq!(place(&plain[..2]), Err(LauncherEnvironmentError::NoMaster { world_size: 2 }));
 }
 
 #[test]
@@ -118,30 +118,34 @@ fn azure_gives_host_and_port_together() {
 #[test]
 fn what_does_not_fit_is_named() {
     let missing = place(&[("LOCAL_RANK", "0"), ("RANK", "0")]);
-    assert_eq!(missing, Err(PlaceError::Missing { present: "LOCAL_RANK".into(), missing: "WORLD_SIZE".into() }));
+    assert_eq!(
+        missing,
+        Err(LauncherEnvironmentError::Missing { present: "LOCAL_RANK".into(), missing: "WORLD_SIZE".into() })
+    );
     let range = place(&[("RANK", "2"), ("WORLD_SIZE", "2")]);
-    assert_eq!(range, Err(PlaceError::OutOfRange { variable: "RANK".into(), rank: 2, size: 2 }));
+    assert_eq!(range, Err(LauncherEnvironmentError::OutOfRange { variable: "RANK".into(), rank: 2, size: 2 }));
     let text = place(&[("RANK", "one"), ("WORLD_SIZE", "2")]).map_err(|error| error.to_string());
     assert_eq!(text, Err("RANK=one: not a whole number".into()));
     let port = place(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "99999")]);
-    assert!(matches!(port, Err(PlaceError::Unreadable { variable, .. }) if variable == "MASTER_PORT"));
+    assert!(matches!(port, Err(LauncherEnvironmentError::Unreadable { variable, .. }) if variable == "MASTER_PORT"));
 }
 
 #[test]
 fn half_of_a_place_is_no_world_of_one() {
-    let missing =
-        |present: &str, missing: &str| Err(PlaceError::Missing { present: present.into(), missing: missing.into() });
+    let missing = |present: &str, missing: &str| {
+        Err(LauncherEnvironmentError::Missing { present: present.into(), missing: missing.into() })
+    };
     for (variables, expected) in [
-        (&[("WORLD_SIZE", "1")][..], Ok(Place::alone())),
-        (&[("WORLD_SIZE", "1"), ("MASTER_ADDR", "n1")], Ok(Place::alone())),
+        (&[("WORLD_SIZE", "1")][..], Ok(LauncherEnvironment::alone())),
+        (&[("WORLD_SIZE", "1"), ("MASTER_ADDR", "n1")], Ok(LauncherEnvironment::alone())),
         (&[("WORLD_SIZE", "2")], missing("WORLD_SIZE", "RANK")),
         (&[("WORLD_SIZE", "2"), ("MASTER_ADDR", "n1")], missing("WORLD_SIZE", "RANK")),
         (&[("WORLD_SIZE", "0")], missing("WORLD_SIZE", "RANK")),
         (&[("RANK", "0")], missing("RANK", "WORLD_SIZE")),
         (&[("RANK", "1"), ("MASTER_ADDR", "n1")], missing("RANK", "WORLD_SIZE")),
-        (&[("RANK", "1"), ("WORLD_SIZE", "2")], Err(PlaceError::NoMaster { world_size: 2 })),
+        (&[("RANK", "1"), ("WORLD_SIZE", "2")], Err(LauncherEnvironmentError::NoMaster { world_size: 2 })),
     ] {
         assert_eq!(place(variables), expected, "{variables:?}");
     }
-    assert!(matches!(place(&[("WORLD_SIZE", "two")]), Err(PlaceError::Unreadable { .. })));
+    assert!(matches!(place(&[("WORLD_SIZE", "two")]), Err(LauncherEnvironmentError::Unreadable { .. })));
 }

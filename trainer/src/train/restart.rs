@@ -17,7 +17,7 @@ pub struct Restart {
 
 /// The restarts of a run so far, and where it goes on. That of a first attempt is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Again {
+pub struct Restarts {
     /// In order.
     pub restarts: Vec<Restart>,
     /// The checkpoints that earlier attempts have saved, by step, the newest last; the newest that is as it was written is taken. If there
@@ -27,7 +27,7 @@ pub struct Again {
     pub keeps_folder: bool,
 }
 
-impl Again {
+impl Restarts {
     /// For [`from_json`](Self::from_json).
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -52,8 +52,8 @@ mod tests {
     fn reads_back() {
         let restart = Restart { reason: "rank 1 was killed by signal 9".into(), ranks: 2, step: 10 };
         let again =
-            Again { restarts: vec![restart], from: vec![(1, "run/checkpoints/step-1".into())], keeps_folder: true };
-        assert_eq!(Again::from_json(&again.to_json()).ok(), Some(again));
-        assert!(Again::from_json("").is_err());
+            Restarts { restarts: vec![restart], from: vec![(1, "run/checkpoints/step-1".into())], keeps_folder: true };
+        assert_eq!(Restarts::from_json(&again.to_json()).ok(), Some(again));
+        assert!(Restarts::from_json("").is_err());
     }
 }
