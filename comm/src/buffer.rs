@@ -166,7 +166,7 @@ macro_rules! element {
         }
 
         impl Buffer {
-            #[doc = concat!("Returns the vector of ", $name, ". Fails with [`CommError::Dtype`] or [`CommError::OnDevice`].")]
+            #[doc = concat!("Returns the vector of ", $name, ", or [`CommError::Dtype`] or [`CommError::OnDevice`].")]
             pub fn $into(self) -> Result<Vec<$type>, CommError> {
                 match self {
                     Buffer::$variant(vector) => Ok(vector),

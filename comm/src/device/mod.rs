@@ -66,7 +66,7 @@ impl DeviceBuffer {
         DeviceBuffer(Box::new(memory))
     }
 
-    /// Returns the values' description: type, length, device and address.
+    /// Returns the memory that holds the values.
     pub fn memory(&self) -> &dyn DeviceMemory {
         &*self.0
     }
