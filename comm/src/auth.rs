@@ -3,8 +3,8 @@
 //! The accepting side sends a random challenge. The connecting side answers with its own challenge, its request
 //! (`hello`) and an HMAC-SHA256 over all of these. The accepting side answers with its verdict and an HMAC over the
 //! same data plus the verdict. The two proofs carry different labels, so neither can be replayed as the other. Until
-//! the proof is complete, an unauthenticated peer gets two seconds and a few hundred bytes. Later traffic is neither
-//! encrypted nor authenticated.
+//! the proof is complete, an unauthenticated peer gets at most two seconds and a few hundred bytes of traffic. Later
+//! traffic is neither encrypted nor authenticated.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

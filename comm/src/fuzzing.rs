@@ -1,5 +1,5 @@
-//! Parses arbitrary bytes as messages of a peer, for the fuzz target `frames`. No input may panic, hang, or pass for a
-//! valid peer's without being one.
+//! Parses arbitrary bytes as messages of a peer, for the fuzz target `frames`. No input may panic, hang, or be accepted
+//! as valid unless it is.
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};

@@ -105,7 +105,7 @@ fn read(path: &Path) -> Result<String, TokenError> {
     }
 }
 
-/// A new token in a file of mode 600 in a folder of mode 700. Dropping this removes both.
+/// A new token in a file of mode 600 in a folder of mode 700. Both are removed on drop.
 #[derive(Debug)]
 pub struct TokenFile {
     folder: PathBuf,

@@ -25,7 +25,7 @@ pub(crate) fn cells(hosts: &[&str]) -> Vec<Range<usize>> {
 /// Returns the size of the largest node of the tree over `size` ranks that starts at `start` and has at most `limit`
 /// ranks.
 fn node(start: usize, limit: usize, size: usize) -> usize {
-    // The remaining ranks form one node if a full node of the next power of two could start here.
+    // The remaining ranks form one node if `start` is a multiple of their number, rounded up to a power of two.
     let rest = size - start;
     if rest <= limit && start.is_multiple_of(rest.next_power_of_two()) {
         return rest;

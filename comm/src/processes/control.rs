@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// Returns the peers whose connections are readable. Sleeps until one is, for at most `limit`.
+    /// Returns the peers whose connections are readable. Waits for at most `limit` until a connection becomes readable.
     fn readable(&self, peers: &[Peer], limit: Option<Duration>) -> Vec<usize> {
         let open = (0..peers.len()).filter(|peer| !peers[*peer].gone && peers[*peer].ended.is_none());
         let watched = open.filter_map(|peer| Some((peer, self.streams[peers[peer].rank].as_ref()?)));

@@ -85,7 +85,8 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Copies the message that `peer`, a rank of the group, offers at offset `place`. The peer waits in the meantime.
+    /// Copies the message that `peer`, a rank of the group, offers at offset `place`. The peer waits until the copy is
+    /// done.
     pub(crate) fn fetch(
         &self,
         peer: usize,

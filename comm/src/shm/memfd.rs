@@ -2,7 +2,7 @@
 //!
 //! The file never has a name in any file system, so it cannot be left behind. Other processes open it through its
 //! owner's entry in `/proc`, which the kernel permits only to processes of the same user. It is sealed against
-//! shrinking, so a process that has mapped it can use the mapping for any time, even after the owner has ended.
+//! shrinking, so a process that has mapped it can keep using the mapping even after the owner has ended.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;

@@ -159,7 +159,7 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
 
 /// Determines the server's protocol and, if it is ours, proves the token.
 pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
-    // Any number works that differs from our own server's answer.
+    // Any number that differs from our own server's answer works.
     let number = (std::process::id()).to_le_bytes();
     stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;
     let mut answer = [0; 4];

@@ -1,8 +1,8 @@
 //! Opens the connections between ranks: the higher rank connects, the lower rank accepts.
 //!
-//! Every connection states, protected by the proof of the job token, its job, attempt, group and purpose and the ranks
-//! of both ends. The hub keeps accepted connections until they are requested, so groups may connect at the same time
-//! and in any order.
+//! Every connection states its job, attempt, group and purpose and the ranks of both ends; the proof of the job token
+//! covers these fields. The hub keeps accepted connections until they are requested, so groups may connect at the same
+//! time and in any order.
 
 use std::collections::HashMap;
 use std::io;
@@ -222,7 +222,7 @@ mod tests {
             let accepted = first.accept(group, purpose, 1, deadline).expect("accepted");
             assert_eq!(accepted.peer_addr().ok(), opened[index].local_addr().ok());
         }
-        let late = first.accept(9, Purpose::Control, 1, Instant::now()).expect_err("nobody");
+        let late = first.accept(9, Purpose::Control, 1, Instant::now()).expect_err("no rank connects");
         assert!(late.to_string().contains("rank 1 has not connected in time"), "{late}");
     }
 }

@@ -6,9 +6,10 @@
 //! (`in_place`); an all_reduce then takes about a third of the time it takes through rings. Everything also works
 //! without the allocator, or when the arena is full or unavailable, only more slowly.
 //!
-//! A process that has mapped an arena can write to all of it. Only processes of the same user can map it, who may debug
-//! each other anyway, and only ranks that have proven the token of the job do. When a collective fails, a rank may not
-//! know whether a peer is still writing to its buffer. Such a buffer is *retired*: its memory is never allocated again.
+//! A process that has mapped an arena can write to all of it. Only processes of the same user can map it, and these may
+//! debug each other anyway. Only ranks that have proven the job token do map it. When a collective fails, a rank may
+//! not know whether a peer is still writing to its buffer. Such a buffer is *retired*: its memory is never allocated
+//! again.
 
 mod allocator;
 mod own;
