@@ -1,7 +1,7 @@
 //! Errors between ranks, each with the rank, the operation and its sequence number.
 //!
-//! Ranks in these errors are ranks of the whole job, also for a communicator created by `split`, because logs and
-//! launchers number ranks that way.
+//! Ranks in these errors are global ranks, also for a communicator created by `split`, because logs and launchers use
+//! global ranks.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::signature::Signature;
 /// half a second; this leaves a margin.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// Why the job ended. Ranks are job ranks.
+/// Why the job ended. Ranks are global ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
     Lost { peer: usize, detail: String },

@@ -7,9 +7,9 @@
 //! them, so only a process that has stopped entirely stays silent.
 //!
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
-//! rank is in that operation, the answer lists the ranks that the operation waits for. Otherwise the answer lists the
-//! ranks that the operations awaited by the rank's own threads wait for, because those operations keep the rank from
-//! the one in question. A receive that was only posted ahead blocks no thread, and its time does not run.
+//! rank is in that operation, its answer lists the ranks that the operation waits for. Otherwise the operations that
+//! the rank's own threads wait for keep it from that operation, so its answer lists the ranks that those wait for. A
+//! receive that was only posted ahead blocks no thread, and its time does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,7 +78,7 @@ impl Topic {
     }
 }
 
-/// A rank's answer to a question about an operation. Ranks are job ranks.
+/// A rank's answer to a question about an operation. Ranks are global ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WaitState {
     /// The rank waits for these ranks.
@@ -92,7 +92,7 @@ pub(crate) enum WaitState {
 pub(crate) struct WaitRegistry {
     /// By topic.
     waiting: Mutex<BTreeMap<u64, Wait>>,
-    /// By topic and job rank.
+    /// By topic and global rank.
     answers: Mutex<BTreeMap<(u64, usize), (Instant, WaitState)>>,
 }
 
@@ -132,7 +132,7 @@ impl WaitRegistry {
     }
 }
 
-/// One rank's search for the rank that blocks an operation. It lives as long as that operation.
+/// One rank's search for the rank that blocks an operation; lives as long as the operation.
 pub(crate) struct Inquest<'a> {
     health: &'a Health,
     topic: &'a Topic,
@@ -220,8 +220,9 @@ impl<'a> Inquest<'a> {
         silent.or(idle).map(|(rank, _)| *rank).or(waits.first().copied()).or(Some(self.health.rank))
     }
 
-    /// Discards the answers, and the silence, of other ranks from before a standstill: they are asked again and get the
-    /// full time to answer.
+    /// After a standstill, forgets which ranks were asked: they are asked again and get the full time to answer,
+    /// because neither an old answer nor a missing one says anything any more. `up` moves by the length of the
+    /// standstill.
     fn notice_standstill(&mut self) {
         let (before, now) = (self.looked, Instant::now());
         self.looked = now;

@@ -139,7 +139,7 @@ pub(crate) struct Membership {
     pub(crate) group: u64,
     /// This rank in the group.
     pub(crate) rank: usize,
-    /// Job ranks of the members, by rank in the group.
+    /// Global ranks of the members, by rank in the group.
     pub(crate) members: Vec<usize>,
     /// For each member, the number of consecutive ranks whose sum it contributes, which is a node of the reduction
     /// tree.

@@ -19,7 +19,7 @@ pub(crate) struct DeviceEnd {
     pub(crate) topic: Topic,
     /// This end's rank within the connection.
     pub(crate) rank: usize,
-    /// The job ranks of all ends, by rank within the connection.
+    /// The global ranks of all ends, by rank within the connection.
     pub(crate) members: Vec<usize>,
     /// `None` until connected.
     pub(crate) lane: Option<Box<dyn DeviceLane>>,

@@ -23,7 +23,7 @@ pub(crate) struct Control {
 }
 
 struct Shared {
-    /// By job rank.
+    /// By global rank.
     streams: Vec<Option<TcpStream>>,
     board: Arc<Board>,
     registry: Arc<WaitRegistry>,

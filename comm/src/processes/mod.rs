@@ -28,7 +28,7 @@ pub(crate) use control::Control;
 pub(crate) struct World {
     pub(crate) hub: Hub,
     pub(crate) health: Arc<Health>,
-    /// Host by job rank. Ranks with equal hosts can share memory.
+    /// Host by global rank. Ranks with equal hosts can share memory.
     pub(crate) hosts: Vec<String>,
     pub(crate) transport: Transport,
     pub(crate) arenas: PeerArenas,

@@ -86,7 +86,7 @@ impl From<std::io::Error> for Broken {
 /// Decides how long a lane keeps waiting.
 struct Watch<'a> {
     health: &'a Health,
-    /// Job ranks, by rank in the group.
+    /// Global ranks, by rank in the group.
     members: &'a [usize],
     /// Tracks the deadline and determines which rank to blame, which may differ from the rank waited for.
     inquest: Inquest<'a>,

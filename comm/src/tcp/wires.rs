@@ -51,7 +51,7 @@ impl Tail {
     /// Returns how many bytes to report when `moved` bytes were transferred of the `rest` of a chunk and of the
     /// checksum after it.
     fn report(&mut self, moved: usize, rest: usize) -> usize {
-        // If the last byte was held back, it is all that the caller offers, and it has been transferred already.
+        // If the last byte was held back, `rest` is that one byte, and it has been transferred already.
         let own = if self.last { 0 } else { moved.min(rest) };
         self.moved += moved - own;
         let is_last = self.last || own == rest;

@@ -36,7 +36,7 @@ pub(super) struct End {
     pub(super) room: Arc<Room>,
     /// Index among the room's mailboxes.
     pub(super) index: usize,
-    /// Job rank of the other end.
+    /// Global rank of the other end.
     pub(super) peer: usize,
     pub(super) health: Arc<Health>,
     pub(super) topic: Topic,

@@ -122,8 +122,8 @@ impl Participant {
             self.health.check()?;
             let missing = self.missing();
             if let Some(peer) = missing.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
-                // The peer had left before its seat is checked again, and a rank leaves only after it has done its
-                // part.
+                // Check the seat again now that the peer is known to have left. A rank leaves only after it has done
+                // its part, so if its seat is still behind, the peer is lost.
                 if self.missing().contains(&peer) {
                     let detail = "it dropped its communicator".to_string();
                     return Err(Cause::Lost { peer, detail }.into());
@@ -140,7 +140,7 @@ impl Participant {
         }
     }
 
-    /// Returns the job ranks that have not reached the current barrier.
+    /// Returns the global ranks that have not reached the current barrier.
     fn missing(&self) -> Vec<usize> {
         let seats = self.room.meeting.seats.iter().zip(&self.membership.members);
         let late = seats.filter(|(seat, _)| seat.phase.load(Ordering::SeqCst) < self.phase);

@@ -66,7 +66,7 @@ struct Rooms {
 /// The shared state of one group.
 struct Room {
     meeting: Meeting,
-    /// `mailboxes[i * size + j]` is the one from rank `i` to rank `j`.
+    /// `mailboxes[i * size + j]` holds the messages from rank `i` to rank `j`.
     mailboxes: Vec<Mailbox>,
 }
 

@@ -1,4 +1,4 @@
-//! Faults end in an error on every rank, which names the rank and the operation, and never in a hang.
+//! A fault ends in an error on every rank and never in a hang. The error names the faulty rank and the operation.
 
 use std::sync::Arc;
 

@@ -101,7 +101,7 @@ impl Own {
         let length = physical_memory()?.next_multiple_of(UNIT);
         let mapped = length.checked_add(UNIT).ok_or(io::ErrorKind::OutOfMemory)?;
         let file = memfd::create("zero-comm-arena", mapped as u64)?;
-        // The file is as large as physical memory, so no swap is reserved for it; qemu-user would otherwise require
+        // The file is as large as physical memory, so no swap is reserved for it; qemu-user would otherwise request
         // that reservation.
         let map = MmapOptions::new().len(mapped).no_reserve_swap().map_raw(&file)?;
         let shift = map.as_ptr().align_offset(UNIT);

@@ -35,7 +35,7 @@ impl PeerArena {
     }
 }
 
-/// The arenas that this process has mapped, by job rank. Each is mapped once, however many groups use it.
+/// The arenas that this process has mapped, by global rank. Each is mapped once, however many groups use it.
 #[derive(Default)]
 pub(crate) struct PeerArenas {
     open: Mutex<BTreeMap<usize, Arc<PeerArena>>>,
