@@ -1,5 +1,7 @@
-//! Times the collectives between ranks: `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host, which count as
-//! on two for `hosts`. Started by a launcher, on one host or several, it is one rank.
+//! Times the collectives between ranks.
+//!
+//! `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host; with `hosts` they count as
+//! ranks of two hosts. Under a launcher, on one host or several, the process is one rank.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use zero_comm::{
     Communicator, LauncherEnvironment, Operation, Options, SharedAllocator, Transport, bench, connect, threads,
 };
 
-/// Without it vectors between processes of one host go through rings.
+/// Without this allocator, vectors between processes of one host pass through rings.
 #[global_allocator]
 static ALLOCATOR: SharedAllocator = SharedAllocator;
 
@@ -65,7 +67,7 @@ fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), 
     Ok(())
 }
 
-/// Starts this program again, once per rank, and serves the store that the ranks meet at.
+/// Starts this program once per rank and serves the store for their rendezvous.
 fn launch(size: usize) -> Result<ExitCode, AnyError> {
     let token = format!("{:?}", std::time::SystemTime::now());
     let store = StoreServer::bind(("127.0.0.1", 0), Some(&token))?;

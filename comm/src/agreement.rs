@@ -1,17 +1,18 @@
-//! What all ranks must have in common: versions, programs, settings. Compared when they meet, before anything is allocated.
+//! Compares what all ranks must have in common (versions, programs, settings) when they meet, before any memory is
+//! allocated.
 //!
-//! Each rank leaves a digest of its terms beside its address. Only where digests differ are the terms themselves exchanged, so that
-//! every rank names the same rank, the same key and both values.
+//! Each rank publishes a digest of its terms beside its address. The terms themselves are exchanged only if digests
+//! differ, so that every rank names the same rank, the same key and both values.
 
 use sha2::{Digest, Sha256};
 
 use crate::error::CommError;
 use crate::store::MAX_VALUE;
 
-/// Longer values are cut, with a digest of the whole in place of the rest.
+/// Maximum length of a key or value in bytes. Longer ones are truncated and end with a digest of the whole.
 const LONGEST: usize = 160;
 
-/// Keys with their values, in the order in which differences are looked for.
+/// Key–value pairs, in the order in which they are compared.
 pub(crate) struct Terms(Vec<(String, String)>);
 
 impl Terms {
@@ -19,12 +20,12 @@ impl Terms {
         Terms(terms.iter().map(|(key, value)| (shown(key), shown(value))).collect())
     }
 
-    /// 16 hexadecimal digits.
+    /// Returns the digest as 16 hexadecimal digits.
     pub(crate) fn digest(&self) -> String {
         short_digest(&self.text())
     }
 
-    /// Keys and values with zeros behind them, as many as a store takes.
+    /// Encodes keys and values, each followed by a zero byte, truncated to what the store accepts as one value.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.text();
         if bytes.len() > MAX_VALUE {
@@ -38,20 +39,20 @@ impl Terms {
         self.0.iter().flat_map(|(key, value)| [key.as_bytes(), &[0], value.as_bytes(), &[0]].concat()).collect()
     }
 
-    /// Reads what another rank has left.
+    /// Decodes what another rank has published.
     pub(crate) fn decode(bytes: &[u8]) -> Terms {
         let text = String::from_utf8_lossy(bytes);
         let words: Vec<&str> = text.split('\0').collect();
         Terms(words.as_chunks().0.iter().map(|[key, value]| (key.to_string(), value.to_string())).collect())
     }
 
-    /// The error of a world whose rank `peer` has other terms than these, those of rank `rank`.
+    /// Returns the error for a job in which rank `peer` has the terms `other` and rank `rank` has these.
     pub(crate) fn disagreement(&self, rank: usize, other: &Terms, peer: usize) -> CommError {
         let of =
             |terms: &Terms, key: &str| terms.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
         let keys = self.0.iter().chain(&other.0).map(|(key, _)| key);
         let differing = keys.map(|key| (key.clone(), of(self, key), of(other, key))).find(|(_, a, b)| a != b);
-        // Beyond what a store takes.
+        // The differing key was truncated by `encode`.
         let whole = || ("what they were started with".to_string(), Some(self.digest()), Some(other.digest()));
         let (key, here, there) = differing.unwrap_or_else(whole);
         let value = |value: Option<String>| value.unwrap_or_else(|| "not there".to_string());
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_differ_where_they_are_cut() {
+    fn truncated_values_still_differ() {
         let long = "ä".repeat(3000);
         let (first, second) = (terms(&[("data", &long)]), terms(&[("data", &format!("{long}x"))]));
         let [key, here, there] = difference(&first, &second);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_store_takes_still_differs() {
+    fn terms_beyond_the_store_limit_still_differ() {
         let many = |last: &str| {
             let mut list: Vec<(String, String)> = (0..5000).map(|i| (format!("key {i}"), "x".repeat(100))).collect();
             list.push(("last".into(), last.into()));

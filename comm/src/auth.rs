@@ -1,9 +1,10 @@
-//! The proof, in both directions, that the two ends of a connection know the token of the job.
+//! Mutual proof that both ends of a connection know the token of the job.
 //!
-//! The accepting side sends a random challenge; the connecting side answers with its own challenge, what it wants (`hello`) and an
-//! HMAC-SHA256 over all of it; the accepting side answers with its verdict under an HMAC over the same. The two proofs carry
-//! different labels, so that neither can be sent back as the other. Until the proof is complete, a stranger gets two seconds
-//! and a few hundred bytes. Traffic afterwards is neither encrypted nor authenticated.
+//! The accepting side sends a random challenge. The connecting side answers with its own challenge, its request
+//! (`hello`) and an HMAC-SHA256 over all of these. The accepting side answers with its verdict and an HMAC over the
+//! same data plus the verdict. The two proofs carry different labels, so neither can be replayed as the other. Until
+//! the proof is complete, an unauthenticated peer gets at most two seconds and a few hundred bytes of traffic. Later
+//! traffic is neither encrypted nor authenticated.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,26 +13,27 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// How long a stranger has to prove who it is.
+/// How long an unauthenticated peer has for the proof.
 pub(crate) const PROOF_TIME: Duration = Duration::from_secs(2);
-/// How many strangers may be at it at once.
+/// Maximum number of unauthenticated connections at a time.
 pub(crate) const PENDING: usize = 64;
-/// Bytes of what a connection says it wants.
+/// Size of a connection's request in bytes.
 pub(crate) const HELLO_BYTES: usize = 64;
 
 const GREETING: &[u8; 8] = b"zero-c2\n";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 
-/// What a connection wants; its meaning is the protocol's above.
+/// The request of a connection; the protocol above defines its meaning.
 pub(crate) type Hello = [u8; HELLO_BYTES];
 
-/// The key that proofs are made with.
+/// The HMAC key of the proofs.
 #[derive(Clone)]
 pub(crate) struct Key([u8; 32]);
 
 impl Key {
-    /// Without a token the key is no secret, and the proof shows no more than that both sides speak the same protocol.
+    /// Derives the key from the token. Without a token the key is not secret, and the proof only shows that both sides
+    /// speak the same protocol.
     pub(crate) fn new(token: Option<&str>) -> Key {
         let mut hash = Sha256::new();
         hash.update(b"zero-train job token\n");
@@ -54,14 +56,14 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// Why there is no proven connection.
+/// Why a connection was not established.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The other side does not know the token, or does not believe that this side does.
+    /// The other side does not know the token, or does not accept this side's proof.
     Proof,
-    /// The other side believes the proof but does not want the connection; the code is the protocol's above.
+    /// The other side accepted the proof but refused the connection; the protocol above defines the code.
     Verdict(u8),
-    /// The other side is not one of ours.
+    /// The other side does not speak this protocol.
     Protocol,
     Io(io::Error),
 }
@@ -75,7 +77,7 @@ impl From<io::Error> for Refusal {
 /// The verdict that accepts a connection.
 pub(crate) const WELCOME: u8 = 0;
 
-/// The connecting side.
+/// Runs the connecting side of the proof.
 pub(crate) fn prove(stream: &mut TcpStream, key: &Key, hello: &Hello) -> Result<(), Refusal> {
     let deadline = Instant::now() + PROOF_TIME;
     let mut greeting = [0; GREETING.len() + NONCE_BYTES];
@@ -88,7 +90,7 @@ pub(crate) fn prove(stream: &mut TcpStream, key: &Key, hello: &Hello) -> Result<
     let proof = key.mac(&[b"connect", theirs, &ours, hello])?.finalize().into_bytes();
     stream.write_all(&[&hello[..], &ours, &proof].concat())?;
     let mut answer = [0; 1 + PROOF_BYTES];
-    // Who does not believe us hangs up without a word.
+    // A side that rejects the proof closes the connection without an answer.
     read_by(stream, &mut answer, deadline).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Refusal::Proof,
         _ => Refusal::Io(error),
@@ -101,7 +103,7 @@ pub(crate) fn prove(stream: &mut TcpStream, key: &Key, hello: &Hello) -> Result<
     }
 }
 
-/// The accepting side: gives what the other side wants, if it has proven itself and `judge` welcomes it.
+/// Runs the accepting side of the proof. Returns the request if the proof is valid and `judge` returns [`WELCOME`].
 pub(crate) fn demand(stream: &mut TcpStream, key: &Key, judge: impl FnOnce(&Hello) -> u8) -> Result<Hello, Refusal> {
     let deadline = Instant::now() + PROOF_TIME;
     let ours = nonce()?;
@@ -127,7 +129,7 @@ fn nonce() -> Result<[u8; NONCE_BYTES], Refusal> {
     Ok(nonce)
 }
 
-/// `read_exact` with a deadline for the whole, not for each piece of it.
+/// Like `read_exact`, with one deadline for the whole read.
 pub(crate) fn read_by(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -191,7 +193,7 @@ mod tests {
             stream.write_all(&[&GREETING[..], &[1; NONCE_BYTES]].concat()).expect("greeted");
             let mut answer = [0; HELLO_BYTES + NONCE_BYTES + PROOF_BYTES];
             stream.read_exact(&mut answer).expect("answered");
-            // The client's own proof, sent back.
+            // Replay the client's own proof.
             stream.write_all(&[&[WELCOME], &answer[HELLO_BYTES + NONCE_BYTES..]].concat()).expect("accepted");
         });
         let mut stream = TcpStream::connect(address).expect("a connection");

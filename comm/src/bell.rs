@@ -1,14 +1,14 @@
-//! Waiting for another thread or process: spin a bounded time, then sleep on a futex.
+//! Waits for another thread or process: spins for a bounded time, then sleeps on a futex.
 //!
-//! A sleeping thread costs 50 to 150 µs to wake, a spinning one well under 1 µs, but spinning ranks that share a core keep
-//! each other from working. So the spin is short and is left out when there are more ranks than cores.
+//! Waking a sleeping thread takes 50 to 150 µs, a spinning one well under 1 µs, but spinning ranks that share a core
+//! slow each other down. The spin is therefore short, and there is none if there are more ranks than cores.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-/// A counter that sleepers wait on. Also lives in memory shared between processes: zeroed memory is a valid bell.
+/// A counter that threads sleep on. It may be placed in memory shared between processes: zeroed memory is a valid bell.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
@@ -17,7 +17,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Wakes everybody who sleeps here. What is to be seen must have been written before.
+    /// Wakes all sleepers. The caller must have written the data they wait for before.
     pub(crate) fn ring(&self) {
         self.rings.fetch_add(1, Ordering::SeqCst);
         // SeqCst on both words: either the ringer sees the sleeper, or the sleeper sees the new count.
@@ -26,12 +26,13 @@ impl Bell {
         }
     }
 
-    /// To be taken before looking at what one waits for, so that a ring in between is not missed.
+    /// Returns the current count. Take it before checking the awaited condition, so that a ring in between is not
+    /// missed.
     pub(crate) fn mark(&self) -> u32 {
         self.rings.load(Ordering::SeqCst)
     }
 
-    /// Returns after a ring that came after `mark`, or after about `limit`; spins for at most `spin` of it.
+    /// Returns after a ring later than `mark`, or after about `limit`. Spins for at most `spin`, then sleeps.
     pub(crate) fn wait(&self, mark: u32, spin: Duration, limit: Duration) {
         if !spin.is_zero() {
             let until = Instant::now() + spin;
@@ -50,14 +51,14 @@ impl Bell {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         if self.mark() == mark {
             let timeout = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-            // Returns early on a signal or a changed count; the caller looks again anyway.
+            // Returns early on a signal or a changed count; the caller checks its condition again anyway.
             let _ = futex::wait(&self.rings, futex::Flags::empty(), mark, Some(&timeout));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// How long a rank of a group of `size` ranks on this host may spin: not at all when ranks must share cores.
+/// Returns how long a rank in a group of `size` ranks on this host may spin: zero if ranks share cores.
 pub(crate) fn spin_time(size: usize) -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     if size <= cores { Duration::from_micros(50) } else { Duration::ZERO }

@@ -1,15 +1,16 @@
-//! Timing collectives, each in turn with its floor, for `zero-train bench comm` and the example of this crate.
+//! Times collectives, each alternating with its memory-traffic floor, for `zero-train bench comm` and this crate's
+//! example.
 //!
-//! The floor of an operation is what its memory traffic alone takes on this machine: loops over the rank's own memory that read
-//! and write as many bytes as its share of the operation, on all ranks at once, without a word between them. For N ranks
-//! and a vector of S bytes a rank
+//! The floor of an operation is the time of its memory traffic alone on this machine: loops over the rank's own memory
+//! that read and write as many bytes as its share of the operation, on all ranks at once, without communication. For N
+//! ranks and a vector of S bytes per rank:
 //!
 //! | operation | reads | writes | loop |
 //! |---|---|---|---|
 //! | `all_reduce` | S | S | the sum of N arrays of S/N, written to all N |
-//! | `reduce_scatter` | S | S/N | the sum of N arrays of S/N, written to another |
-//! | `all_gather` | S/N | S | an array of S/N, copied to N others: everybody gets all shards, its own included |
-//! | `broadcast`, `send` | (N−1)/N S | (N−1)/N S | a copy: what N−1 ranks must get, by all N |
+//! | `reduce_scatter` | S | S/N | the sum of N arrays of S/N, written to another array |
+//! | `all_gather` | S/N | S | an array of S/N, copied to N others: each rank gets all shards, including its own |
+//! | `broadcast`, `send` | (N−1)/N S | (N−1)/N S | a copy of what N−1 ranks must receive, divided among all N |
 
 use std::time::{Duration, Instant};
 
@@ -21,19 +22,19 @@ use crate::signature::Operation;
 use crate::step::Reduction;
 use crate::tree;
 
-/// Times of an operation and of its floor, taken in turn; each is that of the slowest rank.
+/// Times of an operation and of its floor, measured alternately. Each time is that of the slowest rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Comparison {
     /// Bytes that each rank must at least read and write.
     pub traffic: usize,
-    /// The operation.
+    /// The times of the operation.
     pub subject: Vec<Duration>,
-    /// Its memory traffic alone.
+    /// The times of its memory traffic alone.
     pub floor: Vec<Duration>,
 }
 
 impl Comparison {
-    /// How many times its floor each run took, from the smallest.
+    /// Returns the ratio of each run's time to its floor, in ascending order.
     pub fn ratios(&self) -> Vec<f64> {
         let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
         let mut ratios: Vec<f64> = self.subject.iter().zip(&self.floor).map(ratio).collect();
@@ -42,12 +43,13 @@ impl Comparison {
     }
 }
 
-/// Runs before the first that counts: buffers get their pages, ranks wake up.
+/// Runs before the first that counts: they fault in the buffers' pages and wake the ranks.
 const WARM_UP: usize = 3;
 
-/// Times `repeats` operations on f32 vectors of `bytes` bytes (the whole vector, also of an all_gather), each begun after a
-/// barrier, and as many floors. To be called by every rank of the group. A `Send` goes from rank 0 to the last rank; a
-/// `Split` times nothing.
+/// Times `repeats` operations on f32 vectors of `bytes` bytes, each started after a barrier, and as many floors.
+///
+/// `bytes` is the size of the whole vector, also for an all_gather. Every rank of the group must call this. A `Send`
+/// goes from rank 0 to the last rank; a `Split` times nothing.
 ///
 /// # Errors
 /// Those of the operation.
@@ -73,14 +75,14 @@ pub fn compare(
     Ok(Comparison { traffic: floor.traffic, subject, floor: floors })
 }
 
-/// The middle value; zero for none.
+/// Returns the median; zero for an empty slice.
 pub fn median(times: &[Duration]) -> Duration {
     let mut times = times.to_vec();
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Nanoseconds of `work` after a barrier.
+/// Returns the nanoseconds that `work` takes after a barrier.
 fn timed(comm: &dyn Communicator, work: impl FnOnce() -> Result<(), CommError>) -> Result<i64, CommError> {
     comm.barrier().wait()?;
     let start = Instant::now();
@@ -88,7 +90,7 @@ fn timed(comm: &dyn Communicator, work: impl FnOnce() -> Result<(), CommError>) 
     Ok(start.elapsed().as_nanos() as i64)
 }
 
-/// The buffers of an operation, which come back from each run.
+/// The buffers of an operation, returned by each run.
 struct Subject {
     whole: Buffer,
     shard: Buffer,
@@ -99,7 +101,7 @@ impl Subject {
     fn new(comm: &dyn Communicator, bytes: usize) -> Subject {
         let (length, size) = (bytes / Dtype::F32.size(), comm.size());
         let counts: Vec<usize> = (0..size).map(|r| length / size + usize::from(r < length % size)).collect();
-        // Zeros stay zeros, however often they are added up.
+        // Sums of zeros stay zero over any number of runs.
         let shard = Buffer::from(vec![0f32; counts[comm.rank()]]);
         Subject { whole: Buffer::from(vec![0f32; length]), shard, counts }
     }
@@ -142,7 +144,7 @@ struct Floor {
 enum MemoryTraffic {
     /// The sum of arrays, written to all of them.
     SumToAll(Vec<Vec<f32>>),
-    /// The sum of arrays, written to another.
+    /// The sum of arrays, written to another array.
     SumTo(Vec<Vec<f32>>, Vec<f32>),
     /// An array, copied to others.
     CopyTo(Vec<f32>, Vec<Vec<f32>>),
@@ -184,7 +186,7 @@ impl Floor {
 }
 
 fn sum_to_all(arrays: &mut [Vec<f32>]) {
-    /// Elements that are summed at a time, in the first-level cache.
+    /// Elements per block: the arrays' blocks fit in the L1 cache.
     const BLOCK: usize = 4096;
     let weights = vec![1; arrays.len()];
     let Some((first, others)) = arrays.split_first_mut() else { return };
@@ -197,7 +199,7 @@ fn sum_to_all(arrays: &mut [Vec<f32>]) {
 }
 
 fn copy_to(source: &[f32], targets: &mut [Vec<f32>]) {
-    /// Elements that stay in the second-level cache from one copy to the next.
+    /// Elements per block: a block stays in the L2 cache from one copy to the next.
     const BLOCK: usize = 16 * 1024;
     let whole = size_of_val(source) * targets.len();
     for start in (0..source.len()).step_by(BLOCK) {
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_pairs() {
+    fn ratios_compare_paired_runs() {
         let ms = |times: [u64; 3]| times.map(Duration::from_millis).to_vec();
         let comparison = Comparison { traffic: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
         assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);

@@ -1,28 +1,29 @@
 //! The data of an operation: an owned vector of one element type.
 //!
-//! An operation takes its buffers by value and gives them back when it is done, so nobody can read or free memory that a
-//! worker or a peer is still using, and no copy is made to hand data over. The vector is in the memory of the host, or, for groups that
-//! have devices, in that of a device.
+//! An operation takes its buffers by value and returns them when it is done, so no other code can read or free memory
+//! that a worker or a peer is still using, and handing over data needs no copy. The vector is in host memory or, in
+//! groups with devices, in the memory of a device.
 
 use half::{bf16, f16};
 
 use crate::device::DeviceBuffer;
 use crate::error::CommError;
 
-/// An owned vector of one of the element types that travel between ranks.
+/// An owned vector of one of the supported element types.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Buffer {
     /// 32-bit floats.
     F32(Vec<f32>),
-    /// Brain floats; sums are formed in f32 and rounded once.
+    /// Brain floats; sums are computed in f32 and rounded once.
     Bf16(Vec<bf16>),
-    /// IEEE half floats; sums are formed in f32 and rounded once.
+    /// IEEE half floats; sums are computed in f32 and rounded once.
     F16(Vec<f16>),
     /// 64-bit integers; sums wrap.
     I64(Vec<i64>),
     /// Bytes; sums wrap.
     U8(Vec<u8>),
-    /// Values of one of these types in the memory of a device: for groups of [`Communicator::with_devices`](crate::Communicator::with_devices).
+    /// Values of one of these types in the memory of a device, for groups created by
+    /// [`Communicator::with_devices`](crate::Communicator::with_devices).
     Device(DeviceBuffer),
 }
 
@@ -46,7 +47,7 @@ impl Dtype {
     /// Every element type, for tests and tables.
     pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::I64, Dtype::U8];
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub fn size(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -56,7 +57,7 @@ impl Dtype {
         }
     }
 
-    /// The name used in messages: `f32`, `bf16`, `f16`, `i64`, `u8`.
+    /// Returns the name used in messages: `f32`, `bf16`, `f16`, `i64`, `u8`.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -92,7 +93,7 @@ macro_rules! for_each_dtype {
 }
 
 impl Buffer {
-    /// A buffer of `len` zeros.
+    /// Creates a buffer of `len` zeros.
     pub fn zeros(dtype: Dtype, len: usize) -> Buffer {
         match dtype {
             Dtype::F32 => Buffer::F32(vec![0.0; len]),
@@ -103,17 +104,17 @@ impl Buffer {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         for_each_dtype!(self, vector => vector.len(), device => device.memory().len())
     }
 
-    /// Whether there are no elements.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         match self {
             Buffer::F32(_) => Dtype::F32,
@@ -125,28 +126,28 @@ impl Buffer {
         }
     }
 
-    /// Bytes of all elements.
+    /// Returns the size of all elements in bytes.
     pub fn size_bytes(&self) -> usize {
         self.len() * self.dtype().size()
     }
 
-    /// Whether the values are in the memory of a device.
+    /// Returns whether the values are in the memory of a device.
     pub fn is_on_device(&self) -> bool {
         matches!(self, Buffer::Device(_))
     }
 
-    /// The elements as bytes in the machine's order.
+    /// Returns the elements as bytes in native byte order.
     ///
     /// # Panics
-    /// If they are in the memory of a device.
+    /// If the values are in the memory of a device.
     pub fn as_bytes(&self) -> &[u8] {
         for_each_dtype!(self, vector => bytemuck::cast_slice(vector), device => elsewhere(device))
     }
 
-    /// The elements as bytes in the machine's order, to be written.
+    /// Returns the elements as mutable bytes in native byte order.
     ///
     /// # Panics
-    /// If they are in the memory of a device.
+    /// If the values are in the memory of a device.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         for_each_dtype!(self, vector => bytemuck::cast_slice_mut(vector), device => elsewhere(device))
     }
@@ -165,7 +166,7 @@ macro_rules! element {
         }
 
         impl Buffer {
-            #[doc = concat!("The vector of ", $name, " inside, or [`CommError::Dtype`]; [`CommError::OnDevice`] if it is on a device.")]
+            #[doc = concat!("Returns the vector of ", $name, ", or [`CommError::Dtype`] or [`CommError::OnDevice`].")]
             pub fn $into(self) -> Result<Vec<$type>, CommError> {
                 match self {
                     Buffer::$variant(vector) => Ok(vector),
@@ -174,7 +175,7 @@ macro_rules! element {
                 }
             }
 
-            #[doc = concat!("The elements as a slice of ", $name, ", or `None` if they are of another type or on a device.")]
+            #[doc = concat!("Returns the elements as a slice of ", $name, "; `None` for another type or on a device.")]
             pub fn $as_ref(&self) -> Option<&[$type]> {
                 match self {
                     Buffer::$variant(vector) => Some(vector),
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_knows_its_size_and_gives_its_vector_back() {
+    fn buffers_report_their_size_and_return_their_vector() {
         for dtype in Dtype::ALL {
             let buffer = Buffer::zeros(dtype, 7);
             assert_eq!((buffer.len(), buffer.dtype(), buffer.size_bytes()), (7, dtype, 7 * dtype.size()));

@@ -1,7 +1,8 @@
-//! Joins this process to the world of its job.
+//! Connects this process to the other ranks of its job.
 //!
-//! The ranks meet at a key-value store on `MASTER_PORT`: a launcher's if one listens there, else rank 0's. Each leaves the
-//! address that it listens on under `/zero/{run}/{attempt}/{rank}` and reads the others'; from then on they talk to each other.
+//! The rendezvous is a key-value store on `MASTER_PORT`: the launcher's if one listens there, otherwise rank 0 serves
+//! it. Each rank stores the address that it listens on under `/zero/{run}/{attempt}/{rank}` and reads the addresses of
+//! the others; from then on the ranks connect to each other directly.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -23,10 +24,13 @@ use crate::store::{StoreClient, StoreError, StoreServer};
 use crate::tcp::{Hub, Identity, Purpose, bind_address};
 use crate::threads::threads;
 
-/// Meets the other ranks of the job and connects to them. A world of one never waits for anybody.
+/// Meets the other ranks of the job and connects to them. A job of one rank returns immediately.
 ///
-/// Several hosts need a named interface and a token in the options. Errors are [`CommError::Rendezvous`],
-/// [`CommError::Unauthorized`], [`CommError::Disagreement`], or those of an operation if a rank is lost while the ranks connect.
+/// Jobs on several hosts need a named interface and a token in the options.
+///
+/// # Errors
+/// [`CommError::Rendezvous`], [`CommError::Unauthorized`], [`CommError::Disagreement`], or the error of an operation if
+/// a rank is lost while the ranks connect.
 pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn Communicator>, CommError> {
     if place.world_size == 1 {
         return Ok(Arc::clone(&threads(1, options)[0]));
@@ -59,21 +63,21 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
         Arc::new(World { hub, health: Arc::clone(&health), hosts, transport, arenas: PeerArenas::default(), timeout });
     let membership = Membership::new(WORLD, place.rank, members);
     let fabric = Processes::connect(&world, membership.clone(), deadline)?;
-    // Everybody is connected to everybody.
+    // By now every rank has connected to every other, so no rank needs the store any more.
     drop(server);
     Ok(Group::new(membership, Box::new(fabric), health, timeout)?)
 }
 
-/// The group of all ranks.
+/// The group of all ranks of the job.
 const WORLD: u64 = 0;
 
-/// How long whoever serves the store stays, when the ranks do not agree, for the others to see why.
+/// When the ranks' terms differ: how long the rank that serves the store stays so that the others can read the reason.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// What a rank leaves in the store.
+/// What a rank publishes in the store.
 pub(crate) struct Introduction {
     address: SocketAddr,
-    /// Digest of its terms.
+    /// Digest of the rank's terms.
     terms: String,
     host: String,
 }
@@ -86,13 +90,13 @@ impl Introduction {
     }
 }
 
-/// Where and as who this rank meets the others.
+/// This rank's view of the rendezvous.
 struct Meeting<'a> {
     place: &'a LauncherEnvironment,
     options: &'a Options,
-    /// The own address.
+    /// This rank's own address.
     interface: IpAddr,
-    /// The store's address.
+    /// The address of the store.
     address: String,
     keys: String,
     terms: Terms,
@@ -133,14 +137,14 @@ impl Meeting<'_> {
         }
     }
 
-    /// Rank 0 serves the store if nobody does yet, and no launcher has said that it will.
+    /// Rank 0 serves the store if no process does yet and the launcher has not announced that it will.
     fn open_store(&self, deadline: Instant) -> Result<(Option<StoreServer>, StoreClient), CommError> {
         let token = self.options.token.as_deref();
         let server = match self.place.rank {
             0 if !self.place.store_is_served => {
                 match StoreServer::bind((self.interface, self.place.master_port), token) {
                     Ok(server) => Some(server),
-                    // A launcher's store, for example.
+                    // Another process serves a store there, for example the launcher.
                     Err(StoreError::Bind { in_use: true, .. }) => None,
                     Err(error) => return Err(self.store_error(error)),
                 }
@@ -151,7 +155,7 @@ impl Meeting<'_> {
         let addresses = match (&server, &self.options.interface) {
             (Some(server), _) => vec![server.address().to_string()],
             (None, Some(_)) => vec![self.address.clone()],
-            // Whatever name the launcher has for this host, rank 0 listens on its loopback only.
+            // Whatever name the launcher uses for this host, rank 0 listens on its loopback only.
             (None, None) => vec![loopback, self.address.clone()],
         };
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
@@ -159,8 +163,8 @@ impl Meeting<'_> {
         Ok((server, client))
     }
 
-    /// The secret of the data connections. If none was given, rank 0 makes one up: whoever can read the store can join, but
-    /// nobody who only finds a port.
+    /// Returns the token of the data connections. If none was configured, rank 0 generates one and publishes it in the
+    /// store: a process that can read the store can join, but one that only finds a port cannot.
     fn agree_on_token(&self, store: &mut StoreClient, deadline: Instant) -> Result<String, CommError> {
         if let Some(token) = &self.options.token {
             return Ok(token.clone());
@@ -177,7 +181,7 @@ impl Meeting<'_> {
         String::from_utf8(token).map_err(|_| self.error("what the store holds under the token's key is no text"))
     }
 
-    /// Leaves this rank's address and reads everybody's, by rank.
+    /// Publishes this rank's address and reads the addresses of all ranks, indexed by rank.
     fn introduce(
         &self,
         store: &mut StoreClient,
@@ -197,7 +201,7 @@ impl Meeting<'_> {
         (0..self.place.world_size).map(read).collect()
     }
 
-    /// Refuses ranks that were not started alike. All ranks know all digests, so all of them come to the same error.
+    /// Rejects ranks with different terms. All ranks know all digests, so all of them report the same error.
     fn agree(&self, store: &mut StoreClient, peers: &[Introduction], serves: bool) -> Result<(), CommError> {
         let Some(other) = peers.iter().position(|peer| peer.terms != peers[0].terms) else { return Ok(()) };
         let (rank, deadline) = (self.place.rank, Instant::now() + FAREWELL);
@@ -210,13 +214,13 @@ impl Meeting<'_> {
         let (first, second) = (of(0).map_err(failed)?, of(other).map_err(failed)?);
         store.set(&key("read", rank), b"1").map_err(failed)?;
         if serves {
-            // Whoever has not read it by then hears that the store is gone.
+            // A rank that has not read the terms by then gets an error that the store is gone.
             let _ = (0..peers.len()).try_for_each(|rank| store.get(&key("read", rank), deadline).map(drop));
         }
         Err(first.disagreement(0, &second, other))
     }
 
-    /// Loopback does not lead to other hosts.
+    /// Checks that all ranks are reachable: other hosts cannot be reached over loopback.
     fn check_reach(&self, hosts: &[String]) -> Result<(), CommError> {
         let network = |host: &String| host.split('/').take(2).collect::<Vec<_>>().join("/");
         let home = network(&hosts[0]);

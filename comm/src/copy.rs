@@ -1,26 +1,28 @@
-//! Copies of what is larger than a cache: past the cache, as the rest of the vector will drive it out anyway.
+//! Copies vectors that are larger than the cache with streaming stores that bypass it.
 //!
-//! An ordinary store reads the line that it is about to overwrite; a streaming store does not, which saves a third of the
-//! traffic. What it writes must come from memory again, though, so small vectors are better off with ordinary ones: copying and
-//! then reading a vector once, the two are equal at 1 MiB, and at 4 MiB the streaming copy takes 0.85 of the time.
+//! An ordinary store reads the cache line that it is about to overwrite; a streaming store does not, which saves a
+//! third of the memory traffic. The written data must be read from memory again afterwards, so small vectors are better
+//! copied with ordinary stores. For copying and then reading a vector once, the two are equal at 1 MiB; at 4 MiB the
+//! streaming copy takes 0.85 of the time.
 #![allow(unsafe_code)]
 
-/// Vectors of at least so many bytes are written past the cache.
+/// Vectors of at least this many bytes are written with streaming stores.
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) const LARGE: usize = 2 << 20;
 
-/// How far ahead to ask for what is read, in bytes: a page, because the processor's own prefetching ends with each.
+/// Prefetch distance in bytes: one page, because the hardware prefetcher stops at each page boundary.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AHEAD: usize = 4096;
 
-/// Copies `from` to `to`, as a part of writing a vector of `whole` bytes.
+/// Copies `from` to `to`. `whole` is the size in bytes of the vector that `to` is a part of; it decides between
+/// ordinary and streaming stores.
 ///
 /// # Panics
-/// If they differ in length.
+/// If `from` and `to` differ in length.
 pub fn copy(from: &[u8], to: &mut [u8], whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= LARGE && is_x86_feature_detected!("avx") {
-        // SAFETY: AVX was just found on this machine.
+        // SAFETY: the check above found AVX on this machine.
         return unsafe { avx::copy(from, to) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -34,7 +36,7 @@ mod avx {
 
     use super::AHEAD;
 
-    /// A cache line, which is written as a whole or costs double.
+    /// A cache line in bytes. Streaming stores must fill whole lines; partial ones cost twice as much.
     const LINE: usize = 64;
     #[target_feature(enable = "avx")]
     pub(super) fn copy(from: &[u8], to: &mut [u8]) {
@@ -46,7 +48,8 @@ mod avx {
         let (to, last_to) = to.as_chunks_mut::<LINE>();
         for (from, to) in from.iter().zip(to) {
             let (from, to) = (from.as_ptr().cast::<__m256i>(), to.as_mut_ptr().cast::<__m256i>());
-            // SAFETY: each is a line of 64 bytes, `to` an aligned one. A prefetch may have any address.
+            // SAFETY: `from` and `to` each point to a line of 64 bytes, and `to` is 64-byte aligned. A prefetch may
+            // take any address.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(AHEAD));
                 let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
@@ -55,7 +58,7 @@ mod avx {
             }
         }
         last_to.copy_from_slice(last_from);
-        // Streaming stores are not ordered with those that tell others that this is done.
+        // Streaming stores are not ordered with the ordinary stores that tell other threads that the data is ready.
         _mm_sfence();
     }
 }
@@ -65,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_length_at_any_alignment_arrives_and_nothing_else_changes() {
+    fn copies_any_length_at_any_alignment_and_changes_nothing_else() {
         let source: Vec<u8> = (0..1000u32).map(|i| (i * 7 + i / 256) as u8).collect();
         for whole in [0, LARGE] {
             for length in (0..200).chain([500, 700]) {

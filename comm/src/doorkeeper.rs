@@ -1,5 +1,5 @@
-//! Accepts connections for a listener: each is proven on a thread of its own, a bounded number at a time, before anything
-//! else of ours sees it.
+//! Accepts connections for a listener and authenticates each on its own thread, a bounded number at a time, before
+//! other code sees it.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) struct Doorkeeper {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Holds one of the places for strangers; to be dropped when the stranger has proven itself.
+/// Holds one of the slots for unauthenticated connections; drop it once the peer is authenticated.
 pub(crate) struct Pending(Arc<AtomicUsize>);
 
 impl Drop for Pending {
@@ -27,7 +27,7 @@ impl Drop for Pending {
 }
 
 impl Doorkeeper {
-    /// Gives each connection to `serve` on a new thread.
+    /// Passes each connection to `serve` on a new thread.
     pub(crate) fn start(
         listener: TcpListener,
         name: &str,
@@ -41,7 +41,7 @@ impl Doorkeeper {
             while !closed.load(Ordering::SeqCst) {
                 match door.accept() {
                     Ok((stream, _)) => admit(stream, &strangers, &serve),
-                    // Out of descriptors, for example: the connections there are may end.
+                    // For example out of file descriptors; existing connections may end and free some.
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
                 }
             }
@@ -57,19 +57,19 @@ where
 {
     let pending = Pending(Arc::clone(strangers));
     if strangers.fetch_add(1, Ordering::SeqCst) >= PENDING {
-        // Who is one of ours tries again.
+        // A legitimate peer retries.
         let _ = stream.shutdown(Shutdown::Both);
         return;
     }
     let serve = Arc::clone(serve);
-    // If no thread can be had the connection is dropped with the closure.
+    // If the thread cannot be spawned, the connection is dropped with the closure.
     let _ = std::thread::Builder::new().name("zero-comm guest".into()).spawn(move || serve(stream, pending));
 }
 
 impl Drop for Doorkeeper {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::SeqCst);
-        // Wakes the thread out of `accept`.
+        // Wakes the thread from `accept`.
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

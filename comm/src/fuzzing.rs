@@ -1,4 +1,5 @@
-//! What a peer can send, for the fuzz target `frames`: nothing of it may panic, hang, or be taken for more than it is.
+//! Parses arbitrary bytes as messages of a peer, for the fuzz target `frames`. No input may panic, hang, or be accepted
+//! as valid unless it is.
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -14,7 +15,7 @@ use crate::processes::Control;
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
 use crate::store;
 
-/// Reads `data` as a peer's: its first byte says as what, the rest is what is read.
+/// Parses `data` as a peer's message: the first byte selects the kind of message, the rest is the content.
 pub fn frames(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind {
@@ -56,7 +57,7 @@ fn control(bytes: &[u8]) {
     }
 }
 
-/// Nobody who does not know the token passes, in either direction.
+/// Checks that a peer that does not know the token fails the proof in either direction.
 fn stranger(bytes: &[u8]) {
     let key = Key::new(Some("a token that no input holds"));
     let (mut stream, _peer) = peer_that_sends(bytes);
@@ -73,16 +74,18 @@ fn terms(bytes: &[u8]) {
     assert!(theirs.encode().len() <= store::MAX_VALUE);
 }
 
-/// A connection whose other end has sent all of this and will send no more; that end must live as long as it is read.
+/// Returns a connection whose other end has sent `bytes` and will send nothing more. Keep the other end alive while
+/// reading.
 pub(crate) fn peer_that_sends(bytes: &[u8]) -> (TcpStream, UnixStream) {
-    // A pair has no port that stays taken for a minute, as those of thousands of connections a second would.
+    // A socket pair has no port. TCP ports would stay occupied for a minute each, at thousands of connections per
+    // second.
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     theirs.set_nonblocking(true).expect("a socket");
-    // Beyond the kernel's buffer nothing more is sent.
+    // Bytes beyond the kernel's socket buffer are dropped.
     let _ = theirs.write_all(bytes);
     theirs.shutdown(Shutdown::Write).expect("a socket");
     let ours = TcpStream::from(OwnedFd::from(ours));
-    // The other end does not read.
+    // The other end never reads, so a write must time out.
     ours.set_write_timeout(Some(Duration::from_millis(10))).expect("a socket");
     (ours, theirs)
 }

@@ -1,5 +1,6 @@
-//! The communicator that users hold: checks arguments, orders operations on lanes, counts, and turns failures into errors.
-//! What carries the bytes is behind `Fabric`; what carries those of devices, behind `DeviceFabric`.
+//! The communicator that users hold: checks arguments, orders operations on lanes, counts them, and maps failures to
+//! errors.
+//! A `Fabric` carries the bytes of host buffers, a `DeviceFabric` those of device buffers.
 
 mod on_device;
 
@@ -23,12 +24,12 @@ use crate::step::{
 };
 
 pub(crate) struct Group {
-    // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's place in the job go.
+    // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's `Health` are dropped.
     collectives: Ordered<dyn Collective>,
     outboxes: Mutex<BTreeMap<usize, Ordered<dyn Outbox>>>,
     inboxes: Mutex<BTreeMap<usize, Ordered<dyn Inbox>>>,
     fabric: Box<dyn Fabric>,
-    /// For buffers in the memory of devices, if the group is for those as well.
+    /// For buffers in device memory; `None` in a group without devices.
     devices: Option<Arc<dyn DeviceFabric>>,
     splits: AtomicU64,
     context: Arc<Context>,
@@ -42,11 +43,11 @@ struct Context {
     health: Arc<Health>,
 }
 
-/// A lane and the number of its next job, which must be taken in the order of submission.
+/// A lane and the sequence number of its next job. Numbers must be taken in the order of submission.
 struct Ordered<E: ?Sized> {
     next: Mutex<u64>,
     lane: Lane<E>,
-    /// Used by the jobs of the lane alone.
+    /// Used only by the jobs of this lane.
     device: Option<Arc<Mutex<DeviceEnd>>>,
 }
 
@@ -65,7 +66,7 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
         Ok(Ordered { next: Mutex::new(0), lane, device })
     }
 
-    /// After all jobs that were submitted.
+    /// Makes the device end leave after all jobs submitted so far.
     fn leave_device(&self) {
         if let Some(device) = self.device.clone() {
             self.lane.submit(move |_| lock(&device).leave());
@@ -118,8 +119,8 @@ impl Group {
         Pending::ready(Err(CommError::Invalid { rank: self.context.health.rank, operation, detail }))
     }
 
-    /// Puts a job on a lane. `signature` gets its sequence number here. The work gives its result and what this rank
-    /// has sent by it.
+    /// Submits a job to a lane and assigns the sequence number of `signature`. `work` returns its result and what this
+    /// rank sent.
     fn submit<E: ?Sized + Send + 'static, T: Send + 'static>(
         &self,
         ordered: &Ordered<E>,
@@ -137,7 +138,7 @@ impl Group {
         pending
     }
 
-    /// A collective of the group.
+    /// Submits a collective of the group.
     fn collective<T: Send + 'static>(
         &self,
         mut signature: Signature,
@@ -148,7 +149,7 @@ impl Group {
         if self.size() > 1 {
             return self.submit(&self.collectives, signature, work);
         }
-        // Nobody to wait for: done before another thread would have been woken.
+        // A group of one runs the operation here: it finishes sooner than a worker thread would wake up.
         let mut next = lock(&self.collectives.next);
         signature.sequence = *next;
         *next += 1;
@@ -210,7 +211,7 @@ impl Group {
     }
 }
 
-/// Where the buffers of an operation are.
+/// The kind of memory that holds the buffers of an operation.
 enum BufferKind {
     Host,
     Device,
@@ -259,7 +260,7 @@ impl Communicator for Group {
         self.collective(signature, move |endpoint, signature, deadline| {
             let ranges = consecutive(even_counts(buffer.len(), size), buffer.dtype().size());
             let own = ranges[rank].len();
-            // Others' ranges to their owners, then the own range to everybody.
+            // Each rank sends the other ranks' ranges to their owners, then its own reduced range to everyone.
             let sent = buffer.size_bytes() - own + own * (size - 1);
             let reduce = Some(Reduction { op, dtype: buffer.dtype() });
             let (signature, bytes) = (*signature, buffer.as_bytes_mut());
@@ -442,7 +443,8 @@ impl Communicator for Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The lanes finish their jobs below. A panicking rank will not see them through with the others: tell them.
+        // The lanes finish their jobs below. A panicking rank will not finish them together with the other ranks, so it
+        // tells them.
         if std::thread::panicking() {
             self.abort("the rank panicked");
         }
@@ -470,6 +472,6 @@ fn lane_to<E: ?Sized>(
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A job that panicked leaves numbers behind, no broken invariant.
+    // A job that panicked leaves only numbers behind, no broken invariant.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! Whether the job is still whole, and if not, why: the first cause wins and every operation ends with it.
+//! Whether the job has failed and why. The first cause wins, and every operation fails with it.
 //!
-//! One `Health` per rank of the world, shared by its communicator and all splits. Ranks that are threads share one `Board`;
-//! a process has its own and keeps it in step with the others' over control connections.
+//! Each rank of the job has one `Health`, shared by its communicator and all splits. Ranks that are threads share one
+//! `Board`; a process has its own and synchronizes it with the other processes over control connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,10 +11,11 @@ use crate::error::CommError;
 use crate::inquiry::WaitRegistry;
 use crate::signature::Signature;
 
-/// How long a wait sleeps before it looks whether the job is still whole. Half a second is promised; this leaves room.
+/// How long a wait sleeps between checks whether the job has failed. The documented limit for noticing a failure is
+/// half a second; this leaves a margin.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// Why the job is over. Ranks are ranks of the world.
+/// Why the job ended. Ranks are global ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
     Lost { peer: usize, detail: String },
@@ -22,12 +23,12 @@ pub(crate) enum Cause {
     Mismatch { rank: usize, here: String, peer: usize, there: String },
 }
 
-/// Why one operation could not go on.
+/// Why one operation failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
-    /// The job is over, or this operation ends it.
+    /// The job has ended, or this operation ends it.
     Cause(Cause),
-    /// This rank's patience with `peer` is at an end.
+    /// This rank has waited for `peer` until the deadline.
     Deadline { peer: usize },
 }
 
@@ -37,17 +38,18 @@ impl From<Cause> for Failure {
     }
 }
 
-/// How a rank talks to the others about the job as a whole.
+/// Sends messages about the job as a whole to the other ranks.
 pub(crate) trait Announce: Send + Sync {
-    /// Tells everybody why the job is over.
-    /// Must not block for long and must not fail: whoever cannot be reached is gone or will find out.
+    /// Tells all ranks why the job ended. Must not block for long and must not fail: a rank that cannot be reached has
+    /// either ended or will find out by itself.
     fn announce(&self, cause: &Cause);
 
-    /// Asks a rank whom it waits for, on a topic. The answer, if any, comes to the [`WaitRegistry`]. Must not block for long.
+    /// Asks a rank which ranks it waits for, on a topic. The answer, if any, arrives in the [`WaitRegistry`]. Must not
+    /// block for long.
     fn ask(&self, peer: usize, topic: u64);
 }
 
-/// What is known about the job: the cause of its end, and who has left in good order.
+/// The known state of the job: the cause of its end, and the ranks that have left in an orderly way.
 pub(crate) struct Board {
     cause: OnceLock<Cause>,
     left: Vec<AtomicBool>,
@@ -62,7 +64,7 @@ impl Board {
         self.cause.get()
     }
 
-    /// Whether this was the first cause.
+    /// Records a cause. Returns whether it was the first.
     pub(crate) fn learn(&self, cause: Cause) -> bool {
         self.cause.set(cause).is_ok()
     }
@@ -78,7 +80,7 @@ impl Board {
 
 /// One rank's view of the job.
 pub(crate) struct Health {
-    /// Rank in the world.
+    /// This rank's number in the job.
     pub(crate) rank: usize,
     pub(crate) board: Arc<Board>,
     pub(crate) registry: Arc<WaitRegistry>,
@@ -108,7 +110,7 @@ impl Health {
         }
     }
 
-    /// Ends the job, unless it has ended already, and tells the others.
+    /// Ends the job with `cause`, unless it has already ended, and tells the other ranks.
     pub(crate) fn end(&self, cause: Cause) {
         if self.board.learn(cause.clone())
             && let Some(announcer) = &self.announcer
@@ -129,10 +131,11 @@ impl Health {
         });
     }
 
-    /// A connection to `peer` broke while it was needed. If that happened because the peer knew of an earlier fault, its own
-    /// message about it is on the way and says more than the broken connection does.
+    /// Returns the failure for a connection to `peer` that broke while in use. If it broke because the peer knew of an
+    /// earlier fault, the peer's own message about that fault is in flight and more informative than the broken
+    /// connection, so this waits for it.
     pub(crate) fn broken(&self, peer: usize, detail: &str) -> Failure {
-        // When the peer's process has ended the watch says so sooner.
+        // If the peer's process has ended, the control connection reports that before this limit.
         let until = Instant::now() + 20 * SLICE;
         while Instant::now() < until && !self.board.has_left(peer) {
             if let Err(failure) = self.check() {
@@ -146,7 +149,7 @@ impl Health {
         Cause::Lost { peer, detail: detail.to_string() }.into()
     }
 
-    /// The failure of one operation as its caller sees it.
+    /// Converts the failure of one operation to the error that its caller gets.
     pub(crate) fn error(&self, failure: Failure, signature: &Signature, timeout: Duration) -> CommError {
         let (rank, operation, sequence) = (self.rank, signature.operation, signature.sequence);
         match failure {

@@ -1,12 +1,12 @@
-//! How many bytes the program has been given: now, and at most.
+//! Counts the bytes that the program has allocated: the current number and the peak.
 //!
-//! What a step needs is planned to the byte, and a plan is worth what can be held against it. So the program's global allocator
-//! counts: [`Counted`] around whichever allocator it uses. Counted is what was asked for, not what the allocator beneath rounds
-//! it up to or keeps for reuse.
+//! The planner predicts the memory of a training step to the byte; these counters let tests and reports compare the
+//! prediction with reality. [`Counted`] wraps the program's global allocator and counts the sizes requested, not what
+//! the allocator rounds them up to or keeps for reuse.
 //!
-//! Allocations below [`SMALL`] are left out: there are thousands of them in a step, they come to a few hundred kilobytes, and
-//! their threads would wait for each other's counting. A resized buffer counts as its new size instead of its old one, also
-//! while an allocator copies the one to the other.
+//! Allocations smaller than [`SMALL`] are not counted: a step makes thousands of them, together they come to a few
+//! hundred kilobytes, and counting them would make threads contend for the counter. A resized buffer counts with its
+//! new size instead of the old one, even while the allocator copies one to the other.
 
 #![allow(unsafe_code)]
 
@@ -20,32 +20,32 @@ static NOW: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 static COUNTED: AtomicBool = AtomicBool::new(false);
 
-/// Bytes that are allocated; 0 in a program whose global allocator is not [`Counted`].
+/// Returns the bytes currently allocated; 0 in a program whose global allocator is not [`Counted`].
 #[must_use]
 pub fn now() -> usize {
     NOW.load(Relaxed)
 }
 
-/// The most that [`now`] was since the program's start or [`reset_peak`].
+/// Returns the maximum of [`now`] since the start of the program or the last [`reset_peak`].
 #[must_use]
 pub fn peak() -> usize {
     PEAK.load(Relaxed)
 }
 
-/// Begins a new peak, from what is allocated now. Allocations of other threads at the same moment may be missed.
+/// Resets the peak to the bytes currently allocated. Concurrent allocations of other threads may be missed.
 pub fn reset_peak() {
     PEAK.store(now(), Relaxed);
 }
 
-/// Whether this program counts.
+/// Returns whether this program counts allocations.
 #[must_use]
 pub fn counted() -> bool {
-    // An allocation that is counted if any is.
+    // This allocation sets `COUNTED` if the global allocator is `Counted`.
     drop(std::hint::black_box(Vec::<u8>::with_capacity(SMALL)));
     COUNTED.load(Relaxed)
 }
 
-/// A global allocator that counts what it hands on.
+/// A global allocator that counts the allocations of the allocator it wraps.
 ///
 /// ```
 /// use zero_comm::{SharedAllocator, heap};
@@ -62,7 +62,7 @@ pub fn counted() -> bool {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counted<A>(pub A);
 
-/// What an allocation of this size counts for.
+/// Returns the bytes that an allocation of this size counts for.
 fn weight(size: usize) -> usize {
     if size < SMALL { 0 } else { size }
 }
@@ -71,7 +71,7 @@ fn replace(old: usize, new: usize) {
     let (old, new) = (weight(old), weight(new));
     if new > old {
         let now = NOW.fetch_add(new - old, Relaxed) + (new - old);
-        // Most allocations make no peak: a look is cheaper than a write that every thread sees.
+        // Most allocations set no new peak, and a load is cheaper than a write that every thread's cache must see.
         if now > PEAK.load(Relaxed) {
             PEAK.fetch_max(now, Relaxed);
         }
@@ -83,10 +83,11 @@ fn replace(old: usize, new: usize) {
     }
 }
 
-// SAFETY: every call is handed on as it is, `alloc_zeroed` and `realloc` too, and what comes back is returned as it is.
+// SAFETY: every call, including `alloc_zeroed` and `realloc`, is forwarded unchanged to the inner allocator, and its
+// result is returned unchanged.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those of the allocator inside.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is that of the inner allocator too.
         let address = unsafe { self.0.alloc(layout) };
         if !address.is_null() {
             replace(0, layout.size());
@@ -95,7 +96,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: as in `alloc`.
         let address = unsafe { self.0.alloc_zeroed(layout) };
         if !address.is_null() {
             replace(0, layout.size());
@@ -104,13 +105,14 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: as in `alloc`; `address` came from the inner allocator because `alloc` returns its pointers
+        // unchanged.
         unsafe { self.0.dealloc(address, layout) };
         replace(layout.size(), 0);
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: as in `dealloc`.
         let new = unsafe { self.0.realloc(address, layout, size) };
         if !new.is_null() {
             replace(layout.size(), size);

@@ -1,13 +1,15 @@
-//! Who is to blame when the time for an operation is up.
+//! Determines which rank to blame when an operation reaches its deadline.
 //!
-//! The peer that a rank waits for may itself be waiting, for a third one, who is the one that has stopped: from what is missing
-//! alone, a rank would often name the wrong one. So in the second half of its time it asks those whom it waits for whom they
-//! wait for, and then those in turn. Who does not answer, or waits for nobody, is to blame. Questions go over the control
-//! connections, where a thread of their own answers them, so only a process that has stopped as a whole stays silent.
+//! The peer that a rank waits for may itself wait for a third rank, which is the one that has stopped, so a rank that
+//! looks only at the missing data would often blame the wrong peer. In the second half of its time it therefore asks
+//! the ranks it waits for which ranks they wait for, then asks those, and so on. A rank that does not answer, or waits
+//! for no other rank, is to blame. Questions are sent over the control connections, where a dedicated thread answers
+//! them, so only a process that has stopped entirely stays silent.
 //!
-//! A rank is in several operations at a time, of several groups. The one that is asked about counts, if the rank is in it. If not,
-//! what keeps the rank from it is what its own threads wait for. A receive that was only posted ahead keeps nobody, and its time does
-//! not run.
+//! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
+//! rank is in that operation, its answer lists the ranks that the operation waits for. Otherwise the operations that
+//! the rank's own threads wait for keep it from that operation, so its answer lists the ranks that those wait for. A
+//! receive that was only posted ahead blocks no thread, and its time does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,19 +19,19 @@ use crate::health::{Health, SLICE};
 use crate::signature::digest;
 use crate::step::Deadline;
 
-/// The threads of a rank that wait for what a lane does.
+/// Counts the threads of a rank that wait for a lane.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters(Mutex<Present>);
 
 #[derive(Debug, Default)]
 struct Present {
     threads: usize,
-    /// Since when there has been one.
+    /// Since when at least one thread has been waiting.
     since: Option<Instant>,
 }
 
 impl Waiters {
-    /// Counts the calling thread in, until the seat is dropped.
+    /// Counts the calling thread until the guard is dropped.
     pub(crate) fn enter(self: Arc<Waiters>) -> WaiterGuard {
         let mut present = lock(&self.0);
         present.threads += 1;
@@ -43,7 +45,7 @@ impl Waiters {
     }
 }
 
-/// One waiting thread.
+/// Counts one waiting thread while it lives.
 pub(crate) struct WaiterGuard(Arc<Waiters>);
 
 impl Drop for WaiterGuard {
@@ -56,10 +58,10 @@ impl Drop for WaiterGuard {
     }
 }
 
-/// What a lane does, as far as other ranks ask about it.
+/// Identifies a lane's work in questions from other ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Topic {
-    /// The same on all ranks that take part, and no other lane's.
+    /// Equal on all ranks that take part, and different from every other lane's id.
     id: u64,
     waiters: Arc<Waiters>,
 }
@@ -76,29 +78,29 @@ impl Topic {
     }
 }
 
-/// What a rank says when it is asked about an operation. Ranks are ranks of the world.
+/// A rank's answer to a question about an operation. Ranks are global ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WaitState {
-    /// It waits for these.
+    /// The rank waits for these ranks.
     Waiting(Vec<usize>),
-    /// It is not in that operation, or has not waited long.
+    /// The rank is not in that operation, or has not waited for long.
     Elsewhere,
 }
 
-/// Where a rank leaves whom it waits for, and finds what others have answered.
+/// Records which ranks this rank waits for, and the answers of other ranks.
 #[derive(Default)]
 pub(crate) struct WaitRegistry {
     /// By topic.
     waiting: Mutex<BTreeMap<u64, Wait>>,
-    /// By topic and rank of the world.
+    /// By topic and global rank.
     answers: Mutex<BTreeMap<(u64, usize), (Instant, WaitState)>>,
 }
 
-/// Whom a lane waits for, and who for the lane.
+/// The ranks that a lane waits for, and the threads that wait for the lane.
 struct Wait {
     ranks: Vec<usize>,
     waiters: Arc<Waiters>,
-    /// Whether it was given up, and kept this rank from everything else to the last.
+    /// Whether the operation was given up while a thread was waiting for it.
     given_up: bool,
 }
 
@@ -109,13 +111,13 @@ impl Wait {
 }
 
 impl WaitRegistry {
-    /// What to answer to a question about a topic.
+    /// Returns this rank's answer to a question about `topic`.
     pub(crate) fn wait_state(&self, topic: u64) -> WaitState {
         let waiting = lock(&self.waiting);
         if let Some(wait) = waiting.get(&topic) {
             return WaitState::Waiting(wait.ranks.clone());
         }
-        // A rank that is kept in one operation is late for all others.
+        // A rank that is blocked in one operation is late for all others.
         let keeping = waiting.values().filter(|wait| wait.keeps_a_thread());
         let ranks: BTreeSet<usize> = keeping.flat_map(|wait| &wait.ranks).copied().collect();
         match ranks.is_empty() {
@@ -124,34 +126,35 @@ impl WaitRegistry {
         }
     }
 
-    /// Files the answer of a rank.
+    /// Records the answer of a rank.
     pub(crate) fn answered(&self, topic: u64, rank: usize, wait_state: WaitState) {
         lock(&self.answers).insert((topic, rank), (Instant::now(), wait_state));
     }
 }
 
-/// One rank's search for the one who keeps it waiting, as long as one operation.
+/// One rank's search for the rank that blocks an operation; lives as long as the operation.
 pub(crate) struct Inquest<'a> {
     health: &'a Health,
     topic: &'a Topic,
     begun: Instant,
     deadline: Deadline,
-    /// When it was first seen that the time is up. Not the deadline: the machine may have stood still since.
+    /// When this rank first noticed that the time was up. May be later than the deadline, because the machine may have
+    /// been suspended.
     up: Option<Instant>,
-    /// How long others may take to answer: a quarter of the time.
+    /// How long other ranks may take to answer: a quarter of the timeout.
     patience: Duration,
-    /// Whether others can know that this rank waits.
+    /// Whether the registry shows other ranks that this rank waits.
     public: bool,
-    /// Who was asked, and when first.
+    /// When each rank was first asked.
     asked: BTreeMap<usize, Instant>,
-    /// When this rank last looked after the operation.
+    /// When this rank last checked the operation.
     looked: Instant,
-    /// Whether somebody was blamed.
+    /// Whether a rank was blamed.
     closed: bool,
 }
 
-/// A rank that waits looks every [`SLICE`]. One that did not look for this long was not running, and perhaps no other was: the
-/// machine stood still, or had too much to do.
+/// A waiting rank checks every [`SLICE`]. If it has not checked for this long, it was not running, and perhaps no other
+/// rank was: the machine was suspended or overloaded.
 const STANDSTILL: Duration = SLICE.saturating_mul(4);
 
 impl<'a> Inquest<'a> {
@@ -172,7 +175,7 @@ impl<'a> Inquest<'a> {
         }
     }
 
-    /// Leaves word that this rank waits, and asks when it has waited long. To be called every now and then.
+    /// Records that this rank waits, and asks other ranks once it has waited for long. Must be called regularly.
     pub(crate) fn pursue(&mut self, waits: &[usize]) {
         self.notice_standstill();
         if self.begun.elapsed() < self.patience.min(SLICE) {
@@ -190,23 +193,23 @@ impl<'a> Inquest<'a> {
         }
     }
 
-    /// How long a thread has waited for this operation; `None` if none does.
+    /// Returns how long a thread has waited for this operation; `None` if no thread waits.
     fn waited(&self) -> Option<Duration> {
         Some(self.topic.waiters.since()?.max(self.deadline.started).elapsed())
     }
 
-    /// What is left of the time, if it runs.
+    /// Returns the remaining time; `None` if the time does not run.
     pub(crate) fn left(&self) -> Option<Duration> {
         Some(self.deadline.timeout.saturating_sub(self.waited()?))
     }
 
-    /// Whom to blame, now that the time is up; `None` if somebody may still answer.
+    /// Returns the rank to blame now that the time is up; `None` if an answer may still arrive.
     pub(crate) fn verdict(&mut self, waits: &[usize]) -> Option<usize> {
         self.notice_standstill();
         let up = *self.up.get_or_insert_with(Instant::now);
         let chain = self.chain(waits);
         let silent = chain.iter().find(|(_, answer)| answer.is_none());
-        // After a standstill nobody has been asked yet.
+        // After a standstill no rank has been asked yet.
         let asked = |rank: usize| self.asked.get(&rank).is_some_and(|asked| asked.elapsed() >= self.patience);
         let over = up.elapsed() >= 2 * self.patience;
         if !over && chain.iter().any(|(rank, _)| !asked(*rank)) {
@@ -217,8 +220,9 @@ impl<'a> Inquest<'a> {
         silent.or(idle).map(|(rank, _)| *rank).or(waits.first().copied()).or(Some(self.health.rank))
     }
 
-    /// What others said, or did not say, before a standstill is worth nothing after it: they are asked anew, and have all the time
-    /// to answer.
+    /// After a standstill, forgets which ranks were asked: they are asked again and get the full time to answer,
+    /// because neither an old answer nor a missing one says anything any more. `up` moves by the length of the
+    /// standstill.
     fn notice_standstill(&mut self) {
         let (before, now) = (self.looked, Instant::now());
         self.looked = now;
@@ -229,7 +233,8 @@ impl<'a> Inquest<'a> {
         self.up = self.up.map(|up| (up + (now - before)).min(now));
     }
 
-    /// Those whom this rank waits for, whom they wait for, and so on, with what they last said.
+    /// Returns the ranks that this rank waits for, the ranks that those wait for, and so on, each with its latest
+    /// answer.
     fn chain(&self, waits: &[usize]) -> Vec<(usize, Option<WaitState>)> {
         let answers = lock(&self.health.registry.answers);
         let mut queue: VecDeque<usize> = waits.iter().copied().collect();
@@ -253,8 +258,9 @@ impl Drop for Inquest<'_> {
     fn drop(&mut self) {
         if self.public {
             let mut waiting = lock(&self.health.registry.waiting);
-            // Where the job has ended, this rank waits for as long as it lives, though its threads have gone on: who has not heard of
-            // the end yet and asks, about whatever operation, must not take it for idle.
+            // If the job has ended, keep the entry for the rest of this rank's life, although its threads have moved
+            // on. A rank that has not heard of the end yet may still ask, about any operation, and must not take this
+            // rank for idle.
             if self.closed || self.health.check().is_err() {
                 waiting.entry(self.topic.id).and_modify(|wait| wait.given_up |= wait.waiters.since().is_some());
             } else {
@@ -267,7 +273,7 @@ impl Drop for Inquest<'_> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in here panics with a lock held; a map is whole anyway.
+    // No code panics while holding these locks, and the maps stay consistent in any case.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -276,10 +282,10 @@ mod tests {
     use super::*;
     use crate::health::Board;
 
-    /// Rank 0 has asked rank 1, who said that it waits for rank 2, who is idle. Then the machine stands still, for so long that both
-    /// the time is up and all answers are old.
+    /// Rank 0 has asked rank 1, which answered that it waits for rank 2, which is idle. Then the machine is suspended
+    /// until the deadline has passed and all answers are outdated.
     #[test]
-    fn nobody_is_blamed_for_a_standstill() {
+    fn no_rank_is_blamed_for_a_standstill() {
         let health = Health::new(0, Board::new(3), Arc::default(), None);
         let waiters = Arc::<Waiters>::default();
         let topic = Topic::collectives(7, &waiters);
@@ -297,7 +303,7 @@ mod tests {
         }
         std::thread::sleep(2 * deadline.timeout);
         assert_eq!(inquest.left(), Some(Duration::ZERO));
-        assert_eq!(inquest.verdict(&[1]), None, "all answers are from before");
+        assert_eq!(inquest.verdict(&[1]), None, "all answers are from before the standstill");
         let blamed = loop {
             answer();
             inquest.pursue(&[1]);
@@ -309,9 +315,10 @@ mod tests {
         assert_eq!(blamed, 2);
     }
 
-    /// A rank whose operation was given up answers until its process ends. Others may ask before they hear of the end.
+    /// A rank whose operation was given up keeps answering until its process ends, because others may ask before they
+    /// hear of the end.
     #[test]
-    fn who_has_given_up_is_not_idle() {
+    fn ranks_that_gave_up_do_not_answer_idle() {
         for blames in [true, false] {
             let health = Health::new(0, Board::new(3), Arc::default(), None);
             let waiters = Arc::<Waiters>::default();
@@ -325,7 +332,7 @@ mod tests {
             }
             drop(inquest);
             drop(seat);
-            // About the operation, and about one that the rank has not come to.
+            // Ask about the operation itself and about one that the rank has not reached.
             for asked in [topic.id, topic.id + 1] {
                 let left = health.registry.wait_state(asked);
                 assert_eq!(left == WaitState::Waiting(vec![1]), blames, "{left:?}");

@@ -1,10 +1,11 @@
-//! A worker thread that owns one end of a connection and does jobs on it in order.
+//! A worker thread that owns one end of a connection and runs jobs on it in order.
 //!
-//! One lane carries a group's collectives, one each the messages to and from a peer. So an operation blocks only those behind
-//! it in its own lane, and plain blocking code cannot deadlock against the operations of another lane.
+//! One lane runs a group's collectives; each peer has one lane for messages to it and one for messages from it. An
+//! operation therefore blocks only the later ones in its own lane, and plain blocking code cannot deadlock against the
+//! operations of another lane.
 //!
-//! Who waits for a job may as well do it: changing threads twice takes longer than a small operation. So the jobs are there for
-//! whoever gets hold of the endpoint first, the worker or a thread that waits ([`Help`]).
+//! A thread that waits for a job may run it itself ([`Help`]), because two thread switches take longer than a small
+//! operation. Whichever thread locks the endpoint first runs the next job: the worker or a waiting thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,32 +16,33 @@ use crate::inquiry::Waiters;
 
 type Job<E> = Box<dyn FnOnce(&mut E) + Send>;
 
-/// A thread that does jobs on an endpoint of type `E`. Dropping it waits until the jobs are done.
+/// A thread that runs jobs on an endpoint of type `E`. Dropping the lane waits until all jobs are done.
 pub(crate) struct Lane<E: ?Sized> {
     work: Arc<SharedQueue<E>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Does what is to be done on a lane.
+/// Runs jobs of a lane on behalf of its worker.
 pub(crate) trait Help: Send + Sync {
-    /// Does the next job on the calling thread, unless another one is being done or there is none. Whether it did.
+    /// Runs the next job on the calling thread, unless another job is running or the queue is empty. Returns whether it
+    /// ran one.
     fn help(&self) -> bool;
 
-    /// Where those who wait for a job of the lane are counted.
+    /// Returns the counter of the threads that wait for a job of this lane.
     fn waiters(&self) -> Arc<Waiters>;
 }
 
 struct SharedQueue<E: ?Sized> {
     queue: Mutex<Queue<E>>,
     changed: Condvar,
-    /// Jobs are taken from the queue by whoever holds this, so they are done in order.
+    /// Only the holder of this lock takes jobs from the queue, so jobs run in order.
     endpoint: Mutex<Box<E>>,
     waiters: Arc<Waiters>,
 }
 
 struct Queue<E: ?Sized> {
     jobs: VecDeque<Job<E>>,
-    /// No job will come any more.
+    /// Set when no more jobs will be submitted.
     closed: bool,
 }
 
@@ -49,11 +51,12 @@ impl<E: ?Sized + Send + 'static> Lane<E> {
         let queue = Mutex::new(Queue { jobs: VecDeque::new(), closed: false });
         let work = Arc::new(SharedQueue { queue, changed: Condvar::new(), endpoint: Mutex::new(endpoint), waiters });
         let worker = Arc::clone(&work);
-        let thread = std::thread::Builder::new().name(name).spawn(move || worker.see_through())?;
+        let thread = std::thread::Builder::new().name(name).spawn(move || worker.run_all())?;
         Ok(Lane { work, thread: Some(thread) })
     }
 
-    /// Appends a job. After one that panicked it is dropped, and with it the handle that completes its result.
+    /// Appends a job. After a job has panicked, new jobs are dropped together with the handle that completes their
+    /// result.
     pub(crate) fn submit(&self, job: impl FnOnce(&mut E) + Send + 'static) {
         let mut queue = lock(&self.work.queue);
         if !queue.closed {
@@ -63,7 +66,7 @@ impl<E: ?Sized + Send + 'static> Lane<E> {
         }
     }
 
-    /// For those who wait for a job of this lane. Does not keep the endpoint.
+    /// Returns a handle for threads that wait for a job of this lane. It does not keep the endpoint alive.
     pub(crate) fn help(&self) -> Weak<dyn Help> {
         let work: Weak<SharedQueue<E>> = Arc::downgrade(&self.work);
         work
@@ -71,13 +74,13 @@ impl<E: ?Sized + Send + 'static> Lane<E> {
 }
 
 impl<E: ?Sized + Send> SharedQueue<E> {
-    /// Does all jobs until the lane is dropped.
-    fn see_through(&self) {
+    /// Runs all jobs until the lane is dropped.
+    fn run_all(&self) {
         let mut queue = lock(&self.queue);
         loop {
             if !queue.jobs.is_empty() {
                 drop(queue);
-                self.do_next(&mut lock(&self.endpoint));
+                self.run_next(&mut lock(&self.endpoint));
                 queue = lock(&self.queue);
             } else if queue.closed {
                 return;
@@ -87,10 +90,10 @@ impl<E: ?Sized + Send> SharedQueue<E> {
         }
     }
 
-    fn do_next(&self, endpoint: &mut E) -> bool {
+    fn run_next(&self, endpoint: &mut E) -> bool {
         let Some(job) = lock(&self.queue).jobs.pop_front() else { return false };
         if catch_unwind(AssertUnwindSafe(|| job(endpoint))).is_err() {
-            // Nobody knows in what state it has left the endpoint.
+            // The panic may have left the endpoint in any state, so no further job may use it.
             let mut queue = lock(&self.queue);
             queue.closed = true;
             let abandoned = std::mem::take(&mut queue.jobs);
@@ -104,8 +107,8 @@ impl<E: ?Sized + Send> SharedQueue<E> {
 impl<E: ?Sized + Send> Help for SharedQueue<E> {
     fn help(&self) -> bool {
         match self.endpoint.try_lock() {
-            Ok(mut endpoint) => self.do_next(&mut endpoint),
-            Err(TryLockError::Poisoned(endpoint)) => self.do_next(&mut endpoint.into_inner()),
+            Ok(mut endpoint) => self.run_next(&mut endpoint),
+            Err(TryLockError::Poisoned(endpoint)) => self.run_next(&mut endpoint.into_inner()),
             Err(TryLockError::WouldBlock) => false,
         }
     }
@@ -127,7 +130,7 @@ impl<E: ?Sized> Drop for Lane<E> {
 }
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Jobs do not panic under a lock, but in `do_next`, which catches it.
+    // Jobs do not panic while they hold one of these locks, except in `run_next`, which catches the panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -136,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_are_done_in_order_whoever_does_them() {
+    fn jobs_run_in_order_on_whichever_thread() {
         for round in 0..50 {
             let done = Arc::new(Mutex::new(Vec::new()));
             let lane = Lane::start("test".into(), Box::new(0), Arc::default()).expect("a thread");
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_job_that_panics_nothing_is_done_but_nobody_waits_for_ever() {
+    fn a_panicking_job_closes_the_lane_without_hanging_its_waiters() {
         let lane = Lane::start("test".into(), Box::new(()), Arc::default()).expect("a thread");
         let (sender, receiver) = std::sync::mpsc::channel();
         let first = sender.clone();

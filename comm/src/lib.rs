@@ -1,7 +1,8 @@
-//! Collectives and point-to-point messages between ranks, over threads of one process, shared memory of one host, or TCP.
+//! Collectives and point-to-point messages between ranks, over threads of one process, shared memory of one host, or
+//! TCP.
 //!
-//! [`threads`] makes a world of threads, [`connect`] joins this process to a world of processes; both give a
-//! [`Communicator`], and nothing behind it can tell which:
+//! [`threads`] creates all ranks as threads of this process; [`connect`] joins this process to a job of several
+//! processes. Both return a [`Communicator`], which behaves the same whatever the transport:
 //!
 //! ```
 //! use zero_comm::{Buffer, Options, ReduceOp, threads};
@@ -11,7 +12,7 @@
 //!     std::thread::spawn(move || {
 //!         let mine = Buffer::from(vec![comm.rank() as f32; 3]);
 //!         let pending = comm.all_reduce(mine, ReduceOp::Sum);
-//!         // … compute something else meanwhile …
+//!         // … compute something else in the meantime …
 //!         pending.wait()?.into_f32()
 //!     })
 //! });
@@ -20,12 +21,15 @@
 //! }
 //! ```
 //!
-//! How it is built: `Group` (arguments, order, counters, errors) hands each operation to a `Lane` (a worker thread), which
-//! carries it out on the endpoints of a `Fabric`. There are two fabrics. Threads read each other's buffers. Processes exchange
-//! streams of chunks, and one engine (`stream`) runs every collective over them, whether a chunk goes through a ring in shared
-//! memory or a socket. In a program that declares the [`SharedAllocator`], processes of one host reach each other's buffers
-//! as well, and only headers go through the rings. Buffers in the memory of devices go behind a `DeviceFabric` of another crate, once the
-//! ranks have met for the operation over their own fabric (`device`).
+//! # Implementation
+//!
+//! A `Group` checks arguments, orders operations, counts them and maps failures to errors. It hands each operation to a
+//! `Lane`, a worker thread, which runs it on an endpoint of a `Fabric`. There are two fabrics. Threads read each
+//! other's buffers directly. Processes exchange streams of chunks, and one engine (`stream`) runs every collective over
+//! these streams, whether a chunk passes through a ring in shared memory or a socket. In a program that uses the
+//! [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass through the
+//! rings. Buffers in device memory are handled by a [`DeviceFabric`] from another crate, after the ranks have
+//! synchronized over their own fabric (`device`).
 
 mod agreement;
 mod auth;
@@ -71,7 +75,7 @@ pub use pending::Pending;
 pub use shm::{SharedAllocator, shared_memory};
 pub use signature::Operation;
 pub use stats::{Counter, SizeCounter, Stats};
-/// Bytes that TCP keeps for each peer of a group.
+/// Bytes that the TCP transport buffers for each peer of a group.
 pub use tcp::CHUNK as TCP_CHUNK;
 pub use tcp::bind_address;
 pub use threads::threads;

@@ -1,4 +1,4 @@
-//! A result that is on its way.
+//! The result of an operation in flight.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use crate::error::CommError;
 use crate::lane::Help;
 
-/// The result of an operation that runs on a worker. The operation's buffers live with the worker until it is done, so
-/// dropping a `Pending` loses the result but never frees memory in use.
+/// The result of an operation that runs on a worker thread.
+///
+/// The worker owns the operation's buffers until the operation is done, so dropping a `Pending` loses the result but
+/// never frees memory in use.
 #[must_use = "an operation that nobody waits for loses its result and its errors"]
 pub struct Pending<T>(Source<T>);
 
@@ -19,11 +21,11 @@ enum Source<T> {
 /// An operation on a lane.
 struct Awaited<T> {
     slot: Arc<Slot<T>>,
-    /// Where the operation is carried out, unless it is done.
+    /// The lane that runs the operation; `None` if the operation is already complete.
     lane: Option<Weak<dyn Help>>,
 }
 
-/// Something else that is pending, and what is to be made of it.
+/// Another pending value together with the function to apply to its result.
 trait Mapped<T> {
     fn is_done(&self) -> bool;
     fn wait(self: Box<Self>) -> Result<T, CommError>;
@@ -40,7 +42,10 @@ impl<T, U, F: FnOnce(T) -> Result<U, CommError>> Mapped<U> for (Pending<T>, F) {
 }
 
 impl<T> Pending<T> {
-    /// Blocks until the operation is done or has failed. Every operation has a deadline, so this returns.
+    /// Blocks until the operation has succeeded or failed. Every operation has a deadline, so this always returns.
+    ///
+    /// # Errors
+    /// The error of the operation, or of a function passed to [`map`](Pending::map).
     pub fn wait(self) -> Result<T, CommError> {
         match self.0 {
             Source::Operation(operation) => operation.wait(),
@@ -48,7 +53,8 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Whether [`wait`](Pending::wait) would return at once, or has only what was mapped to do.
+    /// Returns whether the operation is done, so that [`wait`](Pending::wait) would return at once or only run mapped
+    /// functions.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             Source::Operation(operation) => operation.is_done(),
@@ -56,7 +62,7 @@ impl<T> Pending<T> {
         }
     }
 
-    /// What `make` makes of the result, on the thread that waits for it.
+    /// Applies `make` to the result, on the thread that calls [`wait`](Pending::wait).
     pub fn map<U>(self, make: impl FnOnce(T) -> Result<U, CommError> + Send + 'static) -> Pending<U>
     where
         T: Send + 'static,
@@ -69,7 +75,8 @@ impl<T> Pending<T> {
         Pending(Source::Operation(Awaited { slot, lane: None }))
     }
 
-    /// A pending value and the handle that completes it; if the handle is dropped first, the result is `abandoned`.
+    /// Creates a pending value and the handle that completes it. If the handle is dropped first, the result is
+    /// `abandoned`.
     pub(crate) fn new(abandoned: CommError, lane: Weak<dyn Help>) -> (Completion<T>, Pending<T>) {
         let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
         let completion = Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) };
@@ -81,11 +88,11 @@ impl<T> Awaited<T> {
     fn wait(self) -> Result<T, CommError> {
         let lane = self.lane.as_ref().and_then(Weak::upgrade);
         let _seat = lane.as_ref().map(|lane| lane.waiters().enter());
-        // Usually the worker has not even been woken yet, and this thread has nothing else to do.
+        // Usually the worker has not woken up yet, so this idle thread runs the queued jobs itself.
         if let Some(lane) = lane {
             while !self.is_done() && lane.help() {}
         }
-        // A short operation is often done before a sleeping thread would have been woken (tens of microseconds).
+        // A short operation often completes sooner than a sleeping thread wakes up (tens of microseconds).
         let spin_until = Instant::now() + SPIN;
         while !self.is_done() && Instant::now() < spin_until {
             std::thread::yield_now();
@@ -156,7 +163,7 @@ mod tests {
     use super::*;
     use crate::inquiry::Waiters;
 
-    /// A lane on which there is nothing to do.
+    /// A lane without jobs.
     struct Idle;
 
     impl Help for Idle {
@@ -169,7 +176,7 @@ mod tests {
         }
     }
 
-    fn nowhere() -> Weak<dyn Help> {
+    fn no_lane() -> Weak<dyn Help> {
         Weak::<Idle>::new()
     }
 
@@ -179,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_result_arrives_from_another_thread() {
-        let (completion, pending) = Pending::new(gone(), nowhere());
+        let (completion, pending) = Pending::new(gone(), no_lane());
         assert!(!pending.is_done());
         let worker = std::thread::spawn(move || completion.complete(Ok(7)));
         assert_eq!(pending.wait(), Ok(7));
@@ -187,15 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_ends_early_is_an_error_and_not_a_hang() {
-        let (completion, pending) = Pending::<()>::new(gone(), nowhere());
+    fn a_worker_that_ends_early_is_an_error_instead_of_a_hang() {
+        let (completion, pending) = Pending::<()>::new(gone(), no_lane());
         drop(completion);
         assert_eq!(pending.wait(), Err(gone()));
     }
 
     #[test]
-    fn what_is_made_of_a_result_is_made_by_who_waits() {
-        let (completion, pending) = Pending::new(gone(), nowhere());
+    fn map_runs_on_the_waiting_thread() {
+        let (completion, pending) = Pending::new(gone(), no_lane());
         let pending = pending.map(|number: i32| Ok((number + 1, std::thread::current().id())));
         assert!(!pending.is_done());
         std::thread::spawn(move || completion.complete(Ok(7))).join().expect("the worker completes");
@@ -207,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_needs_to_wait() {
-        let (completion, pending) = Pending::new(gone(), nowhere());
+    fn a_pending_may_be_dropped_before_completion() {
+        let (completion, pending) = Pending::new(gone(), no_lane());
         drop(pending);
         completion.complete(Ok(()));
     }

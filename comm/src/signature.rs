@@ -1,6 +1,6 @@
-//! What a rank says it is doing, before any payload: the header of every message.
+//! The header of every message, in which a rank states its operation before any payload.
 //!
-//! Ranks run the same program, but nothing forces them to. Each message therefore opens with job, attempt, group,
+//! Ranks run the same program, but nothing forces them to. Each message therefore starts with job, attempt, group,
 //! operation, sequence number, element type and length, and a receiver compares them with its own before it touches the
 //! payload. A difference is a [`CommError::Mismatch`](crate::CommError::Mismatch) that shows both sides.
 
@@ -29,12 +29,12 @@ pub enum Operation {
     Recv = 5,
     /// `barrier`
     Barrier = 6,
-    /// `split`, whose traffic counts as an `all_gather`
+    /// `split`; its traffic counts as an `all_gather`.
     Split = 7,
 }
 
 impl Operation {
-    /// Every kind, in the order of their codes.
+    /// Every kind, in the order of the codes.
     pub const ALL: [Operation; 8] = [
         Operation::AllReduce,
         Operation::AllGather,
@@ -46,7 +46,7 @@ impl Operation {
         Operation::Split,
     ];
 
-    /// The name of the method: `all_reduce`, …
+    /// Returns the name of the method: `all_reduce`, …
     pub fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",
@@ -71,21 +71,22 @@ impl fmt::Display for Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) operation: Operation,
-    /// Place in the order of this group's collectives, or of the messages between two ranks in one direction.
+    /// Position among this group's collectives, or among the messages between two ranks in one direction.
     pub(crate) sequence: u64,
     /// `None` for a barrier.
     pub(crate) dtype: Option<Dtype>,
     /// Elements of the whole vector.
     pub(crate) length: u64,
     pub(crate) reduce: Option<ReduceOp>,
-    /// What else must agree: the root of a broadcast, a digest of uneven counts.
+    /// Other values that must agree: the root of a broadcast, or a digest of the counts.
     pub(crate) layout: u64,
-    /// Whether it is about memory of devices.
+    /// Whether the buffers are in device memory.
     pub(crate) on_device: bool,
 }
 
 impl Signature {
-    /// Whether `other`, from a peer, belongs to the same operation. A `recv` belongs to the `send` it waits for.
+    /// Returns whether `other`, from a peer, belongs to the same operation. A `recv` belongs to the `send` that it
+    /// waits for.
     pub(crate) fn agrees_with(&self, other: &Signature) -> bool {
         let operation = |operation| if operation == Operation::Recv { Operation::Send } else { operation };
         operation(self.operation) == operation(other.operation)
@@ -113,21 +114,21 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Bytes of an encoded [`Header`].
+/// Size of an encoded [`Header`] in bytes.
 pub(crate) const HEADER_BYTES: usize = 64;
 const MAGIC: u32 = u32::from_le_bytes(*b"ZRO1");
 
-/// What opens a message: whose job, attempt and group it belongs to, and what it is.
+/// The header of a message: its job, attempt, group and operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Digest of the run's name.
+    /// Digest of the job's run id.
     pub(crate) job: u64,
-    /// Generation of the job; a restarted job must not meet what is left of the one before.
+    /// Attempt of the job: ranks of a restarted job must not connect to leftover ranks of the previous attempt.
     pub(crate) attempt: u32,
-    /// Which communicator of the job.
+    /// Identifies the communicator within the job.
     pub(crate) group: u64,
     pub(crate) signature: Signature,
-    /// Where in the sender's arena its buffer begins, if peers may reach for it there. No part of what must agree.
+    /// Offset of the sender's buffer in its arena, if peers may access the buffer there. Does not have to agree.
     pub(crate) place: Option<u64>,
 }
 
@@ -157,7 +158,7 @@ impl Header {
         bytes
     }
 
-    /// `None` when the bytes are no header at all.
+    /// Returns `None` if the bytes are not a header.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let half_word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -182,7 +183,8 @@ impl Header {
         Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature, place })
     }
 
-    /// `None` when `other` belongs to the same operation, otherwise how to describe (this side, the other side).
+    /// Returns `None` if `other` belongs to the same operation, otherwise the descriptions of (this side, the other
+    /// side).
     pub(crate) fn difference(&self, other: &Header) -> Option<(String, String)> {
         let origin = |header: &Header| (header.job, header.attempt, header.group);
         if origin(self) != origin(other) {
@@ -197,7 +199,7 @@ impl Header {
     }
 }
 
-/// A number for a few others that is the same on all ranks, and for each `kind` another.
+/// Hashes `values` to a number that is the same on all ranks and differs between `kind`s.
 pub(crate) fn digest(kind: &str, values: &[usize]) -> u64 {
     let mut hash = Sha256::new_with_prefix(kind);
     for value in values {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_survives_the_wire() {
+    fn headers_round_trip() {
         for operation in Operation::ALL {
             let mut sent = header(operation);
             for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn any_difference_is_shown_from_both_sides() {
+    fn a_difference_shows_both_sides() {
         let here = header(Operation::Recv);
         assert_eq!(here.difference(&header(Operation::Send)), None);
         let mut there = header(Operation::Send);

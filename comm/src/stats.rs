@@ -1,8 +1,8 @@
-//! What a communicator did: calls, payload and time by kind of operation.
+//! Counters of a communicator: calls, payload bytes and time by kind of operation.
 //!
-//! Payload is what the algorithm must move, counted where it leaves: the bytes of others' ranges that this rank
-//! contributes, whether a peer reads them from memory or a socket carries them. Headers are not payload. So the closed
-//! forms (2(N−1)/N of the bytes for an all_reduce, …) hold exactly in every transport.
+//! Payload is the data that the algorithm must move, counted at the sender: the bytes that this rank contributes to
+//! other ranks' ranges, whether a peer reads them from memory or a socket carries them. Headers do not count. The
+//! closed forms (2(N−1)/N of the bytes for an all_reduce, …) therefore hold exactly on every transport.
 
 use std::collections::BTreeMap;
 use std::ops::{Add, Index, Sub};
@@ -10,37 +10,38 @@ use std::ops::{Add, Index, Sub};
 use crate::signature::Operation;
 use crate::step::Carried;
 
-/// Counters by kind of operation. Subtract an earlier snapshot to count an interval; add those of several groups.
+/// Counters by kind of operation. Subtract an earlier snapshot to count an interval; add the counters of several
+/// groups.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stats {
     counters: [Counter; Operation::ALL.len()],
 }
 
-/// What one kind of operation did on this rank.
+/// Counters of one kind of operation on this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Counter {
-    /// Operations that ended well.
+    /// Operations that succeeded.
     pub calls: u64,
-    /// Those of the calls in which ranks read and wrote each other's buffers: all collectives and messages between threads, and
-    /// between processes of one host those of large vectors under the [`SharedAllocator`](crate::SharedAllocator). A message
-    /// counts with its sender.
+    /// Calls in which ranks read and wrote each other's buffers directly: all collectives and messages between threads
+    /// and, under the [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one
+    /// host. Messages are counted at the sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
-    /// Payload bytes that this rank put into sockets. In a group on several hosts most of `sent_bytes` stay in memory, and what
-    /// goes between hosts goes once a host.
+    /// Payload bytes that this rank wrote to sockets. In a group on several hosts most of `sent_bytes` stays in memory,
+    /// and data between hosts is sent once per host.
     pub network_bytes: u64,
-    /// Seconds that the worker spent on them, waiting for peers included.
+    /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,
 }
 
 impl Stats {
-    /// Each kind of operation with its counter, in a fixed order.
+    /// Iterates over all kinds of operation with their counters, in a fixed order.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, Counter)> + '_ {
         Operation::ALL.into_iter().map(|operation| (operation, self[operation]))
     }
 
-    /// Payload bytes sent by all operations.
+    /// Returns the payload bytes sent by all operations.
     pub fn sent_bytes(&self) -> u64 {
         self.counters.iter().map(|counter| counter.sent_bytes).sum()
     }
@@ -55,26 +56,26 @@ impl Stats {
     }
 }
 
-/// What operations of one kind on vectors of one size did.
+/// Counters of one kind of operation on vectors of one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SizeCounter {
-    /// The kind.
+    /// The kind of operation.
     pub operation: Operation,
-    /// Bytes of the whole vector, of all ranks' parts together.
+    /// Size of the whole vector in bytes, the parts of all ranks together.
     pub bytes: u64,
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub ranks: usize,
-    /// Operations that ended well.
+    /// Operations that succeeded.
     pub calls: u64,
-    /// Seconds that the worker spent on them, waiting for peers included.
+    /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,
 }
 
-/// Counters by kind of operation, and in finer parts by size too.
+/// Counters by kind of operation, and by kind and size.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) stats: Stats,
-    /// Calls and seconds by operation and bytes.
+    /// (calls, seconds) by (operation code, bytes).
     sizes: BTreeMap<(u8, u64), (u64, f64)>,
 }
 
@@ -86,7 +87,7 @@ impl Log {
         *sum += seconds;
     }
 
-    /// Those of a group of so many ranks, by operation and size.
+    /// Returns the counters by operation and size, for a group of `ranks` ranks.
     pub(crate) fn sizes(&self, ranks: usize) -> Vec<SizeCounter> {
         let counter = |(&(operation, bytes), &(calls, seconds)): (&(u8, u64), &(u64, f64))| {
             let operation = Operation::ALL[usize::from(operation)];
@@ -96,10 +97,10 @@ impl Log {
     }
 }
 
-/// What an operation sent from this rank.
+/// The data that an operation sent from this rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sent {
-    /// Bytes of payload.
+    /// Payload bytes.
     pub(crate) bytes: usize,
     pub(crate) carried: Carried,
 }
@@ -112,7 +113,7 @@ impl Index<Operation> for Stats {
 }
 
 impl Stats {
-    /// Each counter of both, put together.
+    /// Combines the counters of both, field by field.
     fn with(self, other: Stats, count: fn(u64, u64) -> u64, seconds: fn(f64, f64) -> f64) -> Stats {
         let both = |i: usize| {
             let (a, b) = (self.counters[i], other.counters[i]);
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_told_apart() {
+    fn sizes_are_counted_separately() {
         let mut log = Log::default();
         let sent = Sent { bytes: 1, carried: Carried::IN_PLACE };
         for (operation, bytes, seconds) in [
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_a_difference() {
+    fn a_difference_of_snapshots_counts_an_interval() {
         let mut stats = Stats::default();
         let sent = |bytes, carried| Sent { bytes, carried };
         stats.count(Operation::AllReduce, sent(100, Carried::IN_PLACE), 0.5);

@@ -1,9 +1,9 @@
-//! One collective in the form that every transport carries out, and the pieces a transport consists of.
+//! A collective in the form that every transport executes, and the traits that make up a transport.
 //!
-//! All collectives are the same two moves over a vector that is cut into one range per rank: *reduce* (the owner of a range
-//! combines everybody's contribution to it) and *gather* (everybody copies each range from its owner). An all_reduce is
-//! both, a reduce_scatter the first, an all_gather the second, a broadcast a gather in which the root owns everything, a
-//! barrier neither.
+//! All collectives consist of two phases over a vector that is divided into one range per rank. In *reduce*, the owner
+//! of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from its owner.
+//! An all_reduce is both, a reduce_scatter only the first, an all_gather only the second. A broadcast is a gather in
+//! which the root owns the whole vector. A barrier has neither phase.
 
 use std::ops::{AddAssign, Range};
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::health::Failure;
 use crate::inquiry::Waiters;
 use crate::signature::Signature;
 
-/// A collective to be carried out, or a part of one.
+/// A collective to execute, or a part of one.
 pub(crate) struct Step<'a> {
-    /// What the caller asked for.
+    /// The operation that the caller requested.
     pub(crate) signature: Signature,
     pub(crate) reduce: Option<Reduction>,
     /// The whole vector: the ranges of all ranks one after another.
     pub(crate) buffer: &'a mut [u8],
-    /// The own range of a gather, where it is not yet in `buffer`.
+    /// This rank's range of a gather, if it is not in `buffer` yet.
     pub(crate) source: Option<&'a [u8]>,
-    /// Where the own range of the reduction goes, so that `buffer` stays as it is; `None`: in place.
+    /// Destination of this rank's range of the reduction, so that `buffer` stays unchanged; `None` means in place.
     pub(crate) shard: Option<&'a mut [u8]>,
     /// Each rank's range of `buffer`, in bytes.
     pub(crate) ranges: Vec<Range<usize>>,
@@ -35,7 +35,7 @@ pub(crate) struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Copies the source to its place in the buffer, for those who look for it there.
+    /// Copies the source to its range in the buffer, where peers read it.
     pub(crate) fn place_source(&mut self, rank: usize) {
         if let Some(source) = self.source.take() {
             let whole = self.buffer.len();
@@ -44,7 +44,7 @@ impl Step<'_> {
     }
 }
 
-/// When an operation has failed.
+/// When an operation times out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     pub(crate) started: Instant,
@@ -58,19 +58,19 @@ impl Deadline {
     }
 }
 
-/// How contributions become one.
+/// How contributions are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reduction {
     pub(crate) op: ReduceOp,
     pub(crate) dtype: Dtype,
 }
 
-/// Carries out collectives, one after another.
+/// Executes collectives, one after another.
 pub(crate) trait Collective: Send {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure>;
 }
 
-/// The collectives of a group of one: what it asks for is what it has.
+/// The collectives of a group of one rank, which only copy.
 pub(crate) struct Alone;
 
 impl Collective for Alone {
@@ -83,12 +83,13 @@ impl Collective for Alone {
     }
 }
 
-/// How the payload of an operation went.
+/// How the payload of an operation was transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// Ranks read, or wrote, each other's buffers; otherwise it was copied into and out of rings or sockets.
+    /// Whether ranks read or wrote each other's buffers; otherwise the payload was copied into and out of rings or
+    /// sockets.
     pub(crate) in_place: bool,
-    /// Bytes that this rank put into sockets.
+    /// Bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,
 }
 
@@ -109,7 +110,7 @@ impl AddAssign for Carried {
 
 /// Sends messages to one peer.
 pub(crate) trait Outbox: Send {
-    /// Returns when `bytes` may be reused.
+    /// Sends a message and returns when `bytes` may be reused.
     fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Deadline) -> Result<Carried, Failure>;
 }
 
@@ -118,34 +119,35 @@ pub(crate) trait Inbox: Send {
     fn recv(&mut self, signature: &Signature, bytes: &mut [u8], deadline: Deadline) -> Result<(), Failure>;
 }
 
-/// How the ranks of a group are connected.
+/// The connections between the ranks of a group.
 pub(crate) trait Fabric: Send + Sync {
     fn transport(&self) -> &'static str;
-    /// The one object that carries out the collectives of this rank; asked for once.
+    /// Creates the endpoint that executes this rank's collectives; called once.
     fn collective(&self, waiters: &Arc<Waiters>) -> Result<Box<dyn Collective>, CommError>;
-    /// The sending end towards rank `peer` of the group; asked for at most once per peer.
+    /// Creates the sending end to rank `peer` of the group; called at most once per peer.
     fn outbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Outbox>, CommError>;
-    /// The receiving end from rank `peer` of the group; asked for at most once per peer.
+    /// Creates the receiving end from rank `peer` of the group; called at most once per peer.
     fn inbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Inbox>, CommError>;
-    /// Connects a new group. Called by all its members at the same time.
+    /// Connects a new group. All its members call this at the same time.
     fn connect(&self, membership: Membership) -> Result<Box<dyn Fabric>, CommError>;
 }
 
-/// Who belongs to a group.
+/// The members of a group.
 #[derive(Debug, Clone)]
 pub(crate) struct Membership {
-    /// The same on all members and on nobody else's groups.
+    /// Identifier of the group: equal on all members and different from every other group's.
     pub(crate) group: u64,
     /// This rank in the group.
     pub(crate) rank: usize,
-    /// Ranks of the world, by rank in the group.
+    /// Global ranks of the members, by rank in the group.
     pub(crate) members: Vec<usize>,
-    /// How many neighbouring ranks the contribution of each member is the sum of, a node of the tree.
+    /// For each member, the number of consecutive ranks whose sum it contributes, which is a node of the reduction
+    /// tree.
     pub(crate) weights: Vec<usize>,
 }
 
 impl Membership {
-    /// A group whose members contribute for themselves.
+    /// Creates a group whose members contribute only their own values.
     pub(crate) fn new(group: u64, rank: usize, members: Vec<usize>) -> Membership {
         Membership { group, rank, weights: vec![1; members.len()], members }
     }
@@ -154,13 +156,13 @@ impl Membership {
         self.members.len()
     }
 
-    /// The ranks of the group but this one, from the next one on: so that not everybody begins with rank 0.
+    /// Returns the other ranks of the group, starting with the next one, so that not every rank starts with rank 0.
     pub(crate) fn peers(&self) -> Vec<usize> {
         (1..self.size()).map(|i| (self.rank + i) % self.size()).collect()
     }
 }
 
-/// Consecutive ranges of `counts[r] * scale` bytes.
+/// Returns consecutive ranges of `counts[r] * scale` bytes.
 pub(crate) fn consecutive(counts: impl IntoIterator<Item = usize>, scale: usize) -> Vec<Range<usize>> {
     let mut start = 0;
     let next = |count: usize| {
@@ -171,7 +173,7 @@ pub(crate) fn consecutive(counts: impl IntoIterator<Item = usize>, scale: usize)
     counts.into_iter().map(next).collect()
 }
 
-/// `length` elements in `parts` parts that differ by at most one element.
+/// Divides `length` elements into `parts` parts whose lengths differ by at most one.
 pub(crate) fn even_counts(length: usize, parts: usize) -> impl Iterator<Item = usize> {
     (0..parts).map(move |part| length / parts + usize::from(part < length % parts))
 }
@@ -181,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vector_is_cut_evenly_and_completely() {
+    fn ranges_are_even_consecutive_and_complete() {
         for length in [0, 1, 7, 8, 9, 1000] {
             for parts in 1..9 {
                 let ranges = consecutive(even_counts(length, parts), 4);

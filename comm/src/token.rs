@@ -1,7 +1,7 @@
-//! The secret of a job: where a process finds it, and the file in which a launcher hands it to its ranks.
+//! The job's secret token: where a process finds it, and the file in which a launcher passes it to its ranks.
 //!
-//! A variable's value is copied to every child of a process and shows wherever environments are listed. The path of a file
-//! that nobody else may read does not give the secret away.
+//! The value of an environment variable is inherited by every child process and visible wherever environments are
+//! listed. The path of a file that only its owner can read does not reveal the token.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,13 +12,13 @@ use rustix::fs::OFlags;
 
 /// The variable that holds the token.
 pub const TOKEN: &str = "ZERO_TRAIN_TOKEN";
-/// The variable that names a file which holds it.
+/// The variable that names the file with the token.
 pub const TOKEN_FILE: &str = "ZERO_TRAIN_TOKEN_FILE";
 
-/// Longest file in bytes that is believed to hold a token.
+/// Maximum size in bytes of a token file.
 const MAX_BYTES: u64 = 4096;
 
-/// Why there is no token where one was promised.
+/// Why the job's token could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
@@ -30,21 +30,21 @@ pub enum TokenError {
     Unreadable {
         /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         detail: String,
     },
-    /// The file is not a secret, or not ours.
+    /// The file is readable by others or owned by another user, or its content is not a token.
     #[error("{TOKEN_FILE}: {path} {reason}")]
     NotPrivate {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
 }
 
 impl TokenError {
-    /// What to do about it.
+    /// Returns how to fix the error.
     #[must_use]
     pub fn help(&self) -> String {
         match self {
@@ -55,12 +55,12 @@ impl TokenError {
     }
 }
 
-/// The job's token, if there is one: the value of `ZERO_TRAIN_TOKEN`, or what the file holds that `ZERO_TRAIN_TOKEN_FILE`
-/// names, without white space around it. Usually `token::find(|name| std::env::var_os(name))`.
+/// Returns the job's token, if one is set: the value of `ZERO_TRAIN_TOKEN`, or the trimmed content of the file that
+/// `ZERO_TRAIN_TOKEN_FILE` names. Usually called as `token::find(|name| std::env::var_os(name))`.
 ///
 /// # Errors
-/// Both are set; or the file is not a plain file of this user (a link is none), others may read or write it, or it is empty,
-/// too long or no text.
+/// If both variables are set; or if the file is not a regular file of this user (links are refused), gives any access
+/// to other users, or is empty, too long or not valid UTF-8.
 pub fn find(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Option<String>, TokenError> {
     let set = |name: &str| lookup(name).filter(|value| !value.is_empty());
     match (set(TOKEN), set(TOKEN_FILE)) {
@@ -75,7 +75,8 @@ fn read(path: &Path) -> Result<String, TokenError> {
     let shown = path.display().to_string();
     let unreadable = |error: io::Error| TokenError::Unreadable { path: shown.clone(), detail: error.to_string() };
     let refused = |reason: String| TokenError::NotPrivate { path: shown.clone(), reason };
-    // What is looked at is what is read: the file is opened first, and not through a link. A pipe does not hold us up.
+    // The checks below apply to the file that is read: it is opened first, and links are not followed. `NONBLOCK` keeps
+    // a pipe from blocking the open.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     let file = match opened {
@@ -104,7 +105,7 @@ fn read(path: &Path) -> Result<String, TokenError> {
     }
 }
 
-/// A new token in a file of mode 600 in a folder of mode 700, which go when this is dropped.
+/// A new token in a file of mode 600 in a folder of mode 700. Both are removed on drop.
 #[derive(Debug)]
 pub struct TokenFile {
     folder: PathBuf,
@@ -113,10 +114,11 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// Makes up a token and writes it, in `XDG_RUNTIME_DIR` where that can be written to, else where temporary files go.
+    /// Generates a token and writes it to `XDG_RUNTIME_DIR` if that is writable, otherwise to the folder for temporary
+    /// files.
     ///
     /// # Errors
-    /// If neither takes a file, or the system has no random bytes.
+    /// If neither folder is writable, or the system has no random bytes.
     pub fn create() -> io::Result<TokenFile> {
         let token = random(32)?;
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -127,7 +129,8 @@ impl TokenFile {
     }
 
     fn below(parent: &Path, token: &str) -> io::Result<TokenFile> {
-        // Nobody can have made a folder of this name before; a link in its place is an error.
+        // The name is random, so no other user can have created this folder in advance; a link in its place is an
+        // error.
         let folder = std::path::absolute(parent)?.join(format!("zero-train-{}", random(8)?));
         let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", folder.display()));
         DirBuilder::new().mode(0o700).create(&folder).map_err(told)?;
@@ -141,13 +144,13 @@ impl TokenFile {
         writeln!(file, "{}", self.token)
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds: 64 hexadecimal digits.
+    /// Returns the token: 64 hexadecimal digits.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
@@ -156,7 +159,7 @@ impl TokenFile {
 
 impl Drop for TokenFile {
     fn drop(&mut self) {
-        // Somebody may have cleaned up before us.
+        // The file may already have been removed.
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_dir(&self.folder);
     }
@@ -180,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn a_made_file_is_private_read_and_removed() {
+    fn created_files_are_private_readable_and_removed_on_drop() {
         let file = TokenFile::create().expect("a file");
         let folder = file.path().parent().expect("a folder").to_path_buf();
-        let mode = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o777;
+        let mode = |path: &Path| fs::metadata(path).expect("the file exists").mode() & 0o777;
         assert_eq!((mode(file.path()), mode(&folder)), (0o600, 0o700));
         assert_eq!((at(file.path()), file.token().len()), (Ok(Some(file.token().to_string())), 64));
         drop(file);
@@ -191,30 +194,30 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_read_or_is_no_file_of_ours_is_refused() {
+    fn files_that_are_not_private_tokens_are_refused() {
         let file = TokenFile::create().expect("a file");
         let reason = |path: &Path| at(path).expect_err("refused").to_string();
         for mode in [0o640, 0o604, 0o620, 0o610, 0o601] {
-            fs::set_permissions(file.path(), Permissions::from_mode(mode)).expect("ours");
+            fs::set_permissions(file.path(), Permissions::from_mode(mode)).expect("the test owns the file");
             assert!(reason(file.path()).contains(&format!("has mode {mode:o}")), "{}", reason(file.path()));
         }
-        fs::set_permissions(file.path(), Permissions::from_mode(0o400)).expect("ours");
+        fs::set_permissions(file.path(), Permissions::from_mode(0o400)).expect("the test owns the file");
         assert!(at(file.path()).is_ok());
         let link = file.folder.join("link");
         symlink(file.path(), &link).expect("a link");
         assert!(reason(&link).ends_with("is a link"), "{}", reason(&link));
-        fs::remove_file(&link).expect("ours");
+        fs::remove_file(&link).expect("the test owns the file");
         assert!(reason(&file.folder).ends_with("is not a file"), "{}", reason(&file.folder));
         assert!(matches!(at(Path::new("/nowhere/token")), Err(TokenError::Unreadable { .. })));
-        fs::set_permissions(file.path(), Permissions::from_mode(0o600)).expect("ours");
+        fs::set_permissions(file.path(), Permissions::from_mode(0o600)).expect("the test owns the file");
         for (text, wrong) in [(String::from(" \n"), "is empty"), ("x".repeat(5000), "more than 4096 bytes")] {
-            fs::write(file.path(), text).expect("ours");
+            fs::write(file.path(), text).expect("the test owns the file");
             assert!(reason(file.path()).contains(wrong), "{}", reason(file.path()));
         }
     }
 
     #[test]
-    fn one_place_says_what_the_token_is() {
+    fn setting_both_variables_is_an_error() {
         let both = find(|_| Some("x".into()));
         assert_eq!(both, Err(TokenError::Both));
         assert_eq!(find(|name| (name == TOKEN).then(|| "secret".into())), Ok(Some("secret".into())));

@@ -1,14 +1,14 @@
 //! Reductions over a fixed binary tree of the ranks.
 //!
-//! Floating-point sums depend on their order, so there is one order, for every transport and every cut of the vector: level
-//! by level neighbours are combined, (0,1), (2,3), …, and an odd one out passes up unchanged. The same tree comes out of
-//! adding ranks one after another like bits in a binary counter, which needs one partial sum per level: after rank i has
-//! been added, the partial sums are those subtrees that are complete, as the set bits of i+1.
+//! Floating-point sums depend on their order, so every transport and every partition of the vector uses the same order:
+//! level by level, neighbours are combined, (0,1), (2,3), …, and an unpaired node passes up unchanged. Adding ranks one
+//! after another like bits of a binary counter gives the same tree and needs only one partial sum per level: after rank
+//! i has been added, the partial sums are the complete subtrees that correspond to the set bits of i+1.
 //!
-//! What is added up may be sums already, as of the ranks of one host: complete subtrees, which enter the counter at their
-//! level. Only the last one may be less than complete, being the end of the tree.
+//! An input may itself be a sum, for example over the ranks of one host. Such inputs are complete subtrees and enter
+//! the counter at their level. Only the last one may be incomplete, because it is the end of the tree.
 //!
-//! 16-bit floats are widened to f32 on the way in and rounded once at the end.
+//! 16-bit floats are widened to f32 on input and rounded once at the end.
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -20,9 +20,9 @@ use crate::communicator::ReduceOp;
 use crate::copy::LARGE;
 use crate::step::Reduction;
 
-/// Reduces one range in place. `own` holds this rank's contribution and receives the result; `peers` are the others', in
-/// rank order without this rank; `rank` is this rank's place among them, and `weights` says of how many ranks each is the sum. All
-/// have the same length in bytes.
+/// Reduces one range in place. `own` holds this rank's contribution and receives the result. `peers` are the
+/// contributions of the others in rank order, without this rank; `rank` is this rank's position among them.
+/// `weights[r]` is the number of ranks that contribution r is the sum of. All slices have the same length in bytes.
 pub(crate) fn reduce(reduction: Reduction, weights: &[usize], rank: usize, own: &mut [u8], peers: &[&[u8]]) {
     debug_assert!(peers.iter().all(|peer| peer.len() == own.len()) && rank <= peers.len());
     assert_eq!(weights.len(), peers.len() + 1);
@@ -36,7 +36,7 @@ pub(crate) fn reduce(reduction: Reduction, weights: &[usize], rank: usize, own: 
     }
 }
 
-/// 16-bit floats as f32; other types are not for this.
+/// Widens 16-bit floats to f32. Panics for other types.
 pub(crate) fn widened(dtype: Dtype, narrow: &[u8]) -> Vec<f32> {
     let mut wide = vec![0.0; narrow.len() / dtype.size()];
     match dtype {
@@ -47,7 +47,7 @@ pub(crate) fn widened(dtype: Dtype, narrow: &[u8]) -> Vec<f32> {
     wide
 }
 
-/// f32 rounded to 16-bit floats; other types are not for this.
+/// Rounds f32 to 16-bit floats. Panics for other types.
 pub(crate) fn narrow(dtype: Dtype, wide: &[f32], narrow: &mut [u8]) {
     match dtype {
         Dtype::Bf16 => <bf16 as Element>::narrow(wide, bytemuck::cast_slice_mut(narrow)),
@@ -56,7 +56,8 @@ pub(crate) fn narrow(dtype: Dtype, wide: &[f32], narrow: &mut [u8]) {
     }
 }
 
-/// Reduces a range of `own` and `peers` into `target`, which is a part of a vector of `whole` bytes. `own` stays as it is.
+/// Reduces a range of `own` and `peers` into `target`, which is part of a vector of `whole` bytes. `own` stays
+/// unchanged.
 pub(crate) fn reduce_into(
     reduction: Reduction,
     weights: &[usize],
@@ -72,7 +73,7 @@ pub(crate) fn reduce_into(
         let (left, right): (&[f32], &[f32]) = (bytemuck::cast_slice(left), bytemuck::cast_slice(right));
         let target = bytemuck::cast_slice_mut(target);
         #[allow(unsafe_code)]
-        // SAFETY: AVX2 was just found on this machine.
+        // SAFETY: the check above found AVX2 on this machine.
         unsafe {
             match reduction.op {
                 ReduceOp::Sum => avx2::stream(left, right, target, <f32 as Element>::sum),
@@ -87,7 +88,7 @@ pub(crate) fn reduce_into(
     reduce(reduction, weights, rank, target, peers);
 }
 
-/// Reduces a range of all ranks' vectors and leaves the result in each of them.
+/// Reduces a range of all ranks' vectors and writes the result to each of them.
 pub(crate) fn reduce_everywhere(
     reduction: Reduction,
     weights: &[usize],
@@ -100,7 +101,7 @@ pub(crate) fn reduce_everywhere(
         let (left, right) = if rank == 0 { (own, &mut **peer) } else { (&mut **peer, own) };
         let (left, right) = (bytemuck::cast_slice_mut(left), bytemuck::cast_slice_mut(right));
         #[allow(unsafe_code)]
-        // SAFETY: AVX2 was just found on this machine.
+        // SAFETY: the check above found AVX2 on this machine.
         unsafe {
             match reduction.op {
                 ReduceOp::Sum => avx2::both(left, right, <f32 as Element>::sum),
@@ -135,7 +136,7 @@ fn dispatch<T: Element>(
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         #[allow(unsafe_code)]
-        // SAFETY: AVX2 was just found on this machine.
+        // SAFETY: the check above found AVX2 on this machine.
         unsafe {
             avx2::fold(weights, rank, own, peers, combine);
         }
@@ -151,7 +152,7 @@ mod avx2 {
     use super::Element;
     use crate::copy::AHEAD;
 
-    /// The portable loop, compiled with 32-byte vectors. Additions stay in their order, so the bits are the same.
+    /// The portable loop, compiled with 32-byte vectors. Additions keep their order, so the result is bit-identical.
     #[target_feature(enable = "avx2")]
     pub(super) fn fold<T: Element>(
         weights: &[usize],
@@ -163,17 +164,17 @@ mod avx2 {
         super::fold(weights, rank, own, peers, combine);
     }
 
-    /// Elements of a cache line.
+    /// Elements per cache line.
     const LINE: usize = 16;
 
-    /// Asks for the lines of both operands a page ahead, as what `both` and `stream` read comes from memory.
+    /// Prefetches the lines of both operands one page ahead, because `both` and `stream` read them from memory.
     #[target_feature(enable = "avx2")]
     fn prefetch(left: *const f32, right: *const f32) {
         _mm_prefetch::<_MM_HINT_T0>(left.cast::<i8>().wrapping_add(AHEAD));
         _mm_prefetch::<_MM_HINT_T0>(right.cast::<i8>().wrapping_add(AHEAD));
     }
 
-    /// Two ranks' f32, both of which get the result, in one pass.
+    /// Reduces the f32 of two ranks and writes the result to both, in one pass.
     #[target_feature(enable = "avx2")]
     pub(super) fn both(left: &mut [f32], right: &mut [f32], combine: impl Fn(f32, f32) -> f32) {
         assert_eq!(left.len(), right.len());
@@ -190,8 +191,9 @@ mod avx2 {
         }
     }
 
-    /// Two ranks' f32 into memory that neither has read: past the cache, for the reasons that `copy` gives. Summing into the cache
-    /// and copying from there would take half as long again, as nothing is read while it is written.
+    /// Reduces the f32 of two ranks into memory that is not cached, with streaming stores for the reasons given in
+    /// `copy`. Reducing into the cache and copying from there takes half as long again, because no reads overlap with
+    /// the copy's writes.
     #[target_feature(enable = "avx2")]
     pub(super) fn stream(left: &[f32], right: &[f32], target: &mut [f32], combine: impl Fn(f32, f32) -> f32) {
         assert!(left.len() == target.len() && right.len() == target.len());
@@ -211,19 +213,19 @@ mod avx2 {
             let result: [f32; LINE] = std::array::from_fn(|i| combine(left[i], right[i]));
             let (from, to) = (result.as_ptr(), target.as_mut_ptr());
             #[allow(unsafe_code)]
-            // SAFETY: each is a line of 16 floats, `to` an aligned one.
+            // SAFETY: `from` and `to` each point to a line of 16 floats, and `to` is 64-byte aligned.
             unsafe {
                 _mm256_stream_ps(to, _mm256_loadu_ps(from));
                 _mm256_stream_ps(to.add(LINE / 2), _mm256_loadu_ps(from.add(LINE / 2)));
             }
         }
         plain(last_left, last_right, last);
-        // Streaming stores are not ordered with those that tell others that this is done.
+        // Streaming stores are not ordered with the ordinary stores that tell other threads that the data is ready.
         _mm_sfence();
     }
 }
 
-/// Elements that are taken through the whole tree at a time: small enough for the partial sums to stay in the first-level cache.
+/// Elements that pass through the whole tree at a time: few enough that the partial sums stay in the L1 cache.
 const BLOCK: usize = 512;
 
 #[inline(always)]
@@ -238,7 +240,7 @@ fn fold<T: Element>(
         return T::pair(own, peer, rank == 0, combine);
     }
     let levels = (usize::BITS - weights.iter().sum::<usize>().leading_zeros()) as usize;
-    // partial[level] is a subtree of 2^level ranks when that bit of the number of ranks added so far is set.
+    // partial[level] is a subtree of 2^level ranks if that bit of the number of ranks added so far is set.
     let mut partial = vec![[T::Wide::default(); BLOCK]; levels + 1];
     for start in (0..own.len()).step_by(BLOCK) {
         let end = own.len().min(start + BLOCK);
@@ -264,7 +266,7 @@ fn fold<T: Element>(
         let mut top = lowest;
         for level in set {
             let (lower, higher) = partial.split_at_mut(level);
-            // The higher subtree holds the lower ranks: it is the left operand.
+            // The higher subtree holds the lower ranks, so it is the left operand.
             for (left, right) in higher[0][..len].iter_mut().zip(&lower[top][..len]) {
                 *left = combine(*left, *right);
             }
@@ -282,10 +284,10 @@ fn join<T: Element>(left: &[T::Wide], carry: &mut [T::Wide], combine: &impl Fn(T
     }
 }
 
-/// An element type and the type that its sums are formed in.
+/// An element type and the type in which its sums are computed.
 trait Element: Pod {
     type Wide: Copy + Default;
-    /// Two ranks, the most frequent case: `own` becomes own + peer, or peer + own.
+    /// Combines two ranks, the most frequent case: `own` becomes own + peer, or peer + own.
     fn pair(own: &mut [Self], peer: &[Self], own_first: bool, combine: impl Fn(Self::Wide, Self::Wide) -> Self::Wide);
     fn widen(from: &[Self], to: &mut [Self::Wide]);
     fn narrow(from: &[Self::Wide], to: &mut [Self]);
@@ -368,7 +370,8 @@ half_element!(bf16, widen_bf16, narrow_bf16);
 half_element!(f16, |from: &[f16], to: &mut [f32]| from.convert_to_f32_slice(to), |from: &[f32], to: &mut [f16]| to
     .convert_from_f32_slice(from));
 
-// `half` converts f16 with the processor's instruction but bf16 one at a time; these two loops become vector code.
+// `half` converts f16 with the processor's instruction but bf16 one element at a time; the compiler vectorizes these
+// two loops.
 
 #[inline(always)]
 fn widen_bf16(from: &[bf16], to: &mut [f32]) {
@@ -377,19 +380,20 @@ fn widen_bf16(from: &[bf16], to: &mut [f32]) {
     }
 }
 
-/// Rounds to nearest, ties to even; a NaN stays one.
+/// Rounds to nearest, ties to even; a NaN stays a NaN.
 #[inline(always)]
 fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
     for (from, to) in from.iter().zip(to) {
         let bits = from.to_bits();
-        // A tie goes up only from an odd kept part. What carries into the exponent is right: the next power, or infinity.
+        // A tie rounds up only if the kept part is odd. A carry into the exponent gives the correct result: the next
+        // power of two, or infinity.
         let rounded = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1))) >> 16;
         let quiet = bits >> 16 | 0x40;
         *to = bf16::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { quiet } else { rounded } as u16);
     }
 }
 
-/// The larger value, the right one if they are equal; NaN if either is NaN.
+/// Returns the larger value, the right one if they are equal, and NaN if either is NaN.
 #[inline(always)]
 fn float_max(left: f32, right: f32) -> f32 {
     if left > right || left.is_nan() { left } else { right }

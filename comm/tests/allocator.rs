@@ -1,4 +1,4 @@
-//! The shared allocator as the allocator of a whole program: blocks are disjoint, zeroed when asked, and survive
+//! The shared allocator as the allocator of a whole program. Blocks are disjoint and zeroed on request, and survive
 //! growing, shrinking and moving between arena and system.
 
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ static ALLOCATOR: SharedAllocator = SharedAllocator;
 
 const LARGE: usize = 256 * 1024;
 
-/// Numbers that look random.
+/// A pseudo-random number generator.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// A block of words that all have the same value, its own.
+/// A block filled with a value of its own.
 struct Marked {
     words: Vec<u64>,
     value: u64,
@@ -34,7 +34,7 @@ impl Marked {
 }
 
 #[test]
-fn many_threads_take_resize_and_free() {
+fn many_threads_allocate_resize_and_free() {
     std::thread::scope(|scope| {
         for thread in 0..8u64 {
             scope.spawn(move || {
@@ -46,7 +46,7 @@ fn many_threads_take_resize_and_free() {
                     match random.below(5) {
                         0 => {
                             let zeros = vec![0u64; words];
-                            assert!(zeros.iter().all(|word| *word == 0), "a block that is not zeroed");
+                            assert!(zeros.iter().all(|word| *word == 0), "the block is not zeroed");
                         }
                         1 if !held.is_empty() => {
                             let index = random.below(held.len());
@@ -66,7 +66,7 @@ fn many_threads_take_resize_and_free() {
 }
 
 #[test]
-fn what_was_freed_is_used_again() {
+fn freed_memory_is_reused() {
     let resident = || -> usize {
         let status = std::fs::read_to_string("/proc/self/status").expect("a status");
         let line = status.lines().find(|line| line.starts_with("RssShmem:")).expect("shared memory");
@@ -75,12 +75,12 @@ fn what_was_freed_is_used_again() {
     for _ in 0..200 {
         assert!(std::hint::black_box(vec![1u8; 8 << 20]).iter().all(|byte| *byte == 1));
     }
-    // The other tests' blocks and the slack come on top.
+    // Allow for the blocks of the other tests and for the slack.
     assert!(resident() < 400 << 10, "{} KiB", resident());
 }
 
 #[test]
-fn more_than_the_machine_has_comes_from_the_system_or_not_at_all() {
+fn an_allocation_larger_than_memory_fails() {
     let mut vector = Vec::<u8>::new();
     assert!(vector.try_reserve_exact(1 << 46).is_err());
     assert!(vector.try_reserve_exact(1 << 20).is_ok());

@@ -1,6 +1,6 @@
-//! One suite for all transports: what a communicator promises, for worlds of 1 to 8 ranks.
+//! The conformance suite of all transports: what a communicator promises, for jobs of 1 to 8 ranks.
 //!
-//! Ranks of processes are threads here that each call `connect` as a process would; `processes.rs` has real ones.
+//! The ranks are threads here, each of which calls `connect` as a process would; `processes.rs` uses real processes.
 
 #[path = "conformance/suite.rs"]
 #[macro_use]
@@ -24,20 +24,20 @@ mod oracle;
 #[path = "conformance/world.rs"]
 mod world;
 
-/// Sums are over the tree of ranks, to the bit.
+/// Sums follow the tree of ranks and are compared bit for bit.
 pub(crate) const TREE: bool = true;
 
-/// Threads and processes are everywhere.
+/// Returns true, because threads and processes are always available.
 pub(crate) fn ready() -> bool {
     true
 }
 
-/// What is tested is what `connect` and `threads` give.
+/// Tests the communicators of `connect` and `threads` unchanged.
 pub(crate) fn tested(comm: std::sync::Arc<dyn zero_comm::Communicator>) -> std::sync::Arc<dyn zero_comm::Communicator> {
     comm
 }
 
-/// Large vectors between processes go through rings here.
+/// Large vectors between processes pass through rings in this program.
 pub(crate) const IN_PLACE: bool = false;
 
 mod threads {
@@ -57,7 +57,7 @@ mod two_hosts {
     cases! {
         Hosts:
         hosts:
-            what_goes_between_hosts_goes_once_a_host,
+            data_between_hosts_is_sent_once_per_host,
             ranks_of_a_host_share_memory_for_messages;
     }
 }

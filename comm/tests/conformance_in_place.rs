@@ -1,5 +1,5 @@
-//! The suite of `conformance.rs` in a program that has the shared allocator: ranks with shared memory reach into each other's
-//! buffers, those with TCP do not.
+//! The suite of `conformance.rs` in a program with the shared allocator: ranks with shared memory access each other's
+//! buffers, ranks with TCP do not.
 
 #[path = "conformance/suite.rs"]
 #[macro_use]
@@ -21,20 +21,20 @@ mod oracle;
 #[path = "conformance/world.rs"]
 mod world;
 
-/// Sums are over the tree of ranks, to the bit.
+/// Sums follow the tree of ranks and are compared bit for bit.
 pub(crate) const TREE: bool = true;
 
-/// Threads and processes are everywhere.
+/// Returns true, because threads and processes are always available.
 pub(crate) fn ready() -> bool {
     true
 }
 
-/// What is tested is what `connect` and `threads` give.
+/// Tests the communicators of `connect` and `threads` unchanged.
 pub(crate) fn tested(comm: std::sync::Arc<dyn zero_comm::Communicator>) -> std::sync::Arc<dyn zero_comm::Communicator> {
     comm
 }
 
-/// Large vectors between processes of one host stay where they are here.
+/// Large vectors between processes of one host are accessed in place in this program.
 pub(crate) const IN_PLACE: bool = true;
 
 #[global_allocator]
@@ -46,19 +46,19 @@ mod shared_memory {
 
 mod others {
     mod threads {
-        cases! { Threads: in_place: large_vectors_are_reached_where_they_lie; }
+        cases! { Threads: in_place: large_vectors_are_accessed_in_place; }
     }
     mod two_hosts {
         cases! {
             Hosts:
             collectives:
-                every_operation_gives_what_its_definition_says,
+                every_operation_matches_its_definition,
                 vectors_of_many_chunks,
                 large_vectors;
-            in_place: large_vectors_are_reached_where_they_lie;
+            in_place: large_vectors_are_accessed_in_place;
         }
     }
     mod tcp {
-        cases! { Tcp: in_place: large_vectors_are_reached_where_they_lie; }
+        cases! { Tcp: in_place: large_vectors_are_accessed_in_place; }
     }
 }

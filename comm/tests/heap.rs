@@ -1,4 +1,4 @@
-//! Counting what a program has been given: alone in this program, so that nobody else allocates.
+//! Tests the count of allocated bytes, in a program of its own so that no other code allocates.
 
 use zero_comm::{SharedAllocator, heap};
 
@@ -7,11 +7,11 @@ static ALLOCATOR: heap::Counted<SharedAllocator> = heap::Counted(SharedAllocator
 
 const MIB: usize = 1 << 20;
 
-/// One test: what another one allocates meanwhile would be counted too.
+/// One test function, because allocations of a concurrent test would be counted too.
 #[test]
-fn what_is_allocated_is_counted() {
+fn allocations_are_counted() {
     assert!(heap::counted());
-    // Lines of small and large allocations: System's and the arena's.
+    // Small allocations come from System, large ones from the arena.
     for size in [heap::SMALL, 100_000, MIB] {
         let before = heap::now();
         heap::reset_peak();
@@ -29,7 +29,7 @@ fn what_is_allocated_is_counted() {
         assert_eq!(heap::now(), before);
     }
 
-    // Growing and shrinking, across what is counted and from one allocator to the other.
+    // Grow and shrink across the counting threshold and from one allocator to the other.
     let before = heap::now();
     let mut buffer = Vec::<u8>::with_capacity(heap::SMALL - 1);
     assert_eq!(heap::now(), before);
@@ -44,12 +44,12 @@ fn what_is_allocated_is_counted() {
     buffer.shrink_to(10);
     assert_eq!(heap::now(), before);
 
-    // Other threads count into the same sum, and what one has taken another may give back.
+    // Threads share one counter, and a thread may free what another has allocated.
     heap::reset_peak();
     let threads: Vec<_> = (0..4).map(|i| std::thread::spawn(move || vec![i as u8; MIB])).collect();
     let buffers: Vec<Vec<u8>> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
     assert!(heap::now() >= before + 4 * MIB && heap::peak() >= before + 4 * MIB);
     drop(buffers);
-    // Threads leave a little behind them.
+    // Threads leave small allocations behind.
     assert!(heap::now() < before + MIB, "{} bytes are left", heap::now() - before);
 }

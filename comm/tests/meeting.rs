@@ -1,4 +1,4 @@
-//! How ranks find each other: the store, strangers at the door, and PyTorch's store in place of ours.
+//! The rendezvous of ranks: the store, unauthenticated clients, and PyTorch's store in place of ours.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ fn place(rank: usize, size: usize, port: u16) -> LauncherEnvironment {
     }
 }
 
-/// A world that meets at `port` and adds up its ranks, each started with its own options.
+/// Runs a job that meets at `port` and sums its ranks, each started with its own options.
 fn meet(options: &[Options], port: u16) -> Vec<Result<i64, CommError>> {
     let size = options.len();
     let rank = |rank: usize| {
@@ -42,7 +42,7 @@ fn meet(options: &[Options], port: u16) -> Vec<Result<i64, CommError>> {
     })
 }
 
-/// Options of a rank that was started with these terms.
+/// Returns the options of a rank with these terms.
 fn with_terms(terms: &[(&str, &str)]) -> Options {
     let terms = terms.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
     Options { terms, ..Options::default() }
@@ -54,7 +54,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn values_are_set_and_waited_for() {
+fn values_can_be_set_and_awaited() {
     let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
     let mut first = client(&server, Some("token")).expect("a client");
     let mut second = client(&server, Some("token")).expect("a client");
@@ -80,7 +80,7 @@ fn a_store_serves_nobody_without_the_token() {
     for guess in [None, Some(""), Some("Token")] {
         assert!(matches!(client(&server, guess), Err(StoreError::Unauthorized { .. })), "{guess:?}");
     }
-    // A client of PyTorch's gets no answer to its requests.
+    // A client of PyTorch's store gets no answer to its requests.
     let mut stream = TcpStream::connect(server.address()).expect("a connection");
     stream.write_all(&[0, 0xCE, 0xF7, 0x85, 0x3C, 7, 7]).expect("sent");
     let mut answer = Vec::new();
@@ -89,16 +89,16 @@ fn a_store_serves_nobody_without_the_token() {
 }
 
 #[test]
-fn a_port_in_use_is_said_to_be() {
+fn a_port_in_use_is_reported() {
     let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
     let second = StoreServer::bind(server.address(), None).map(|_| ());
     assert!(matches!(second, Err(StoreError::Bind { in_use: true, .. })), "{second:?}");
 }
 
 #[test]
-fn strangers_at_the_door_do_not_keep_the_ranks_apart() {
+fn unauthenticated_connections_do_not_block_the_ranks() {
     let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
-    // Some say nothing, some talk nonsense, and there are more than are let in at a time.
+    // Half of them send nothing, half send garbage, and they exceed the limit of unauthenticated connections.
     let strangers: Vec<TcpStream> = (0..100)
         .map(|i| {
             let mut stream = TcpStream::connect(server.address()).expect("a connection");
@@ -116,7 +116,7 @@ fn strangers_at_the_door_do_not_keep_the_ranks_apart() {
 }
 
 #[test]
-fn rank_0_serves_the_store_where_nobody_does() {
+fn rank_0_serves_the_store_if_no_process_does() {
     for token in [None, Some("token".to_string())] {
         let options = Options { token, ..Options::default() };
         for sum in meet(&vec![options; 4], free_port()) {
@@ -144,10 +144,10 @@ fn no_rank_serves_a_store_that_the_launcher_serves_later() {
 }
 
 #[test]
-fn ranks_that_were_not_started_alike_all_name_the_same_key() {
+fn all_ranks_report_the_same_differing_key() {
     let usual = [("version", "1"), ("zero_optimization.stage", "3")];
     let other = [("version", "1"), ("zero_optimization.stage", "2")];
-    // A launcher's store, and rank 0's own, which must stay until the others have read it.
+    // The launcher's store, then rank 0's own, which must stay until the others have read the terms.
     let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
     for port in [server.address().port(), free_port()] {
         let error = CommError::Disagreement {
@@ -168,13 +168,13 @@ fn ranks_that_were_not_started_alike_all_name_the_same_key() {
 }
 
 #[test]
-fn a_rank_that_is_left_of_an_earlier_attempt_neither_joins_nor_disturbs() {
+fn a_leftover_rank_of_an_earlier_attempt_neither_joins_nor_disturbs() {
     let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
     let port = server.address().port();
     let in_attempt =
         |attempt: u32, rank: usize, size: usize| LauncherEnvironment { attempt, ..place(rank, size, port) };
     std::thread::scope(|scope| {
-        // Rank 1 of attempt 0 comes late: it has missed the others of its own, and waits for them.
+        // Rank 1 of attempt 0 is late: it has missed the other ranks of its attempt and waits for them.
         let patience = Options { meeting_timeout: Duration::from_secs(4), ..Options::default() };
         let late = scope.spawn(move || connect(&in_attempt(0, 1, 2), &patience).map(drop));
         std::thread::sleep(Duration::from_millis(100));
@@ -189,20 +189,20 @@ fn a_rank_that_is_left_of_an_earlier_attempt_neither_joins_nor_disturbs() {
         for rank in ranks {
             assert_eq!(rank.join().expect("no panic"), Ok(vec![1]));
         }
-        let error = late.join().expect("no panic").expect_err("nobody of its attempt is there").to_string();
+        let error = late.join().expect("no panic").expect_err("its attempt has no other ranks").to_string();
         assert!(error.contains("/zero/local/0/") && error.contains("did not appear"), "{error}");
     });
 }
 
 #[test]
-fn a_world_of_one_waits_for_nobody() {
-    let comm = connect(&LauncherEnvironment::alone(), &Options::default()).expect("nobody to wait for");
+fn a_job_of_one_rank_does_not_wait() {
+    let comm = connect(&LauncherEnvironment::alone(), &Options::default()).expect("a single rank connects");
     assert_eq!((comm.rank(), comm.size()), (0, 1));
     assert_eq!(comm.all_reduce(vec![1.5f32].into(), ReduceOp::Sum).wait(), Ok(vec![1.5f32].into()));
 }
 
 #[test]
-fn a_rank_that_does_not_come_to_the_meeting_is_named() {
+fn a_rank_missing_at_the_rendezvous_is_named() {
     let options = Options { meeting_timeout: Duration::from_secs(3), ..Options::default() };
     std::thread::scope(|scope| {
         let alone = |rank| connect(&place(rank, 2, free_port()), &options).map(|_| ());
@@ -215,8 +215,8 @@ fn a_rank_that_does_not_come_to_the_meeting_is_named() {
 }
 
 #[test]
-fn other_hosts_are_let_in_with_a_token_only() {
-    // An address for documentation: never on this machine, and not loopback.
+fn other_hosts_need_a_token() {
+    // An address reserved for documentation: never on this machine, and not loopback.
     let options = Options { interface: Some("192.0.2.1".into()), ..Options::default() };
     let error = connect(&place(0, 2, 29500), &options).map(|_| ()).expect_err("no token");
     assert!(error.to_string().contains("ZERO_TRAIN_TOKEN"), "{error}");
@@ -227,7 +227,7 @@ fn other_hosts_are_let_in_with_a_token_only() {
     assert_eq!(meet(&vec![options; 2], free_port()), [Ok(1), Ok(1)]);
 }
 
-/// As much of PyTorch's `TCPStore` as clients of ours use, written from the description of its protocol.
+/// The part of PyTorch's `TCPStore` that our clients use, written from the description of its protocol.
 fn torch_store(listener: &TcpListener) {
     let values = std::sync::Mutex::new(HashMap::<Vec<u8>, Vec<u8>>::new());
     std::thread::scope(|scope| {
@@ -283,7 +283,7 @@ fn string(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn a_store_of_pytorch_serves_as_well() {
+fn pytorch_store_works_as_rendezvous() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address: SocketAddr = listener.local_addr().expect("an address");
     let store = std::thread::spawn(move || torch_store(&listener));

@@ -1,9 +1,9 @@
-//! Ranks that are real processes, over rings in shared memory, over TCP, and on what counts as two hosts.
+//! Ranks as real processes, over rings in shared memory, over TCP, and on two simulated hosts.
 
 #[path = "processes/scenes.rs"]
 mod scenes;
 
-/// Large vectors go through rings here.
+/// Large vectors pass through rings in this program.
 const IN_PLACE: bool = false;
 
 fn main() {

@@ -1,9 +1,9 @@
-//! Ranks that are real processes and reach into each other's buffers.
+//! Ranks as real processes that access each other's buffers in place.
 
 #[path = "processes/scenes.rs"]
 mod scenes;
 
-/// Large vectors stay where they are here.
+/// Large vectors are accessed in place in this program.
 const IN_PLACE: bool = true;
 
 #[global_allocator]

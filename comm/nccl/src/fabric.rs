@@ -1,4 +1,4 @@
-//! NCCL as the way between the devices of a group.
+//! NCCL as the transport between the devices of a group.
 
 use std::sync::Arc;
 
@@ -7,20 +7,23 @@ use zero_cuda::{Device, Library, Recorder};
 
 use crate::lane::Lane;
 
-/// A group of the same ranks as `host` that carries out operations on buffers of `device` over NCCL, and all others as `host` does.
-/// Collective over `host`, which stays as it is. Each rank needs a device of its own (or NCCL 2.30 and `NCCL_MULTI_RANK_GPU_ENABLE=1`).
-/// NCCL is asked at the first operation on a device.
+/// Creates a group of the same ranks as `host` that runs operations on buffers of `device` over NCCL, and all other
+/// operations like `host`.
+///
+/// This is a collective of `host`, which remains usable. Each rank needs a device of its own (or NCCL 2.30 and
+/// `NCCL_MULTI_RANK_GPU_ENABLE=1`). The NCCL connection is created at the first operation on a device.
 ///
 /// # Errors
-/// NCCL is not on this machine: this rank gets [`CommError::Io`], and the others that it has aborted. Or what `host` says.
+/// If this machine has no NCCL, this rank gets [`CommError::Io`] and the others get an error that this rank has
+/// aborted. Otherwise the errors of `host`.
 pub fn attach(host: &dyn Communicator, device: &Arc<Device>) -> Result<Arc<dyn Communicator>, CommError> {
     attach_recorded(host, device, None)
 }
 
-/// [`attach`], with somebody who is told when operations begin and end on the device.
+/// Like [`attach`], with a recorder of when operations start and end on the device.
 ///
 /// # Errors
-/// As there.
+/// As for [`attach`].
 pub fn attach_recorded(
     host: &dyn Communicator,
     device: &Arc<Device>,

@@ -1,4 +1,4 @@
-//! One connection of NCCL's: a raw `ncclComm_t` with a stream of its own, never blocking.
+//! One NCCL connection: a raw `ncclComm_t` with its own stream, used only with non-blocking calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -17,34 +17,34 @@ pub(crate) struct Lane {
     stream: Stream,
     done: Event,
     recorder: Option<Arc<Recorder>>,
-    /// What is being recorded.
+    /// The operation being recorded.
     begun: Option<Begun>,
-    /// Null until it connects, and after an abort.
+    /// Null before `connect` and after `abort`.
     comm: ncclComm_t,
     rank: usize,
     state: State,
-    /// When it began to leave, and whether it could.
+    /// When this end started to leave, and the result of that call.
     left: Option<(Instant, Result<(), String>)>,
 }
 
-// SAFETY: NCCL lets any thread call, one at a time, which `&mut self` sees to.
+// SAFETY: NCCL allows calls from any thread, one at a time; `&mut self` rules out concurrent calls.
 unsafe impl Send for Lane {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing was begun, or it is done.
+    /// No operation was started, or the last one is complete.
     Idle,
-    /// NCCL connects.
+    /// NCCL is connecting.
     Connecting,
-    /// NCCL has not put all on the stream yet.
+    /// NCCL has not enqueued the whole operation on the stream yet.
     Launching,
-    /// It is on the stream, and the event behind it.
+    /// NCCL has enqueued it on the stream, followed by the event.
     Running,
 }
 
-/// How long a rank that leaves waits for the others to have all that it sent. Then it goes anyway.
+/// How long a leaving rank waits for its peers to receive what it sent, before it leaves anyway.
 const LEAVE: Duration = Duration::from_secs(2);
-/// How long the device may take to let go of what an abort has ended.
+/// How long the device may take to stop using the buffers of an aborted operation.
 const LET_GO: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_micros(200);
 
@@ -55,7 +55,7 @@ impl Lane {
         Ok(Lane { device, stream, done, recorder, begun: None, comm, rank: 0, state: State::Idle, left: None })
     }
 
-    /// Puts an event of the recorder's in front of an operation.
+    /// Records the recorder's event before an operation.
     fn begin(&mut self, work: &DeviceWork<'_>) -> Result<(), CudaError> {
         let Some(recorder) = &self.recorder else { return Ok(()) };
         let kind = match work {
@@ -71,7 +71,7 @@ impl Lane {
         Ok(())
     }
 
-    /// And behind it.
+    /// Records the recorder's event and the completion event after an operation.
     fn end(&mut self) -> Result<(), CudaError> {
         if let Some(recorder) = &self.recorder {
             recorder.end(&self.stream, self.begun.take())?;
@@ -79,7 +79,7 @@ impl Lane {
         self.stream.record(&self.done)
     }
 
-    /// What a call of NCCL's gave. In progress is fine: `poll` looks after it.
+    /// Checks the result of an NCCL call. "In progress" is not an error: `poll` waits for completion.
     fn check(&self, call: &str, result: ncclResult_t) -> Result<(), String> {
         match result {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
@@ -88,16 +88,16 @@ impl Lane {
     }
 
     fn describe(&self, call: &str, result: ncclResult_t) -> String {
-        // SAFETY: both give text that outlives the call, or null; a null communicator is allowed.
+        // SAFETY: both functions return null or a string that outlives the call; NCCL allows a null communicator here.
         let (words, more) = unsafe { (text(sys::ncclGetErrorString(result)), text(sys::ncclGetLastError(self.comm))) };
         let more = if more.is_empty() { more } else { format!(" ({})", more.trim()) };
         format!("{call}: {words}{more}")
     }
 
-    /// Whether NCCL is done with what it does by itself, on the host.
+    /// Returns whether NCCL has finished its asynchronous work on the host.
     fn settled(&self) -> Result<bool, String> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator lives; writes one value.
+        // SAFETY: the communicator is valid, and the call writes one value to `state`.
         let asked = unsafe { sys::ncclCommGetAsyncError(self.comm, &raw mut state) };
         self.check("ncclCommGetAsyncError", asked)?;
         match state {
@@ -111,36 +111,36 @@ impl Lane {
         self.device.make_current().map_err(|error| error.to_string())
     }
 
-    /// All calls of an operation, between the start and the end of a group.
+    /// Issues all NCCL calls of an operation. The caller opens and closes the NCCL group around it.
     fn launch(&self, work: &DeviceWork<'_>) -> Result<(), String> {
         let (comm, stream) = (self.comm, self.stream.raw().cast());
         match *work {
             DeviceWork::AllReduce { buffer, op } => {
                 let (at, count, dtype) = place(buffer);
-                // SAFETY: here and below: the buffers have as many elements of that type, on this lane's device, and live until the stream is
-                // done with them; communicator and stream live.
+                // SAFETY: here and below, the buffers hold `count` elements of `dtype` on this lane's device and live
+                // until the stream is done with them; communicator and stream are valid.
                 let result = unsafe { sys::ncclAllReduce(at, at, count, dtype, reduction(op), comm, stream) };
                 self.check("ncclAllReduce", result)
             }
             DeviceWork::Broadcast { buffer, root } => {
                 let (at, count, dtype) = place(buffer);
-                // SAFETY: see above.
+                // SAFETY: as in `AllReduce`.
                 let result = unsafe { sys::ncclBroadcast(at, at, count, dtype, root as c_int, comm, stream) };
                 self.check("ncclBroadcast", result)
             }
             DeviceWork::AllGather { shard, output, counts } => {
                 let ((from, count, dtype), (to, ..)) = (place(shard), place(output));
                 if let Some(count) = even(counts) {
-                    // SAFETY: see above.
+                    // SAFETY: as in `AllReduce`.
                     let result = unsafe { sys::ncclAllGather(from, to, count, dtype, comm, stream) };
                     return self.check("ncclAllGather", result);
                 }
                 for (root, range) in ranges(counts).filter(|(_, (_, count))| *count > 0) {
                     let (to, elements) = (offset(to, range.0, shard.dtype()), range.1);
-                    // Others' calls do not read what they would send.
+                    // On other ranks NCCL does not read the send buffer.
                     let from = if root == self.rank { from } else { to };
                     debug_assert!(root != self.rank || elements == count);
-                    // SAFETY: see above; the ranges lie in the output.
+                    // SAFETY: as in `AllReduce`, and the ranges lie within the output.
                     let result = unsafe { sys::ncclBroadcast(from, to, elements, dtype, root as c_int, comm, stream) };
                     self.check("ncclBroadcast", result)?;
                 }
@@ -149,13 +149,14 @@ impl Lane {
             DeviceWork::ReduceScatter { input, shard, counts, op } => {
                 let ((from, _, dtype), (to, ..), op) = (place(input), place(shard), reduction(op));
                 if let Some(count) = even(counts) {
-                    // SAFETY: see above.
+                    // SAFETY: as in `AllReduce`.
                     let result = unsafe { sys::ncclReduceScatter(from, to, count, dtype, op, comm, stream) };
                     return self.check("ncclReduceScatter", result);
                 }
                 for (root, (start, count)) in ranges(counts).filter(|(_, (_, count))| *count > 0) {
                     let from = offset(from, start, input.dtype());
-                    // SAFETY: see above; the ranges lie in the input, and NCCL writes to the root's shard alone.
+                    // SAFETY: as in `AllReduce`; the ranges lie within the input, and NCCL writes only to the root's
+                    // shard.
                     let result = unsafe { sys::ncclReduce(from, to, count, dtype, op, root as c_int, comm, stream) };
                     self.check("ncclReduce", result)?;
                 }
@@ -163,12 +164,12 @@ impl Lane {
             }
             DeviceWork::Send { buffer, to } => {
                 let (at, count, dtype) = place(buffer);
-                // SAFETY: see above.
+                // SAFETY: as in `AllReduce`.
                 self.check("ncclSend", unsafe { sys::ncclSend(at, count, dtype, to as c_int, comm, stream) })
             }
             DeviceWork::Recv { buffer, from } => {
                 let (at, count, dtype) = place(buffer);
-                // SAFETY: see above.
+                // SAFETY: as in `AllReduce`.
                 self.check("ncclRecv", unsafe { sys::ncclRecv(at, count, dtype, from as c_int, comm, stream) })
             }
         }
@@ -179,7 +180,7 @@ impl DeviceLane for Lane {
     fn invitation(&mut self) -> Result<[u8; INVITATION], String> {
         self.make_current()?;
         let mut id = ncclUniqueId { internal: [0; INVITATION] };
-        // SAFETY: writes one value.
+        // SAFETY: the call writes one value to `id`.
         let result = unsafe { sys::ncclGetUniqueId(&raw mut id) };
         self.check("ncclGetUniqueId", result)?;
         Ok(id.internal.map(|byte| byte as u8))
@@ -189,7 +190,8 @@ impl DeviceLane for Lane {
         self.make_current()?;
         let id = ncclUniqueId { internal: invitation.map(|byte| byte as c_char) };
         let mut config = config();
-        // SAFETY: the communicator's place lives as long as the lane, and NCCL writes to it during the call; the others are read in it.
+        // SAFETY: `self.comm` lives as long as the lane, and NCCL writes to it only during the call; the other
+        // arguments are only read during the call.
         let result = unsafe {
             sys::ncclCommInitRankConfig(&raw mut self.comm, size as c_int, id, rank as c_int, &raw mut config)
         };
@@ -203,16 +205,16 @@ impl DeviceLane for Lane {
         self.make_current()?;
         for buffer in work.buffers() {
             if let Some(written) = buffer.written() {
-                // SAFETY: who implements the trait promises an event that lives as long as the buffer.
+                // SAFETY: implementors of `DeviceMemory` promise that the event lives as long as the buffer.
                 let waits = unsafe { self.stream.wait_for_raw(written as usize as CUevent) };
                 waits.map_err(|error| error.to_string())?;
             }
         }
         self.begin(work).map_err(|error| error.to_string())?;
-        // SAFETY: a group may be begun at any time, and is ended below whatever happened in it.
+        // SAFETY: a group may be started at any time; it is ended below whatever the calls in between return.
         self.check("ncclGroupStart", unsafe { sys::ncclGroupStart() })?;
         let launched = self.launch(work);
-        // SAFETY: ends the group that was begun above, on the same thread.
+        // SAFETY: ends the group that was started above on the same thread.
         let ended = unsafe { sys::ncclGroupEnd() };
         launched?;
         self.check("ncclGroupEnd", ended)?;
@@ -228,7 +230,8 @@ impl DeviceLane for Lane {
         match self.state {
             State::Connecting if settled => self.state = State::Idle,
             State::Launching if settled => {
-                // Not before: NCCL puts its kernels on the stream from a thread of its own.
+                // Record the event only now: before, NCCL may still be enqueuing kernels on the stream from its own
+                // thread.
                 self.end().map_err(|error| error.to_string())?;
                 self.state = State::Running;
             }
@@ -246,7 +249,8 @@ impl DeviceLane for Lane {
             return false;
         }
         if !comm.is_null() {
-            // SAFETY: the communicator lives, and nobody has it any more. Whatever this gives, there is no way to try again.
+            // SAFETY: the communicator is valid, and `self.comm` no longer refers to it. The result is ignored because
+            // an abort cannot be retried.
             unsafe { sys::ncclCommAbort(comm) };
         }
         let until = Instant::now() + LET_GO;
@@ -254,7 +258,7 @@ impl DeviceLane for Lane {
             match self.stream.is_done() {
                 Ok(true) => return true,
                 Ok(false) if Instant::now() < until => sleep(NAP),
-                // A device that reports an error has stopped, and with it all that ran on it.
+                // A device that reports an error has stopped, together with everything that ran on it.
                 other => return other.is_err(),
             }
         }
@@ -264,8 +268,8 @@ impl DeviceLane for Lane {
         if self.comm.is_null() || self.left.is_some() || self.make_current().is_err() {
             return;
         }
-        // What this rank has sent may not have come to the others yet: they say when it has.
-        // SAFETY: the communicator lives.
+        // Data that this rank sent may not have reached its peers yet; finalization completes when it has.
+        // SAFETY: the communicator is valid.
         let begun = self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) });
         self.left = Some((Instant::now(), begun));
     }
@@ -286,18 +290,18 @@ impl Drop for Lane {
                 Err(error) => finished = Err(error),
             }
         }
-        // SAFETY: the communicator lives, and nobody has it any more.
+        // SAFETY: the communicator is valid, and this lane, its only user, is being dropped.
         unsafe { if finished.is_ok() { sys::ncclCommDestroy(self.comm) } else { sys::ncclCommAbort(self.comm) } };
     }
 }
 
-/// `NCCL_CONFIG_INITIALIZER`, and no call that blocks.
+/// Returns `NCCL_CONFIG_INITIALIZER` with non-blocking calls.
 fn config() -> ncclConfig_t {
     const UNDEFINED: c_int = c_int::MIN;
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: 0xcafe_beef,
-        // The release that the bindings were made from; a newer NCCL takes the fields that there are.
+        // The release that the bindings were generated from; a newer NCCL uses only the fields of that release.
         version: 22_800,
         blocking: 0,
         cgaClusterSize: UNDEFINED,
@@ -333,7 +337,7 @@ fn reduction(op: ReduceOp) -> ncclRedOp_t {
     }
 }
 
-/// Where a buffer is, and how much of what.
+/// Returns the address, length and NCCL type of a buffer.
 fn place(buffer: &dyn DeviceMemory) -> (*mut c_void, usize, ncclDataType_t) {
     (buffer.address() as usize as *mut c_void, buffer.len(), dtype(buffer.dtype()))
 }
@@ -342,13 +346,13 @@ fn offset(start: *mut c_void, elements: usize, dtype: Dtype) -> *mut c_void {
     start.wrapping_byte_add(elements * dtype.size())
 }
 
-/// The count that all have, if they have one.
+/// Returns the common count if all counts are equal.
 fn even(counts: &[usize]) -> Option<usize> {
     let first = *counts.first()?;
     counts.iter().all(|count| *count == first).then_some(first)
 }
 
-/// Each rank with where its range begins and how many elements it has.
+/// Iterates over the ranks as (rank, (start of its range, number of elements)).
 fn ranges(counts: &[usize]) -> impl Iterator<Item = (usize, (usize, usize))> {
     let mut end = 0;
     counts.iter().enumerate().map(move |(rank, count)| {
@@ -357,12 +361,14 @@ fn ranges(counts: &[usize]) -> impl Iterator<Item = (usize, (usize, usize))> {
     })
 }
 
+/// Copies a C string; null becomes the empty string.
+///
 /// # Safety
-/// `words` must be null or text.
+/// `words` must be null or point to a valid C string.
 unsafe fn text(words: *const c_char) -> String {
     if words.is_null() {
         return String::new();
     }
-    // SAFETY: as the caller says.
+    // SAFETY: not null, so by the caller's contract a valid C string.
     unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
 }

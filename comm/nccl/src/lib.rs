@@ -1,6 +1,7 @@
-//! A communicator over NCCL, for buffers in the memory of NVIDIA's GPUs.
+//! A communicator over NCCL, for buffers in the memory of NVIDIA GPUs.
 //!
-//! `attach` makes of a group on the host one that also takes [`DeviceBuffer`](zero_comm::DeviceBuffer)s, such as a `DeviceVector`:
+//! `attach` turns a host group into one that also accepts [`DeviceBuffer`](zero_comm::DeviceBuffer)s, such as a
+//! `DeviceVector`:
 //!
 //! ```
 //! # #[cfg(feature = "cuda")]
@@ -17,20 +18,28 @@
 //! # }
 //! ```
 //!
-//! Before every operation the ranks meet on the host, each with what it is about to do. That is how a rank that is missing, or does
-//! something else, is found and named, instead of left to NCCL, which would wait for ever or mix up memory. It costs a barrier of the host's
-//! transport for each operation, some microseconds within a host and some tens between hosts, against the milliseconds of a bucket.
-//! There is no switch: what NCCL does when ranks disagree is undefined. An operation is begun when the host has seen the end of the one
-//! before it on the same connection, so between two there is a gap of about as long again: few large operations are better than many.
+//! # Synchronization
 //!
-//! What NCCL does not promise, and so this does not either: its sums have an order of its own, and 16-bit floats are rounded on the way.
-//! They have the same bits on all ranks and in every run of one layout on the same machines, not in another layout and not those of the host's
-//! transports. `Max` of values among which there is a NaN is not said.
+//! Before every operation the ranks synchronize on the host, each with the signature of its call. This detects and
+//! names a rank that is missing or calls something else; NCCL itself would hang or corrupt memory. The cost is one
+//! barrier of the host transport per operation: some microseconds within a host and some tens between hosts, compared
+//! with the milliseconds of a bucket. It cannot be switched off, because NCCL's behaviour is undefined if ranks
+//! disagree. An operation starts only when the host has seen the end of the previous one on the same connection, which
+//! adds a gap of about the same length, so use few large operations instead of many small ones.
 //!
-//! A group has a connection of NCCL's for its collectives, and one for the messages with each peer in each direction, made when it is first
-//! used, each with a stream of its own. Kernels of several of them are on the device at once: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, so that
-//! they do not queue behind each other, and mind that each takes some megabytes of the device's memory. While they wait for each other no
-//! kernel should be loaded: set `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
+//! # Numerics
+//!
+//! NCCL chooses the order of its sums and rounds 16-bit floats in intermediate steps. Results are bit-identical on all
+//! ranks and in every run of one layout on the same machines, but not across layouts and not with the host transports.
+//! The result of `Max` is unspecified if any value is NaN.
+//!
+//! # Environment
+//!
+//! A group has one NCCL connection for its collectives and one per peer and direction for messages, each created on
+//! first use and each with its own stream. Kernels of several connections run on the device at the same time: set
+//! `CUDA_DEVICE_MAX_CONNECTIONS=32` so that they do not queue behind each other. Each connection takes some megabytes
+//! of device memory. No kernel should be loaded while these kernels wait for other ranks: set
+//! `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
 
 #[cfg(feature = "cuda")]
 mod fabric;

@@ -1,4 +1,4 @@
-//! A vector in the memory of a device.
+//! A vector in device memory.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,25 +7,27 @@ use std::thread::yield_now;
 use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
 use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
 
-/// A vector in the memory of a device, filled from the host.
+/// A vector in device memory, filled from the host.
 #[derive(Debug)]
 pub struct DeviceVector {
-    // Dropped in this order, after the copy into it is done.
+    // Fields drop in this order, after `Drop` has waited for the copy into `allocation`.
     allocation: Allocation,
     dtype: Dtype,
     len: usize,
-    /// When the copy from `_source` is done.
+    /// Recorded after the copy from `_source`.
     written: Event,
     stream: Arc<Stream>,
     _source: Option<Pinned>,
 }
 
 impl DeviceVector {
-    /// A copy of a buffer of the host. Returns before the copy is made; whoever uses the vector on the device waits there for
-    /// [`written`](DeviceMemory::written).
+    /// Copies a host buffer to the device.
+    ///
+    /// Returns before the copy is complete; users of the vector on the device wait for
+    /// [`written`](DeviceMemory::written) there.
     ///
     /// # Errors
-    /// The memory of the device, or that of the host which may be pinned, does not suffice.
+    /// If device memory or pinnable host memory runs out.
     ///
     /// # Panics
     /// If `buffer` is on a device.
@@ -35,10 +37,10 @@ impl DeviceVector {
         source.copy_from_slice(buffer.as_bytes());
         let mut allocation = Allocation::new(device, source.len())?;
         let written = Event::new(device)?;
-        // SAFETY: both live in the vector, whose drop waits for the event.
+        // SAFETY: source and allocation live in the vector, whose drop waits for the event.
         unsafe { allocation.fill_from(&source, &stream) }?;
         if let Err(error) = stream.record(&written) {
-            // Without the event nobody would wait for the copy.
+            // Without the event, dropping the vector would not wait for the copy.
             let _ = stream.synchronize();
             return Err(error);
         }
@@ -52,10 +54,10 @@ impl DeviceVector {
         })
     }
 
-    /// A copy on the host, of what is there when everything that was begun with the vector is done.
+    /// Copies the vector to the host, after the copy into it has completed.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn download(&self) -> Result<Buffer, CudaError> {
         self.stream.wait_for(&self.written)?;
         let mut host = Buffer::zeros(self.dtype, self.len);
@@ -74,7 +76,7 @@ impl DeviceVector {
     }
 }
 
-// SAFETY: the allocation has room for the elements and belongs to the vector alone.
+// SAFETY: the allocation has room for the elements and is owned by this vector alone.
 unsafe impl DeviceMemory for DeviceVector {
     fn dtype(&self) -> Dtype {
         self.dtype
@@ -114,7 +116,7 @@ impl From<DeviceVector> for Buffer {
 
 impl Drop for DeviceVector {
     fn drop(&mut self) {
-        // Only the copy into it; what else used it has given it back, or keeps it.
+        // Waits only for the copy into the vector: operations on it have completed by now, or keep the vector alive.
         while self.written.is_done() == Ok(false) {
             yield_now();
         }

@@ -1,7 +1,8 @@
-//! The suite of all transports (`comm/tests/conformance`) over NCCL: every buffer goes to the device, is worked on there, and comes back.
+//! The conformance suite of all transports (`comm/tests/conformance`) over NCCL: every buffer is copied to the device,
+//! used there, and copied back.
 //!
-//! Here NCCL and the driver are a mock that works on the memory of the host; with `ZERO_TRAIN_CUDA_TESTS=1` they are this machine's.
-//! Values are such that every order gives the same sum.
+//! By default, NCCL and the driver are mocks that use host memory; with `ZERO_TRAIN_CUDA_TESTS=1` they are those of
+//! this machine. The values are chosen so that sums in every order are equal.
 #![cfg(feature = "cuda")]
 
 #[path = "../../tests/conformance/suite.rs"]
@@ -27,66 +28,66 @@ mod staged;
 #[path = "../../tests/conformance/world.rs"]
 mod world;
 
-/// Whether there are devices for all ranks of the suite, or NCCL lets ranks share one.
+/// Returns whether all ranks of the suite have a device, or NCCL lets ranks share one.
 pub(crate) fn ready() -> bool {
     mock::connects(8)
 }
 
-/// NCCL has its own order.
+/// NCCL chooses its own order of summation.
 pub(crate) const TREE: bool = false;
 
-/// No rings here, but those of the meetings.
+/// Host buffers are not accessed in place: the host transport only synchronizes the ranks.
 pub(crate) const IN_PLACE: bool = false;
 
-/// What is tested is NCCL, over what `connect` and `threads` give.
+/// Wraps a host communicator from `connect` or `threads` in NCCL.
 pub(crate) fn tested(host: std::sync::Arc<dyn zero_comm::Communicator>) -> std::sync::Arc<dyn zero_comm::Communicator> {
     let comm = staged::staged(&*host);
     assert_eq!(comm.transport(), "nccl");
     comm
 }
 
-/// Ranks that are threads, and meet as such.
+/// Ranks are threads, which also synchronize as threads.
 mod threads {
     suite!(Threads);
 }
 
-/// Ranks that meet as processes of one host do.
+/// Ranks synchronize like processes of one host.
 mod shared_memory {
     cases! {
         SharedMemory:
         collectives:
-            every_operation_gives_what_its_definition_says,
-            results_may_be_waited_for_in_any_order,
+            every_operation_matches_its_definition,
+            results_may_be_awaited_in_any_order,
             random_programs;
         messages:
-            everybody_sends_to_everybody_before_receiving,
+            every_rank_sends_to_every_other_before_receiving,
             messages_keep_their_order;
         faults:
-            other_lengths_and_types_are_shown_from_both_sides,
-            a_rank_that_does_not_come_is_named,
+            different_lengths_and_types_are_reported_with_both_sides,
+            a_missing_rank_is_named,
             a_rank_that_leaves_is_named,
-            an_abort_reaches_everybody;
+            an_abort_reaches_every_rank;
     }
 }
 
-/// Ranks that meet as processes of several hosts do.
+/// Ranks synchronize like processes of several hosts.
 mod tcp {
     cases! {
         Tcp:
         collectives:
-            every_operation_gives_what_its_definition_says,
+            every_operation_matches_its_definition,
             random_programs;
         messages:
-            everybody_sends_to_everybody_before_receiving,
+            every_rank_sends_to_every_other_before_receiving,
             messages_keep_their_order,
             large_and_empty_messages;
         groups:
             splits_of_splits;
         faults:
-            other_lengths_and_types_are_shown_from_both_sides,
-            a_rank_that_does_not_come_is_named,
+            different_lengths_and_types_are_reported_with_both_sides,
+            a_missing_rank_is_named,
             a_rank_that_leaves_is_named,
-            an_abort_reaches_everybody,
-            a_panic_reaches_everybody;
+            an_abort_reaches_every_rank,
+            a_panic_reaches_every_rank;
     }
 }

@@ -1,6 +1,6 @@
-//! What only a group with devices has: faults of NCCL, buffers in two places, and that all is given back.
+//! Tests specific to groups with devices: faults of NCCL, buffers on host and device, and release of all resources.
 //!
-//! One test at a time: what is to go wrong in the mock is said for all of it.
+//! The tests run one at a time, because the mock's faults are global to the process.
 #![cfg(feature = "cuda")]
 
 #[path = "../../../cuda/tests/mock/mod.rs"]
@@ -16,24 +16,24 @@ use zero_nccl::DeviceVector;
 
 use mock::device_of;
 
-/// The test that runs now, if there is something to run it on.
+/// Returns the lock of the running test; `None` if neither the mock nor a device is available.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     mock::ready().then_some(alone)
 }
 
-/// As `alone`, for two ranks.
+/// Like `alone`, for tests with two ranks.
 fn alone_in_pairs() -> Option<MutexGuard<'static, ()>> {
     mock::connects(2).then(alone).flatten()
 }
 
-/// As `alone`, for what real devices cannot be told to do.
+/// Like `alone`, for faults that only the mock can produce.
 fn alone_with_the_mock() -> Option<MutexGuard<'static, ()>> {
     mock::only_the_mock().then(alone).flatten()
 }
 
-/// A fault of the mock's, until it is dropped.
+/// A fault of the mock, active until it is dropped.
 struct Fault(&'static CStr);
 
 impl Fault {
@@ -49,7 +49,7 @@ impl Drop for Fault {
     }
 }
 
-/// Runs `rank` on threads with a group over NCCL each; results in rank order.
+/// Runs `rank` on `size` threads, each with its own rank of a group over NCCL. Returns the results in rank order.
 fn run<T: Send>(size: usize, timeout: Duration, rank: impl Fn(&dyn Communicator, &Arc<Device>) -> T + Sync) -> Vec<T> {
     let options = Options { timeout, ..Options::default() };
     let rank = &rank;
@@ -70,7 +70,7 @@ const PATIENT: Duration = Duration::from_secs(120);
 const IMPATIENT: Duration = Duration::from_secs(2);
 
 fn up(values: Vec<f32>, device: &Arc<Device>) -> Buffer {
-    DeviceVector::upload(&values.into(), device).expect("room").into()
+    DeviceVector::upload(&values.into(), device).expect("device memory").into()
 }
 
 fn down(buffer: Buffer) -> Vec<f32> {
@@ -82,7 +82,7 @@ fn reduce(comm: &dyn Communicator, device: &Arc<Device>) -> Result<Vec<f32>, Com
     comm.all_reduce(up(vec![1.0; 1000], device), ReduceOp::Sum).wait().map(down)
 }
 
-/// Communicators of NCCL's that were not given back.
+/// Returns the number of NCCL communicators that were not released.
 fn live() -> c_long {
     mock::read(c"mock_live")
 }
@@ -96,7 +96,7 @@ fn an_error_of_nccl_reaches_every_rank() {
         let _fault = comm.barrier().wait().map(|()| Fault::of_rank(c"mock_fails_rank", 1));
         comm.barrier().wait().expect("all know of the fault");
         let error = reduce(comm, device).expect_err("rank 1 fails");
-        let later = reduce(comm, device).expect_err("it stays that way");
+        let later = reduce(comm, device).expect_err("the failure is final");
         assert!(matches!(later, CommError::Aborted { by: 1, .. }), "{later}");
         error
     });
@@ -110,7 +110,7 @@ fn an_error_of_nccl_reaches_every_rank() {
 }
 
 #[test]
-fn a_device_that_does_not_go_on_ends_with_the_deadline() {
+fn a_hanging_device_ends_with_the_deadline() {
     let Some(_alone) = alone_with_the_mock() else { return };
     let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
     for size in [2, 4] {
@@ -124,9 +124,10 @@ fn a_device_that_does_not_go_on_ends_with_the_deadline() {
     }
 }
 
-/// What loads kernels while a collective waits for other ranks may wait for it in turn; the mock can be told to refuse that.
+/// Loading a kernel while a collective waits for other ranks may deadlock with that collective; the mock can refuse
+/// such loads.
 #[test]
-fn kernels_that_are_loaded_during_a_collective_are_found() {
+fn kernel_loads_during_a_collective_are_detected() {
     let Some(_alone) = alone_with_the_mock() else { return };
     let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
     mock::set(c"mock_refuse_lazy_loading", 1);
@@ -159,10 +160,10 @@ fn a_rank_that_does_not_connect_ends_with_the_deadline() {
 fn an_abort_on_the_host_ends_what_is_on_the_device() {
     let Some(_alone) = alone_with_the_mock() else { return };
     let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
-    let under_way = Barrier::new(3);
+    let in_flight = Barrier::new(3);
     let errors = run(3, PATIENT, |comm, device| {
         let pending = comm.all_reduce(up(vec![1.0; 10], device), ReduceOp::Sum);
-        under_way.wait();
+        in_flight.wait();
         if comm.rank() == 2 {
             std::thread::sleep(Duration::from_millis(300));
             comm.abort("disk full");
@@ -176,7 +177,7 @@ fn an_abort_on_the_host_ends_what_is_on_the_device() {
 }
 
 #[test]
-fn buffers_are_where_the_group_can_use_them_or_refused() {
+fn buffers_that_the_group_cannot_use_are_refused() {
     let Some(_alone) = alone_in_pairs() else { return };
     let devices = Device::count().expect("a driver");
     run(2, PATIENT, |comm, device| {
@@ -190,7 +191,7 @@ fn buffers_are_where_the_group_can_use_them_or_refused() {
         for error in refused.into_iter().chain(stranger) {
             assert!(matches!(error, Some(CommError::Invalid { .. })), "{error:?}");
         }
-        // On the host as before, and on the device, in one sequence.
+        // On the host as before and on the device, in one sequence.
         let host = comm.all_reduce(floats(), ReduceOp::Sum);
         let on_device = comm.all_reduce(up(vec![1.0; 4], device), ReduceOp::Sum);
         let host = host.wait().expect("reduced");
@@ -198,7 +199,7 @@ fn buffers_are_where_the_group_can_use_them_or_refused() {
         assert_eq!(on_device.wait().map(down), Ok(vec![2.0; 4]));
         assert_eq!(comm.stats()[Operation::AllReduce].calls, 2);
         assert!(matches!(
-            comm.all_reduce(up(vec![], device), ReduceOp::Sum).wait().expect("nothing is fine").into_f32(),
+            comm.all_reduce(up(vec![], device), ReduceOp::Sum).wait().expect("an empty buffer is valid").into_f32(),
             Err(CommError::OnDevice { .. })
         ));
     });
@@ -209,7 +210,7 @@ fn buffers_are_where_the_group_can_use_them_or_refused() {
 }
 
 #[test]
-fn one_rank_with_a_buffer_elsewhere_is_a_mismatch() {
+fn buffers_on_host_and_device_are_a_mismatch() {
     let Some(_alone) = alone_in_pairs() else { return };
     let errors = run(2, PATIENT, |comm, device| {
         let buffer = if comm.rank() == 0 { up(vec![1.0; 4], device) } else { vec![1f32; 4].into() };
@@ -222,7 +223,7 @@ fn one_rank_with_a_buffer_elsewhere_is_a_mismatch() {
 }
 
 #[test]
-fn a_group_of_one_has_its_own_values() {
+fn collectives_of_one_rank_return_its_own_values() {
     let Some(_alone) = alone() else { return };
     run(1, PATIENT, |comm, device| {
         let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
@@ -247,7 +248,7 @@ fn a_buffer_on_a_device_is_copied_and_compared_by_value() {
         for length in [0, 1, 1000] {
             let mut host = Buffer::zeros(dtype, length);
             host.as_bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 50) as u8);
-            let vector = || DeviceVector::upload(&host, &device).expect("room");
+            let vector = || DeviceVector::upload(&host, &device).expect("device memory");
             let buffer = DeviceBuffer::new(vector());
             let copy = buffer.clone();
             assert_eq!(copy, buffer);
@@ -256,16 +257,16 @@ fn a_buffer_on_a_device_is_copied_and_compared_by_value() {
             assert_eq!(back.download().as_ref(), Ok(&host));
             if length > 0 {
                 host.as_bytes_mut()[0] ^= 1;
-                assert_ne!(DeviceBuffer::new(DeviceVector::upload(&host, &device).expect("room")), buffer);
+                assert_ne!(DeviceBuffer::new(DeviceVector::upload(&host, &device).expect("device memory")), buffer);
             }
         }
     }
 }
 
 #[test]
-fn the_inventory_has_every_device_with_whom_it_reaches() {
+fn the_inventory_lists_every_device_and_its_peers() {
     let Some(_alone) = alone_with_the_mock() else { return };
-    let found = inventory().expect("the mock's");
+    let found = inventory().expect("the inventory of the mock");
     assert_eq!((found.driver, found.nccl, found.devices.len()), ((13, 0), Ok((2, 28, 9)), 8));
     for (ordinal, device) in found.devices.iter().enumerate() {
         assert_eq!((device.name.as_str(), device.capability), (format!("mock {ordinal}").as_str(), (9, 0)));

@@ -1,4 +1,5 @@
-//! Carries out what a group wants of a device: connects when it is first needed, starts, and waits with the deadline of the operation.
+//! Runs a group's operations on a device: connects on first use, starts the operation, and waits for it until the
+//! deadline.
 
 use std::mem::forget;
 use std::sync::Arc;
@@ -11,28 +12,29 @@ use crate::inquiry::{Inquest, Topic};
 use crate::signature::Signature;
 use crate::step::Deadline;
 
-/// A rank's end of a connection between the devices of a group, or of two of its ranks.
+/// A rank's end of a device connection, between all ranks of a group or two of them.
 pub(crate) struct DeviceEnd {
     pub(crate) fabric: Arc<dyn DeviceFabric>,
     pub(crate) health: Arc<Health>,
     pub(crate) topic: Topic,
-    /// Rank here, and all ranks of the world that are connected, by rank here.
+    /// This end's rank within the connection.
     pub(crate) rank: usize,
+    /// The global ranks of all ends, by rank within the connection.
     pub(crate) members: Vec<usize>,
-    /// Once it is connected.
+    /// `None` until connected.
     pub(crate) lane: Option<Box<dyn DeviceLane>>,
 }
 
-/// How long a wait looks again and again before it sleeps between looks: a small operation is done sooner than a thread wakes.
+/// How long a wait polls without sleeping: a small operation completes sooner than a sleeping thread wakes up.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_micros(50);
-/// How often a wait looks whether the job is whole.
+/// How often a wait checks whether the job has failed.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl DeviceEnd {
-    /// Carries out an operation to which all ranks have come. `tell` hands the invitation of the first rank to the others; it is needed once.
-    /// The buffers come back, unless the device may still be using them: then they are lost for good, which is better than to have them
-    /// written to when they are something else.
+    /// Runs an operation that all ranks have reached. `tell` sends the first rank's invitation to the others; it is
+    /// called only when connecting. The buffers are returned unless the device may still be using them. In that case
+    /// they are leaked, because the device could otherwise write to memory that has been reused.
     pub(crate) fn carry_out<B>(
         &mut self,
         buffers: B,
@@ -51,7 +53,8 @@ impl DeviceEnd {
                 Ok(buffers)
             }
             Err(failure) => {
-                // First the others, so that they do not take our leaving for the cause, nor wait while this rank aborts.
+                // Tell the other ranks first, so that they neither take this rank's leaving for the cause nor wait
+                // while it aborts.
                 self.health.end_because(&failure, signature, deadline.timeout);
                 if !lane.abort() {
                     forget(buffers);
@@ -61,12 +64,12 @@ impl DeviceEnd {
         }
     }
 
-    /// Nothing is carried out afterwards.
+    /// Leaves the connection. No operation runs afterwards.
     pub(crate) fn leave(&mut self) {
         match (&mut self.lane, self.health.check()) {
             (None, _) => {}
             (Some(lane), Ok(())) => lane.leave(),
-            // Nobody is waited for any more.
+            // The job has failed, so there is no peer to wait for.
             (Some(lane), Err(_)) => {
                 lane.abort();
                 self.lane = None;
@@ -99,7 +102,7 @@ impl DeviceEnd {
         Ok(())
     }
 
-    /// Waits for the device. All ranks have come, so any of them may be the one who does not go on.
+    /// Waits for the device. All ranks have reached the operation, so any of them may be the one that has stopped.
     fn wait(&self, lane: &mut dyn DeviceLane, deadline: Deadline) -> Result<(), Failure> {
         let own = self.members[self.rank];
         let peers: Vec<usize> = self.members.iter().copied().filter(|member| *member != own).collect();
@@ -124,8 +127,9 @@ impl DeviceEnd {
         }
     }
 
-    /// What a device or its library says ends the job. If that happened because the job has ended, the reason of that says more; it may still
-    /// be on its way.
+    /// Turns an error of the device or its library into the failure that ends the job. If the error is only a
+    /// consequence of the job's end, that end's cause is more informative; it may still be in flight, so this waits up
+    /// to [`GRACE`] for it.
     fn failure(&self, error: &str) -> Failure {
         let until = Instant::now() + GRACE;
         while Instant::now() < until {
@@ -139,5 +143,5 @@ impl DeviceEnd {
     }
 }
 
-/// How long the reason of an end may take to come.
+/// How long the cause of the job's end may take to arrive.
 const GRACE: Duration = Duration::from_millis(500);

@@ -1,9 +1,10 @@
-//! Buffers in the memory of devices, and what a way between devices must be able to do.
+//! Buffers in device memory, and the traits that a transport between devices implements.
 //!
-//! This crate knows no device. Whoever does, such as `zero-nccl`, gives [`Communicator::with_devices`](crate::Communicator::with_devices) a
-//! [`DeviceFabric`]. The group then carries out an operation on a [`DeviceBuffer`] in two parts: its ranks meet over their own transport
-//! in the name of that operation, which finds who is missing and who wants something else; then each starts it on its device and waits until
-//! the device is done, with the deadline of every other operation.
+//! This crate has no device code. A crate that does, such as `zero-nccl`, passes a [`DeviceFabric`] to
+//! [`Communicator::with_devices`](crate::Communicator::with_devices). The group then runs an operation on a
+//! [`DeviceBuffer`] in two parts. First its ranks synchronize over their host transport under that operation's
+//! signature, which detects missing ranks and mismatched calls. Then each rank starts the operation on its device and
+//! waits until the device is done, with the same deadline as any other operation.
 #![allow(unsafe_code)]
 
 mod end;
@@ -19,61 +20,61 @@ pub(crate) use end::DeviceEnd;
 /// Values in the memory of a device.
 ///
 /// # Safety
-/// At `address` there must be `len` elements of `dtype` in the memory of the device, which nobody else uses as long as this lives:
-/// devices read and write there by themselves.
+/// `address` must point to `len` elements of `dtype` in the memory of the device, which no other code uses while this
+/// value lives: devices read and write there asynchronously.
 pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
-    /// The element type.
+    /// Returns the element type.
     fn dtype(&self) -> Dtype;
 
-    /// Number of elements.
+    /// Returns the number of elements.
     fn len(&self) -> usize;
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number of the device.
+    /// Returns the index of the device.
     fn device(&self) -> usize;
 
-    /// Where the elements begin, for the device. Anything where there are none.
+    /// Returns the device address of the first element; any value if there are no elements.
     fn address(&self) -> u64;
 
-    /// The event, as the device's library has it (a `CUevent`), after which the elements are what they should be; `None` if they are already.
-    /// It must live as long as this.
+    /// Returns the event of the device's library (a `CUevent`) that is recorded after the elements' values are written;
+    /// `None` if they are written already. The event must live as long as this value.
     fn written(&self) -> Option<u64>;
 
-    /// A copy in the memory of the host.
+    /// Copies the values to host memory.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     fn to_host(&self) -> Result<Buffer, String>;
 
-    /// A copy on the device.
+    /// Copies the values to new memory on the device.
     ///
     /// # Errors
-    /// What the device says: that its memory does not suffice.
+    /// The device's error, for example out of memory.
     fn duplicate(&self) -> Result<Box<dyn DeviceMemory>, String>;
 }
 
-/// The owner of values in the memory of a device.
+/// Owns values in the memory of a device.
 pub struct DeviceBuffer(Box<dyn DeviceMemory>);
 
 impl DeviceBuffer {
-    /// Takes the values over.
+    /// Takes ownership of the values.
     pub fn new(memory: impl DeviceMemory) -> DeviceBuffer {
         DeviceBuffer(Box::new(memory))
     }
 
-    /// What is known of them.
+    /// Returns the memory that holds the values.
     pub fn memory(&self) -> &dyn DeviceMemory {
         &*self.0
     }
 
-    /// What was handed in, or the buffer if that was something else.
+    /// Returns the memory that was passed to [`new`](DeviceBuffer::new).
     ///
     /// # Errors
-    /// The values are no `T`.
+    /// Returns the buffer unchanged if the memory is not a `T`.
     pub fn downcast<T: DeviceMemory>(self) -> Result<T, DeviceBuffer> {
         if (&*self.0 as &dyn Any).is::<T>() {
             let memory: Box<dyn Any> = self.0;
@@ -83,17 +84,17 @@ impl DeviceBuffer {
     }
 }
 
-/// On the device.
+/// Copies the values on the device.
 ///
 /// # Panics
-/// If the memory of the device does not suffice, as a `Vec` does where that of the host does not.
+/// If the device runs out of memory, as a `Vec` does when the host runs out.
 impl Clone for DeviceBuffer {
     fn clone(&self) -> DeviceBuffer {
         DeviceBuffer(self.0.duplicate().unwrap_or_else(|error| panic!("no copy of {self:?}: {error}")))
     }
 }
 
-/// Element by element, on the host. What cannot be copied there equals nothing.
+/// Compares element by element on the host. Buffers that cannot be copied to the host are never equal.
 impl PartialEq for DeviceBuffer {
     fn eq(&self, other: &DeviceBuffer) -> bool {
         matches!((self.0.to_host(), other.0.to_host()), (Ok(here), Ok(there)) if here == there)
@@ -106,115 +107,120 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// How the device of this rank reaches those of the others.
+/// Connects the device of this rank to the devices of the other ranks.
 pub trait DeviceFabric: Send + Sync {
-    /// What carries the bytes: `nccl`.
+    /// Returns the name of the transport: `nccl`.
     fn transport(&self) -> &'static str;
 
-    /// The number of the device whose memory it can use.
+    /// Returns the index of the device whose memory this fabric can use.
     fn device(&self) -> usize;
 
-    /// One end of a new connection between devices. A group asks for one for its collectives, and for one for its messages with each peer in each
-    /// direction, when they are first needed.
+    /// Creates one end of a new connection between devices. A group requests one for its collectives and one per peer
+    /// and direction for messages, each on first use.
     ///
     /// # Errors
-    /// What the device or its library says.
+    /// The error of the device or its library.
     fn lane(&self) -> Result<Box<dyn DeviceLane>, String>;
 }
 
-/// Bytes of an invitation to a connection.
+/// Size of an invitation to a connection in bytes.
 pub const INVITATION: usize = 128;
 
-/// One end of a connection between devices, which does one thing at a time. Called from any thread, one at a time.
+/// One end of a connection between devices, which runs one operation at a time. Methods may be called from any thread,
+/// but never concurrently.
 pub trait DeviceLane: Send {
-    /// What all who connect must know: the first of them makes it, the others are told.
+    /// Creates the data that every end needs in order to connect. The first end calls this; the group sends the result
+    /// to the others.
     ///
     /// # Errors
-    /// What the device or its library says.
+    /// The error of the device or its library.
     fn invitation(&mut self) -> Result<[u8; INVITATION], String>;
 
-    /// Begins to connect `size` ends, of which this is number `rank`. Done when [`poll`](DeviceLane::poll) says so.
+    /// Starts connecting `size` ends, of which this one is `rank`. The connection is ready when
+    /// [`poll`](DeviceLane::poll) returns `true`.
     ///
     /// # Errors
-    /// What the device or its library says.
+    /// The error of the device or its library.
     fn connect(&mut self, invitation: &[u8; INVITATION], rank: usize, size: usize) -> Result<(), String>;
 
-    /// Begins an operation. Its buffers live until `poll` says that it is done, or `abort` that nobody uses them any more.
+    /// Starts an operation. Its buffers stay alive until `poll` returns `true`, or until `abort` reports that the
+    /// device no longer uses them.
     ///
     /// # Errors
-    /// What the device or its library says.
+    /// The error of the device or its library.
     fn start(&mut self, work: &DeviceWork<'_>) -> Result<(), String>;
 
-    /// Whether what was begun last is done. Does not block.
+    /// Returns whether the connection or operation started last is complete. Does not block.
     ///
     /// # Errors
-    /// What went wrong with it.
+    /// The error that the operation ended with.
     fn poll(&mut self) -> Result<bool, String>;
 
-    /// Ends what was begun, here and with the others. Whether the device has let go of the buffers; it must within some seconds. Nothing is begun
-    /// afterwards.
+    /// Aborts the connection or operation in flight, on this rank and its peers. Returns whether the device has stopped
+    /// using the buffers; it must do so within seconds. No operation is started afterwards.
     fn abort(&mut self) -> bool;
 
-    /// Begins to leave; does not block. Nothing is begun afterwards. The drop waits for a while until the others have all that was sent to
-    /// them: a rank with several connections begins to leave all before it waits for one.
+    /// Starts to leave the connection, without blocking. No operation is started afterwards. Dropping the lane waits a
+    /// limited time for the peers to receive what was sent to them, so a rank with several connections calls `leave` on
+    /// all of them before it drops the first.
     fn leave(&mut self);
 }
 
-/// An operation on the memory of a device. Ranks are those of the connection.
+/// An operation on device memory. Ranks are those of the connection.
 #[derive(Debug)]
 pub enum DeviceWork<'a> {
-    /// The reduction of all ranks' buffers, on all ranks.
+    /// Reduces the buffers of all ranks, in place on all ranks.
     AllReduce {
-        /// What is reduced, and where the result goes.
+        /// The input and the result.
         buffer: &'a dyn DeviceMemory,
-        /// How.
+        /// The reduction.
         op: ReduceOp,
     },
-    /// All ranks' shards, one after another, on all ranks.
+    /// Concatenates the shards of all ranks, on all ranks.
     AllGather {
-        /// This rank's.
+        /// This rank's shard.
         shard: &'a dyn DeviceMemory,
-        /// Where all go.
+        /// The shards of all ranks.
         output: &'a dyn DeviceMemory,
         /// Elements of each rank's shard.
         counts: &'a [usize],
     },
-    /// Each rank's range of the reduction of all inputs.
+    /// Reduces the inputs of all ranks; each rank gets its range of the result.
     ReduceScatter {
-        /// What is reduced, which stays as it is.
+        /// The input, which stays unchanged.
         input: &'a dyn DeviceMemory,
-        /// Where this rank's range goes.
+        /// This rank's range of the result.
         shard: &'a dyn DeviceMemory,
         /// Elements of each rank's range.
         counts: &'a [usize],
-        /// How.
+        /// The reduction.
         op: ReduceOp,
     },
-    /// The buffer of one rank, on all ranks.
+    /// Copies the buffer of one rank to all ranks.
     Broadcast {
-        /// What is sent, or where it goes.
+        /// The data to send on the root, the destination elsewhere.
         buffer: &'a dyn DeviceMemory,
-        /// Whose.
+        /// The rank whose buffer is copied.
         root: usize,
     },
-    /// A message.
+    /// Sends a message.
     Send {
-        /// What is sent.
+        /// The data to send.
         buffer: &'a dyn DeviceMemory,
-        /// To whom.
+        /// The receiving rank.
         to: usize,
     },
-    /// A message.
+    /// Receives a message.
     Recv {
-        /// Where it goes.
+        /// The destination.
         buffer: &'a dyn DeviceMemory,
-        /// From whom.
+        /// The sending rank.
         from: usize,
     },
 }
 
 impl DeviceWork<'_> {
-    /// All buffers of the operation.
+    /// Returns all buffers of the operation.
     pub fn buffers(&self) -> Vec<&dyn DeviceMemory> {
         match *self {
             DeviceWork::AllReduce { buffer, .. }

@@ -1,4 +1,4 @@
-//! The operations on buffers in the memory of devices: the ranks meet in the name of the operation, then their devices carry it out.
+//! Operations on device buffers: the ranks synchronize over the host fabric, then their devices run the operation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::stats::Sent;
 use crate::step::{Carried, Deadline, Inbox, Membership, Outbox, Step, even_counts};
 
 impl Group {
-    /// Where the buffers of an operation are, or why they cannot take part in one.
+    /// Returns where the buffers of an operation are, or why they cannot take part in one.
     pub(super) fn place(&self, buffers: &[&Buffer]) -> Result<BufferKind, String> {
         let on_device = |buffer: &&Buffer| match buffer {
             Buffer::Device(buffer) => Some(buffer.memory().device()),
@@ -36,7 +36,8 @@ impl Group {
         }
     }
 
-    /// The end of the messages with a peer, in the direction of the operation. The sender is the first of the two.
+    /// Returns this rank's end of the device connection for messages with a peer, in the direction of `operation`. The
+    /// sender has rank 0 of the two.
     pub(super) fn device_end(&self, operation: Operation, peer: usize, waiters: &Arc<Waiters>) -> Option<DeviceEnd> {
         let Membership { group, rank: own, ref members, .. } = *self.membership();
         let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };
@@ -194,7 +195,7 @@ fn memory(buffer: &Buffer) -> &dyn DeviceMemory {
     }
 }
 
-/// A step of the host's, in the name of an operation.
+/// Builds a host step that carries the signature of a device operation.
 fn step<'a>(
     signature: &Signature,
     buffer: &'a mut [u8],

@@ -1,14 +1,14 @@
-//! Which ranks of a group add up among themselves before others see their sum.
+//! Determines which ranks of a group form a partial sum before other ranks see it.
 //!
-//! A sum has one order, the binary tree over the ranks. So ranks of one host may only form a partial sum if that is a node of
-//! the tree: a *cell* is a run of neighbouring ranks on one host that is one node. Four ranks a host on two hosts are two cells;
-//! three and three are the cells 0–1, 2, 3 and 4–5, because the tree wants 2 + 3 before anything else of either. The fewer cells,
-//! the less goes between hosts; launchers number the ranks host by host, and hosts with a power of two of ranks are one cell
-//! each.
+//! Every sum uses the binary tree over the ranks, so ranks of one host may form a partial sum only if it is a node of
+//! that tree. A *cell* is a run of consecutive ranks on one host that forms one node. Two hosts with four ranks each
+//! form two cells. Two hosts with three ranks each form the cells 0–1, 2, 3 and 4–5, because the tree combines 2 and 3
+//! before either is combined with anything else. Fewer cells mean less traffic between hosts. Launchers number ranks
+//! host by host, so hosts with a power of two of ranks are one cell each.
 
 use std::ops::Range;
 
-/// The cells of a group, in rank order, given the host of each rank.
+/// Returns the cells of a group, in rank order, given the host of each rank.
 pub(crate) fn cells(hosts: &[&str]) -> Vec<Range<usize>> {
     let size = hosts.len();
     let mut cells = Vec::new();
@@ -22,9 +22,10 @@ pub(crate) fn cells(hosts: &[&str]) -> Vec<Range<usize>> {
     cells
 }
 
-/// Ranks of the largest node of the tree over `size` ranks that begins at `start` and has at most `limit` ranks.
+/// Returns the size of the largest node of the tree over `size` ranks that starts at `start` and has at most `limit`
+/// ranks.
 fn node(start: usize, limit: usize, size: usize) -> usize {
-    // What is left at the end is one node if a whole one of the next power of two could begin here.
+    // The remaining ranks form one node if `start` is a multiple of their number, rounded up to a power of two.
     let rest = size - start;
     if rest <= limit && start.is_multiple_of(rest.next_power_of_two()) {
         return rest;
@@ -63,7 +64,7 @@ mod tests {
         assert_eq!(lengths(&[2, 6]), [2, 2, 4]);
     }
 
-    /// The nodes of the tree, level by level.
+    /// Returns all nodes of the tree, level by level.
     fn nodes(size: usize) -> Vec<Range<usize>> {
         let mut level: Vec<Range<usize>> = (0..size).map(|rank| rank..rank + 1).collect();
         let mut all = level.clone();

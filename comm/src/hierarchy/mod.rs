@@ -1,10 +1,12 @@
-//! Collectives of a group on several hosts: within a host over shared memory, between hosts once for all ranks of each.
+//! Collectives of a group on several hosts: over shared memory within a host, and over the network with one copy per
+//! host.
 //!
-//! The group is cut into [`cells`]. A vector is cut into as many slices as the smallest cell has ranks, and the ranks with the
-//! same place in their cells, a *rail*, move one slice between the cells. So an all_reduce is: every cell reduces, each rank
-//! its slice; every rail reduces its slice over the cells; every cell gathers the slices. What goes between hosts is what flat
-//! collectives between as many ranks as there are cells would send, and the bits are those of the flat tree, as a cell is a node
-//! of it. 16-bit floats are added up in f32 on the whole way and rounded once.
+//! The group is divided into [`cells`]. A vector is divided into as many slices as the smallest cell has ranks. The
+//! ranks with the same index in their cells form a *rail*, which moves one slice between the cells. An all_reduce has
+//! three phases: every cell reduces, each rank its slice; every rail reduces its slice over the cells; every cell
+//! gathers the slices. The traffic between hosts is that of flat collectives with one rank per cell. The result is
+//! bit-identical to the flat tree because a cell is a node of that tree. 16-bit floats are summed in f32 throughout and
+//! rounded once.
 
 mod cells;
 
@@ -20,17 +22,17 @@ pub(crate) use cells::cells;
 
 /// One rank's end of a group on several hosts.
 pub(crate) struct Hierarchy {
-    /// The cells of the group, in ranks of the group; more than one.
+    /// The cells as ranges of group ranks; at least two.
     pub(crate) cells: Vec<Range<usize>>,
     /// This rank in the group.
     pub(crate) rank: usize,
-    /// The ranks of this rank's cell.
+    /// The collectives of this rank's cell.
     pub(crate) cell: Box<dyn Collective>,
-    /// The ranks with the same place in their cells; `None` where some cell has no such place.
+    /// The collectives of this rank's rail; `None` if some cell has no rank with this index.
     pub(crate) rail: Option<Box<dyn Collective>>,
 }
 
-/// Places in a cell that every cell has.
+/// Returns the number of rails: the size of the smallest cell.
 pub(crate) fn rails(cells: &[Range<usize>]) -> usize {
     cells.iter().map(ExactSizeIterator::len).min().unwrap_or(0)
 }
@@ -77,7 +79,7 @@ impl Task {
         Step { reduce: self.reduce, ..self.gather(buffer, ranges) }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes; 1 without a reduction.
     fn unit(&self) -> usize {
         self.reduce.map_or(1, |reduce| reduce.dtype.size())
     }
@@ -116,13 +118,14 @@ impl Hierarchy {
         let Step { buffer, shard, ranges, .. } = step;
         let shard = shard.unwrap_or_default();
         let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
-        // In cells of one size a rank's slice of a cell's ranges is the range of the rank in its place.
+        // If all cells have the same size, each rank's slice of a cell is exactly the range of the rank with the same
+        // index.
         let even = self.cells.iter().all(|cell| cell.len() == rails);
         let slices = |cell: &Range<usize>| match even {
             true => ranges[cell.clone()].to_vec(),
             false => cut(&region(&ranges, cell), rails, task.unit()),
         };
-        // What this rank's cell adds up for this rank's rail: one slice for each cell.
+        // The sums that this rank's cell computes for this rank's rail: one slice per cell.
         let mut end = 0;
         let mut sums_at = Vec::new();
         for cell in &self.cells {
@@ -157,7 +160,7 @@ impl Hierarchy {
         Ok(carried)
     }
 
-    /// Also a broadcast: then one rank has it all.
+    /// Runs an all_gather or a broadcast, in which one rank owns the whole vector.
     fn gather(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let task = Task::of(&step);
         let Step { buffer, ranges, .. } = step;
@@ -180,7 +183,7 @@ impl Hierarchy {
         Ok(carried)
     }
 
-    /// A reduction of 16-bit floats, as one of f32: partial sums must not be rounded.
+    /// Runs a reduction of 16-bit floats as one of f32, because partial sums must not be rounded.
     fn widened(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let Some(Reduction { op, dtype }) = step.reduce else { return self.run(step) };
         let mut wide = tree::widened(dtype, step.buffer);
@@ -203,12 +206,12 @@ impl Hierarchy {
         Ok(carried)
     }
 
-    /// This rank's cell.
+    /// Returns the index of this rank's cell.
     fn own(&self) -> usize {
         self.cells.partition_point(|cell| cell.end <= self.rank)
     }
 
-    /// This rank's place in its cell.
+    /// Returns this rank's index in its cell.
     fn place(&self) -> usize {
         self.rank - self.cells[self.own()].start
     }
@@ -218,18 +221,18 @@ impl Hierarchy {
     }
 }
 
-/// Slices by rank of a cell: one for each rail, nothing for the others.
+/// Returns the slices by rank of a cell: one per rail, empty for the remaining ranks.
 fn one_each(slices: &[Range<usize>], ranks: usize) -> Vec<Range<usize>> {
     let slice = |rank| slices.get(rank).cloned().unwrap_or(0..0);
     (0..ranks).map(slice).collect()
 }
 
-/// What the ranks of a cell have, whose ranges follow one another.
+/// Returns the region that covers the consecutive ranges of a cell's ranks.
 fn region(ranges: &[Range<usize>], cell: &Range<usize>) -> Range<usize> {
     ranges[cell.start].start..ranges[cell.end - 1].end
 }
 
-/// A range in parts of whole elements that differ by at most one.
+/// Divides a range into parts of whole elements whose lengths differ by at most one element.
 fn cut(range: &Range<usize>, parts: usize, unit: usize) -> Vec<Range<usize>> {
     let parts = consecutive(even_counts(range.len() / unit, parts), unit);
     parts.into_iter().map(|part| part.start + range.start..part.end + range.start).collect()

@@ -1,13 +1,13 @@
-//! Where the ranks of a job meet, and what tells this job from others.
+//! Finds the rendezvous of a job and the values that tell this job from others.
 
 use sha2::{Digest, Sha256};
 
 use super::{Environment, LauncherEnvironmentError, slurm};
 
-/// The port that PyTorch's launchers use too.
+/// The default port of PyTorch's launchers.
 pub(super) const DEFAULT_PORT: u16 = 29500;
 
-/// Azure's batch service gives `host:port` in one variable.
+/// Azure's batch service puts `host:port` into one of these variables.
 const AZURE: [&str; 2] = ["AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"];
 
 pub(super) fn address(
@@ -55,24 +55,26 @@ pub(super) fn port(environment: &Environment) -> Result<u16, LauncherEnvironment
             return parse(name, port);
         }
     }
-    // Two jobs on one host should not meet on the same port. Ray keeps 10002 to 19999 for its workers.
+    // Derive the port from the job id so that two jobs on one host use different ports. Ray reserves 10002 to 19999 for
+    // its workers.
     let job = ["SLURM_JOB_ID", "PMI_JOBID", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| environment.get(name));
     Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job) % 9000) as u16))
 }
 
-/// What torchrun says when its agent serves the store, and so does our launcher. Ray Train's does too and does not say so.
+/// Returns whether the launcher serves the store. torchrun sets this variable when its agent does, and so does our
+/// launcher. Ray Train serves a store without setting the variable.
 pub(super) fn store_is_served(environment: &Environment) -> bool {
     environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| matches!(value.as_str(), "True" | "true" | "1"))
 }
 
 pub(super) fn attempt(environment: &Environment) -> Result<u32, LauncherEnvironmentError> {
-    // Our own launcher's is the innermost: it may itself run inside of a job of Slurm.
+    // The variable of our own launcher comes first, as the innermost: it may itself run inside a Slurm job.
     let found =
         environment.first_number(&["ZERO_TRAIN_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;
     Ok(found.map_or(0, |(_, attempt)| attempt as u32))
 }
 
-/// The launcher's name for the job. A step of a Slurm allocation is a job of its own.
+/// Returns the launcher's name for the job. Each step of a Slurm allocation is a job of its own.
 pub(super) fn run_id(environment: &Environment) -> String {
     if let Some(run) = ["ZERO_TRAIN_RUN_ID", "TORCHELASTIC_RUN_ID"].iter().find_map(|name| environment.get(name)) {
         return run;

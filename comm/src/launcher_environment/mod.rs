@@ -1,7 +1,7 @@
-//! Where this process stands among the ranks of its job, read from the environment that a launcher has made.
+//! Reads this process's rank and the job's size from the environment that the launcher sets.
 //!
-//! No flag is needed under torchrun, deepspeed, mpirun, MPICH's hydra, srun, Ray, Spark or Kubernetes; each has its own
-//! variables. The first row that matches wins, and `source` says which:
+//! No flag is needed under torchrun, deepspeed, mpirun, MPICH's hydra, srun, Ray, Spark or Kubernetes; each sets its
+//! own variables. The first row that matches wins, and `source` names the variables used:
 //!
 //! | condition | rank and size | local rank and size |
 //! |---|---|---|
@@ -9,92 +9,93 @@
 //! | OpenMPI | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
 //! | PMI (MPICH, Intel MPI, hydra) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, … |
 //! | a Slurm step | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
-//! | `RANK` and `WORLD_SIZE` alone | those | 0, 1 |
-//! | nothing, or `WORLD_SIZE=1` alone | 0, 1 | 0, 1 |
+//! | only `RANK` and `WORLD_SIZE` | `RANK`, `WORLD_SIZE` | 0, 1 |
+//! | none of these, or only `WORLD_SIZE=1` | 0, 1 | 0, 1 |
 //!
-//! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. The script of a batch job has
-//! `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not mean that there are others, but
-//! `RANK` or a larger `WORLD_SIZE` does: where one of the two is missing, that is an error, and not a world of one.
+//! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. The script of a
+//! batch job has `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not imply other
+//! ranks, but `RANK` or a `WORLD_SIZE` above 1 does: if only one of the two is set, that is an error, not a job of one
+//! rank.
 
 mod master;
 mod slurm;
 
-/// Where a process stands.
+/// The place of a process in its job: rank, sizes and rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LauncherEnvironment {
-    /// This rank, `0..world_size`.
+    /// This process's rank, in `0..world_size`.
     pub rank: usize,
-    /// Number of ranks of the job.
+    /// Number of ranks in the job.
     pub world_size: usize,
-    /// This rank among those of its host. Where the launcher does not say, 0.
+    /// Rank among the ranks of this host; 0 if the launcher does not set it.
     pub local_rank: usize,
-    /// Number of ranks on this host. Where the launcher does not say, 1.
+    /// Number of ranks on this host; if the launcher does not set it, `local_rank + 1`.
     pub local_world_size: usize,
-    /// Host on which the ranks meet.
+    /// Host of the rendezvous.
     pub master_addr: String,
-    /// Port on which the ranks meet.
+    /// Port of the rendezvous.
     pub master_port: u16,
-    /// The launcher serves a store on that port, so no rank does.
+    /// Whether the launcher serves a store on that port, so that rank 0 does not.
     pub store_is_served: bool,
-    /// How often the job has been restarted. Ranks of different attempts never meet.
+    /// Number of times the job has been restarted. Ranks of different attempts never connect.
     pub attempt: u32,
     /// Name of the job, the same on all ranks.
     pub run_id: String,
-    /// The variables that decided.
+    /// Names of the variables that determined the ranks.
     pub source: String,
 }
 
-/// Why the environment does not say where this process stands.
+/// Why the environment does not determine this process's rank.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LauncherEnvironmentError {
-    /// A variable that is needed is not set.
+    /// A required variable is not set.
     #[error("{present} is set but {missing} is not: set both, or neither")]
     Missing {
-        /// The variable that announced a launcher.
+        /// The variable that indicates a launcher.
         present: String,
-        /// The one that is needed with it.
+        /// The variable that must be set with it.
         missing: String,
     },
-    /// A variable does not hold what it should.
+    /// The value of a variable is invalid.
     #[error("{variable}={value}: {expected}")]
     Unreadable {
-        /// Its name.
+        /// The variable.
         variable: String,
-        /// Its value.
+        /// The value.
         value: String,
-        /// What was expected.
+        /// What is wrong with the value.
         expected: String,
     },
-    /// The rank is not below the size.
+    /// The rank is not less than the size.
     #[error("{variable}: rank {rank} of {size}")]
     OutOfRange {
-        /// The variable of the rank.
+        /// The variable with the rank.
         variable: String,
-        /// Its value.
+        /// The rank.
         rank: usize,
         /// The number of ranks.
         size: usize,
     },
-    /// Nothing says where the ranks meet.
+    /// No variable says where the rendezvous is.
     #[error("nothing says where the {world_size} ranks meet: set MASTER_ADDR to the host of rank 0 (and MASTER_PORT)")]
     NoMaster {
         /// The number of ranks.
         world_size: usize,
     },
-    /// The variables describe pods, not ranks.
+    /// The variables may count pods instead of ranks.
     #[error(
         "RANK and WORLD_SIZE are set without LOCAL_RANK, and PET_NPROC_PER_NODE={processes}: they may count pods. Start \
          the ranks with torchrun, or one process a pod"
     )]
     AmbiguousPods {
-        /// Processes per pod, as the environment says.
+        /// Processes per pod, from `PET_NPROC_PER_NODE`.
         processes: String,
     },
 }
 
 impl LauncherEnvironment {
-    /// A world of one, which never waits for anybody.
+    /// Returns the environment of a job of one rank, which never waits for other ranks.
     pub fn alone() -> LauncherEnvironment {
         LauncherEnvironment {
             rank: 0,
@@ -110,7 +111,11 @@ impl LauncherEnvironment {
         }
     }
 
-    /// Reads the place from variables; usually `LauncherEnvironment::from_environment(|name| std::env::var(name).ok())`.
+    /// Reads the variables through `lookup`; usually called as
+    /// `LauncherEnvironment::from_environment(|name| std::env::var(name).ok())`.
+    ///
+    /// # Errors
+    /// A variable is missing or invalid, the rank is out of range, or no variable says where the ranks meet.
     pub fn from_environment(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<LauncherEnvironment, LauncherEnvironmentError> {
@@ -222,7 +227,7 @@ fn ranks(
     Ok(Ranks { rank, world_size, local_rank, local_world_size, source: source.join(", ") })
 }
 
-/// Variables by name; an empty one counts as not set.
+/// Looks up variables by name. An empty variable counts as unset.
 struct Environment<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
 }

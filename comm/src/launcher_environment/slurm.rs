@@ -1,6 +1,6 @@
-//! Slurm's two compressed lists: hosts as in `gpu[07-09,12],login` and tasks per node as in `4(x2),3`.
+//! Parses Slurm's two compressed lists: hosts as in `gpu[07-09,12],login` and tasks per node as in `4(x2),3`.
 
-/// The first host of a host list.
+/// Returns the first host of a host list.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (prefix, rest) = list.split_at(end);
@@ -12,7 +12,8 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     if !first.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    // A second bracket, as in rack[1-2]node[1-8], and what follows one.
+    // The suffix may hold a second bracket, as in `rack[1-2]node[1-8]`; the host ends at the first comma outside
+    // brackets.
     let suffix_end = suffix.find(',').filter(|comma| suffix.find('[').is_none_or(|bracket| *comma < bracket));
     match suffix_end.map(|end| &suffix[..end]).unwrap_or(suffix) {
         "" => Some(format!("{prefix}{first}")),
@@ -20,7 +21,7 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     }
 }
 
-/// The number of tasks on the `node`-th node of the step.
+/// Returns the number of tasks on the `node`-th node of the step.
 pub(super) fn tasks_on_node(list: &str, node: usize) -> Option<usize> {
     let mut left = node;
     for part in list.split(',') {

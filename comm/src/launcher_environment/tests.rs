@@ -1,4 +1,4 @@
-//! The table of launchers, row by row.
+//! Tests the table of launchers, row by row.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn torchrun() {
 }
 
 #[test]
-fn a_store_is_served_where_the_launcher_says_so() {
+fn a_store_is_served_if_the_launcher_says_so() {
     let ranks = [("LOCAL_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")];
     for (value, served) in [("True", true), ("False", false), ("", false)] {
         let place = place(&[&ranks[..], &[("TORCHELASTIC_USE_AGENT_STORE", value)]].concat()).expect("ranks");
@@ -116,7 +116,7 @@ fn azure_gives_host_and_port_together() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn errors_name_the_invalid_variable() {
     let missing = place(&[("LOCAL_RANK", "0"), ("RANK", "0")]);
     assert_eq!(
         missing,
@@ -131,7 +131,7 @@ fn what_does_not_fit_is_named() {
 }
 
 #[test]
-fn half_of_a_place_is_no_world_of_one() {
+fn incomplete_rank_variables_are_an_error() {
     let missing = |present: &str, missing: &str| {
         Err(LauncherEnvironmentError::Missing { present: present.into(), missing: missing.into() })
     };

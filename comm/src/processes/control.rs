@@ -1,8 +1,8 @@
-//! One connection between every two processes of the world, on which nothing happens while all is well.
+//! One control connection between every pair of processes, idle as long as the job is healthy.
 //!
-//! When a process ends, however it ends, the kernel closes its connections and every other process sees it, also those whose
-//! lanes sleep on shared memory. A process that leaves in good order says so first. A process that has to stop says why. One
-//! that has waited long asks the others whom they wait for.
+//! When a process ends for any reason, the kernel closes its connections and every other process notices, even if its
+//! lanes sleep on shared memory. A process that leaves in an orderly way sends a goodbye first. A process that has to
+//! stop sends the cause. A process that has waited for long asks the others which ranks they wait for.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -23,15 +23,15 @@ pub(crate) struct Control {
 }
 
 struct Shared {
-    /// By rank of the world.
+    /// By global rank.
     streams: Vec<Option<TcpStream>>,
     board: Arc<Board>,
     registry: Arc<WaitRegistry>,
     leaving: AtomicBool,
 }
 
-/// Time for what a dying process has sent elsewhere to be read, and for its own account of why it ends to arrive, before the
-/// loss ends all operations.
+/// Delay between the loss of a connection and the failure of all operations. It lets data that a dying process sent on
+/// other connections be read, and its own account of the cause arrive.
 const GRACE: Duration = Duration::from_millis(200);
 
 const GOODBYE: u8 = 0;
@@ -50,7 +50,7 @@ impl Control {
     ) -> std::io::Result<Control> {
         for stream in streams.iter().flatten() {
             stream.set_nonblocking(false)?;
-            // The buffers are empty, so this is for a peer that has been stopped, and only then.
+            // The buffers are normally empty, so a write blocks only if the peer's process is stopped.
             stream.set_write_timeout(Some(GRACE))?;
         }
         let shared = Arc::new(Shared { streams, board, registry, leaving: AtomicBool::new(false) });
@@ -76,7 +76,7 @@ impl Drop for Control {
         self.shared.leaving.store(true, Ordering::SeqCst);
         self.shared.tell(&frame(GOODBYE, &[], &[]));
         for stream in self.shared.streams.iter().flatten() {
-            // Ends the monitor's wait; what was written still arrives.
+            // Ends the monitor's wait. Data already written still arrives.
             let _ = stream.shutdown(Shutdown::Both);
         }
         if let Some(monitor) = self.monitor.take() {
@@ -87,7 +87,7 @@ impl Drop for Control {
 
 #[cfg(feature = "fuzzing")]
 impl Control {
-    /// What arrives from rank 1 of 2 in pieces of at most `piece` bytes.
+    /// Parses `bytes` as the frames of rank 1 of 2, in pieces of at most `piece` bytes.
     pub(crate) fn fuzz(bytes: &[u8], piece: usize) {
         let (board, registry) = (Board::new(2), Arc::<WaitRegistry>::default());
         let streams = vec![None, None];
@@ -97,7 +97,7 @@ impl Control {
             peer.unread.extend_from_slice(piece);
             shared.understand(&mut peer);
         }
-        // What is passed on is what was heard, cut to length.
+        // A forwarded cause equals the received one, with its texts truncated.
         if let Some(cause) = board.cause() {
             let (code, payload) = take_frame(&mut encode(cause)).expect("a whole frame");
             let heard = decode(code, &payload).expect("a cause");
@@ -106,10 +106,10 @@ impl Control {
     }
 }
 
-/// What the monitor knows of a peer.
+/// The monitor's state of a peer.
 struct Peer {
     rank: usize,
-    /// Read, but not yet a whole frame.
+    /// Bytes that do not yet form a whole frame.
     unread: Vec<u8>,
     /// When the connection ended without a goodbye.
     ended: Option<Instant>,
@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// Which of the peers have something to read. Sleeps for `limit`, or until there is something.
+    /// Returns the peers whose connections are readable. Waits for at most `limit` until a connection becomes readable.
     fn readable(&self, peers: &[Peer], limit: Option<Duration>) -> Vec<usize> {
         let open = (0..peers.len()).filter(|peer| !peers[*peer].gone && peers[*peer].ended.is_none());
         let watched = open.filter_map(|peer| Some((peer, self.streams[peers[peer].rank].as_ref()?)));
@@ -177,7 +177,7 @@ impl Shared {
         self.understand(peer);
     }
 
-    /// Acts on all whole frames of a peer.
+    /// Handles all whole frames received from a peer.
     fn understand(&self, peer: &mut Peer) {
         while let Some((code, payload)) = take_frame(&mut peer.unread) {
             if code == GOODBYE {
@@ -197,7 +197,7 @@ impl Shared {
     }
 }
 
-/// A frame: code, length of the rest as u16, then ranks as u32 and texts with their length as u16.
+/// Encodes a frame: code, length of the rest as u16, then ranks as u32 and texts preceded by their length as u16.
 fn frame(code: u8, ranks: &[usize], texts: &[&str]) -> Vec<u8> {
     let mut payload = Vec::new();
     for rank in ranks {
@@ -211,7 +211,7 @@ fn frame(code: u8, ranks: &[usize], texts: &[&str]) -> Vec<u8> {
     [&[code], &(payload.len() as u16).to_le_bytes()[..], &payload].concat()
 }
 
-/// Longer accounts are cut.
+/// Maximum length of a text in bytes; longer texts are truncated.
 const MAX_TEXT: usize = 4096;
 
 fn take_frame(unread: &mut Vec<u8>) -> Option<(u8, Vec<u8>)> {
@@ -230,7 +230,7 @@ fn encode(cause: &Cause) -> Vec<u8> {
     }
 }
 
-/// A topic as two numbers of a frame.
+/// Splits a topic into two u32 numbers of a frame.
 fn halves(topic: u64) -> [usize; 2] {
     [(topic >> 32) as usize, (topic & 0xFFFF_FFFF) as usize]
 }
@@ -238,7 +238,7 @@ fn halves(topic: u64) -> [usize; 2] {
 fn answer(topic: u64, wait_state: &WaitState) -> Vec<u8> {
     let topic = halves(topic);
     match wait_state {
-        // As many as fit into a frame.
+        // Truncated to fit into a frame.
         WaitState::Waiting(ranks) => {
             frame(ANSWER_WAITING, &[&topic, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
         }
@@ -246,7 +246,7 @@ fn answer(topic: u64, wait_state: &WaitState) -> Vec<u8> {
     }
 }
 
-/// The topic and the ranks of a question or an answer.
+/// Decodes the topic and the ranks of a question or an answer.
 fn decode_ranks(payload: &[u8]) -> Option<(u64, Vec<usize>)> {
     let (numbers, rest) = payload.as_chunks();
     let mut numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes));
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_and_answers_survive_the_wire() {
+    fn questions_and_answers_round_trip() {
         let topic = 0x0123_4567_89AB_CDEF;
         for ranks in [vec![], vec![0, 70_000], (0..MAX_TEXT).collect()] {
             let mut unread = answer(topic, &WaitState::Waiting(ranks.clone()));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_survive_the_wire_also_in_pieces() {
+    fn causes_round_trip_even_in_pieces() {
         let long = "ä".repeat(MAX_TEXT);
         let causes = [
             Cause::Lost { peer: 3, detail: "gone".into() },

@@ -1,7 +1,8 @@
-//! Ranks as processes: how the groups of a world of processes are connected, by shared memory or TCP.
+//! Ranks as processes: connects the groups of a job over shared memory or TCP.
 //!
-//! A group on one host is connected by TCP first, which is used once, to agree on a segment of shared memory, and closed. A group
-//! on several hosts consists of smaller groups, cells and rails ([`Hierarchy`]), and connections for messages.
+//! A group on one host first connects over TCP, uses that connection once to agree on a shared-memory segment, and
+//! closes it. A group on several hosts consists of smaller groups, cells and rails (see [`Hierarchy`]), plus
+//! connections for messages.
 
 mod control;
 
@@ -23,19 +24,19 @@ use crate::tcp::{Hub, Purpose, TcpWires};
 
 pub(crate) use control::Control;
 
-/// What the groups of a process have in common.
+/// State shared by all groups of a process.
 pub(crate) struct World {
     pub(crate) hub: Hub,
     pub(crate) health: Arc<Health>,
-    /// By rank of the world: equal where shared memory is possible.
+    /// Host by global rank. Ranks with equal hosts can share memory.
     pub(crate) hosts: Vec<String>,
     pub(crate) transport: Transport,
     pub(crate) arenas: PeerArenas,
-    /// For connecting a group.
+    /// Timeout for connecting a group.
     pub(crate) timeout: Duration,
 }
 
-/// One group's connections.
+/// The connections of one group.
 pub(crate) struct Processes {
     world: Arc<World>,
     membership: Membership,
@@ -50,21 +51,21 @@ enum Links {
 
 /// The parts of a group on several hosts.
 struct Hosts {
-    /// In ranks of the group.
+    /// The cells as ranges of group ranks.
     cells: Vec<Range<usize>>,
     /// This rank's cell.
     own: Range<usize>,
     cell: Box<Processes>,
     rail: Option<Box<Processes>>,
-    /// Messages to other cells.
+    /// Connections for messages to ranks of other cells.
     messages: Streams,
 }
 
-/// By rank in the group.
+/// Streams by rank in the group; `None` for this rank itself.
 type Streams = Vec<Option<TcpStream>>;
 
 impl Processes {
-    /// Connects a group; called by all its members at the same time.
+    /// Connects a group. All its members call this at the same time.
     pub(crate) fn connect(
         world: &Arc<World>,
         membership: Membership,
@@ -116,7 +117,7 @@ impl Processes {
         };
         let waiters = Arc::<Waiters>::default();
         let mut endpoint = group.exchange(&waiters)?;
-        // The calling thread waits for what follows.
+        // The calling thread waits for the steps below.
         let _seat = waiters.enter();
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
             Ok(shared) => group.links = Links::Shm(shared),
@@ -125,7 +126,7 @@ impl Processes {
             }
             Err(_) => {}
         }
-        // Nobody goes on before everybody is here: what the meeting needed may go away now.
+        // Synchronize all members: afterwards the resources of the rendezvous may be released.
         gather_all(&mut endpoint, &group.membership, &[], 2, deadline).map_err(lost)?;
         Ok(group)
     }
@@ -171,7 +172,7 @@ impl Processes {
         Ok(Exchange { wires, neighbours, membership, health, topic, job: self.job() })
     }
 
-    /// One end of the messages between this rank and `peer`.
+    /// Creates one end of the messages between this rank and `peer`.
     fn end(&self, peer: usize, direction: Direction, waiters: &Arc<Waiters>) -> Result<End, CommError> {
         let Membership { group, rank, .. } = self.membership;
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
@@ -198,7 +199,7 @@ impl Processes {
     }
 }
 
-/// Which way messages go.
+/// The direction of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Out,

@@ -1,13 +1,13 @@
-//! Carries out a collective where the ranks' buffers lie, each rank on its own range, in one pass over memory; and takes a
-//! message out of the buffer of its sender.
+//! Runs a collective directly on the ranks' buffers, each rank on its own range, in one pass over memory. Also copies a
+//! message directly from its sender's buffer.
 //!
-//! The owner of a range reads it in all buffers, combines it, and writes the result back into all buffers while the cache still
-//! holds them. No other rank touches that range of any buffer meanwhile, so ranks need not wait for each other between the
-//! exchange of headers, before which nobody may begin, and the exchange of farewells, before which nobody may give its
-//! buffer back. A gather alone is the same without the combining.
+//! The owner of a range reads it in all buffers, combines it, and writes the result back to all buffers while they are
+//! still in the cache. No other rank accesses that range of any buffer in the meantime, so ranks synchronize only
+//! twice. No rank starts before the exchange of headers, and no rank returns its buffer before the exchange of
+//! farewells. A gather without a reduction works the same way without the combining.
 //!
-//! In numbers, for an all_reduce of S bytes by two ranks: each reads S and writes S. Through a ring it would read 2.5 S and
-//! write 2 S, much of that in lines that the other core has just written.
+//! For an all_reduce of S bytes on two ranks, each rank reads S and writes S. Through a ring it would read 2.5 S and
+//! write 2 S, largely in cache lines that the other core has just written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::health::{Cause, Failure, Health};
 use crate::step::{Membership, Reduction, Step};
 use crate::tree;
 
-/// Bytes that are combined at a time: those of all ranks should fit into the second-level cache.
+/// Bytes that are combined at a time: the blocks of all ranks should fit into the L2 cache.
 const BLOCK: usize = 64 * 1024;
 
 /// The arenas of a group's ranks, by rank in the group; `None` for this rank itself.
 #[derive(Clone)]
 pub(crate) struct Neighbours(pub(crate) Vec<Option<Arc<PeerArena>>>);
 
-/// A rank's buffer, as long as it is lent.
+/// A rank's buffer while it is lent.
 struct Lease {
     rank: usize,
     bytes: *mut u8,
@@ -35,29 +35,33 @@ struct Lease {
 impl Lease {
     fn at(&self, range: &Range<usize>) -> *mut u8 {
         assert!(range.start <= range.end && range.end <= self.length);
-        // SAFETY: inside the buffer.
+        // SAFETY: the assertion keeps the range inside the buffer.
         unsafe { self.bytes.add(range.start) }
     }
 
+    /// Returns a shared slice of the range.
+    ///
     /// # Safety
-    /// Nobody may write to the range meanwhile.
+    /// No rank may write to the range while the slice lives.
     unsafe fn read(&self, range: &Range<usize>) -> &[u8] {
-        // SAFETY: inside a buffer that is lent; the caller answers for the rest.
+        // SAFETY: the range is inside a buffer that is lent; the caller guarantees the absence of writes.
         unsafe { std::slice::from_raw_parts(self.at(range), range.len()) }
     }
 
+    /// Returns a mutable slice of the range.
+    ///
     /// # Safety
-    /// Nobody else may use the range meanwhile, nor may two of these overlap.
+    /// No other code may use the range while the slice lives, and two such slices must not overlap.
     #[allow(clippy::mut_from_ref)]
     unsafe fn write(&self, range: &Range<usize>) -> &mut [u8] {
-        // SAFETY: as for `read`.
+        // SAFETY: the range is inside a buffer that is lent; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.at(range), range.len()) }
     }
 }
 
 impl Neighbours {
-    /// Does this rank's part. The headers have been exchanged: all ranks have lent their buffers and say where they are.
-    /// `places` has all peers.
+    /// Runs this rank's part of a collective, after the headers were exchanged: all ranks have lent their buffers and
+    /// published the offsets. `places` lists (rank, offset) of all peers.
     pub(crate) fn carry_out(
         &self,
         step: &mut Step<'_>,
@@ -81,7 +85,8 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Copies the message that a peer, of the group, says to have at `place`, while it waits for that.
+    /// Copies the message that `peer`, a rank of the group, offers at offset `place`. The peer waits until the copy is
+    /// done.
     pub(crate) fn fetch(
         &self,
         peer: usize,
@@ -94,13 +99,14 @@ impl Neighbours {
         let whole = into.len();
         for block in blocks(&(0..whole)) {
             health.check()?;
-            // SAFETY: the sender leaves its buffer alone until it has the receipt, which comes after this.
+            // SAFETY: the sender does not touch its buffer until it has the receipt, which this rank sends after the
+            // copy.
             copy(unsafe { theirs.read(&block) }, &mut into[block.clone()], whole);
         }
         Ok(())
     }
 
-    /// The buffer that a peer says to have at `place`.
+    /// Returns the buffer that a peer offers at offset `place`.
     fn lease(&self, peer: usize, place: u64, length: usize, membership: &Membership) -> Result<Lease, Failure> {
         let bytes = self.0[peer].as_ref().and_then(|arena| arena.buffer(place, length));
         bytes.map(|bytes| Lease { rank: peer, bytes, length }).ok_or_else(|| {
@@ -110,7 +116,7 @@ impl Neighbours {
     }
 }
 
-/// Combines the own range of all buffers and, for an all_reduce, leaves the result in all of them.
+/// Combines this rank's range of all buffers and, for an all_reduce, writes the result to all of them.
 fn reduce(
     step: &mut Step<'_>,
     reduction: Reduction,
@@ -119,13 +125,13 @@ fn reduce(
     mut peers: Vec<Lease>,
     health: &Health,
 ) -> Result<(), Failure> {
-    // The tree wants them in this order.
+    // The tree combines contributions in rank order.
     peers.sort_unstable_by_key(|peer| peer.rank);
     let range = step.ranges[own.rank].clone();
     for block in blocks(&range) {
         health.check()?;
-        // SAFETY, of all below: in this collective this rank alone reads or writes its range, of any buffer, and each of these is
-        // another buffer.
+        // SAFETY: for all accesses below, only this rank reads or writes its range, in any buffer, during this
+        // collective, and each slice is in a different buffer.
         match &mut step.shard {
             None if step.gather => {
                 // SAFETY: as above.
@@ -152,8 +158,9 @@ fn reduce(
     Ok(())
 }
 
-/// Copies the others' ranges from their buffers into this rank's. Where one rank alone has something, as in a broadcast, it
-/// would have nothing to do; it writes the last part of everybody's buffer then, so that all copy the same amount.
+/// Copies the peers' ranges from their buffers into this rank's. If only one rank has data, as in a broadcast, that
+/// rank would have nothing to copy, so it writes the last part of its range to every buffer. All ranks then copy the
+/// same amount.
 fn gather(step: &Step<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
     let whole = step.buffer.len();
     let alone = step.ranges.iter().filter(|range| !range.is_empty()).count() == 1;
@@ -166,27 +173,28 @@ fn gather(step: &Step<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Res
     for peer in peers {
         for block in blocks(&parts(peer.rank).0) {
             health.check()?;
-            // SAFETY: in this collective nobody writes to a rank's range of its own buffer. The first part of an owner's range
-            // is written in a rank's buffer by that rank alone.
+            // SAFETY: in this collective no rank writes to its own range in its own buffer. The first part of an
+            // owner's range is written, in each rank's buffer, only by that rank.
             unsafe { copy(peer.read(&block), own.write(&block), whole) };
         }
         for block in blocks(&parts(own.rank).1) {
             health.check()?;
-            // SAFETY: as above, and the last part by its owner alone.
+            // SAFETY: as above; the last part is written only by its owner.
             unsafe { copy(own.read(&block), peer.write(&block), whole) };
         }
     }
     Ok(())
 }
 
-/// Writes a rank's range, which lies elsewhere, into all buffers, its own and the others': read from memory once.
+/// Writes this rank's range from a separate source to all buffers, its own and the peers', so that the source is read
+/// from memory only once.
 fn hand_out(step: &Step<'_>, source: &[u8], own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
     let range = &step.ranges[own.rank];
     for block in blocks(range) {
         health.check()?;
         let source = &source[block.start - range.start..block.end - range.start];
         for lease in peers.iter().chain([own]) {
-            // SAFETY: in this collective this rank alone uses its range, of any buffer.
+            // SAFETY: in this collective only this rank accesses its range, in any buffer.
             copy(source, unsafe { lease.write(&block) }, step.buffer.len());
         }
     }

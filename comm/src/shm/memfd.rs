@@ -1,8 +1,8 @@
 //! Anonymous memory files, and how another process of the same user opens one.
 //!
-//! The file never has a name in any file system, so nothing is left behind whatever happens: others open it through its owner's
-//! entry in `/proc`, which the kernel allows to processes of the same user only. It is sealed against shrinking: whoever has
-//! mapped it can read and write it as long as he likes, also when its owner is long dead.
+//! The file never has a name in any file system, so it cannot be left behind. Other processes open it through its
+//! owner's entry in `/proc`, which the kernel permits only to processes of the same user. It is sealed against
+//! shrinking, so a process that has mapped it can keep using the mapping even after the owner has ended.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -11,17 +11,17 @@ use std::os::unix::fs::PermissionsExt;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// What others need to open a file.
+/// What another process needs to open a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     process: u32,
     descriptor: i32,
-    /// Random, also in the first word of the file: that a number in `/proc` is the right file.
+    /// Random number that is also the first word of the file, to verify that the entry in `/proc` is the right file.
     pub(crate) nonce: u64,
 }
 
 impl Ticket {
-    /// Bytes of an encoded ticket.
+    /// Size of an encoded ticket in bytes.
     pub(crate) const BYTES: usize = 16;
 
     pub(crate) fn new(file: &File, nonce: u64) -> Ticket {
@@ -36,7 +36,7 @@ impl Ticket {
         bytes
     }
 
-    /// `None` for the zeros of somebody who has no file.
+    /// Returns `None` for zeros, which a process without a file sends.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Ticket> {
         let (process, rest) = bytes.split_first_chunk()?;
         let (descriptor, rest) = rest.split_first_chunk()?;
@@ -55,22 +55,23 @@ impl Ticket {
     }
 }
 
-/// Whether processes of this host can share memory: one makes a file, and another opens it by its entry in `/proc`, as this does.
+/// Checks whether processes of this host can share memory, by creating a memory file and opening it through its entry
+/// in `/proc`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the kernel.
 pub fn shared_memory() -> Result<(), String> {
     let words = |error: io::Error| error.to_string();
     let file = create("zero-train-probe", 4096).map_err(words)?;
     Ticket::new(&file, 0).open().map(drop).map_err(words)
 }
 
-/// A file of `bytes` zeros, of which only those pages exist that somebody has touched. Children do not inherit it.
+/// Creates a file of `bytes` zeros, of which only touched pages are resident. Child processes do not inherit it.
 pub(crate) fn create(name: &str, bytes: u64) -> io::Result<File> {
     let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_permissions(Permissions::from_mode(0o600))?;
     file.set_len(bytes)?;
-    // Memory that could be cut off would be a way to kill the others.
+    // If the file could be truncated, a process could crash the others that have mapped it.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }

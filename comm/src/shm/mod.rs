@@ -1,6 +1,6 @@
-//! Ranks as processes of one host: streams as rings in a segment of shared memory.
+//! Ranks as processes of one host: streams as rings in a shared-memory segment.
 //!
-//! The segment is an anonymous memory file of the group's first rank, which the others open.
+//! The segment is an anonymous memory file that the group's first rank creates and the others open.
 #![allow(unsafe_code)]
 
 mod arena;
@@ -36,8 +36,8 @@ pub(crate) struct Shared {
     pub(crate) neighbours: Option<Neighbours>,
 }
 
-/// Maps one segment into all members of a group, who talk over `endpoint` meanwhile, and their arenas into each other if they
-/// have such. `Err` inside if one of them cannot map the segment.
+/// Maps one segment into all members of a group and, if every member has an arena, the arenas into each other. The
+/// members communicate over `endpoint` in the meantime. The inner `Err` means that a member cannot map the segment.
 pub(crate) fn share(
     endpoint: &mut dyn Collective,
     membership: &Membership,
@@ -72,7 +72,7 @@ pub(crate) fn share(
     let vote = [u8::from(opened.is_ok()), u8::from(neighbours.is_some())];
     let votes = gather_all(endpoint, membership, &vote, 1, deadline)?;
     let refused = votes.iter().position(|vote| vote[0] != 1);
-    // Who offers a buffer must know that the others can reach it.
+    // A rank may offer a buffer only if all peers can access it.
     let neighbours = neighbours.filter(|_| votes.iter().all(|vote| vote[1] == 1));
     Ok(match (opened, refused) {
         (Err(detail), _) => Err(detail),
@@ -81,7 +81,7 @@ pub(crate) fn share(
     })
 }
 
-/// Which processes can share memory in this way: the same boot, the same network, the same process numbers, the same user.
+/// Identifies the processes that can share memory: equal boot id, network namespace, process namespace and user.
 pub(crate) fn host_identity() -> String {
     let link = |name: &str| std::fs::read_link(name).map(|path| path.to_string_lossy().into_owned());
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -89,7 +89,7 @@ pub(crate) fn host_identity() -> String {
     format!("{}/{}/{}/{}", boot.trim(), names[0], names[1], rustix::process::geteuid().as_raw())
 }
 
-/// The error of a group that was told to use shared memory and cannot.
+/// Returns the error of a group that is configured to use shared memory but cannot.
 pub(crate) fn unavailable(health: &Health, detail: String) -> CommError {
     CommError::Io { rank: health.rank, detail: format!("no shared memory between the ranks: {detail}") }
 }

@@ -1,20 +1,21 @@
-//! A ring of chunks from one process to another: one writer, one reader, no lock.
+//! A lock-free ring of chunks from one process to another, with one writer and one reader.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::bell::Bell;
 
-/// Chunks that fit into a ring.
+/// Number of chunks in a ring.
 pub(super) const SLOTS: usize = 4;
 
-/// The shared words of a ring. Zeroed memory is an empty ring. Each line is written by one side only.
+/// The shared words of a ring. Zeroed memory is an empty ring. Each cache line is written by one side only.
 #[repr(C, align(64))]
 pub(super) struct Control {
     written: Line,
     read: Line,
     /// Bytes in each slot.
     lengths: [AtomicU32; SLOTS],
-    /// Where the two ends of a ring of messages wait. Collectives wait at one bell per rank instead, for all their rings.
+    /// The two ends of a ring of messages wait on these. Collectives instead wait on one bell per rank for all their
+    /// rings.
     pub(super) reader: Bell,
     pub(super) writer: Bell,
 }
@@ -25,26 +26,26 @@ struct Line {
 }
 
 impl Control {
-    /// The slot that may be written, if one is free.
+    /// Returns the slot to write next, if one is free.
     pub(super) fn free_slot(&self) -> Option<usize> {
         let written = self.written.count.load(Ordering::Relaxed);
         let read = self.read.count.load(Ordering::Acquire);
         (written.wrapping_sub(read) < SLOTS as u64).then_some(written as usize % SLOTS)
     }
 
-    /// Gives the slot that `free_slot` named to the reader.
+    /// Passes the slot from `free_slot` to the reader.
     pub(super) fn publish(&self, slot: usize, length: usize) {
         self.lengths[slot].store(length as u32, Ordering::Relaxed);
         let written = self.written.count.load(Ordering::Relaxed);
         self.written.count.store(written.wrapping_add(1), Ordering::Release);
     }
 
-    /// For the writer: whether the reader has given back every slot.
+    /// Returns whether the reader has released every slot. Called by the writer.
     pub(super) fn is_empty(&self) -> bool {
         self.read.count.load(Ordering::Acquire) == self.written.count.load(Ordering::Relaxed)
     }
 
-    /// The oldest slot that may be read, and its length.
+    /// Returns the oldest published slot and its length in bytes.
     pub(super) fn full_slot(&self) -> Option<(usize, usize)> {
         let read = self.read.count.load(Ordering::Relaxed);
         let written = self.written.count.load(Ordering::Acquire);
@@ -52,7 +53,7 @@ impl Control {
         (written != read).then(|| (slot, self.lengths[slot].load(Ordering::Relaxed) as usize))
     }
 
-    /// Gives the slot that `full_slot` named back to the writer.
+    /// Returns the slot from `full_slot` to the writer.
     pub(super) fn release(&self) {
         let read = self.read.count.load(Ordering::Relaxed);
         self.read.count.store(read.wrapping_add(1), Ordering::Release);

@@ -1,4 +1,4 @@
-//! The memory that the ranks of a group share, and where in it what lies.
+//! The shared-memory segment of a group and its layout.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use super::memfd::{self, Ticket};
 use super::ring::{Control, SLOTS};
 use crate::bell::Bell;
 
-/// What rings are for: the lanes of collectives and of messages have their own.
+/// The purpose of a ring: collectives and messages use separate rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
     Collectives,
@@ -21,7 +21,7 @@ pub(crate) enum Lane {
 pub(crate) struct Segment {
     map: MmapRaw,
     layout: Layout,
-    /// Keeps the file open, for the others to find it, in the process that made it.
+    /// In the process that created the segment, keeps the file open so that the others can open it.
     _file: File,
 }
 
@@ -68,31 +68,33 @@ impl Segment {
         Ok(Segment { map, layout, _file: file })
     }
 
-    /// Bytes of a chunk.
+    /// Returns the size of a chunk in bytes.
     pub(super) fn chunk(&self) -> usize {
         self.layout.chunk
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the segment begins with a Head, and the mapping is page-aligned and lives as long as `self`.
+        // SAFETY: the segment starts with a Head, and the mapping is page-aligned and lives as long as `self`.
         unsafe { &*self.at(0).cast() }
     }
 
-    /// Where a rank waits for its collectives.
+    /// Returns the bell on which a rank waits for its collectives.
     pub(super) fn bell(&self, rank: usize) -> &Bell {
         assert!(rank < self.layout.size);
-        // SAFETY: the layout has a Bell there; it consists of atomics, for which zeroed and shared memory is fine.
+        // SAFETY: the layout has a Bell at this offset; it consists of atomics, for which zeroed and shared memory is
+        // valid.
         unsafe { &*self.at(self.layout.bells() + rank * size_of::<Bell>()).cast() }
     }
 
-    /// The shared words of the ring from one rank to another.
+    /// Returns the shared words of the ring from one rank to another.
     pub(super) fn control(&self, lane: Lane, from: usize, to: usize) -> &Control {
         let ring = self.layout.ring(lane, from, to);
-        // SAFETY: the layout has a Control there; it consists of atomics, for which zeroed and shared memory is fine.
+        // SAFETY: the layout has a Control at this offset; it consists of atomics, for which zeroed and shared memory
+        // is valid.
         unsafe { &*self.at(self.layout.controls() + ring * size_of::<Control>()).cast() }
     }
 
-    /// The memory of a slot, `chunk` bytes. Whom it belongs to is for the ring to say.
+    /// Returns the memory of a slot, `chunk` bytes. The ring determines whether the writer or the reader may use it.
     pub(super) fn slot(&self, lane: Lane, from: usize, to: usize, slot: usize) -> *mut u8 {
         assert!(slot < SLOTS);
         let ring = self.layout.ring(lane, from, to);
@@ -101,26 +103,26 @@ impl Segment {
 
     fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.layout.bytes());
-        // SAFETY: inside the mapping.
+        // SAFETY: the assertion keeps the offset inside the mapping.
         unsafe { self.map.as_mut_ptr().add(offset) }
     }
 }
 
-/// Where in a segment what lies: head, bells, controls, slots.
+/// The layout of a segment: head, bells, controls, slots.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     size: usize,
     chunk: usize,
 }
 
-/// Bytes that all rings out of one rank may hold per slot: what is written should still be in the second-level cache of
-/// its writer, or in the cache that both share, when it is read.
+/// Bytes that all outgoing rings of one rank hold per slot. The limit keeps written data in the writer's L2 cache, or
+/// in a cache that both share, until it is read.
 const CHUNKS_OF_A_RANK: usize = 128 * 1024;
 
 impl Layout {
     fn new(size: usize) -> Layout {
         let peers = size.saturating_sub(1).max(1);
-        // A power of two, so that chunks begin on cache lines.
+        // A power of two, so that chunks start on cache lines.
         let chunk = (CHUNKS_OF_A_RANK / peers.next_power_of_two()).max(4096);
         Layout { size, chunk }
     }
@@ -146,7 +148,7 @@ impl Layout {
         (self.controls() + self.rings() * size_of::<Control>()).next_multiple_of(4096)
     }
 
-    /// Pages that nobody touches cost nothing, such as the rings from a rank to itself.
+    /// Size of the segment in bytes. Untouched pages, such as the rings from a rank to itself, take no memory.
     fn bytes(&self) -> usize {
         self.slots() + self.rings() * SLOTS * self.chunk
     }

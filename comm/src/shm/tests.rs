@@ -1,4 +1,5 @@
-//! Ranks of which some have buffers that the others cannot reach. In a program they have all or none; here each thread chooses.
+//! Ranks of which some have buffers that their peers cannot access. In a real program all ranks have the allocator or
+//! none does; here each thread chooses.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -19,22 +20,22 @@ thread_local! {
     static SHARED: Cell<bool> = const { Cell::new(false) };
 }
 
-// SAFETY: the shared allocator frees with `System` what is not its own.
+// SAFETY: both allocators are valid, and the shared allocator frees blocks with `System` that are not its own.
 unsafe impl GlobalAlloc for Choice {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let shared = SHARED.try_with(Cell::get).unwrap_or(false);
-        // SAFETY: the caller's promises are those of either.
+        // SAFETY: the caller upholds the contract of both allocators, which is the same.
         unsafe { if shared { SharedAllocator.alloc(layout) } else { System.alloc(layout) } }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: knows from the address whose it is.
+        // SAFETY: the shared allocator knows from the address which allocator the block came from.
         unsafe { SharedAllocator.dealloc(address, layout) }
     }
 }
 
 #[test]
-fn one_buffer_out_of_reach_sends_all_through_the_rings() {
+fn one_inaccessible_buffer_makes_all_ranks_use_rings() {
     const LENGTH: usize = 150_001;
     const SIZE: usize = 3;
     let token = Some("token".to_string());
@@ -51,7 +52,7 @@ fn one_buffer_out_of_reach_sends_all_through_the_rings() {
     let rank = |rank: usize| {
         SHARED.set(true);
         let comm = connect(&place(rank), &options).expect("the ranks meet");
-        // In turn each rank, and at last none, has its buffer elsewhere.
+        // Each rank in turn, and finally none, has its buffer outside of the arena.
         for outsider in (0..=SIZE).chain(0..=SIZE) {
             let before = comm.stats();
             SHARED.set(rank != outsider);

@@ -15,9 +15,9 @@ pub(crate) struct ShmWires {
     spin: Duration,
 }
 
-/// Who waits where.
+/// The rings of the lane, and the bell it waits on.
 enum Scope {
-    /// The rings to and from everybody; a rank waits at its own bell for whatever happens.
+    /// The rings to and from all peers. The rank waits on its own bell for any event.
     Collectives,
     /// The ring to a peer.
     To(usize),
@@ -61,7 +61,7 @@ impl ShmWires {
         }
     }
 
-    /// The slot of the present chunk from `peer`, if that chunk is here.
+    /// Returns the slot of the current chunk from `peer`, if the chunk has arrived.
     fn present(&self, peer: usize, length: usize) -> Result<Option<usize>, Broken> {
         match self.segment.control(self.lane(), peer, self.rank).full_slot() {
             None => Ok(None),
@@ -83,7 +83,7 @@ impl Wires for ShmWires {
         let Some(slot) = control.free_slot() else { return Ok(0) };
         assert!(bytes.len() <= self.segment.chunk());
         let target = self.segment.slot(self.lane(), self.rank, peer, slot);
-        // SAFETY: a free slot belongs to the writer, which is this rank; it has `chunk` bytes.
+        // SAFETY: a free slot belongs to the writer, which is this rank, and it has `chunk` bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         control.publish(slot, bytes.len());
         self.bell_of(peer).ring();
@@ -107,8 +107,8 @@ impl Wires for ShmWires {
         let (slot, found) = self.segment.control(self.lane(), peer, self.rank).full_slot().unwrap_or((0, 0));
         let length = length.min(found).min(self.segment.chunk());
         let source = self.segment.slot(self.lane(), peer, self.rank, slot);
-        // SAFETY: a full slot belongs to the reader, which is this rank, until it is released by `consume`, which needs
-        // `&mut self`; it has `chunk` bytes.
+        // SAFETY: a full slot belongs to the reader, which is this rank, until `consume` releases it, which needs
+        // `&mut self`. The slot has `chunk` bytes.
         unsafe { std::slice::from_raw_parts(source, length) }
     }
 

@@ -1,4 +1,4 @@
-//! The store's client, for our server and for PyTorch's.
+//! The client of the store, for our server and PyTorch's.
 
 use std::io::{self, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -22,16 +22,19 @@ pub(super) enum Protocol {
     Torch,
 }
 
-/// Between two attempts to reach a server that does not listen yet.
+/// Delay between two attempts to reach a server that does not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
 
 impl StoreClient {
-    /// Connects, trying again until the deadline: the server may start later than its clients.
+    /// Connects, retrying until the deadline because the server may start later than its clients.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`] or [`StoreError::Unauthorized`].
     pub fn connect(address: &str, token: Option<&str>, deadline: Instant) -> Result<StoreClient, StoreError> {
         StoreClient::connect_any(&[address], token, deadline)
     }
 
-    /// Connects to whichever of several addresses answers first.
+    /// Connects to the first of several addresses that answers.
     pub(crate) fn connect_any(
         addresses: &[&str],
         token: Option<&str>,
@@ -58,17 +61,20 @@ impl StoreClient {
         Err(StoreError::Unreachable { address: String::new(), detail: "no address was given".into() })
     }
 
-    /// Whether the server is PyTorch's, which anybody can read.
+    /// Returns whether the server is PyTorch's, which any client can read.
     pub fn is_torch(&self) -> bool {
         self.protocol == Protocol::Torch
     }
 
-    /// The own address towards the server.
+    /// Returns this side's address of the connection to the server.
     pub fn local_address(&self) -> io::Result<std::net::SocketAddr> {
         self.stream.local_addr()
     }
 
     /// Sets a key.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLong`] or [`StoreError::Unreachable`].
     pub fn set(&mut self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         check_length("a key", key.len(), MAX_KEY)?;
         check_length("a value", value.len(), MAX_VALUE)?;
@@ -84,7 +90,11 @@ impl StoreClient {
         read_by(&mut self.stream, &mut [0], Instant::now() + PROOF_TIME)
     }
 
-    /// The value of a key, when somebody has set it.
+    /// Waits until a key is set and returns its value.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`] if no client has set the key by the deadline, [`StoreError::TooLong`] or
+    /// [`StoreError::Unreachable`].
     pub fn get(&mut self, key: &str, deadline: Instant) -> Result<Vec<u8>, StoreError> {
         check_length("a key", key.len(), MAX_KEY)?;
         let value = match self.protocol {
@@ -120,6 +130,9 @@ impl StoreClient {
     }
 
     /// Waits until all keys are set.
+    ///
+    /// # Errors
+    /// Those of [`get`](StoreClient::get).
     pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<(), StoreError> {
         keys.iter().try_for_each(|key| self.get(key, deadline).map(drop))
     }
@@ -144,9 +157,9 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
     Err(last.into())
 }
 
-/// Finds out whom we have, and proves the token where it is asked for.
+/// Determines the server's protocol and, if it is ours, proves the token.
 pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
-    // Any number that our own server's answer cannot be.
+    // Any number that differs from our own server's answer works.
     let number = (std::process::id()).to_le_bytes();
     stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;
     let mut answer = [0; 4];

@@ -1,4 +1,4 @@
-//! Both ends of a store's connection, held against anything that the other may send.
+//! Feeds arbitrary bytes to both ends of a store's connection.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use super::server::{Shared, requests};
 use crate::auth::Key;
 use crate::fuzzing::peer_that_sends;
 
-/// Requests of a client that has proven itself.
+/// Feeds `bytes` to the server as the requests of an authenticated client.
 pub(crate) fn server(bytes: &[u8]) {
     let (mut stream, _peer) = peer_that_sends(bytes);
     let shared = Shared::default();
-    // Nobody waits for a key that nobody will set.
+    // A closing server does not wait for keys that the input never sets.
     shared.closing.store(true, Ordering::SeqCst);
     let _ = requests(&mut stream, &shared);
 }
 
-/// A server's answers to `get`, which are values of at most what was sent, and to `set`.
+/// Feeds `bytes` to the client as the server's answers to `get` and `set`. A value must be shorter than the input.
 pub(crate) fn client(bytes: &[u8]) {
     for protocol in [Protocol::Ours, Protocol::Torch] {
         let (stream, _peer) = peer_that_sends(bytes);
@@ -30,7 +30,7 @@ pub(crate) fn client(bytes: &[u8]) {
     }
 }
 
-/// What a server says first.
+/// Feeds `bytes` to the client as a server's greeting.
 pub(crate) fn greeting(bytes: &[u8]) {
     let (mut stream, _peer) = peer_that_sends(bytes);
     let _ = greet(&mut stream, &Key::new(None));

@@ -1,8 +1,8 @@
-//! A small key-value store, where the ranks of a job leave their addresses for each other.
+//! A small key-value store through which the ranks of a job exchange their addresses.
 //!
-//! [`StoreServer`] is ours and serves nobody who has not proven the job token. [`StoreClient`] also speaks to PyTorch's
-//! `TCPStore`, because under torchrun and Ray that is what listens on `MASTER_PORT`. It knows which of the two it has from the
-//! answer to its first message, which is a valid `TCPStore` ping.
+//! [`StoreServer`] serves only clients that prove the job token. [`StoreClient`] also speaks the protocol of PyTorch's
+//! `TCPStore`, which is the server on `MASTER_PORT` under torchrun and Ray. The client's first message is a valid
+//! `TCPStore` ping; the answer tells it which of the two servers it has reached.
 
 mod client;
 #[cfg(feature = "fuzzing")]
@@ -13,7 +13,7 @@ mod torch;
 pub use client::StoreClient;
 pub use server::StoreServer;
 
-/// Why the store did not do what was asked.
+/// Why a request to the store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -22,12 +22,12 @@ pub enum StoreError {
     Bind {
         /// The address.
         address: String,
-        /// What the operating system says.
+        /// The error of the operating system.
         detail: String,
-        /// Whether somebody listens there already.
+        /// Whether another process already listens there.
         in_use: bool,
     },
-    /// Nobody answers, or not in time, or not in a language that we know.
+    /// The server did not answer, did not answer in time, or uses an unknown protocol.
     #[error("{address}: {detail}")]
     Unreachable {
         /// The address.
@@ -35,7 +35,7 @@ pub enum StoreError {
         /// What went wrong.
         detail: String,
     },
-    /// The token was not accepted, or the server could not prove that it knows it.
+    /// The token was not accepted, or the server could not prove that it knows the token.
     #[error("{address}: the job token was not accepted")]
     Unauthorized {
         /// The address.
@@ -52,23 +52,24 @@ pub enum StoreError {
     /// A key or a value is too long.
     #[error("{what} of {bytes} bytes; at most {limit} are allowed")]
     TooLong {
-        /// Key or value.
+        /// Which of the two is too long: `a key` or `a value`.
         what: &'static str,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
     },
 }
 
-/// Longest key in bytes, as in PyTorch's store.
+/// Maximum length of a key in bytes, as in PyTorch's store.
 pub(crate) const MAX_KEY: usize = 8 * 1024;
-/// Longest value in bytes.
+/// Maximum length of a value in bytes.
 pub(crate) const MAX_VALUE: usize = 64 * 1024;
-/// Most keys of a server: a proven client may still be broken.
+/// Maximum number of keys of a server: even a client that has proven the token may be broken.
 pub(crate) const MAX_KEYS: usize = 1 << 20;
 
-// Requests of our protocol: a code, then strings with their length as u32 in little-endian order. `SET key value` is answered
-// with a zero byte; `GET key milliseconds` waits for the key and is answered with 1 and the value, or with 0.
+// Requests of our protocol: a code, then strings, each preceded by its length as a little-endian u32. `SET key value`
+// is answered with a zero byte. `GET key milliseconds` waits for the key and is answered with 1, the length and the
+// value, or with 0 after the timeout.
 pub(crate) const SET: u8 = 1;
 pub(crate) const GET: u8 = 2;

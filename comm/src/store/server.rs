@@ -1,4 +1,4 @@
-//! The store's server.
+//! The server of the store.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -13,9 +13,9 @@ use crate::auth::{self, Key, PROOF_TIME, WELCOME, read_by};
 use crate::doorkeeper::{Doorkeeper, Pending};
 use crate::health::SLICE;
 
-/// Serves keys and values until it is dropped.
+/// A key-value server that runs until it is dropped.
 pub struct StoreServer {
-    // Dropped first: nobody comes in any more.
+    // Dropped first, so that no new connection is accepted.
     door: Doorkeeper,
     shared: Arc<Shared>,
 }
@@ -27,12 +27,15 @@ pub(super) struct Shared {
     pub(super) closing: AtomicBool,
 }
 
-/// The answer to a client's first message that tells it that this is not PyTorch's store.
+/// The server's answer to a client's first message, which tells the client that this is not PyTorch's store.
 pub(super) const OURS: [u8; 4] = *b"ZRO?";
 
 impl StoreServer {
-    /// Listens on an address, such as `("127.0.0.1", 0)` for a free port of this host. With a token, only who knows it is
-    /// served; without, everybody who reaches the port.
+    /// Listens on an address, such as `("127.0.0.1", 0)` for a free port of this host. With a token, serves only
+    /// clients that know it; without one, every client that reaches the port.
+    ///
+    /// # Errors
+    /// [`StoreError::Bind`] if the server cannot listen on the address.
     pub fn bind(address: impl ToSocketAddrs + std::fmt::Debug, token: Option<&str>) -> Result<StoreServer, StoreError> {
         let failed = |error: io::Error| StoreError::Bind {
             address: format!("{address:?}"),
@@ -43,14 +46,14 @@ impl StoreServer {
         let (shared, key) = (Arc::new(Shared::default()), Key::new(token));
         let served = Arc::clone(&shared);
         let door = Doorkeeper::start(listener, "store", move |mut stream, pending| {
-            // Whatever went wrong, it is the client's to notice.
+            // The client notices any failure itself.
             let _ = serve(&mut stream, pending, &key, &served);
             let _ = stream.shutdown(Shutdown::Both);
         });
         Ok(StoreServer { door: door.map_err(failed)?, shared })
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.door.address
     }
@@ -78,7 +81,7 @@ fn serve(stream: &mut TcpStream, pending: Pending, key: &Key, shared: &Shared) -
     requests(stream, shared)
 }
 
-/// Answers a client that has proven itself, until it goes.
+/// Answers requests of an authenticated client until it disconnects.
 pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()> {
     loop {
         let Some(code) = next_code(stream, shared)? else { return Ok(()) };
@@ -126,9 +129,9 @@ impl Shared {
     }
 }
 
-/// The next request; `None` when the client has gone or the server is closing.
+/// Returns the code of the next request; `None` if the client has disconnected or the server is closing.
 fn next_code(stream: &mut TcpStream, shared: &Shared) -> io::Result<Option<u8>> {
-    // The client may think for as long as it likes, so this must look up now and then.
+    // A client may stay idle for any time, so the read times out regularly to check whether the server is closing.
     stream.set_read_timeout(Some(2 * SLICE))?;
     let mut code = [0];
     loop {

@@ -1,8 +1,9 @@
-//! The few messages of PyTorch's `TCPStore` that we need.
+//! The messages of PyTorch's `TCPStore` that the client needs.
 //!
-//! Facts of the protocol (torch/csrc/distributed/c10d): a client opens with `VALIDATE` and a magic number; numbers are
-//! little-endian; strings and values carry their length as u64; `SET` has no answer; `GET` fails for a missing key, so one
-//! `WAIT`s first, which is answered with one byte when all keys are there; `PING` returns a number.
+//! The protocol (torch/csrc/distributed/c10d): a client starts with `VALIDATE` and a magic number. Numbers are
+//! little-endian; strings and values are preceded by their length as u64. `SET` has no answer. `GET` fails for a
+//! missing key, so the client sends `WAIT` first, which is answered with one byte when all keys are set. `PING` returns
+//! the number it was sent.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -21,7 +22,7 @@ const STOP_WAITING: u8 = 0;
 /// Bytes of `hello`.
 pub(super) const HELLO_BYTES: usize = 10;
 
-/// What a client sends first: a validation and a ping with this number.
+/// Returns the first message of a client: a validation and a ping with `number`.
 pub(super) fn hello(number: u32) -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
     bytes[0] = VALIDATE;
@@ -43,7 +44,7 @@ pub(super) fn set(stream: &mut TcpStream, key: &str, value: &[u8]) -> io::Result
     stream.write_all(&[&[SET], &string(key.as_bytes())[..], &string(value)].concat())
 }
 
-/// `None` when the key does not appear by the deadline; the connection is of no use then.
+/// Returns `None` if the key is not set by the deadline; the connection is unusable then.
 pub(super) fn get(stream: &mut TcpStream, key: &str, deadline: Instant, limit: usize) -> io::Result<Option<Vec<u8>>> {
     let one = 1u64.to_le_bytes();
     stream.write_all(&[&[WAIT], &one[..], &string(key.as_bytes())].concat())?;

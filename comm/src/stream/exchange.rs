@@ -1,10 +1,11 @@
-//! Carries out a collective over the streams between the ranks of a group: one loop for all of them.
+//! Runs a collective over the streams between the ranks of a group, with one loop for all collectives.
 //!
-//! Each pass offers every peer what may be sent and takes what has come; a chunk of the own range is reduced as soon as the
-//! contributions of all peers to it are here. The header goes ahead of the payload in every stream, and nothing of a peer's
-//! payload is touched before its header has been compared.
+//! Each iteration offers every peer the data that may be sent and takes the data that has arrived. A chunk of this
+//! rank's range is reduced as soon as the contributions of all peers have arrived. Every stream starts with the header,
+//! and no payload of a peer is used before its header has been compared.
 //!
-//! Where all ranks can reach each other's buffers, only the headers go this way and the rest happens in place.
+//! If all ranks can access each other's buffers, only the headers pass through the streams and the collective runs in
+//! place.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,12 +23,12 @@ use crate::tree;
 /// One rank's end of a group's collectives.
 pub(crate) struct Exchange {
     pub(crate) wires: Box<dyn Wires>,
-    /// The memory of the peers, if all can be reached.
+    /// The arenas of the peers, if all are accessible.
     pub(crate) neighbours: Option<Neighbours>,
     pub(crate) membership: Membership,
     pub(crate) health: Arc<Health>,
     pub(crate) topic: Topic,
-    /// Digest of the job's name, and its attempt.
+    /// Digest of the job's run id, and the attempt.
     pub(crate) job: (u64, u32),
 }
 
@@ -36,18 +37,18 @@ struct Streams {
     peer: usize,
     header_sent: usize,
     sending: Order,
-    /// Bytes of the present chunk that are gone.
+    /// Bytes of the current chunk that were sent.
     sent: usize,
     header: [u8; HEADER_BYTES],
     header_received: usize,
     receiving: Order,
-    /// Bytes of the present chunk that are here.
+    /// Bytes of the current chunk that have arrived.
     received: usize,
-    /// Whether the present chunk is here as a whole and waits for those of the others.
+    /// Whether the current chunk has arrived completely and waits for those of the other peers.
     ready: bool,
 }
 
-/// A collective on its way.
+/// A collective in progress.
 struct Run<'a> {
     step: Step<'a>,
     header: Header,
@@ -55,11 +56,11 @@ struct Run<'a> {
     rank: usize,
     weights: &'a [usize],
     chunk: usize,
-    /// Bytes sent, headers aside.
+    /// Payload bytes sent, without headers.
     payload: usize,
-    /// Chunks of the own range that are reduced.
+    /// Number of reduced chunks of this rank's range.
     reduced: usize,
-    /// Whether there is payload in the streams: not before it is known that not all buffers can be reached.
+    /// Whether payload is streamed. Stays false until it is known that some buffer is not accessible.
     streaming: bool,
 }
 
@@ -68,7 +69,7 @@ impl Collective for Exchange {
         let mut watch = Watch::new(&self.health, &self.membership, &self.topic, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
-        // From here on until they say that they are done, peers may read and write the buffer.
+        // From here until their farewell, peers may read and write the buffer.
         let mut lent = self.neighbours.as_ref().and_then(|_| lend(step.buffer));
         let place = lent.as_ref().map(Lent::place);
         let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
@@ -85,7 +86,7 @@ impl Collective for Exchange {
                     offer.returned();
                     return Ok(Carried::IN_PLACE);
                 }
-                // Everybody has seen that somebody offers nothing.
+                // Every rank has seen that some rank offers no buffer, so none accesses this one.
                 offer.returned();
                 run.step.place_source(run.rank);
                 run.streaming = true;
@@ -140,14 +141,15 @@ impl<'a> Run<'a> {
         self.streams.iter().all(exchanged)
     }
 
-    /// Where each peer's buffer is, if all have said so.
+    /// Returns (rank, offset) of each peer's buffer, if all peers have offered theirs.
     fn places(&self) -> Option<Vec<(usize, u64)>> {
         let place = |streams: &Streams| Some((streams.peer, Header::decode(&streams.header)?.place?));
         self.streams.iter().map(place).collect()
     }
 
-    /// What could make a move possible; nothing at the end. First who has not even come, then who owes its own contribution,
-    /// then who may itself wait for contributions.
+    /// Returns the events that could allow progress; empty when the collective is complete. Peers that have not started
+    /// come first, then peers that owe their own contribution, then peers that may themselves be waiting for
+    /// contributions.
     fn waits(&self) -> Vec<Wait> {
         let mut absent = Vec::new();
         let mut owing = Vec::new();
@@ -170,7 +172,7 @@ impl<'a> Run<'a> {
         [absent, owing, slow, full].concat()
     }
 
-    /// A piece of the own range can go when it is reduced.
+    /// Returns whether a chunk may be sent: a chunk of this rank's range only once it is reduced.
     fn may_send(&self, item: Item) -> bool {
         match item {
             _ if !self.streaming => false,
@@ -206,7 +208,7 @@ impl<'a> Run<'a> {
         Ok(pushed > 0)
     }
 
-    /// Takes a header, or a finished chunk of the peer's range, straight into its place.
+    /// Receives a header, or a finished chunk of the peer's range directly into the buffer.
     fn receive(&mut self, index: usize, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
         let streams = &mut self.streams[index];
         let peer = streams.peer;
@@ -231,7 +233,7 @@ impl<'a> Run<'a> {
         Ok(pulled > 0)
     }
 
-    /// Reduces the next chunk of the own range if all contributions to it are here.
+    /// Reduces the next chunk of this rank's range if all contributions have arrived.
     fn reduce(&mut self, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
         let Some(reduction) = self.step.reduce.filter(|_| self.streaming) else { return Ok(false) };
         let own = &self.step.ranges[self.rank];
@@ -268,7 +270,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Tells the peers that this rank is done with their buffers, and waits until they are done with this rank's.
+/// Tells the peers that this rank no longer uses their buffers, and waits until they no longer use this rank's.
 fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -> Result<(), Failure> {
     let mut peers: Vec<(usize, bool, bool)> = membership.peers().into_iter().map(|peer| (peer, false, false)).collect();
     loop {
@@ -296,10 +298,10 @@ fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -
     }
 }
 
-/// What a rank sends when it is done with the receiver's buffer.
+/// The byte that a rank sends when it no longer uses the receiver's buffer.
 const DONE: u8 = 1;
 
-/// Compares a peer's header with one's own.
+/// Compares a peer's header with this rank's.
 pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, health: &Health) -> Result<(), Failure> {
     let difference = match Header::decode(theirs) {
         Some(theirs) => ours.difference(&theirs),
@@ -311,7 +313,7 @@ pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, h
     }
 }
 
-/// The bytes of all ranks of the group, in rank order: for connecting, before there is a communicator.
+/// Gathers `mine` of all ranks of the group, in rank order. Used while connecting, before the communicator exists.
 pub(crate) fn gather_all(
     endpoint: &mut dyn Collective,
     membership: &Membership,

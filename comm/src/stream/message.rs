@@ -1,7 +1,8 @@
 //! Messages from one rank to another over a stream: a header, then the payload in chunks.
 //!
-//! Where the receiver can reach the sender's buffer, the header says where that is, and the receiver copies it from there. It takes
-//! the header out of the stream only then, which is the receipt that the sender waits for.
+//! If the receiver can access the sender's buffer, the header contains the buffer's offset and the receiver copies the
+//! payload from there. Only afterwards does it consume the header from the stream, which is the receipt that the sender
+//! waits for.
 
 use std::sync::Arc;
 
@@ -13,17 +14,17 @@ use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Signature};
 use crate::step::{Carried, Deadline, Inbox, Membership, Outbox};
 
-/// What both ends need to know.
+/// The state of either end.
 pub(crate) struct End {
     pub(crate) wires: Box<dyn Wires>,
-    /// The memory of the peers, if all can be reached.
+    /// The arenas of the peers, if all are accessible.
     pub(crate) neighbours: Option<Neighbours>,
     pub(crate) membership: Membership,
     pub(crate) health: Arc<Health>,
     pub(crate) topic: Topic,
-    /// Digest of the job's name, and its attempt.
+    /// Digest of the job's run id, and the attempt.
     pub(crate) job: (u64, u32),
-    /// Rank in the group of the other end.
+    /// Group rank of the other end.
     pub(crate) peer: usize,
 }
 
@@ -65,7 +66,7 @@ impl End {
         Ok(())
     }
 
-    /// Waits until the peer has taken all that was pushed.
+    /// Waits until the peer has consumed everything that was pushed.
     fn await_receipt(&mut self, deadline: Deadline) -> Result<(), Failure> {
         let mut watch = Watch::new(&self.health, &self.membership, &self.topic, deadline);
         loop {
@@ -77,7 +78,7 @@ impl End {
         }
     }
 
-    /// Waits for the header of a message, which stays in the stream.
+    /// Waits for the header of a message and leaves it in the stream.
     fn await_header(&mut self, deadline: Deadline) -> Result<[u8; HEADER_BYTES], Failure> {
         let mut watch = Watch::new(&self.health, &self.membership, &self.topic, deadline);
         loop {

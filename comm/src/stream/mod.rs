@@ -1,8 +1,8 @@
-//! Collectives and messages over streams of chunks, whatever carries the chunks.
+//! Collectives and messages over streams of chunks, independent of the transport.
 //!
-//! Between every two processes of a group there is a stream in each direction. What is sent is cut into chunks at places
-//! that both sides compute from the header, so a stream carries no lengths of its own. Everything here is non-blocking; when
-//! nothing moves, the lane waits in slices and looks at the health of the job in between.
+//! Every two processes of a group have one stream in each direction. Data is divided into chunks at boundaries that
+//! both sides compute from the header, so a stream carries no lengths. All code here is non-blocking. When no data
+//! moves, the lane waits in slices and checks the health of the job in between.
 
 mod exchange;
 mod message;
@@ -19,36 +19,38 @@ use crate::step::{Deadline, Membership};
 pub(crate) use exchange::{Exchange, gather_all};
 pub(crate) use message::{End, StreamInbox, StreamOutbox};
 
-/// The streams of one lane. Peers are ranks of the group.
+/// The streams of one lane. Peers are group ranks.
 pub(crate) trait Wires: Send {
-    /// Bytes of a full chunk: a multiple of every element's size.
+    /// Returns the size of a full chunk in bytes, a multiple of every element size.
     fn chunk(&self) -> usize;
 
-    /// Takes bytes of the present chunk to `peer`: all, some or none. The rest of the chunk is offered again.
+    /// Sends bytes of the current chunk to `peer`: all, some or none. Returns how many; the caller offers the rest
+    /// again.
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken>;
 
-    /// Copies out what has arrived of the rest of the present chunk from `peer`: all, some or none.
+    /// Receives the rest of the current chunk from `peer`: all, some or none. Returns the number of bytes.
     fn pull(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Broken>;
 
-    /// Whether the present chunk from `peer`, of `length` bytes, is here as a whole, to be read where it lies.
+    /// Returns whether the current chunk from `peer`, of `length` bytes, has arrived completely, so that `view` can
+    /// read it.
     fn arrived(&mut self, peer: usize, length: usize) -> Result<bool, Broken>;
 
-    /// The chunk that has `arrived`.
+    /// Returns the chunk that has `arrived`.
     fn view(&self, peer: usize, length: usize) -> &[u8];
 
-    /// Makes room for the next chunk.
+    /// Releases the chunk, which makes room for the next.
     fn consume(&mut self, peer: usize);
 
-    /// Whether `peer` has consumed all that was pushed. Of sockets that is never known.
+    /// Returns whether `peer` has consumed everything that was pushed. Always false for sockets, which cannot tell.
     fn is_taken(&self, peer: usize) -> bool;
 
-    /// Whether what is pushed leaves the memory that the ranks share.
+    /// Returns whether pushed data leaves the memory that the ranks share.
     fn is_network(&self) -> bool;
 
-    /// To be taken before trying to push and pull, so that `wait` misses nothing that happens after.
+    /// Returns a mark for `wait`. Take it before trying to push and pull, so that `wait` misses no later event.
     fn mark(&self) -> u32;
 
-    /// Returns when one of `waits` may have come true since `mark`, or after about `limit`.
+    /// Returns when one of `waits` may have become possible since `mark`, or after about `limit`.
     fn wait(&mut self, mark: u32, waits: &[Wait], limit: Duration);
 }
 
@@ -69,7 +71,7 @@ impl Wait {
     }
 }
 
-/// A stream that is no more.
+/// The error of a stream that has broken.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) detail: String,
@@ -81,15 +83,15 @@ impl From<std::io::Error> for Broken {
     }
 }
 
-/// Decides how long a lane goes on waiting.
+/// Decides how long a lane keeps waiting.
 struct Watch<'a> {
     health: &'a Health,
-    /// Ranks of the world by rank in the group.
+    /// Global ranks, by rank in the group.
     members: &'a [usize],
-    /// Knows when the time is up, and finds out who is to blame, which may be somebody else than who is waited for.
+    /// Tracks the deadline and determines which rank to blame, which may differ from the rank waited for.
     inquest: Inquest<'a>,
-    /// Why the lane would have given up, had it not looked once more: what a rank sent before it left, or before it was lost,
-    /// may have come after the last look at its stream.
+    /// Why the lane would have given up. It checks its streams once more first, because data that a rank sent before it
+    /// left or was lost may have arrived after the last check.
     last_look: Option<Failure>,
 }
 
@@ -99,7 +101,7 @@ impl<'a> Watch<'a> {
         Watch { health, members: &membership.members, inquest, last_look: None }
     }
 
-    /// Sleeps until something may have moved. `waits` begin with who is most likely to blame.
+    /// Sleeps until progress may be possible. The peers most likely to blame come first in `waits`.
     fn idle(&mut self, wires: &mut dyn Wires, mark: u32, waits: &[Wait]) -> Result<(), Failure> {
         if let Some(failure) = self.last_look.take() {
             return Err(failure);
@@ -114,7 +116,7 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// Why nothing can still come from these ranks, if so.
+    /// Returns the reason if no more data can come from these ranks.
     fn hopeless(&mut self, peers: &[usize]) -> Option<Failure> {
         if let Err(failure) = self.health.check() {
             return Some(failure);

@@ -1,23 +1,24 @@
-//! In which order the chunks of a collective follow one another in the stream from one rank to another.
+//! The order of a collective's chunks in the stream from one rank to another.
 //!
-//! An all_reduce sends chunks of the receiver's range, to be reduced there, and chunks of the sender's own range, when they
-//! are reduced. Sent in turn, a reduced chunk travels while it is still in the cache and both directions are always busy.
+//! An all_reduce sends chunks of the receiver's range, to be reduced there, and chunks of the sender's own range once
+//! they are reduced. Alternating the two sends a reduced chunk while it is still in the cache and keeps both directions
+//! busy.
 //!
-//! This cannot deadlock, whatever the room in the streams: the k-th gathered chunk depends on the k-th chunks to be reduced of
-//! all ranks, which come earlier in every stream, and streams are consumed in order.
+//! This cannot deadlock, however little room the streams have: the k-th gathered chunk depends on the k-th chunks to be
+//! reduced of all ranks, which come earlier in every stream, and streams are consumed in order.
 
 use std::ops::Range;
 
-/// What a chunk is for. The number counts the chunks of its kind.
+/// The purpose of a chunk, with its index among the chunks of the same kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Item {
     /// A contribution to the receiver's range.
     Reduce(usize),
-    /// A finished piece of the sender's range.
+    /// A reduced chunk of the sender's range.
     Gather(usize),
 }
 
-/// A place in the stream.
+/// A position in the stream.
 #[derive(Debug, Clone)]
 pub(super) struct Order {
     reduces: usize,
@@ -26,16 +27,16 @@ pub(super) struct Order {
     gathered: usize,
 }
 
-/// Contributions that are sent ahead of the first finished piece, so that nobody waits for a round trip.
+/// Number of contributions sent ahead of the first reduced chunk, so that no rank waits for a round trip.
 const LEAD: usize = 2;
 
 impl Order {
-    /// A stream with this many chunks of each kind.
+    /// Creates the order of a stream with the given number of chunks of each kind.
     pub(super) fn new(reduces: usize, gathers: usize) -> Order {
         Order { reduces, gathers, reduced: 0, gathered: 0 }
     }
 
-    /// The present chunk; `None` at the end.
+    /// Returns the current chunk; `None` at the end.
     pub(super) fn item(&self) -> Option<Item> {
         let reduce_first = self.reduced < self.gathered + LEAD || self.gathered == self.gathers;
         if self.reduced < self.reduces && reduce_first {
@@ -56,7 +57,7 @@ impl Order {
     }
 }
 
-/// The `index`-th chunk of a range of bytes.
+/// Returns the `index`-th chunk of a range of bytes.
 pub(super) fn chunk_of(range: &Range<usize>, index: usize, chunk: usize) -> Range<usize> {
     let start = range.start + index * chunk;
     start..range.end.min(start + chunk)
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_chunk_is_sent_once_and_finished_pieces_come_after_their_contributions() {
+    fn every_chunk_is_sent_once_and_reduced_chunks_follow_their_contributions() {
         for reduces in 0..7 {
             for gathers in 0..7 {
                 let mut order = Order::new(reduces, gathers);

@@ -1,4 +1,4 @@
-//! Who is named when a rank stops in the middle of a collective, wherever that is: always that rank.
+//! Tests that a rank that stops in the middle of a collective is the one that is blamed, wherever it stops.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,25 +22,25 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Chunks from one rank to another.
 type Stream = VecDeque<Vec<u8>>;
 
-/// A world in memory, one of whose ranks stops after a number of chunks.
+/// An in-memory world in which one rank stops after a number of chunks.
 struct Scene {
-    /// By sender and receiver.
+    /// By (sender, receiver).
     streams: Mutex<HashMap<(usize, usize), Stream>>,
-    desks: [Arc<WaitRegistry>; SIZE],
-    /// Chunks that the rank still sends.
+    registries: [Arc<WaitRegistry>; SIZE],
+    /// Number of chunks that the stopping rank still sends.
     left: AtomicUsize,
 }
 
 impl Scene {
-    fn stands_still(&self, rank: usize) -> bool {
+    fn has_stopped(&self, rank: usize) -> bool {
         rank == STOPPED && self.left.load(Ordering::SeqCst) == 0
     }
 
-    /// One reduction after another on one rank, until one fails.
+    /// Runs `times` reductions on one rank, until one fails.
     fn reduce(self: &Arc<Scene>, rank: usize, times: u64) -> Result<(), Failure> {
         let membership = Membership::new(5, rank, (0..SIZE).collect());
         let end = || End { scene: Arc::clone(self), rank };
-        let registry = Arc::clone(&self.desks[rank]);
+        let registry = Arc::clone(&self.registries[rank]);
         let health = Health::new(rank, Board::new(SIZE), registry, Some(Box::new(end())));
         let waiters = Arc::<Waiters>::default();
         let topic = Topic::collectives(5, &waiters);
@@ -97,7 +97,7 @@ impl Wires for End {
 
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken> {
         let full = self.stream(self.rank, peer, |stream| stream.len() == 4);
-        if full || self.scene.stands_still(self.rank) {
+        if full || self.scene.has_stopped(self.rank) {
             return Ok(0);
         }
         self.stream(self.rank, peer, |stream| stream.push_back(bytes.to_vec()));
@@ -116,11 +116,11 @@ impl Wires for End {
     }
 
     fn arrived(&mut self, peer: usize, _length: usize) -> Result<bool, Broken> {
-        Ok(!self.scene.stands_still(self.rank) && self.stream(peer, self.rank, |stream| !stream.is_empty()))
+        Ok(!self.scene.has_stopped(self.rank) && self.stream(peer, self.rank, |stream| !stream.is_empty()))
     }
 
     fn view(&self, peer: usize, length: usize) -> &[u8] {
-        // Everybody contributes ones.
+        // Every rank contributes ones.
         assert_eq!(self.stream(peer, self.rank, |stream| stream.front().cloned()), Some(vec![1; length]));
         &[1; CHUNK][..length]
     }
@@ -147,25 +147,26 @@ impl Wires for End {
 }
 
 impl Announce for End {
-    /// Every rank is to find out for itself.
+    /// Does nothing, so that every rank must find the cause itself.
     fn announce(&self, _cause: &Cause) {}
 
     fn ask(&self, peer: usize, topic: u64) {
-        if !self.scene.stands_still(peer) {
-            self.scene.desks[self.rank].answered(topic, peer, self.scene.desks[peer].wait_state(topic));
+        if !self.scene.has_stopped(peer) {
+            self.scene.registries[self.rank].answered(topic, peer, self.scene.registries[peer].wait_state(topic));
         }
     }
 }
 
 #[test]
 fn the_rank_that_stopped_is_named_wherever_it_stops() {
-    // Two headers, and to each of two peers its chunks to be reduced and the finished ones; in two collectives.
+    // In each of two collectives: two headers, and for each of two peers its chunks to be reduced and the reduced
+    // chunks.
     let whole = 2 * (2 + 2 * 2 * CHUNKS);
     std::thread::scope(|scope| {
         for left in 0..whole {
             scope.spawn(move || {
                 let left = AtomicUsize::new(left);
-                let scene = Arc::new(Scene { streams: Mutex::default(), desks: Default::default(), left });
+                let scene = Arc::new(Scene { streams: Mutex::default(), registries: Default::default(), left });
                 let ranks: Vec<_> = (0..SIZE)
                     .map(|rank| {
                         let scene = Arc::clone(&scene);

@@ -1,13 +1,14 @@
-//! Which of this host's addresses to listen on.
+//! Determines which of this host's addresses to listen on.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The address of an interface to listen on: itself, or what the interface of that name has, IPv4 first. `None` is loopback.
+/// Returns the address to listen on for an interface, given as an address or by name. A named interface with several
+/// addresses uses IPv4 first. `None` is loopback.
 ///
 /// # Errors
-/// A line that says which interfaces there are, if none has that name.
+/// A message that lists the interfaces of this host, if none has that name.
 pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
     let Some(interface) = interface else { return Ok(Ipv4Addr::LOCALHOST.into()) };
     if let Ok(address) = interface.parse() {
@@ -16,7 +17,7 @@ pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
     let all = addresses().map_err(|error| format!("cannot list the network interfaces: {error}"))?;
     let mut found: Vec<IpAddr> =
         all.iter().filter(|(name, _)| name == interface).map(|(_, address)| *address).collect();
-    // IPv4 first: an IPv6 address of an interface is often link-local and of no use without its scope.
+    // IPv4 first: an interface's IPv6 address is often link-local and unusable without its scope.
     found.sort_by_key(|address| address.is_ipv6());
     found.first().copied().ok_or_else(|| {
         let mut names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
@@ -26,23 +27,24 @@ pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
     })
 }
 
-/// Names and addresses of all interfaces.
+/// Returns the names and addresses of all interfaces.
 fn addresses() -> std::io::Result<Vec<(String, IpAddr)>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` is a place for the result.
+    // SAFETY: `list` is a valid place for the result.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
     let mut found = Vec::new();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: an element of the list, which lives until `freeifaddrs`.
+        // SAFETY: `next` is an element of the list, which lives until `freeifaddrs`.
         let entry = unsafe { &*next };
         next = entry.ifa_next;
         if entry.ifa_addr.is_null() {
             continue;
         }
-        // SAFETY: not null, and as long as its family says, by the contract of `getifaddrs`; read without alignment.
+        // SAFETY: the address is not null and, by the contract of `getifaddrs`, as long as its family requires; it is
+        // read unaligned.
         let address: IpAddr = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
                 // SAFETY: as above.
@@ -56,11 +58,11 @@ fn addresses() -> std::io::Result<Vec<(String, IpAddr)>> {
             }
             _ => continue,
         };
-        // SAFETY: a string that lives until `freeifaddrs`.
+        // SAFETY: the name is a C string that lives until `freeifaddrs`.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         found.push((name.to_string_lossy().into_owned(), address));
     }
-    // SAFETY: what `getifaddrs` gave, once.
+    // SAFETY: `list` came from `getifaddrs` and is freed once.
     unsafe { libc::freeifaddrs(list) };
     Ok(found)
 }

@@ -1,8 +1,8 @@
-//! Opens the connections between ranks: the rank with the higher number connects, the lower one accepts.
+//! Opens the connections between ranks: the higher rank connects, the lower rank accepts.
 //!
-//! Every connection says, under the proof of the job token, which job and attempt it belongs to, for which group and purpose it
-//! is, and from which rank to which. The hub keeps what has been accepted until somebody asks for it, so that groups may be
-//! connected at the same time and in any order.
+//! Every connection states its job, attempt, group and purpose and the ranks of both ends; the proof of the job token
+//! covers these fields. The hub keeps accepted connections until they are requested, so groups may connect at the same
+//! time and in any order.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,18 +14,18 @@ use crate::auth::{self, Hello, Key, Refusal, WELCOME};
 use crate::doorkeeper::Doorkeeper;
 use crate::error::CommError;
 
-/// Who this process is to others.
+/// The identity of this process towards its peers.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
-    /// Digest of the job's name.
+    /// Digest of the job's run id.
     pub(crate) job: u64,
     pub(crate) attempt: u32,
-    /// Rank in the world.
+    /// Rank in the job.
     pub(crate) rank: usize,
     pub(crate) key: Key,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub(crate) enum Purpose {
@@ -40,7 +40,7 @@ pub(crate) struct Hub {
     pub(crate) identity: Identity,
     door: Doorkeeper,
     arrivals: Arc<Arrivals>,
-    /// Where the ranks of the world listen; known after the meeting.
+    /// Addresses that the ranks of the job listen on; set after the rendezvous.
     pub(crate) addresses: OnceLock<Vec<SocketAddr>>,
 }
 
@@ -77,7 +77,7 @@ impl Hub {
         self.door.address
     }
 
-    /// The connections to all `members` but this rank, in their order.
+    /// Opens the connections to all `members`, in their order; `None` for this rank.
     pub(crate) fn mesh(
         &self,
         group: u64,
@@ -87,7 +87,8 @@ impl Hub {
     ) -> Result<Vec<Option<TcpStream>>, CommError> {
         let own = self.identity.rank;
         let mut streams: Vec<Option<TcpStream>> = members.iter().map(|_| None).collect();
-        // First all that this rank opens, then all that it is given: nobody waits for somebody who waits.
+        // Open the outgoing connections first, then wait for the incoming ones, so that no cycle of waiting ranks
+        // forms.
         for (stream, member) in streams.iter_mut().zip(members).filter(|(_, member)| **member < own) {
             *stream = Some(self.open(group, purpose, *member, deadline)?);
         }
@@ -122,7 +123,7 @@ impl Hub {
             let rendezvous = |detail: String| CommError::Rendezvous { rank, address: address.to_string(), detail };
             match tried {
                 Ok(stream) => return Ok(stream),
-                // The door may be crowded.
+                // The peer may have too many unauthenticated connections at the moment.
                 Err(Refusal::Io(_)) if Instant::now() + RETRY < deadline => std::thread::sleep(RETRY),
                 Err(Refusal::Io(error)) => return Err(rendezvous(format!("rank {peer}: {error}"))),
                 Err(Refusal::Protocol) => return Err(rendezvous(format!("that is not rank {peer}"))),
@@ -191,7 +192,7 @@ mod tests {
         Hub::listen(listener, Identity { job: 7, attempt, rank, key: Key::new(Some(token)) }).expect("a hub")
     }
 
-    /// What rank 1 gets from rank 0, who may not be who it expects.
+    /// Connects rank 1 to rank 0, which may belong to another attempt or have another token.
     fn meet(attempt: u32, token: &str) -> Result<TcpStream, CommError> {
         let (first, second) = (hub(0, 2, "token"), hub(1, attempt, token));
         let addresses = vec![first.address(), second.address()];
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_told_apart_by_group_and_purpose() {
+    fn connections_are_matched_by_group_and_purpose() {
         let (first, second) = (hub(0, 0, "t"), hub(1, 0, "t"));
         let addresses = vec![first.address(), second.address()];
         first.addresses.get_or_init(|| addresses.clone());
@@ -221,7 +222,7 @@ mod tests {
             let accepted = first.accept(group, purpose, 1, deadline).expect("accepted");
             assert_eq!(accepted.peer_addr().ok(), opened[index].local_addr().ok());
         }
-        let late = first.accept(9, Purpose::Control, 1, Instant::now()).expect_err("nobody");
+        let late = first.accept(9, Purpose::Control, 1, Instant::now()).expect_err("no rank connects");
         assert!(late.to_string().contains("rank 1 has not connected in time"), "{late}");
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks as processes of several hosts: streams as connections.
+//! Ranks as processes of several hosts: streams as TCP connections.
 
 mod address;
 mod hub;

@@ -1,7 +1,8 @@
-//! Streams over non-blocking sockets, each chunk with its checksum behind it.
+//! Streams over non-blocking sockets, with a checksum after each chunk.
 //!
-//! TCP's own checksum has 16 bits, and is made anew by whatever forwards a packet. A chunk that does not fit its CRC-32 ends the job before it is
-//! used. Behind the bytes of a chunk follow four of the checksum; the last byte of a chunk counts as pushed or pulled when those are.
+//! TCP's own checksum has only 16 bits, and devices that forward a packet recompute it. A chunk that does not match its
+//! CRC-32 ends the job before the chunk is used. The four bytes of the checksum follow the bytes of the chunk. The last
+//! byte of a chunk counts as pushed or pulled only when the checksum has been transferred.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::stream::{Broken, Wait, Wires};
 
-/// Bytes of a chunk: enough to make a system call worth its while, and what is reduced is still in the second-level cache.
+/// Size of a chunk in bytes: large enough to amortize a system call, small enough that the data to reduce is still in
+/// the L2 cache.
 pub const CHUNK: usize = 256 * 1024;
 
 /// One rank's sockets of one lane.
@@ -25,30 +27,31 @@ struct Peer {
     stream: TcpStream,
     sending: Option<Tail>,
     receiving: Tail,
-    /// The present chunk and its checksum, when it is to be reduced where it lies; words, for the alignment.
+    /// The current chunk and its checksum, if the chunk is reduced from here. Stored as words for alignment.
     staging: Vec<u64>,
     staged: usize,
 }
 
-/// The checksum of the present chunk, on its way.
+/// The checksum of the current chunk, in transit.
 #[derive(Default)]
 struct Tail {
-    /// Of what has come so far, at the receiving end.
+    /// CRC of the bytes received so far; used by the receiving end.
     crc32: Hasher,
     bytes: [u8; TAIL],
-    /// How many of those bytes are gone, or here.
+    /// Number of checksum bytes sent or received.
     moved: usize,
-    /// Whether all bytes of the chunk are, though the last one was not reported.
+    /// Whether all bytes of the chunk were transferred and only the report of the last one is held back.
     last: bool,
 }
 
-/// Bytes of a checksum.
+/// Size of a checksum in bytes.
 const TAIL: usize = 4;
 
 impl Tail {
-    /// What to report of `moved` bytes of the `rest` of a chunk and of the checksum behind it.
+    /// Returns how many bytes to report when `moved` bytes were transferred of the `rest` of a chunk and of the
+    /// checksum after it.
     fn report(&mut self, moved: usize, rest: usize) -> usize {
-        // Of a chunk whose last byte was held back, that is all that is offered, and it is there already.
+        // If the last byte was held back, `rest` is that one byte, and it has been transferred already.
         let own = if self.last { 0 } else { moved.min(rest) };
         self.moved += moved - own;
         let is_last = self.last || own == rest;
@@ -78,7 +81,7 @@ impl TcpWires {
     }
 }
 
-/// The result of a non-blocking transfer: nothing now is `None`, the end of the stream an error.
+/// Maps the result of a non-blocking transfer: `None` if it would block, an error at the end of the stream.
 fn transferred(result: io::Result<usize>) -> Result<Option<usize>, Broken> {
     match result {
         Ok(0) => Err(Broken { detail: "the connection was closed".into() }),
@@ -88,7 +91,7 @@ fn transferred(result: io::Result<usize>) -> Result<Option<usize>, Broken> {
     }
 }
 
-/// Whether what has come is what was sent.
+/// Checks that the received data matches its checksum.
 fn intact(found: u32, sent: [u8; TAIL]) -> Result<(), Broken> {
     match found == u32::from_le_bytes(sent) {
         true => Ok(()),
@@ -103,7 +106,7 @@ impl Wires for TcpWires {
 
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken> {
         let Peer { stream, sending, .. } = self.peer(peer)?;
-        // The first that is offered of a chunk is all of it.
+        // The first push of a chunk offers the whole chunk.
         let tail =
             sending.get_or_insert_with(|| Tail { bytes: crc32fast::hash(bytes).to_le_bytes(), ..Tail::default() });
         let own = if tail.last { &[] } else { bytes };
@@ -171,7 +174,7 @@ impl Wires for TcpWires {
         true
     }
 
-    /// Sockets remember what has happened.
+    /// Returns 0, because sockets keep their state until it is polled.
     fn mark(&self) -> u32 {
         0
     }
@@ -187,7 +190,7 @@ impl Wires for TcpWires {
         });
         let mut polled: Vec<PollFd<'_>> = polled.collect();
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        // An error means no more than that the caller looks again.
+        // On an error the caller just checks again.
         let _ = poll(&mut polled, Some(&limit));
     }
 }
@@ -198,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection; what goes from the first to the second passes through a socket pair of its own.
+    /// Returns the two ends of a connection: the wires of one and the raw stream of the other.
     fn pair() -> (TcpWires, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -221,7 +224,7 @@ mod tests {
         Ok(())
     }
 
-    /// What a chunk is on the wire.
+    /// Returns the bytes of a chunk on the wire.
     fn on_the_wire(chunk: &[u8]) -> Vec<u8> {
         let (mut wires, mut far) = pair();
         push_all(&mut wires, chunk);
@@ -232,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_arrive_however_they_are_cut_on_the_way() {
+    fn chunks_arrive_however_the_stream_is_fragmented() {
         for length in [1, 2, 3, 4, 5, 100, 1000] {
             let chunk: Vec<u8> = (0..length).map(|i| (i * 37 + 11) as u8).collect();
             let bytes = [on_the_wire(&chunk), on_the_wire(&chunk)].concat();
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_is_found_before_a_chunk_is_used() {
+    fn every_flipped_bit_is_detected_before_a_chunk_is_used() {
         let chunk = *b"sixteen bytes...";
         let bytes = on_the_wire(&chunk);
         for bit in 0..8 * bytes.len() {

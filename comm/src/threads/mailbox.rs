@@ -1,4 +1,4 @@
-//! A message from one thread to another: the sender offers its buffer, the receiver copies it out and says so.
+//! Messages between threads: the sender offers its buffer, and the receiver copies it and withdraws the offer.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::inquiry::{Inquest, Topic};
 use crate::signature::Signature;
 use crate::step::{Carried, Deadline, Inbox, Outbox};
 
-/// The way from one rank to another.
+/// The channel from one rank to another.
 #[derive(Default)]
 pub(super) struct Mailbox {
     offer: Mutex<Option<Offer>>,
@@ -22,7 +22,7 @@ struct Offer {
     length: usize,
 }
 
-// SAFETY: the pointer is read only by the receiver, under the lock, while the sender waits for the offer to go.
+// SAFETY: only the receiver reads the pointer, under the lock, while the sender waits until the offer is withdrawn.
 unsafe impl Send for Offer {}
 
 impl Mailbox {
@@ -34,9 +34,9 @@ impl Mailbox {
 /// One end of a mailbox.
 pub(super) struct End {
     pub(super) room: Arc<Room>,
-    /// Which of the room's mailboxes.
+    /// Index among the room's mailboxes.
     pub(super) index: usize,
-    /// Rank of the world at the other end.
+    /// Global rank of the other end.
     pub(super) peer: usize,
     pub(super) health: Arc<Health>,
     pub(super) topic: Topic,
@@ -47,7 +47,7 @@ impl End {
         &self.room.mailboxes[self.index]
     }
 
-    /// Waits until there is an offer (`full`) or none.
+    /// Waits until an offer exists (`full`) or no offer exists.
     fn wait_until(&self, full: bool, deadline: Deadline) -> Result<MutexGuard<'_, Option<Offer>>, Failure> {
         let (mailbox, peer) = (self.mailbox(), self.peer);
         let mut inquest = Inquest::new(&self.health, &self.topic, deadline);
@@ -84,7 +84,7 @@ impl Outbox for Sender {
         match self.0.wait_until(false, deadline) {
             Ok(_) => Ok(Carried::IN_PLACE),
             Err(failure) => {
-                // Under the lock nobody is copying, and nobody finds the offer afterwards.
+                // While this thread holds the lock the receiver is not copying, and afterwards it finds no offer.
                 *mailbox.lock() = None;
                 Err(failure)
             }
@@ -103,8 +103,8 @@ impl Inbox for Receiver {
                 let (here, there) = (signature.to_string(), offer.signature.to_string());
                 return Err(Cause::Mismatch { rank: health.rank, here, peer: *peer, there }.into());
             }
-            // SAFETY: the sender keeps its buffer alive and unchanged until the offer is gone, which needs the lock held
-            // here; the lengths were compared.
+            // SAFETY: the sender keeps its buffer alive and unchanged until the offer is withdrawn, which needs the
+            // lock held here. The lengths were compared above.
             bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(offer.bytes, offer.length) });
         }
         *slot = None;

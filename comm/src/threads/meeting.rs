@@ -1,9 +1,9 @@
-//! Collectives between threads: everybody posts its buffer, reads the others', and leaves when all have read.
+//! Collectives between threads: every rank posts its buffer, reads those of the others, and leaves once all have read.
 //!
-//! A collective is up to three phases with a barrier after each. *Post*: the buffers are there, and the signatures agree.
-//! *Reduce*: the owner of a range has combined it; nobody else reads or writes that range meanwhile. *Gather*: everybody has
-//! copied the other ranges from their owners. The barriers make the ranges that are written in a phase disjoint from those
-//! that are read in it, on every buffer.
+//! A collective has up to three phases with a barrier after each. *Post*: the buffers are posted and the signatures
+//! compared. *Reduce*: the owner of a range combines it; no other rank reads or writes that range in the meantime.
+//! *Gather*: every rank copies the other ranges from their owners. The barriers keep the ranges that are written in a
+//! phase disjoint, in every buffer, from those that are read in it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::tree;
 
 pub(super) struct Meeting {
     seats: Vec<Seat>,
-    /// Arrivals at barriers since the beginning, of all ranks together.
+    /// Arrivals of all ranks at all barriers so far.
     arrivals: AtomicU64,
     bell: Bell,
 }
@@ -29,11 +29,11 @@ pub(super) struct Meeting {
 #[derive(Default)]
 struct Seat {
     post: RwLock<Option<Post>>,
-    /// Barriers that this rank has come to.
+    /// Number of barriers that this rank has reached.
     phase: AtomicU64,
 }
 
-/// A buffer that others may read while they hold the lock it was found under.
+/// A buffer that other ranks may read while they hold the lock of its seat.
 #[derive(Clone, Copy)]
 struct Post {
     signature: Signature,
@@ -41,27 +41,32 @@ struct Post {
     length: usize,
 }
 
-// SAFETY: readers hold the read lock of the seat, and the owner withdraws the post under the write lock before the buffer
-// goes away. The phases keep writes and reads of one range apart.
+// SAFETY: readers hold the read lock of the seat, and the owner withdraws the post under the write lock before it frees
+// the buffer. The phases keep writes and reads of one range apart.
 unsafe impl Send for Post {}
-// SAFETY: as above; the pointer is only copied out of the post.
+// SAFETY: as above; sharing a post only copies the pointer out of it.
 unsafe impl Sync for Post {}
 
 impl Post {
+    /// Returns a shared slice of the range.
+    ///
     /// # Safety
-    /// The post must be under its lock, and nobody may write to the range in this phase.
+    /// The post must be under its lock, and no rank may write to the range in this phase.
     unsafe fn read<'a>(&'a self, range: &Range<usize>) -> &'a [u8] {
         assert!(range.end <= self.length);
-        // SAFETY: in bounds of a live buffer; the caller answers for the rest.
+        // SAFETY: in bounds of a live buffer; the caller guarantees the absence of writes.
         unsafe { std::slice::from_raw_parts(self.bytes.add(range.start), range.len()) }
     }
 
+    /// Returns a mutable slice of the range.
+    ///
     /// # Safety
-    /// As for `read`, and nobody else may read the range in this phase, nor may two of these overlap.
+    /// As for `read`; in addition, no other rank may read the range in this phase, and two such slices must not
+    /// overlap.
     #[allow(clippy::mut_from_ref)]
     unsafe fn write<'a>(&'a self, range: &Range<usize>) -> &'a mut [u8] {
         assert!(range.end <= self.length);
-        // SAFETY: in bounds of a live buffer; the caller answers for the rest.
+        // SAFETY: in bounds of a live buffer; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.bytes.add(range.start), range.len()) }
     }
 }
@@ -76,7 +81,7 @@ impl Meeting {
     }
 }
 
-/// One rank's place in the meeting.
+/// One rank's place in the collectives of its group.
 pub(super) struct Participant {
     room: Arc<Room>,
     membership: Membership,
@@ -84,7 +89,7 @@ pub(super) struct Participant {
     topic: Topic,
     spin: Duration,
     timeout: Duration,
-    /// Barriers passed.
+    /// Number of barriers reached.
     phase: u64,
 }
 
@@ -117,7 +122,8 @@ impl Participant {
             self.health.check()?;
             let missing = self.missing();
             if let Some(peer) = missing.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
-                // Seen before its seat is looked at again: a rank leaves only after it has done its part.
+                // Check the seat again now that the peer is known to have left. A rank leaves only after it has done
+                // its part, so if its seat is still behind, the peer is lost.
                 if self.missing().contains(&peer) {
                     let detail = "it dropped its communicator".to_string();
                     return Err(Cause::Lost { peer, detail }.into());
@@ -134,15 +140,15 @@ impl Participant {
         }
     }
 
-    /// The ranks, of the world, that have not come to the present barrier.
+    /// Returns the global ranks that have not reached the current barrier.
     fn missing(&self) -> Vec<usize> {
         let seats = self.room.meeting.seats.iter().zip(&self.membership.members);
         let late = seats.filter(|(seat, _)| seat.phase.load(Ordering::SeqCst) < self.phase);
         late.map(|(_, member)| *member).collect()
     }
 
-    /// The posts of all ranks, locked for reading. Everybody locks in rank order, so that readers and owners who withdraw
-    /// cannot wait for each other in a circle.
+    /// Locks the posts of all ranks for reading. Every rank locks in rank order, so readers and owners that withdraw
+    /// their posts cannot deadlock.
     fn posts(&self) -> Result<Vec<Locked<'_>>, Failure> {
         (0..self.membership.size()).map(|rank| self.post(rank)).collect()
     }
@@ -151,7 +157,7 @@ impl Participant {
         let guard = self.room.meeting.seats[rank].post.read().unwrap_or_else(PoisonError::into_inner);
         match *guard {
             Some(post) => Ok(Locked { post, _guard: guard }),
-            // Withdrawn: its owner has failed, and the board says why.
+            // The owner has failed and withdrawn its post; the board has the cause.
             None => Err(self.health.check().err().unwrap_or(Failure::Deadline { peer: self.membership.members[rank] })),
         }
     }
@@ -181,11 +187,12 @@ impl Participant {
         for start in range.clone().step_by(BLOCK) {
             let block = start..range.end.min(start + BLOCK);
             let others = (0..posts.len()).filter(|other| *other != rank);
-            // SAFETY: the posts are locked, and in this phase nobody writes to this rank's range of another's buffer.
+            // SAFETY: the posts are locked, and in this phase no rank writes to this rank's range in another rank's
+            // buffer.
             let peers: Vec<&[u8]> = others.map(|other| unsafe { posts[other].post.read(&block) }).collect();
             match &mut shard {
                 None => {
-                    // SAFETY: as above; this rank's range of its own buffer belongs to this rank alone in this phase.
+                    // SAFETY: as above; in this phase only this rank accesses its range in its own buffer.
                     tree::reduce(reduction, weights, rank, unsafe { posts[rank].post.write(&block) }, &peers);
                 }
                 Some(shard) => {
@@ -199,7 +206,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Copies the others' ranges into this rank's buffer.
+    /// Copies the other ranks' ranges into this rank's buffer.
     fn gather(&self, plan: &Plan) -> Result<(), Failure> {
         let rank = self.membership.rank;
         for other in self.membership.peers() {
@@ -207,11 +214,11 @@ impl Participant {
             if range.is_empty() {
                 continue;
             }
-            // Locked in rank order, as everywhere.
+            // Lock in rank order, as everywhere.
             let (low, high) = (self.post(rank.min(other))?, self.post(rank.max(other))?);
             let (own, theirs) = if rank < other { (&low, &high) } else { (&high, &low) };
-            // SAFETY: the posts are locked. In this phase every rank writes the ranges of others in its own buffer and reads,
-            // in others' buffers, only the range of their owner.
+            // SAFETY: the posts are locked. In this phase every rank writes only the ranges of others in its own buffer
+            // and reads, in others' buffers, only the range of the buffer's owner.
             unsafe { copy(theirs.post.read(range), own.post.write(range), own.post.length) };
         }
         Ok(())
@@ -227,7 +234,7 @@ impl Participant {
         if let Some(reduction) = plan.reduce {
             self.reduce(plan, reduction, shard)?;
         }
-        // Nobody leaves while its buffer is read or its post compared.
+        // No rank leaves while another reads its buffer or compares its post.
         self.barrier(&mut inquest)?;
         if plan.gather {
             self.gather(plan)?;
@@ -237,13 +244,13 @@ impl Participant {
     }
 }
 
-/// A post under its lock.
+/// A post with its lock.
 struct Locked<'a> {
     post: Post,
     _guard: RwLockReadGuard<'a, Option<Post>>,
 }
 
-/// What a step says besides its buffers.
+/// The parts of a step other than its buffers.
 struct Plan {
     reduce: Option<Reduction>,
     ranges: Vec<Range<usize>>,
@@ -251,7 +258,7 @@ struct Plan {
     deadline: Deadline,
 }
 
-/// Bytes reduced at a time: a multiple of every element, small enough to stay in the second-level cache.
+/// Bytes reduced at a time: a multiple of every element size, small enough for the L2 cache.
 const BLOCK: usize = 64 * 1024;
 
 impl Collective for Participant {
@@ -262,7 +269,8 @@ impl Collective for Participant {
         let plan = Plan { reduce, ranges, gather, deadline };
         let outcome = self.attempt(&plan, post, shard);
         if let Err(failure) = &outcome {
-            // First the board, so that nobody begins to read, then the post, which waits for those who do.
+            // End the job on the board first, so that no rank starts to read; then withdraw the post, which waits for
+            // current readers.
             let timeout = self.timeout;
             self.health.end_because(failure, &signature, timeout);
         }

@@ -1,9 +1,9 @@
-//! Ranks as threads of one process. Peers read each other's buffers directly: one pass over the data, no copy through a
-//! channel.
+//! Ranks as threads of one process. Peers read each other's buffers directly, in one pass over the data and without a
+//! copy through a channel.
 //!
-//! A buffer may be read from the moment its owner posts it until the owner withdraws the post. Readers hold a read lock on
-//! the post while they read and the owner withdraws under the write lock, also when it fails: so no buffer is freed while
-//! it is being read.
+//! A buffer may be read from the moment its owner posts it until the owner withdraws the post. Readers hold a read lock
+//! on the post while they read, and the owner withdraws it under the write lock, even when an operation fails. A buffer
+//! is therefore never freed while it is being read.
 #![allow(unsafe_code)]
 
 mod mailbox;
@@ -23,17 +23,17 @@ use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use mailbox::{Mailbox, Receiver, Sender};
 use meeting::{Meeting, Participant};
 
-/// A world of `size` ranks in this process: the communicators in rank order, one to be given to each thread.
+/// Creates `size` ranks in this process. Returns the communicators in rank order; pass one to each thread.
 ///
 /// # Panics
 /// If the operating system refuses to start the `size` worker threads.
 pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     let board = Board::new(size);
     let rooms = Arc::new(Rooms::default());
-    let desks: Arc<[Arc<WaitRegistry>]> = (0..size).map(|_| Arc::default()).collect();
+    let registries: Arc<[Arc<WaitRegistry>]> = (0..size).map(|_| Arc::default()).collect();
     let rank = |rank| -> Result<Arc<dyn Communicator>, CommError> {
-        let announcer = Box::new(Colleagues { rank, desks: Arc::clone(&desks) });
-        let health = Health::new(rank, Arc::clone(&board), Arc::clone(&desks[rank]), Some(announcer));
+        let announcer = Box::new(SharedRegistries { rank, registries: Arc::clone(&registries) });
+        let health = Health::new(rank, Arc::clone(&board), Arc::clone(&registries[rank]), Some(announcer));
         let membership = Membership::new(0, rank, (0..size).collect());
         let fabric = Threads::enter(&rooms, &health, membership.clone(), options.timeout);
         Ok(Group::new(membership, Box::new(fabric), health, options.timeout)?)
@@ -41,19 +41,19 @@ pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     (0..size).map(rank).collect::<Result<_, _>>().expect("the operating system starts a thread for each rank")
 }
 
-/// How a rank asks the others: by looking at their desks.
-struct Colleagues {
+/// Asks the other ranks by reading their registries.
+struct SharedRegistries {
     rank: usize,
     /// By rank.
-    desks: Arc<[Arc<WaitRegistry>]>,
+    registries: Arc<[Arc<WaitRegistry>]>,
 }
 
-impl Announce for Colleagues {
-    /// They share a board.
+impl Announce for SharedRegistries {
+    /// Does nothing, because all ranks share one board.
     fn announce(&self, _cause: &Cause) {}
 
     fn ask(&self, peer: usize, topic: u64) {
-        self.desks[self.rank].answered(topic, peer, self.desks[peer].wait_state(topic));
+        self.registries[self.rank].answered(topic, peer, self.registries[peer].wait_state(topic));
     }
 }
 
@@ -63,10 +63,10 @@ struct Rooms {
     open: Mutex<HashMap<u64, (Arc<Room>, usize)>>,
 }
 
-/// Where the ranks of one group meet.
+/// The shared state of one group.
 struct Room {
     meeting: Meeting,
-    /// From rank `i` to rank `j`: `mailboxes[i * size + j]`.
+    /// `mailboxes[i * size + j]` holds the messages from rank `i` to rank `j`.
     mailboxes: Vec<Mailbox>,
 }
 
@@ -94,7 +94,7 @@ impl Threads {
         Threads { rooms: Arc::clone(rooms), room, membership, health: Arc::clone(health), timeout }
     }
 
-    /// One end of the way from one rank of the group to another.
+    /// Creates one end of the messages between two ranks of the group.
     fn end(&self, from: usize, to: usize, peer: usize, waiters: &Arc<Waiters>) -> mailbox::End {
         let Membership { group, ref members, .. } = self.membership;
         mailbox::End {

@@ -1,9 +1,9 @@
-//! Every sum against the tree as it is defined, read aloud.
+//! Compares every reduction with the definition of the tree.
 
 use super::*;
 use proptest::prelude::*;
 
-/// The definition, read aloud: pair up neighbours until one value is left.
+/// The definition of the tree: combines neighbours until one value is left.
 fn oracle<W: Copy>(mut level: Vec<W>, combine: fn(W, W) -> W) -> W {
     while level.len() > 1 {
         level = level.chunks(2).map(|pair| if let [l, r] = pair { combine(*l, *r) } else { pair[0] }).collect();
@@ -16,7 +16,7 @@ fn sum(dtype: Dtype) -> Reduction {
 }
 
 #[test]
-fn sums_of_cells_have_the_bits_of_the_whole_tree() {
+fn cell_sums_are_bit_identical_to_the_flat_tree() {
     const LENGTH: usize = 700;
     for size in 1usize..24 {
         let value =
@@ -82,7 +82,7 @@ proptest! {
 }
 
 #[test]
-fn a_reduction_into_other_memory_has_the_same_bits() {
+fn reduce_into_is_bit_identical_to_reduce() {
     let ranks: Vec<Vec<f32>> = (0..3).map(|rank| (0..1000).map(|i| (i * 7 + rank) as f32 / 3.0).collect()).collect();
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     for (size, op) in [(2, ReduceOp::Sum), (2, ReduceOp::Max), (3, ReduceOp::Sum)] {
@@ -106,7 +106,7 @@ fn a_reduction_into_other_memory_has_the_same_bits() {
 
 #[test]
 fn half_precision_is_rounded_once() {
-    // In f16 steps, 2048 + 1 is 2048 again; in f32 the four ones arrive.
+    // Summed in f16, 2048 + 1 is 2048 again; summed in f32, all four ones count.
     let ranks = [2048.0, 1.0, 1.0, 1.0, 1.0].map(|value| vec![f16::from_f32(value); 3]);
     let mut own = ranks[0].clone();
     let peers: Vec<&[u8]> = ranks[1..].iter().map(|rank| bytemuck::cast_slice(rank)).collect();
@@ -115,8 +115,9 @@ fn half_precision_is_rounded_once() {
 }
 
 #[test]
-fn bf16_is_rounded_as_by_half() {
-    // Every bf16 and what lies around the middle to the next one: all classes of values, ties both ways.
+fn bf16_rounding_matches_the_half_crate() {
+    // Every bf16 value plus low bits around the midpoint to the next: all classes of values, and ties in both
+    // directions.
     for high in 0..=u16::MAX {
         let wide: Vec<f32> =
             [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| f32::from_bits(u32::from(high) << 16 | low)).to_vec();

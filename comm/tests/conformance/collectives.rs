@@ -1,4 +1,4 @@
-//! Collectives against their definitions.
+//! Compares collectives with their definitions.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -7,7 +7,7 @@ use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, ReduceOp};
 use crate::oracle::{assert_same, concatenated, part, reduced, uneven, vector};
 use crate::world::{Kind, run};
 
-/// One collective and its check against the oracle.
+/// Runs one collective and compares it with the oracle.
 fn check(
     comm: &dyn Communicator,
     operation: Operation,
@@ -54,7 +54,7 @@ fn check(
 const COLLECTIVES: [Operation; 5] =
     [Operation::AllReduce, Operation::AllGather, Operation::ReduceScatter, Operation::Broadcast, Operation::Barrier];
 
-pub(crate) fn every_operation_gives_what_its_definition_says(kind: Kind) {
+pub(crate) fn every_operation_matches_its_definition(kind: Kind) {
     for size in 1..=8 {
         run(kind, size, |comm| {
             let mut seed = 0;
@@ -62,7 +62,7 @@ pub(crate) fn every_operation_gives_what_its_definition_says(kind: Kind) {
                 for length in [0, 1, size - 1, size, 3001] {
                     for operation in COLLECTIVES {
                         seed += 1;
-                        check(&*comm, operation, dtype, length, seed).expect("the operation");
+                        check(&*comm, operation, dtype, length, seed).expect("the operation succeeds");
                     }
                 }
             }
@@ -71,12 +71,12 @@ pub(crate) fn every_operation_gives_what_its_definition_says(kind: Kind) {
 }
 
 pub(crate) fn vectors_of_many_chunks(kind: Kind) {
-    // More than one chunk for every owner, in every transport, and not a whole number of them.
+    // More than one chunk per owner on every transport, and not a whole number of chunks.
     for (size, length) in [(2, 150_001), (3, 220_009), (5, 340_007)] {
         run(kind, size, |comm| {
             for (seed, dtype) in [Dtype::F32, Dtype::F16].into_iter().enumerate() {
                 for operation in COLLECTIVES {
-                    check(&*comm, operation, dtype, length, 1 + seed as u64).expect("the operation");
+                    check(&*comm, operation, dtype, length, 1 + seed as u64).expect("the operation succeeds");
                 }
             }
         });
@@ -84,7 +84,7 @@ pub(crate) fn vectors_of_many_chunks(kind: Kind) {
 }
 
 pub(crate) fn large_vectors(kind: Kind) {
-    // 64 MiB, larger than every internal buffer; the expected values are cheap to know.
+    // 64 MiB, larger than every internal buffer; the expected values are cheap to compute.
     const LENGTH: usize = 16 << 20;
     run(kind, 2, |comm| {
         let rank = comm.rank();
@@ -104,7 +104,7 @@ pub(crate) fn large_vectors(kind: Kind) {
     });
 }
 
-pub(crate) fn results_may_be_waited_for_in_any_order(kind: Kind) {
+pub(crate) fn results_may_be_awaited_in_any_order(kind: Kind) {
     for size in [2, 3, 5] {
         run(kind, size, |comm| {
             let pending: Vec<_> = (0..40u64)
@@ -113,15 +113,15 @@ pub(crate) fn results_may_be_waited_for_in_any_order(kind: Kind) {
             let last = comm.barrier();
             last.wait().expect("the barrier comes after all of them");
             assert!(pending.iter().all(|pending| pending.is_done()));
-            // Every rank in an order of its own.
+            // Every rank waits in a different order.
             let mut order: Vec<usize> = (0..pending.len()).collect();
             order.rotate_left(7 * comm.rank());
             order.reverse();
             let mut pending: Vec<_> = pending.into_iter().map(Some).collect();
             for i in order {
-                let found = pending[i].take().expect("once").wait().expect("reduced");
+                let found = pending[i].take().expect("each result is taken once").wait().expect("reduced");
                 let ranks: Vec<_> = (0..size).map(|rank| vector(Dtype::F32, i as u64, rank, 10 + 997 * i)).collect();
-                assert_same(&found, &reduced(&ranks, ReduceOp::Sum), "waited for out of order");
+                assert_same(&found, &reduced(&ranks, ReduceOp::Sum), "awaited out of order");
             }
         });
     }
@@ -172,10 +172,10 @@ pub(crate) fn random_programs(kind: Kind) {
         run(kind, size, |comm| {
             for (operation, dtype, length, seed) in &program {
                 check(&*comm, COLLECTIVES[*operation], Dtype::ALL[*dtype], *length, u64::from(*seed))
-                    .expect("the step");
+                    .expect("the step succeeds");
             }
         });
         Ok(())
     });
-    outcome.expect("every program");
+    outcome.expect("every program succeeds");
 }

@@ -1,4 +1,4 @@
-//! What happens when something goes wrong: an error on every rank that says who and where, never a hang.
+//! A fault ends in an error on every rank and never in a hang. The error names the faulty rank and the operation.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ fn reduce(comm: &Arc<dyn Communicator>, length: usize) -> Result<Buffer, CommErr
 fn assert_mismatch(error: CommError, first: (usize, &str), second: (usize, &str)) {
     let CommError::Mismatch { rank, here, peer, there } = &error else { panic!("not a mismatch: {error}") };
     let sides = [(*rank, here.as_str()), (*peer, there.as_str())];
-    // Of devices it says so behind the rest.
+    // For device buffers, the description has a suffix.
     let is = |side: (usize, &str), expected: (usize, &str)| side.0 == expected.0 && side.1.starts_with(expected.1);
     let are = |one, other| is(sides[0], one) && is(sides[1], other);
     assert!(are(first, second) || are(second, first), "{error}");
 }
 
-pub(crate) fn other_operations_are_shown_from_both_sides(kind: Kind) {
+pub(crate) fn different_operations_are_reported_with_both_sides(kind: Kind) {
     let errors = run(kind, 2, |comm| {
         reduce(&comm, 100).expect("they agree at first");
         let error = match comm.rank() {
             0 => comm.reduce_scatter(vec![0f32; 8].into(), vec![0f32; 4].into(), &[4, 4], ReduceOp::Sum).wait().err(),
             _ => reduce(&comm, 4096).err(),
         };
-        let later = reduce(&comm, 1).expect_err("it stays that way");
+        let later = reduce(&comm, 1).expect_err("the failure is final");
         assert!(matches!(later, CommError::Mismatch { .. }), "{later}");
         error.expect("they do not agree")
     });
@@ -39,7 +39,7 @@ pub(crate) fn other_operations_are_shown_from_both_sides(kind: Kind) {
     }
 }
 
-pub(crate) fn other_lengths_and_types_are_shown_from_both_sides(kind: Kind) {
+pub(crate) fn different_lengths_and_types_are_reported_with_both_sides(kind: Kind) {
     let errors = run(kind, 3, |comm| {
         let length = if comm.rank() == 2 { 11 } else { 10 };
         reduce(&comm, length).expect_err("lengths differ")
@@ -58,7 +58,7 @@ pub(crate) fn other_lengths_and_types_are_shown_from_both_sides(kind: Kind) {
         assert_mismatch(error, (0, f16), (1, bf16));
     }
     let errors = run(kind, 2, |comm| {
-        // The same whole, cut differently.
+        // The same whole with different counts.
         let counts = if comm.rank() == 0 { [4, 4] } else { [5, 3] };
         let shard = Buffer::zeros(Dtype::I64, counts[comm.rank()]);
         comm.all_gather(shard, Buffer::zeros(Dtype::I64, 8), &counts).wait().expect_err("counts differ")
@@ -73,7 +73,7 @@ pub(crate) fn a_message_of_another_length_is_a_mismatch(kind: Kind) {
             1 => comm.recv(vec![1f32; 6].into(), 0).wait().err(),
             _ => None,
         };
-        // A small message may be on its way before the receiver sees it; then the next operation fails.
+        // A small message may complete before the receiver has seen it; then the next operation fails.
         first.unwrap_or_else(|| comm.barrier().wait().expect_err("the job is over"))
     });
     for error in errors {
@@ -81,7 +81,7 @@ pub(crate) fn a_message_of_another_length_is_a_mismatch(kind: Kind) {
     }
 }
 
-pub(crate) fn a_rank_that_does_not_come_is_named(kind: Kind) {
+pub(crate) fn a_missing_rank_is_named(kind: Kind) {
     std::thread::scope(|scope| {
         scope.spawn(|| late_for_a_collective(kind, 2));
         scope.spawn(|| late_for_a_collective(kind, 4));
@@ -129,7 +129,7 @@ fn late_with_a_message(kind: Kind) {
         }
         _ => {
             given_up.wait_for(1);
-            // The notice may still be on its way, and a message that goes into a buffer is sent.
+            // The notice may still be in flight, and a buffered message counts as sent.
             let sent = comm.send(vec![0u8; 1].into(), 0).wait().err();
             sent.unwrap_or_else(|| comm.barrier().wait().expect_err("nobody waits any more"))
         }
@@ -157,9 +157,9 @@ pub(crate) fn a_rank_that_leaves_is_named(kind: Kind) {
     }
 }
 
-pub(crate) fn an_abort_reaches_everybody(kind: Kind) {
+pub(crate) fn an_abort_reaches_every_rank(kind: Kind) {
     let errors = run(kind, 4, |comm| {
-        // Nobody comes to these.
+        // Rank 2 never calls the barrier, and rank 3 never sends.
         let pending = (comm.rank() != 2).then(|| comm.barrier());
         let message = (comm.rank() == 0).then(|| comm.recv(vec![0u8; 4].into(), 3));
         if comm.rank() == 2 {
@@ -177,9 +177,9 @@ pub(crate) fn an_abort_reaches_everybody(kind: Kind) {
     }
 }
 
-pub(crate) fn a_panic_reaches_everybody(kind: Kind) {
+pub(crate) fn a_panic_reaches_every_rank(kind: Kind) {
     let results = run_catching(kind, 3, &Options::default(), |comm| {
-        // The last reference must go while the thread panics.
+        // Move the last reference into the closure, so that it drops while the thread panics.
         let comm = comm;
         assert!(comm.rank() != 0, "this rank panics, as intended");
         reduce(&comm, 10).expect_err("one has panicked")
@@ -193,10 +193,10 @@ pub(crate) fn a_panic_reaches_everybody(kind: Kind) {
     }
 }
 
-pub(crate) fn a_failure_in_a_split_reaches_everybody(kind: Kind) {
+pub(crate) fn a_failure_in_a_split_reaches_every_rank(kind: Kind) {
     let errors = run(kind, 4, |comm| {
         let half = comm.split(comm.rank() / 2, 0).expect("split");
-        // A slow rank may hear of the end before it has heard the last of the first barrier.
+        // A slow rank may hear of the job's end before it has completed the first barrier.
         let everybody_has_its_half = comm.barrier().wait();
         if comm.rank() == 3 {
             half.abort("cosmic ray");
@@ -210,7 +210,7 @@ pub(crate) fn a_failure_in_a_split_reaches_everybody(kind: Kind) {
     }
 }
 
-pub(crate) fn contradicting_arguments_harm_nobody(kind: Kind) {
+pub(crate) fn contradicting_arguments_are_refused_without_effect(kind: Kind) {
     run(kind, 2, |comm| {
         let rank = comm.rank();
         let floats = |length: usize| Buffer::zeros(Dtype::F32, length);
@@ -228,11 +228,11 @@ pub(crate) fn contradicting_arguments_harm_nobody(kind: Kind) {
         for error in refused {
             assert!(matches!(error, Some(CommError::Invalid { .. })), "{error:?}");
         }
-        reduce(&comm, 10).expect("nothing has happened");
+        reduce(&comm, 10).expect("refused calls have no effect");
     });
 }
 
-pub(crate) fn results_that_nobody_waits_for(kind: Kind) {
+pub(crate) fn results_that_are_never_awaited(kind: Kind) {
     run(kind, 3, |comm| {
         for i in 0..30 {
             drop(comm.all_reduce(vec![1f32; 10_000 + i].into(), ReduceOp::Sum));
@@ -243,6 +243,6 @@ pub(crate) fn results_that_nobody_waits_for(kind: Kind) {
             let received = comm.recv(vec![0u8; 1 << 20].into(), 0).wait().expect("received");
             assert!(received.as_u8().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 7)));
         }
-        // Dropping the communicator finishes the rest.
+        // Dropping the communicator finishes the remaining operations.
     });
 }

@@ -1,4 +1,4 @@
-//! Groups made by `split`.
+//! Groups created by `split`.
 
 use zero_comm::{Buffer, Communicator, ReduceOp};
 
@@ -9,16 +9,16 @@ fn sum(comm: &dyn Communicator, value: i64) -> i64 {
     sum.into_i64().expect("i64")[0]
 }
 
-pub(crate) fn splits_are_groups_of_their_own(kind: Kind) {
+pub(crate) fn splits_are_independent_groups(kind: Kind) {
     for size in [1, 3, 8] {
         let names = run(kind, size, |comm| {
             let rank = comm.rank();
-            // Even and odd ranks, the highest first.
+            // Even and odd ranks, in descending order.
             let group = comm.split(rank % 2, size - rank).expect("split");
             let members: Vec<usize> = (0..size).filter(|other| other % 2 == rank % 2).rev().collect();
             assert_eq!((group.size(), members[group.rank()]), (members.len(), rank));
             let expected = members.iter().map(|member| *member as i64).sum();
-            // The group and its parent at the same time.
+            // Use the group and its parent at the same time.
             let whole = comm.all_reduce(vec![rank as i64].into(), ReduceOp::Sum);
             assert_eq!(sum(&*group, rank as i64), expected);
             let from_root = group.broadcast(vec![rank as i64].into(), 0).wait().expect("broadcast");
@@ -35,13 +35,13 @@ pub(crate) fn splits_are_groups_of_their_own(kind: Kind) {
             comm.barrier().wait().expect("the parent goes on");
             (comm.transport(), group.transport())
         });
-        // A group within a host has no need for sockets.
+        // A group within one host uses no sockets.
         assert!(kind == Kind::Hosts || names.iter().all(|(parent, child)| parent == child), "{names:?}");
     }
 }
 
 pub(crate) fn splits_of_splits(kind: Kind) {
-    // A mesh of 2 × 2 × 2, and groups that outlive their parent.
+    // A mesh of 2 × 2 × 2, with groups that outlive their parent.
     let sums = run(kind, 8, |comm| {
         let rank = comm.rank();
         let half = comm.split(rank / 4, 0).expect("split");

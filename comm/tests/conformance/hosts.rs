@@ -1,10 +1,11 @@
-//! Groups on several hosts: what goes through sockets. That the bits are those of one host is what the other cases show.
+//! Checks which bytes groups on several hosts send through sockets. The other cases show that their results are
+//! bit-identical to those on one host.
 
 use zero_comm::{Buffer, Communicator, Counter, Dtype, Operation, ReduceOp};
 
 use crate::world::{Kind, first_host, run};
 
-/// Bytes that the ranks of each of two hosts put into sockets for an operation.
+/// Returns the bytes that the ranks of each of two hosts write to sockets for an operation.
 fn between(kind: Kind, size: usize, operation: impl Fn(&dyn Communicator) -> Counter + Sync) -> [u64; 2] {
     let counters = run(kind, size, |comm| operation(&*comm));
     assert!(counters.iter().all(|counter| counter.calls == 1));
@@ -13,8 +14,8 @@ fn between(kind: Kind, size: usize, operation: impl Fn(&dyn Communicator) -> Cou
     [bytes(first), bytes(second)]
 }
 
-pub(crate) fn what_goes_between_hosts_goes_once_a_host(kind: Kind) {
-    // Hosts of one size, and of different sizes; each is one node of the tree.
+pub(crate) fn data_between_hosts_is_sent_once_per_host(kind: Kind) {
+    // Hosts of equal and of different size; each is one node of the tree.
     for size in [4, 7, 8] {
         let length = 840 * size;
         let counts = vec![840; size];
@@ -26,9 +27,10 @@ pub(crate) fn what_goes_between_hosts_goes_once_a_host(kind: Kind) {
                 comm.stats()[Operation::AllReduce]
             })
         };
-        // Each host sends half of a partial sum, gets half of the other's and sends the half that it has completed.
+        // Each host sends half of its partial sum, receives half of the other's, and sends the half that it has
+        // completed.
         assert_eq!(all_reduce(Dtype::F32), [whole; 2], "{size} ranks");
-        // Partial sums of 16-bit floats are f32.
+        // Partial sums of 16-bit floats are sent as f32.
         assert_eq!(all_reduce(Dtype::Bf16), [whole; 2], "{size} ranks");
         let scattered = between(kind, size, |comm| {
             let (input, shard) = (Buffer::zeros(Dtype::F32, length), Buffer::zeros(Dtype::F32, 840));

@@ -1,14 +1,15 @@
-//! Operations that reach into the buffers of peers: when they do, when they do not, and what is left of one that failed.
+//! Operations that access the buffers of peers in place: when they do, when they do not, and what happens to the buffer
+//! of a failed one.
 
 use zero_comm::{Buffer, CommError, Communicator, Operation, Pending, ReduceOp};
 
 use crate::IN_PLACE;
 use crate::world::{GivenUp, Kind, impatient, run, run_with};
 
-/// Elements of a vector that is large enough, in more blocks than one, the last one short.
+/// Elements of a vector that is large enough for in-place access, in several blocks of which the last is short.
 const LENGTH: usize = 150_001;
 
-pub(crate) fn large_vectors_are_reached_where_they_lie(kind: Kind) {
+pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
     for size in [1, 2, 3, 5] {
         run(kind, size, |comm| {
             let small = comm.all_reduce(vec![1f32; 100].into(), ReduceOp::Sum).wait().expect("reduced");
@@ -31,7 +32,7 @@ pub(crate) fn large_vectors_are_reached_where_they_lie(kind: Kind) {
             let letter = comm.broadcast(letter.into(), root).wait().expect("sent");
             assert!(letter.as_f32().is_some_and(|all| all.iter().all(|value| *value == 7.0)));
 
-            // To the next rank, before anything is received, large and small.
+            // Send to the next rank, before receiving, a large and a small message.
             let next = (comm.rank() + 1) % size;
             let sends: Vec<_> = (0..2 * usize::from(size > 1))
                 .map(|i| comm.send(vec![(comm.rank() + i) as f32; [LENGTH, 100][i]].into(), next))
@@ -54,7 +55,7 @@ pub(crate) fn large_vectors_are_reached_where_they_lie(kind: Kind) {
             for operation in [Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
                 assert_eq!(in_place(operation), (1, reached), "{operation}");
             }
-            // Of two hosts, it depends on where the next rank is.
+            // With two hosts it depends on the host of the next rank.
             if size > 1 && kind != Kind::Hosts {
                 assert_eq!(in_place(Operation::Send), (2, reached + u64::from(threads)));
             }
@@ -62,10 +63,10 @@ pub(crate) fn large_vectors_are_reached_where_they_lie(kind: Kind) {
     }
 }
 
-pub(crate) fn a_buffer_that_a_late_rank_may_still_use_is_not_reused(kind: Kind) {
+pub(crate) fn buffers_that_a_late_rank_may_still_use_are_not_reused(kind: Kind) {
     not_reused(kind, |comm, buffer| comm.all_reduce(buffer, ReduceOp::Sum));
     if kind != Kind::Tcp {
-        // Between threads and in memory a message is not sent before it is received.
+        // Between threads and in shared memory, a send completes only when the message is received.
         not_reused(kind, |comm, buffer| comm.send(buffer, 1));
     }
 }
@@ -80,7 +81,7 @@ fn not_reused(kind: Kind, operation: impl Fn(&dyn Communicator, Buffer) -> Pendi
         let address = buffer.as_ptr() as usize;
         let result = operation(&*comm, buffer.into()).wait();
         given_up.add_one();
-        // What goes into sockets may be gone without anybody who takes it.
+        // Data written to a socket may count as sent although no rank receives it.
         if kind != Kind::Hosts {
             let error = result.expect_err("nobody comes");
             assert!(matches!(error, CommError::Deadline { peer: 1, .. }), "{error}");

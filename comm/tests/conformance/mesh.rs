@@ -1,5 +1,5 @@
-//! A mesh of pipe and data groups, as a pipeline with ZeRO has it: each rank is in one of each, and operations of both are under
-//! way at once.
+//! A mesh of pipe and data groups, as used by a pipeline with ZeRO: each rank is in one group of each kind and has
+//! operations of both in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,8 @@ struct Mesh {
     data: Arc<dyn Communicator>,
 }
 
-/// Rank `stage * width + column` is in the pipe of its column and in the data group of its stage.
+/// Splits off the groups of this rank: rank `stage * width + column` is in the pipe of its column and the data group of
+/// its stage.
 fn mesh(comm: &dyn Communicator, width: usize) -> Mesh {
     let (stage, column) = (comm.rank() / width, comm.rank() % width);
     let pipe = comm.split(column, stage).expect("split");
@@ -30,14 +31,14 @@ fn length(micro_batch: usize) -> usize {
     [100, 70_000, 25_001, 2 << 20, 0, 150_000][micro_batch]
 }
 
-/// What goes from a stage to the next (`down`) or back.
+/// Returns the message from a stage to the next (`down`) or to the previous one.
 fn message(down: bool, micro_batch: usize, stage: usize, column: usize) -> Buffer {
     vector(Dtype::F32, (2 * micro_batch + usize::from(down)) as u64, 10 * stage + column, length(micro_batch))
 }
 
-pub(crate) fn pipe_and_data_groups_are_under_way_at_once(kind: Kind) {
+pub(crate) fn pipe_and_data_groups_run_concurrently(kind: Kind) {
     for (stages, width) in [(2, 2), (4, 1), (3, 2)] {
-        // One deadline for a test that shares its cores with all others.
+        // A long deadline, because this test shares its cores with all the others.
         let options = Options { timeout: Duration::from_secs(60), ..Options::default() };
         run_with(kind, stages * width, &options, |comm| {
             let Mesh { pipe, data } = mesh(&*comm, width);
@@ -48,14 +49,15 @@ pub(crate) fn pipe_and_data_groups_are_under_way_at_once(kind: Kind) {
                     move |peer, i| (i, message(down, i, peer, column), Buffer::zeros(Dtype::F32, length(i)), peer);
                 peer.into_iter().flat_map(move |peer| (0..MICRO_BATCHES).map(move |i| receive(peer, i)))
             };
-            // All receives are posted ahead, in both directions, and everybody sends before it has received anything.
+            // All receives are posted ahead, in both directions, and every rank sends before it has received any
+            // message.
             let post = |(i, expected, buffer, peer)| (i, expected, pipe.recv(buffer, peer));
             let from_above: Vec<_> = receives(stage.checked_sub(1), true).map(post).collect();
             let from_below: Vec<_> = receives(Some(stage + 1), false).map(post).collect();
             let mut sends = Vec::new();
             let mut sums = Vec::new();
             for i in 0..MICRO_BATCHES {
-                // Some come to the data group first, some to the pipe.
+                // Some ranks use the data group first, some the pipe.
                 let sum = || data.all_reduce(vector(Dtype::F32, i as u64, column, 3000 + length(i)), ReduceOp::Sum);
                 if (stage + column).is_multiple_of(2) {
                     sums.push(sum());
@@ -85,8 +87,8 @@ pub(crate) fn pipe_and_data_groups_are_under_way_at_once(kind: Kind) {
     }
 }
 
-/// Two stages of two ranks. Rank 1 waits for rank 3 in its pipe and nobody else talks to rank 3: rank 0 waits for rank 1 in its data
-/// group, rank 2 for rank 0 in its pipe. Posted ahead are receives that nobody waits for.
+/// Runs two stages of two ranks in which only rank 1 waits for rank 3, in its pipe. Rank 0 waits for rank 1 in its data
+/// group and rank 2 for rank 0 in its pipe. Receives that no thread waits for are posted ahead.
 fn waits_for_rank_3(comm: &dyn Communicator, Mesh { pipe, data }: &Mesh) -> Result<(), CommError> {
     let message = || Buffer::from(vec![0f32; 100]);
     match comm.rank() {
@@ -95,7 +97,7 @@ fn waits_for_rank_3(comm: &dyn Communicator, Mesh { pipe, data }: &Mesh) -> Resu
             data.all_reduce(message(), ReduceOp::Sum).wait()?;
             ahead.wait()?;
         }
-        // Later than the others, who lose their patience first.
+        // Starts later than the others, so that their deadlines pass first.
         1 => {
             std::thread::sleep(Duration::from_millis(200));
             pipe.recv(message(), 1).wait()?;
@@ -107,8 +109,8 @@ fn waits_for_rank_3(comm: &dyn Communicator, Mesh { pipe, data }: &Mesh) -> Resu
     Ok(())
 }
 
-pub(crate) fn a_rank_that_leaves_is_named_where_nobody_talks_to_it(kind: Kind) {
-    // Longer than the test may take: it is not the deadline that tells them.
+pub(crate) fn a_rank_that_leaves_is_named_by_ranks_that_do_not_talk_to_it(kind: Kind) {
+    // Longer than the test may take, so that the ranks learn of the loss from something other than the deadline.
     let options = Options { timeout: Duration::from_secs(600), ..Options::default() };
     let errors = run_with(kind, 4, &options, |comm| {
         let mesh = mesh(&*comm, 2);
@@ -121,13 +123,13 @@ pub(crate) fn a_rank_that_leaves_is_named_where_nobody_talks_to_it(kind: Kind) {
     }
 }
 
-pub(crate) fn a_rank_that_stops_is_named_where_nobody_talks_to_it(kind: Kind) {
+pub(crate) fn a_rank_that_stops_is_named_by_ranks_that_do_not_talk_to_it(kind: Kind) {
     let given_up = GivenUp::default();
     let errors = run_with(kind, 4, &impatient(), |comm| {
         let mesh = mesh(&*comm, 2);
         comm.barrier().wait().expect("all have their groups");
         if comm.rank() == 3 {
-            // Busy with something else, and for ever. It has posted receives ahead as well.
+            // Rank 3 is busy until the others have given up. It has posted a receive ahead as well.
             let ahead = mesh.pipe.recv(Buffer::zeros(Dtype::F32, 100), 0);
             given_up.wait_for(3);
             return ahead.wait().expect_err("the others have given up");

@@ -7,12 +7,12 @@ use zero_comm::{Buffer, Dtype, Options, ReduceOp};
 use crate::oracle::{assert_same, vector};
 use crate::world::{Kind, run, run_with};
 
-pub(crate) fn everybody_sends_to_everybody_before_receiving(kind: Kind) {
+pub(crate) fn every_rank_sends_to_every_other_before_receiving(kind: Kind) {
     for size in [2, 3, 8] {
         run(kind, size, |comm| {
             let rank = comm.rank();
             let others = || (0..size).filter(|other| *other != rank);
-            // Larger than any ring or socket buffer of the way, so that nobody's send is done before it is received.
+            // Larger than any ring or socket buffer between the ranks, so that no send completes before it is received.
             let length = if size == 2 { 3 << 20 } else { 50_000 };
             let message = |from: usize, to: usize| vector(Dtype::F32, to as u64, from, length);
             let sends: Vec<_> = others().map(|to| (to, comm.send(message(rank, to), to))).collect();
@@ -44,7 +44,7 @@ pub(crate) fn receives_may_be_posted_ahead_of_collectives(kind: Kind) {
     });
 }
 
-pub(crate) fn what_nobody_waits_for_yet_has_all_the_time(kind: Kind) {
+pub(crate) fn operations_that_are_not_awaited_do_not_time_out(kind: Kind) {
     let options = Options { timeout: Duration::from_secs(2), ..Options::default() };
     run_with(kind, 2, &options, |comm| {
         let length = 150_001;
@@ -57,7 +57,7 @@ pub(crate) fn what_nobody_waits_for_yet_has_all_the_time(kind: Kind) {
         } else {
             let receive = comm.recv(Buffer::zeros(Dtype::F32, length), 0);
             let sum = comm.all_reduce(message(), ReduceOp::Max);
-            // Busy with something else.
+            // Busy with other work.
             std::thread::sleep(options.timeout + Duration::from_millis(300));
             assert_same(&receive.wait().expect("received"), &message(), "posted long ago");
             assert_same(&sum.wait().expect("reduced"), &message(), "begun long ago");

@@ -1,9 +1,9 @@
-//! What reductions must give, element by element, from the definition.
+//! Computes the expected result of reductions, element by element, from the definition.
 
 use half::{bf16, f16};
 use zero_comm::{Buffer, Dtype, ReduceOp};
 
-/// Numbers that are the same on every rank that computes them, of very different sizes and both signs.
+/// Returns numbers that are equal on every rank that computes them, of very different magnitudes and both signs.
 pub(crate) fn vector(dtype: Dtype, seed: u64, rank: usize, length: usize) -> Buffer {
     let bits = |i: usize| {
         let mut x = seed ^ ((rank as u64) << 40) ^ i as u64;
@@ -15,7 +15,7 @@ pub(crate) fn vector(dtype: Dtype, seed: u64, rank: usize, length: usize) -> Buf
     let float = |i: usize| {
         let bits = bits(i);
         if !crate::TREE {
-            // Sums of eight of them are exact in every order and type.
+            // Sums of eight such values are exact in every order and type.
             return (bits % 17) as f32 - 8.0;
         }
         ((bits % 20_001) as f32 - 10_000.0) / 128.0 * 2f32.powi((bits >> 40) as i32 % 9 - 4)
@@ -29,7 +29,7 @@ pub(crate) fn vector(dtype: Dtype, seed: u64, rank: usize, length: usize) -> Buf
     }
 }
 
-/// Level by level, neighbours first; an odd one out passes up.
+/// Combines neighbours level by level; an unpaired node passes up unchanged.
 fn columns<T: Copy, W: Copy>(ranks: &[&[T]], widen: fn(T) -> W, combine: fn(W, W) -> W) -> Vec<W> {
     let mut level: Vec<Vec<W>> = ranks.iter().map(|rank| rank.iter().map(|value| widen(*value)).collect()).collect();
     while level.len() > 1 {
@@ -50,7 +50,7 @@ fn larger(left: f32, right: f32) -> f32 {
     if left > right { left } else { right }
 }
 
-/// The reduction of all ranks' vectors.
+/// Returns the reduction of all ranks' vectors.
 pub(crate) fn reduced(ranks: &[Buffer], op: ReduceOp) -> Buffer {
     let float = if op == ReduceOp::Sum { add } else { larger };
     let sum = op == ReduceOp::Sum;
@@ -75,7 +75,7 @@ fn slices<T>(ranks: &[Buffer], slice: fn(&Buffer) -> Option<&[T]>) -> Vec<&[T]> 
     ranks.iter().map(|rank| slice(rank).expect("one dtype")).collect()
 }
 
-/// Buffers one after another.
+/// Concatenates buffers.
 pub(crate) fn concatenated(parts: &[Buffer]) -> Buffer {
     let mut whole = Buffer::zeros(parts[0].dtype(), parts.iter().map(Buffer::len).sum());
     let mut rest = whole.as_bytes_mut();
@@ -87,7 +87,7 @@ pub(crate) fn concatenated(parts: &[Buffer]) -> Buffer {
     whole
 }
 
-/// Elements `start..start + length` of a buffer.
+/// Returns elements `start..start + length` of a buffer.
 pub(crate) fn part(whole: &Buffer, start: usize, length: usize) -> Buffer {
     let mut part = Buffer::zeros(whole.dtype(), length);
     let size = whole.dtype().size();
@@ -95,7 +95,7 @@ pub(crate) fn part(whole: &Buffer, start: usize, length: usize) -> Buffer {
     part
 }
 
-/// Uneven counts, some zero, that add up to `length`.
+/// Returns uneven counts, some of them zero, that add up to `length`.
 pub(crate) fn uneven(length: usize, size: usize, seed: usize) -> Vec<usize> {
     let mut counts = vec![0; size];
     let mut left = length;
@@ -108,7 +108,7 @@ pub(crate) fn uneven(length: usize, size: usize, seed: usize) -> Vec<usize> {
     counts
 }
 
-/// Compares bits, so that a NaN equals itself and 0 differs from −0.
+/// Compares the bits, so that a NaN equals itself and 0 differs from −0.
 #[track_caller]
 pub(crate) fn assert_same(found: &Buffer, expected: &Buffer, what: &str) {
     assert_eq!((found.dtype(), found.len()), (expected.dtype(), expected.len()), "{what}");

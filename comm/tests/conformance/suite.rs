@@ -1,4 +1,4 @@
-//! The cases of the suite, to be run on a kind of world.
+//! The cases of the suite, instantiated for one kind of transport.
 
 macro_rules! cases {
     ($kind:ident: $($module:ident: $($case:ident),+;)+) => {
@@ -15,39 +15,39 @@ macro_rules! suite {
         cases! {
             $kind:
             collectives:
-                every_operation_gives_what_its_definition_says,
+                every_operation_matches_its_definition,
                 vectors_of_many_chunks,
                 large_vectors,
-                results_may_be_waited_for_in_any_order,
+                results_may_be_awaited_in_any_order,
                 payload_follows_the_closed_forms,
                 random_programs;
             messages:
-                everybody_sends_to_everybody_before_receiving,
+                every_rank_sends_to_every_other_before_receiving,
                 receives_may_be_posted_ahead_of_collectives,
-                what_nobody_waits_for_yet_has_all_the_time,
+                operations_that_are_not_awaited_do_not_time_out,
                 messages_keep_their_order,
                 large_and_empty_messages;
             groups:
-                splits_are_groups_of_their_own,
+                splits_are_independent_groups,
                 splits_of_splits;
             mesh:
-                pipe_and_data_groups_are_under_way_at_once,
-                a_rank_that_leaves_is_named_where_nobody_talks_to_it,
-                a_rank_that_stops_is_named_where_nobody_talks_to_it;
+                pipe_and_data_groups_run_concurrently,
+                a_rank_that_leaves_is_named_by_ranks_that_do_not_talk_to_it,
+                a_rank_that_stops_is_named_by_ranks_that_do_not_talk_to_it;
             in_place:
-                large_vectors_are_reached_where_they_lie,
-                a_buffer_that_a_late_rank_may_still_use_is_not_reused;
+                large_vectors_are_accessed_in_place,
+                buffers_that_a_late_rank_may_still_use_are_not_reused;
             faults:
-                other_operations_are_shown_from_both_sides,
-                other_lengths_and_types_are_shown_from_both_sides,
+                different_operations_are_reported_with_both_sides,
+                different_lengths_and_types_are_reported_with_both_sides,
                 a_message_of_another_length_is_a_mismatch,
-                a_rank_that_does_not_come_is_named,
+                a_missing_rank_is_named,
                 a_rank_that_leaves_is_named,
-                an_abort_reaches_everybody,
-                a_panic_reaches_everybody,
-                a_failure_in_a_split_reaches_everybody,
-                contradicting_arguments_harm_nobody,
-                results_that_nobody_waits_for;
+                an_abort_reaches_every_rank,
+                a_panic_reaches_every_rank,
+                a_failure_in_a_split_reaches_every_rank,
+                contradicting_arguments_are_refused_without_effect,
+                results_that_are_never_awaited;
         }
     };
 }

@@ -1,4 +1,4 @@
-//! Worlds of each transport, and a way to run a closure on each of their ranks.
+//! Creates jobs over each transport and runs a closure on each of their ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,16 +12,17 @@ pub(crate) enum Kind {
     Threads,
     SharedMemory,
     Tcp,
-    /// Two hosts, the first with the larger half of the ranks.
+    /// Two hosts; the first has the larger half of the ranks.
     Hosts,
 }
 
-/// Ranks of the first of two hosts.
+/// Returns the number of ranks on the first of two hosts.
 pub(crate) fn first_host(size: usize) -> usize {
     size.div_ceil(2)
 }
 
-/// Runs `rank` on every rank of a world; results in rank order. Each rank drops its communicator when it returns.
+/// Runs `rank` on every rank of a job and returns the results in rank order. Each rank drops its communicator when it
+/// returns.
 pub(crate) fn run<T: Send>(kind: Kind, size: usize, rank: impl Fn(Arc<dyn Communicator>) -> T + Sync) -> Vec<T> {
     run_with(kind, size, &Options::default(), rank)
 }
@@ -36,7 +37,7 @@ pub(crate) fn run_with<T: Send>(
     results.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
 }
 
-/// As `run_with`, for ranks that may panic.
+/// Like `run_with`, for ranks that may panic.
 pub(crate) fn run_catching<T: Send>(
     kind: Kind,
     size: usize,
@@ -60,7 +61,7 @@ pub(crate) fn run_catching<T: Send>(
         run_id: "conformance".into(),
         ..LauncherEnvironment::alone()
     };
-    // No rank begins to misbehave before all have met.
+    // Wait until all ranks have connected before any of them misbehaves.
     let met = AtomicUsize::new(0);
     let (rank, options, place, met) = (&rank, &options, &place, &met);
     std::thread::scope(|scope| {
@@ -85,12 +86,13 @@ pub(crate) fn run_catching<T: Send>(
     })
 }
 
-/// Options with a deadline that a test can wait for, but long enough for ranks that share their cores with others.
+/// Returns options with a deadline short enough for a test to wait for, but long enough for ranks that share their
+/// cores.
 pub(crate) fn impatient() -> Options {
     Options { timeout: Duration::from_secs(3), ..Options::default() }
 }
 
-/// Where a rank waits until a number of others have given up.
+/// Lets a rank wait until a number of other ranks have given up.
 #[derive(Default)]
 pub(crate) struct GivenUp(AtomicUsize);
 

@@ -1,7 +1,7 @@
-//! Ranks that are real processes: what happens when the operating system takes one away.
+//! Ranks as real processes: what happens when the operating system kills or stops one.
 //!
-//! The program starts itself again, once per rank, with the name of a scene in its environment. It has no test harness, so that
-//! a child's output is its own.
+//! The program starts itself again, once per rank, with the name of a scene in the environment. It has no test harness,
+//! so that a child's output contains nothing else.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,13 +16,13 @@ use zero_comm::{
 const SCENE: &str = "ZERO_COMM_TEST_SCENE";
 const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
 const TOKEN: &str = "ZERO_TRAIN_TOKEN";
-/// Names the emulator, with its options, that runs this program: the ranks need it too.
+/// Names the emulator and its options that run this program, because the ranks need it too.
 const RUNNER: &str = "ZERO_COMM_TEST_RUNNER";
 
-/// How long ranks wait for one that has been stopped.
+/// How long ranks wait for a rank that was stopped.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Runs this process as a rank if it was started as one; otherwise plays all scenes.
+/// Runs this process as a rank if it was started as one; otherwise runs all scenes.
 pub(crate) fn play(transports: &[&str]) {
     if let Ok(scene) = std::env::var(SCENE) {
         return rank(&scene);
@@ -47,22 +47,23 @@ pub(crate) fn play(transports: &[&str]) {
     println!("a rank of another attempt ... ok");
 }
 
-/// What a rank does. It prints `ready` before the part that matters and the error that ends it.
+/// Runs a rank. It prints `ready` before the scene proper, and the error that ends it.
 fn rank(scene: &str) {
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).expect("a place");
     let (transport, host) = match std::env::var(TRANSPORT).as_deref() {
         Ok("tcp") => (Transport::Tcp, None),
-        // Two ranks each.
+        // Two ranks per host.
         Ok("hosts") => (Transport::Auto, Some((place.rank / 2).to_string())),
         _ => (Transport::SharedMemory, None),
     };
-    // Long enough for a machine on which a process may be kept waiting for a second.
+    // Long enough for a machine on which a process may have to wait for a second.
     let timeout = if scene.starts_with("stopped") { PATIENCE } else { Duration::from_secs(60) };
     let meeting_timeout = Duration::from_secs(if scene == "meet" { 6 } else { 60 });
     let token = std::env::var(TOKEN).ok();
     let options = Options { transport, host, token, timeout, meeting_timeout, ..Options::default() };
     let outcome = connect(&place, &options).and_then(|comm| {
-        // Before it is ready: a rank that is killed while groups are made is found by who waits for it there.
+        // Create the groups before printing `ready`: a rank that is killed while groups are created is reported by the
+        // ranks that wait for it there.
         let mesh = if scene.ends_with("mesh") { Some(mesh(&*comm)?) } else { None };
         comm.barrier().wait()?;
         println!("ready");
@@ -80,7 +81,7 @@ fn rank(scene: &str) {
             "leave" => {
                 work(&*comm, 10)?;
                 comm.barrier().wait()?;
-                // Not a word to the others: the process just ends.
+                // Ends the process without a goodbye to the others.
                 std::process::exit(0);
             }
             _ => work(&*comm, 20),
@@ -105,14 +106,14 @@ fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
     Ok(())
 }
 
-/// The pipe and the data group of this rank.
+/// Returns the pipe and the data group of this rank.
 fn mesh(comm: &dyn Communicator) -> Result<[Arc<dyn Communicator>; 2], CommError> {
     let (stage, column) = (comm.rank() / 2, comm.rank() % 2);
     Ok([comm.split(column, stage)?, comm.split(stage, column)?])
 }
 
-/// Two pipes of two stages. The stages add up in their data groups and rank 3 talks to rank 1 in its pipe only, so that ranks 0 and 2
-/// wait for ranks that wait for it.
+/// Runs two pipes of two stages. Ranks 0 and 1 reduce in their data group, and rank 3 only exchanges messages with rank
+/// 1 in its pipe. Ranks 0 and 2 therefore wait for ranks that wait for rank 3.
 fn work_in_a_mesh(rank: usize, pipe: &dyn Communicator, data: &dyn Communicator) -> Result<(), CommError> {
     let stage = rank / 2;
     let message = || Buffer::from(vec![1f32; 1 << 18]);
@@ -138,7 +139,7 @@ fn this_program() -> Command {
     command
 }
 
-/// Children that are killed when the test ends, whatever way.
+/// Child processes, killed when the test ends in any way.
 struct Ranks {
     children: Vec<Child>,
     _store: StoreServer,
@@ -168,7 +169,7 @@ impl Ranks {
         assert!(done.success());
     }
 
-    /// Waits until all ranks have printed `ready`; gives the rest of their output.
+    /// Waits until all ranks have printed `ready`, and returns the rest of their output.
     fn ready(&mut self) -> Vec<BufReader<std::process::ChildStdout>> {
         let ready = |child: &mut Child| {
             let mut output = BufReader::new(child.stdout.take().expect("piped"));
@@ -200,7 +201,7 @@ fn rest(mut output: impl BufRead) -> String {
     text
 }
 
-/// Kills one of four ranks and checks what the others say about it: that it is lost, not that a deadline has passed.
+/// Kills one of four ranks and checks that the others report a lost rank, not a passed deadline.
 fn kill_one(scene: &str, transport: &str, victim: usize) {
     let mut ranks = Ranks::start(scene, transport, 4, |_, _| {});
     let outputs = ranks.ready();

@@ -1,5 +1,5 @@
-//! A communicator that takes every buffer of the host to the device, for one that is tested with buffers of the host: what comes back is
-//! what the device has.
+//! A communicator that copies every host buffer to the device and the result back, so that the suite's tests with host
+//! buffers exercise the device.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(crate) struct Staged {
     device: Arc<Device>,
 }
 
-/// A group over NCCL of the ranks of `host`, whose buffers are on the host.
+/// Creates a group over NCCL of the ranks of `host` that takes host buffers.
 pub(crate) fn staged(host: &dyn Communicator) -> Arc<dyn Communicator> {
     let device = device_of(host.rank());
     let inner = zero_nccl::attach(host, &device).expect("a group with devices");
@@ -31,7 +31,7 @@ impl Staged {
 
 fn down(buffer: Buffer) -> Result<Buffer, CommError> {
     let Buffer::Device(device) = buffer else { panic!("{buffer:?} does not come from a device") };
-    let vector: DeviceVector = device.downcast().expect("what was handed in");
+    let vector: DeviceVector = device.downcast().expect("the vector that was passed in");
     Ok(vector.download().expect("the device answers"))
 }
 

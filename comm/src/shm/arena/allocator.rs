@@ -1,14 +1,14 @@
-//! The global allocator that puts what is large into the arena.
+//! The global allocator that places large allocations in the arena.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
 use super::own::{Own, own, present};
 use super::space::UNIT;
 
-/// Allocations from this size on go into the arena: what is smaller travels through a ring as fast.
+/// Allocations of at least this many bytes are placed in the arena; smaller ones are as fast through a ring.
 pub(super) const LARGE: usize = 256 * 1024;
 
-/// A global allocator under which collectives between processes of one host read and write the ranks' vectors in place.
+/// A global allocator that lets collectives between processes of one host read and write the ranks' vectors in place.
 ///
 /// ```
 /// #[global_allocator]
@@ -16,22 +16,24 @@ pub(super) const LARGE: usize = 256 * 1024;
 /// # fn main() { assert!(vec![0u8; 1 << 20].iter().all(|byte| *byte == 0)); }
 /// ```
 ///
-/// Allocations of at least 256 KiB come from one anonymous memory file of this process, all others, and those that it has no
-/// room for, from [`System`]. The file is as large as the machine's memory, but only touched pages exist. What is freed is
-/// kept for reuse; pages go back to the operating system when, by fragmentation or beside [memory
-/// elsewhere](SharedAllocator::note_elsewhere), more of them would be resident than were ever in use at a time, and a sixteenth
-/// (at least 16 MiB). Blocks begin and end at multiples of 64 KiB.
+/// Allocations of at least 256 KiB come from one anonymous memory file of this process. Smaller ones, and those that do
+/// not fit into the file, come from [`System`]. The file is as large as the machine's memory, but only touched pages
+/// are resident. Freed memory is kept for reuse. Pages are returned to the operating system when, because of
+/// fragmentation or [memory elsewhere](SharedAllocator::note_elsewhere), the resident bytes would exceed the peak in
+/// use by more than a sixteenth (at least 16 MiB). Blocks start and end at multiples of 64 KiB.
 ///
-/// In a child of `fork` that does not `exec`, large allocations are shared with the parent: such programs cannot use it.
+/// A child created by `fork` without `exec` would share large allocations with its parent, so programs that fork this
+/// way cannot use this allocator.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SharedAllocator;
 
 impl SharedAllocator {
-    /// Bytes of the smallest allocation that begins at a multiple of 64 KiB.
+    /// Size in bytes from which allocations start at a multiple of 64 KiB.
     pub const LARGE: usize = LARGE;
 
-    /// Tells how many bytes the process has now, or will have in a moment, that are not of this allocator. Of what is kept for
-    /// reuse so much goes back to the operating system that both together stay within what was ever in use at a time.
+    /// Sets the number of bytes that the process uses, or is about to use, outside of this allocator. The allocator
+    /// returns kept memory to the operating system until both together stay within the peak in use plus the slack
+    /// described above.
     pub fn note_elsewhere(bytes: usize) {
         if let Some(own) = present() {
             own.note_elsewhere(bytes);
@@ -39,23 +41,24 @@ impl SharedAllocator {
     }
 }
 
-/// The arena, for what is to go there.
+/// Returns the arena if an allocation with this layout belongs there.
 fn arena_for(layout: Layout) -> Option<&'static Own> {
     if layout.size() >= LARGE && layout.align() <= UNIT { own() } else { None }
 }
 
-/// The arena, for what is there.
+/// Returns the arena if this block lies in it.
 fn arena_of(address: *mut u8, layout: Layout) -> Option<&'static Own> {
     if layout.size() >= LARGE { present().filter(|own| own.contains(address)) } else { None }
 }
 
-// SAFETY: a block comes either from the arena, which gives out disjoint blocks aligned to UNIT that hold the size asked for
-// until they are freed, or from System. Its address says which, so every block is freed where it was taken.
+// SAFETY: a block comes either from the arena, which returns disjoint blocks, aligned to UNIT and of at least the
+// requested size until they are freed, or from System. Its address shows which, so every block is freed where it was
+// allocated.
 unsafe impl GlobalAlloc for SharedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match arena_for(layout).and_then(|own| own.take(layout.size())) {
             Some(block) => block.address,
-            // SAFETY: the caller's promises are System's.
+            // SAFETY: the caller upholds the contract of `System.alloc`, which is the same.
             None => unsafe { System.alloc(layout) },
         }
     }
@@ -63,11 +66,11 @@ unsafe impl GlobalAlloc for SharedAllocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match arena_for(layout).and_then(|own| own.take(layout.size())) {
             Some(block) => {
-                // SAFETY: the first `used` bytes of a fresh block; what follows is zero already.
+                // SAFETY: the first `used` bytes lie within the new block; the remaining bytes are zero already.
                 unsafe { block.address.write_bytes(0, block.used) };
                 block.address
             }
-            // SAFETY: the caller's promises are System's.
+            // SAFETY: the caller upholds the contract of `System.alloc_zeroed`, which is the same.
             None => unsafe { System.alloc_zeroed(layout) },
         }
     }
@@ -75,23 +78,24 @@ unsafe impl GlobalAlloc for SharedAllocator {
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
         match arena_of(address, layout) {
             Some(own) => own.give(address, layout.size()),
-            // SAFETY: not of the arena, so it is System's.
+            // SAFETY: the block is not in the arena, so it came from System.
             None => unsafe { System.dealloc(address, layout) },
         }
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         match arena_of(address, layout) {
-            // What is small must not stay in the arena: only large blocks are looked for there.
+            // A block that becomes small must leave the arena, because `arena_of` looks only for large blocks there.
             Some(own) if size >= LARGE && own.resize(address, layout.size(), size) => return address,
-            // SAFETY: System's before and after.
+            // SAFETY: the block came from System and stays with System.
             None if size < LARGE || layout.size() >= LARGE => return unsafe { System.realloc(address, layout, size) },
             _ => {}
         }
-        // SAFETY: the caller promises that `size` with this alignment is a layout.
+        // SAFETY: the caller promises that `size` and this alignment form a valid layout.
         let new = unsafe { self.alloc(Layout::from_size_align_unchecked(size, layout.align())) };
         if !new.is_null() {
-            // SAFETY: two blocks of at least that size, the old one to be freed and not used again.
+            // SAFETY: both blocks have at least the copied size and do not overlap; the old one is freed and not used
+            // again.
             unsafe {
                 new.copy_from_nonoverlapping(address, size.min(layout.size()));
                 self.dealloc(address, layout);
@@ -110,7 +114,7 @@ mod tests {
         for align in [1, 64, 4096, 64 * 1024, 1 << 20] {
             for size in [1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE] {
                 let layout = Layout::from_size_align(size, align).expect("a layout");
-                // SAFETY: sizes are not zero, and each block is freed or moved as it was allocated.
+                // SAFETY: sizes are not zero, and each block is freed or moved with the layout it was allocated with.
                 unsafe {
                     let block = SharedAllocator.alloc(layout);
                     assert!(!block.is_null() && block.addr().is_multiple_of(align));

@@ -1,14 +1,15 @@
-//! Large allocations in memory that the ranks of this host can reach, so that collectives need no copy on the way.
+//! Large allocations in memory that all ranks of a host can map, so that collectives need no intermediate copy.
 //!
-//! A buffer is a `Vec`, and a `Vec` lies where the global allocator puts it. A program that declares [`SharedAllocator`] has its
-//! large allocations in one memory file per process, the *arena*. Ranks that are processes of one host map each other's
-//! arenas when they connect, and a collective whose buffers lie in the arenas of all its ranks reads and writes them in
-//! place (`in_place`): an all_reduce in about a third of the time that the bytes need through rings. Everything works without
-//! the allocator as well, and when the arena is full or cannot be had; it is only slower.
+//! A buffer is a `Vec`, and the global allocator decides where a `Vec` lies. A program with the [`SharedAllocator`] has
+//! its large allocations in one memory file per process, the *arena*. Processes of one host map each other's arenas
+//! when they connect. A collective whose buffers lie in the arenas of all its ranks reads and writes them in place
+//! (`in_place`); an all_reduce then takes about a third of the time it takes through rings. Everything also works
+//! without the allocator, or when the arena is full or unavailable, only more slowly.
 //!
-//! Whoever has mapped an arena can write to all of it. It can be mapped by processes of the same user, who may debug each other
-//! anyway, and is by ranks that have proven to know the token of the job. A rank that a collective fails on may not know
-//! whether a peer is still writing to the buffer: such a buffer is *retired*, its memory never given out again.
+//! A process that has mapped an arena can write to all of it. Only processes of the same user can map it, and these may
+//! debug each other anyway. Only ranks that have proven the job token do map it. When a collective fails, a rank may
+//! not know whether a peer is still writing to its buffer. Such a buffer is *retired*: its memory is never allocated
+//! again.
 
 mod allocator;
 mod own;

@@ -1,7 +1,7 @@
 //! This process's arena.
 //!
-//! It is made when the first large allocation asks for it. Nothing in here may allocate 256 KiB or more, and nothing does
-//! allocate while the table is locked.
+//! The first large allocation creates it. No code in this module may allocate 256 KiB or more, and none may allocate
+//! while the table is locked.
 
 use std::fs::File;
 use std::io;
@@ -16,31 +16,32 @@ use super::allocator::LARGE;
 use super::space::{Space, UNIT};
 use crate::shm::memfd::{self, Ticket};
 
-/// The mapped file. Its first word is the number that tells it from other files.
+/// The mapped file. Its first word is the nonce that distinguishes it from other files.
 pub(super) struct Own {
     map: MmapRaw,
-    /// Bytes of the mapping before the first address that is a multiple of UNIT: the operating system aligns to pages only.
+    /// Bytes of the mapping before the first address that is a multiple of UNIT, because the operating system aligns
+    /// only to pages.
     shift: usize,
     file: File,
     nonce: u64,
 }
 
-/// A block that was given out.
+/// An allocated block.
 pub(super) struct Block {
     pub(super) address: *mut u8,
-    /// How many of its first bytes may be other than zero.
+    /// Number of leading bytes that may be nonzero.
     pub(super) used: usize,
 }
 
 static OWN: OnceLock<Option<Own>> = OnceLock::new();
 static SPACE: Mutex<Space> = Mutex::new(Space::new());
 
-/// `None` where the operating system refuses memory files of this size.
+/// Returns the arena, creating it if needed; `None` if the operating system refuses memory files of this size.
 pub(super) fn own() -> Option<&'static Own> {
     OWN.get_or_init(|| Own::create().ok()).as_ref()
 }
 
-/// The arena, if there is one by now.
+/// Returns the arena if it exists already.
 pub(super) fn present() -> Option<&'static Own> {
     OWN.get()?.as_ref()
 }
@@ -49,27 +50,29 @@ fn space() -> MutexGuard<'static, Space> {
     SPACE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How others find the arena; `None` if there is none, because this program does not use the allocator, for example.
+/// Returns the ticket with which other processes open the arena; `None` without an arena, for example because this
+/// program does not use the allocator.
 pub(crate) fn ticket() -> Option<Ticket> {
-    // The allocator makes the arena, if it is the global one and has not been asked for anything large yet.
+    // This allocation creates the arena if `SharedAllocator` is the global allocator and has had no large allocation
+    // yet.
     drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE)));
     let own = present()?;
     Some(Ticket::new(&own.file, own.nonce))
 }
 
-/// A buffer that peers have been told of and may read and write. Retires its memory unless it is `returned`.
+/// A buffer that peers may read and write. Dropping it retires its memory unless it is `returned`.
 pub(crate) struct Lent {
     range: Range<usize>,
     place: u64,
 }
 
 impl Lent {
-    /// Where in the arena's file the buffer begins.
+    /// Returns the offset of the buffer in the arena's file.
     pub(crate) fn place(&self) -> u64 {
         self.place
     }
 
-    /// No peer will touch the buffer any more.
+    /// Ends the loan after the last access of any peer, without retiring the memory.
     pub(crate) fn returned(self) {
         std::mem::forget(self);
     }
@@ -81,14 +84,14 @@ impl Drop for Lent {
     }
 }
 
-/// Prepares a buffer for peers, if it is large and lies in the arena.
+/// Lends a buffer to the peers if it is large and lies in the arena.
 pub(crate) fn lend(bytes: &[u8]) -> Option<Lent> {
     if bytes.len() < LARGE {
         return None;
     }
     let own = present()?;
     let start = own.offset(bytes.as_ptr())?;
-    // A block begins at a multiple of UNIT, and so does a vector.
+    // A block starts at a multiple of UNIT, and so does a vector in it.
     let place = own.in_file(start);
     start.is_multiple_of(UNIT).then(|| Lent { range: start..start + bytes.len(), place })
 }
@@ -98,11 +101,12 @@ impl Own {
         let length = physical_memory()?.next_multiple_of(UNIT);
         let mapped = length.checked_add(UNIT).ok_or(io::ErrorKind::OutOfMemory)?;
         let file = memfd::create("zero-comm-arena", mapped as u64)?;
-        // As much as the machine has, of which the system need not promise any: qemu-user asks it for that otherwise.
+        // The file is as large as physical memory, so no swap is reserved for it; qemu-user would otherwise request
+        // that reservation.
         let map = MmapOptions::new().len(mapped).no_reserve_swap().map_raw(&file)?;
         let shift = map.as_ptr().align_offset(UNIT);
         let nonce = getrandom::u64().map_err(|_| io::ErrorKind::Other)?;
-        // SAFETY: the mapping is longer than a word, page-aligned, and never goes away.
+        // SAFETY: the mapping is longer than a word, page-aligned, and never unmapped.
         unsafe { &*map.as_ptr().cast::<AtomicU64>() }.store(nonce, Ordering::Release);
         space().open(UNIT..length);
         Ok(Own { map, shift, file, nonce })
@@ -110,7 +114,7 @@ impl Own {
 
     pub(super) fn take(&self, bytes: usize) -> Option<Block> {
         let (start, used) = space().take(bytes)?;
-        // SAFETY: the space lies inside the mapping.
+        // SAFETY: the block lies inside the mapping.
         Some(Block { address: unsafe { self.map.as_mut_ptr().add(self.shift + start) }, used })
     }
 
@@ -126,7 +130,7 @@ impl Own {
         }
     }
 
-    /// Returns to the operating system what is too much beside memory elsewhere.
+    /// Returns kept memory to the operating system that exceeds the limit, given `bytes` in use elsewhere.
     pub(super) fn note_elsewhere(&self, bytes: usize) {
         let mut space = space();
         space.note_elsewhere(bytes);
@@ -135,9 +139,10 @@ impl Own {
         }
     }
 
-    /// To be called under the lock: nobody may have been given the range meanwhile.
+    /// Returns a range to the operating system. Call it under the lock, so that the range is not allocated in the
+    /// meantime.
     fn punch(&self, range: Range<usize>) {
-        // Only memory is lost if this fails.
+        // If this fails, the memory only stays resident.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = fallocate(&self.file, flags, self.in_file(range.start), range.len() as u64);
     }
@@ -156,7 +161,7 @@ impl Own {
     }
 }
 
-/// Bytes of memory of this machine: asked in a way that does not allocate.
+/// Returns the machine's memory in bytes, without allocating.
 fn physical_memory() -> io::Result<usize> {
     let info = rustix::system::sysinfo();
     (info.totalram as usize).checked_mul(info.mem_unit as usize).ok_or(io::ErrorKind::OutOfMemory.into())

@@ -8,7 +8,8 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use crate::shm::memfd::Ticket;
 
-/// A mapped arena of a peer. Stays valid when the peer ends: the file cannot shrink, and lives as long as somebody maps it.
+/// A mapped arena of a peer. It stays valid after the peer ends: the file cannot shrink and lives as long as any
+/// process maps it.
 pub(crate) struct PeerArena {
     map: MmapRaw,
 }
@@ -19,28 +20,29 @@ impl PeerArena {
         if map.len() < size_of::<AtomicU64>() {
             return None;
         }
-        // SAFETY: the mapping is page-aligned and longer than a word, which all processes use as an atomic only.
+        // SAFETY: the mapping is page-aligned and at least a word long, and all processes access that word only as an
+        // atomic.
         let found = unsafe { &*map.as_ptr().cast::<AtomicU64>() }.load(Ordering::Acquire);
         (found == ticket.nonce).then_some(PeerArena { map })
     }
 
-    /// Where a buffer of `length` bytes begins; `None` if the arena has no such place or the buffer would be misaligned.
+    /// Returns the address of a buffer of `length` bytes; `None` if it would lie outside the arena or be misaligned.
     pub(crate) fn buffer(&self, offset: u64, length: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(64))?;
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.map.len());
-        // SAFETY: inside the mapping.
+        // SAFETY: the offset is inside the mapping.
         inside.then(|| unsafe { self.map.as_mut_ptr().add(offset) })
     }
 }
 
-/// The arenas that this process has mapped, by rank of the world: once each, whatever number of groups they are used in.
+/// The arenas that this process has mapped, by global rank. Each is mapped once, however many groups use it.
 #[derive(Default)]
 pub(crate) struct PeerArenas {
     open: Mutex<BTreeMap<usize, Arc<PeerArena>>>,
 }
 
 impl PeerArenas {
-    /// The arena of a rank; `None` if it cannot be mapped.
+    /// Returns the arena of a rank; `None` if it cannot be mapped.
     pub(crate) fn get(&self, rank: usize, ticket: &Ticket) -> Option<Arc<PeerArena>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(arena) = open.get(&rank) {

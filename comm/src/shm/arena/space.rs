@@ -1,21 +1,22 @@
-//! Which parts of the arena are free: best fit, neighbours joined, in a table of fixed size.
+//! Tracks the free parts of the arena in a table of fixed size: best fit, with adjacent blocks merged.
 //!
-//! An allocator cannot allocate, so the table is part of the program's zeroed memory. The length of a block comes with every
-//! request to free it, so blocks that are in use need no entry. Large blocks are few: a search is a walk over some dozens of
-//! entries. An entry occupies memory as a whole or not at all; entries that touch are one run, and a block is cut from a run.
+//! An allocator cannot allocate, so the table is part of the program's zeroed memory. Every request to free a block
+//! includes its length, so blocks in use need no entry. There are few large blocks, so a search walks over some dozens
+//! of entries. An entry is either resident as a whole or not at all. Adjacent entries form one run, and blocks are
+//! taken from runs.
 
 use std::ops::Range;
 
-/// Blocks begin and end at multiples of this.
+/// Blocks start and end at multiples of this many bytes.
 pub(super) const UNIT: usize = 64 * 1024;
 
-/// Free blocks that can be remembered. What is freed beyond that is lost to reuse.
+/// Maximum number of free blocks in the table. Memory freed beyond that is not reused.
 const ENTRIES: usize = 8192;
 
-/// Buffers that can be withdrawn from reuse one by one; after that many failures nothing is reused any more.
+/// Maximum number of buffers that can be retired individually. After more failures no memory is reused at all.
 const RETIRED: usize = 64;
 
-/// Bytes that may be resident beyond the most that was ever in use: so many, or this share of it if that is more.
+/// Bytes that may be resident beyond the peak in use: this many, or 1/SHARE of the peak if that is more.
 const SLACK: usize = 16 << 20;
 const SHARE: usize = 16;
 
@@ -23,7 +24,7 @@ const SHARE: usize = 16;
 struct Free {
     start: usize,
     length: usize,
-    /// Whether it may occupy memory: it was in use and has not been returned to the operating system since.
+    /// Whether the entry may be resident: it was in use and has not been returned to the operating system since.
     resident: bool,
 }
 
@@ -33,18 +34,18 @@ impl Free {
     }
 }
 
-/// The table. All zeros is an arena without room.
+/// The table of free blocks. All zeros is an arena without any space.
 pub(super) struct Space {
     free: [Free; ENTRIES],
     count: usize,
-    /// Nobody has ever had what lies from here on: it is zero.
+    /// Memory from this offset on was never allocated, so it is zero.
     fresh: usize,
     in_use: usize,
-    /// Memory of the process that is not of the arena, as far as it is told.
+    /// Bytes that the process uses outside of the arena, as last reported.
     elsewhere: usize,
-    /// The most that both were together.
+    /// Maximum of `in_use + elsewhere`.
     peak: usize,
-    /// Bytes of the resident entries.
+    /// Bytes of the resident free entries.
     kept: usize,
     retired: [(usize, usize); RETIRED],
     retirements: usize,
@@ -65,13 +66,14 @@ impl Space {
         }
     }
 
-    /// Hands over the room that there is, never used before.
+    /// Adds the never used space of a new arena.
     pub(super) fn open(&mut self, room: Range<usize>) {
         self.fresh = room.start;
         self.insert(0, Free { start: room.start, length: room.len(), resident: false });
     }
 
-    /// A block of at least `bytes`, and how many of its first bytes may be other than zero.
+    /// Allocates a block of at least `bytes`. Returns its start and the number of its leading bytes that may be
+    /// nonzero.
     pub(super) fn take(&mut self, bytes: usize) -> Option<(usize, usize)> {
         let length = rounded(bytes)?;
         let fitting = self.runs().filter(|(_, run)| *run >= length);
@@ -82,20 +84,20 @@ impl Space {
         Some((start, used))
     }
 
-    /// Takes back the block at `start` that was taken for `bytes`. Gives what should be returned to the operating system; the
-    /// caller must do that before anybody else comes to the table.
+    /// Frees the block at `start` that was allocated for `bytes`. Returns a range to return to the operating system, if
+    /// any; the caller must do that before it releases the lock of the table.
     pub(super) fn give(&mut self, start: usize, bytes: usize) -> Option<Range<usize>> {
         let index = self.put_back(start, rounded(bytes)?)?;
         self.is_too_much().then(|| self.empty(index))
     }
 
-    /// Is told how much there is elsewhere; [`Space::excess`] is to be asked afterwards.
+    /// Sets the bytes used elsewhere. Call [`Space::excess`] afterwards.
     pub(super) fn note_elsewhere(&mut self, bytes: usize) {
         self.elsewhere = bytes;
         self.peak = self.peak.max(self.in_use + bytes);
     }
 
-    /// What should be returned to the operating system, as with [`Space::give`], one block at a time.
+    /// Returns a range to return to the operating system, as [`Space::give`] does. Call it until it returns `None`.
     pub(super) fn excess(&mut self) -> Option<Range<usize>> {
         let resident = self.entries().iter().enumerate().filter(|(_, free)| free.resident);
         let (index, _) = resident.max_by_key(|(_, free)| free.length)?;
@@ -106,7 +108,7 @@ impl Space {
         self.in_use + self.kept + self.elsewhere > self.peak + (self.peak / SHARE).max(SLACK)
     }
 
-    /// Counts a resident entry as not resident; gives its range.
+    /// Marks a resident entry as not resident and returns its range.
     fn empty(&mut self, index: usize) -> Range<usize> {
         let free = self.free[index];
         self.remove(index);
@@ -115,7 +117,7 @@ impl Space {
         free.start..free.end()
     }
 
-    /// Makes the block at `start` hold `new` bytes instead of `old`, if that is possible where it lies.
+    /// Resizes the block at `start` from `old` to `new` bytes in place. Returns whether that was possible.
     pub(super) fn resize(&mut self, start: usize, old: usize, new: usize) -> bool {
         let (Some(before), Some(after)) = (rounded(old), rounded(new)) else { return false };
         if after < before {
@@ -134,7 +136,7 @@ impl Space {
         fits.is_some()
     }
 
-    /// Withdraws the blocks in a range from reuse, now or when they are freed: somebody may still write there.
+    /// Excludes the blocks in a range from reuse, now or once they are freed, because a peer may still write there.
     pub(super) fn retire(&mut self, range: Range<usize>) {
         if let Some(entry) = self.retired.get_mut(self.retirements) {
             *entry = (range.start, range.end);
@@ -146,7 +148,7 @@ impl Space {
         &self.free[..self.count]
     }
 
-    /// Of each run of entries that touch, the first entry and the bytes of all.
+    /// Iterates over the runs of adjacent entries as (first entry, total bytes).
     fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
         let entries = self.entries();
         let mut next = 0;
@@ -162,7 +164,7 @@ impl Space {
         })
     }
 
-    /// Takes the first `length` bytes of the run that begins with the entry `index`.
+    /// Takes the first `length` bytes of the run that starts with the entry `index`.
     fn cut(&mut self, index: usize, length: usize) {
         self.in_use += length;
         let mut rest = length;
@@ -181,7 +183,7 @@ impl Space {
         self.peak = self.peak.max(self.in_use + self.elsewhere);
     }
 
-    /// Makes a block free; the entry it is part of now. `None` if it is not to be reused.
+    /// Makes a block free. Returns the entry it now belongs to; `None` if the block is not reused.
     fn put_back(&mut self, start: usize, length: usize) -> Option<usize> {
         self.in_use -= length;
         let end = start + length;
@@ -195,8 +197,8 @@ impl Space {
         Some(index)
     }
 
-    /// Inserts a block at `index`, as one entry with its neighbours if they touch it and are as resident; the entry it is
-    /// part of now. `None` if the table is full.
+    /// Inserts a block at `index` and merges it with adjacent entries of the same residency. Returns the entry it now
+    /// belongs to; `None` if the table is full.
     fn join(&mut self, mut index: usize, mut block: Free) -> Option<usize> {
         let alike = |other: &Free| other.resident == block.resident;
         let next = self.entries().get(index).copied().filter(alike).filter(|next| next.start == block.end());
@@ -229,7 +231,7 @@ impl Space {
     }
 }
 
-/// `None` for more than any arena has.
+/// Rounds up to a multiple of UNIT; `None` on overflow.
 fn rounded(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(UNIT)
 }
@@ -244,7 +246,7 @@ mod tests {
         space
     }
 
-    /// The runs that are free, in units.
+    /// Returns the free runs, in units.
     fn free(space: &Space) -> Vec<(usize, usize)> {
         space.runs().map(|(first, run)| (space.free[first].start / UNIT, run / UNIT)).collect()
     }
@@ -254,9 +256,10 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_block_that_fits_is_taken_and_neighbours_are_joined() {
+    fn allocation_is_best_fit_and_merges_adjacent_blocks() {
         let mut space = space(20);
-        let blocks: Vec<usize> = [3, 1, 2, 1, 4].iter().map(|n| space.take(n * UNIT).expect("room").0).collect();
+        let blocks: Vec<usize> =
+            [3, 1, 2, 1, 4].iter().map(|n| space.take(n * UNIT).expect("space in the arena").0).collect();
         assert_eq!(blocks, [1, 4, 5, 7, 8].map(|unit| unit * UNIT));
         space.give(blocks[0], 3 * UNIT);
         space.give(blocks[2], 2 * UNIT);
@@ -276,10 +279,10 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_resized_where_it_lies_if_there_is_room_behind() {
+    fn blocks_grow_in_place_into_free_space_behind_them() {
         let mut space = space(10);
-        let (first, _) = space.take(2 * UNIT).expect("room");
-        let (second, _) = space.take(UNIT).expect("room");
+        let (first, _) = space.take(2 * UNIT).expect("space in the arena");
+        let (second, _) = space.take(UNIT).expect("space in the arena");
         assert!(!space.resize(first, 2 * UNIT, 3 * UNIT));
         assert!(space.resize(first, 2 * UNIT, UNIT + 1));
         assert!(space.resize(first, UNIT + 1, 5));
@@ -290,10 +293,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_retired_is_never_given_out_again() {
+    fn retired_memory_is_never_allocated_again() {
         let mut space = space(4);
-        let (first, _) = space.take(UNIT).expect("room");
-        let (second, _) = space.take(UNIT).expect("room");
+        let (first, _) = space.take(UNIT).expect("space in the arena");
+        let (second, _) = space.take(UNIT).expect("space in the arena");
         space.retire(first..first + 100);
         space.give(first, UNIT);
         space.give(second, UNIT);
@@ -301,51 +304,51 @@ mod tests {
         for _ in 0..RETIRED {
             space.retire(0..1);
         }
-        let (third, _) = space.take(UNIT).expect("room");
+        let (third, _) = space.take(UNIT).expect("space in the arena");
         space.give(third, UNIT);
-        assert_eq!(free(&space), [(3, 2)], "too many to tell apart: nothing is reused");
+        assert_eq!(free(&space), [(3, 2)], "too many retired buffers for the table: no memory is reused");
     }
 
     #[test]
-    fn no_more_stays_resident_than_was_ever_in_use_and_a_slack() {
+    fn resident_memory_stays_within_the_peak_plus_slack() {
         const UNITS: usize = 100_000;
         let mut space = space(UNITS);
-        // Blocks of one unit in between keep the freed ones from being joined, so that each size needs new room.
+        // Blocks of one unit in between keep the freed blocks from merging, so that each size needs new space.
         let mut most = 0;
         for units in 1..300 {
-            let (start, _) = space.take(units * UNIT).expect("room");
-            space.take(UNIT).expect("room");
+            let (start, _) = space.take(units * UNIT).expect("space in the arena");
+            space.take(UNIT).expect("space in the arena");
             let returned = space.give(start, units * UNIT);
             assert!(returned.is_none_or(|range| range.start <= start && start < range.end));
             most = most.max(space.in_use + space.kept);
             assert!(space.in_use + space.kept <= space.peak + SLACK.max(space.peak / SHARE));
             assert_eq!(space.kept, resident(&space));
         }
-        assert!(most > space.peak, "some is kept");
+        assert!(most > space.peak, "some memory is kept");
     }
 
     #[test]
     fn only_memory_that_was_touched_counts_as_resident() {
         let mut space = space(100_000);
-        // Each block is cut from the run of those before it and of memory that was never in use.
+        // Each block is taken from a run of previously freed memory followed by memory that was never in use.
         let mut sizes = (1..400).cycle();
         let mut held = std::collections::VecDeque::new();
         for _ in 0..4_000 {
             let bytes = sizes.next().expect("a cycle") * UNIT;
-            held.push_back((space.take(bytes).expect("room").0, bytes));
+            held.push_back((space.take(bytes).expect("space in the arena").0, bytes));
             if held.len() == 4 {
                 let (start, bytes) = held.pop_front().expect("four");
                 space.give(start, bytes);
             }
             assert_eq!(space.kept, resident(&space));
-            assert!(space.fresh - UNIT >= space.in_use + space.kept, "no byte is counted that was never touched");
+            assert!(space.fresh - UNIT >= space.in_use + space.kept, "memory that was never touched is not counted");
         }
     }
 
     #[test]
     fn a_full_table_loses_blocks_but_nothing_else() {
         let mut space = space(3 * ENTRIES);
-        let blocks: Vec<usize> = (0..3 * ENTRIES).map(|_| space.take(1).expect("room").0).collect();
+        let blocks: Vec<usize> = (0..3 * ENTRIES).map(|_| space.take(1).expect("space in the arena").0).collect();
         for block in blocks.iter().step_by(2) {
             space.give(*block, 1);
         }
@@ -357,13 +360,13 @@ mod tests {
         assert_eq!(space.kept, resident(&space));
         let ends = space.entries().iter().map(|free| free.start + free.length);
         assert!(ends.zip(space.entries().iter().skip(1)).all(|(end, next)| end <= next.start));
-        assert!(space.take(ENTRIES * UNIT).is_some(), "what was joined is one block");
+        assert!(space.take(ENTRIES * UNIT).is_some(), "merged entries form one block");
     }
 
     #[test]
-    fn memory_elsewhere_takes_the_place_of_what_is_kept() {
+    fn memory_elsewhere_displaces_kept_memory() {
         let mut space = space(2000);
-        let blocks: Vec<usize> = (0..4).map(|_| space.take(SLACK).expect("room").0).collect();
+        let blocks: Vec<usize> = (0..4).map(|_| space.take(SLACK).expect("space in the arena").0).collect();
         let (first, rest) = blocks.split_first().expect("four");
         rest.iter().for_each(|&block| assert_eq!(space.give(block, SLACK), None));
         space.note_elsewhere(SLACK);
@@ -374,7 +377,7 @@ mod tests {
         space.note_elsewhere(4 * SLACK);
         assert_eq!(space.peak, 5 * SLACK);
         space.note_elsewhere(0);
-        let (again, _) = space.take(3 * SLACK).expect("room");
-        assert_eq!(space.give(again, 3 * SLACK), None, "as much as there was at most may stay");
+        let (again, _) = space.take(3 * SLACK).expect("space in the arena");
+        assert_eq!(space.give(again, 3 * SLACK), None, "memory up to the peak may stay resident");
     }
 }
