@@ -98,6 +98,7 @@ fn write(
         states: vec![],
         engine: serde_json::Value::Null,
         config,
+        buffers: BTreeMap::new(),
         shards: vec![ShardEntry { file, bytes, crc32 }],
         parameters: entries,
     })

@@ -23,6 +23,9 @@ use crate::verify::intact;
 pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = together(comm, verify(folder, zero, comm))?;
     together(comm, read(folder, &manifest, zero))?;
+    for buffer in zero.model().buffers() {
+        buffer.set(&manifest.buffers[buffer.name()]).map_err(zero_partition::ZeroError::from)?;
+    }
     zero.set_updates(manifest.updates);
     Ok(manifest)
 }
@@ -69,6 +72,17 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
         manifest.parameters.keys().find(|name| !zero.model().parameters().iter().any(|p| p.name() == *name))
     {
         return Err(CheckpointError::mismatch(&path, format!("its `{name}` is not in the model")));
+    }
+    for buffer in zero.model().buffers() {
+        let (name, elements) = (buffer.name(), buffer.shape().elem_count());
+        match manifest.buffers.get(name).map(Vec::len) {
+            None => return Err(CheckpointError::mismatch(&path, format!("the model's buffer `{name}` is not in it"))),
+            Some(len) if len != elements => {
+                let reason = format!("the buffer `{name}` has {len} elements in it and {elements} in the model");
+                return Err(CheckpointError::mismatch(&path, reason));
+            }
+            Some(_) => {}
+        }
     }
     if manifest.states != zero.state_names() && !has_parameters_alone(manifest) {
         let reason = format!("its optimizer keeps {:?}, this one {:?}", manifest.states, zero.state_names());

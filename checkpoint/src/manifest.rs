@@ -45,6 +45,9 @@ pub struct Manifest {
     pub engine: serde_json::Value,
     /// What the configuration says of model and tokenizer, for an export; null where the model is the caller's own.
     pub config: serde_json::Value,
+    /// Values of the model's buffers (running statistics) by name, row-major; the key is left out of a model without buffers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub buffers: BTreeMap<String, Vec<f32>>,
     /// One file a rank.
     pub shards: Vec<ShardEntry>,
     /// By name.

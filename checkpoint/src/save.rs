@@ -82,6 +82,7 @@ fn begin(
         states: zero.state_names().iter().map(ToString::to_string).collect(),
         engine: save.engine.clone(),
         config: save.config.clone(),
+        buffers: zero.model().buffers().iter().map(|buffer| (buffer.name().to_string(), buffer.values())).collect(),
         shards: vec![],
         parameters,
     };

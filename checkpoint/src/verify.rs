@@ -152,6 +152,7 @@ mod tests {
             states: vec!["exp_avg".into()],
             engine: serde_json::json!({"best": 0.5}),
             config: serde_json::Value::Null,
+            buffers: BTreeMap::new(),
             shards: vec![],
             parameters: BTreeMap::from([
                 ("a.weight".into(), entry(&[4, 50], vec![piece(0, 0, 120), piece(1, 120, 200)])),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
-use zero_model::Parameter;
+use zero_model::{ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
@@ -30,10 +30,28 @@ pub fn load_weights(
     comm: &dyn Communicator,
 ) -> Result<(), CheckpointError> {
     let all: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
-    let meaning = |name: &str| Meaning::Parameter(name.into());
-    let weights = Weights::open(files, all.join(", ").as_ref(), zero.model().parameters(), meaning);
-    let weights = together(comm, weights)?;
-    together(comm, weights.fill(zero))
+    let all = all.join(", ");
+    let model = zero.model().clone();
+    let buffers = model.buffers();
+    let meaning = |name: &str| match is_of_buffer(name, buffers) {
+        true => Meaning::Computed,
+        false => Meaning::Parameter(name.into()),
+    };
+    let weights = Weights::open(files, all.as_ref(), model.parameters(), meaning)
+        .and_then(|weights| Ok((weights.buffers(all.as_ref(), buffers)?, weights)));
+    let (values, weights) = together(comm, weights)?;
+    together(comm, weights.fill(zero))?;
+    for (buffer, values) in buffers.iter().zip(values) {
+        buffer.set(&values).map_err(zero_partition::ZeroError::from)?;
+    }
+    Ok(())
+}
+
+/// Whether a tensor is a buffer of the model, or PyTorch's count of the batches that such a buffer has seen, which nothing here reads.
+fn is_of_buffer(name: &str, buffers: &[ModuleBuffer]) -> bool {
+    let counted = name.strip_suffix("num_batches_tracked").map(|prefix| format!("{prefix}running_mean"));
+    let name = counted.as_deref().unwrap_or(name);
+    buffers.iter().any(|buffer| buffer.name() == name)
 }
 
 /// What a tensor of a file is to the model.
@@ -127,6 +145,23 @@ impl Weights {
             }
         }
         Ok(values)
+    }
+
+    /// The values of all buffers, each whole.
+    fn buffers(&self, of: &Path, buffers: &[ModuleBuffer]) -> Result<Vec<Vec<f32>>, CheckpointError> {
+        let values = |buffer: &ModuleBuffer| {
+            let name = buffer.name();
+            let Some(file) = self.files.iter().find(|file| file.metadata.info(name).is_some()) else {
+                return Err(CheckpointError::mismatch(of, format!("`{name}` is missing")));
+            };
+            if let Some(problem) = unfit(file, name, buffer.shape().dims())? {
+                return Err(CheckpointError::mismatch(of, problem));
+            }
+            let mut values = vec![0.0; buffer.shape().elem_count()];
+            file.read(name, 0, &mut values)?;
+            Ok(values)
+        };
+        buffers.iter().map(values).collect()
     }
 
     /// Overwrites what a rank holds of each parameter.

@@ -75,7 +75,7 @@ pub trait Head: Layer {
 
 /// A layer's module, and the same once more if it is a head.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
-type Build = Box<dyn Fn(VarBuilder) -> Result<Built> + Send + Sync>;
+type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
 pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// A model that is not built yet.
@@ -107,12 +107,13 @@ impl Layers {
         Self::default()
     }
 
-    /// Appends a layer. Its parameters are named `name.…`: `name` is the prefix of the builder that `build` gets.
+    /// Appends a layer. Its parameters are named `name.…`: `name` is the prefix of the builder that `build` gets. The builder
+    /// borrows nothing, so `build` may return a module that keeps it, such as candle-transformers' `Func<'static>`.
     #[must_use]
     pub fn layer<L: Layer + 'static>(
         mut self,
         name: impl Into<String>,
-        build: impl Fn(VarBuilder) -> Result<L> + Send + Sync + 'static,
+        build: impl Fn(VarBuilder<'static>) -> Result<L> + Send + Sync + 'static,
     ) -> Self {
         self.layers.push((name.into(), Box::new(move |vb| Ok((Arc::new(build(vb)?), None)))));
         self
@@ -124,9 +125,9 @@ impl Layers {
     pub fn head<H: Head + 'static>(
         mut self,
         name: impl Into<String>,
-        build: impl Fn(VarBuilder) -> Result<H> + Send + Sync + 'static,
+        build: impl Fn(VarBuilder<'static>) -> Result<H> + Send + Sync + 'static,
     ) -> Self {
-        let build = move |vb: VarBuilder| {
+        let build = move |vb: VarBuilder<'static>| {
             let head = Arc::new(build(vb)?);
             Ok((head.clone() as Arc<dyn Layer>, Some(head as Arc<dyn Head>)))
         };
@@ -140,7 +141,7 @@ impl Layers {
         mut self,
         prefix: &str,
         count: usize,
-        build: impl Fn(usize, VarBuilder) -> Result<L> + Send + Sync + Clone + 'static,
+        build: impl Fn(usize, VarBuilder<'static>) -> Result<L> + Send + Sync + Clone + 'static,
     ) -> Self {
         for i in 0..count {
             let build = build.clone();

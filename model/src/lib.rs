@@ -9,6 +9,7 @@ mod hand_on;
 pub mod layers;
 pub mod memory;
 mod model;
+mod module_buffer;
 mod parameter;
 mod recorder;
 pub mod zoo;
@@ -16,6 +17,7 @@ pub mod zoo;
 pub use hand_on::hand_on;
 pub use layers::{Activations, Head, Layer, Layers};
 pub use model::{BuildError, BuiltLayer, Model};
+pub use module_buffer::ModuleBuffer;
 pub use parameter::{Parameter, ParameterId};
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]

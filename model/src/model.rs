@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::layers::{Activations, Built, Head, Layer, Layers, Loss};
+use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
 use zero_ops::graph::untracked;
@@ -108,6 +109,7 @@ enum Ending {
 pub struct Model {
     layers: Vec<BuiltLayer>,
     parameters: Vec<Parameter>,
+    buffers: Vec<ModuleBuffer>,
     /// For each parameter the last layer that uses it.
     last_users: Vec<usize>,
     ending: Ending,
@@ -131,6 +133,12 @@ impl Model {
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
+    }
+
+    /// Buffers in the order of construction: running statistics, which are no parameters.
+    #[must_use]
+    pub fn buffers(&self) -> &[ModuleBuffer] {
+        &self.buffers
     }
 
     pub(crate) fn last_user(&self, parameter: ParameterId) -> usize {
@@ -238,6 +246,13 @@ impl Layers {
                 BuiltLayer { name, module, uses: uses.iter().map(|used| used.parameter).collect(), read_backward }
             })
             .collect();
-        Ok(Model { layers, parameters: record.parameters, last_users, ending, device: device.clone() })
+        Ok(Model {
+            layers,
+            parameters: record.parameters,
+            buffers: record.buffers,
+            last_users,
+            ending,
+            device: device.clone(),
+        })
     }
 }

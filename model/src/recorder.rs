@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
+use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 
 /// A parameter that a layer asked for.
@@ -21,6 +22,7 @@ pub(crate) struct Use {
 #[derive(Default)]
 pub(crate) struct Record {
     pub(crate) parameters: Vec<Parameter>,
+    pub(crate) buffers: Vec<ModuleBuffer>,
     /// Parameters that each layer asked for, its own and tied ones.
     pub(crate) uses: Vec<Vec<Use>>,
     by_name: HashMap<String, ParameterId>,
@@ -45,6 +47,9 @@ impl Record {
     }
 
     fn get(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        if ModuleBuffer::is_one(name) {
+            return self.buffer(shape, name, init, dtype, device);
+        }
         let owner = self.owners.get(name).cloned();
         if let Some(owner) = &owner {
             self.used_ties.push(name.to_string());
@@ -85,6 +90,21 @@ impl Record {
     }
 }
 
+impl Record {
+    fn buffer(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        if let Some(known) = self.buffers.iter().find(|buffer| buffer.name() == name) {
+            if *known.shape() != shape {
+                candle_core::bail!("`{name}` wants {shape:?}, but an earlier layer made it {:?}", known.shape());
+            }
+            return Ok(known.tensor().clone());
+        }
+        let buffer = ModuleBuffer::new(name.to_string(), shape, dtype, device, init)?;
+        let tensor = buffer.tensor().clone();
+        self.buffers.push(buffer);
+        Ok(tensor)
+    }
+}
+
 /// Shares the record between the builder of each layer and the one who builds.
 #[derive(Clone)]
 pub(crate) struct Recorder(pub(crate) Arc<Mutex<Record>>);
@@ -100,7 +120,9 @@ impl SimpleBackend for Recorder {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.0.lock().is_ok_and(|record| record.by_name.contains_key(name))
+        self.0.lock().is_ok_and(|record| {
+            record.by_name.contains_key(name) || record.buffers.iter().any(|buffer| buffer.name() == name)
+        })
     }
 }
 

@@ -284,6 +284,7 @@ impl Engine {
                 lr,
             },
         )
+        .and_then(|outcome| self.buffers_unchanged().map(|()| outcome))
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
         self.kept.iter().for_each(ActivationOffload::rest);
         self.step = step;
@@ -310,6 +311,16 @@ impl Engine {
             duration: started.elapsed(),
             sent_bytes: self.stats().sent_bytes() - sent_before,
         })
+    }
+
+    /// Refuses a step that changed a module buffer.
+    fn buffers_unchanged(&self) -> Result<(), Error> {
+        for buffer in self.model().buffers() {
+            if buffer.is_changed()? {
+                return Err(Error::ChangedBuffer { name: buffer.name().to_string() });
+            }
+        }
+        Ok(())
     }
 
     /// The mean over the global batch, added up over the same trees as the gradients, where the last layer is; then it is told

@@ -50,6 +50,15 @@ pub enum Error {
     /// The caller's batch does not fit the configuration.
     #[error("the batch does not fit: {0}")]
     Batch(String),
+    /// A step changed a module buffer, such as the running statistics of a BatchNorm in training mode.
+    #[error(
+        "the step changed the buffer `{name}`: buffers that a module updates are not implemented, as their values would differ between ranks\n  \
+         help: run BatchNorm in evaluation mode (`norm.forward_t(x, false)`), or use a norm without running statistics"
+    )]
+    ChangedBuffer {
+        /// Its full name.
+        name: String,
+    },
     /// A parameter that does not exist.
     #[error("the model has no parameter `{0}`")]
     NoParameter(String),
@@ -108,7 +117,7 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Setting { .. } | Self::Build(_) | Self::Memory(_) => 2,
-            Self::Batch(_) | Self::NoParameter(_) | Self::Token(_) => 2,
+            Self::Batch(_) | Self::ChangedBuffer { .. } | Self::NoParameter(_) | Self::Token(_) => 2,
             Self::Comm(CommError::Disagreement { .. }) => 2,
             Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
             Self::Checkpoint(_) | Self::Data(_) => 3,

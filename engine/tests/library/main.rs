@@ -12,6 +12,7 @@ mod export;
 mod gradients;
 mod initial_weights;
 mod loss_scale;
+mod module_buffers;
 mod offload;
 mod parity;
 mod pipeline;

@@ -1,0 +1,82 @@
+//! Module buffers: tensors of a module that no optimizer updates, such as BatchNorm's running statistics.
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+use candle_nn::Init;
+
+/// A tensor that a module reads but that has no gradient and no optimizer state, PyTorch's *buffer*.
+///
+/// Every rank holds all of its elements. A module that changes it, as [`candle_nn::BatchNorm`] does in training mode, is found by
+/// [`ModuleBuffer::is_changed`]: ranks see different batches, so their values would differ.
+#[derive(Debug)]
+pub struct ModuleBuffer {
+    name: String,
+    variable: Var,
+    /// The values that the buffer should have, in f32.
+    values: Mutex<Vec<f32>>,
+}
+
+impl ModuleBuffer {
+    /// Whether a parameter of this name is a buffer: candle's and PyTorch's names of running statistics.
+    pub(crate) fn is_one(name: &str) -> bool {
+        matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
+    }
+
+    pub(crate) fn new(name: String, shape: Shape, dtype: DType, device: &Device, init: Init) -> Result<Self> {
+        if !matches!(init, Init::Const(_)) {
+            candle_core::bail!("`{name}` is a buffer; a buffer starts from a constant, not from {init:?}");
+        }
+        let variable = init.var(shape, dtype, device)?;
+        let values = Mutex::new(floats(&variable)?);
+        Ok(Self { name, variable, values })
+    }
+
+    /// Full name: the layer's name, a dot, the name inside the layer.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        self.variable.shape()
+    }
+
+    /// The tensor that the module holds: a candle variable, so that a module that makes a `Var` of it shares its storage.
+    pub(crate) fn tensor(&self) -> &Tensor {
+        self.variable.as_tensor()
+    }
+
+    /// The values that were set last, row-major; at first those of the module's constructor.
+    #[must_use]
+    pub fn values(&self) -> Vec<f32> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets all values, row-major.
+    ///
+    /// # Errors
+    /// If their number differs from the number of elements.
+    pub fn set(&self, values: &[f32]) -> Result<()> {
+        let tensor = Tensor::from_slice(values, self.shape(), self.variable.device())?;
+        self.variable.set(&tensor.to_dtype(self.variable.dtype())?)?;
+        *self.values.lock().unwrap_or_else(PoisonError::into_inner) = floats(&self.variable)?;
+        Ok(())
+    }
+
+    /// Whether the module has changed the values since they were set. Waits for the device.
+    ///
+    /// # Errors
+    /// If the values cannot be read.
+    pub fn is_changed(&self) -> Result<bool> {
+        let now = floats(&self.variable)?;
+        let expected = self.values();
+        Ok(now.iter().zip(&expected).any(|(a, b)| a.to_bits() != b.to_bits()))
+    }
+}
+
+fn floats(variable: &Var) -> Result<Vec<f32>> {
+    variable.as_detached_tensor().to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+}
