@@ -115,7 +115,7 @@ mod tests {
         first.check().unwrap();
         drop(first);
         let second = RunLock::take(&run).unwrap();
-        assert_eq!(second.holder.token, 2, "each run's is higher");
+        assert_eq!(second.holder.token, 2, "the token increases with each run");
         second.check().unwrap();
     }
 

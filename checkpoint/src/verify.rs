@@ -263,7 +263,7 @@ mod tests {
         for length in 0..good.len() {
             let found = found_with(folder.path(), file, &good[..length]);
             assert!(found[0].reason.contains("when it was written"), "{length} bytes: {found:?}");
-            assert!(found.len() >= 2, "what is lost is named: {found:?}");
+            assert!(found.len() >= 2, "lost tensors must be named: {found:?}");
         }
         let found = found_with(folder.path(), file, &[&good[..], &[0]].concat());
         assert_eq!(found.len(), 1, "{found:?}");

@@ -226,7 +226,7 @@ fn best<W: Copy + PartialOrd>(
     let (value, _) = table[0][0]?;
     let mut start = 0;
     let part = |part: usize| {
-        let (_, end) = table[part][start].expect("the parts from here on were cut");
+        let (_, end) = table[part][start].expect("the remaining parts have a cut");
         std::mem::replace(&mut start, end)..end
     };
     Some((value, (0..parts).map(part).collect()))

@@ -240,7 +240,7 @@ impl Plain {
         let start = Instant::now();
         let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
             let threads: Vec<_> = self.0.iter_mut().map(|buffer| scope.spawn(|| work(buffer))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("it has no way to panic")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("these threads do not panic")).collect()
         });
         let elapsed = start.elapsed();
         let failed = |error| DiskError::refused(swap.folder(), "read and write without a queue", error);

@@ -365,7 +365,7 @@ mod tests {
             let (queue, pending, mut blocks) = four_blocks(direction, 1 << 20);
             let outcomes = [Err(errno), Ok(ALIGNMENT), Err(Errno::NXIO), Ok(ALIGNMENT)];
             for outcome in outcomes {
-                assert!(pending.state.as_ref().expect("under way").try_recv().is_err(), "too early");
+                assert!(pending.state.as_ref().expect("in flight").try_recv().is_err(), "completed too early");
                 assert!(queue.report(blocks.pop().expect("four"), outcome).is_none());
             }
             let error = pending.wait().expect_err("two errors").to_string();
@@ -386,7 +386,7 @@ mod tests {
         let queue = Queue::new(file, "/nvme".into(), 1 << 20, vec![]);
         let buffer = || AlignedBuffer::zeroed(4 * ALIGNMENT).expect("memory");
         let pending = queue.submit(Direction::Read, 0, buffer(), 4 * ALIGNMENT);
-        let block = queue.report(queue.try_next().expect("a block"), Err(Errno::INTR)).expect("all of it again");
+        let block = queue.report(queue.try_next().expect("a block"), Err(Errno::INTR)).expect("the whole block");
         assert_eq!((block.at, block.part.len()), (0, 4 * ALIGNMENT));
         let block = queue.report(block, Ok(ALIGNMENT + 5)).expect("the rest");
         assert_eq!((block.at, block.part.len()), (4096, 3 * ALIGNMENT));
@@ -406,7 +406,7 @@ mod tests {
         let (queue, whole, blocks) = four_blocks(Direction::Write, 1 << 20);
         let waiting = queue.submit(Direction::Read, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
         queue.close("it was dropped");
-        assert!(waiting.wait().expect_err("not begun").to_string().contains("it was dropped"));
+        assert!(waiting.wait().expect_err("not started").to_string().contains("it was dropped"));
         let late = queue.submit(Direction::Read, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
         assert!(matches!(late.wait(), Err(DiskError::Closed { .. })));
         for block in blocks {
@@ -420,7 +420,7 @@ mod tests {
     fn abandoned_blocks_keep_their_memory() {
         let (queue, pending, mut blocks) = four_blocks(Direction::Read, 1 << 20);
         queue.abandon("io_uring failed");
-        assert!(pending.wait().expect_err("nobody knows").to_string().ends_with("closed: io_uring failed"));
+        assert!(pending.wait().expect_err("an abandoned request").to_string().ends_with("closed: io_uring failed"));
         let mut block = blocks.pop().expect("four");
         block.part.as_room().fill(std::mem::MaybeUninit::new(1));
         assert!(queue.report(block, Ok(ALIGNMENT)).is_none());

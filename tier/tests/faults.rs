@@ -45,7 +45,7 @@ fn reads_and_writes_detect_a_truncated_file() {
         let read = |at: u64, pages: usize| file.read(at * PAGE, filled(pages * ALIGNMENT, 0.0), pages * ALIGNMENT);
         let under_way: Vec<Pending> = [(0, 4), (2, 4), (4, 1), (8, 2)].map(|(at, pages)| read(at, pages)).into();
         let mut results = under_way.into_iter().map(Pending::wait);
-        assert!(results.next().expect("four").expect("what is still there").as_f32().iter().all(|&x| x == 1.0));
+        assert!(results.next().expect("four").expect("the remaining pages").as_f32().iter().all(|&x| x == 1.0));
         for (result, (at, bytes)) in results.zip([(4 * PAGE, 2 * PAGE), (4 * PAGE, PAGE), (8 * PAGE, 2 * PAGE)]) {
             let folder = folder.path().to_path_buf();
             assert_eq!(

@@ -68,8 +68,8 @@ impl<'a> World<'a> {
 /// Panics if the number of programs differs from the number of ranks, or the mesh and `stages` differ in the number of
 /// stages.
 pub fn validate(programs: &[Program], world: &World) -> Result<(), Violation> {
-    assert_eq!(programs.len(), world.mesh.world_size(), "a program for every rank");
-    assert_eq!(world.stages.count(), world.mesh.pipe(), "a mesh for as many stages");
+    assert_eq!(programs.len(), world.mesh.world_size(), "there must be one program per rank");
+    assert_eq!(world.stages.count(), world.mesh.pipe(), "the mesh and the stages must agree in number");
     for (rank, program) in programs.iter().enumerate() {
         walk::walk(rank, program, world)?;
     }

@@ -61,8 +61,8 @@ fn a_tie_within_a_stage_is_found() {
     };
     let six = || (0..6).map(|layer| layer..layer + 1).collect::<Vec<_>>();
     assert_eq!(cut(&[&[0, 2]], 2, six()), Some(6), "chunks 0 and 2 are both on stage 0");
-    assert_eq!(cut(&[&[0, 1, 2]], 2, six()), None, "a user on stage 1 is between");
+    assert_eq!(cut(&[&[0, 1, 2]], 2, six()), None, "a user on stage 1 separates the others");
     assert_eq!(cut(&[&[0, 5]], 2, six()), None);
-    assert_eq!(cut(&[&[0, 2]], 1, six()), None, "one stage goes from micro-batch to micro-batch");
-    assert_eq!(cut(&[&[0, 1]], 2, vec![0..3, 3..6]), None, "one chunk");
+    assert_eq!(cut(&[&[0, 2]], 1, six()), None, "a single stage finishes a micro-batch before the next");
+    assert_eq!(cut(&[&[0, 1]], 2, vec![0..3, 3..6]), None, "both users are in one chunk");
 }

@@ -38,7 +38,7 @@ pub(crate) fn with_own_disk(test: &str, body: impl FnOnce(&Path, &dyn Fn())) {
         println!("not tested: `unshare -Urm` with a tmpfs is not permitted here");
         return;
     }
-    let output = unshare(&format!("{mounted}; shift; exec \"$@\"")).expect("it ran a moment ago");
+    let output = unshare(&format!("{mounted}; shift; exec \"$@\"")).expect("unshare worked before");
     assert!(
         output.status.success(),
         "{}{}",
