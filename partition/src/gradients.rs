@@ -22,9 +22,9 @@ pub(crate) struct Open {
 
 /// An instruction that waits for gradients from the GPU. It runs after the next layer's backward has been launched.
 pub(crate) enum Late {
-    /// A deferred [`ShardedState::accumulate`].
+    /// A pending [`ShardedState::accumulate`].
     Accumulate(SegmentId, Box<Open>),
-    /// A deferred [`ShardedState::reduce`].
+    /// A pending [`ShardedState::reduce`].
     Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
 }
 

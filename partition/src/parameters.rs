@@ -29,7 +29,7 @@ pub(crate) struct PendingRefresh {
 }
 
 impl ShardedState {
-    /// Returns whether the only shard is read from the disk. A gather then uses it without a copy.
+    /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
     fn is_whole(&self, id: SegmentId) -> bool {
         self.comm.size() == 1 && self.stored(id, Stored::Parameters)
     }

@@ -20,7 +20,7 @@ use crate::rounding::{round_bytes, round_to, working};
 use crate::threads::{add_parameter_range, update};
 use crate::zero::ShardedState;
 
-/// Where the verdict on the gradient norm of the current step is.
+/// Location of the verdict on the current step's gradient norm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Judged {
     Here(Verdict),

@@ -253,7 +253,7 @@ fn inner_layers_are_gathered_twice_per_micro_batch() {
 #[test]
 fn segments_reused_soon_stay_gathered() {
     let of = |max_reuse_distance| gathers(&gathering(1, GatherOptions { max_reuse_distance, ..plain().gather }));
-    // Twice the layers behind a layer lie between its forward and its backward.
+    // Between a layer's forward and its backward, each later layer is used twice.
     assert_eq!(of(0), [0, 1, 3, 5, 7, 0, 7, 5, 3, 1]);
     assert_eq!(of(2 * WTE - 1), of(0));
     assert_eq!(of(2 * WTE), [0, 1, 3, 5, 7, 0, 5, 3, 1], "the final norm stays gathered");

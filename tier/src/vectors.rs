@@ -177,8 +177,8 @@ mod tests {
 
     /// Allocates vectors until one begins on a page, with any allocator.
     fn on_pages(len: usize) -> Option<Vec<f32>> {
-        // glibc places large vectors 16 bytes behind a page boundary and small ones anywhere, so one of 4096 begins on
-        // a page.
+        // Common allocators place large vectors 16 bytes behind a page boundary and small ones anywhere, so one of 4096
+        // begins on a page.
         (0..4096).map(|_| vec![0.0; len]).collect::<Vec<_>>().into_iter().find(|values| lies_on_pages(values))
     }
 

@@ -169,7 +169,7 @@ pub(crate) fn stride(elements: usize) -> usize {
 }
 
 impl FileLayout {
-    /// Returns the number of tiles of this rank, which may be less than on ranks with larger parts.
+    /// Returns the number of tiles of this rank, which may be fewer than on ranks with larger parts.
     pub(crate) fn tiles(&self) -> usize {
         self.elements.div_ceil(self.tile)
     }

@@ -13,7 +13,7 @@ pub enum Schedule {
     /// All forwards, then all backwards. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
     /// Pipeline Parallelism", NeurIPS 2019.
     GPipe,
-    /// Alternates one forward and one backward, starting with the earliest possible backward. Takes as long as GPipe
+    /// Alternates forwards and backwards, and starts each backward as early as possible. Takes as long as GPipe
     /// with fewer micro-batches alive. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN
     /// Training", SOSP 2019 (with a flush).
     OneFOneB,

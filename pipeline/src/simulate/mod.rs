@@ -197,7 +197,7 @@ enum Hold {
     Others,
 }
 
-/// A numbered lane between ranks. The first numbers are the groups of the stages, in order.
+/// A numbered lane between ranks. The first lanes are the data-parallel groups of the stages, in order.
 struct Transfer {
     slot: usize,
     /// Ranks that take part.

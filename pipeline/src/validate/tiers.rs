@@ -115,7 +115,7 @@ impl<'a> Items<'a> {
         })
     }
 
-    /// Updates a tile. Returns whether it was the segment's last.
+    /// Updates a tile. Returns whether it was the segment's last tile.
     pub(super) fn update(&mut self, segment: SegmentId, index: usize) -> Result<bool, String> {
         let item = Item::Tile { segment, index };
         self.turn(item, ItemState::Memory, ItemState::Memory)?;

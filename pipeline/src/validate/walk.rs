@@ -441,7 +441,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// Adds a micro-batch to the sum, which must happen in the order of the micro-batches.
+    /// Adds a micro-batch to the sum. Micro-batches must be added in order.
     fn add_up(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
         let next = self.gathered_up[segment];
         self.gathered_up[segment] += 1;
