@@ -69,7 +69,7 @@ impl<'a> World<'a> {
 /// stages.
 pub fn validate(programs: &[Program], world: &World) -> Result<(), Violation> {
     assert_eq!(programs.len(), world.mesh.world_size(), "there must be one program per rank");
-    assert_eq!(world.stages.count(), world.mesh.pipe(), "the mesh and the stages must agree in number");
+    assert_eq!(world.stages.count(), world.mesh.pipe(), "the mesh must have as many stages as the model");
     for (rank, program) in programs.iter().enumerate() {
         walk::walk(rank, program, world)?;
     }
