@@ -1,7 +1,8 @@
-//! From shards to a checkpoint: whole or not at all, whenever the process dies.
+//! Commits a checkpoint atomically: a process killed at any time leaves either a complete checkpoint or none.
 //!
-//! A save writes into `.unfinished-step-…`. When every shard is on the disk, the manifest is, and then the folder gets its name; then
-//! `latest` is replaced, and what is no longer to be kept removed. Each is on the disk before the next begins.
+//! A save writes into `.unfinished-step-…`. Once every shard is synced, the manifest is written, then the folder is
+//! renamed, then `latest` is replaced, and finally old checkpoints are removed. Each phase is synced to disk before the
+//! next begins.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,12 +16,12 @@ use crate::manifest::{Manifest, ShardEntry, shard_file};
 use crate::save::Save;
 use crate::shard::Written;
 
-/// The folder in which a save of a step writes.
+/// Returns the temporary folder of a save.
 pub(crate) fn unfinished(root: &Path, step: u64) -> PathBuf {
     root.join(format!(".unfinished-step-{step:08}"))
 }
 
-/// Makes that folder, new and empty.
+/// Creates the temporary folder, new and empty.
 pub(crate) fn begin(root: &Path, unfinished: &Path) -> Result<(), CheckpointError> {
     remove(unfinished)?;
     fs::create_dir_all(root).map_err(CheckpointError::io(root))?;
@@ -28,7 +29,7 @@ pub(crate) fn begin(root: &Path, unfinished: &Path) -> Result<(), CheckpointErro
     failpoint::at("save::begun", unfinished)
 }
 
-/// Removes a folder, if it is there.
+/// Removes a folder if it exists.
 pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(folder) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io(folder)(e)),
@@ -36,7 +37,7 @@ pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Puts every rank's sizes and checksums into the manifest; a collective.
+/// Collects every rank's sizes and checksums in the manifest. Collective.
 pub(crate) fn exchange(
     comm: &dyn Communicator,
     written: &Written,
@@ -68,7 +69,7 @@ pub(crate) fn exchange(
     Ok(())
 }
 
-/// Makes a checkpoint of shards that are on the disk.
+/// Turns synced shards into a checkpoint.
 pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<(), CheckpointError> {
     let unfinished = unfinished(root, manifest.step);
     let folder = root.join(format!("step-{:08}", manifest.step));
@@ -78,8 +79,8 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     if let Some(lock) = &save.lock {
         lock.check()?;
     }
-    // A run that was set back writes a step anew: the old folder makes room, and is still there under another name
-    // until the new one is.
+    // A run that was set back writes a step again. The old folder is moved aside and kept until the new one is in
+    // place.
     let replaced = root.join(format!(".replaced-step-{:08}", manifest.step));
     if folder.exists() {
         remove(&replaced)?;
@@ -91,13 +92,13 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     sync(root)?;
     failpoint::at("save::synced", &folder)?;
     point(root, &folder)?;
-    // What a killed save left goes too.
+    // Also removes leftovers of a killed save.
     remove(&replaced)?;
     retain(root, manifest.step, save)?;
     failpoint::at("save::retained", root)
 }
 
-/// `latest` names the newest checkpoint; replaced by rename, so that it is never half written.
+/// Makes `latest` name the newest checkpoint. Replaced by rename, so that it is never half written.
 fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (temporary, latest) = (root.join(".latest"), root.join("latest"));
@@ -109,8 +110,8 @@ fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
     failpoint::at("save::pointed", &latest)
 }
 
-/// Removes checkpoints that are no longer to be kept: older ones than that of `step`, which is good, but the newest `keep_last - 1`
-/// and those of every `keep_every`th step.
+/// Removes old checkpoints. Keeps the new checkpoint of `step`, the newest `keep_last - 1` older ones, and those of
+/// every `keep_every`th step.
 fn retain(root: &Path, step: u64, save: &Save) -> Result<(), CheckpointError> {
     if save.keep_last == 0 {
         return Ok(());
@@ -119,7 +120,7 @@ fn retain(root: &Path, step: u64, save: &Save) -> Result<(), CheckpointError> {
     older.retain(|&(other, _)| other < step && (save.keep_every == 0 || !other.is_multiple_of(save.keep_every)));
     let excess = older.len().saturating_sub(save.keep_last - 1);
     older[..excess].iter().try_for_each(|(_, old)| {
-        // Its manifest first: what is left by a kill on the way is no checkpoint.
+        // Remove the manifest first: if the process is killed here, the rest does not count as a checkpoint.
         let manifest = old.join("manifest.json");
         fs::remove_file(&manifest).map_err(CheckpointError::io(&manifest))?;
         remove(old)

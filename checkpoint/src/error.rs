@@ -1,4 +1,4 @@
-//! Why a checkpoint could not be written or read.
+//! Errors of writing and reading checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -13,39 +13,39 @@ pub enum CheckpointError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file is not what its manifest says.
+    /// A file does not match its manifest.
     #[error("{path} is damaged: {reason}", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The mismatch.
         reason: String,
     },
-    /// The checkpoint is of another model or optimizer.
+    /// The checkpoint belongs to another model or optimizer.
     #[error("{path} does not fit: {reason}", path = path.display())]
     Mismatch {
         /// The manifest.
         path: PathBuf,
-        /// What does not fit.
+        /// The mismatch.
         reason: String,
     },
-    /// Another run writes the folder, or has taken it over.
+    /// Another run is writing the folder, or has taken it over.
     #[error("{folder} belongs to {holder}\n  help: one run at a time writes a folder; give this one another with --out", folder = folder.display())]
     Locked {
         /// The run's folder.
         folder: PathBuf,
-        /// Whose it is.
+        /// The process that holds the lock.
         holder: String,
     },
-    /// A file or folder that is not read, though it may be as somebody wrote it.
+    /// This library refuses a file or folder that may be intact.
     #[error("{path}: {reason}", path = path.display())]
     Refused {
         /// The file or folder.
         path: PathBuf,
-        /// Why not, and what to do.
+        /// The reason, and advice.
         reason: String,
     },
     /// Another rank failed to write or read its part.
@@ -53,13 +53,13 @@ pub enum CheckpointError {
     OtherRank {
         /// The lowest rank that failed.
         rank: usize,
-        /// What it said.
+        /// Its error text.
         reason: String,
     },
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// A range could not be read or written.
+    /// A range of the sharded state could not be read or written.
     #[error(transparent)]
     Zero(#[from] ZeroError),
 }

@@ -1,7 +1,7 @@
-//! Consolidated weights: one safetensors file, or several with an index, as Hugging Face's libraries read them.
+//! Exports consolidated weights for Hugging Face's libraries: one safetensors file, or several with an index.
 //!
-//! Tensors are read, checked and written a portion at a time, so that neither the number of ranks nor the size of a tensor
-//! says how much memory it takes. The files depend on the values alone, not on the layout that the checkpoint was written under.
+//! Tensors are read, checked and written in portions, so peak memory depends on neither the number of ranks nor the
+//! size of a tensor. The files depend only on the values, not on the layout of the checkpoint.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,14 +18,14 @@ use crate::manifest::{Manifest, ParameterEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::writer::TensorWriter;
 
-/// The type of exported floats.
+/// Floating-point type of the exported tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExportDtype {
-    /// As in the checkpoint.
+    /// The checkpoint's own type.
     F32,
-    /// Rounded to the nearest, ties to even; a finite value that becomes infinite is an error, as below.
+    /// Rounded to nearest, ties to even. A finite value that would round to infinity is an error.
     Bf16,
-    /// Rounded to the nearest, ties to even; a finite value that becomes infinite is an error.
+    /// Rounded to nearest, ties to even. A finite value that would round to infinity is an error.
     F16,
 }
 
@@ -38,7 +38,8 @@ impl ExportDtype {
         }
     }
 
-    /// Little-endian f32 in this type, little-endian; `None` where a finite value has no finite one in it.
+    /// Converts little-endian f32 to little-endian values of this type. Returns `None` if a finite value would become
+    /// infinite.
     fn convert(self, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         out.clear();
         let values = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
@@ -51,7 +52,7 @@ impl ExportDtype {
     }
 }
 
-/// Appends each value in two bytes; `None` where a finite one has none that is finite.
+/// Appends each value in two bytes. Returns `None` if a finite value would become infinite.
 fn narrow(values: impl Iterator<Item = f32>, round: impl Fn(f32) -> ([u8; 2], bool), out: &mut Vec<u8>) -> Option<()> {
     for x in values {
         let (bytes, is_finite) = round(x);
@@ -63,18 +64,18 @@ fn narrow(values: impl Iterator<Item = f32>, round: impl Fn(f32) -> ([u8; 2], bo
     Some(())
 }
 
-/// How to export.
+/// Options of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
-    /// The type of the floats.
+    /// Floating-point type of the tensors.
     pub dtype: ExportDtype,
-    /// Bytes of tensors in a file, at most; a tensor that is larger has a file of its own.
+    /// Maximum bytes of tensors per file. A larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
-    /// Files that are put beside the tensors, by name: `config.json` and the like.
+    /// Other files to write into the folder, by name: `config.json` and the like.
     pub beside: Vec<(String, Vec<u8>)>,
 }
 
-/// What was written.
+/// Summary of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
     /// Names of all files.
@@ -85,11 +86,12 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// Writes the parameters of a checkpoint's folder into `out`, which is there whole or not at all: `model.safetensors`, or
+/// Writes the parameters of the checkpoint in `folder` into the folder `out` atomically: `model.safetensors`, or
 /// `model-00001-of-0000n.safetensors` and so on with `model.safetensors.index.json`. Parameters keep their names.
 ///
 /// # Errors
-/// `out` is there and not empty, the checkpoint is damaged, a value is too large for the type, or a file operation fails.
+/// Fails if `out` exists and is not empty, the checkpoint is damaged, a value is too large for the type, or a file
+/// operation fails.
 pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, CheckpointError> {
     let manifest = Manifest::read(folder)?;
     let is_used = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
@@ -106,7 +108,7 @@ pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, C
     fs::create_dir_all(&unfinished).map_err(CheckpointError::io(&unfinished))?;
     let written = write(folder, &manifest, &unfinished, options);
     if written.is_err() {
-        // The error is what counts; what is left of it is in nobody's way.
+        // Report the write error even if the leftovers cannot be removed; the next export removes them.
         let _ = fs::remove_dir_all(&unfinished);
     }
     let exported = written?;
@@ -129,7 +131,7 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
     for (index, part) in parts.iter().enumerate() {
         let file = file_name(index);
         let tensors = part.iter().map(|&(name, entry)| (name.clone(), options.dtype.of_file(), entry.shape.clone()));
-        // Without it Hugging Face's library does not know whose layout the tensors have.
+        // Hugging Face's library requires this key to know the layout of the tensors.
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let mut writer = TensorWriter::create(&out.join(&file), tensors, Some(metadata))?;
         for (name, entry) in part {
@@ -159,7 +161,8 @@ fn elements(entry: &ParameterEntry) -> usize {
     entry.shape.iter().product()
 }
 
-/// Parameters by file, in the order of their names: a file is full when the next tensor would be too much.
+/// Distributes the parameters over files, in the order of their names. Starts a new file when the next tensor would
+/// exceed `most` bytes.
 fn distribute(
     manifest: &Manifest,
     most: u64,
@@ -180,7 +183,7 @@ fn distribute(
     parts
 }
 
-/// The checkpoint that is read.
+/// The checkpoint being exported.
 struct Source<'a> {
     folder: &'a Path,
     manifest: &'a Manifest,
@@ -188,7 +191,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Appends all pieces of a parameter, and checks each against its checksum.
+    /// Appends all pieces of a parameter, checking each against its checksum.
     fn copy(
         &mut self,
         name: &str,

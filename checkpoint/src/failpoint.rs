@@ -1,13 +1,14 @@
-//! Named points of a save at which tests make a process die or an operation fail.
+//! Failpoints: named points of a save at which tests kill a process or make an operation fail.
 //!
-//! They are there with the feature `failpoints`, which no build but that of the tests asks for. `FAILPOINTS` in the environment says
-//! what happens: `save::renamed=return(kill 0)` kills rank 0 there, `save::shard-begun=return(full 1)` fills rank 1's disk.
+//! They exist only with the feature `failpoints`, which only the test build enables. The environment variable
+//! `FAILPOINTS` selects the actions: `save::renamed=return(kill 0)` kills rank 0 there, and
+//! `save::shard-begun=return(full 1)` simulates a full disk on rank 1.
 
 use std::path::Path;
 
 use crate::error::CheckpointError;
 
-/// All of them, in the order in which a save passes them.
+/// All failpoints, in the order in which a save passes them.
 pub const FAILPOINTS: [&str; 11] = [
     "save::begun",
     "save::shard-begun",
@@ -22,38 +23,38 @@ pub const FAILPOINTS: [&str; 11] = [
     "save::retained",
 ];
 
-/// Passes a point on the way of a file or folder.
+/// Passes a failpoint; `path` is the file or folder being written.
 #[cfg(feature = "failpoints")]
 pub(crate) fn at(name: &'static str, path: &Path) -> Result<(), CheckpointError> {
     fail::fail_point!(name, |action| act(action.as_deref().unwrap_or_default(), path));
     Ok(())
 }
 
-/// Passes a point.
+/// Does nothing without the feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 pub(crate) fn at(_name: &'static str, _path: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Reads `FAILPOINTS`, for as long as the value lives.
+/// Activates the failpoints in `FAILPOINTS` until the returned value is dropped.
 #[cfg(feature = "failpoints")]
 #[must_use]
 pub fn failpoints() -> impl Drop {
     fail::FailScenario::setup()
 }
 
-/// There are none.
+/// Does nothing without the feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 pub fn failpoints() {}
 
-/// Does what a test asks of one rank: `kill` or `full`, and the rank's number.
+/// Carries out an action, `kill` or `full` followed by a rank, if this process has that rank.
 #[cfg(feature = "failpoints")]
 fn act(action: &str, path: &Path) -> Result<(), CheckpointError> {
     let own = std::env::var("RANK").unwrap_or_else(|_| "0".into());
     match action.split_once(' ') {
         Some((_, rank)) if rank != own => Ok(()),
         Some(("kill", _)) => {
-            // Not a panic and not an exit: nothing is cleaned up.
+            // SIGKILL rather than a panic or an exit, so that no cleanup runs.
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             Ok(())
         }

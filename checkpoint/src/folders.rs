@@ -1,4 +1,4 @@
-//! Which checkpoints there are.
+//! Finds checkpoints on disk.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,29 +7,29 @@ use std::time::Instant;
 
 use crate::error::CheckpointError;
 
-/// Committed checkpoints under `root`, oldest step first.
+/// Lists the committed checkpoints under `root`, oldest step first. A folder that does not exist has none.
 ///
 /// # Errors
-/// If the folder cannot be listed; one that does not exist has none.
+/// Fails if the folder cannot be listed.
 pub fn committed(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let mut found = numbered(root)?;
     found.retain(|(_, path)| path.join("manifest.json").is_file());
     Ok(found)
 }
 
-/// The newest committed checkpoint under `root`, if there is one.
+/// Returns the newest committed checkpoint under `root`, if any.
 ///
 /// # Errors
-/// If the folder cannot be listed.
+/// Fails if the folder cannot be listed.
 pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     Ok(committed(root)?.pop().map(|(_, path)| path))
 }
 
-/// The checkpoints that a user means by a path, oldest step first: that folder itself, or all `step-…` in it or in its `checkpoints`.
-/// One without a manifest is among them, though it was never committed or has lost it.
+/// Resolves a path given by the user to checkpoints, oldest step first: the path itself, or all `step-…` folders in it
+/// or in its `checkpoints` folder. Includes folders without a manifest, which were never committed or have lost it.
 ///
 /// # Errors
-/// If there is none, or a folder cannot be listed.
+/// Fails if the path has no checkpoint or a folder cannot be listed.
 pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     if path.join("manifest.json").is_file() || step(path).is_some() && path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
@@ -47,24 +47,24 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Err(CheckpointError::io(path)(reason))
 }
 
-/// The newest of [`meant`] that was committed, or the newest where none has a manifest.
+/// Returns the newest committed checkpoint of [`meant`], or the newest folder if none has a manifest.
 ///
 /// # Errors
-/// As [`meant`].
+/// See [`meant`].
 pub fn newest_meant(path: &Path) -> Result<PathBuf, CheckpointError> {
     let mut found = meant(path)?;
-    // One that was never committed is none: the one before it is.
+    // Skip folders that were never committed.
     while found.len() > 1 && found.last().is_some_and(|folder| !folder.join("manifest.json").is_file()) {
         found.pop();
     }
     Ok(found.pop().unwrap_or_else(|| path.to_path_buf()))
 }
 
-/// Sets aside the checkpoints of later steps than `step`, where a run goes on: they are of what it does anew. They keep their content under
-/// the name `superseded-step-…`. Returns where they are now.
+/// Sets aside the checkpoints after `step` when a run resumes from that step and will repeat their steps. They keep
+/// their contents under the name `superseded-step-…`. Returns their new paths.
 ///
 /// # Errors
-/// If one cannot be renamed.
+/// Fails if a folder cannot be renamed.
 pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut aside = vec![];
     for (_, later) in numbered(root)?.into_iter().filter(|&(other, _)| other > step) {
@@ -78,10 +78,10 @@ pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError>
     Ok(aside)
 }
 
-/// Bytes that can be written to a disk in a second, going by a few that are: `bytes` of them, 8 MiB at most.
+/// Measures the write rate of a disk in bytes per second by writing and syncing `bytes` bytes, at most 8 MiB.
 ///
 /// # Errors
-/// If they cannot be written.
+/// Fails if the probe file cannot be written.
 pub fn write_rate(root: &Path, bytes: u64) -> Result<f64, CheckpointError> {
     fs::create_dir_all(root).map_err(CheckpointError::io(root))?;
     let path = root.join(".probe");
@@ -97,7 +97,7 @@ pub fn write_rate(root: &Path, bytes: u64) -> Result<f64, CheckpointError> {
     written.and(removed).map(|()| rate).map_err(CheckpointError::io(&path))
 }
 
-/// Folders that are called `step-…`, by step.
+/// Lists the folders named `step-…`, by step.
 fn numbered(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let entries = match fs::read_dir(root) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
@@ -116,7 +116,7 @@ fn numbered(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     Ok(found)
 }
 
-/// The step that a folder's name tells.
+/// Parses the step from a folder's name.
 fn step(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }

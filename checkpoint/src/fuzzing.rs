@@ -1,9 +1,9 @@
-//! What is read of files that somebody else may have written, for `fuzz/`.
+//! Fuzzing entry points for files that others may have written, used by `fuzz/`.
 
 use crate::manifest::Manifest;
 use crate::tensors;
 
-/// A manifest, as it is and with the checksum that it should have; what is read must be written and read the same.
+/// Parses a manifest, both as given and with a correct checksum appended. A parsed manifest must survive a round trip.
 pub fn manifest(bytes: &[u8]) {
     for text in [bytes.to_vec(), Manifest::sealed(bytes)] {
         if let Ok(manifest) = Manifest::parse(&text) {
@@ -13,7 +13,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// The header of a safetensors file: what is read of it lies one behind the other.
+/// Parses the header of a safetensors file. The tensors must be contiguous.
 pub fn safetensors(bytes: &[u8]) {
     let Ok(metadata) = tensors::parse(bytes) else { return };
     let mut end = 0;

@@ -1,4 +1,4 @@
-//! A Hugging Face folder as a checkpoint at step 0: parameters alone, without optimizer state.
+//! Imports a Hugging Face folder as a checkpoint at step 0, with parameters only and no optimizer state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use crate::save::Save;
 use crate::weights::Weights;
 use crate::writer::TensorWriter;
 
-/// Writes the weights of a Hugging Face folder as the checkpoint `root/step-00000000` of a model, and returns its path. It is there
-/// whole or not at all. `config` is what a checkpoint records of the configuration, for an export.
+/// Writes the weights of a Hugging Face folder as the checkpoint `root/step-00000000` of a model, atomically, and
+/// returns its path. `config` holds the model and tokenizer settings that the checkpoint records for an export.
 ///
-/// Values pass through memory 16 MiB at a time, and become f32.
+/// Values are converted to f32 and copied 16 MiB at a time.
 ///
 /// # Errors
-/// There are checkpoints in `root`, the folder cannot be read (see [`load_pretrained`](crate::load_pretrained)), or a file cannot
-/// be written.
+/// Fails if `root` already has checkpoints, the folder cannot be read (see
+/// [`load_pretrained`](crate::load_pretrained)), or a file cannot be written.
 pub fn import(
     folder: &Path,
     model: &Model,
@@ -38,7 +38,7 @@ pub fn import(
     commit::begin(root, &unfinished)?;
     let written = write(&weights, model, &unfinished, config.clone());
     if written.is_err() {
-        // The error is what counts; what is left of it is in nobody's way.
+        // Report the write error even if the leftovers cannot be removed; the next import removes them.
         let _ = commit::remove(&unfinished);
     }
     let save = Save {
@@ -56,14 +56,14 @@ pub fn import(
     Ok(root.join(format!("step-{:08}", save.step)))
 }
 
-/// The one shard; its manifest is to be written when it is committed.
+/// Writes the only shard. Returns the manifest, which the commit writes.
 fn write(
     weights: &Weights,
     model: &Model,
     folder: &Path,
     config: serde_json::Value,
 ) -> Result<Manifest, CheckpointError> {
-    // By name, as every shard.
+    // Shards are ordered by parameter name.
     let parameters: BTreeMap<&str, Range> = model
         .parameters()
         .iter()

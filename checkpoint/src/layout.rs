@@ -1,4 +1,4 @@
-//! Which values are written where: the pieces of every parameter, and the tensors of one rank's shard.
+//! The layout of a checkpoint: the pieces of every parameter, and the tensors of each rank's shard.
 
 use std::collections::BTreeMap;
 use std::ops;
@@ -8,7 +8,7 @@ use zero_pipeline::Coordinates;
 
 use crate::manifest::{ParameterEntry, PieceEntry, shard_file, tensor_name};
 
-/// Where every parameter is to be; checksums are still to come.
+/// Returns the pieces of every parameter, with empty checksums.
 pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     let model = zero.model();
     let mut entries: BTreeMap<String, ParameterEntry> = model
@@ -33,12 +33,12 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     entries
 }
 
-/// What one rank writes.
+/// The contents of one rank's shard.
 #[derive(Debug, Clone)]
 pub(crate) struct Shard {
-    /// Its file's name.
+    /// File name.
     pub(crate) file: String,
-    /// In the order in which they are written: by parameter, piece and kind.
+    /// Tensors in file order: by parameter, piece and kind.
     pub(crate) tensors: Vec<ShardTensor>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct ShardTensor {
 }
 
 impl Shard {
-    /// The shard of `rank` of `ranks`.
+    /// Returns the shard of `rank` out of `ranks`.
     pub(crate) fn of(
         zero: &ShardedState,
         entries: &BTreeMap<String, ParameterEntry>,
@@ -73,7 +73,7 @@ impl Shard {
         Self { file: shard_file(rank, ranks), tensors }
     }
 
-    /// Elements of all tensors.
+    /// Returns the number of elements of all tensors.
     pub(crate) fn elements(&self) -> usize {
         self.tensors.iter().map(|tensor| tensor.range.elements.len()).sum()
     }

@@ -1,16 +1,17 @@
-//! Checkpoints: safetensors shards and one JSON manifest, committed atomically, loaded into any layout.
+//! Checkpoints: safetensors shards and one JSON manifest, committed atomically and loadable into any layout.
 //!
-//! A checkpoint is a folder `step-00000100` with one `shard-….safetensors` a rank and `manifest.json`. Each rank
-//! writes its shard of every parameter, in f32, and of the optimizer state, at every ZeRO stage; so all shards
-//! together hold each element once, and a reader with another layout takes just the ranges that it needs.
+//! A checkpoint is a folder `step-00000100` with one `shard-….safetensors` per rank and a `manifest.json`. At every
+//! ZeRO stage, each rank writes its shard of every parameter, in f32, and of the optimizer state. All shards together
+//! hold each element once, and a reader with another layout reads only the ranges that it needs.
 //!
-//! The folder is written under another name, synced, and renamed when every rank is done: a folder that is called
-//! `step-…` is complete. `latest` names the newest, for people; loading trusts the manifests. [`Background`] writes a copy of the
-//! state while the ranks train on; [`RunLock`] keeps a second run out of the folder.
+//! A save writes the folder under a temporary name, syncs it, and renames it when every rank is done, so a folder named
+//! `step-…` is complete. `latest` names the newest checkpoint for human readers; loading relies on the manifests.
+//! [`Background`] writes a copy of the state while the ranks keep training. [`RunLock`] prevents a second run from
+//! writing the same folder.
 //!
-//! [`verify()`] finds and names what is not as it was written; [`export()`] writes the parameters as Hugging Face's libraries read them;
-//! [`load_pretrained`] starts a model from a Hugging Face folder, [`import`] makes a checkpoint of one, and [`load_weights`] takes plain
-//! safetensors files.
+//! [`verify()`] finds and names damaged files and tensors. [`export()`] writes the parameters in the format of Hugging
+//! Face's libraries. [`load_pretrained`] initializes a model from a Hugging Face folder, [`import`] converts such a
+//! folder into a checkpoint, and [`load_weights`] reads plain safetensors files.
 
 mod commit;
 mod error;

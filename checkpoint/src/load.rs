@@ -1,4 +1,4 @@
-//! Reading a checkpoint, into any layout.
+//! Loads a checkpoint into any layout.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,14 +12,14 @@ use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
 
-/// Reads what this rank holds out of a checkpoint; a collective. Every shard's checksums are verified by one rank, before
-/// any rank's state is touched.
+/// Loads the ranges that this rank holds from a checkpoint. Collective: every rank must call it. One rank verifies the
+/// checksums of each shard before any rank changes its state.
 ///
-/// A checkpoint of parameters alone, as [`import`](crate::import()) makes one, leaves the optimizer's state as it starts: zeros.
+/// A checkpoint with parameters only, as [`import`](crate::import()) writes it, resets the optimizer state to zeros.
 ///
 /// # Errors
-/// On every rank if one of them fails: a file is missing or damaged, or the checkpoint is of another model. The state is
-/// still the old one then, unless reading a verified file failed.
+/// Fails on every rank if one rank fails: a file is missing or damaged, or the checkpoint belongs to another model. The
+/// state is then unchanged, unless reading a verified file failed.
 pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = together(comm, verify(folder, zero, comm))?;
     together(comm, read(folder, &manifest, zero))?;
@@ -30,7 +30,7 @@ pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> 
     Ok(manifest)
 }
 
-/// The manifest, if it fits and this rank's share of the shards is as it was written.
+/// Reads the manifest, checks that it fits the model, and verifies this rank's share of the shards.
 fn verify(folder: &Path, zero: &ShardedState, comm: &dyn Communicator) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(folder)?;
     fits(folder, &manifest, zero)?;
@@ -91,12 +91,13 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
     Ok(())
 }
 
-/// Whether no optimizer has seen the parameters yet, so that there is no state to go on from.
+/// Returns whether the checkpoint is an import: parameters that no optimizer has updated, hence without optimizer
+/// state.
 fn has_parameters_alone(manifest: &Manifest) -> bool {
     manifest.states.is_empty() && manifest.step == 0 && manifest.updates == 0
 }
 
-/// One range out of the pieces that it overlaps.
+/// Reads one range from the pieces that it overlaps.
 fn assemble(
     folder: &Path,
     manifest: &Manifest,

@@ -1,8 +1,9 @@
-//! One run at a time writes a folder.
+//! A lock that admits one run at a time to a folder.
 //!
-//! The lock is the kernel's, on an open file, so it goes with the process that holds it, however that ends. Where a file system has
-//! no locks, or does not keep them between hosts, the number in the file still tells a run that another has taken its place: each
-//! writes a higher one, and a checkpoint is committed only while the number is its run's own (a *fencing token*).
+//! The lock is a kernel lock on an open file, which the kernel releases when the process ends, even after a crash. Some
+//! file systems have no locks or do not share them between hosts. There, a *fencing token* in the file tells a run that
+//! another has replaced it: each run writes a higher number, and commits a checkpoint only while the file still holds
+//! its own.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -13,26 +14,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::CheckpointError;
 
-/// The file's name in a run's folder.
+/// Name of the lock file in a run's folder.
 const NAME: &str = ".lock";
 
-/// The right to write a run's folder, until it is dropped.
+/// Exclusive write access to a run's folder, until it is dropped.
 #[derive(Debug)]
 pub struct RunLock {
     path: PathBuf,
-    /// Holds the kernel's lock.
+    /// Open file that holds the kernel's lock.
     _file: File,
     holder: Holder,
 }
 
-/// What the file says.
+/// Contents of the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Holder {
-    /// Higher than that of every run before.
+    /// Fencing token, higher than that of every earlier run.
     token: u64,
     pid: u32,
     host: String,
-    /// Seconds since 1970.
+    /// Seconds since the Unix epoch.
     since: u64,
 }
 
@@ -43,10 +44,10 @@ impl fmt::Display for Holder {
 }
 
 impl RunLock {
-    /// Takes the lock of a run's folder, which is made if it is not there.
+    /// Takes the lock of a run's folder, creating the folder if necessary.
     ///
     /// # Errors
-    /// [`CheckpointError::Locked`] if another run has it; the folder cannot be written.
+    /// Returns [`CheckpointError::Locked`] if another run holds the lock. Fails if the folder cannot be written.
     pub fn take(folder: &Path) -> Result<Self, CheckpointError> {
         fs::create_dir_all(folder).map_err(CheckpointError::io(folder))?;
         let path = folder.join(NAME);
@@ -60,7 +61,7 @@ impl RunLock {
                 let holder = before.map_or_else(|| "another process".into(), |holder| holder.to_string());
                 return Err(CheckpointError::Locked { folder: folder.to_path_buf(), holder });
             }
-            // No locks on this file system: the token is left.
+            // This file system has no locks; only the token protects the folder.
             Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {}
             Err(TryLockError::Error(e)) => return Err(CheckpointError::io(&path)(e)),
         }
@@ -78,10 +79,11 @@ impl RunLock {
         Ok(Self { path, _file: file, holder })
     }
 
-    /// Whether the folder is still this run's to write.
+    /// Checks that this run still holds the folder.
     ///
     /// # Errors
-    /// [`CheckpointError::Locked`] if another run has taken it, or it was moved away.
+    /// Returns [`CheckpointError::Locked`] if another run has taken the folder, or if the lock file was moved or
+    /// removed.
     pub fn check(&self) -> Result<(), CheckpointError> {
         let now = File::open(&self.path).ok().and_then(|file| read(&file));
         if now.as_ref() == Some(&self.holder) {
@@ -92,7 +94,7 @@ impl RunLock {
     }
 }
 
-/// What a lock's file says; nothing if it is new, or was written in part.
+/// Reads a lock file. Returns `None` if it is new or only partly written.
 fn read(file: &File) -> Option<Holder> {
     let mut text = [0; 1024];
     let length = file.read_at(&mut text, 0).ok()?;
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time() {
+    fn a_second_run_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let first = RunLock::take(&run).unwrap();
@@ -113,11 +115,11 @@ mod tests {
         first.check().unwrap();
         drop(first);
         let second = RunLock::take(&run).unwrap();
-        assert_eq!(second.holder.token, 2, "each run's is higher");
+        assert_eq!(second.holder.token, 2, "the token increases with each run");
         second.check().unwrap();
     }
 
-    /// Where there are no locks, the later run's token ends the earlier one's right.
+    /// Without kernel locks, the later run's token revokes the earlier run's access.
     #[test]
     fn a_later_run_fences_off_an_earlier_one() {
         let folder = tempfile::tempdir().unwrap();

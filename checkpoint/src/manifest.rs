@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint consists of.
+//! `manifest.json`: the contents of a checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,87 +11,87 @@ use crate::error::CheckpointError;
 
 /// The value of `format`.
 pub const FORMAT: &str = "zero-train-checkpoint";
-/// The value of `version` that this library writes and reads.
+/// The value of `version`: the only format version that this library writes and reads.
 pub const VERSION: u32 = 3;
-/// A manifest larger than this is refused before it is parsed.
+/// Maximum size of a manifest in bytes. Larger files are rejected before parsing.
 const MAX_BYTES: u64 = 256 << 20;
-/// What the manifest's last line begins with: the CRC-32 of all bytes before that line follows.
+/// Start of the manifest's last line. The CRC-32 of all bytes before that line follows it.
 const SEAL: &str = "\n  \"crc32\": ";
 
-/// All there is to know about a checkpoint.
+/// The manifest of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// Always [`FORMAT`].
     pub format: String,
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub version: u32,
-    /// Optimizer steps of the run, skipped ones included.
+    /// Number of optimizer steps of the run, including skipped ones.
     pub step: u64,
-    /// Optimizer steps taken: what Adam's bias correction counts.
+    /// Number of optimizer steps taken, excluding skipped ones. Adam's bias correction uses it.
     pub updates: u64,
-    /// Samples that the run had trained on: where its data go on.
+    /// Number of samples trained on, from which the data loader resumes.
     pub samples: u64,
-    /// Of training in f16 with a loss scale that follows the gradients; otherwise the key is left out.
+    /// State of the dynamic loss scale in f16 training. Otherwise the key is omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// Ranks that wrote it.
+    /// Number of ranks that wrote the checkpoint.
     pub world_size: usize,
-    /// ZeRO stage under which it was written.
+    /// ZeRO stage of the run that wrote the checkpoint.
     pub zero_stage: u8,
-    /// Names of the optimizer's states.
+    /// Names of the optimizer states.
     pub states: Vec<String>,
-    /// What the engine keeps besides: early stopping, seeds.
+    /// Other state of the engine: early stopping, seeds.
     pub engine: serde_json::Value,
-    /// What the configuration says of model and tokenizer, for an export; null where the model is the caller's own.
+    /// Model and tokenizer settings of the configuration, used by an export. Null for a caller-defined model.
     pub config: serde_json::Value,
     /// Values of the model's buffers (running statistics) by name, row-major; the key is left out of a model without buffers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub buffers: BTreeMap<String, Vec<f32>>,
-    /// One file a rank.
+    /// One shard per rank.
     pub shards: Vec<ShardEntry>,
-    /// By name.
+    /// Parameters by name.
     pub parameters: BTreeMap<String, ParameterEntry>,
 }
 
-/// Where a loss scale that follows the gradients had got to.
+/// State of a dynamic loss scale.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
-    /// What the next step's loss is multiplied by.
+    /// Factor for the next step's loss.
     pub scale: f64,
-    /// Steps so far, skipped ones included.
+    /// Number of steps so far, including skipped ones.
     pub steps: u64,
-    /// The last step whose gradients overflowed, counted from 1; 0 if none did.
+    /// The last step whose gradients overflowed, counted from 1, or 0 if none did.
     pub last_overflow: u64,
-    /// Overflows up to the one that halves the scale.
+    /// Number of overflows left until the scale is halved.
     pub hysteresis: u64,
 }
 
-/// One file.
+/// The file of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardEntry {
-    /// Its name in the checkpoint's folder.
+    /// File name in the checkpoint's folder.
     pub file: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// CRC-32 (IEEE) of all its bytes.
+    /// CRC-32 (IEEE) of the whole file.
     pub crc32: u32,
 }
 
-/// One parameter.
+/// A parameter and where its elements are stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterEntry {
-    /// Its shape.
+    /// Shape of the parameter.
     pub shape: Vec<usize>,
-    /// Where its elements are, in order and without gaps, row-major. The tensors of a piece are named
-    /// `name@start` for the parameter and `name@start/state` for an optimizer state; all are F32.
+    /// Consecutive ranges that cover the row-major elements without gaps. The tensors of a piece are named `name@start`
+    /// for the parameter and `name@start/state` for an optimizer state; all are F32.
     pub pieces: Vec<PieceEntry>,
 }
 
-/// Where a range of a parameter is.
+/// A range of a parameter and the shard that stores it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PieceEntry {
@@ -101,11 +101,12 @@ pub struct PieceEntry {
     pub start: usize,
     /// One past the last element.
     pub end: usize,
-    /// CRC-32 (IEEE) of the bytes of its tensors: the parameter's, then that of each state in the order of `states`.
+    /// CRC-32 (IEEE) of the bytes of each tensor of the piece: first the parameter, then each state in the order of
+    /// `states`.
     pub crc32: Vec<u32>,
 }
 
-/// The name of a piece's tensor in its shard.
+/// Returns the name of a piece's tensor in its shard.
 pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) -> String {
     match state {
         None => format!("{parameter}@{start}"),
@@ -114,7 +115,7 @@ pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) ->
 }
 
 impl Manifest {
-    /// The tensors of a shard, in the order in which this library writes them: name, elements, CRC-32.
+    /// Returns name, element count and CRC-32 of each tensor of a shard, in file order.
     pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, usize, u32)> {
         let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, piece)));
         pieces.filter(move |(_, piece)| piece.shard == shard).flat_map(|(name, piece)| {
@@ -127,7 +128,7 @@ impl Manifest {
     /// Reads and checks the manifest of a checkpoint's folder.
     ///
     /// # Errors
-    /// If it is missing, of another version, or contradicts itself.
+    /// Fails if the manifest is missing, has another version, is damaged or is inconsistent.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join("manifest.json");
         let size = std::fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
@@ -138,7 +139,7 @@ impl Manifest {
         Self::parse(&text).map_err(|reason| CheckpointError::damaged(&path, reason))
     }
 
-    /// Writes the manifest into a checkpoint's folder, and puts it on the disk.
+    /// Writes the manifest into a checkpoint's folder and syncs it.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
         let path = folder.join("manifest.json");
         let text = self.text().map_err(|e| CheckpointError::damaged(&path, e.to_string()))?;
@@ -146,14 +147,14 @@ impl Manifest {
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(CheckpointError::io(&path))
     }
 
-    /// JSON, whose last key is the checksum of what is before it.
+    /// Returns the manifest as JSON. Its last key is the checksum of everything before it.
     pub(crate) fn text(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string_pretty(self)?;
         let body = format!("{},", text.trim_end_matches("\n}"));
         Ok(format!("{body}{SEAL}{}\n}}\n", crc32fast::hash(body.as_bytes())))
     }
 
-    /// Anything with the checksum of a manifest behind it.
+    /// Appends the checksum line of a manifest to any bytes.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn sealed(body: &[u8]) -> Vec<u8> {
         [body, format!("{SEAL}{}\n}}\n", crc32fast::hash(body)).as_bytes()].concat()
@@ -162,7 +163,7 @@ impl Manifest {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let seal = text.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
         let Some((body, sealed)) = seal.map(|at| text.split_at(at)) else {
-            // Not one of this version's: which one it is tells more than that it has no checksum.
+            // Without a checksum it may be another version's manifest; a version error is more useful.
             let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
             other.check()?;
             return Err("its last line is not its checksum".into());
@@ -205,7 +206,7 @@ impl Manifest {
     }
 }
 
-/// What is read of a manifest first: another version's may have other keys.
+/// The keys that are parsed first, because a manifest of another version may have other keys.
 #[derive(Deserialize)]
 struct Version {
     format: String,
@@ -224,7 +225,7 @@ impl Version {
     }
 }
 
-/// The file name of a rank's shard.
+/// Returns the file name of a rank's shard.
 pub(crate) fn shard_file(rank: usize, ranks: usize) -> String {
     format!("shard-{rank:05}-of-{ranks:05}.safetensors")
 }

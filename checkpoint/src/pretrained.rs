@@ -1,4 +1,4 @@
-//! The weights of a Hugging Face folder: which files they are in, and what their tensors are to a model.
+//! Reads the weights of a Hugging Face folder: finds its files and maps their tensors to parameters.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,42 +16,44 @@ use crate::weights::{Meaning, Weights};
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// An index larger than this is refused before it is parsed.
+/// Maximum size of an index in bytes. Larger files are rejected before parsing.
 const MAX_INDEX: u64 = 64 << 20;
-/// What models are saved under without their head: tensors then lack it.
+/// Prefixes of parameter names that are missing when a model was saved without its head.
 const PREFIXES: [&str; 2] = ["transformer.", "model."];
-/// A head that is tied, and what it can be tied to.
+/// A head that may be tied, and the embeddings to which it can be tied.
 const HEAD: &str = "lm_head.weight";
 const EMBEDDINGS: [&str; 2] = ["transformer.wte.weight", "model.embed_tokens.weight"];
-/// Ends of tensors that older versions of transformers saved although they follow from the configuration: masks and angles.
+/// Suffixes of tensors that older versions of transformers saved although the configuration determines them: masks and
+/// angles.
 const COMPUTED: [&str; 3] = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
-/// Where weights are in folders that have no safetensors files.
+/// Weight files in other formats, recognized for the error message.
 const OTHER_FORMATS: [&str; 5] =
     ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "consolidated.00.pth"];
 
-/// Overwrites the parameters with those of a Hugging Face folder, of which each rank reads what it holds; a collective.
+/// Overwrites the parameters with those of a Hugging Face folder. Each rank reads only the ranges that it holds.
+/// Collective: every rank must call it.
 ///
-/// The folder has `model.safetensors`, or several files and `model.safetensors.index.json`, with each parameter once under its name
-/// in `transformers`, with or without `transformer.` or `model.` before it, as f32, bf16 or f16. A tied head may be there too, if
-/// it has the same values.
+/// The folder contains `model.safetensors`, or several files and `model.safetensors.index.json`. Each parameter appears
+/// once as f32, bf16 or f16, under its name in `transformers`, with or without the prefix `transformer.` or `model.`. A
+/// tied head may be stored too if its values are identical.
 ///
 /// # Errors
-/// On every rank if one of them fails: a file is missing, damaged, in another format, or outside of the folder, or tensors are
-/// missing, too many or of another shape. The parameters are still the old ones then, unless reading a tensor failed.
+/// Fails on every rank if one rank fails: a file is missing, damaged, in another format or outside the folder, or
+/// tensors are missing, unknown or of another shape. The parameters are then unchanged, unless reading a tensor failed.
 pub fn load_pretrained(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), CheckpointError> {
     let weights = together(comm, open(folder, zero.model()))?;
     together(comm, weights.fill(zero))
 }
 
-/// Whether a Hugging Face folder has the weights of a model, without a look at the values.
+/// Checks that a Hugging Face folder has the weights of a model, without reading the values.
 ///
 /// # Errors
-/// As [`load_pretrained`], on this rank.
+/// See [`load_pretrained`]; the check concerns only this rank.
 pub fn check_pretrained(folder: &Path, model: &Model) -> Result<(), CheckpointError> {
     open(folder, model).map(drop)
 }
 
-/// The files of a folder, held against a model.
+/// Opens the files of a folder and checks them against a model.
 pub(crate) fn open(folder: &Path, model: &Model) -> Result<Weights, CheckpointError> {
     let (files, index) = files(folder)?;
     let parameters = model.parameters();
@@ -67,7 +69,7 @@ pub(crate) fn open(folder: &Path, model: &Model) -> Result<Weights, CheckpointEr
     Ok(weights)
 }
 
-/// What a tensor of that name is to a model with these parameters.
+/// Maps a tensor name to one of the model's parameters.
 fn meaning(name: &str, parameters: &[Parameter]) -> Meaning {
     let is_known = |name: &str| parameters.iter().any(|parameter| parameter.name() == name);
     if is_known(name) {
@@ -87,10 +89,10 @@ fn meaning(name: &str, parameters: &[Parameter]) -> Meaning {
     }
 }
 
-/// Which tensor is in which file, by tensor.
+/// File name by tensor name.
 type WeightMap = BTreeMap<String, String>;
 
-/// The safetensors files of a folder, and what its index says of them.
+/// Returns the safetensors files of a folder, and its index if it has one.
 fn files(folder: &Path) -> Result<(Vec<PathBuf>, Option<WeightMap>), CheckpointError> {
     if !fs::metadata(folder).map_err(CheckpointError::io(folder))?.is_dir() {
         return Err(CheckpointError::refused(folder, "it is not a folder"));
@@ -138,7 +140,7 @@ fn weight_map(path: &Path) -> Result<WeightMap, CheckpointError> {
     Ok(index.weight_map)
 }
 
-/// Why a folder without safetensors files cannot be read, and what to do.
+/// Explains why a folder without safetensors files cannot be read, with advice.
 fn no_weights(folder: &Path) -> String {
     match OTHER_FORMATS.iter().find(|name| folder.join(name).exists()) {
         None => format!("it has neither {WHOLE} nor {INDEX}"),
@@ -150,8 +152,8 @@ fn no_weights(folder: &Path) -> String {
     }
 }
 
-/// An error unless a file lies in the folder, with all links followed. Files of Hugging Face's cache are links to `blobs` beside
-/// its `snapshots`.
+/// Fails unless a file is inside the folder after all links are followed. Files in Hugging Face's cache may also be
+/// links to `blobs`, a sibling of `snapshots`.
 fn inside(folder: &Path, file: &Path) -> Result<(), CheckpointError> {
     let real = |path: &Path| fs::canonicalize(path).map_err(CheckpointError::io(path));
     let (root, target) = (real(folder)?, real(file)?);

@@ -1,4 +1,4 @@
-//! Writing a checkpoint: while the ranks wait, or while they train on.
+//! Writes a checkpoint, either while the ranks wait or in the background.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,33 +17,33 @@ use crate::shard::{self, State, Written};
 use crate::snapshot::Snapshot;
 use crate::together::{any, patiently, together};
 
-/// What a checkpoint records besides parameters and optimizer state, and which others stay.
+/// Metadata of a checkpoint, and the retention policy for older ones.
 #[derive(Debug, Clone)]
 pub struct Save {
-    /// Optimizer steps of the run, skipped ones included.
+    /// Number of optimizer steps of the run, including skipped ones.
     pub step: u64,
-    /// Samples that the run has trained on.
+    /// Number of samples trained on.
     pub samples: u64,
-    /// Of training in f16 with a loss scale that follows the gradients.
+    /// State of the dynamic loss scale in f16 training.
     pub loss_scale: Option<LossScale>,
-    /// ZeRO stage, for the record.
+    /// ZeRO stage of this run.
     pub zero_stage: u8,
-    /// What the engine keeps besides.
+    /// Other state of the engine.
     pub engine: serde_json::Value,
-    /// What the configuration says of model and tokenizer, for an export.
+    /// Model and tokenizer settings of the configuration, used by an export.
     pub config: serde_json::Value,
-    /// How many checkpoints stay; 0 keeps all.
+    /// Number of newest checkpoints to keep; 0 keeps all.
     pub keep_last: usize,
-    /// Those of every so many steps stay in any case; 0 none.
+    /// Always keeps checkpoints whose step is a multiple of this; 0 disables the rule.
     pub keep_every: u64,
-    /// The lock of the run's folder, which is looked at before the checkpoint gets its name.
+    /// Lock of the run's folder, checked before the checkpoint gets its final name.
     pub lock: Option<Arc<RunLock>>,
 }
 
-/// Writes `root/step-…` and returns its path; a collective. It is there whole or not at all.
+/// Writes `root/step-…` atomically and returns its path. Collective: every rank must call it.
 ///
 /// # Errors
-/// On every rank if one of them fails; then no folder named `step-…` has appeared.
+/// Fails on every rank if one rank fails; in that case no folder named `step-…` has been created.
 pub fn save(
     root: &Path,
     zero: &ShardedState,
@@ -59,7 +59,8 @@ pub fn save(
     Ok(folder(root, save))
 }
 
-/// Makes the folder, and says what is to be in it; a collective. Checksums and shards of the manifest are still to come.
+/// Creates the temporary folder and returns its planned contents. The manifest still lacks checksums and shards.
+/// Collective.
 fn begin(
     root: &Path,
     zero: &ShardedState,
@@ -89,7 +90,7 @@ fn begin(
     Ok((manifest, shard))
 }
 
-/// The whole manifest, when all shards are written; a collective. If one is not, rank 0 removes the others.
+/// Completes the manifest once all shards are written. If one failed, rank 0 removes the others. Collective.
 fn conclude(
     root: &Path,
     comm: &dyn Communicator,
@@ -98,16 +99,16 @@ fn conclude(
 ) -> Result<Manifest, CheckpointError> {
     let all = together(comm, written).and_then(|written| exchange(comm, &written, &mut manifest));
     if all.is_err() && comm.rank() == 0 {
-        // So that a full disk is not full of it. What cannot be removed now, the next save of that step removes.
+        // Free the space in case the disk is full. The next save of that step removes any leftovers.
         let _ = commit::remove(&unfinished(root, manifest.step));
     }
     all.map(|()| manifest)
 }
 
-/// A save that goes on while the ranks train.
+/// A save that runs while the ranks train.
 ///
-/// Each rank writes a copy of its state on a thread. When all have, which they find out in [`poll`](Background::poll), rank 0
-/// commits, on a thread too.
+/// Each rank writes a copy of its state on a thread. [`poll`](Background::poll) detects when all ranks have finished;
+/// rank 0 then commits, also on a thread.
 #[derive(Debug)]
 pub struct Background {
     root: PathBuf,
@@ -116,28 +117,28 @@ pub struct Background {
     stall: Duration,
 }
 
-/// What is under way; the same on all ranks.
+/// The current phase, the same on all ranks.
 #[derive(Debug)]
 enum Stage {
     Writing(JoinHandle<(Result<Written, CheckpointError>, Snapshot)>, Box<Manifest>),
-    /// By rank 0.
+    /// Rank 0 commits; the other ranks hold `None`.
     Committing(Option<JoinHandle<Result<(), CheckpointError>>>),
 }
 
-/// How far a save in the background is.
+/// Progress of a background save.
 #[derive(Debug)]
 pub enum Progress {
-    /// It goes on.
+    /// The save is still running.
     Saving(Background),
-    /// It is over: the checkpoint's folder, or why there is none; the same on all ranks.
+    /// The save has ended: the checkpoint's folder or the error, the same on all ranks.
     Over(Result<PathBuf, CheckpointError>),
 }
 
 impl Background {
-    /// Copies this rank's state and begins to write `root/step-…`; a collective.
+    /// Copies this rank's state and starts writing `root/step-…`. Collective: every rank must call it.
     ///
     /// # Errors
-    /// On every rank if the folder cannot be made; on one that cannot start a thread.
+    /// Fails on every rank if the folder cannot be created, and on a single rank that cannot start a thread.
     pub fn begin(
         root: &Path,
         zero: &ShardedState,
@@ -158,23 +159,23 @@ impl Background {
         Ok(Self { root: root.to_path_buf(), save: Box::new(save), stage, stall: started.elapsed() })
     }
 
-    /// How long this rank waited for its copy.
+    /// Returns how long this rank was blocked by the copy.
     #[must_use]
     pub fn stall(&self) -> Duration {
         self.stall
     }
 
-    /// The step that is saved.
+    /// Returns the step being saved.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.save.step
     }
 
-    /// Looks how far it is, and begins what is next; a collective, that waits for no disk. The memory of the copy is given back when
-    /// it is written.
+    /// Checks the progress and starts the next phase. Never waits for a disk. Returns the memory of the copy to
+    /// `memory` once it is written. Collective: every rank must call it.
     ///
     /// # Errors
-    /// If a rank is lost.
+    /// Fails if a rank is lost.
     pub fn poll(mut self, comm: &dyn Communicator, memory: &mut Snapshot) -> Result<Progress, CheckpointError> {
         let works = match &self.stage {
             Stage::Writing(writer, _) => !writer.is_finished(),
@@ -201,10 +202,10 @@ impl Background {
         }
     }
 
-    /// Waits until it is over; a collective.
+    /// Waits until the save has ended. Collective: every rank must call it.
     ///
     /// # Errors
-    /// On every rank if one of them fails; if a rank is lost.
+    /// Fails on every rank if one rank fails or is lost.
     pub fn finish(self, comm: &dyn Communicator, memory: &mut Snapshot) -> Result<PathBuf, CheckpointError> {
         let committer = match self.stage {
             Stage::Writing(writer, manifest) => {
@@ -219,9 +220,9 @@ impl Background {
     }
 }
 
-/// Lets those that compute have the core, which a rank's threads share.
+/// Lowers this thread's priority in favor of the compute threads, which share the rank's cores.
 fn step_back() {
-    // Where it is refused, the threads share alike.
+    // If refused, the threads share the cores equally.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
 }
 
@@ -229,14 +230,14 @@ fn folder(root: &Path, save: &Save) -> PathBuf {
     root.join(format!("step-{:08}", save.step))
 }
 
-/// Until a thread is over, whose result is taken later.
+/// Waits for a thread to end without taking its result.
 fn wait<T>(thread: &JoinHandle<T>) {
     while !thread.is_finished() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// When all ranks have written: rank 0 begins to commit; a collective.
+/// Collects the results once all ranks have written, and starts the commit on rank 0. Collective.
 fn written(
     root: &Path,
     comm: &dyn Communicator,

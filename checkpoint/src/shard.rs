@@ -1,4 +1,4 @@
-//! Writing one rank's shard.
+//! Writes one rank's shard.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ use crate::failpoint;
 use crate::layout::{Shard, ShardTensor};
 use crate::writer::TensorWriter;
 
-/// A shard that is on the disk.
+/// Size and checksums of a shard that has been synced to disk.
 #[derive(Debug, Clone)]
 pub(crate) struct Written {
     pub(crate) bytes: u64,
     pub(crate) crc32: u32,
-    /// Of each tensor, in the shard's order.
+    /// CRC-32 of each tensor, in file order.
     pub(crate) tensors: Vec<u32>,
 }
 
-/// Where the values of a shard's tensors come from, which are asked for in the shard's order.
+/// A source of tensor values. Tensors are requested in file order.
 pub(crate) trait Values {
-    /// Those of the next tensor.
+    /// Returns the values of the next tensor.
     fn next(&mut self, tensor: &ShardTensor) -> Result<&[f32], CheckpointError>;
 }
 
-/// Values out of a rank's state, one tensor at a time.
+/// Reads values from a rank's state, one tensor at a time.
 pub(crate) struct State<'a> {
     zero: &'a ShardedState,
     tensor: Vec<f32>,
@@ -45,7 +45,7 @@ impl Values for State<'_> {
     }
 }
 
-/// Writes a shard into `folder`, and puts it on the disk. Its space is reserved first: a disk that is too full says so at once.
+/// Writes a shard into `folder` and syncs it. Reserves its space first, so that a full disk fails immediately.
 pub(crate) fn write(folder: &Path, shard: &Shard, values: &mut impl Values) -> Result<Written, CheckpointError> {
     let path = folder.join(&shard.file);
     let tensors = shard.tensors.iter().map(|t| (t.name.clone(), Dtype::F32, vec![t.range.elements.len()]));

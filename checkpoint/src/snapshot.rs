@@ -1,4 +1,4 @@
-//! A copy of what a rank writes into a checkpoint, from which it is written while training goes on.
+//! A copy of a rank's state, which is written to a checkpoint while training continues.
 
 use zero_partition::ShardedState;
 
@@ -7,39 +7,39 @@ use crate::layout::{Shard, ShardTensor};
 use crate::shard::Values;
 use crate::writer::BUFFER;
 
-/// Memory for a copy of a rank's shard: its parameters and optimizer state in f32. It is kept from one save to the next.
+/// A copy of a rank's shard: its parameters and optimizer state in f32. The memory is reused by later saves.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     values: Vec<f32>,
 }
 
 impl Snapshot {
-    /// Elements that a rank saves, of all kinds together.
+    /// Returns the number of elements that a rank saves, over all kinds.
     #[must_use]
     pub fn elements(zero: &ShardedState) -> usize {
         zero.layout().saved_elements(zero.stages(), zero.groups().at()) * zero.kinds().len()
     }
 
-    /// Memory for the copy of a rank's state. It is not touched yet.
+    /// Allocates memory for a copy of a rank's state without touching it.
     #[must_use]
     pub fn of(zero: &ShardedState) -> Self {
         Self { values: vec![0.0; Self::elements(zero)] }
     }
 
-    /// Bytes of memory that saves in the background take on a rank that saves so many elements of each of so many kinds: the copy, and what
-    /// writing it takes.
+    /// Returns the peak bytes of a background save: the copy and the write buffer. `elements` is the number of elements
+    /// of each kind that the rank saves.
     #[must_use]
     pub fn planned_bytes(elements: usize, kinds: usize) -> u64 {
         (elements * kinds * size_of::<f32>() + BUFFER) as u64
     }
 
-    /// Bytes that it takes.
+    /// Returns the size of the copy in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(self.values.as_slice())
     }
 
-    /// Copies what the rank's shard is to be.
+    /// Copies the values of the rank's shard.
     pub(crate) fn take(&mut self, zero: &ShardedState, shard: &Shard) -> Result<(), CheckpointError> {
         self.values.resize(shard.elements(), 0.0);
         let mut rest = self.values.as_mut_slice();
@@ -51,13 +51,13 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The copied values, tensor by tensor.
+    /// Returns the copied values, tensor by tensor.
     pub(crate) fn values(&self) -> Copied<'_> {
         Copied(&self.values)
     }
 }
 
-/// What is still to be written of a copy.
+/// The rest of a copy that has not been written.
 pub(crate) struct Copied<'a>(&'a [f32]);
 
 impl Values for Copied<'_> {

@@ -1,7 +1,7 @@
-//! A safetensors file of which ranges are read, without loading it.
+//! Reads ranges of a safetensors file without loading it.
 //!
-//! Nothing in the file is trusted: the header's length has a bound, its offsets must fit the shapes (`safetensors`
-//! checks that), and a read beyond the end is an error.
+//! Nothing in the file is trusted: the length of the header is bounded, its offsets must match the shapes (checked by
+//! `safetensors`), and a read past the end is an error.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,27 +17,28 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::CheckpointError;
 
-/// A header larger than this is refused before it is read, and never written. The safetensors libraries take 100 MB, which are seconds of
-/// parsing and a gigabyte of memory; the largest models' headers have less than one.
+/// Maximum size of a header in bytes. A larger header is neither read nor written. The safetensors libraries accept 100
+/// MB, which takes seconds to parse and a gigabyte of memory; the headers of the largest models have less than one
+/// megabyte.
 pub(crate) const MAX_HEADER: u64 = 16 << 20;
-/// More tensors than these are refused.
+/// Maximum number of tensors in a file.
 const MAX_TENSORS: usize = 65_536;
-/// Bytes that are read at a time where a tensor is read as a whole.
+/// Bytes read at a time when a whole tensor is read.
 const PORTION: usize = 1 << 20;
 
 /// An open safetensors file.
 pub(crate) struct TensorFile {
     pub(crate) path: PathBuf,
     pub(crate) metadata: Metadata,
-    /// Of length and header.
+    /// CRC-32 of the length prefix and the header.
     pub(crate) header_crc32: Hasher,
     file: File,
-    /// Where the data begin in the file.
+    /// Offset at which the data begins.
     pub(crate) data_start: u64,
 }
 
-/// The header of a safetensors file. Names are there once: what a reader makes of two tensors of one name is its own affair, and each
-/// makes something else.
+/// Parses the header of a safetensors file. Rejects duplicate names, because readers disagree on which of the tensors
+/// they denote.
 pub(crate) fn parse(header: &[u8]) -> Result<Metadata, String> {
     let Names(names) = serde_json::from_slice(header).map_err(|e| e.to_string())?;
     if names.len() > MAX_TENSORS {
@@ -46,7 +47,7 @@ pub(crate) fn parse(header: &[u8]) -> Result<Metadata, String> {
     serde_json::from_slice(header).map_err(|e| e.to_string())
 }
 
-/// The keys of a JSON object, none of them twice.
+/// The keys of a JSON object, without duplicates.
 struct Names(BTreeSet<String>);
 
 impl<'de> Deserialize<'de> for Names {
@@ -74,7 +75,7 @@ impl<'de> Deserialize<'de> for Names {
 }
 
 impl TensorFile {
-    /// Opens a file that this library has written, under a name of its own: no link to elsewhere.
+    /// Opens a file that this library has written. Rejects symbolic links, which it never creates.
     pub(crate) fn open_own(path: &Path) -> Result<Self, CheckpointError> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::open(path, flags, Mode::empty()) {
@@ -105,7 +106,7 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), metadata, header_crc32, file, data_start: 8 + length })
     }
 
-    /// A one-dimensional tensor of so many f32.
+    /// Returns a tensor after checking that it is a one-dimensional F32 tensor of `elements` elements.
     pub(crate) fn floats(&self, tensor: &str, elements: usize) -> Result<&TensorInfo, CheckpointError> {
         let info = self.info(tensor)?;
         if info.dtype != Dtype::F32 || info.shape != [elements] {
@@ -115,12 +116,12 @@ impl TensorFile {
         Ok(info)
     }
 
-    /// Where a tensor ends in the file.
+    /// Returns the file offset at which a tensor ends.
     pub(crate) fn end(&self, info: &TensorInfo) -> u64 {
         self.data_start + info.data_offsets.1 as u64
     }
 
-    /// Reads a tensor as a whole, a portion of whole elements at a time; gives the checksum of its bytes.
+    /// Reads a whole tensor in portions of whole elements. Returns the checksum of its bytes.
     pub(crate) fn portions(
         &self,
         info: &TensorInfo,
@@ -143,7 +144,7 @@ impl TensorFile {
         self.metadata.info(tensor).ok_or_else(missing)
     }
 
-    /// Elements of a float tensor from the one with index `start` on, as many as `out` holds.
+    /// Reads `out.len()` elements of a float tensor, starting at index `start`, and converts them to f32.
     pub(crate) fn read(&self, tensor: &str, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         let info = self.info(tensor)?;
         let elements: usize = info.shape.iter().product();
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_mislead_are_refused() {
+    fn malformed_headers_are_refused() {
         let tensor = |name: &str, start: usize| {
             format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":[{start},{}]}}"#, start + 8)
         };
@@ -201,13 +202,13 @@ mod tests {
         assert!(refused(&format!("{{{}}}", many.join(",")), 0).contains("65537 tensors"));
         let large = format!("{{{}{}}}", tensor("a", 0), " ".repeat(MAX_HEADER as usize));
         assert!(refused(&large, 8).contains("its header claims"));
-        // Offsets that overlap, and shapes that do not fit them, are the safetensors library's to find.
+        // The safetensors library detects overlapping offsets and offsets that do not match the shape.
         assert!(refused(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 4)), 12).contains("damaged"));
         assert!(refused(r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8).contains("damaged"));
     }
 
     #[test]
-    fn a_link_is_no_shard() {
+    fn symbolic_links_are_refused() {
         let (folder, path) = file("{}", 0);
         assert!(TensorFile::open_own(&path).is_ok());
         let link = folder.path().join("link");

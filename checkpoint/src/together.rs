@@ -1,4 +1,4 @@
-//! Ranks go on together or not at all.
+//! Collective error handling: either all ranks continue or all fail.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,7 +8,8 @@ use zero_comm::{Buffer, CommError, Communicator, ReduceOp};
 
 use crate::error::CheckpointError;
 
-/// The own result if all ranks succeeded; else an error on every rank, the own one first; a collective.
+/// Returns `mine` if all ranks succeeded. Otherwise fails on every rank, with the rank's own error or else that of the
+/// lowest failed rank. Collective.
 pub(crate) fn together<T>(comm: &dyn Communicator, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
     let said = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let heard = exchange(comm, said.into_bytes())?;
@@ -19,16 +20,17 @@ pub(crate) fn together<T>(comm: &dyn Communicator, mine: Result<T, CheckpointErr
     }
 }
 
-/// How long a rank works before it tells the others that it still does; far below every deadline.
+/// Interval at which a working rank tells the others that it is still alive; far below every deadline.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 
-/// Does what may take long, and longer on one rank than on another; a collective. A rank that is done would take one that is not for
-/// lost, had it to wait for it: so all tell each other that they work until the last is done.
+/// Runs `work`, which may take much longer on one rank than on another. Collective. A rank that finished early would
+/// time out in the next collective and report the others as lost, so all ranks keep telling each other that they work
+/// until the last one has finished.
 pub(crate) fn patiently<T>(comm: &dyn Communicator, work: impl FnOnce() -> T) -> Result<T, CommError> {
     thread::scope(|scope| {
         let (done, wait) = mpsc::channel::<()>();
         let signs = scope.spawn(move || {
-            // Ends with an error when the other end is dropped, be it by a panic.
+            // `recv_timeout` returns a disconnect error once `done` is dropped, even by a panic.
             let mut works = true;
             loop {
                 works = works && wait.recv_timeout(SIGN_OF_LIFE) == Err(mpsc::RecvTimeoutError::Timeout);
@@ -44,13 +46,13 @@ pub(crate) fn patiently<T>(comm: &dyn Communicator, work: impl FnOnce() -> T) ->
     })
 }
 
-/// Whether it is so on any rank; a collective.
+/// Returns whether `here` is true on any rank. Collective.
 pub(crate) fn any(comm: &dyn Communicator, here: bool) -> Result<bool, CommError> {
     let all = comm.all_reduce(Buffer::I64(vec![i64::from(here)]), ReduceOp::Max).wait()?.into_i64()?;
     Ok(all.iter().any(|&one| one != 0))
 }
 
-/// What each rank says, in rank order.
+/// Gathers a message from each rank, in rank order. Collective.
 fn exchange(comm: &dyn Communicator, said: Vec<u8>) -> Result<Vec<String>, CommError> {
     let ranks = comm.size();
     let length = Buffer::I64(vec![said.len() as i64]);

@@ -1,4 +1,4 @@
-//! Whether a checkpoint is what was written, and if not, where it is not.
+//! Verifies a checkpoint against its checksums and locates damage.
 
 use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
@@ -10,14 +10,14 @@ use crate::error::CheckpointError;
 use crate::manifest::Manifest;
 use crate::tensors::TensorFile;
 
-/// One thing that is not as it was written.
+/// A difference between a checkpoint and what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// The shard, or the manifest.
+    /// The damaged shard or manifest.
     pub path: PathBuf,
-    /// The tensor in the shard, `name@start` or `name@start/state`, where it is known.
+    /// The damaged tensor, `name@start` or `name@start/state`, if known.
     pub tensor: Option<String>,
-    /// What is wrong.
+    /// The difference.
     pub reason: String,
 }
 
@@ -30,7 +30,7 @@ impl Display for Damage {
     }
 }
 
-/// Reads all of a checkpoint's folder, and tells all that is not as it was written, in the order of shards and of what is in them.
+/// Reads a whole checkpoint and returns all damage, in the order of shards and of the tensors in each.
 #[must_use]
 pub fn verify(folder: &Path) -> Vec<Damage> {
     let manifest = match Manifest::read(folder) {
@@ -40,7 +40,7 @@ pub fn verify(folder: &Path) -> Vec<Damage> {
     (0..manifest.shards.len()).flat_map(|shard| damages(folder, &manifest, shard)).collect()
 }
 
-/// As an error where a shard has one; else it is as it was written.
+/// Returns the first damage of a shard as an error.
 pub(crate) fn intact(folder: &Path, manifest: &Manifest, shard: usize) -> Result<(), CheckpointError> {
     match damages(folder, manifest, shard).into_iter().next() {
         None => Ok(()),
@@ -51,7 +51,7 @@ pub(crate) fn intact(folder: &Path, manifest: &Manifest, shard: usize) -> Result
     }
 }
 
-/// An error of one file, without its path.
+/// Converts an error about one file into damage, without repeating the path.
 fn unreadable(path: &Path, error: CheckpointError) -> Damage {
     let reason = match error {
         CheckpointError::Io { source, .. } => source.to_string(),
@@ -61,7 +61,8 @@ fn unreadable(path: &Path, error: CheckpointError) -> Damage {
     Damage { path: path.to_path_buf(), tensor: None, reason }
 }
 
-/// What is wrong with a shard. Every byte is read once; the whole file's checksum is made of those of header and tensors.
+/// Finds the damage of a shard. Reads every byte once; the checksum of the whole file combines those of header and
+/// tensors.
 fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
     let entry = &manifest.shards[shard];
     let path = folder.join(&entry.file);
@@ -136,7 +137,7 @@ mod tests {
     use crate::manifest::{FORMAT, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file};
     use crate::writer::TensorWriter;
 
-    /// Two parameters with one state over two shards, one of them cut.
+    /// Writes a checkpoint of two parameters with one state over two shards, with one parameter split.
     fn written(folder: &Path) -> Manifest {
         let piece = |shard, start, end| PieceEntry { shard, start, end, crc32: vec![] };
         let entry = |shape: &[usize], pieces| ParameterEntry { shape: shape.to_vec(), pieces };
@@ -190,19 +191,19 @@ mod tests {
         manifest
     }
 
-    /// What is found when a file has this content.
+    /// Overwrites a file with `content` and returns the damage found.
     fn found_with(folder: &Path, file: &str, content: &[u8]) -> Vec<Damage> {
         fs::write(folder.join(file), content).unwrap();
         verify(folder)
     }
 
     #[test]
-    fn what_was_written_is_found_intact() {
+    fn an_intact_checkpoint_has_no_damage() {
         let folder = tempfile::tempdir().unwrap();
         let manifest = written(folder.path());
         assert_eq!(verify(folder.path()), []);
         assert_eq!(Manifest::read(folder.path()).unwrap(), manifest);
-        // The file's checksum, which is made of those of its parts, is that of its bytes.
+        // The file checksum, combined from its parts, equals the checksum of its bytes.
         for shard in &manifest.shards {
             let bytes = fs::read(folder.path().join(&shard.file)).unwrap();
             assert_eq!((bytes.len() as u64, crc32fast::hash(&bytes)), (shard.bytes, shard.crc32));
@@ -217,7 +218,7 @@ mod tests {
         for (index, shard) in manifest.shards.iter().enumerate() {
             let good = fs::read(folder.path().join(&shard.file)).unwrap();
             let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
-            // Tensors lie in the manifest's order: the one that holds each byte.
+            // The name of the tensor that holds each byte; tensors are stored in the manifest's order.
             let held = manifest.tensors(index).flat_map(|(name, elements, _)| vec![name; 4 * elements]);
             let held: Vec<String> = held.collect();
             assert_eq!(header + held.len(), good.len());
@@ -263,7 +264,7 @@ mod tests {
         for length in 0..good.len() {
             let found = found_with(folder.path(), file, &good[..length]);
             assert!(found[0].reason.contains("when it was written"), "{length} bytes: {found:?}");
-            assert!(found.len() >= 2, "what is lost is named: {found:?}");
+            assert!(found.len() >= 2, "lost tensors must be named: {found:?}");
         }
         let found = found_with(folder.path(), file, &[&good[..], &[0]].concat());
         assert_eq!(found.len(), 1, "{found:?}");
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_that_changed_places_are_found() {
+    fn swapped_shards_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let manifest = written(folder.path());
         let path = |shard: usize| folder.path().join(&manifest.shards[shard].file);

@@ -1,8 +1,9 @@
-//! Parameters from safetensors files that somebody else wrote: a pretrained model, or the start that another trainer had.
+//! Loads parameters from safetensors files of other programs: a pretrained model, or initial values from another
+//! trainer.
 //!
-//! The files hold each of the model's parameters once, in its shape, as f32, bf16 or f16, and nothing else: what does not fit
-//! is refused, so that no parameter keeps its random values without a word. Ranges are read, never whole files, so that a rank
-//! reads what it holds.
+//! The files must hold each of the model's parameters once, in its shape, as f32, bf16 or f16, and nothing else. Any
+//! other content is rejected, so that no parameter silently keeps its random values. Each rank reads only the ranges
+//! that it holds, never whole files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,14 +17,15 @@ use crate::error::CheckpointError;
 use crate::tensors::TensorFile;
 use crate::together::together;
 
-/// Most names in an error.
+/// Maximum number of problems listed in an error.
 const MAX_NAMED: usize = 10;
 
-/// Overwrites the parameters with those of the files, of which each rank reads what it holds; a collective.
+/// Overwrites the parameters with those of the files. Each rank reads only the ranges that it holds. Collective: every
+/// rank must call it.
 ///
 /// # Errors
-/// On every rank if one of them fails: a file is missing or damaged, or the files are of another model. The parameters
-/// are still the old ones then, unless reading a tensor failed.
+/// Fails on every rank if one rank fails: a file is missing or damaged, or the files belong to another model. The
+/// parameters are then unchanged, unless reading a tensor failed.
 pub fn load_weights(
     files: &[PathBuf],
     zero: &mut ShardedState,
@@ -54,34 +56,35 @@ fn is_of_buffer(name: &str, buffers: &[ModuleBuffer]) -> bool {
     buffers.iter().any(|buffer| buffer.name() == name)
 }
 
-/// What a tensor of a file is to the model.
+/// The role of a file's tensor in the model.
 pub(crate) enum Meaning {
-    /// The values of the parameter of this name, if the model has it.
+    /// The parameter of this name, if the model has it.
     Parameter(String),
-    /// The values of a parameter once more.
+    /// A duplicate of the parameter of this name.
     Copy(String),
-    /// No parameter: it is computed.
+    /// No parameter: the model computes it.
     Computed,
 }
 
-/// Where a parameter's values are.
+/// The location of a parameter's values.
 struct Tensor {
     /// Index of the file.
     file: usize,
     name: String,
-    /// Where they are once more: file and name.
+    /// File index and name of a duplicate.
     copy: Option<(usize, String)>,
 }
 
-/// Files that have all parameters of a model.
+/// Open files that hold all parameters of a model.
 pub(crate) struct Weights {
     files: Vec<TensorFile>,
-    /// By the parameter's index.
+    /// Locations by parameter index.
     tensors: Vec<Tensor>,
 }
 
 impl Weights {
-    /// Opens files and holds them against a model; `meaning` says what a tensor is, `of` what the files are called as a whole.
+    /// Opens files and checks them against a model. `meaning` maps a tensor name to its role; `of` is the path shown in
+    /// errors.
     pub(crate) fn open(
         paths: &[PathBuf],
         of: &Path,
@@ -126,12 +129,12 @@ impl Weights {
         Ok(Self { files, tensors })
     }
 
-    /// Whether the file at `path` is one of these, and has a tensor of that name.
+    /// Returns whether the file at `path` is one of these and has a tensor named `tensor`.
     pub(crate) fn has(&self, path: &Path, tensor: &str) -> bool {
         self.files.iter().any(|file| file.path == path && file.metadata.info(tensor).is_some())
     }
 
-    /// Values of a range of a parameter. Where the files have them twice, both must be the same.
+    /// Reads a range of a parameter. Fails if the files hold a duplicate with different values.
     pub(crate) fn read(&self, range: &Range) -> Result<Vec<f32>, CheckpointError> {
         let tensor = &self.tensors[range.parameter];
         let mut values = vec![0.0; range.elements.len()];
@@ -164,7 +167,7 @@ impl Weights {
         buffers.iter().map(values).collect()
     }
 
-    /// Overwrites what a rank holds of each parameter.
+    /// Overwrites all parameter ranges that a rank holds.
     pub(crate) fn fill(&self, zero: &mut ShardedState) -> Result<(), CheckpointError> {
         for range in zero.held_ranges(Kind::Parameter).into_iter().flat_map(Range::portions) {
             let values = self.read(&range)?;
@@ -174,7 +177,7 @@ impl Weights {
     }
 }
 
-/// Why a tensor cannot be a parameter of this shape, if it cannot.
+/// Returns why a tensor cannot be a parameter of this shape, or `None` if it can.
 fn unfit(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Option<String>, CheckpointError> {
     let info = file.info(name)?;
     if info.shape != shape {
@@ -184,7 +187,7 @@ fn unfit(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Option<String
     Ok((!is_float).then(|| format!("`{name}` is {:?}; F32, BF16 and F16 are read", info.dtype)))
 }
 
-/// As one reason, with the first few told.
+/// Joins the problems into one reason that lists the first few.
 fn listed(mut problems: Vec<String>) -> String {
     let more = problems.len().saturating_sub(MAX_NAMED);
     problems.truncate(MAX_NAMED);

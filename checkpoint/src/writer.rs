@@ -1,4 +1,4 @@
-//! A safetensors file that is written a portion at a time, with the checksums of what is written.
+//! Writes a safetensors file in portions and computes its checksums.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,10 +12,11 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use crate::error::CheckpointError;
 use crate::tensors::MAX_HEADER;
 
-/// Bytes that are collected before they are given to the system; more go there at once. Not past its cache: new files are written no faster so.
+/// Size of the write buffer in bytes; larger writes bypass it. The page cache stays in use, because O_DIRECT is no
+/// faster for new files.
 pub(crate) const BUFFER: usize = 64 << 10;
 
-/// A file that is being written: its header is, its tensors follow in the header's order.
+/// A file with its header written. The tensors follow in the header's order.
 pub(crate) struct TensorWriter {
     path: PathBuf,
     file: BufWriter<File>,
@@ -25,7 +26,7 @@ pub(crate) struct TensorWriter {
 }
 
 impl TensorWriter {
-    /// Writes the header of a file with these tensors, by name, dtype and shape.
+    /// Creates a file and writes its header with these tensors, given by name, dtype and shape.
     pub(crate) fn create(
         path: &Path,
         tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
@@ -41,7 +42,7 @@ impl TensorWriter {
         let refused = |reason: String| CheckpointError::mismatch(path, reason);
         let metadata = Metadata::new(metadata, tensors).map_err(|e| refused(e.to_string()))?;
         let mut header = serde_json::to_vec(&metadata).map_err(|e| refused(e.to_string()))?;
-        // Data begin at a multiple of eight bytes, so that they may be mapped as floats.
+        // The data begins at a multiple of eight bytes, so that it may be mapped as floats.
         header.resize(header.len().next_multiple_of(8), b' ');
         if header.len() as u64 > MAX_HEADER {
             return Err(refused(format!("its header would have {} bytes, more than can be read", header.len())));
@@ -60,18 +61,18 @@ impl TensorWriter {
         Ok(writer)
     }
 
-    /// Appends bytes of the tensors, and gives their CRC-32.
+    /// Appends bytes of the tensors and returns their CRC-32.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<u32, CheckpointError> {
         self.file.write_all(bytes).map_err(CheckpointError::io(&self.path))?;
         let mut part = Hasher::new();
         part.update(bytes);
-        // Each byte is hashed once: the file's checksum is made of those of its parts.
+        // Each byte is hashed once: the file's checksum combines those of its parts.
         self.crc32.combine(&part);
         self.written += bytes.len() as u64;
         Ok(part.finalize())
     }
 
-    /// Puts the file on the disk, and gives its size and CRC-32.
+    /// Syncs the file and returns its size in bytes and its CRC-32.
     pub(crate) fn finish(self) -> Result<(u64, u32), CheckpointError> {
         if self.written != self.promised {
             let reason = format!("{} bytes were written, and its header says {}", self.written, self.promised);
@@ -83,7 +84,7 @@ impl TensorWriter {
     }
 }
 
-/// Reserves space, so that a disk that is too full says so before anything is written; where the file system can.
+/// Reserves space where the file system can, so that a full disk fails before anything is written.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),

@@ -1,4 +1,4 @@
-//! Adds up the gradients of micro-batches, in one of two fixed orders.
+//! Sums the gradients of micro-batches in one of two fixed orders.
 
 use zero_model::sink::FlatBuffer;
 
@@ -9,19 +9,19 @@ use crate::error::ZeroError;
 pub enum Order {
     /// One accumulator, in order of arrival.
     Arrival,
-    /// A binary tree over the micro-batches, lowest bit first. Together with the tree over the ranks it makes one
-    /// tree over the global batch, so the sum does not depend on the number of ranks (`training.reproducible`).
+    /// A binary tree over the micro-batches, lowest bit first. It continues the tree over the ranks, so the sum over
+    /// the global batch does not depend on the number of ranks (`training.reproducible`).
     Tree,
 }
 
-/// A sum that grows by one summand at a time.
+/// A sum that accepts one summand at a time.
 ///
-/// It is a stack of partial sums. In arrival order there is never more than one; as a tree they are the complete
-/// subtrees so far, as in a binary counter, at most log₂(n) + 1.
+/// It is a stack of partial sums. In order of arrival the stack has at most one entry. As a tree it holds the complete
+/// subtrees so far, as in a binary counter: at most log₂(n) + 1.
 #[derive(Debug)]
 pub(crate) struct Accumulator {
     order: Order,
-    /// (height of the subtree, its sum), lower ones on top.
+    /// (height of the subtree, its sum), with lower subtrees on top.
     stack: Vec<(u32, FlatBuffer)>,
 }
 
@@ -30,7 +30,7 @@ impl Accumulator {
         Self { order, stack: vec![] }
     }
 
-    /// Adds a summand. Buffers that are done with go to `free`.
+    /// Adds a summand. Passes buffers that are no longer needed to `free`.
     pub(crate) fn add(&mut self, summand: FlatBuffer, mut free: impl FnMut(FlatBuffer)) -> Result<(), ZeroError> {
         self.stack.push((0, summand));
         while let [.., (below, _), (top, _)] = self.stack[..]
@@ -41,7 +41,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The total; the accumulator is empty after that. `None` if nothing was added.
+    /// Takes the total and leaves the accumulator empty. Returns `None` if nothing was added.
     pub(crate) fn take(&mut self, mut free: impl FnMut(FlatBuffer)) -> Result<Option<FlatBuffer>, ZeroError> {
         while self.stack.len() > 1 {
             self.merge(&mut free)?;
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn orders() {
+    fn sums_follow_their_order() {
         let values: Vec<f32> = (0..23).map(|i| 1.0 / (1 + i * i) as f32).collect();
         for n in 1..=values.len() {
             let arrival = values[..n].iter().copied().reduce(|a, b| a + b).unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong while a program's instructions are carried out.
+//! Errors of executing a program's instructions.
 
 use zero_comm::CommError;
 use zero_optim::LengthError;
@@ -10,7 +10,7 @@ pub enum ZeroError {
     /// Communication failed: a lost rank, a deadline, ranks that disagree.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The disk on which state or parameters live.
+    /// The disk with offloaded state or parameters failed.
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// candle refused an operation.
@@ -25,25 +25,25 @@ pub enum ZeroError {
          cuts it off, or the layer does not use it"
     )]
     NoGradient {
-        /// Its full name.
+        /// Full name of the parameter.
         parameter: String,
         /// The layer whose backward ran.
         layer: String,
     },
-    /// Ranks that must hold the same do not: a processor or a memory has erred.
+    /// Replicated values differ between ranks, because of a faulty processor or memory.
     #[error(
         "{what} is not the same on all of {of} ranks: {}\n  help: a processor or a memory is faulty; go on without that machine \
          from a checkpoint, with --resume auto", who(.ranks, *.of)
     )]
     Differs {
-        /// Ranks of the world that have another value than most.
+        /// World ranks whose value differs from the majority.
         ranks: Vec<usize>,
-        /// How many have it.
+        /// Number of ranks compared.
         of: usize,
-        /// What differs.
+        /// Name of the value that differs.
         what: String,
     },
-    /// The program and the state do not fit: a defect of a pass that the validator did not find.
+    /// The program does not fit the state: a defect of a pass that the validator did not detect.
     #[error("internal error: {0}")]
     Internal(String),
 }

@@ -1,15 +1,15 @@
-//! What a program and a layout must cost, exactly: bytes of state, bytes sent.
+//! Predicts the exact costs of a program and a layout: bytes of state and bytes sent.
 
 use zero_pipeline::{Content, Coordinates, Instruction, Placement, Program, SegmentId, Stages, Tier, ZeroStage};
 
 use crate::layout::Layout;
 use crate::zero::ZeroOptions;
 
-/// Bytes of state of one rank in memory, between the backward and the update, when all of it is there. What lives on a disk is not
+/// State of one rank in memory, in bytes, at its peak between the backward and the update. State on a disk is not
 /// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateBytes {
-    /// Working parameters that stay, and masters.
+    /// Persistent working parameters, and master copies.
     pub parameters: u64,
     /// Accumulated gradients, f32.
     pub gradients: u64,
@@ -18,15 +18,15 @@ pub struct StateBytes {
 }
 
 impl StateBytes {
-    /// The sum.
+    /// Returns the sum.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.parameters + self.gradients + self.optimizer
     }
 }
 
-/// The state of the rank at `at` by its layout: of the segments that its pipeline stage uses. `width` is that of the working dtype in bytes: 4 keeps no master, 2 keeps one in f32.
-/// `states` is the number of optimizer states.
+/// Returns the state of the rank at `at`, for the segments that its pipeline stage uses. `width` is the width in bytes
+/// of the working dtype: 4 needs no master, 2 keeps an f32 master. `states` is the number of optimizer states.
 #[must_use]
 pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> StateBytes {
     let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
@@ -50,7 +50,8 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
     bytes
 }
 
-/// The closed form for `elements` f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N.
+/// Returns the closed form for `elements` f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N,
+/// 16Ψ/N.
 ///
 /// Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 /// section 5, with f32 in place of mixed precision.
@@ -65,10 +66,10 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
     }
 }
 
-/// Payload bytes that the rank at place `rank` of the data axis sends in a program's gathers, reductions, refreshes and messages.
-/// `width` is that of the working dtype. `activations` are the bytes of a message with activations or their gradients,
-/// which the layout does not know. The all-reduces of the gradient norm and of the loss are left out: about a
-/// kilobyte, whatever the model.
+/// Returns the payload bytes that the rank at position `rank` of the data axis sends in a program's gathers,
+/// reductions, refreshes and messages. `width` is the width in bytes of the working dtype. `activations` returns the
+/// bytes of a message with activations or their gradients, which the layout does not know. The all-reduces of the
+/// gradient norm and of the loss are not included: about a kilobyte for any model.
 #[must_use]
 pub fn expected_payload(
     program: &Program,
@@ -82,7 +83,7 @@ pub fn expected_payload(
     let others = layout.ranks() - 1;
     let shard = |id: SegmentId| layout.segments()[id].shard(rank).len();
     let elements = |id: SegmentId| layout.segments()[id].elements();
-    // A shard goes to every other rank; of a gradient, every range but the own one goes to its owner.
+    // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
     let gathered = |id: SegmentId| shard(id) * others * width;
     let scattered = |id: SegmentId| (elements(id) - shard(id)) * gradient_width;
     let reduced = |id: SegmentId| match layout.segments()[id].placements.optimizer {
@@ -110,8 +111,9 @@ pub fn expected_payload(
     bytes as u64
 }
 
-/// Elements that `rank` sends in an all-reduce: others' ranges to their owners, then its own reduced range to everybody.
-/// The ranges differ by at most one element, the longer ones first, as communicators cut them.
+/// Returns the elements that `rank` sends in an all-reduce: the other ranks' ranges to their owners, then its own
+/// reduced range to every rank. As in the communicators, ranges differ by at most one element, and the longer ones come
+/// first.
 fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
     let own = elements / ranks + usize::from(rank < elements % ranks);
     elements - own + own * (ranks - 1)

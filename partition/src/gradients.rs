@@ -1,4 +1,4 @@
-//! Gradients from a layer's backward to the reduced sum.
+//! Gradients, from a layer's backward to the reduced sum.
 
 use candle_core::backprop::GradStore;
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
@@ -10,37 +10,37 @@ use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::zero::ShardedState;
 
-/// The local gradient of one micro-batch while its backward runs.
+/// The local gradient of one micro-batch, open while layers contribute to it.
 pub(crate) struct Open {
     buffer: FlatBuffer,
-    /// What is on its way from the GPU, instead of that buffer.
+    /// A download from the GPU in flight, which replaces the buffer.
     #[cfg(feature = "cuda")]
     arriving: Option<zero_model::device::Arriving>,
-    /// For each piece, whether a contribution arrived.
+    /// Whether each piece has received a contribution.
     written: Vec<bool>,
 }
 
-/// An instruction that waits until gradients have come from the GPU; the next layer's backward is begun before it.
+/// An instruction that waits for gradients from the GPU. It runs after the next layer's backward has been launched.
 pub(crate) enum Late {
-    /// [`ShardedState::accumulate`]
+    /// A pending [`ShardedState::accumulate`].
     Accumulate(SegmentId, Box<Open>),
-    /// [`ShardedState::reduce`]
+    /// A pending [`ShardedState::reduce`].
     Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
 }
 
 impl Open {
-    /// Begins with a sum of which every piece has a part.
+    /// Creates a gradient from a partial sum that covers every piece.
     pub(crate) fn with(buffer: FlatBuffer, pieces: usize) -> Self {
         Self::new(buffer, vec![true; pieces])
     }
 
-    /// The buffer, and for each piece whether a contribution arrived.
+    /// Returns the buffer, and whether each piece has received a contribution.
     #[cfg(feature = "cuda")]
     pub(crate) fn into_parts(self) -> (FlatBuffer, Vec<bool>) {
         (self.buffer, self.written)
     }
 
-    /// Whether a contribution to a piece arrived.
+    /// Returns whether a piece has received a contribution.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_written(&self, piece: usize) -> bool {
         self.written.get(piece).copied().unwrap_or(false)
@@ -55,7 +55,7 @@ impl Open {
         }
     }
 
-    /// What is on its way, with a part of every piece.
+    /// Creates a gradient from a download in flight that covers every piece.
     #[cfg(feature = "cuda")]
     pub(crate) fn arriving(values: zero_model::device::Arriving, pieces: usize) -> Self {
         Self { buffer: FlatBuffer::default(), arriving: Some(values), written: vec![true; pieces] }
@@ -63,13 +63,13 @@ impl Open {
 }
 
 enum Reduction {
-    /// Of a rank alone: it is the sum already.
+    /// With one rank, the local gradient is the sum.
     Alone(FlatBuffer),
     All(Pending<Buffer>),
     Scatter(Pending<Scattered>),
 }
 
-/// A bucket whose reduction is under way.
+/// A bucket whose reduction is in flight.
 pub(crate) struct PendingReduce {
     segments: Vec<SegmentId>,
     micro_batch: usize,
@@ -77,12 +77,12 @@ pub(crate) struct PendingReduce {
 }
 
 impl ShardedState {
-    /// Runs the backward of a layer so that the gradients of its parameters land in their segments.
+    /// Runs the backward of a layer and stores the gradients of its parameters in their segments.
     ///
-    /// `backward` returns candle's gradients and whatever the caller wants of them (the gradient of the input).
+    /// `backward` returns candle's gradients and a value for the caller (the gradient of the input).
     ///
     /// # Errors
-    /// What `backward` says, or [`ZeroError::NoGradient`].
+    /// Returns the error of `backward`, or [`ZeroError::NoGradient`] for a parameter without a gradient.
     pub fn backward<T>(
         &mut self,
         layer: LayerId,
@@ -112,7 +112,7 @@ impl ShardedState {
         Ok(value)
     }
 
-    /// Places for the gradients of a layer's parameters: in the segments' open gradients, as far as they are added up.
+    /// Creates a sink for the gradients of a layer's parameters, which adds to the segments' open gradients.
     pub(crate) fn sink(&mut self, ids: Vec<SegmentId>) -> Result<(Vec<SegmentId>, Gradients), ZeroError> {
         let mut sink = Gradients::default();
         for &id in &ids {
@@ -138,11 +138,11 @@ impl ShardedState {
         }
     }
 
-    /// Runs the backward of a layer for the gradient of its input; what it takes for those of its parameters is kept until
+    /// Runs the backward of a layer for the gradient of its input. Defers the gradients of its parameters to
     /// [`ShardedState::backward_weight`].
     ///
     /// # Errors
-    /// As [`ShardedState::backward`].
+    /// See [`ShardedState::backward`].
     pub fn backward_input<T>(
         &mut self,
         layer: LayerId,
@@ -164,10 +164,10 @@ impl ShardedState {
         Ok(value)
     }
 
-    /// Makes the gradients of a layer's parameters that were put off.
+    /// Computes the deferred gradients of a layer's parameters.
     ///
     /// # Errors
-    /// If none were, or an operation says so.
+    /// Fails if no gradients were deferred, or if an operation fails.
     pub fn backward_weight(&mut self, layer: LayerId, micro_batch: usize) -> Result<(), ZeroError> {
         let later = self.deferred.remove(&(layer, micro_batch));
         let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
@@ -190,7 +190,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// A segment's gradient of the running micro-batch, as far as it is added up.
+    /// Takes a segment's partial gradient of the current micro-batch, opening a new one if necessary.
     pub(crate) fn opened(&mut self, id: SegmentId) -> Result<Open, ZeroError> {
         match self.segments[id].open.take() {
             Some(open) => self.arrived(open),
@@ -214,7 +214,7 @@ impl ShardedState {
         self.segments[id].open.take().ok_or_else(|| ZeroError::internal("no gradient to take"))
     }
 
-    /// A gradient that has come from the GPU, if it was on its way.
+    /// Waits for the gradient to arrive from the GPU, if it is in flight.
     #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, clippy::unused_self))]
     fn arrived(&mut self, open: Open) -> Result<Open, ZeroError> {
         #[cfg(feature = "cuda")]
@@ -227,10 +227,10 @@ impl ShardedState {
         Ok(open)
     }
 
-    /// Carries out what waits for gradients from the GPU.
+    /// Runs the instructions that wait for gradients from the GPU.
     ///
     /// # Errors
-    /// What went wrong on the GPU, or of those instructions.
+    /// Returns the error of the GPU or of one of those instructions.
     pub(crate) fn catch_up(&mut self) -> Result<(), ZeroError> {
         while let Some(late) = self.late.pop_front() {
             match late {
@@ -247,14 +247,15 @@ impl ShardedState {
     /// Adds the micro-batch's complete gradient to this rank's accumulator.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if the segment has no gradient.
     pub fn accumulate(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let open = self.take_open(id)?;
         self.late.push_back(Late::Accumulate(id, Box::new(open)));
         self.unless_on_their_way()
     }
 
-    /// Gradients that are there are used at once; on their way from a GPU they are when the next layer's backward has begun.
+    /// Runs the pending instructions immediately, unless gradients come from a GPU. Those run once the next layer's
+    /// backward has been launched.
     fn unless_on_their_way(&mut self) -> Result<(), ZeroError> {
         #[cfg(feature = "cuda")]
         if self.brings_gradients() {
@@ -263,8 +264,8 @@ impl ShardedState {
         self.catch_up()
     }
 
-    /// Adds a summand, which is counted as staging, to the accumulator. It stays only where it opens a partial sum: in
-    /// order of arrival the first one.
+    /// Adds a summand, which the ledger counts as staging, to the accumulator. The summand's memory moves to the
+    /// gradients only if it opens a partial sum; in order of arrival, only the first summand does.
     fn add_up(&mut self, id: SegmentId, summand: FlatBuffer) -> Result<(), ZeroError> {
         let (elements, mut merged) = (summand.len(), 0);
         let pool = &mut self.pool;
@@ -289,11 +290,11 @@ impl ShardedState {
         total.ok_or_else(|| ZeroError::internal("no gradient was accumulated"))
     }
 
-    /// Starts reducing a bucket over the ranks: the micro-batch's gradients where they are sharded, the
-    /// accumulated ones where they are replicated.
+    /// Starts reducing a bucket over the ranks: the micro-batch's gradients if they are sharded, or the accumulated
+    /// ones if they are replicated.
     ///
     /// # Errors
-    /// If a gradient is not complete.
+    /// Fails if a gradient is incomplete.
     pub fn reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
         let mut opens = Vec::with_capacity(ids.len());
         for &id in ids {
@@ -317,7 +318,7 @@ impl ShardedState {
                 Some(open) => self.arrived(open)?.buffer,
                 None => self.total(id)?,
             };
-            // A rank alone has all of it already.
+            // With one rank, the local gradient is the sum.
             let is_shared = self.comm.size() > 1;
             let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter && is_shared;
             started.push(match scatters {
@@ -333,7 +334,8 @@ impl ShardedState {
         Ok(())
     }
 
-    /// What an all-reduce would give a rank alone: the values, rounded to the dtype in which they would travel. That is done when they are read.
+    /// Returns the result of an all-reduce with a single rank: the values rounded to the communication dtype. On a GPU,
+    /// the rounding happens when they are read.
     fn travelled_alone(&self, local: FlatBuffer) -> Result<FlatBuffer, ZeroError> {
         match local {
             #[cfg(feature = "cuda")]
@@ -351,10 +353,10 @@ impl ShardedState {
         Ok(self.comm.reduce_scatter(input, shard, &counts, ReduceOp::Sum))
     }
 
-    /// Waits for a bucket's reduction and files the result.
+    /// Waits for a bucket's reduction and stores the result.
     ///
     /// # Errors
-    /// What the collective says.
+    /// Returns the error of the collective.
     pub fn await_reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
         self.catch_up()?;
         let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch == micro_batch);
@@ -378,7 +380,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Files what an all-reduce brought: everything, or this rank's part where gradients are sharded.
+    /// Stores the result of an all-reduce: the whole segment, or this rank's part if gradients are sharded.
     fn file_all(&mut self, id: SegmentId, full: FlatBuffer) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         match segment.placements.gradients {
@@ -401,7 +403,8 @@ impl ShardedState {
         }
     }
 
-    /// Files this rank's part of a sum; what it was made of, in the dtype in which it travelled, is used up.
+    /// Stores this rank's part of a reduce-scatter. Reuses the memory of the input, which is in the communication
+    /// dtype.
     fn file(&mut self, id: SegmentId, input: Buffer, shard: FlatBuffer) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         let (own, elements) = (segment.shard(self.comm.rank()), segment.elements());
@@ -428,7 +431,7 @@ impl ShardedState {
         }
     }
 
-    /// After the last micro-batch: sharded gradients become the reduced ones.
+    /// Makes the accumulated sharded gradients the reduced ones, after the last micro-batch.
     pub(crate) fn settle(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         self.catch_up()?;
         if self.segments[id].reduced.is_none() {
@@ -437,8 +440,8 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Takes back gradients after the update. Where even the parameters are sharded, memory counts more than the time to clear it:
-    /// then gradients are not kept for the next step, so that the activations of its forward can have their memory.
+    /// Recycles gradients after the update. If parameters are sharded, memory matters more than the time to clear it,
+    /// so the gradients are freed and the activations of the next forward can use their memory.
     pub(crate) fn done_with(&mut self, id: SegmentId, gradients: FlatBuffer) {
         match self.layout.segments()[id].placements.parameters {
             Placement::Replicated => self.pool.give_back(gradients),

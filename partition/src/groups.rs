@@ -1,5 +1,5 @@
-//! The ranks that a rank acts with: all of them, those of its pipeline stage, and those of the other stages with its place on
-//! the data axis.
+//! The communicators of a rank: all ranks, the ranks of its pipeline stage, and the ranks of all stages at its position
+//! on the data axis.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ pub struct Groups {
     at: Coordinates,
     world: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
-    /// One for each [`Kind`] of message, so that those of one kind do not wait for those of another. None on one stage.
+    /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
 }
 
-/// Kinds of messages, in the order of their groups.
+/// Kinds of messages, in the order of their communicators.
 const KINDS: [Kind; 3] = [Kind::Activations, Kind::Gradients, Kind::Tied];
 
 impl Groups {
-    /// The groups of a rank in a mesh; a collective.
+    /// Creates the communicators of a rank in a mesh. Collective: every rank must call it.
     ///
     /// # Errors
-    /// A lost rank.
+    /// Fails if a rank is lost.
     ///
     /// # Panics
-    /// If the mesh has another number of ranks than the world: the caller's defect.
+    /// Panics if the mesh has another number of ranks than the world.
     pub fn new(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
         assert_eq!(world.size(), mesh.world_size(), "the mesh is for another number of ranks");
         let at = mesh.coordinates(world.rank());
@@ -39,10 +39,10 @@ impl Groups {
         Ok(Self { mesh, at, world, data, pipe })
     }
 
-    /// Plain data parallelism: one pipeline stage.
+    /// Creates the communicators for plain data parallelism, with one pipeline stage.
     ///
     /// # Panics
-    /// Never: a world has ranks.
+    /// Never panics: a world has at least one rank.
     #[must_use]
     pub fn data_parallel(world: Arc<dyn Communicator>) -> Self {
         let mesh = Mesh::new(world.size(), 1).expect("a world has ranks");
@@ -50,50 +50,51 @@ impl Groups {
         Self { mesh, at, data: world.clone(), world, pipe: vec![] }
     }
 
-    /// How ranks are arranged.
+    /// Returns the arrangement of the ranks.
     #[must_use]
     pub fn mesh(&self) -> Mesh {
         self.mesh
     }
 
-    /// Where this rank is.
+    /// Returns the position of this rank.
     #[must_use]
     pub fn at(&self) -> Coordinates {
         self.at
     }
 
-    /// All ranks.
+    /// Returns the communicator of all ranks.
     #[must_use]
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
     }
 
-    /// The ranks of this rank's stage.
+    /// Returns the communicator of this rank's stage: its data-parallel group.
     #[must_use]
     pub fn data(&self) -> &Arc<dyn Communicator> {
         &self.data
     }
 
-    /// The ranks of all stages at this rank's place on the data axis, by stage: for messages of a kind. `None` on one stage.
+    /// Returns the communicator for one kind of message, with the ranks of all stages at this rank's position on the
+    /// data axis, ordered by stage. `None` with one stage.
     #[must_use]
     pub fn pipe(&self, kind: Kind) -> Option<&Arc<dyn Communicator>> {
         let index = KINDS.iter().position(|&k| k == kind)?;
         self.pipe.get(index)
     }
 
-    /// What all of them did so far.
+    /// Returns the statistics summed over all communicators.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.splits().fold(self.world.stats(), |sum, group| sum + group.stats())
     }
 
-    /// The same by size: of each group its own.
+    /// Returns the statistics by message size, separately for each communicator.
     #[must_use]
     pub fn sizes(&self) -> Vec<SizeCounter> {
         std::iter::once(&self.world).chain(self.splits()).flat_map(|group| group.sizes()).collect()
     }
 
-    /// The groups that are not the world itself.
+    /// Returns the communicators other than the world itself.
     fn splits(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         let is_split = self.mesh.pipe() > 1;
         self.pipe.iter().chain(is_split.then_some(&self.data))

@@ -1,14 +1,14 @@
-//! Segments and shards: which flat range of which parameters each rank holds.
+//! Segments and shards: the flat range of parameters that each rank holds.
 //!
-//! A *segment* is parameters of one layer, one behind the other in the order of construction, without padding.
-//! A layer has up to four kinds: its ordinary parameters; those small enough to stay gathered at stage 3
-//! (`stage3_param_persistence_threshold`); each parameter that other layers use too (tied), alone, so that
-//! those layers gather no more than that; and each large parameter, alone, so that it is gathered into the storage of its
-//! leaf, where several would be gathered into one buffer and copied out of it.
+//! A *segment* is a flat parameter: parameters of one layer concatenated in the order of construction, without padding.
+//! A layer has up to four kinds of segments: one for its ordinary parameters; one for those small enough to stay
+//! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
+//! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
+//! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
 //!
-//! A rank's shard is a contiguous range of the segment. Cuts fall on blocks of 1,024 elements counted from the
-//! start of each parameter, or on parameter ends: then a shard's share of the gradient norm is a sum of whole
-//! blocks, and does not depend on the number of ranks.
+//! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
+//! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
+//! a sum of whole blocks, so the norm does not depend on the number of ranks.
 
 use std::ops::Range;
 
@@ -16,44 +16,46 @@ use zero_model::{Model, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
-/// From so many elements on a parameter is a segment of its own: copying it would cost more than a collective for it alone.
+/// Minimum number of elements of a parameter with a segment of its own. Copying it would cost more than a separate
+/// collective.
 const LARGE: usize = 1 << 18;
 
-/// What decides how parameters are grouped and placed.
+/// Options for grouping and placing parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutOptions {
     /// `zero_optimization.stage`.
     pub zero_stage: ZeroStage,
     /// Data-parallel degree.
     pub ranks: usize,
-    /// Parameters of at most this many elements stay gathered at stage 3.
+    /// Maximum elements of a parameter that stays gathered at stage 3.
     pub persistence_threshold: usize,
-    /// At most this many elements stay gathered because of that.
+    /// Maximum total elements of parameters that stay gathered at stage 3.
     pub model_persistence_threshold: usize,
 }
 
-/// What lives on a disk.
+/// Options for offloading to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierOptions {
-    /// Optimizer state and masters, where they are sharded.
+    /// Offload optimizer state and master parameters, where they are sharded.
     pub optimizer: bool,
-    /// Accumulated gradients too, where they are sharded.
+    /// Also offload accumulated gradients, where they are sharded.
     pub gradients: bool,
-    /// Parameters, where they are sharded.
+    /// Offload parameters, where they are sharded.
     pub parameters: bool,
-    /// Elements of parameters that stay in memory all the same: `max_in_cpu`, of a rank.
+    /// Parameter elements per rank that stay in memory nevertheless: `max_in_cpu`.
     pub parameters_in_memory: usize,
-    /// Elements of a tile: `sub_group_size`. It is rounded up to [`PAGE`].
+    /// Elements per tile: `sub_group_size`, rounded up to [`PAGE`].
     pub sub_group_size: usize,
-    /// Segments of which each rank has fewer elements stay in memory: a request for them would cost more than it saves.
+    /// Minimum elements per rank of an offloaded segment. Smaller segments stay in memory, because a request would cost
+    /// more than it saves.
     pub smallest: usize,
 }
 
-/// Elements whose bytes are whole pages of a disk, in f32 and in 16 bits.
+/// Number of elements whose bytes fill whole disk pages, both in f32 and in 16-bit dtypes.
 pub const PAGE: usize = 2048;
 
 impl TierOptions {
-    /// All in memory.
+    /// Everything in memory.
     pub const MEMORY: Self = Self {
         optimizer: false,
         gradients: false,
@@ -63,7 +65,7 @@ impl TierOptions {
         smallest: 0,
     };
 
-    /// Elements of a tile.
+    /// Returns the number of elements per tile.
     #[must_use]
     pub fn tile(&self) -> usize {
         self.sub_group_size.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE)
@@ -73,31 +75,32 @@ impl TierOptions {
 /// One parameter inside a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Which parameter.
+    /// The parameter.
     pub parameter: ParameterId,
-    /// Its range in the segment.
+    /// Its element range within the segment.
     pub range: Range<usize>,
 }
 
-/// Parameters that are placed, gathered and reduced together.
+/// A flat parameter: parameters that are placed, gathered and reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// `layer`, `layer (persistent)`, or the parameter's name where it is alone.
+    /// `layer`, `layer (persistent)`, or the parameter's name if the segment has only one.
     pub name: String,
-    /// The layer that owns them.
+    /// Index of the layer that owns the parameters.
     pub layer: usize,
-    /// In order, without gaps.
+    /// The parameters, in order and without gaps.
     pub pieces: Vec<Piece>,
-    /// Shard of rank `r` is `bounds[r]..bounds[r + 1]`.
+    /// Shard boundaries: the shard of rank `r` is `bounds[r]..bounds[r + 1]`.
     pub bounds: Vec<usize>,
-    /// Over which ranks its parameters, gradients and optimizer state are spread.
+    /// Placement of its parameters, gradients and optimizer state over the ranks.
     pub placements: Placements,
-    /// Where each rank's parts of them live.
+    /// Memory tiers of each rank's part.
     pub tiers: Tiers,
 }
 
 impl Segment {
-    /// Its parameter, if it has one only: then the storage of the segment is the storage of the leaf.
+    /// Returns the segment's parameter if it has only one. In that case the segment shares the storage of the
+    /// parameter's leaf.
     #[must_use]
     pub fn only_parameter(&self) -> Option<ParameterId> {
         match self.pieces[..] {
@@ -106,19 +109,20 @@ impl Segment {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.pieces.last().map_or(0, |piece| piece.range.end)
     }
 
-    /// The range of a rank's shard.
+    /// Returns the element range of a rank's shard.
     #[must_use]
     pub fn shard(&self, rank: usize) -> Range<usize> {
         self.bounds[rank]..self.bounds[rank + 1]
     }
 
-    /// Where `own`, a rank's shard, begins in the reduced gradients that the rank holds: whole where they are replicated, and else that shard.
+    /// Returns the offset of `own`, a rank's shard, in the reduced gradients that the rank holds: its start if
+    /// gradients are replicated, and 0 if the rank holds only the shard.
     #[must_use]
     pub fn begin_in_gradients(&self, own: &Range<usize>) -> usize {
         match self.placements.gradients {
@@ -127,13 +131,13 @@ impl Segment {
         }
     }
 
-    /// Elements of each rank's shard, in the form that collectives want.
+    /// Returns the number of elements of each rank's shard, as collectives expect it.
     #[must_use]
     pub fn counts(&self) -> Vec<usize> {
         self.bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
-    /// Parts of parameters that lie in `range`: (parameter, range in the parameter, range in `range`).
+    /// Returns the parts of parameters within `range`: (parameter, range in the parameter, range in `range`).
     pub fn overlaps(
         &self,
         range: Range<usize>,
@@ -149,21 +153,21 @@ impl Segment {
     }
 }
 
-/// All segments of a model, for a number of ranks.
+/// All segments of a model, sharded over a number of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     segments: Vec<Segment>,
     shape: ModelShape,
     ranks: usize,
-    /// Elements of a tile of what is on a disk.
+    /// Elements per tile of offloaded segments.
     tile: usize,
 }
 
 impl Layout {
-    /// Groups and cuts a model's parameters.
+    /// Groups a model's parameters into segments and shards them.
     ///
     /// # Panics
-    /// If `options.ranks` is 0.
+    /// Panics if `options.ranks` is 0.
     #[must_use]
     pub fn new(model: &Model, options: &LayoutOptions) -> Self {
         assert!(options.ranks > 0, "a layout needs at least one rank");
@@ -192,7 +196,7 @@ impl Layout {
         Self { segments, shape, ranks: options.ranks, tile: PAGE }
     }
 
-    /// The same with what `options` ask for on a disk.
+    /// Assigns segments to the disk as requested by `options`.
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
         self.tile = options.tile();
@@ -230,44 +234,44 @@ impl Layout {
         self
     }
 
-    /// In the order of the layers that own them.
+    /// Returns the segments, in the order of the layers that own them.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The same, as schedules and passes see it.
+    /// Returns the model shape used by schedules and passes.
     #[must_use]
     pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
 
-    /// Whether anything lives on a disk.
+    /// Returns whether any segment is offloaded to a disk.
     #[must_use]
     pub fn uses_disk(&self) -> bool {
         self.segments.iter().any(|segment| segment.tiers != Tiers::default())
     }
 
-    /// Elements of a tile of what lives on a disk.
+    /// Returns the number of elements per tile of offloaded segments.
     #[must_use]
     pub fn tile(&self) -> usize {
         self.tile
     }
 
-    /// Data-parallel degree.
+    /// Returns the data-parallel degree.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Number of elements of all segments: Ψ in the ZeRO paper.
+    /// Returns the number of elements of all segments: Ψ in the ZeRO paper.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.segments.iter().map(Segment::elements).sum()
     }
 }
 
-/// Which parameters stay gathered, as DeepSpeed marks them: in order, while the model's threshold holds.
+/// Selects the parameters that stay gathered with DeepSpeed's rule: in order, up to the model's threshold.
 fn persistent(model: &Model, options: &LayoutOptions) -> Vec<bool> {
     let mut kept = 0usize;
     let mut mark = |elements: usize| {
@@ -301,7 +305,7 @@ fn segment(
     Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default() }
 }
 
-/// The cuts nearest to equal shards that fall on blocks.
+/// Returns the shard boundaries: the block boundaries nearest to equal shards.
 fn cut(pieces: &[Piece], elements: usize, ranks: usize) -> Vec<usize> {
     let nearest = |target: usize| {
         let piece = pieces.iter().find(|p| p.range.end >= target).map_or(0..elements, |p| p.range.clone());

@@ -1,22 +1,22 @@
-//! Bytes by category: what is held now and the most that was.
+//! Counts memory by category: current bytes and peak bytes.
 
 use std::fmt;
 
-/// What memory is for.
+/// Category of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// Working parameters that stay: replicated ones in full, shards of the others; and master copies.
+    /// Persistent working parameters (replicated ones in full, shards of the others) and master copies.
     Parameters,
     /// Accumulated gradients.
     Gradients,
     /// Optimizer state.
     OptimizerState,
-    /// What forwards keep for backwards, and what layers need while they run.
+    /// Activations saved by forwards, and the working memory of layers.
     Activations,
     /// Messages between pipeline stages.
     Communication,
-    /// Gathered parameters of the layers in use, gradients of the layer in its backward, buffers of collectives and of the disk,
-    /// in use or waiting for their next use.
+    /// Gathered parameters of the layers in use, gradients of the layer in its backward, and buffers of collectives and
+    /// of the disk, whether in use or idle.
     Staging,
 }
 
@@ -49,12 +49,12 @@ pub struct Ledger {
     now: [u64; CATEGORIES.len()],
     peak: [u64; CATEGORIES.len()],
     peak_total: u64,
-    /// What the allocator has counted at most, if it counts: then that is what is true.
+    /// Peak bytes measured by a counting allocator, if there is one. Takes precedence over `peak_total`.
     measured: Option<u64>,
 }
 
 impl Ledger {
-    /// Counts `elements` of `width` bytes as held.
+    /// Adds `elements` of `width` bytes each.
     pub fn add(&mut self, category: Category, elements: usize, width: usize) {
         let k = category as usize;
         self.now[k] += (elements * width) as u64;
@@ -62,38 +62,38 @@ impl Ledger {
         self.peak_total = self.peak_total.max(self.total());
     }
 
-    /// Counts them as given up.
+    /// Removes `elements` of `width` bytes each.
     pub fn remove(&mut self, category: Category, elements: usize, width: usize) {
         let k = category as usize;
         self.now[k] = self.now[k].saturating_sub((elements * width) as u64);
     }
 
-    /// What something else has measured of a category: so many bytes at a time, and so many of all.
+    /// Records a measured peak of a category, `bytes`, and of the whole process, `total`.
     pub fn note(&mut self, category: Category, bytes: u64, total: u64) {
         let peak = &mut self.peak[category as usize];
         *peak = (*peak).max(bytes);
         self.measured = Some(self.measured.unwrap_or(0).max(total));
     }
 
-    /// Bytes held now.
+    /// Returns the current bytes of a category.
     #[must_use]
     pub fn now(&self, category: Category) -> u64 {
         self.now[category as usize]
     }
 
-    /// The most bytes held at a time in the category.
+    /// Returns the peak bytes of a category.
     #[must_use]
     pub fn peak(&self, category: Category) -> u64 {
         self.peak[category as usize]
     }
 
-    /// Bytes held now, all categories.
+    /// Returns the current bytes over all categories.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.now.iter().sum()
     }
 
-    /// The most bytes held at a time, all categories.
+    /// Returns the peak bytes over all categories.
     #[must_use]
     pub fn peak_total(&self) -> u64 {
         self.measured.unwrap_or(self.peak_total)

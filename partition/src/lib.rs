@@ -1,8 +1,9 @@
-//! ZeRO: which rank holds what, the passes that put its communication into a step, and the gathers,
+//! ZeRO: the assignment of model state to ranks, the passes that add its communication to a step, and the gathers,
 //! reductions and updates themselves.
 //!
-//! There is no class per ZeRO stage. A [`Layout`] says for each segment whether parameters, gradients and optimizer
-//! state are replicated or sharded; [`passes`] derive the program from that; [`ShardedState`] carries out its instructions.
+//! ZeRO stages are not separate types. A [`Layout`] records for each segment whether parameters, gradients and
+//! optimizer state are replicated or sharded; [`passes`] derive the program from it; [`ShardedState`] executes the
+//! instructions.
 
 mod accumulator;
 mod disk;

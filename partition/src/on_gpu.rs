@@ -1,5 +1,5 @@
-//! Layers that run on a GPU: their gradients, on the way to the memory of the host where they are added up there; and norm and update where
-//! all of that is on the GPU.
+//! Layers that run on a GPU: downloads their gradients if the host accumulates them, and computes norm and update on
+//! the GPU if their state is there.
 
 use std::ops::Range;
 
@@ -22,12 +22,12 @@ use crate::update::Judged;
 use crate::zero::{SegmentState, ShardedState};
 
 impl ShardedState {
-    /// Whether gradients are made on a GPU and added up on the host, all of them or some.
+    /// Returns whether the GPU computes gradients that the host accumulates, for any segment.
     pub(crate) fn brings_gradients(&self) -> bool {
         self.model.device().is_cuda() && self.residents.contains(&false)
     }
 
-    /// [`ShardedState::backward`] on a GPU: gradients are made there, and sent to the host.
+    /// Runs [`ShardedState::backward`] on a GPU and downloads the gradients that the host accumulates.
     pub(crate) fn backward_on_gpu<T>(
         &mut self,
         layer: LayerId,
@@ -52,7 +52,7 @@ impl ShardedState {
         Ok(value)
     }
 
-    /// Whether another layer's backward has a part of a tied parameter's gradient.
+    /// Returns whether another layer's backward has contributed to a tied parameter's gradient.
     fn has_contribution(&self, layer: LayerId, parameter: &Parameter) -> bool {
         self.layout.shape().layers[layer].segments.iter().any(|&id| {
             let pieces = &self.layout.segments()[id].pieces;
@@ -62,7 +62,8 @@ impl ShardedState {
         })
     }
 
-    /// Places on the GPU for the gradients of a layer's parameters, for one backward: their own where they stay there.
+    /// Creates a sink on the GPU for the gradients of a layer's parameters, for one backward. Segments with state on
+    /// the GPU use their open gradients.
     pub(crate) fn sink_on_gpu(&mut self, layer: LayerId) -> Result<Gradients, ZeroError> {
         let (layout, device) = (self.layout.clone(), self.gpu()?.clone());
         let mut sink = Gradients::default();
@@ -81,8 +82,8 @@ impl ShardedState {
         Ok(sink)
     }
 
-    /// Sends what was made on the GPU to the host, as far as it does not stay, and carries out what waited for what was sent before: the
-    /// GPU has something to do meanwhile. What is to be added to what the host has already is waited for.
+    /// Downloads the gradients that the host accumulates, and runs the instructions that wait for earlier downloads
+    /// while the GPU is busy. Waits for gradients that must be added to ones on the host.
     pub(crate) fn bring(&mut self, layer: LayerId, made: Gradients) -> Result<(), ZeroError> {
         let layout = self.layout.clone();
         let ids = &layout.shape().layers[layer].segments;
@@ -117,15 +118,16 @@ impl ShardedState {
         self.catch_up()
     }
 
-    /// The type in which a micro-batch's gradient comes to the host. Where it is reduced as it is, it is rounded to the type of that first
-    /// thing, so it may be on the GPU with the same bits; not where the host adds up micro-batches, or what other layers make of a parameter.
+    /// Returns the dtype in which a micro-batch's gradient is downloaded. A gradient that is reduced without further
+    /// sums is first rounded to the communication dtype, so the GPU may do that with the same bits. This does not hold
+    /// if the host accumulates micro-batches, or contributions of several layers.
     fn arrives_in(&self, id: SegmentId) -> DType {
         let is_sharded = self.layout.segments()[id].placements.gradients == Placement::Sharded;
         let layers = self.layout.shape().layers.iter().filter(|layer| layer.segments.contains(&id));
         if is_sharded && layers.count() == 1 { self.options.communication } else { DType::F32 }
     }
 
-    /// A copy on the GPU of what the host has, for all that is put on its stream from now on.
+    /// Uploads host values to the GPU, for all work queued on its stream from now on.
     pub(crate) fn uploaded(&mut self, values: &CpuStorage) -> Result<Storage, ZeroError> {
         let staging = self.staging.as_mut().ok_or_else(elsewhere)?;
         Ok(Storage::Cuda(staging.upload(values)?))
@@ -135,17 +137,17 @@ impl ShardedState {
         self.model.parameters()[parameter].leaf().id()
     }
 
-    /// The sum of squares of this rank's share of the reduced gradients that are on the GPU; waits for it.
+    /// Returns the sum of squares of this rank's share of the reduced gradients on the GPU. Waits for the GPU.
     pub(crate) fn squares_on_gpu(&mut self) -> Result<ExactSum, ZeroError> {
         self.with_gradients_on_gpu(|norms, gradients| Ok(norms.sum(gradients)?))
     }
 
-    /// Has the GPU make the norm and judge it, where all gradients are there.
+    /// Computes and judges the norm on the GPU, which holds all gradients.
     pub(crate) fn judge_on_gpu(&mut self, limits: &Limits) -> Result<(), ZeroError> {
         self.with_gradients_on_gpu(|norms, gradients| Ok(norms.judge(gradients, limits)?))
     }
 
-    /// What came of the norm that the GPU has made.
+    /// Returns the verdict of the norm computed on the GPU.
     pub(crate) fn verdict_of_gpu(&mut self) -> Result<Verdict, ZeroError> {
         Ok(self.norms.as_mut().ok_or_else(elsewhere)?.verdict()?)
     }
@@ -171,7 +173,7 @@ impl ShardedState {
         then(self.norms.as_mut().ok_or_else(elsewhere)?, &parts)
     }
 
-    /// The optimizer step on this rank's part of segments, all of which is on the GPU.
+    /// Runs the optimizer step on this rank's part of the given segments, whose state is all on the GPU.
     pub(crate) fn update_on_gpu(&mut self, ids: &[SegmentId], lr: f64) -> Result<(), ZeroError> {
         let (device, scale) = (self.gpu()?.clone(), self.scale()?);
         let Some(grad_scale) = scale else { return Ok(()) };
@@ -220,7 +222,8 @@ impl ShardedState {
     }
 }
 
-/// Puts new values, rounded to the parameter's type, over a range of a parameter on a GPU, behind what is on its stream.
+/// Rounds new values to the parameter's dtype and writes them over a range of a parameter on a GPU, after the work
+/// queued on its stream.
 pub(crate) fn refill(
     parameter: &Parameter,
     range: Range<usize>,
@@ -235,7 +238,7 @@ pub(crate) fn refill(
         crate::parameters::overwrite(parameter, range.clone(), &values, 0..range.len())?;
         drop(values);
     }
-    // What was there before, or what was copied from.
+    // Either the old storage or the uploaded values have been freed.
     staging.released();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Gathering, releasing and refreshing parameters.
+//! Gathers, releases and refreshes parameters.
 
 use std::ops::Range;
 
@@ -14,22 +14,22 @@ use crate::rounding::working;
 use crate::transfer::{incoming, on_host, outgoing};
 use crate::zero::ShardedState;
 
-/// A gather that is under way.
+/// A gather in flight.
 pub(crate) struct Gathering {
     pending: Pending<Gathered>,
-    /// The shard, where a copy of it travels.
+    /// The shard, if the gather sends a copy of it.
     kept: Option<Storage>,
 }
 
-/// A refresh that is under way.
+/// A refresh in flight.
 pub(crate) struct PendingRefresh {
     segments: Vec<SegmentId>,
-    /// Of each; `None` where this rank has updated all of it.
+    /// One gather per segment; `None` if this rank has updated the whole segment.
     started: Vec<Option<Pending<Gathered>>>,
 }
 
 impl ShardedState {
-    /// Whether there is one shard only, and it is not kept in memory: then a gather is that shard, as it came from the disk.
+    /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
     fn is_whole(&self, id: SegmentId) -> bool {
         self.comm.size() == 1 && self.stored(id, Stored::Parameters)
     }
@@ -37,7 +37,7 @@ impl ShardedState {
     /// Starts gathering a segment from all shards.
     ///
     /// # Errors
-    /// If it is being gathered already.
+    /// Fails if the segment is already being gathered.
     pub fn gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         if self.is_whole(id) {
             return match self.segments[id].shard {
@@ -51,7 +51,7 @@ impl ShardedState {
         self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
         let on_gpu = self.options.on_gpu;
         if on_gpu.parameters && counts.len() == 1 {
-            // A rank alone: the copy is all that there is to do, and is made when it is awaited.
+            // With one rank, `await_gather` makes the copy and no collective is needed.
             self.segments[id].shard = Some(shard);
             return Ok(());
         }
@@ -72,7 +72,7 @@ impl ShardedState {
     /// Waits for the gather and fills the segment's leaves.
     ///
     /// # Errors
-    /// What the collective says.
+    /// Returns the error of the collective.
     pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let not_started = || ZeroError::internal("no gather was started");
         if self.is_whole(id) {
@@ -85,7 +85,7 @@ impl ShardedState {
         let Gathering { pending, kept } = self.segments[id].gathering.take().ok_or_else(not_started)?;
         let Gathered { shard, output } = pending.wait()?;
         match self.stored(id, Stored::Parameters) {
-            // What is on the disk is what it was.
+            // The shard on the disk is unchanged, so drop the copy in memory.
             true => self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes()),
             false => self.segments[id].shard = Some(kept.map_or_else(|| incoming(shard), Ok)?),
         }
@@ -95,7 +95,8 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Fills a segment's leaves with what was gathered. Of an only one it becomes the storage; what was copied comes back.
+    /// Fills a segment's leaves with the gathered values. A single parameter takes `output` as its storage; otherwise
+    /// the values are copied and `output` is returned.
     fn fill(&mut self, id: SegmentId, output: Storage) -> Result<Option<Storage>, ZeroError> {
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
@@ -110,7 +111,7 @@ impl ShardedState {
             parameter.put(output)?;
             return Ok(None);
         }
-        // While the leaves are filled, everything that was gathered is there twice.
+        // While the leaves are filled, the gathered values are in memory twice. This records the peak.
         let width = self.dtype.size_in_bytes();
         self.ledger.add(Category::Staging, segment.elements(), width);
         self.ledger.remove(Category::Staging, segment.elements(), width);
@@ -130,7 +131,7 @@ impl ShardedState {
         Ok(Some(output))
     }
 
-    /// Fills a segment's leaves with copies of the only shard, which stays.
+    /// Fills a segment's leaves with copies of the only shard, which stays in place.
     fn fill_alone(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let layout = self.layout.clone();
         for piece in &layout.segments()[id].pieces {
@@ -142,14 +143,14 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Gives up a segment's full parameters.
+    /// Frees a segment's gathered parameters.
     ///
     /// # Errors
-    /// If candle refuses.
+    /// Returns candle's error.
     pub fn release(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let segment = &self.layout.segments()[id];
         self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-        // What the disk made is not kept for the next time: it makes others.
+        // Do not pool memory allocated by the disk, which allocates new memory for each read.
         let is_kept = !(self.is_whole(id) && segment.only_parameter().is_some());
         for piece in &segment.pieces {
             if let CpuStorage::F32(values) = self.model.parameters()[piece.parameter].release()?
@@ -162,10 +163,10 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Starts gathering updated parameters that every rank keeps.
+    /// Starts gathering updated parameters that are replicated.
     ///
     /// # Errors
-    /// If candle refuses to read them.
+    /// Fails if candle cannot read them.
     pub fn refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
         let mut started = Vec::with_capacity(ids.len());
         for &id in ids {
@@ -181,14 +182,14 @@ impl ShardedState {
         let (own, counts) = (segment.shard(self.comm.rank()), segment.counts());
         let is_on_gpu = self.model.device().is_cuda();
         if is_on_gpu && counts.len() == 1 {
-            // A rank alone has updated all of it.
+            // With one rank, the rank has updated the whole segment.
             return Ok(None);
         }
         let (elements, by_gpu) = (own.len(), is_on_gpu && self.options.on_gpu.gathers);
         let master = self.segments[id].master.host().filter(|master| is_on_gpu && !master.is_empty());
         let shard = match master {
             Some(master) => {
-                // What was just updated: it need not come back from where it goes to.
+                // Send the master on the host, which was just updated, instead of downloading the parameters.
                 let values = Storage::Cpu(working(master.to_vec(), self.dtype));
                 if by_gpu { self.on_gpu(&values)? } else { values }
             }
@@ -203,7 +204,7 @@ impl ShardedState {
         };
         self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
         let output = match segment.only_parameter() {
-            // Gathered where it is. Nobody reads the leaf meanwhile; who would is refused.
+            // Gather in place. The leaf's storage is taken out meanwhile, so a read of the leaf fails.
             Some(parameter) if by_gpu || !is_on_gpu => self.model.parameters()[parameter].take()?,
             _ => {
                 self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
@@ -214,10 +215,10 @@ impl ShardedState {
         Ok(Some(self.comm.all_gather(shard, output, &counts)))
     }
 
-    /// Waits for the refresh and takes over what the others updated.
+    /// Waits for the refresh and stores the parameters updated by other ranks.
     ///
     /// # Errors
-    /// What the collective says.
+    /// Returns the error of the collective.
     pub fn await_refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
         let position = self.refreshing.iter().position(|pending| pending.segments == ids);
         let PendingRefresh { started, .. } = position
@@ -236,7 +237,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Puts a refreshed segment into its leaves.
+    /// Stores a refreshed segment in its leaves.
     fn take_over(&mut self, id: SegmentId, output: Storage) -> Result<(), ZeroError> {
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
@@ -265,7 +266,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Values of the host on the GPU.
+    /// Uploads host values to the GPU.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, clippy::unused_self))]
     fn on_gpu(&mut self, values: &Storage) -> Result<Storage, ZeroError> {
         #[cfg(feature = "cuda")]
@@ -282,7 +283,7 @@ impl ShardedState {
     }
 }
 
-/// Copies values, wherever they are, over a range of a parameter.
+/// Copies values from any device over a range of a parameter.
 pub(crate) fn overwrite(
     parameter: &Parameter,
     range: Range<usize>,
@@ -295,7 +296,7 @@ pub(crate) fn overwrite(
     copied
 }
 
-/// Copies a range between storages of the same working dtype, wherever they are.
+/// Copies a range between storages of the same dtype, on any devices.
 pub(crate) fn copy(
     from: &Storage,
     source: Range<usize>,

@@ -1,4 +1,4 @@
-//! Where a rank's own values are: in the memory of the host, or in that of the GPU that its layers are on.
+//! Placement of a rank's own values: in host memory, or in the memory of the GPU that runs its layers.
 
 use candle_core::{CpuStorage, DType, Storage};
 use half::{bf16, f16};
@@ -10,23 +10,24 @@ use crate::layout::{Layout, Segment};
 use crate::rounding::working;
 use crate::zero::ShardedState;
 
-/// What is in the memory of the GPU that layers are on. All of it is on the host where they are on the processor.
+/// Values kept in GPU memory. When layers run on the CPU, everything is in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct OnGpu {
-    /// Layers run there.
+    /// Whether layers run on the GPU.
     pub layers: bool,
-    /// Optimizer state, master copies and gradients: of this share of the elements, from 0 to 1.
+    /// Fraction of the elements, from 0 to 1, whose optimizer state, master copies and gradients are on the GPU.
     pub states: f64,
-    /// Shards of parameters.
+    /// Whether shards of parameters are on the GPU.
     pub parameters: bool,
-    /// The groups carry parameters from GPU to GPU, and not by way of the host.
+    /// Whether the communicators transfer parameters directly between GPUs instead of through the host.
     pub gathers: bool,
-    /// Gradients are added up on their way from GPU to GPU. The order of such sums is not that of the host.
+    /// Whether gradients are reduced on the GPUs. Such sums have another order than those on the host.
     pub sums: bool,
 }
 
 impl OnGpu {
-    /// Of each segment, whether its state is on the GPU: those of the first layers are on the host, until their share is reached.
+    /// Returns whether the state of each segment is on the GPU. The segments of the first layers are on the host, up to
+    /// the host's share.
     #[must_use]
     pub fn residents(&self, layout: &Layout) -> Vec<bool> {
         let elements: Vec<usize> = layout.segments().iter().map(Segment::elements).collect();
@@ -35,7 +36,7 @@ impl OnGpu {
             *end += elements;
             Some(*end)
         });
-        // A segment that is cut by the border goes where its larger half is.
+        // A segment that straddles the boundary goes to the side of its larger half.
         ends.zip(&elements).map(|(end, &elements)| end as f64 - elements as f64 / 2.0 > on_host).collect()
     }
 }
@@ -51,12 +52,12 @@ impl ShardedState {
 }
 
 impl ShardedState {
-    /// Whether optimizer state, master and gradients of a segment are on the GPU.
+    /// Returns whether the optimizer state, master and gradients of a segment are on the GPU.
     pub(crate) fn is_resident(&self, id: SegmentId) -> bool {
         self.residents[id]
     }
 
-    /// Memory of the GPU to which parameters were uploaded has been given back, as far as there is any.
+    /// Notes that GPU memory to which parameters were uploaded has been freed. Does nothing without a GPU.
     #[cfg_attr(not(feature = "cuda"), expect(clippy::unused_self))]
     pub(crate) fn released_on_gpu(&mut self) {
         #[cfg(feature = "cuda")]
@@ -65,7 +66,8 @@ impl ShardedState {
         }
     }
 
-    /// Room for gradients or state, to be overwritten. On a GPU the driver keeps what was given back; on the host the pool does.
+    /// Allocates uninitialized memory for gradients or state. The driver's pool reuses freed GPU memory, and `Pool`
+    /// reuses host memory.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn room(&mut self, id: SegmentId, len: usize) -> Result<FlatBuffer, ZeroError> {
         #[cfg(feature = "cuda")]
@@ -75,7 +77,7 @@ impl ShardedState {
         Ok(FlatBuffer::Host(self.pool.take(len)))
     }
 
-    /// State that begins as zeros.
+    /// Allocates zeroed state.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn zeros(&self, id: SegmentId, len: usize) -> Result<FlatBuffer, ZeroError> {
         #[cfg(feature = "cuda")]
@@ -84,11 +86,11 @@ impl ShardedState {
             zeros.zero(0..len)?;
             return Ok(FlatBuffer::Device(zeros));
         }
-        // Asked for as zeros, which the system gives without touching them.
+        // `vec![0.0; len]` asks for zeroed pages, which the system provides without touching them.
         Ok(FlatBuffer::Host(vec![0.0; len]))
     }
 
-    /// Values of the host, to where state is.
+    /// Moves host values to the device of the segment's state.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn settled(&self, id: SegmentId, values: Vec<f32>) -> Result<FlatBuffer, ZeroError> {
         #[cfg(feature = "cuda")]
@@ -100,7 +102,7 @@ impl ShardedState {
         Ok(FlatBuffer::Host(values))
     }
 
-    /// f32 values in the working dtype, to where shards of parameters are.
+    /// Rounds f32 values to the working dtype and moves them to the device of parameter shards.
     pub(crate) fn shard_of(&self, values: Vec<f32>) -> Result<Storage, ZeroError> {
         let values = working(values, self.dtype);
         #[cfg(feature = "cuda")]
@@ -110,7 +112,7 @@ impl ShardedState {
         Ok(Storage::Cpu(values))
     }
 
-    /// A buffer of the working dtype to be overwritten: on the GPU, or on the host.
+    /// Allocates an uninitialized buffer of the working dtype, on the GPU or on the host.
     pub(crate) fn blank(&mut self, len: usize, on_gpu: bool) -> Result<Storage, ZeroError> {
         #[cfg(feature = "cuda")]
         if on_gpu {

@@ -1,16 +1,16 @@
-//! Reuses the large temporary buffers of a step, so that no page is faulted in twice.
+//! Reuses the large temporary buffers of a step, so that each page is faulted in only once.
 
 use std::collections::HashMap;
 
 use zero_model::sink::FlatBuffer;
 
-/// Free `f32` buffers by length. What comes out holds old numbers; whoever takes one overwrites it.
+/// Idle `f32` buffers by length. A taken buffer holds old values that the caller must overwrite.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: HashMap<usize, Vec<Vec<f32>>>,
     /// Elements of the longest buffer that is kept.
     longest: usize,
-    /// Elements of all that wait.
+    /// Total elements of the idle buffers.
     idle: usize,
 }
 
@@ -21,8 +21,8 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// One for which memory counts more than the time to clear it: longer buffers go back to the allocator, who can make others of
-    /// them.
+    /// Creates a pool that keeps buffers of at most `elements` elements. Longer buffers return to the allocator, which
+    /// can reuse their memory; this saves memory at the cost of clearing it again.
     pub(crate) fn of_at_most(elements: usize) -> Self {
         Self { longest: elements, ..Self::default() }
     }
@@ -37,12 +37,12 @@ impl Pool {
         }
     }
 
-    /// Elements of all buffers that wait.
+    /// Returns the total elements of the idle buffers.
     pub(crate) fn idle(&self) -> usize {
         self.idle
     }
 
-    /// Keeps one on the host for its next use. What is on a GPU the driver keeps.
+    /// Keeps a host buffer for reuse. For GPU buffers, the driver's pool does that.
     pub(crate) fn give_back(&mut self, buffer: FlatBuffer) {
         match buffer {
             FlatBuffer::Host(buffer) => self.give(buffer),

@@ -1,7 +1,8 @@
-//! What several ranks hold alike, compared: a processor or a memory that errs is found before its errors are trained on.
+//! Compares values that several ranks hold, to detect a faulty processor or memory before training continues on its
+//! errors.
 //!
-//! Ranks that hold a value alike have made it by the same operations, so a difference of one bit is an error of one of them. Checksums are
-//! compared, 4 bytes for each parameter; what every rank is alone with, its shards, has nothing to be compared with.
+//! All replicas of a value result from the same operations, so a difference of a single bit is an error of one of the
+//! ranks. Ranks exchange checksums, 4 bytes per parameter. Shards have no replica and cannot be compared.
 
 use crc32fast::Hasher;
 use zero_comm::Buffer;
@@ -12,11 +13,11 @@ use crate::error::ZeroError;
 use crate::zero::ShardedState;
 
 impl ShardedState {
-    /// Compares the parameters that are replicated, and the optimizer's state where that is, over the ranks that hold them alike; a
-    /// collective of all ranks, between steps.
+    /// Compares the replicated parameters and the replicated optimizer state over the ranks that hold them. Collective
+    /// over all ranks, to be called between steps.
     ///
     /// # Errors
-    /// [`ZeroError::Differs`] on every rank of the group in which one differs.
+    /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ.
     pub fn compare_replicas(&self) -> Result<(), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);
         for (id, segment) in self.layout.segments().iter().enumerate().filter(|&(id, _)| self.holds(id)) {
@@ -71,13 +72,13 @@ fn checksum(values: &candle_core::CpuStorage) -> u32 {
         F32(values) => hasher.update(bytemuck::cast_slice(values)),
         BF16(values) => hasher.update(bytemuck::cast_slice(values)),
         F16(values) => hasher.update(bytemuck::cast_slice(values)),
-        // Parameters are of these.
+        // Parameters have one of the dtypes above.
         _ => {}
     }
     hasher.finalize()
 }
 
-/// Those that do not have what most have; all of them where no value is that of more than half.
+/// Returns the ranks whose value differs from the majority; all of them if no value has a majority.
 fn odd_ones_out(values: &[i64]) -> Vec<usize> {
     let count = |value: i64| values.iter().filter(|&&other| other == value).count();
     let most = values.iter().copied().find(|&value| 2 * count(value) > values.len());
@@ -89,12 +90,12 @@ mod tests {
     use super::odd_ones_out;
 
     #[test]
-    fn the_majority_is_right() {
+    fn ranks_that_differ_from_the_majority_are_found() {
         assert_eq!(odd_ones_out(&[7]), [] as [usize; 0]);
         assert_eq!(odd_ones_out(&[7, 7, 7]), [] as [usize; 0]);
         assert_eq!(odd_ones_out(&[7, 8, 7]), [1]);
         assert_eq!(odd_ones_out(&[8, 7, 7, 9, 7]), [0, 3]);
-        assert_eq!(odd_ones_out(&[7, 8]), [0, 1], "two cannot say who is wrong");
+        assert_eq!(odd_ones_out(&[7, 8]), [0, 1], "two ranks have no majority");
         assert_eq!(odd_ones_out(&[1, 1, 2, 2]), [0, 1, 2, 3]);
     }
 }

@@ -1,4 +1,4 @@
-//! From f32 to where parameters are kept in the working dtype, and back.
+//! Converts between f32 and the working dtype of parameters.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use zero_optim::{read_half, rounded, write_half};
 use crate::error::ZeroError;
 use crate::parameters::not_floats;
 
-/// f32 values as a parameter of `dtype`, f32, bf16 or f16, holds them.
+/// Rounds f32 values to `dtype`: f32, bf16 or f16.
 pub fn working(values: Vec<f32>, dtype: DType) -> CpuStorage {
     match dtype {
         DType::BF16 => CpuStorage::BF16(rounded(&values)),
@@ -19,10 +19,10 @@ pub fn working(values: Vec<f32>, dtype: DType) -> CpuStorage {
     }
 }
 
-/// Values of the working dtype as f32.
+/// Converts values of the working dtype to f32.
 ///
 /// # Errors
-/// If the storage is none of f32, bf16 and f16.
+/// Fails if the storage is not f32, bf16 or f16.
 pub fn to_f32(values: &CpuStorage) -> Result<Vec<f32>, ZeroError> {
     let wide = |len: usize| vec![0.0; len];
     match values {
@@ -41,7 +41,7 @@ pub fn to_f32(values: &CpuStorage) -> Result<Vec<f32>, ZeroError> {
     }
 }
 
-/// Writes a master to a part of 16-bit parameters.
+/// Rounds master values into a range of 16-bit parameters.
 pub(crate) fn round_to(master: &[f32], parameters: &mut CpuStorage, at: Range<usize>) -> Result<(), ZeroError> {
     match parameters {
         CpuStorage::BF16(parameters) => write_half(master, &mut parameters[at])?,
@@ -51,7 +51,7 @@ pub(crate) fn round_to(master: &[f32], parameters: &mut CpuStorage, at: Range<us
     Ok(())
 }
 
-/// Writes values to a part of parameters of a dtype that lie in a buffer of the disk's.
+/// Rounds values into a range of parameters of `dtype` in a disk buffer.
 pub(crate) fn round_bytes(values: &[f32], dtype: DType, bytes: &mut [u8], at: Range<usize>) -> Result<(), ZeroError> {
     match dtype {
         DType::BF16 => write_half(values, &mut cast_slice_mut::<u8, bf16>(bytes)[at])?,
@@ -61,7 +61,7 @@ pub(crate) fn round_bytes(values: &[f32], dtype: DType, bytes: &mut [u8], at: Ra
     Ok(())
 }
 
-/// Reads them.
+/// Converts a range of parameters of `dtype` in a disk buffer to f32.
 pub(crate) fn widen_bytes(bytes: &[u8], at: Range<usize>, dtype: DType, values: &mut [f32]) -> Result<(), ZeroError> {
     match dtype {
         DType::BF16 => read_half(&cast_slice::<u8, bf16>(bytes)[at], values)?,

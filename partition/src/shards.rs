@@ -1,4 +1,4 @@
-//! Reading and writing ranges of parameters and optimizer state, for checkpoints and for the user.
+//! Reads and writes ranges of parameters and optimizer state, for checkpoints and the user.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, Storage};
@@ -15,29 +15,30 @@ use crate::parameters::overwrite;
 use crate::rounding::working;
 use crate::zero::ShardedState;
 
-/// What a value belongs to.
+/// Kind of value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// The parameter itself: its f32 master where the working dtype is of 16 bits.
+    /// The parameter: its f32 master if the working dtype has 16 bits.
     Parameter,
-    /// The optimizer's state of this index, in the order of [`zero_optim::Optimizer::states`].
+    /// The optimizer state with this index, in the order of [`zero_optim::Optimizer::states`].
     State(usize),
 }
 
-/// Elements of one parameter, in row-major order.
+/// A range of elements of one parameter, in row-major order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
-    /// Which parameter.
+    /// The parameter.
     pub parameter: ParameterId,
-    /// Which of its elements.
+    /// Its element range.
     pub elements: std::ops::Range<usize>,
 }
 
-/// Elements that are copied at a time: 16 MiB in f32, little beside the memory of a rank, and much beside the time to begin.
+/// Elements copied at a time: 16 MiB in f32. Small compared with a rank's memory, and large enough to amortize the
+/// overhead per copy.
 const PORTION: usize = 1 << 22;
 
 impl Range {
-    /// The same elements, in ranges that may be held in memory beside everything else.
+    /// Splits the range into portions small enough for temporary buffers.
     pub fn portions(self) -> impl Iterator<Item = Range> {
         let Range { parameter, elements } = self;
         let end = elements.end;
@@ -45,7 +46,7 @@ impl Range {
     }
 }
 
-/// Copies past the cache: a save copies all of a rank's state, which no cache holds.
+/// Copies with streaming stores, which bypass the cache: a save copies all of a rank's state, which fits no cache.
 fn copy(from: &[f32], to: &mut [f32]) {
     zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
 }
@@ -67,7 +68,7 @@ fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32
     Ok(())
 }
 
-/// Of parameters that are kept in f32.
+/// Reads parameters stored in f32.
 fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
     match from {
         Storage::Cpu(CpuStorage::F32(from)) => copy(from.get(range).ok_or_else(missing)?, values),
@@ -82,7 +83,7 @@ fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32
 }
 
 impl Layout {
-    /// Elements that a rank writes into a checkpoint of each kind of value.
+    /// Returns the number of elements of each kind that a rank writes into a checkpoint.
     #[must_use]
     pub fn saved_elements(&self, stages: &Stages, at: Coordinates) -> usize {
         let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
@@ -93,19 +94,19 @@ impl Layout {
 }
 
 impl ShardedState {
-    /// Counts memory that is kept for copies of the state.
+    /// Adds memory reserved for copies of the state to the ledger.
     pub fn count_copy(&mut self, bytes: usize) {
         self.ledger.add(Category::Staging, bytes, 1);
     }
 
-    /// Kinds of values that every parameter has.
+    /// Returns the kinds of values of every parameter.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
         std::iter::once(Kind::Parameter).chain((0..self.options.optimizer.states().len()).map(Kind::State)).collect()
     }
 
-    /// The ranges that this rank writes into a checkpoint, in portions: its shards, at every ZeRO stage, of the segments that its pipeline
-    /// stage owns. All ranks' together are all parameters, each element once.
+    /// Returns the ranges that this rank writes into a checkpoint, in portions: its shards of the segments that its
+    /// pipeline stage owns, at every ZeRO stage. Over all ranks, the ranges cover each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let rank = self.comm.rank();
@@ -113,7 +114,7 @@ impl ShardedState {
         ranges.into_iter().flat_map(Range::portions).collect()
     }
 
-    /// The ranges that this rank holds, and reads from a checkpoint.
+    /// Returns the ranges that this rank holds and must read from a checkpoint.
     #[must_use]
     pub fn held_ranges(&self, kind: Kind) -> Vec<Range> {
         let rank = self.comm.rank();
@@ -142,10 +143,10 @@ impl ShardedState {
         segments.flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements })).collect()
     }
 
-    /// Values of a range that this rank holds, into as many.
+    /// Reads a range that this rank holds into `values`.
     ///
     /// # Errors
-    /// If it does not hold it, or the lengths differ.
+    /// Fails if the rank does not hold the range, or the lengths differ.
     pub fn read_into(&self, kind: Kind, range: &Range, values: &mut [f32]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
         let own = self.own_range(id);
@@ -174,27 +175,27 @@ impl ShardedState {
         }
     }
 
-    /// Values of a range that this rank holds.
+    /// Reads a range that this rank holds.
     ///
     /// # Errors
-    /// If it does not hold it.
+    /// Fails if the rank does not hold the range.
     pub fn read(&self, kind: Kind, range: &Range) -> Result<Vec<f32>, ZeroError> {
         let mut values = vec![0.0; range.elements.len()];
         self.read_into(kind, range, &mut values)?;
         Ok(values)
     }
 
-    /// Overwrites a range that this rank holds; the working copy follows the master.
+    /// Overwrites a range that this rank holds. A parameter's working copy is updated together with its master.
     ///
     /// # Errors
-    /// If it does not hold it, or the lengths differ.
+    /// Fails if the rank does not hold the range, or the lengths differ.
     pub fn write(&mut self, kind: Kind, range: &Range, values: &[f32]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("values of another length than their range"));
         }
         let own = self.own_range(id);
-        // A replicated parameter may be written in a wider range than the state that is held.
+        // The range of a replicated parameter may exceed the part with optimizer state on this rank.
         let held = at.start.max(own.start)..at.end.min(own.end);
         let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
         let master = Stored::State(self.options.optimizer.states().len());
@@ -228,23 +229,23 @@ impl ShardedState {
         overwrite(parameter, range.elements.clone(), &working, 0..values.len())
     }
 
-    /// How the disk knows values of a kind, if they live there: the master where there is one.
+    /// Returns how values of a kind are stored on the disk, if they are: a parameter as its master if it has one.
     fn stored_as(&self, kind: Kind, id: SegmentId) -> Option<Stored> {
         let states = self.options.optimizer.states().len();
         let stored = match kind {
             Kind::State(index) => Stored::State(index),
             Kind::Parameter if self.stored(id, Stored::State(states)) => Stored::State(states),
-            // In memory there is a master that is exact.
+            // The master in memory is exact.
             Kind::Parameter if !self.segments[id].master.is_empty() => return None,
             Kind::Parameter => Stored::Parameters,
         };
         self.stored(id, stored).then_some(stored)
     }
 
-    /// All values of a parameter, on every rank; a collective.
+    /// Gathers all values of a parameter on every rank. Collective: every rank must call it.
     ///
     /// # Errors
-    /// What the collective says.
+    /// Returns the error of the collective.
     pub fn full(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
         let elements = self.model.parameters()[parameter].elements();
         let (id, at) = self.locate(&Range { parameter, elements: 0..elements })?;
@@ -257,7 +258,7 @@ impl ShardedState {
         Ok(self.groups.world().broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
     }
 
-    /// All values of a parameter that this rank's stage owns; a collective of the stage.
+    /// Gathers all values of a parameter that this rank's stage owns. Collective over the stage.
     fn full_of_owned(
         &self,
         kind: Kind,
@@ -284,7 +285,7 @@ impl ShardedState {
         }
     }
 
-    /// The segment of a range, and the range in it.
+    /// Returns the segment of a range, and the range within it.
     fn locate(&self, range: &Range) -> Result<(usize, std::ops::Range<usize>), ZeroError> {
         let segments = self.layout.segments().iter().enumerate();
         for (id, segment) in segments {

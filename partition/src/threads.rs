@@ -1,20 +1,21 @@
-//! The optimizer's passes over memory, on as many threads as operations have. One core alone does not reach the rate of
-//! the memory. Every element, and every block of the norm, is on its own, so the cuts cannot change a bit.
+//! Multi-threaded versions of the optimizer's kernels, with as many threads as operations use; one core cannot saturate
+//! the memory bandwidth. Every element and every block of the norm is computed independently, so the number of threads
+//! does not change a bit.
 
 use zero_model::ops::{convert, in_parallel, threads};
 use zero_optim::norm::BLOCK;
 use zero_optim::{ExactSum, HalfFloat, LengthError, Optimizer, Step, read_half, write_half};
 
-/// Fewer elements than this are done before another thread has begun.
+/// Smaller inputs stay on one thread: they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
 
-/// Elements for each thread: whole blocks.
+/// Returns the number of elements per thread, in whole blocks.
 fn share(elements: usize) -> usize {
     let parts = if elements < SMALL { 1 } else { threads() };
     elements.div_ceil(parts).next_multiple_of(BLOCK).max(1)
 }
 
-/// [`zero_optim::update`].
+/// Multi-threaded [`zero_optim::update`].
 pub(crate) fn update(
     optimizer: &Optimizer,
     step: &Step,
@@ -38,7 +39,7 @@ pub(crate) fn update(
     parts.into_iter().try_for_each(|(.., result)| result)
 }
 
-/// [`ExactSum::add_parameter_range`].
+/// Multi-threaded [`ExactSum::add_parameter_range`].
 pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
     let mut parts: Vec<_> = grads.chunks(share(grads.len())).map(|grads| (grads, ExactSum::new())).collect();
     in_parallel(&mut parts, |(grads, sum)| sum.add_parameter_range(grads));
@@ -47,17 +48,17 @@ pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
     }
 }
 
-/// [`zero_optim::rounded`].
+/// Multi-threaded [`zero_optim::rounded`].
 pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
     let mut rounded = vec![H::ZERO; values.len()];
-    // They are of one length.
+    // The lengths are equal, so `write_half` cannot fail.
     convert(values, &mut rounded, |values, rounded| {
         let _ = write_half(values, rounded);
     });
     rounded
 }
 
-/// [`read_half`].
+/// Multi-threaded [`read_half`].
 pub(crate) fn widen<H: HalfFloat + Sync>(rounded: &[H], values: &mut [f32]) -> Result<(), LengthError> {
     if rounded.len() != values.len() {
         return read_half(rounded, values);
@@ -74,7 +75,7 @@ mod tests {
     use zero_optim::AdamW;
 
     #[test]
-    fn threads_do_not_reach_into_the_bits() {
+    fn results_do_not_depend_on_the_number_of_threads() {
         let n = 3 * SMALL + 1234;
         let values = |seed: u32| -> Vec<f32> {
             (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / 1e7 - 0.8).collect()

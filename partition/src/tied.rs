@@ -1,4 +1,4 @@
-//! What pipeline stages that share a segment give each other: the sum of its gradient so far, and the updated parameters.
+//! Tied segments across pipeline stages: exchanges partial gradient sums and updated parameters.
 
 use candle_core::{DType, Storage};
 use zero_comm::{Buffer, Dtype};
@@ -14,16 +14,16 @@ use crate::transfer::outgoing;
 use crate::zero::ShardedState;
 
 impl ShardedState {
-    /// Takes the gradient of the running micro-batch, as far as it is added up, out of a tied segment. It counts as staging
+    /// Takes the partial gradient of the current micro-batch out of a tied segment, to be sent. It counts as staging
     /// until [`ShardedState::give_gradient_back`].
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if the segment has no gradient.
     pub fn take_tied_gradient(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
         Ok(Buffer::F32(self.complete(id)?.into_host()?))
     }
 
-    /// A buffer that was sent.
+    /// Recycles a gradient buffer after it was sent.
     pub fn give_gradient_back(&mut self, sent: Buffer) {
         if let Buffer::F32(values) = sent {
             self.ledger.remove(Category::Staging, values.len(), 4);
@@ -31,17 +31,17 @@ impl ShardedState {
         }
     }
 
-    /// Room for the sum of a tied segment's gradient.
+    /// Allocates a buffer to receive the partial gradient of a tied segment.
     pub fn room_for_tied_gradient(&mut self, id: SegmentId) -> Buffer {
         let elements = self.layout.segments()[id].elements();
         self.ledger.add(Category::Staging, elements, 4);
         Buffer::F32(self.pool.take(elements))
     }
 
-    /// Opens a tied segment's gradient with the sum that another stage has come to; this one adds to it.
+    /// Opens a tied segment's gradient with the partial sum of another stage, to which this stage adds.
     ///
     /// # Errors
-    /// If the segment has a gradient already.
+    /// Fails if the segment already has a gradient.
     pub fn open_tied_gradient(&mut self, id: SegmentId, sum: Buffer) -> Result<(), ZeroError> {
         let pieces = self.layout.segments()[id].pieces.len();
         let buffer = self.settled(id, sum.into_f32()?)?;
@@ -51,11 +51,11 @@ impl ShardedState {
         }
     }
 
-    /// A copy of what this rank holds of a tied segment's updated parameters. It counts as staging until
+    /// Copies this rank's part of a tied segment's updated parameters, to be sent. It counts as staging until
     /// [`ShardedState::give_parameters_back`].
     ///
     /// # Errors
-    /// If candle refuses to read them.
+    /// Fails if candle cannot read them.
     pub fn tied_parameters(&mut self, id: SegmentId) -> Result<Buffer, ZeroError> {
         if self.stored(id, Stored::Parameters) {
             let values = buffer(self.stored_shard(id)?)?;
@@ -82,7 +82,7 @@ impl ShardedState {
         outgoing(values, own, false)
     }
 
-    /// A buffer of parameters that was sent, or taken over.
+    /// Recycles a buffer of parameters after it was sent or stored.
     pub fn give_parameters_back(&mut self, sent: Buffer) {
         self.ledger.remove(Category::Staging, sent.len(), self.dtype.size_in_bytes());
         if let Buffer::F32(values) = sent {
@@ -90,7 +90,7 @@ impl ShardedState {
         }
     }
 
-    /// Room for them; it counts as staging until they are taken over.
+    /// Allocates a buffer to receive parameters. It counts as staging until they are stored.
     pub fn room_for_tied_parameters(&mut self, id: SegmentId) -> Buffer {
         let segment = &self.layout.segments()[id];
         let elements = match segment.placements.parameters {
@@ -105,10 +105,10 @@ impl ShardedState {
         }
     }
 
-    /// Takes over the parameters that the owner updated.
+    /// Stores the parameters that the owner has updated.
     ///
     /// # Errors
-    /// If candle refuses to write them.
+    /// Fails if candle cannot write them.
     pub fn set_tied_parameters(&mut self, id: SegmentId, values: Buffer) -> Result<(), ZeroError> {
         let values = storage(values)?;
         if self.stored(id, Stored::Parameters) {
@@ -120,7 +120,7 @@ impl ShardedState {
         let layout = self.layout.clone();
         let segment = &layout.segments()[id];
         match &mut self.segments[id].shard {
-            // The old shard goes where the new one came from.
+            // Swap, so that the old shard's memory is recycled.
             Some(shard @ Storage::Cpu(_)) => std::mem::swap(shard, &mut values),
             Some(shard) => {
                 let own = segment.shard(self.comm.rank()).len();

@@ -1,6 +1,6 @@
-//! Values on their way between ranks: as buffers of the collectives, and back.
+//! Converts values to and from the buffers of collectives.
 //!
-//! What is on a GPU travels as it is where the groups reach other GPUs, and else by way of the host.
+//! Values on a GPU are sent directly if the communicators reach other GPUs, and through the host otherwise.
 #![cfg_attr(feature = "cuda", allow(unsafe_code))]
 
 use candle_core::op::BackpropOp;
@@ -18,13 +18,13 @@ use crate::threads::{rounded, widen};
 use crate::zero::ShardedState;
 
 impl ShardedState {
-    /// Whether what ranks send each other goes from GPU to GPU.
+    /// Returns whether ranks exchange values directly between GPUs.
     #[must_use]
     pub fn transfers_by_gpu(&self) -> bool {
         self.options.on_gpu.layers && self.options.on_gpu.gathers
     }
 
-    /// A gradient in the dtype in which gradients travel.
+    /// Converts a gradient to the communication dtype.
     pub(crate) fn packed(&mut self, values: FlatBuffer) -> Result<Buffer, ZeroError> {
         let values = match values {
             #[cfg(feature = "cuda")]
@@ -47,7 +47,7 @@ impl ShardedState {
         Ok(packed)
     }
 
-    /// Room for `len` values of a gradient that travels.
+    /// Allocates a buffer for `len` gradient values in the communication dtype.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn room_for_packed(&mut self, id: SegmentId, len: usize) -> Result<Buffer, ZeroError> {
         #[cfg(feature = "cuda")]
@@ -61,7 +61,7 @@ impl ShardedState {
         })
     }
 
-    /// A gradient that has travelled, where gradients are.
+    /// Converts a received gradient to f32 on the device of the segment's gradients.
     pub(crate) fn unpacked(&mut self, id: SegmentId, buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
         let values = match buffer {
             Buffer::F32(values) => values,
@@ -84,7 +84,8 @@ impl ShardedState {
     }
 }
 
-/// Parameters as a buffer: those on a GPU as they are if `by_gpu`, and else a copy on the host, of `len` values.
+/// Converts parameters to a buffer of `len` values. Values on a GPU stay there if `by_gpu`, and are copied to the host
+/// otherwise.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn outgoing(values: Storage, len: usize, by_gpu: bool) -> Result<Buffer, ZeroError> {
     match values {
@@ -95,7 +96,7 @@ pub(crate) fn outgoing(values: Storage, len: usize, by_gpu: bool) -> Result<Buff
     }
 }
 
-/// A copy on the host of `len` parameters that are on a GPU.
+/// Copies `len` parameters from a GPU to the host.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn on_host(values: &Storage, len: usize) -> Result<Buffer, ZeroError> {
     match values {
@@ -105,7 +106,7 @@ pub(crate) fn on_host(values: &Storage, len: usize) -> Result<Buffer, ZeroError>
     }
 }
 
-/// Parameters that have travelled, wherever they are.
+/// Converts received parameters to a storage on the same device.
 pub(crate) fn incoming(values: Buffer) -> Result<Storage, ZeroError> {
     #[cfg(feature = "cuda")]
     if values.is_on_device() {
@@ -114,10 +115,10 @@ pub(crate) fn incoming(values: Buffer) -> Result<Storage, ZeroError> {
     Ok(Storage::Cpu(storage(values)?))
 }
 
-/// A copy of a tensor on a GPU, of f32, bf16 or f16, as a buffer that travels from there.
+/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
 ///
 /// # Errors
-/// A tensor that is elsewhere or of another dtype, or memory that does not suffice.
+/// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
 pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = tensor.device() {
@@ -132,10 +133,10 @@ pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
     Err(on_no_gpu(tensor.device()))
 }
 
-/// Room on a GPU for values that come from another.
+/// Allocates a buffer on a GPU to receive values from another GPU.
 ///
 /// # Errors
-/// Memory that does not suffice, or another dtype than f32, bf16 and f16.
+/// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub fn gpu_room(device: &Device, dtype: DType, elements: usize) -> Result<Buffer, ZeroError> {
     #[cfg(feature = "cuda")]
@@ -145,10 +146,10 @@ pub fn gpu_room(device: &Device, dtype: DType, elements: usize) -> Result<Buffer
     Err(on_no_gpu(device))
 }
 
-/// What came there, as a tensor: a leaf of a graph or not.
+/// Converts a received buffer to a tensor, which is a leaf of the autograd graph if `is_leaf`.
 ///
 /// # Errors
-/// A buffer that is not what [`gpu_room`] made.
+/// Fails if [`gpu_room`] did not create the buffer.
 pub fn gpu_tensor(buffer: Buffer, dims: &[usize], is_leaf: bool) -> Result<Tensor, ZeroError> {
     Ok(Tensor::from_storage(incoming(buffer)?, dims, BackpropOp::none(), is_leaf))
 }
@@ -159,7 +160,7 @@ fn on_no_gpu(device: &Device) -> ZeroError {
 
 #[cfg(feature = "cuda")]
 mod moving {
-    //! Storages of candle's as the memory that collectives on GPUs take.
+    //! Passes candle's storages to collectives as GPU memory.
 
     use candle_core::backend::BackendStorage;
     use candle_core::{CudaStorage, DType};
@@ -168,7 +169,7 @@ mod moving {
 
     use crate::error::ZeroError;
 
-    /// Values on the GPU, written when the stream has come to the mark.
+    /// Values on the GPU. They are complete once the stream has passed `written`.
     struct Moving {
         storage: CudaStorage,
         len: usize,
@@ -192,7 +193,7 @@ mod moving {
         }
     }
 
-    /// The first `len` values of a storage.
+    /// Wraps the first `len` values of a storage.
     pub(super) fn sized(storage: CudaStorage, len: usize) -> Result<Buffer, ZeroError> {
         let dtype = dtype_of(&storage)?;
         if len > elements_of(&storage) {
@@ -210,8 +211,9 @@ mod moving {
         Ok(moving.storage)
     }
 
-    // SAFETY: the storage has as many elements, belongs to this alone, and is freed behind all that candle's stream has to do with it;
-    // collectives give it back, or keep it, when they are done.
+    // SAFETY: the storage holds at least `len` elements of `dtype` at `address`, nothing else refers to it, and it is
+    // freed after all of candle's work on its stream; collectives return it, or keep it alive, until they are done with
+    // it.
     unsafe impl DeviceMemory for Moving {
         fn dtype(&self) -> Dtype {
             self.dtype

@@ -1,4 +1,4 @@
-//! The gradient norm and the optimizer step.
+//! Computes the gradient norm and runs the optimizer step.
 
 use std::ops::Range;
 
@@ -20,21 +20,22 @@ use crate::rounding::{round_bytes, round_to, working};
 use crate::threads::{add_parameter_range, update};
 use crate::zero::ShardedState;
 
-/// What came of the gradient norm of the step that runs.
+/// Location of the verdict on the current step's gradient norm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Judged {
     Here(Verdict),
-    /// Only the GPU knows so far; the host does not wait for it.
+    /// Still on the GPU; the host does not wait for it.
     #[cfg(feature = "cuda")]
     OnGpu,
 }
 
 impl ShardedState {
-    /// Finds the norm of all reduced gradients, the same bits for every layout, and holds it against `limits`; a collective. Updates act by what comes
-    /// of it, which [`ShardedState::finish_step`] tells.
+    /// Computes the norm of all reduced gradients and checks it against `limits`. Collective: every rank must call it.
+    /// The norm is bit-identical for every layout. Updates act on the verdict, which [`ShardedState::finish_step`]
+    /// returns.
     ///
     /// # Errors
-    /// What the collective says.
+    /// Returns the error of the collective.
     pub fn gradient_norm(&mut self, limits: &Limits) -> Result<(), ZeroError> {
         #[cfg(feature = "cuda")]
         if self.groups.world().size() == 1 && self.residents.contains(&true) && !self.brings_gradients() {
@@ -59,9 +60,9 @@ impl ShardedState {
             self.settle(id)?;
             let segment = &self.layout.segments()[id];
             let shard = segment.shard(rank);
-            // Where gradients are replicated, every rank sums its shard all the same: none is counted twice.
+            // With replicated gradients too, each rank sums only its shard, so that no element is counted twice.
             let offset = segment.begin_in_gradients(&shard);
-            // Those on a GPU are in the sum already.
+            // Gradients on a GPU are already in the sum.
             let Some(gradients) = self.segments[id].reduced.as_ref().and_then(FlatBuffer::host) else { continue };
             for (_, _, at) in segment.overlaps(shard) {
                 add_parameter_range(&mut sum, &gradients[at.start + offset..at.end + offset]);
@@ -76,7 +77,8 @@ impl ShardedState {
         Ok(())
     }
 
-    /// What gradients are multiplied by where the host says that; `None` if the step is skipped.
+    /// Returns the factor by which the host scales gradients; `None` if the step is skipped. On a GPU, the kernels
+    /// apply the verdict's factor themselves.
     pub(crate) fn scale(&self) -> Result<Option<f32>, ZeroError> {
         match self.judged {
             Some(Judged::Here(verdict)) => Ok(verdict.is_admitted.then_some(verdict.scale)),
@@ -86,11 +88,12 @@ impl ShardedState {
         }
     }
 
-    /// The optimizer step on this rank's part of a segment, unless the norm was not admitted; its gradients are done with. On a GPU one launch updates
-    /// several segments, at the latest in [`ShardedState::carry_out_updates`].
+    /// Runs the optimizer step on this rank's part of a segment, or skips it if the norm was not admitted, and frees
+    /// the gradients. On a GPU, one launch updates several segments, at the latest in
+    /// [`ShardedState::carry_out_updates`].
     ///
     /// # Errors
-    /// If the gradients are not reduced.
+    /// Fails if the gradients are not reduced.
     pub fn update(&mut self, id: SegmentId, lr: f64) -> Result<(), ZeroError> {
         if self.scale()?.is_none() {
             return self.discard(id);
@@ -105,10 +108,10 @@ impl ShardedState {
         self.discard(id)
     }
 
-    /// Carries out the updates that were put off, all in as few launches as there can be.
+    /// Runs the pending updates on the GPU, in as few launches as possible.
     ///
     /// # Errors
-    /// What the driver of a GPU says.
+    /// Returns the error of the GPU driver.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub fn carry_out_updates(&mut self, lr: f64) -> Result<(), ZeroError> {
         #[cfg(feature = "cuda")]
@@ -120,7 +123,8 @@ impl ShardedState {
         Ok(())
     }
 
-    /// The optimizer step on a part of this rank's part: on what `tile` has of it, and on the rest in memory.
+    /// Runs the optimizer step on `part` of this rank's part of a segment. Uses the values in `tile`, and memory for
+    /// the rest.
     pub(crate) fn update_part(
         &mut self,
         id: SegmentId,
@@ -144,7 +148,7 @@ impl ShardedState {
             }
             (None, None) => return Err(ZeroError::internal("update of gradients that are not reduced")),
         };
-        // The states and the master of the tile: from its buffer, or from memory.
+        // Optimizer states, and the master last: from the tile's buffer or from memory.
         let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
             Some(buffer) => buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect(),
             None => {
@@ -173,7 +177,7 @@ impl ShardedState {
                         copy(&rounded, 0..in_shard.len(), shard, in_shard)?;
                     }
                     #[cfg(feature = "cuda")]
-                    // What every rank updated a part of is gathered from the masters.
+                    // A refresh will gather these parameters from the masters.
                     _ if parameter.is_on_gpu()
                         && is_refreshed
                         && segment.placements.optimizer == Placement::Sharded => {}
@@ -195,11 +199,11 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Counts the step if its norm was admitted, which on a GPU is known when all is done that was put on its stream. Gives what came of the norm; `None`
-    /// if there was none since the last call.
+    /// Ends the step, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
+    /// Returns the verdict; `None` if there was no norm since the last call.
     ///
     /// # Errors
-    /// What went wrong on the GPU.
+    /// Returns the error of the GPU.
     pub fn finish_step(&mut self) -> Result<Option<Verdict>, ZeroError> {
         let verdict = match self.judged.take() {
             None => return Ok(None),
@@ -214,10 +218,10 @@ impl ShardedState {
         Ok(Some(verdict))
     }
 
-    /// Gives up a segment's reduced gradients: they have been used, or the step is skipped.
+    /// Frees a segment's reduced gradients, after an update or in a skipped step.
     ///
     /// # Errors
-    /// If they are not reduced.
+    /// Fails if the gradients are not reduced.
     pub fn discard(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let gradients = self.take_reduced(id)?;
         self.done_with(id, gradients);

@@ -1,4 +1,4 @@
-//! The state of one rank: its parameters, gradients, optimizer state and what is under way.
+//! The state of one rank: its parameters, gradients, optimizer state and operations in flight.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,47 +23,47 @@ use crate::pool::Pool;
 use crate::rounding::working;
 use crate::update::Judged;
 
-/// How a rank carries out its program.
+/// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ZeroOptions {
     /// The optimizer and its hyperparameters.
     pub optimizer: Optimizer,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
-    /// The dtype in which gradients travel: f32, bf16 or f16.
+    /// Dtype of gradients in collectives: f32, bf16 or f16.
     pub communication: DType,
-    /// Reduce sharded gradients by reduce-scatter; otherwise all-reduce them and keep one's own part, as
-    /// `reduce_scatter: false` asks for.
+    /// Whether sharded gradients use reduce-scatter. With `reduce_scatter: false` they use all-reduce, and each rank
+    /// keeps its part.
     pub reduce_scatter: bool,
-    /// Whether biases and norms (parameters of fewer than two dimensions) are decayed too.
+    /// Whether weight decay also applies to biases and norms (parameters of fewer than two dimensions).
     pub decay_all: bool,
-    /// Take a parameter without gradient as one with a zero gradient, instead of an error.
+    /// Whether a parameter without a gradient counts as having a zero gradient instead of being an error.
     pub ignore_unused: bool,
-    /// Where lives what the layout puts on a disk.
+    /// Location and I/O options of offloaded state.
     pub disk: DiskOptions,
-    /// What lives on the GPU that layers run on.
+    /// State kept on the GPU that runs the layers.
     pub on_gpu: OnGpu,
 }
 
-/// One segment's share of a rank.
+/// A rank's share of one segment.
 pub(crate) struct SegmentState {
-    /// Shard of the working parameters where they are sharded. Taken while a gather reads it.
+    /// Shard of the working parameters, if they are sharded. `None` while a gather reads it.
     pub(crate) shard: Option<Storage>,
-    /// f32 master of this rank's part where the working dtype is of 16 bits.
+    /// f32 master copy of this rank's part, if the working dtype has 16 bits.
     pub(crate) master: FlatBuffer,
     pub(crate) gradients: Accumulator,
-    /// Reduced gradients: the shard, or all of it where gradients are replicated.
+    /// Reduced gradients: the shard, or the whole segment if gradients are replicated.
     pub(crate) reduced: Option<FlatBuffer>,
     pub(crate) optimizer: Vec<FlatBuffer>,
-    /// Gradient of the running micro-batch.
+    /// Local gradient of the current micro-batch.
     pub(crate) open: Option<Open>,
     pub(crate) gathering: Option<Gathering>,
-    /// What the norm needs of reduced gradients that have left memory.
+    /// Sum of squares of reduced gradients that have been offloaded, for the norm.
     pub(crate) squares: Option<ExactSum>,
 }
 
 impl SegmentState {
-    /// Of a segment that another pipeline stage has.
+    /// Creates the empty state of a segment that this pipeline stage does not use.
     fn of(order: Order) -> Self {
         Self {
             shard: None,
@@ -78,62 +78,61 @@ impl SegmentState {
     }
 }
 
-/// One rank's share of a model, and the instructions on it.
+/// One rank's share of a model. Its methods execute the instructions of a program.
 pub struct ShardedState {
     pub(crate) model: Arc<Model>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) stages: Arc<Stages>,
     pub(crate) groups: Groups,
-    /// The ranks over which this rank's segments are sharded: its pipeline stage.
+    /// Communicator over which this rank's segments are sharded: its pipeline stage.
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) options: ZeroOptions,
     pub(crate) segments: Vec<SegmentState>,
-    /// Of each segment, whether its state is on the GPU.
+    /// Whether the state of each segment is on the GPU.
     pub(crate) residents: Vec<bool>,
-    /// By layer and micro-batch, what it takes to make the gradients of the layer's parameters.
+    /// Inputs of the deferred parameter gradients, by layer and micro-batch.
     pub(crate) deferred: HashMap<(LayerId, usize), DeferredGradients>,
     pub(crate) reducing: VecDeque<PendingReduce>,
-    /// What begins when gradients have come from the GPU, in the order of the program.
+    /// Instructions that wait for gradients from the GPU, in program order.
     pub(crate) late: VecDeque<Late>,
     pub(crate) refreshing: VecDeque<PendingRefresh>,
     pub(crate) pool: Pool,
-    /// Ways between the GPU and the host.
+    /// Streams and host memory for copies between GPU and host.
     #[cfg(feature = "cuda")]
     pub(crate) staging: Option<zero_model::device::Staging>,
-    /// Of the gradients on the GPU.
+    /// Gradient norms computed on the GPU.
     #[cfg(feature = "cuda")]
     pub(crate) norms: Option<zero_model::device::optimizer::Norms>,
-    /// Segments on the GPU that are updated at once, with the last of them.
+    /// Segments on the GPU whose update is pending, so that one launch can update all of them.
     #[cfg(feature = "cuda")]
     pub(crate) updating: Vec<SegmentId>,
-    /// What does not live in memory.
+    /// The disk, if any state is offloaded.
     pub(crate) disk: Option<Disk>,
     pub(crate) ledger: Ledger,
-    /// Elements of waiting buffers that the ledger counts.
+    /// Elements of idle buffers already counted in the ledger.
     counted_idle: usize,
     pub(crate) dtype: DType,
     pub(crate) judged: Option<Judged>,
     pub(crate) updates: u64,
 }
 
-/// Elements of the longest buffer that a rank keeps for its next use.
+/// Returns the maximum elements of a buffer that a rank keeps for reuse.
 #[must_use]
 pub fn longest_kept(layout: &Layout) -> usize {
     if layout.uses_disk() { KEPT } else { usize::MAX }
 }
 
-/// Elements of the longest buffer that is kept for its next use where something lives on a disk, since there is no memory for it:
-/// 16 MiB.
+/// Maximum elements of a buffer kept for reuse while state is offloaded, since memory is scarce then: 16 MiB.
 const KEPT: usize = 1 << 22;
 
 impl ShardedState {
-    /// Initialises this rank's share; what belongs to other ranks, and to other pipeline stages, is never in memory.
+    /// Initializes this rank's share. Shards of other ranks and other pipeline stages are never in memory.
     ///
     /// # Errors
-    /// If a parameter refuses its values.
+    /// Fails if a parameter rejects its values, or if the disk or the GPU fails.
     ///
     /// # Panics
-    /// If the groups, the layout and the stages are of different sizes: the caller's defect.
+    /// Panics if the groups, the layout and the stages have different sizes.
     pub fn new(
         model: Arc<Model>,
         layout: Layout,
@@ -244,26 +243,27 @@ impl ShardedState {
                 None
             }
         };
-        // Each asked for as zeros: a clone of the first would touch all memory before the first step does.
+        // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
         let optimizer = (0..states).map(|_| self.zeros(id, in_memory)).collect::<Result<_, _>>()?;
         let master = self.settled(id, master)?;
         Ok(SegmentState { shard, master, optimizer, ..SegmentState::of(self.options.order) })
     }
 
-    /// Whether the host keeps a copy of the parameters that it updates, since they themselves are on a GPU: then they never come back.
+    /// Returns whether the host keeps a master copy of parameters that it updates but that live on a GPU. The master
+    /// avoids downloading them.
     fn mirrors(&self, id: SegmentId) -> bool {
         let is_on_gpu =
             self.layout.segments()[id].placements.parameters == Placement::Replicated || self.options.on_gpu.parameters;
         self.model.device().is_cuda() && !self.is_resident(id) && is_on_gpu
     }
 
-    /// Whether this rank's stage uses the segment.
+    /// Returns whether this rank's stage uses the segment.
     #[must_use]
     pub fn holds(&self, id: SegmentId) -> bool {
         self.stages.holds(self.groups.at().stage, id)
     }
 
-    /// Whether this rank's stage reduces its gradient, updates it and saves it.
+    /// Returns whether this rank's stage owns the segment: it reduces its gradient, updates it and saves it.
     #[must_use]
     pub fn owns(&self, id: SegmentId) -> bool {
         self.stages.owner(id) == self.groups.at().stage
@@ -278,7 +278,7 @@ impl ShardedState {
         values
     }
 
-    /// The part of a segment that this rank's optimizer updates.
+    /// Returns the range of a segment that this rank's optimizer updates.
     pub(crate) fn own_range(&self, id: SegmentId) -> std::ops::Range<usize> {
         let segment = &self.layout.segments()[id];
         match segment.placements.optimizer {
@@ -287,31 +287,31 @@ impl ShardedState {
         }
     }
 
-    /// Which pipeline stage has which layers.
+    /// Returns the assignment of layers to pipeline stages.
     #[must_use]
     pub fn stages(&self) -> &Arc<Stages> {
         &self.stages
     }
 
-    /// The ranks that this rank acts with.
+    /// Returns the communicators of this rank.
     #[must_use]
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// The model.
+    /// Returns the model.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// Which rank holds what.
+    /// Returns the layout.
     #[must_use]
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// Counts the buffers that wait for their next use, between instructions.
+    /// Updates the ledger's count of idle buffers. Called between instructions.
     pub fn count_idle(&mut self) {
         let before = std::mem::replace(&mut self.counted_idle, self.pool.idle());
         match self.counted_idle.checked_sub(before) {
@@ -320,35 +320,35 @@ impl ShardedState {
         }
     }
 
-    /// Bytes of buffers that wait for their next use, as the ledger counts them.
+    /// Returns the bytes of idle buffers counted in the ledger.
     #[must_use]
     pub fn idle_bytes(&self) -> u64 {
         (self.counted_idle * 4) as u64
     }
 
-    /// Takes down what was measured of the memory of layers, and of everything together.
+    /// Records the measured peak bytes of activations, and of the whole process.
     pub fn note_activations(&mut self, bytes: u64, total: u64) {
         self.ledger.note(Category::Activations, bytes, total);
     }
 
-    /// Tracked bytes of this rank.
+    /// Returns the tracked memory of this rank.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Optimizer steps taken; skipped ones do not count.
+    /// Returns the number of optimizer steps taken, excluding skipped ones.
     #[must_use]
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// Continues the count of a checkpoint.
+    /// Sets the number of optimizer steps taken, to resume from a checkpoint.
     pub fn set_updates(&mut self, updates: u64) {
         self.updates = updates;
     }
 
-    /// Names of the optimizer's states.
+    /// Returns the names of the optimizer states.
     #[must_use]
     pub fn state_names(&self) -> &'static [&'static str] {
         self.options.optimizer.states()

@@ -1,4 +1,4 @@
-//! Which rank holds what.
+//! Tests which rank holds which elements.
 
 use candle_core::DType;
 use zero_model::{Model, zoo};
@@ -32,7 +32,7 @@ fn options(zero_stage: ZeroStage, ranks: usize) -> LayoutOptions {
     LayoutOptions { zero_stage, ranks, persistence_threshold: 0, model_persistence_threshold: usize::MAX }
 }
 
-/// Every size around the blocks, and ranks that divide nothing.
+/// Layouts with sizes around the block size, and numbers of ranks that do not divide them.
 fn layouts() -> Vec<(Model, Layout)> {
     let models = || vec![gpt2(1), gpt2(31), gpt2(64), mlp(&[]), mlp(&[1]), mlp(&[27, 28, 1000, 500])];
     let mut all = vec![];
@@ -58,7 +58,7 @@ fn shards_cover_every_element_once() {
                 assert_eq!(segment.counts()[rank], shard.len());
                 let mut covered = 0;
                 for (parameter, inside, at) in segment.overlaps(shard.clone()) {
-                    assert_eq!((inside.len(), at.start), (at.len(), covered), "pieces follow one another in the shard");
+                    assert_eq!((inside.len(), at.start), (at.len(), covered), "pieces are contiguous in the shard");
                     covered = at.end;
                     holders[parameter][inside].iter_mut().for_each(|n| *n += 1);
                 }
@@ -78,14 +78,14 @@ fn a_large_parameter_is_a_segment_of_its_own() {
     let alone: Vec<_> = layout.segments().iter().filter(|s| s.only_parameter() == Some(large)).collect();
     assert_eq!(alone.len(), 1);
     assert_eq!((alone[0].name.as_str(), alone[0].elements()), (model.parameters()[large].name(), 600 * 600));
-    // What is small shares a segment with the others of its layer.
+    // Small parameters share a segment with the others of their layer.
     assert_eq!(layout.segments().len(), model.layers().len() + 1);
-    // One that stays gathered anyway has nothing to gain.
+    // A large parameter that stays gathered anyway shares a segment too.
     let persistent = LayoutOptions { persistence_threshold: usize::MAX, ..options(ZeroStage::Three, 2) };
     assert!(Layout::new(&model, &persistent).segments().iter().all(|s| s.only_parameter().is_none()));
 }
 
-/// Then each shard's share of the gradient norm is a sum of whole blocks, on any number of ranks.
+/// With such boundaries, each shard's share of the gradient norm is a sum of whole blocks, for any number of ranks.
 #[test]
 fn cuts_fall_on_blocks_of_parameters() {
     for (_, layout) in layouts() {
@@ -125,7 +125,7 @@ fn a_tied_parameter_is_alone_in_its_segment() {
     let tied = &layout.segments()[1];
     assert_eq!(tied.pieces.len(), 1);
     assert_eq!(model.parameters()[tied.pieces[0].parameter].name(), "transformer.wte.weight");
-    // The first layer needs it and the positions, the head needs it alone.
+    // The first layer needs the tied embedding and the positions; the head needs only the embedding.
     let needs: Vec<&[usize]> = layout.shape().layers.iter().map(|layer| layer.segments.as_slice()).collect();
     assert_eq!(needs, [&[0, 1][..], &[2], &[3], &[4], &[1]]);
 }
@@ -152,17 +152,17 @@ fn small_parameters_stay_gathered_at_stage_3() {
     assert!(persistent(ZeroStage::Three, 0, usize::MAX).is_empty());
     assert!(persistent(ZeroStage::Three, 63, usize::MAX).is_empty());
     let norms_and_biases = persistent(ZeroStage::Three, 64, usize::MAX);
-    assert_eq!(norms_and_biases, small(64), "the threshold itself is small");
+    assert_eq!(norms_and_biases, small(64), "a parameter as large as the threshold stays gathered");
     assert_eq!(norms_and_biases.len(), 2 * 6 + 2);
     assert_eq!(persistent(ZeroStage::Three, 256, usize::MAX), small(256));
     assert_eq!(persistent(ZeroStage::Three, usize::MAX, usize::MAX).len(), model.parameters().len());
-    // In the order of construction, as long as the model's threshold holds.
+    // In the order of construction, up to the model's threshold.
     assert_eq!(
         persistent(ZeroStage::Three, 64, 3 * 64),
         ["transformer.h.0.attn.c_proj.bias", "transformer.h.0.ln_1.bias", "transformer.h.0.ln_1.weight"]
     );
     assert!(persistent(ZeroStage::Three, 64, 63).is_empty());
-    // Below stage 3 there is nothing to gather: everything is replicated.
+    // Below stage 3 everything is replicated, so there is nothing to gather.
     assert_eq!(persistent(ZeroStage::Two, 0, usize::MAX).len(), model.parameters().len());
 }
 
@@ -178,9 +178,9 @@ fn a_zero_stage_places_every_segment() {
     }
 }
 
-/// A persistent parameter still shards its gradient and its optimizer state.
+/// A persistent parameter still has sharded gradients and optimizer state.
 #[test]
-fn persistence_is_of_parameters_alone() {
+fn persistence_applies_only_to_parameters() {
     let options = LayoutOptions { persistence_threshold: 64, ..options(ZeroStage::Three, 2) };
     let layout = Layout::new(&gpt2(64), &options);
     for segment in layout.segments() {

@@ -1,4 +1,4 @@
-//! The passes keep their limits: measured by walking the programs that they write.
+//! Checks the limits of the passes by walking the programs that they write.
 
 use zero_partition::passes::{
     GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, evaluation,
@@ -10,7 +10,7 @@ use zero_pipeline::{
     ZeroStage,
 };
 
-/// On one pipeline stage.
+/// Validates programs on one pipeline stage.
 fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
     let stages = Stages::single(shape);
     zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
@@ -22,12 +22,12 @@ const NORMS: usize = 24;
 const LN_F: usize = 20;
 const ALL: usize = usize::MAX;
 
-/// An embedding tied to the head, three blocks whose norms stay gathered at stage 3, a last norm.
+/// An embedding tied to the head, three blocks whose norms stay gathered at stage 3, and a final norm.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let layer = |name: &str, segments: &[usize]| LayerShape {
         name: name.into(),
         segments: segments.to_vec(),
-        // A table whose rows are looked up.
+        // An embedding table: its backward reads no parameters.
         read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
         splits: false,
     };
@@ -51,7 +51,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
     }
 }
 
-/// No prefetch, nothing kept, layer by layer, no overlap.
+/// No prefetching, no reuse, layer by layer, no overlap.
 fn plain() -> PassOptions {
     PassOptions {
         offload: OffloadOptions::PLAIN,
@@ -76,17 +76,17 @@ fn gathering(micro_batches: usize, gather: GatherOptions) -> Program {
     step(ZeroStage::Three, micro_batches, &PassOptions { gather, ..plain() })
 }
 
-/// What is gathered while a layer computes, in elements.
+/// Elements gathered while a layer computes.
 struct Moment {
-    /// On its way.
+    /// In flight.
     ahead: usize,
-    /// There, or on its way.
+    /// Gathered or in flight.
     live: usize,
-    /// What the layer reads.
+    /// Read by the layer.
     needed: usize,
 }
 
-/// Walks a program and looks at every compute instruction.
+/// Walks a program and records the moment of every compute instruction.
 fn moments(program: &Program, shape: &ModelShape) -> Vec<Moment> {
     let elements = |s: usize| shape.segments[s].elements;
     let (mut ahead, mut there) = (0, 0);
@@ -106,11 +106,11 @@ fn moments(program: &Program, shape: &ModelShape) -> Vec<Moment> {
             _ => {}
         }
     }
-    assert_eq!((ahead, there), (0, 0), "something stays gathered");
+    assert_eq!((ahead, there), (0, 0), "a segment is still gathered or in flight");
     moments
 }
 
-/// The sharded segments that a forward or a backward reads.
+/// Returns the sharded segments that a forward or backward reads.
 fn read_by<'a>(shape: &'a ModelShape, compute: &Instruction) -> impl Iterator<Item = usize> + 'a {
     let sharded = |s: &usize| shape.segments[*s].placements.parameters == Placement::Sharded;
     let segments = match *compute {
@@ -180,7 +180,10 @@ fn prefetching_starts_the_next_gather_before_the_layer_computes() {
             Gather { segment } => there[segment] = true,
             Forward { .. } | Backward { .. } => {
                 if let Some(next) = following.next() {
-                    assert!(read_by(&shape, next).all(|s| there[s]), "{next} has not all under way\n{program}");
+                    assert!(
+                        read_by(&shape, next).all(|s| there[s]),
+                        "not every segment of `{next}` was started\n{program}"
+                    );
                 }
             }
             Release { segment } => there[segment] = false,
@@ -190,7 +193,7 @@ fn prefetching_starts_the_next_gather_before_the_layer_computes() {
 }
 
 #[test]
-fn prefetching_keeps_its_bucket() {
+fn prefetching_stays_within_its_bucket() {
     let shape = shape(ZeroStage::Three);
     let mut most = vec![];
     for prefetch in [0, LN_F, WTE, BLOCK, BLOCK + WTE, 3 * BLOCK, ALL] {
@@ -199,20 +202,21 @@ fn prefetching_keeps_its_bucket() {
         assert!(ahead <= prefetch, "{ahead} elements ahead, {prefetch} allowed");
         most.push(ahead);
     }
-    // The limit is used. Without one the most is ahead in the embedding's backward, which reads nothing: all of the next forward.
+    // The limit is reached. Without a limit, most is in flight during the embedding's backward, which reads nothing:
+    // the whole next forward.
     assert_eq!(most, [0, LN_F, WTE, BLOCK, BLOCK + WTE, 3 * BLOCK, 3 * BLOCK + WTE + LN_F]);
 }
 
 #[test]
-fn live_parameters_keep_their_limit() {
+fn live_parameters_stay_within_their_limit() {
     let shape = shape(ZeroStage::Three);
     for max_live in [0, WTE, BLOCK, BLOCK + WTE, 2 * BLOCK, 3 * BLOCK, ALL] {
         let options = GatherOptions { prefetch: ALL, max_live, max_reuse_distance: 0, overlap: true };
         for moment in moments(&gathering(2, options), &shape) {
-            // One layer always fits.
+            // A single layer always fits.
             assert!(moment.live <= max_live.max(moment.needed), "{} live, {max_live} allowed", moment.live);
         }
-        // What is kept for later does not make room for a layer that was not foreseen.
+        // A layer that was not prefetched does not evict segments kept for reuse.
         let options = GatherOptions { max_reuse_distance: ALL, ..options };
         for moment in moments(&gathering(2, options), &shape) {
             assert!(moment.live <= max_live.saturating_add(moment.needed), "{} live, {max_live} allowed", moment.live);
@@ -221,18 +225,18 @@ fn live_parameters_keep_their_limit() {
 }
 
 #[test]
-fn each_layer_is_gathered_twice_a_micro_batch_but_the_first_and_the_last() {
+fn inner_layers_are_gathered_twice_per_micro_batch() {
     let shape = shape(ZeroStage::Three);
     for micro_batches in 1..=4 {
         for prefetch in [0, BLOCK, ALL] {
             let program = gathering(micro_batches, GatherOptions { prefetch, overlap: true, ..plain().gather });
-            // The last layer's parameters stay from its forward to its backward, which comes next; and the first layer's backward
-            // reads none.
+            // The last layer's parameters stay gathered from its forward to its backward, which comes next. The first
+            // layer's backward reads no parameters.
             assert_eq!(gathers(&program).len(), (2 * shape.layers.len() - 2) * micro_batches);
-            // The tied embedding: once for the first layer, once for the last.
+            // The tied embedding is gathered once for the first layer and once for the last.
             let tied = gathers(&program).into_iter().filter(|&s| s == 0).count();
             assert_eq!(tied, 2 * micro_batches);
-            // What stays gathered is never gathered.
+            // Persistent segments are never gathered.
             assert!(gathers(&program).iter().all(|&s| shape.segments[s].elements != NORMS));
         }
     }
@@ -247,15 +251,15 @@ fn each_layer_is_gathered_twice_a_micro_batch_but_the_first_and_the_last() {
 }
 
 #[test]
-fn what_is_used_again_soon_is_kept() {
+fn segments_reused_soon_stay_gathered() {
     let of = |max_reuse_distance| gathers(&gathering(1, GatherOptions { max_reuse_distance, ..plain().gather }));
-    // Between a layer's forward and its backward lie twice the layers behind it.
+    // Between a layer's forward and its backward, each later layer is used twice.
     assert_eq!(of(0), [0, 1, 3, 5, 7, 0, 7, 5, 3, 1]);
     assert_eq!(of(2 * WTE - 1), of(0));
-    assert_eq!(of(2 * WTE), [0, 1, 3, 5, 7, 0, 5, 3, 1], "the last norm is kept over the head");
-    assert_eq!(of(2 * WTE + 2 * LN_F), [0, 1, 3, 5, 7, 0, 3, 1], "and the last block");
-    assert_eq!(of(ALL), [0, 1, 3, 5, 7], "and everything");
-    // But not more than may live: a block is given up once another is there.
+    assert_eq!(of(2 * WTE), [0, 1, 3, 5, 7, 0, 5, 3, 1], "the final norm stays gathered");
+    assert_eq!(of(2 * WTE + 2 * LN_F), [0, 1, 3, 5, 7, 0, 3, 1], "the last block stays gathered too");
+    assert_eq!(of(ALL), [0, 1, 3, 5, 7], "everything stays gathered");
+    // The live limit still applies: a block is released once the next one is gathered.
     let options = GatherOptions { max_reuse_distance: ALL, max_live: 2 * BLOCK, ..plain().gather };
     let limited = gathers(&gathering(1, options));
     assert!(limited.len() > of(ALL).len() && limited.len() < of(0).len(), "{limited:?}");
@@ -269,12 +273,12 @@ fn nothing_is_gathered_when_parameters_change() {
     let first_update = program.instructions.iter().position(|i| matches!(i, Update { .. })).unwrap();
     let (before, after) = program.instructions.split_at(first_update);
     let before = Program { instructions: before.to_vec(), micro_batches: 3 };
-    moments(&before, &shape); // asserts that all is released
+    moments(&before, &shape); // asserts that all segments are released
     assert!(after.iter().all(|i| !matches!(i, Gather { .. } | AwaitGather { .. } | Release { .. })));
 }
 
 #[test]
-fn reductions_keep_their_bucket() {
+fn reductions_stay_within_their_bucket() {
     for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
         let shape = shape(zero_stage);
         for overlap in [false, true] {
@@ -286,15 +290,15 @@ fn reductions_keep_their_bucket() {
                     let elements: usize = bucket.iter().map(|&s| shape.segments[s].elements).sum();
                     assert!(elements <= limit || bucket.len() == 1, "{bucket:?} has {elements}, {limit} allowed");
                 }
-                // Every segment once for each micro-batch whose gradients are reduced on their own, last layer first.
+                // Each segment is reduced once per micro-batch if gradients are sharded, else once; last layer first.
                 let rounds = if zero_stage >= ZeroStage::Two { 2 } else { 1 };
                 assert_eq!(buckets.concat(), [7, 5, 6, 3, 4, 1, 2, 0].repeat(rounds));
             }
             let reduce = ReduceOptions { bucket: Some(ALL), overlap };
             let whole = buckets(&step(zero_stage, 1, &PassOptions { reduce, ..plain() }));
-            assert_eq!(whole, [vec![7, 5, 6, 3, 4, 1, 2, 0]], "one bucket of all");
+            assert_eq!(whole, [vec![7, 5, 6, 3, 4, 1, 2, 0]], "one bucket for all segments");
             let by_layer = buckets(&step(zero_stage, 1, &plain()));
-            assert_eq!(by_layer, [vec![7], vec![5, 6], vec![3, 4], vec![1, 2], vec![0]], "auto: by layer");
+            assert_eq!(by_layer, [vec![7], vec![5, 6], vec![3, 4], vec![1, 2], vec![0]], "auto: one bucket per layer");
         }
     }
 }
@@ -305,7 +309,7 @@ fn buckets(program: &Program) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn refreshes_keep_their_bucket() {
+fn refreshes_stay_within_their_bucket() {
     for zero_stage in [ZeroStage::One, ZeroStage::Two] {
         let shape = shape(zero_stage);
         for overlap in [false, true] {
@@ -322,7 +326,7 @@ fn refreshes_keep_their_bucket() {
             }
         }
     }
-    // At stage 3 what stays gathered, and at stage 0 nothing, differs between ranks after the updates.
+    // After the updates, only persistent segments differ between ranks at stage 3, and none at stage 0.
     let of = |zero_stage| count(&step(zero_stage, 1, &plain()), |i| matches!(i, Refresh { .. }));
     assert_eq!((of(ZeroStage::Zero), of(ZeroStage::Three)), (0, 3));
 }
@@ -347,7 +351,7 @@ fn without_overlap_everything_is_awaited_where_it_starts() {
 }
 
 #[test]
-fn with_overlap_a_reduction_runs_beside_the_next_backward() {
+fn with_overlap_a_reduction_runs_during_the_next_backward() {
     let reduce = ReduceOptions { bucket: None, overlap: true };
     let program = step(ZeroStage::Two, 1, &PassOptions { reduce, ..plain() });
     let at = |wanted: Instruction| program.instructions.iter().position(|i| *i == wanted).unwrap();
@@ -371,7 +375,7 @@ fn gradients_are_written_during_the_next_backward() {
         let options = PassOptions { reduce: ReduceOptions { bucket: None, overlap: true }, ..plain() };
         let program = training_step(&share, Schedule::OneFOneB, micro_batches, &options);
         assert_eq!(validate(&[program.clone(), program.clone()], &shape), Ok(()), "{program}");
-        // From the start of a write to its end, of all but those that nothing comes after.
+        // For each write in flight, track whether a backward has run since its start.
         let (mut writing, mut behind_a_backward, mut others) = (vec![], 0, 0);
         for instruction in &program.instructions {
             match instruction {
@@ -385,7 +389,7 @@ fn gradients_are_written_during_the_next_backward() {
             }
         }
         assert_eq!(behind_a_backward + others, micro_batches * shape.segments.len());
-        // Only at the end of the step, before the norm, is there nothing to do meanwhile.
+        // Only at the end of the step, before the norm, does a write have nothing to overlap with.
         assert!(others <= 4, "{others} of {} are waited for at once:\n{program}", behind_a_backward + others);
     }
 }

@@ -1,4 +1,4 @@
-//! A timeline as text: a row a stage, a column a slot of time, what is computed in each.
+//! Draws a timeline as text: one row per stage, one column per time slot.
 //!
 //! ```text
 //! seconds  0              5
@@ -6,8 +6,8 @@
 //! rank 1   .  F0 B0--- F1 B1--- .  .
 //! ```
 //!
-//! A slot is as long as the shortest kind of work, so that each piece has room for its name; what takes longer goes on in
-//! dashes, and a dot is a slot in which nothing is computed. A timeline that is wider than the terminal goes on below.
+//! A slot is as long as the shortest kind of work, so that each piece has room for its label. Longer pieces continue as
+//! dashes, and a dot marks a slot without compute. A timeline wider than the terminal continues below.
 
 use std::fmt::Write;
 
@@ -16,17 +16,17 @@ use crate::mesh::{Coordinates, Mesh};
 use crate::stages::Stages;
 use crate::timeline::Timeline;
 
-/// Columns of a narrow terminal: less is not drawn.
+/// Minimum number of columns; narrower terminals are drawn at this width.
 const NARROWEST: usize = 40;
 
-/// Most slots: what is mostly waiting is not drawn on a thousand lines.
+/// Maximum number of slots, so that a timeline that mostly waits does not fill a thousand lines.
 const SLOTS: f64 = 2000.0;
 
-/// Draws what each stage computes, its first rank for all that share it, in lines of at most `columns` characters (but no
+/// Draws the compute of each stage, taken from the first of its ranks, in lines of at most `columns` characters (but no
 /// fewer than 40).
 ///
-/// `F` is a forward, `B` a backward or as much of it as the stage before needs, `W` the weight gradients that it put off; the number is the
-/// micro-batch, the letter the chunk, where a stage has more than one.
+/// `F` is a forward, `B` a backward or its first half, `W` deferred weight gradients, `R` a recomputation and `U` an
+/// update. The number is the micro-batch. The letter is the chunk, shown if a stage has more than one.
 #[must_use]
 pub fn grid(timeline: &Timeline, stages: &Stages, mesh: Mesh, columns: usize) -> String {
     let rows: Vec<Row> = (0..mesh.pipe()).map(|stage| row(timeline, stages, mesh, stage)).collect();
@@ -58,7 +58,7 @@ pub fn grid(timeline: &Timeline, stages: &Stages, mesh: Mesh, columns: usize) ->
     out
 }
 
-/// What a stage computes without a break on a micro-batch.
+/// Uninterrupted compute of a stage with one label.
 struct Piece {
     label: String,
     start: f64,
@@ -87,7 +87,7 @@ fn row(timeline: &Timeline, stages: &Stages, mesh: Mesh, stage: usize) -> Row {
     Row { name, pieces }
 }
 
-/// What work of a chunk an instruction belongs to: loading and adding up are not drawn.
+/// Returns the label of an instruction; `None` for instructions that are not drawn, such as loading and accumulation.
 fn label(instruction: &Instruction, stages: &Stages) -> Option<String> {
     let (work, layer, micro_batch) = match *instruction {
         Instruction::Forward { layer, micro_batch } => ('F', layer, micro_batch),
@@ -107,7 +107,7 @@ fn label(instruction: &Instruction, stages: &Stages) -> Option<String> {
     Some(format!("{work}{micro_batch}{chunk}"))
 }
 
-/// a to z, then numbers behind an underscore.
+/// Returns a letter from a to z, or the number behind an underscore.
 fn letter(chunk: usize) -> String {
     match u8::try_from(chunk) {
         Ok(chunk @ 0..26) => char::from(b'a' + chunk).to_string(),
@@ -115,8 +115,9 @@ fn letter(chunk: usize) -> String {
     }
 }
 
-/// The lower quartile of what pieces take: as long as the shortest kind of work, without being led by a single short one as
-/// measured timelines have them; and not so short that the others become very long.
+/// Returns the length of a slot in seconds: the lower quartile of the durations, at least a quarter of their mean. The
+/// quartile approximates the shortest kind of work without depending on a single short piece of a measured timeline,
+/// and the minimum keeps other pieces from becoming very long.
 fn slot_length(rows: &[Row]) -> f64 {
     let pieces = rows.iter().flat_map(|row| &row.pieces).filter(|piece| piece.label != "U");
     let mut seconds: Vec<f64> = pieces.map(|piece| piece.end - piece.start).collect();
@@ -128,7 +129,7 @@ fn slot_length(rows: &[Row]) -> f64 {
     }
 }
 
-/// A row cut into slots. Each piece has one at least: where it is shorter than that, the next one begins later than it did.
+/// Cuts a row into slots. Each piece gets at least one slot; a shorter piece delays the next one.
 fn cells(pieces: &[Piece], slot: f64, cell: usize) -> Vec<String> {
     let mut cells: Vec<String> = vec![];
     for piece in pieces {
@@ -142,7 +143,7 @@ fn cells(pieces: &[Piece], slot: f64, cell: usize) -> Vec<String> {
     cells
 }
 
-/// Times above every fifth slot.
+/// Returns the header line, with the time above every fifth slot.
 fn header(from: usize, to: usize, slot: f64, cell: usize) -> String {
     const EVERY: usize = 5;
     let step = slot * EVERY as f64;
@@ -159,14 +160,14 @@ fn header(from: usize, to: usize, slot: f64, cell: usize) -> String {
             false if index == from => String::new(),
             false => return String::new(),
         };
-        // At the end of a line there may be no room for it.
+        // The text may not fit at the end of a line.
         let text = if text.len() < room * cell { text } else { String::new() };
         format!("{text:<0$}", room * cell)
     };
     (from..to).map(tick).collect()
 }
 
-/// What times are written in.
+/// Unit of the displayed times.
 struct Unit {
     name: &'static str,
     per_second: f64,

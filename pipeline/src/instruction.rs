@@ -1,7 +1,7 @@
 //! The instructions of a step.
 //!
-//! Communication comes in two halves: one instruction starts it, a later one awaits it. What lies between
-//! overlaps with it, so prefetching is a matter of where a pass puts the first half.
+//! Communication comes in two halves: one instruction starts it, and a later one awaits it. Instructions in between
+//! overlap with it, so a pass controls prefetching by where it puts the first half.
 
 use std::fmt;
 
@@ -10,170 +10,171 @@ use crate::tier::Item;
 
 /// Index of a layer in the model.
 pub type LayerId = usize;
-/// Index of a segment: parameters of one layer that are placed, gathered and reduced together.
+/// Index of a segment: a flat parameter, made of parameters of one layer that are placed, gathered and reduced
+/// together.
 pub type SegmentId = usize;
 
-/// One step of one rank.
+/// One instruction of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Instruction {
-    /// Makes the inputs and targets of this rank's micro-batch ready.
+    /// Loads the inputs and targets of a micro-batch of this rank.
     Load {
-        /// Counted per rank, from 0.
+        /// Index of the micro-batch on this rank, from 0.
         micro_batch: usize,
     },
     /// Starts gathering the segment's parameters from all shards.
     Gather {
-        /// Its parameters must be sharded and released.
+        /// Segment with sharded, released parameters.
         segment: SegmentId,
     },
-    /// Waits until the segment's parameters are there.
+    /// Waits until the segment's parameters are gathered.
     AwaitGather {
-        /// A gather of it was started.
+        /// Segment whose gather was started.
         segment: SegmentId,
     },
-    /// Gives up the full parameters; the shard stays.
+    /// Frees the gathered parameters; the shard stays.
     Release {
-        /// It must be gathered.
+        /// Segment with gathered parameters.
         segment: SegmentId,
     },
-    /// Runs a layer; the last layer computes the loss too.
+    /// Runs a layer's forward. The last layer also computes the loss.
     Forward {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// On which micro-batch.
+        /// Micro-batch to run on.
         micro_batch: usize,
     },
-    /// Keeps the inputs of a layer whose forward is next, for it to be run again.
+    /// Keeps the inputs of a layer, whose forward comes next, for recomputation.
     Keep {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// Of which micro-batch.
+        /// Micro-batch of the inputs.
         micro_batch: usize,
     },
-    /// Gives up what a layer's forward kept for its backward. The outputs go on to the next layer.
+    /// Frees the activations that a layer's forward saved for its backward. The outputs still go to the next layer.
     Discard {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// Of which micro-batch.
+        /// Micro-batch of the activations.
         micro_batch: usize,
     },
-    /// Runs the forward of a layer once more, on the inputs that were kept or that the layer before gave when it was run again.
+    /// Runs a layer's forward again, on inputs that were kept or that the recomputation of the layer before produced.
     Recompute {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// On which micro-batch.
+        /// Micro-batch to run on.
         micro_batch: usize,
     },
-    /// Runs a layer's backward and frees its activations. Its parameters' gradients are contributed to.
+    /// Runs a layer's backward, adds to the local gradients of its parameters and frees its activations.
     Backward {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// On which micro-batch.
+        /// Micro-batch to run on.
         micro_batch: usize,
     },
-    /// The first half of a backward: the gradient of the layer's input. That of its parameters is put off.
+    /// Runs the first half of a backward: the gradients of the layer's inputs. Defers the gradients of its parameters.
     BackwardInput {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// On which micro-batch.
+        /// Micro-batch to run on.
         micro_batch: usize,
     },
-    /// The second half: what was put off. It reads no parameters.
+    /// Runs the second half of a backward: the deferred gradients. Reads no parameters.
     BackwardWeight {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// On which micro-batch.
+        /// Micro-batch to run on.
         micro_batch: usize,
     },
     /// Starts sending to another pipeline stage.
     Send {
-        /// What, and where to.
+        /// Contents and receiver.
         message: Message,
     },
-    /// Waits until what was sent need not be kept any longer.
+    /// Waits until the buffer of a message that was sent may be freed.
     AwaitSend {
-        /// It was sent.
+        /// Message that was sent.
         message: Message,
     },
-    /// Makes room for what another pipeline stage sends, so that it arrives while this one computes.
+    /// Posts a receive: allocates a buffer, so that the message arrives while this stage computes.
     Receive {
-        /// What, and where from.
+        /// Contents and sender.
         message: Message,
     },
-    /// Waits until it is there, and takes it.
+    /// Waits until a message has arrived, and takes it.
     AwaitReceive {
-        /// A receive of it was started.
+        /// Message whose receive was posted.
         message: Message,
     },
     /// Adds a segment's complete local gradient of one micro-batch to this rank's accumulator.
     Accumulate {
-        /// Its gradients are replicated.
+        /// Segment with replicated gradients.
         segment: SegmentId,
-        /// Whose gradient.
+        /// Micro-batch of the gradient.
         micro_batch: usize,
     },
     /// Starts reducing the gradients of segments over the ranks.
     Reduce {
-        /// The bucket: complete gradients, in the order of their backward.
+        /// The bucket: segments with complete gradients, in the order of their backward.
         segments: Vec<SegmentId>,
-        /// Whose gradients, or the last one where micro-batches were added up before.
+        /// Micro-batch of the gradients, or the last micro-batch if they were accumulated before.
         micro_batch: usize,
     },
-    /// Waits for that reduction, and adds what it brings to the shard where gradients are sharded.
+    /// Waits for a reduction. Adds the result to the shard where gradients are sharded.
     AwaitReduce {
-        /// The bucket as it was started.
+        /// The same bucket as in the `Reduce`.
         segments: Vec<SegmentId>,
-        /// As it was started.
+        /// The same micro-batch as in the `Reduce`.
         micro_batch: usize,
     },
-    /// Computes the global norm of all gradients, and from it the clip coefficient.
+    /// Computes the global norm of all gradients, and the clip coefficient from it.
     GradientNorm,
-    /// The optimizer step on this rank's part of a segment.
+    /// Runs the optimizer step on this rank's part of a segment.
     Update {
-        /// Its gradients are reduced.
+        /// Segment with reduced gradients.
         segment: SegmentId,
     },
-    /// The optimizer step on a part of that part: of a segment whose optimizer state is not in memory.
+    /// Runs the optimizer step on one tile of this rank's part, for a segment with state on a disk.
     UpdateTile {
-        /// Its gradients are reduced.
+        /// Segment with reduced gradients.
         segment: SegmentId,
-        /// They are updated in order.
+        /// Index of the tile. Tiles are updated in order.
         tile: usize,
     },
     /// Starts reading from the disk.
     Fetch {
-        /// It is there.
+        /// Item on the disk.
         item: Item,
     },
-    /// Waits until it is in memory.
+    /// Waits until an item is in memory.
     AwaitFetch {
-        /// A fetch of it was started.
+        /// Item whose fetch was started.
         item: Item,
     },
     /// Starts writing to the disk.
     Offload {
-        /// It is in memory.
+        /// Item in memory.
         item: Item,
     },
-    /// Waits until it is on the disk, and gives its memory up.
+    /// Waits until an item is on the disk, and frees its memory.
     AwaitOffload {
-        /// An offload of it was started.
+        /// Item whose offload was started.
         item: Item,
     },
-    /// Starts gathering updated parameters that every rank keeps but each updated a part of.
+    /// Starts gathering updated parameters that are replicated but were updated in parts by different ranks.
     Refresh {
         /// The bucket.
         segments: Vec<SegmentId>,
     },
-    /// Waits until the updated parameters are there.
+    /// Waits until the updated parameters have arrived.
     AwaitRefresh {
-        /// The bucket as it was started.
+        /// The same bucket as in the `Refresh`.
         segments: Vec<SegmentId>,
     },
 }
 
 impl Instruction {
-    /// Whether it waits for something that goes on elsewhere, and does no work of its own: not computing, as far as the bubble goes.
+    /// Returns whether the instruction only waits for work done elsewhere. Such time counts as idle in the bubble.
     #[must_use]
     pub fn is_wait(&self) -> bool {
         matches!(
@@ -189,7 +190,7 @@ impl Instruction {
         )
     }
 
-    /// The instruction's name, as reports count it.
+    /// Returns the instruction's name as used in reports.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -223,8 +224,8 @@ impl Instruction {
         }
     }
 
-    /// Whether it starts a collective of the data-parallel group, or of all ranks: these must come in the same order on
-    /// all of them.
+    /// Returns whether the instruction starts a collective of the data-parallel group or of all ranks. All members must
+    /// start these in the same order.
     #[must_use]
     pub fn is_collective(&self) -> bool {
         matches!(self, Self::Gather { .. } | Self::Reduce { .. } | Self::GradientNorm | Self::Refresh { .. })
@@ -232,7 +233,7 @@ impl Instruction {
 }
 
 impl Instruction {
-    /// The instruction that waits for the collective of a data-parallel group which this one starts.
+    /// Returns the instruction that awaits the data-parallel collective started by this one, if any.
     #[must_use]
     pub fn awaited_with(&self) -> Option<Self> {
         match self {
@@ -286,12 +287,12 @@ impl fmt::Display for Instruction {
     }
 }
 
-/// What one rank does for one global batch.
+/// The instructions of one rank for one global batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Program {
-    /// In order.
+    /// Instructions in execution order.
     pub instructions: Vec<Instruction>,
-    /// Micro-batches of this rank.
+    /// Number of micro-batches of this rank.
     pub micro_batches: usize,
 }
 

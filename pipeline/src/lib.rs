@@ -1,11 +1,12 @@
-//! A training step as a program. Pure data: no tensor, no I/O, no candle.
+//! A training step as a program. Pure data: no tensors, no I/O, no candle.
 //!
-//! One global batch is, for each rank, a list of [`Instruction`]s. A [`schedule`] writes the compute and what pipeline stages
-//! send each other, passes rewrite it (they live with the ZeRO layout that they serve), and [`validate()`] checks the programs
-//! of all ranks together before anything runs. The executor is one exhaustive `match` over the same instructions.
+//! For one global batch, each rank runs a list of [`Instruction`]s. A [`schedule`] writes the compute and the messages
+//! between pipeline stages. Passes then rewrite the program; they live in the crate that owns the ZeRO layout.
+//! [`validate()`] checks the programs of all ranks together before anything runs. The executor is one exhaustive
+//! `match` over the same instructions.
 //!
-//! [`split`] says where to cut a model into stages, and [`simulate()`] what happens when, and in how much memory; [`grid`] and
-//! [`trace`] show a [`Timeline`], simulated or measured.
+//! [`split`] chooses where to cut a model into stages. [`simulate()`] predicts the timing and memory of a step.
+//! [`grid`] and [`trace`] display a [`Timeline`], simulated or measured.
 
 pub mod grid;
 mod instruction;

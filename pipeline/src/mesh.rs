@@ -1,11 +1,11 @@
-//! How ranks are arranged: a grid of pipeline stages by data-parallel replicas.
+//! The arrangement of ranks: a grid of pipeline stages by data-parallel replicas.
 //!
-//! Neighbouring ranks are neighbours on the data axis: rank = stage × data + replica, as in DeepSpeed. A launcher puts
-//! neighbouring ranks on one host, and the data axis is the one with the heavier traffic: each step it moves about twice a
-//! stage's parameters (three times at ZeRO stage 3, for each micro-batch), and every rank of the group waits for the slowest
-//! link. The pipe axis moves one activation a micro-batch between two stages, usually a few megabytes, and can do so while
-//! computing. So where the world is on several hosts, whole data-parallel groups share one and the stages are what is far
-//! apart.
+//! Consecutive ranks are neighbours on the data axis: rank = stage × data + replica, as in DeepSpeed. A launcher puts
+//! consecutive ranks on one host, and the data axis has the heavier traffic: each step it moves about twice a stage's
+//! parameters (three times at ZeRO stage 3, for each micro-batch), and every rank of the group waits for the slowest
+//! link. The pipe axis moves one activation per micro-batch between two stages, usually a few megabytes, and can do so
+//! while computing. When a job spans several hosts, each data-parallel group therefore stays on one host and the
+//! pipeline crosses hosts.
 
 use crate::message::StageId;
 
@@ -16,7 +16,7 @@ pub struct Mesh {
     data: usize,
 }
 
-/// The number of ranks cannot be cut into that many stages.
+/// Error: the ranks cannot be divided evenly into that many stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{world_size} ranks cannot be cut into {stages} pipeline stages of equally many")]
 pub struct MeshError {
@@ -26,20 +26,20 @@ pub struct MeshError {
     pub stages: usize,
 }
 
-/// A rank's place.
+/// Position of a rank in the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Coordinates {
-    /// On the pipe axis.
+    /// Position on the pipe axis.
     pub stage: StageId,
-    /// On the data axis: its rank in its data-parallel group.
+    /// Position on the data axis: the rank within its data-parallel group.
     pub replica: usize,
 }
 
 impl Mesh {
-    /// A mesh of all ranks.
+    /// Creates a mesh of all ranks.
     ///
     /// # Errors
-    /// If the number of ranks is not a multiple of the number of stages, or one of them is zero.
+    /// Fails if `world_size` is not a multiple of `stages`, or if either is zero.
     pub fn new(world_size: usize, stages: usize) -> Result<Self, MeshError> {
         if stages == 0 || world_size == 0 || !world_size.is_multiple_of(stages) {
             return Err(MeshError { world_size, stages });
@@ -47,31 +47,31 @@ impl Mesh {
         Ok(Self { pipe: stages, data: world_size / stages })
     }
 
-    /// Number of pipeline stages.
+    /// Returns the number of pipeline stages.
     #[must_use]
     pub fn pipe(&self) -> usize {
         self.pipe
     }
 
-    /// Data-parallel degree: ranks that share a stage.
+    /// Returns the data-parallel degree: the number of ranks per stage.
     #[must_use]
     pub fn data(&self) -> usize {
         self.data
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.pipe * self.data
     }
 
-    /// Where a rank is.
+    /// Returns the position of a rank.
     #[must_use]
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         Coordinates { stage: rank / self.data, replica: rank % self.data }
     }
 
-    /// Who is there.
+    /// Returns the rank at a position.
     #[must_use]
     pub fn rank(&self, at: Coordinates) -> usize {
         at.stage * self.data + at.replica

@@ -1,7 +1,7 @@
-//! What pipeline stages send each other.
+//! Messages between pipeline stages.
 //!
-//! Between two stages there is one channel for each kind of content and direction. Messages of a channel arrive in the
-//! order in which they were sent, and are received in that order.
+//! Two stages are connected by one channel per kind of content and direction. A channel delivers messages in the order
+//! in which they were sent.
 
 use std::fmt;
 
@@ -10,41 +10,41 @@ use crate::instruction::{LayerId, SegmentId};
 /// Index of a pipeline stage.
 pub type StageId = usize;
 
-/// Something that one stage sends to another; both are ranks with the same place on the data axis.
+/// A message from one stage to another, between the two ranks with the same position on the data axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Message {
-    /// What it carries.
+    /// Contents of the message.
     pub content: Content,
-    /// The stage that sends it.
+    /// Stage that sends it.
     pub from: StageId,
-    /// The stage that receives it.
+    /// Stage that receives it.
     pub to: StageId,
 }
 
-/// What a message carries.
+/// The contents of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Content {
-    /// The inputs of a layer, which are the outputs of the layer before.
+    /// The inputs of a layer: the outputs of the layer before it.
     Activations {
-        /// The layer that takes them.
+        /// Layer that consumes them.
         layer: LayerId,
-        /// Of which micro-batch.
+        /// Their micro-batch.
         micro_batch: usize,
     },
     /// The gradients of a layer's inputs.
     Gradients {
-        /// The layer whose backward made them.
+        /// Layer whose backward produced them.
         layer: LayerId,
-        /// Of which micro-batch.
+        /// Their micro-batch.
         micro_batch: usize,
     },
-    /// The gradient of a tied segment, as far as the layers behind have added it up.
+    /// Partial sum of the gradient of a tied segment, over the layers whose backward has run.
     TiedGradient {
         /// The segment.
         segment: SegmentId,
-        /// The layer whose backward adds to it next.
+        /// Layer whose backward adds to it next.
         layer: LayerId,
-        /// Of which micro-batch.
+        /// Its micro-batch.
         micro_batch: usize,
     },
     /// The updated parameters of a tied segment, from the stage that owns it.
@@ -54,19 +54,19 @@ pub enum Content {
     },
 }
 
-/// The kinds of content: a channel each.
+/// Kind of content. Each kind has its own channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Forwards through the model.
+    /// Activations, sent forward through the model.
     Activations,
-    /// Backwards through it.
+    /// Gradients of activations, sent backward through the model.
     Gradients,
-    /// Of tied parameters, either way.
+    /// Gradients and values of tied parameters, in either direction.
     Tied,
 }
 
 impl Content {
-    /// Its kind.
+    /// Returns the kind of the content.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -77,11 +77,11 @@ impl Content {
     }
 }
 
-/// One way for messages: (kind, from, to).
+/// A channel: (kind, sending stage, receiving stage).
 pub type Channel = (Kind, StageId, StageId);
 
 impl Message {
-    /// The channel that it goes through.
+    /// Returns the channel of the message.
     #[must_use]
     pub fn channel(&self) -> Channel {
         (self.content.kind(), self.from, self.to)

@@ -1,9 +1,9 @@
-//! What a program needs to know about a model: which layer needs which segments, and where those live.
+//! The properties of a model that programs depend on: the segments of each layer and their placement.
 
 use crate::instruction::{LayerId, SegmentId};
 use crate::tier::Tiers;
 
-/// DeepSpeed's `zero_optimization.stage`.
+/// ZeRO stage: DeepSpeed's `zero_optimization.stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ZeroStage {
     /// Everything replicated: plain data parallelism.
@@ -17,19 +17,19 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
-    /// The stage of a number from 0 to 3.
+    /// Returns the stage with a number from 0 to 3.
     #[must_use]
     pub fn from_number(stage: u8) -> Option<Self> {
         [Self::Zero, Self::One, Self::Two, Self::Three].get(usize::from(stage)).copied()
     }
 
-    /// The number of the stage.
+    /// Returns the number of the stage.
     #[must_use]
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// The placements that the stage stands for.
+    /// Returns the placements that define the stage.
     #[must_use]
     pub fn placements(self) -> Placements {
         let from = |stage| if self >= stage { Placement::Sharded } else { Placement::Replicated };
@@ -37,68 +37,68 @@ impl ZeroStage {
     }
 }
 
-/// Whether every rank has all of something or a shard of it.
+/// Whether a value is replicated or sharded over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// Every rank has all of it.
+    /// Every rank holds the whole value.
     Replicated,
-    /// Every rank has its shard.
+    /// Every rank holds its shard.
     Sharded,
 }
 
-/// The three placements that make a ZeRO stage.
+/// The three placements that define a ZeRO stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Placements {
-    /// Of the working parameters.
+    /// Placement of the working parameters.
     pub parameters: Placement,
-    /// Of the accumulated gradients.
+    /// Placement of the accumulated gradients.
     pub gradients: Placement,
-    /// Of the optimizer state, and of the master parameters.
+    /// Placement of the optimizer state and the master parameters.
     pub optimizer: Placement,
 }
 
-/// A layer, as a program sees it.
+/// The properties of a layer that programs depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerShape {
-    /// Its name.
+    /// Name of the layer.
     pub name: String,
-    /// Segments whose parameters it needs, its own and tied ones.
+    /// Segments with parameters that the layer uses, both its own and tied ones.
     pub segments: Vec<SegmentId>,
-    /// Those of them whose parameters its backward reads.
+    /// The subset of `segments` with parameters that the backward reads.
     pub read_backward: Vec<SegmentId>,
-    /// Whether its backward can put off the gradients of its weights.
+    /// Whether the layer's backward can defer the gradients of its weights.
     pub splits: bool,
 }
 
-/// A segment, as a program sees it.
+/// The properties of a segment that programs depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentShape {
     /// Number of elements.
     pub elements: usize,
-    /// Over which ranks its parameters, gradients and optimizer state are spread.
+    /// Placement of its parameters, gradients and optimizer state over the ranks.
     pub placements: Placements,
-    /// Where this rank's parts of them live.
+    /// Memory tiers of this rank's parts of them.
     pub tiers: Tiers,
 }
 
-/// A model, as a program sees it.
+/// The properties of a model that programs depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelShape {
-    /// In the order of the forward pass.
+    /// Layers in the order of the forward pass.
     pub layers: Vec<LayerShape>,
-    /// Every segment is needed by at least one layer.
+    /// Segments, each used by at least one layer.
     pub segments: Vec<SegmentShape>,
 }
 
 impl ModelShape {
-    /// The layer after whose backward the segment's gradient of a micro-batch is complete: the first one that
-    /// uses it in the forward pass.
+    /// Returns the first layer that uses a segment in the forward pass. Its backward completes the segment's gradient
+    /// of a micro-batch.
     #[must_use]
     pub fn first_user(&self, segment: SegmentId) -> Option<LayerId> {
         self.layers.iter().position(|layer| layer.segments.contains(&segment))
     }
 
-    /// Segments whose gradient is complete after the backward of `layer`.
+    /// Returns the segments whose gradient is complete after the backward of `layer`.
     #[must_use]
     pub fn completed_by(&self, layer: LayerId) -> Vec<SegmentId> {
         self.layers[layer].segments.iter().copied().filter(|&s| self.first_user(s) == Some(layer)).collect()

@@ -1,33 +1,33 @@
-//! Where a model is cut into parts: which consecutive layers go together.
+//! Cuts a model into parts of consecutive layers.
 //!
-//! Each function gives as many ranges of layers as there are parts (pipeline stages times chunks), none of them empty. The
-//! weighted ones are dynamic programs over all cuts, not heuristics: the heaviest part is as light as it can be. Of the cuts
-//! that are equally good in that, the most even one is taken (the least sum of squares), and of those that are equally even the
-//! one whose first parts are the longest, as the even cut has the layers that are left over in front. So every rank finds the
-//! same cut by itself.
+//! Each function returns one non-empty range of layers per part (pipeline stages times chunks). The weighted functions
+//! are exact dynamic programs over all cuts, not heuristics: they minimize the heaviest part. Among the optimal cuts
+//! they choose the most even one (the least sum of squares), and among equally even ones the cut with the longest first
+//! parts, consistent with the even cut, which puts left-over layers in front. The result is deterministic, so every
+//! rank computes the same cut.
 
 use std::ops::Range;
 
 use crate::instruction::LayerId;
 use crate::schedule::{Schedule, Size, Work};
 
-/// What a layer costs, measured or calculated.
+/// Costs of a layer, measured or calculated.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LayerCost {
-    /// Seconds of its forward, for a micro-batch.
+    /// Seconds of its forward per micro-batch.
     pub forward: f64,
-    /// Seconds of its backward, for a micro-batch.
+    /// Seconds of its backward per micro-batch.
     pub backward: f64,
-    /// Bytes of its parameters, their gradients and their optimizer state on a rank.
+    /// Bytes of its parameters, gradients and optimizer state on one rank.
     pub state: u64,
-    /// Bytes that its forward keeps for its backward, for a micro-batch.
+    /// Bytes that its forward saves for its backward per micro-batch.
     pub activations: u64,
 }
 
-/// A model that cannot be cut.
+/// Why a model cannot be cut.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SplitError {
-    /// Some part would have no layer.
+    /// There are fewer layers than parts.
     #[error("a model of {layers} layers cannot be cut into {parts} parts with at least one layer each")]
     TooFewLayers {
         /// Number of layers of the model.
@@ -35,15 +35,15 @@ pub enum SplitError {
         /// Number of parts.
         parts: usize,
     },
-    /// A time that is none.
+    /// A time is negative, infinite or NaN.
     #[error("layer {layer} takes {seconds} seconds: not a time")]
     NotATime {
-        /// Whose.
+        /// The layer with that time.
         layer: LayerId,
-        /// What was given.
+        /// The invalid time.
         seconds: f64,
     },
-    /// Wherever the model is cut, some part is too large.
+    /// Every cut has a part that exceeds the memory limit.
     #[error(
         "no cut into {parts} parts fits {limit} bytes: at best layers {} to {} need {needed}, for {alive} micro-batches alive",
         layers.start, layers.end - 1
@@ -51,22 +51,22 @@ pub enum SplitError {
     DoesNotFit {
         /// Number of parts.
         parts: usize,
-        /// Bytes that a part may have.
+        /// Maximum bytes of a part.
         limit: u64,
-        /// Bytes of the largest part of the cut whose largest part is the smallest.
+        /// Bytes of the largest part, in the cut that minimizes it.
         needed: u64,
         /// The layers of that part.
         layers: Range<LayerId>,
-        /// How many micro-batches are alive in it.
+        /// Number of micro-batches alive in that part.
         alive: usize,
     },
 }
 
-/// Equally many layers in each part; the first parts have one more where they do not come out even, as DeepSpeed's
-/// `partition_uniform`.
+/// Assigns the same number of layers to each part. If the division leaves a remainder, the first parts get one more, as
+/// in DeepSpeed's `partition_uniform`.
 ///
 /// # Errors
-/// If there are fewer layers than parts.
+/// Fails if there are fewer layers than parts.
 pub fn uniform(layers: usize, parts: usize) -> Result<Vec<Range<LayerId>>, SplitError> {
     enough(layers, parts)?;
     let (each, left_over) = (layers / parts, layers % parts);
@@ -74,26 +74,26 @@ pub fn uniform(layers: usize, parts: usize) -> Result<Vec<Range<LayerId>>, Split
     Ok((0..parts).map(|part| start(part)..start(part + 1)).collect())
 }
 
-/// The heaviest part as light as possible: DeepSpeed's `parameters`, with the number of parameters of each layer as weights,
-/// and its `type:regex`, with 1 for layers whose name matches and 0 for the others. Sums up to 2⁵³ are exact.
+/// Minimizes the heaviest part. With parameter counts as weights this is DeepSpeed's `parameters`; with weight 1 for
+/// layers whose name matches and 0 for the others it is `type:regex`. Sums up to 2⁵³ are exact.
 ///
 /// # Errors
-/// If there are fewer layers than parts.
+/// Fails if there are fewer layers than parts.
 pub fn balanced(weights: &[u64], parts: usize) -> Result<Vec<Range<LayerId>>, SplitError> {
     enough(weights.len(), parts)?;
     let sums = Sums::new(weights.iter().map(|&weight| weight as f64));
     Ok(most_even(weights.len(), parts, |_, layers| Some(sums.of(layers))).expect("there are enough layers"))
 }
 
-/// The slowest part as fast as possible, of the cuts whose parts have `limit` bytes at most. `alive` says for each part how many
-/// micro-batches are alive in it at the same time ([`alive`]); a part has its layers' state once, and their activations for each
-/// of these.
+/// Minimizes the time of the slowest part, among the cuts whose parts need at most `limit` bytes. `alive` gives the
+/// number of micro-batches alive at a time in each part ([`alive`]). A part holds its layers' state once, and their
+/// activations once per micro-batch alive.
 ///
-/// Where a stage has several chunks, each of them is a part here: what a stage may have is to be divided by their number. That
-/// is more than needed, so there can be cuts that fit and are not found.
+/// If a stage has several chunks, each chunk is a part here, and the caller divides the stage's memory by their number.
+/// That is stricter than necessary, so a cut that would fit may be missed.
 ///
 /// # Errors
-/// If there are fewer layers than parts, or a time is none, or no cut fits.
+/// Fails if there are fewer layers than parts, a time is invalid, or no cut fits.
 pub fn by_time(costs: &[LayerCost], alive: &[usize], limit: u64) -> Result<Vec<Range<LayerId>>, SplitError> {
     let (layers, parts) = (costs.len(), alive.len());
     enough(layers, parts)?;
@@ -120,8 +120,8 @@ pub fn by_time(costs: &[LayerCost], alive: &[usize], limit: u64) -> Result<Vec<R
     })
 }
 
-/// For each part, in the order of the forward pass, the most micro-batches whose forward has run there and whose backward has
-/// not finished: `min(stages − stage, micro_batches)` with 1F1B.
+/// Returns, for each part in forward order, the peak number of micro-batches whose forward has run and whose backward
+/// has not finished: `min(stages − stage, micro_batches)` with 1F1B.
 #[must_use]
 pub fn alive(schedule: Schedule, size: Size) -> Vec<usize> {
     let mut most = vec![0; size.stages * size.chunks];
@@ -145,8 +145,8 @@ fn enough(layers: usize, parts: usize) -> Result<(), SplitError> {
     if is_enough { Ok(()) } else { Err(SplitError::TooFewLayers { layers, parts }) }
 }
 
-/// The sum of every range, added up from its front: so ranges of equal weights have equal sums, which differences of one
-/// running sum have not.
+/// The sum of every range, added up from its first element. Ranges with equal weights thus have equal sums, which
+/// differences of one floating-point prefix sum would not guarantee.
 struct Sums(Vec<Vec<f64>>);
 
 impl Sums {
@@ -167,7 +167,7 @@ impl Sums {
     }
 }
 
-/// Sums of ranges as differences of one running sum, which is exact for bytes.
+/// Sums of ranges as differences of one prefix sum, which is exact for integers.
 struct RunningSum(Vec<u128>);
 
 impl RunningSum {
@@ -184,7 +184,7 @@ impl RunningSum {
     }
 }
 
-/// The cut whose heaviest part is the lightest, and of these the one with the least sum of squares.
+/// Returns the cut with the lightest heaviest part, and among equals the one with the least sum of squares.
 fn most_even(
     layers: usize,
     parts: usize,
@@ -195,18 +195,18 @@ fn most_even(
     best(layers, parts, square, |sum, square| sum + square).map(|(_, cut)| cut)
 }
 
-/// The cut for which what `combine` makes of all its parts' weights is the least, and that value; the first parts as long as
-/// possible. `weight` is `None` for a part that must not be.
+/// Returns the cut that minimizes `combine` over the weights of its parts, and that minimum. Ties go to longer first
+/// parts. `weight` returns `None` for a part that is not allowed.
 ///
-/// Dynamic programming over (part, first layer of it), from the last part to the first: the layers behind it are cut in the best
-/// way, whatever is in front of them, because `combine` grows with both of its arguments.
+/// Dynamic programming over (part, its first layer), from the last part to the first. The optimal cut of the remaining
+/// layers does not depend on the earlier parts, because `combine` is monotonic in both arguments.
 fn best<W: Copy + PartialOrd>(
     layers: usize,
     parts: usize,
     weight: impl Fn(usize, Range<LayerId>) -> Option<W>,
     combine: impl Fn(W, W) -> W,
 ) -> Option<(W, Vec<Range<LayerId>>)> {
-    // By part and its first layer: the value of the parts from there on, and where this one ends.
+    // By part and first layer: the value of the parts from there on, and the end of this part.
     let mut table: Vec<Vec<Option<(W, usize)>>> = vec![vec![None; layers]; parts];
     for part in (0..parts).rev() {
         let behind = parts - 1 - part;
@@ -226,7 +226,7 @@ fn best<W: Copy + PartialOrd>(
     let (value, _) = table[0][0]?;
     let mut start = 0;
     let part = |part: usize| {
-        let (_, end) = table[part][start].expect("the parts from here on were cut");
+        let (_, end) = table[part][start].expect("the remaining parts have a cut");
         std::mem::replace(&mut start, end)..end
     };
     Some((value, (0..parts).map(part).collect()))

@@ -1,11 +1,12 @@
-//! Which pipeline stage has which layers, and what follows for segments.
+//! The assignment of layers to pipeline stages, and its consequences for segments.
 //!
-//! The model is cut into *chunks* of consecutive layers. Chunk `c` is on stage `c % stages`, so with as many chunks as stages
-//! each stage has one, and with more of them they are dealt out in turn (interleaved schedules).
+//! The model is cut into *chunks* of consecutive layers. Chunk `c` is on stage `c % stages`: with one chunk per stage
+//! each stage runs one range of layers, and with more the chunks are dealt out round-robin (interleaved schedules).
 //!
-//! A tied segment is used by layers of several stages. Its *owner* is the stage of its first user: that one reduces its
-//! gradient, updates it and writes it into checkpoints. The others keep a copy for computing, send on what they contribute to
-//! the gradient, and are sent the updated values: copies of the same bits, so they cannot drift apart.
+//! A tied segment is used by layers of several stages. Its *owner* is the stage of its first user: the owner reduces
+//! its gradient, updates it and writes it into checkpoints. The other stages keep a copy for computing, pass on their
+//! contribution to the gradient, and receive the updated values. The copies are bit-identical, so they cannot drift
+//! apart.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,22 +21,22 @@ pub struct Stages {
     count: usize,
     chunks: Vec<Range<LayerId>>,
     stage_of: Vec<StageId>,
-    /// By segment, its users in the order of the forward pass.
+    /// Users of each segment, in the order of the forward pass.
     users: Vec<Vec<LayerId>>,
     /// Segments with several users.
     ties: Vec<SegmentId>,
 }
 
-/// A model that cannot be cut like that.
+/// An invalid assignment of layers to stages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StagesError {
-    /// The parts leave layers out, overlap or are empty.
+    /// The chunks leave out layers, overlap or are empty.
     #[error("the parts {0:?} are not the model's layers one after another, with at least one in each")]
     NotConsecutive(Vec<Range<LayerId>>),
-    /// Not the same number of chunks for every stage.
+    /// The number of chunks is not a multiple of the number of stages.
     #[error("{chunks} parts cannot be dealt out evenly to {stages} stages")]
     Uneven {
-        /// Number of parts.
+        /// Number of chunks.
         chunks: usize,
         /// Number of stages.
         stages: usize,
@@ -43,10 +44,10 @@ pub enum StagesError {
 }
 
 impl Stages {
-    /// Cuts a model where `chunks` says.
+    /// Cuts a model into the given chunks.
     ///
     /// # Errors
-    /// If the chunks are not the layers in order, or cannot be dealt out evenly.
+    /// Fails if the chunks are not the model's layers in order, or cannot be divided evenly among the stages.
     pub fn new(shape: &ModelShape, count: usize, chunks: Vec<Range<LayerId>>) -> Result<Self, StagesError> {
         let layers = shape.layers.len();
         if count == 0 || chunks.is_empty() || !chunks.len().is_multiple_of(count) {
@@ -76,58 +77,60 @@ impl Stages {
         Ok(Self { count, chunks, stage_of, users, ties })
     }
 
-    /// The whole model on one stage.
+    /// Puts the whole model on one stage.
     ///
     /// # Panics
-    /// If the model has no layers.
+    /// Panics if the model has no layers.
     #[must_use]
     pub fn single(shape: &ModelShape) -> Self {
         let all = 0..shape.layers.len();
         Self::new(shape, 1, vec![all]).expect("a model has layers")
     }
 
-    /// Number of stages.
+    /// Returns the number of stages.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// All chunks, in the order of the forward pass.
+    /// Returns all chunks, in the order of the forward pass.
     #[must_use]
     pub fn chunks(&self) -> &[Range<LayerId>] {
         &self.chunks
     }
 
-    /// Chunks of each stage: virtual stages.
+    /// Returns the number of chunks per stage, also called virtual stages.
     #[must_use]
     pub fn chunks_per_stage(&self) -> usize {
         self.chunks.len() / self.count
     }
 
-    /// The stage of a layer.
+    /// Returns the stage of a layer.
     #[must_use]
     pub fn stage_of(&self, layer: LayerId) -> StageId {
         self.stage_of[layer]
     }
 
-    /// Number of layers of the model.
+    /// Returns the number of layers of the model.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.stage_of.len()
     }
 
-    /// Layers of a stage, in the order of the forward pass.
+    /// Returns the layers of a stage, in the order of the forward pass.
     pub fn layers_of(&self, stage: StageId) -> impl Iterator<Item = LayerId> + '_ {
         (0..self.stage_of.len()).filter(move |&layer| self.stage_of[layer] == stage)
     }
 
-    /// Whether a segment's gradient is complete after the backward of `layer`: it is the first one that uses it in the forward pass.
+    /// Returns whether the backward of `layer` completes a segment's gradient, which holds for its first user in the
+    /// forward pass.
     #[must_use]
     pub fn completes(&self, layer: LayerId, segment: SegmentId) -> bool {
         self.users[segment].first() == Some(&layer)
     }
 
-    /// Stages that exchange messages with `stage`: those with a layer next to one of its own, or that share a tied segment with it.
+    /// Returns the stages that exchange messages with `stage`: those with a layer adjacent to one of its own, or with a
+    /// tied segment in common.
     #[must_use]
     pub fn peers(&self, stage: StageId) -> BTreeSet<StageId> {
         let next_to = self.stage_of.windows(2).filter(|pair| pair.contains(&stage)).flatten().copied();
@@ -136,26 +139,26 @@ impl Stages {
         next_to.chain(sharing).filter(|&other| other != stage).collect()
     }
 
-    /// The stage that updates a segment: that of its first user.
+    /// Returns the stage that updates a segment: that of its first user.
     #[must_use]
     pub fn owner(&self, segment: SegmentId) -> StageId {
         self.users[segment].first().map_or(0, |&layer| self.stage_of[layer])
     }
 
-    /// Whether a stage has a layer that uses the segment.
+    /// Returns whether a stage has a layer that uses the segment.
     #[must_use]
     pub fn holds(&self, stage: StageId, segment: SegmentId) -> bool {
         self.users[segment].iter().any(|&layer| self.stage_of[layer] == stage)
     }
 
-    /// Whether several layers use the segment.
+    /// Returns whether several layers use the segment.
     #[must_use]
     pub fn is_tied(&self, segment: SegmentId) -> bool {
         self.users[segment].len() > 1
     }
 
-    /// A segment that two chunks of one stage use one after the other, if there is one: while a schedule goes from chunk to chunk,
-    /// its gradient would belong to several micro-batches at a time.
+    /// Returns a segment that two chunks of one stage use consecutively, if any. A schedule that alternates between
+    /// chunks would mix gradients of several micro-batches in it.
     #[must_use]
     pub fn tied_within_a_stage(&self) -> Option<SegmentId> {
         let chunk_of = |layer: LayerId| self.chunks.iter().position(|chunk| chunk.contains(&layer));
@@ -165,29 +168,31 @@ impl Stages {
         (0..self.users.len()).find(|&segment| self.count > 1 && self.users[segment].windows(2).any(is_within))
     }
 
-    /// Stages that use a segment without owning it, in order.
+    /// Returns the stages that use a segment without owning it, in ascending order.
     #[must_use]
     pub fn borrowers(&self, segment: SegmentId) -> Vec<StageId> {
         let owner = self.owner(segment);
         (0..self.count).filter(|&stage| stage != owner && self.holds(stage, segment)).collect()
     }
 
-    /// Sums of tied gradients that must be here before the backward of `layer` of a micro-batch, each to be added to.
+    /// Returns the partial sums of tied gradients to receive before the backward of `layer` on a micro-batch, which
+    /// adds to each.
     ///
-    /// A tied gradient is added up in the order of the backward pass, as on one stage: last user first. Where the next user is
-    /// on another stage, the sum so far goes there.
+    /// A tied gradient is summed in the order of the backward pass, last user first, as on one stage. When the next
+    /// user is on another stage, the partial sum is sent there.
     #[must_use]
     pub fn tied_before(&self, layer: LayerId, micro_batch: usize) -> Vec<Message> {
         self.tied(layer, micro_batch, |users, at| Some((*users.get(at + 1)?, users[at])))
     }
 
-    /// Sums of tied gradients that leave after the backward of `layer` of a micro-batch.
+    /// Returns the partial sums of tied gradients to send after the backward of `layer` on a micro-batch.
     #[must_use]
     pub fn tied_after(&self, layer: LayerId, micro_batch: usize) -> Vec<Message> {
         self.tied(layer, micro_batch, |users, at| Some((users[at], *users.get(at.checked_sub(1)?)?)))
     }
 
-    /// Messages from the stage of one user to that of the next, both found by `hop` from where `layer` is among the users.
+    /// Returns the messages from the stage of one user to that of the next. `hop` finds both users from the position of
+    /// `layer` among the users.
     fn tied(
         &self,
         layer: LayerId,

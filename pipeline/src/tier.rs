@@ -1,59 +1,59 @@
-//! Where bytes live, and what moves between memory and a disk.
+//! Memory tiers, and the items that move between memory and a disk.
 
 use std::fmt;
 
 use crate::instruction::{LayerId, SegmentId};
 
-/// Where something lives while nobody uses it.
+/// Where data is stored while it is not in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Tier {
-    /// In memory. On a machine without accelerators the device's memory and the host's are the same.
+    /// In memory. On a machine without accelerators, device memory and host memory are the same.
     #[default]
     Memory,
     /// On an NVMe disk.
     Nvme,
 }
 
-/// The tiers of a segment: each rank's part of it.
+/// The tiers of each rank's part of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Tiers {
-    /// Of its working parameters, which must be sharded if that is a disk.
+    /// Tier of the working parameters. Parameters on a disk must be sharded.
     pub parameters: Tier,
-    /// Of its accumulated gradients, which must be sharded and in order of arrival if that is a disk.
+    /// Tier of the accumulated gradients. Gradients on a disk must be sharded and accumulated in order of arrival.
     pub gradients: Tier,
-    /// Of its optimizer state and master parameters.
+    /// Tier of the optimizer state and master parameters.
     pub optimizer: Tier,
-    /// In how many parts the optimizer step goes, as many on each rank. With all in memory it goes in one, and this is 0; if any
-    /// of the three is on a disk, it is at least 1.
+    /// Number of tiles in which the optimizer step is processed, equal on all ranks. 0 if everything is in memory, and
+    /// at least 1 if any of the three is on a disk.
     pub tiles: usize,
 }
 
-/// What is moved at a time.
+/// A unit that is moved between memory and disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Item {
-    /// This rank's shard of a segment's working parameters. A gather uses it up; what is on the disk stays.
+    /// This rank's shard of a segment's working parameters. A gather consumes the copy in memory; the one on the disk
+    /// stays.
     Parameters {
-        /// Which segment.
+        /// The segment.
         segment: SegmentId,
     },
     /// This rank's accumulated gradients of a segment.
     Gradients {
-        /// Which segment.
+        /// The segment.
         segment: SegmentId,
     },
-    /// What the optimizer step needs of a part of this rank's share of a segment, as far as it is on the disk: state, masters,
-    /// gradients, parameters.
+    /// The on-disk data that the optimizer step of one tile needs: state, master parameters, gradients, parameters.
     Tile {
-        /// Which segment.
+        /// The segment.
         segment: SegmentId,
-        /// Which of its tiles.
+        /// Index of the tile within this rank's part of the segment.
         index: usize,
     },
-    /// Inputs of a layer that is run again.
+    /// Inputs of a layer that will be recomputed.
     Activations {
-        /// Which layer.
+        /// The layer.
         layer: LayerId,
-        /// Of which micro-batch.
+        /// Their micro-batch.
         micro_batch: usize,
     },
 }

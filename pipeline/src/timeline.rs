@@ -1,20 +1,20 @@
-//! What ran when: of a simulation, or measured. One form for both, so that the two can be laid side by side.
+//! Timelines of a step, simulated or measured. Both have the same form, so that they can be compared side by side.
 
 use std::fmt;
 
 use crate::instruction::Instruction;
 use crate::message::{Channel, Kind};
 
-/// What a rank does at a time: things of one lane come one after another, those of different lanes may overlap.
+/// A track of a rank. Events of one lane never overlap; events of different lanes may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
-    /// The instructions themselves, and the waits between them.
+    /// Instructions of the program, and the waits between them.
     Compute,
-    /// What is on its way with the data-parallel group, or with all ranks.
+    /// Collectives in flight, of the data-parallel group or of all ranks.
     Collectives,
-    /// What is on its way from or to the disk.
+    /// Disk transfers in flight.
     Disk,
-    /// What is on its way to another stage, in the lane of the rank that sends.
+    /// Messages in flight to another stage, shown on the sender.
     Channel(Channel),
 }
 
@@ -36,46 +36,46 @@ impl fmt::Display for Lane {
     }
 }
 
-/// Something that took time.
+/// One event with its duration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Whose.
+    /// Rank of the event.
     pub rank: usize,
-    /// In which of its lanes.
+    /// Lane within the rank.
     pub lane: Lane,
-    /// What it was. In lanes of communication it is the instruction that started it.
+    /// The instruction. In communication lanes, the instruction that started the transfer.
     pub instruction: Instruction,
-    /// Seconds from the beginning of the step.
+    /// Start in seconds since the beginning of the step.
     pub start: f64,
-    /// Likewise.
+    /// End in seconds since the beginning of the step.
     pub end: f64,
 }
 
 impl Event {
-    /// How long it took, in seconds.
+    /// Returns the duration in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.end - self.start
     }
 
-    /// Whether it is work, not a wait: computing, as far as the bubble goes.
+    /// Returns whether the event is compute rather than a wait. Only compute counts as busy in the bubble.
     #[must_use]
     pub fn is_compute(&self) -> bool {
         self.lane == Lane::Compute && !self.instruction.is_wait()
     }
 }
 
-/// A step of all ranks.
+/// The events of one step on all ranks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Timeline {
     /// Number of ranks.
     pub ranks: usize,
-    /// Of each lane of each rank in order of time. What took no time need not be here.
+    /// Events in order of time within each lane of each rank. Events of zero duration may be omitted.
     pub events: Vec<Event>,
 }
 
 impl Timeline {
-    /// Seconds from the first event to the end of the last one.
+    /// Returns the seconds from the start of the first event to the end of the last.
     #[must_use]
     pub fn makespan(&self) -> f64 {
         let start = self.events.iter().map(|event| event.start).fold(f64::INFINITY, f64::min);
@@ -83,44 +83,44 @@ impl Timeline {
         (end - start).max(0.0)
     }
 
-    /// Seconds that each rank computes.
+    /// Returns the seconds that each rank computes.
     #[must_use]
     pub fn busy(&self) -> Vec<f64> {
         self.seconds(Event::is_compute)
     }
 
-    /// Seconds that each rank does not compute.
+    /// Returns the seconds that each rank does not compute.
     #[must_use]
     pub fn idle(&self) -> Vec<f64> {
         let makespan = self.makespan();
         self.busy().into_iter().map(|busy| makespan - busy).collect()
     }
 
-    /// Seconds that each rank's disk is busy.
+    /// Returns the seconds that each rank's disk is busy.
     #[must_use]
     pub fn disk(&self) -> Vec<f64> {
         self.seconds(|event| event.lane == Lane::Disk)
     }
 
-    /// Seconds that each rank communicates: all its lanes of communication together, overlapped or not.
+    /// Returns the seconds of communication of each rank, summed over its lanes, whether overlapped or not.
     #[must_use]
     pub fn communication(&self) -> Vec<f64> {
         self.seconds(|event| matches!(event.lane, Lane::Collectives | Lane::Channel(_)))
     }
 
-    /// Seconds of some events, by rank.
-    fn seconds(&self, is_one: impl Fn(&Event) -> bool) -> Vec<f64> {
+    /// Sums the seconds of the selected events by rank.
+    fn seconds(&self, is_selected: impl Fn(&Event) -> bool) -> Vec<f64> {
         let mut ranks = vec![0.0; self.ranks];
-        for event in self.events.iter().filter(|event| event.rank < self.ranks && is_one(event)) {
+        for event in self.events.iter().filter(|event| event.rank < self.ranks && is_selected(event)) {
             ranks[event.rank] += event.seconds();
         }
         ranks
     }
 
-    /// The share of the step in which even the busiest rank does not compute.
+    /// Returns the fraction of the step in which even the busiest rank does not compute.
     ///
-    /// With stages that take equally long this is what is called a schedule's bubble. Where they do not, the others wait for the
-    /// slowest one besides: that is for the split to answer for, and not counted here.
+    /// For stages of equal duration, this is the bubble of the schedule. For unequal stages, the additional time spent
+    /// waiting for the slowest stage is a matter of the split and is not included.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         let (busiest, makespan) = (self.busy().into_iter().fold(0.0, f64::max), self.makespan());

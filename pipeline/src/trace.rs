@@ -1,7 +1,8 @@
-//! Timelines in Chrome's trace event format, which Perfetto opens: each rank a process, each lane a thread; and what else went on beside
-//! them, such as on a device.
+//! Exports timelines in Chrome's trace event format, which Perfetto opens. Each rank is a process and each lane a
+//! thread; additional processes, such as a device, can be shown too.
 //!
-//! The format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Times are in microseconds.
+//! The format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Times are in
+//! microseconds.
 
 use std::collections::BTreeSet;
 
@@ -10,32 +11,32 @@ use serde_json::{Value, json};
 use crate::instruction::Instruction;
 use crate::timeline::{Event, Lane, Timeline};
 
-/// What went on beside a rank of the first timeline, and stands below it.
+/// An additional process, shown below a rank of the first timeline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Process {
-    /// What it is called.
+    /// Display name.
     pub name: String,
-    /// The rank.
+    /// Rank below which it is shown.
     pub rank: usize,
-    /// Names, and what each did in order of time.
+    /// Threads: a name, and slices in order of time.
     pub threads: Vec<(String, Vec<Slice>)>,
 }
 
-/// Something that a process did.
+/// One slice of a thread.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slice {
-    /// What it was.
+    /// Display name.
     pub name: String,
-    /// Of what kind.
+    /// Trace category.
     pub category: &'static str,
-    /// Seconds from the beginning of the timelines.
+    /// Start in seconds since the beginning of the timelines.
     pub start: f64,
-    /// Likewise.
+    /// End in seconds since the beginning of the timelines.
     pub end: f64,
 }
 
-/// The JSON of one or more timelines, each with a name that its processes carry: `[("measured", &run), ("simulated", &plan)]`
-/// gives both, one below the other and on one axis of time, with other processes each below its rank.
+/// Returns the JSON of one or more timelines, each with a name for its processes: `[("measured", &run), ("simulated",
+/// &plan)]` shows both on one time axis, one below the other. Each additional process is shown below its rank.
 #[must_use]
 pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
     let mut events = vec![];
@@ -71,7 +72,7 @@ pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
     json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()
 }
 
-/// An event of metadata.
+/// Returns a metadata event.
 fn about(process: usize, thread: usize, what: &str, key: &str, value: Value) -> Value {
     json!({ "ph": "M", "pid": process, "tid": thread, "name": what, "args": { key: value } })
 }
@@ -81,7 +82,7 @@ fn complete(process: usize, thread: usize, event: &Event) -> Value {
     span(process, thread, &instruction.to_string(), instruction.kind(), microseconds, arguments(instruction))
 }
 
-/// A complete event, with its start and its duration.
+/// Returns a complete event, with start and duration in microseconds.
 fn span(
     process: usize,
     thread: usize,
@@ -102,7 +103,7 @@ fn span(
     })
 }
 
-/// What an instruction is about, to search and to group by.
+/// Returns the instruction's operands, for searching and grouping.
 fn arguments(instruction: &Instruction) -> Value {
     match instruction {
         Instruction::Load { micro_batch } => json!({ "micro_batch": micro_batch }),

@@ -1,4 +1,5 @@
-//! The disk tier in turn with the disk alone: `cargo run --release -p zero-tier --example disk -- FOLDER [mebibytes] [repeats]`.
+//! Compares the disk tier with the bare disk: `cargo run --release -p zero-tier --example disk -- FOLDER [mebibytes]
+//! [repeats]`.
 
 use std::path::PathBuf;
 use std::time::Duration;

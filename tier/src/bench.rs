@@ -1,9 +1,10 @@
-//! Timing a swap file in turn with the disk itself, for `zero-train bench io` and the example of this crate.
+//! Benchmarks a swap file against the bare disk, for `zero-train bench io` and this crate's example.
 //!
-//! The floor is the plainest way to move the same bytes between the same file and as much memory at the disk's full rate: eight
-//! threads call `pread` or `pwrite` for the next megabyte, past the page cache. No requests, no order, no buffers that come and go: what a
-//! [`SwapFile`] takes longer is the price of those. As much memory, because that matters: a disk reads faster into a few
-//! megabytes that stay in the processor's cache, but no training step wants its state there.
+//! The floor is the plainest way to move the same bytes at the disk's full rate, with the same file and the same amount
+//! of memory: eight threads call `pread` or `pwrite` for the next megabyte, bypassing the page cache. It has no
+//! requests, no ordering and no buffer management, so the extra time of a [`SwapFile`] is their cost. The amount of
+//! memory must match, because a disk reads faster into a few megabytes that stay in the processor's cache, which
+//! offloaded state never does.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
@@ -16,22 +17,22 @@ use crate::error::DiskError;
 use crate::file::{Options, SwapFile};
 use crate::queue::Pending;
 
-/// What is moved.
+/// The access pattern of a benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// The file is read from its start to its end.
+    /// Reads the file from start to end.
     Read,
-    /// The file is written from its start to its end.
+    /// Writes the file from start to end.
     Write,
-    /// Each range is read and written back, as an optimizer does with its state; the bytes count twice.
+    /// Reads and writes back each range, as an optimizer does with its state. The bytes count twice.
     Update,
 }
 
 impl Load {
-    /// All of them.
+    /// All loads.
     pub const ALL: [Load; 3] = [Load::Read, Load::Write, Load::Update];
 
-    /// In small letters.
+    /// Returns the name in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Load::Read => "read",
@@ -41,19 +42,19 @@ impl Load {
     }
 }
 
-/// Times of a load through a swap file and of the same bytes without, taken in turn.
+/// Times of a load through a swap file (the subject) and on the bare disk (the floor), measured alternately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Comparison {
-    /// Bytes that are moved in each run.
+    /// Bytes moved per run.
     pub bytes: u64,
-    /// Through a swap file.
+    /// Times through the swap file.
     pub subject: Vec<Duration>,
-    /// Without.
+    /// Times on the bare disk.
     pub floor: Vec<Duration>,
 }
 
 impl Comparison {
-    /// How many times its floor each run took, from the smallest.
+    /// Returns the ratio of each subject time to its floor time, in ascending order.
     pub fn ratios(&self) -> Vec<f64> {
         let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
         let mut ratios: Vec<f64> = self.subject.iter().zip(&self.floor).map(ratio).collect();
@@ -62,48 +63,48 @@ impl Comparison {
     }
 }
 
-/// The middle value; zero for none.
+/// Returns the median; zero for an empty slice.
 pub fn median(times: &[Duration]) -> Duration {
     let mut times = times.to_vec();
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// What the floor has under way: so many threads, with blocks of so many bytes. More of either was no faster on any disk tried.
+/// Threads of the floor, and the size in bytes of their blocks. Larger values were no faster on any disk tried.
 const THREADS: usize = 8;
 const BLOCK: usize = 1 << 20;
 
-/// What a benchmark moves, and how.
+/// Sizes of a benchmark.
 #[derive(Debug, Clone)]
 pub struct Size {
-    /// Bytes of each of the two files.
+    /// Size in bytes of each of the two files.
     pub file: u64,
-    /// Bytes of a request, as a sub-group of the optimizer would be.
+    /// Size in bytes of a request, comparable to a sub-group of the optimizer.
     pub request: usize,
-    /// Requests under way at a time.
+    /// Number of requests in flight.
     pub requests: usize,
-    /// Runs of each, after one that does not count.
+    /// Number of measured runs of each, after one warm-up run.
     pub repeats: usize,
 }
 
-/// A swap file with what moves its bytes.
+/// A swap file under test, with its buffers and its floor.
 #[derive(Debug)]
 pub struct Bench {
     swap: SwapFile,
     pool: BufferPool,
-    /// With as much memory as the requests have that are under way.
+    /// The floor, with as much memory as the requests in flight.
     plain: Plain,
     size: Size,
 }
 
 impl Bench {
-    /// Reserves the file and writes it once: what has never been written is read from no disk.
+    /// Reserves the file and writes it once, because a file system reads never-written ranges without the disk.
     ///
     /// # Errors
-    /// The folder has not the space, there is not the memory, or the disk fails.
+    /// Fails if the folder has too little space, the system is out of memory, or the disk fails.
     pub fn new(folder: &Path, size: &Size, options: &Options) -> Result<Bench, DiskError> {
         let request = align(size.request.max(1) as u64);
-        // Whole requests.
+        // Round up to whole requests.
         let file = size.file.max(1).div_ceil(request).saturating_mul(request);
         let size = Size { file, request: request as usize, requests: size.requests.max(1), ..*size };
         let plain = Plain::new(size.request.saturating_mul(size.requests))?;
@@ -113,15 +114,15 @@ impl Bench {
         Ok(bench)
     }
 
-    /// The file that is measured.
+    /// Returns the file under test.
     pub fn swap_file(&self) -> &SwapFile {
         &self.swap
     }
 
-    /// Times a load in turn with its floor.
+    /// Times a load alternately with its floor.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Returns the first error of the disk.
     pub fn compare(&mut self, load: Load) -> Result<Comparison, DiskError> {
         let (read, write) = match load {
             Load::Read => (self.size.file, 0),
@@ -151,7 +152,7 @@ impl Bench {
                 }
                 (next, spare) = (next + request as u64, spare - 1);
             }
-            // Half of the buffers are being read while the other half is written back.
+            // Half of the buffers are read into while the other half are written back.
             let read = if writes.len() < requests.div_ceil(2) { reads.pop_front() } else { None };
             if let Some((at, read)) = read {
                 let buffer = Pending::wait(read)?;
@@ -170,7 +171,7 @@ impl Bench {
     }
 }
 
-/// The floor of what moves other numbers of bytes than a [`Load`] does, on a file of its own.
+/// A floor, on a file of its own, for subjects that move other amounts of data than a [`Load`] does.
 #[derive(Debug)]
 pub struct Floor {
     file: SwapFile,
@@ -178,10 +179,11 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Reserves a file of `size` bytes and writes it once. `memory` is how much the subject has for what is under way.
+    /// Reserves a file of `size` bytes and writes it once. `memory` is the size in bytes of the subject's buffers in
+    /// flight.
     ///
     /// # Errors
-    /// The folder has not the space, there is not the memory, or the disk fails.
+    /// Fails if the folder has too little space, the system is out of memory, or the disk fails.
     pub fn new(folder: &Path, size: u64, memory: usize) -> Result<Floor, DiskError> {
         let mut floor =
             Floor { file: SwapFile::create(folder, size, &Options::default())?, plain: Plain::new(memory)? };
@@ -189,17 +191,17 @@ impl Floor {
         Ok(floor)
     }
 
-    /// Times so many bytes in whole blocks, at most those of the file, reads and writes evenly mixed. Of a block that is read and
-    /// written, what was read is written back.
+    /// Times a transfer of `read` and `write` bytes in whole blocks, each capped at the size of the file, with reads
+    /// and writes evenly mixed. A block that is both read and written is written back as read.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Returns the first error of the disk.
     pub fn run(&mut self, read: u64, write: u64) -> Result<Duration, DiskError> {
         self.plain.run(&self.file, read, write)
     }
 }
 
-/// Memory of each thread of the floor.
+/// One buffer per thread of the floor.
 #[derive(Debug)]
 struct Plain(Vec<AlignedBuffer>);
 
@@ -215,8 +217,8 @@ impl Plain {
         let blocks = |bytes: u64| bytes.min(size).div_ceil(BLOCK as u64);
         let (read, write) = (blocks(read), blocks(write));
         let all = read.max(write);
-        // So many of all blocks, which lie evenly among them.
-        let is_one = |index: u64, of: u64| (index + 1) * of / all > index * of / all;
+        // Selects `of` of all blocks, evenly spread.
+        let is_selected = |index: u64, of: u64| (index + 1) * of / all > index * of / all;
         let next = AtomicU64::new(0);
         let work = |buffer: &mut AlignedBuffer| -> std::io::Result<()> {
             for memory in (0..buffer.len()).step_by(BLOCK).cycle() {
@@ -226,10 +228,10 @@ impl Plain {
                 }
                 let at = index * BLOCK as u64;
                 let bytes = &mut buffer.as_bytes_mut()[memory..][..(size - at).min(BLOCK as u64) as usize];
-                if is_one(index, read) {
+                if is_selected(index, read) {
                     file.read_exact_at(bytes, at)?;
                 }
-                if is_one(index, write) {
+                if is_selected(index, write) {
                     file.write_all_at(bytes, at)?;
                 }
             }
@@ -238,7 +240,7 @@ impl Plain {
         let start = Instant::now();
         let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
             let threads: Vec<_> = self.0.iter_mut().map(|buffer| scope.spawn(|| work(buffer))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("it has no way to panic")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("these threads do not panic")).collect()
         });
         let elapsed = start.elapsed();
         let failed = |error| DiskError::refused(swap.folder(), "read and write without a queue", error);
@@ -252,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_load_is_timed_in_turn_with_its_floor_and_moves_its_bytes() {
+    fn every_load_is_timed_alternately_with_its_floor_and_moves_its_bytes() {
         let folder = tempfile::tempdir().expect("a folder");
         for (file, request, requests) in [(5 << 20, 1 << 20, 3), (1, 1, 1), (100_000, 10_000, 2)] {
             let size = Size { file, request, requests, repeats: 2 };
@@ -270,7 +272,7 @@ mod tests {
                     Load::Update => [bytes, bytes],
                 };
                 assert_eq!(times.bytes, read + written);
-                // With the run that does not count.
+                // Three runs: the warm-up run counts here.
                 assert_eq!(after.read_bytes - before.read_bytes, 3 * read);
                 assert_eq!(after.written_bytes - before.written_bytes, 3 * written);
             }
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_pairs() {
+    fn ratios_pair_each_run_with_its_floor() {
         let ms = |times: [u64; 3]| times.map(Duration::from_millis).to_vec();
         let comparison = Comparison { bytes: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
         assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_moves_what_it_is_asked_for_and_writes_back_what_it_read() {
+    fn the_floor_moves_the_requested_bytes_and_writes_back_what_it_read() {
         let (folder, block) = (tempfile::tempdir().expect("a folder"), BLOCK as u64);
         let mut floor = Floor::new(folder.path(), 8 * block, 1).expect("a file");
         let written = |floor: &Floor| -> Vec<u8> {

@@ -1,25 +1,27 @@
-//! Memory of large pages through which blocks go whose own pages are small.
+//! Huge-page bounce buffers for blocks whose own pages are small.
 //!
-//! The kernel gives a disk a list of the pages of a transfer. A megabyte in pages of 4 KiB is more of them than many disks take at a
-//! time, and becomes several transfers: one disk read 0.75 GB/s so, and 1.4 GB/s into pages of 2 MiB. It is faster to copy.
+//! The kernel gives a disk a list of the pages of a transfer. A megabyte in pages of 4 KiB exceeds what many disks
+//! accept per transfer, so the kernel splits it: one disk read 0.75 GB/s that way, and 1.4 GB/s into pages of 2 MiB. Copying
+//! through huge pages is faster.
 
 use crate::loan::Part;
 use crate::pages::Pages;
 use crate::schedule::Direction;
 
-/// A place for each block that is under way.
+/// One bounce buffer per block in flight.
 pub(crate) struct Bounce {
     pages: Pages,
     block: usize,
 }
 
 impl Bounce {
-    /// For so many blocks of at most so many bytes at a time; `None` if there is no memory for them.
+    /// Allocates `slots` buffers of `block` bytes each; `None` if the system is out of memory.
     pub(crate) fn new(slots: usize, block: usize) -> Option<Bounce> {
         Some(Bounce { pages: Pages::zeroed(slots * block)?, block })
     }
 
-    /// Where the disk is to read a part to, or to write it from: at a place, or where it is.
+    /// Returns the address for the disk to use: the slot's bounce buffer, or the part itself if its pages are large.
+    /// Copies a part to be written into the bounce buffer.
     pub(crate) fn prepare(&mut self, slot: usize, part: &mut Part) -> *mut u8 {
         if !self.takes(part) {
             return part.as_mut_ptr();
@@ -30,7 +32,7 @@ impl Bounce {
         place.as_mut_ptr()
     }
 
-    /// Takes the first bytes of a part, which the disk has read, to where they belong.
+    /// Copies the first `bytes` bytes that the disk has read from the bounce buffer to the part.
     pub(crate) fn deliver(&self, slot: usize, part: &mut Part, bytes: usize) {
         if self.takes(part) && part.direction() == Direction::Read {
             let read = &self.pages[slot * self.block..][..bytes.min(part.len())];

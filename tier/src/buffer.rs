@@ -1,6 +1,6 @@
-//! Memory that a disk can read and write without a copy: whole pages, and a pool that reuses them.
+//! Page-aligned buffers that a disk can read and write without a copy, and a pool that reuses them.
 //!
-//! A buffer begins on a page, as O_DIRECT wants, and is made of huge ones where it can; `pages.rs` says why.
+//! A buffer begins on a page, as O_DIRECT requires, and uses huge pages where possible; `pages.rs` explains why.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,72 +8,72 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::error::DiskError;
 use crate::pages::Pages;
 
-/// What offsets and lengths on the disk, and addresses in memory, are multiples of: the page, which every logical block size in
-/// use divides.
+/// The alignment, in bytes, of file offsets, lengths and memory addresses: one page, a multiple of every logical block
+/// size in use.
 pub const ALIGNMENT: usize = 4096;
 
-/// The next multiple of [`ALIGNMENT`].
+/// Rounds up to the next multiple of [`ALIGNMENT`].
 pub fn align(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT as u64 - 1) & !(ALIGNMENT as u64 - 1)
 }
 
-/// Owned bytes, of whole aligned pages, of which the first `len` are in use.
+/// An owned buffer of whole aligned pages, of which the first `len` bytes are in use.
 pub struct AlignedBuffer {
     pages: Pages,
     len: usize,
 }
 
 impl AlignedBuffer {
-    /// `len` zeros.
+    /// Allocates a buffer with `len` zero bytes in use.
     ///
     /// # Errors
-    /// The system has not as much memory to give.
+    /// Returns [`DiskError::Memory`] if the system is out of memory.
     pub fn zeroed(len: usize) -> Result<AlignedBuffer, DiskError> {
         let pages = Pages::zeroed(len).ok_or(DiskError::Memory { bytes: len as u64 })?;
         Ok(AlignedBuffer { pages, len })
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no byte is in use.
+    /// Returns whether no byte is in use.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes that are there, a multiple of [`ALIGNMENT`].
+    /// Returns the allocated bytes, a multiple of [`ALIGNMENT`].
     pub fn capacity(&self) -> usize {
         self.pages.len()
     }
 
-    /// Has `len` bytes in use, or all that are there if they are fewer. Bytes that come into use have some earlier value.
+    /// Sets the number of bytes in use, capped at the capacity. Bytes that come into use keep an earlier value.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.capacity());
     }
 
-    /// The bytes in use.
+    /// Returns the bytes in use.
     pub fn as_bytes(&self) -> &[u8] {
         &self.pages[..self.len]
     }
 
-    /// The bytes in use.
+    /// Returns the bytes in use, mutably.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         &mut self.pages[..self.len]
     }
 
-    /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
+    /// Returns the bytes in use as floats. Up to three trailing bytes that do not fill a float are omitted.
     pub fn as_f32(&self) -> &[f32] {
         bytemuck::cast_slice(&self.pages[..self.len / 4 * 4])
     }
 
-    /// The bytes in use as floats; up to three bytes at the end that are no whole one are left out.
+    /// Returns the bytes in use as mutable floats. Up to three trailing bytes that do not fill a float are omitted.
     pub fn as_f32_mut(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(&mut self.pages[..self.len / 4 * 4])
     }
 
-    /// The first of all bytes that are there.
+    /// Returns a pointer to the first allocated byte.
     pub(crate) fn start(&mut self) -> *mut u8 {
         self.pages.as_mut_ptr()
     }
@@ -85,7 +85,7 @@ impl std::fmt::Debug for AlignedBuffer {
     }
 }
 
-/// Buffers that wait for their next use, by size class, so that a training step allocates none.
+/// A pool of idle buffers by size class. It spares a training step from allocating.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     shelves: Mutex<Shelves>,
@@ -97,34 +97,34 @@ struct Shelves {
     usage: PoolUsage,
 }
 
-/// What a [`BufferPool`] holds, and what it had to ask the system for.
+/// Memory held by a [`BufferPool`], and its allocation count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolUsage {
-    /// Bytes of the buffers that wait in the pool.
+    /// Bytes of the idle buffers in the pool.
     pub idle_bytes: u64,
-    /// Bytes of the buffers that the pool gave out and did not get back.
+    /// Bytes of the buffers that were taken and not yet returned.
     pub lent_bytes: u64,
-    /// Buffers that were allocated because none waited.
+    /// Number of buffers that were allocated because none was idle.
     pub allocations: u64,
 }
 
 impl BufferPool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new() -> BufferPool {
         BufferPool::default()
     }
 
-    /// What a buffer for `len` bytes takes: `len` rounded up to one of eight sizes between a power of two and the next, so at most an
-    /// eighth more, and to whole pages.
+    /// Returns the bytes allocated for a buffer of `len` bytes: `len` rounded up to one of eight sizes between
+    /// consecutive powers of two, hence at most an eighth more, and to whole pages.
     pub fn size_class(len: usize) -> usize {
         let step = (len.checked_next_power_of_two().unwrap_or(len) / 16).max(ALIGNMENT);
         len.max(1).checked_next_multiple_of(step).unwrap_or(len)
     }
 
-    /// A buffer with `len` bytes in use, which hold anything.
+    /// Takes a buffer with `len` bytes in use. Their contents are unspecified.
     ///
     /// # Errors
-    /// None waits, and the system has not as much memory to give.
+    /// Returns [`DiskError::Memory`] if no buffer is idle and the system is out of memory.
     pub fn take(&self, len: usize) -> Result<AlignedBuffer, DiskError> {
         let class = BufferPool::size_class(len);
         let mut shelves = self.lock();
@@ -144,14 +144,15 @@ impl BufferPool {
         Ok(buffer)
     }
 
-    /// Takes a buffer in, for others to use.
+    /// Returns a buffer to the pool for reuse.
     pub fn put(&self, buffer: AlignedBuffer) {
         let capacity = buffer.capacity();
         let mut shelves = self.lock();
         shelves.usage.idle_bytes += capacity as u64;
-        // One that was made elsewhere may come in as well.
+        // Saturates because the buffer may have been allocated outside the pool.
         shelves.usage.lent_bytes = shelves.usage.lent_bytes.saturating_sub(capacity as u64);
-        // The class that it serves; a capacity between two classes (made elsewhere) is never asked for, so it goes.
+        // A buffer allocated outside the pool may have a capacity between two classes. No request matches it, so drop
+        // it.
         if BufferPool::size_class(capacity) == capacity {
             shelves.idle.entry(capacity).or_default().push(buffer);
         } else {
@@ -159,14 +160,14 @@ impl BufferPool {
         }
     }
 
-    /// Gives all waiting buffers back to the system.
+    /// Frees all idle buffers.
     pub fn clear(&self) {
         let mut shelves = self.lock();
         shelves.idle.clear();
         shelves.usage.idle_bytes = 0;
     }
 
-    /// What the pool holds now.
+    /// Returns the current usage.
     pub fn usage(&self) -> PoolUsage {
         self.lock().usage
     }
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_is_an_error() {
+    fn out_of_memory_is_an_error() {
         for len in [usize::MAX, usize::MAX / 2, isize::MAX as usize - 1] {
             let error = AlignedBuffer::zeroed(len).expect_err("more than an address space");
             assert!(matches!(error, DiskError::Memory { bytes, .. } if bytes == len as u64), "{error}");
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_allocates_only_what_never_came_back() {
+    fn pool_reuses_returned_buffers() {
         let pool = BufferPool::new();
         for _ in 0..10 {
             let (large, small) = (pool.take(100_000).expect("memory"), pool.take(10).expect("memory"));
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn size_classes_waste_at_most_an_eighth_and_serve_themselves() {
+    fn size_classes_waste_at_most_an_eighth_and_are_fixed_points() {
         for len in (0..2_000_000).step_by(997).chain([1 << 20, (1 << 20) + 1, 3 << 30]) {
             let class = BufferPool::size_class(len);
             assert!(class >= len && class.is_multiple_of(ALIGNMENT));

@@ -1,123 +1,124 @@
-//! What can go wrong between a rank and its disk, with where it happened and what to do about it.
+//! Errors of the disk tier, each with the folder it concerns and advice on how to fix it.
 
 use std::path::{Path, PathBuf};
 
-/// Why a swap file could not be made, or a request on it failed. The text is one line; [`help`](DiskError::help) is another.
+/// Why a swap file could not be created, or a request on it failed. The text is one line; [`help`](DiskError::help)
+/// returns another.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// There is nothing at the path.
+    /// The folder does not exist.
     #[error("{}: there is no such folder", folder.display())]
     Missing {
-        /// Where the swap file was to be.
+        /// The folder chosen for the swap file.
         folder: PathBuf,
     },
-    /// The path leads to something else.
+    /// The path exists but is not a folder.
     #[error("{}: this is no folder", folder.display())]
     NotAFolder {
-        /// Where the swap file was to be.
+        /// The path chosen for the swap file.
         folder: PathBuf,
     },
-    /// The folder lets no file be made in it.
+    /// The folder permits no new file.
     #[error("{}: no file can be made in this folder: {reason}", folder.display())]
     NotWritable {
-        /// Where the swap file was to be.
+        /// The folder chosen for the swap file.
         folder: PathBuf,
-        /// The system's words.
+        /// The system's error text.
         reason: String,
     },
-    /// The disk has not the space, which is found before anything is written.
+    /// The disk has too little free space. This is detected before anything is written.
     #[error("{}: {} are needed, {} are free", folder.display(), size(*needed), size(*available))]
     NoSpace {
-        /// Where the swap file was to be.
+        /// The folder chosen for the swap file.
         folder: PathBuf,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         needed: u64,
-        /// Bytes that a program without privileges may still use.
+        /// Bytes still available to an unprivileged process.
         available: u64,
     },
-    /// The system refused a step of making the file.
+    /// The system refused an operation while the file was being created.
     #[error("{}: the system refused to {step}: {reason}", folder.display())]
     Refused {
-        /// Where the swap file was to be.
+        /// The folder chosen for the swap file.
         folder: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         step: String,
-        /// The system's words.
+        /// The system's error text.
         reason: String,
     },
-    /// The file is shorter than it was made: someone truncated it, or the disk lost a part of it.
+    /// The file is shorter than when it was created: another process truncated it, or the disk lost a part of it.
     #[error("{}: the swap file ends at {end}, {bytes} bytes were expected at {at}: it was cut short", folder.display())]
     CutShort {
-        /// Where the swap file is.
+        /// The folder of the swap file.
         folder: PathBuf,
-        /// Its length now.
+        /// Current length of the file in bytes.
         end: u64,
-        /// The offset of what was to be read or written.
+        /// File offset of the transfer, in bytes.
         at: u64,
-        /// The bytes of it.
+        /// Length of the transfer in bytes.
         bytes: u64,
     },
-    /// The disk filled up under the file, in spite of the reservation: a quota, a thin volume, a snapshot.
+    /// The disk filled up despite the reservation, because of a quota, a thin volume or a snapshot.
     #[error("{}: no space was left when {bytes} bytes were written at {at} of the swap file", folder.display())]
     Full {
-        /// Where the swap file is.
+        /// The folder of the swap file.
         folder: PathBuf,
-        /// The offset of what was to be written.
+        /// File offset of the write, in bytes.
         at: u64,
-        /// The bytes of it.
+        /// Length of the write in bytes.
         bytes: u64,
     },
-    /// The disk could not read.
+    /// A read failed.
     #[error("{}: {bytes} bytes at {at} of the swap file could not be read: {reason}", folder.display())]
     Read {
-        /// Where the swap file is.
+        /// The folder of the swap file.
         folder: PathBuf,
-        /// The offset.
+        /// File offset in bytes.
         at: u64,
-        /// How many bytes.
+        /// Length in bytes.
         bytes: u64,
-        /// The system's words.
+        /// The system's error text.
         reason: String,
     },
-    /// The disk could not write.
+    /// A write failed.
     #[error("{}: {bytes} bytes at {at} of the swap file could not be written: {reason}", folder.display())]
     Write {
-        /// Where the swap file is.
+        /// The folder of the swap file.
         folder: PathBuf,
-        /// The offset.
+        /// File offset in bytes.
         at: u64,
-        /// How many bytes.
+        /// Length in bytes.
         bytes: u64,
-        /// The system's words.
+        /// The system's error text.
         reason: String,
     },
-    /// The arguments of a request, or the options, contradict what this crate asks for. Nothing was done.
+    /// The options, or the arguments of a request, are out of range. No I/O took place.
     #[error("the swap file in {}: {detail}", folder.display())]
     Invalid {
-        /// Where the swap file is.
+        /// The folder of the swap file.
         folder: PathBuf,
-        /// What is wrong.
+        /// The violated requirement.
         detail: String,
     },
-    /// The file was dropped, or the thread that served it ended, before the request was carried out.
+    /// The file was dropped, or its service thread ended, before the request completed.
     #[error("{}: the swap file is closed: {reason}", folder.display())]
     Closed {
-        /// Where the swap file was.
+        /// The folder of the swap file.
         folder: PathBuf,
-        /// Why.
+        /// Why the file is closed.
         reason: String,
     },
-    /// The system has no memory for a buffer.
+    /// The system is out of memory for a buffer.
     #[error("no memory for a buffer of {}", size(*bytes))]
     Memory {
-        /// How large it was to be.
+        /// Requested size in bytes.
         bytes: u64,
     },
 }
 
 impl DiskError {
-    /// What its reader can do about it.
+    /// Returns advice on how to fix the error.
     pub fn help(&self) -> &'static str {
         match self {
             DiskError::Missing { .. } => "make the folder on a local disk, or let `nvme_path` name another",
@@ -151,7 +152,7 @@ impl DiskError {
     }
 }
 
-/// Bytes for people: whole up to a megabyte, then with one decimal.
+/// Formats a size for display: exact below a megabyte, then with one decimal.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_000_000 => format!("{bytes} bytes"),

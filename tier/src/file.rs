@@ -1,4 +1,4 @@
-//! One rank's file on the disk tier.
+//! The swap file of one rank.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -16,32 +16,34 @@ use crate::ring::Ring;
 use crate::schedule::Direction;
 use crate::{place, positioned, ring};
 
-/// How a [`SwapFile`] reads and writes: the `aio` section of the configuration.
+/// I/O options of a [`SwapFile`]: the `aio` section of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Requests are cut into blocks of so many bytes, a multiple of [`ALIGNMENT`].
+    /// Block size in bytes, a multiple of [`ALIGNMENT`]. Requests are cut into blocks.
     pub block_size: usize,
-    /// So many blocks are under way at a time, 1 to 1024.
+    /// Number of blocks in flight per thread, 1 to 1024.
     pub queue_depth: usize,
-    /// Each block is given to the kernel by itself, instead of all that are ready together. io_uring only. Together they cost fewer
-    /// system calls, but the kernel hands the first on to the disk when it has prepared the last, and the disk waits: writes take
-    /// 1.2 times as long.
+    /// Submits each block to the kernel separately instead of batching all ready blocks. io_uring only. Batching needs
+    /// fewer system calls, but the kernel issues the first block only after it has prepared the last, and the disk
+    /// idles meanwhile: batched writes take 1.2 times as long.
     pub single_submit: bool,
-    /// New blocks are begun as others are done, instead of when all are. io_uring only.
+    /// Starts a new block whenever one completes, instead of when all have. io_uring only.
     pub overlap_events: bool,
-    /// So many threads serve the file, each with `queue_depth` blocks; 1 to 64.
+    /// Number of threads that serve the file, each with `queue_depth` blocks in flight; 1 to 64.
     pub intra_op_parallelism: usize,
-    /// io_uring where it is permitted; else positioned reads and writes, on a thread for each block under way.
+    /// Uses io_uring where the kernel permits it. Otherwise each block in flight has a thread that calls `pread` or
+    /// `pwrite`.
     pub io_uring: bool,
-    /// Past the page cache where the file system can.
+    /// Bypasses the page cache with O_DIRECT where the file system supports it.
     pub direct: bool,
-    /// Vectors go through memory of large pages, [`bounce_bytes`](Options::bounce_bytes) of it for as long as there is the file: their
-    /// own pages are small, of which disks take few at a time. io_uring only.
+    /// Copies vectors through huge pages, because their own pages are small and a disk accepts only a limited number of
+    /// pages per transfer. The copies take [`bounce_bytes`](Options::bounce_bytes) of memory for the lifetime of the
+    /// file. io_uring only.
     pub bounce: bool,
 }
 
 impl Options {
-    /// Bytes of memory of a file beside the buffers that its user gives.
+    /// Returns the bytes of memory that the file allocates besides its caller's buffers.
     #[must_use]
     pub fn bounce_bytes(&self) -> u64 {
         let bytes = self.intra_op_parallelism * self.queue_depth * self.block_size;
@@ -50,7 +52,7 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Larger blocks than 1 MiB and more than eight of them are no faster on a local disk.
+    /// The defaults saturate a local disk: blocks above 1 MiB, or more than eight of them, are no faster.
     fn default() -> Options {
         Options {
             block_size: 1 << 20,
@@ -65,22 +67,22 @@ impl Default for Options {
     }
 }
 
-/// Who carries out reads and writes.
+/// The I/O mechanism of a swap file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// The kernel, asked through a ring.
+    /// The kernel, through io_uring.
     IoUring,
     /// Threads that call `pread` and `pwrite`.
     Positioned,
 }
 
-/// Threads of the positioned backend at most: more wait for each other, not for the disk.
+/// Maximum number of threads of the positioned backend. More threads wait for each other rather than for the disk.
 const MOST_THREADS: usize = 64;
 
-/// A file that only this value knows, in a folder on a disk. It has no name and is gone when this is dropped or the process ends.
+/// A private file in a folder on a disk. It has no name and disappears when this value is dropped or the process ends.
 ///
-/// Requests that do not overlap run at the same time in any order. Of two that overlap, unless both read, the later begins when
-/// the earlier is done: a read sees all that was written before it was asked for.
+/// Requests that do not overlap run concurrently in any order. When two requests overlap and at least one writes, the
+/// later one starts after the earlier one completes, so a read sees every write requested before it.
 #[derive(Debug)]
 pub struct SwapFile {
     queue: Arc<Queue>,
@@ -93,10 +95,10 @@ pub struct SwapFile {
 }
 
 impl SwapFile {
-    /// Makes a file of `size` bytes, rounded up to [`ALIGNMENT`], in `folder`, and reserves its space. It reads as zeros.
+    /// Creates a zero-filled file of `size` bytes, rounded up to [`ALIGNMENT`], in `folder`, and reserves its space.
     ///
     /// # Errors
-    /// The folder is not there, cannot be written to, or has not the space; the options are out of range.
+    /// Fails if the folder does not exist, is not writable or has too little space, or if an option is out of range.
     pub fn create(folder: &Path, size: u64, options: &Options) -> Result<SwapFile, DiskError> {
         let invalid = |detail| Err(DiskError::Invalid { folder: folder.into(), detail });
         let Options { block_size, queue_depth, intra_op_parallelism, .. } = *options;
@@ -118,7 +120,7 @@ impl SwapFile {
         });
         let backend = if rings.is_empty() { Backend::Positioned } else { Backend::IoUring };
         let queue = Arc::new(Queue::new(file, folder.into(), block_size as u64, bells));
-        // Before its threads, so that those which were started end if another cannot be.
+        // Construct the file before its threads: if a thread cannot be started, the drop ends the others.
         let bounce_bytes = if backend == Backend::IoUring { options.bounce_bytes() } else { 0 };
         let mut swap = SwapFile { queue, threads: vec![], size, backend, direct, notices, bounce_bytes };
         match backend {
@@ -131,13 +133,13 @@ impl SwapFile {
         Ok(swap)
     }
 
-    /// Reads `len` bytes at `at` to the start of `buffer`. `at` and `len` are multiples of [`ALIGNMENT`], for which the caller
-    /// sees with [`align`]; anything else is an error of the [`Pending`].
+    /// Reads `len` bytes at offset `at` into the start of `buffer`. `at` and `len` must be multiples of [`ALIGNMENT`],
+    /// as [`align`] returns; otherwise the [`Pending`] resolves to an error.
     pub fn read(&self, at: u64, buffer: AlignedBuffer, len: usize) -> Pending {
         self.lend(Direction::Read, at, buffer, len)
     }
 
-    /// A request for the first `len` bytes of what is lent.
+    /// Submits a request for the first `len` bytes of `buffer`.
     pub(crate) fn lend<B: Lend>(&self, direction: Direction, at: u64, buffer: B, len: usize) -> Pending<B> {
         let is_whole = || match direction {
             Direction::Read => Ok(()),
@@ -149,38 +151,39 @@ impl SwapFile {
         }
     }
 
-    /// Writes the first `len` bytes of `buffer`, beyond those in use if there are fewer, at `at`. `at` and `len` are multiples of
-    /// [`ALIGNMENT`], for which the caller sees with [`align`]; anything else is an error of the [`Pending`].
+    /// Writes the first `len` bytes of `buffer` at offset `at`. `len` may exceed the bytes in use, up to the capacity.
+    /// `at` and `len` must be multiples of [`ALIGNMENT`], as [`align`] returns; otherwise the [`Pending`] resolves to
+    /// an error.
     pub fn write(&self, at: u64, buffer: AlignedBuffer, len: usize) -> Pending {
         self.lend(Direction::Write, at, buffer, len)
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes of memory beside the buffers that are read and written.
+    /// Returns the bytes of memory that the file allocates besides its caller's buffers.
     pub fn bounce_bytes(&self) -> u64 {
         self.bounce_bytes
     }
 
-    /// Who carries out reads and writes.
+    /// Returns the I/O mechanism in use.
     pub fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// Whether reads and writes go past the page cache.
+    /// Returns whether reads and writes bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// What the user should be told once: what was refused, and what is done instead.
+    /// Returns messages to show the user once: each names a refused feature and the fallback.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// What was read and written so far.
+    /// Returns the I/O counters so far.
     pub fn statistics(&self) -> Statistics {
         self.queue.statistics()
     }
@@ -207,7 +210,8 @@ impl SwapFile {
         Err(DiskError::Invalid { folder: self.queue.folder.clone(), detail })
     }
 
-    /// A write behind the end of a file that was cut short would make it longer again, and the hole would read as zeros.
+    /// Checks that the file still has its full length. A write past the end of a truncated file would extend it again,
+    /// and the hole would read as zeros.
     fn is_whole(&self, at: u64, len: usize) -> Result<(), DiskError> {
         match self.queue.file.metadata() {
             Ok(metadata) if metadata.len() < self.size => Err(self.queue.cut_short(metadata.len(), at, len as u64)),
@@ -217,16 +221,16 @@ impl SwapFile {
     }
 }
 
-/// Whether this process may use io_uring, by which offloaded state is read and written with less work than by threads.
+/// Checks that this process may use io_uring, which transfers offloaded state at a lower CPU cost than threads do.
 ///
 /// # Errors
-/// What the kernel says: that it has none, or that it is forbidden here.
+/// Returns the kernel's error text if it lacks io_uring or forbids it for this process.
 pub fn io_uring() -> Result<(), String> {
     let options = Options { intra_op_parallelism: 1, bounce: false, ..Options::default() };
     rings(&options).map(drop).map_err(|errno| errno.to_string())
 }
 
-/// A ring for each thread, and the bells that wake them.
+/// Creates a ring for each thread, and the eventfds that wake the threads.
 fn rings(options: &Options) -> Result<(Vec<Ring>, Vec<OwnedFd>), Errno> {
     let bounce = if options.bounce { options.block_size } else { 0 };
     let rings = (0..options.intra_op_parallelism).map(|_| Ring::new(options.queue_depth, bounce));
@@ -236,11 +240,11 @@ fn rings(options: &Options) -> Result<(Vec<Ring>, Vec<OwnedFd>), Errno> {
 }
 
 impl Drop for SwapFile {
-    /// Waits for what is under way. What has not begun fails.
+    /// Waits for the blocks in flight. Requests that have not started fail.
     fn drop(&mut self) {
         self.queue.close("it was dropped");
         for thread in self.threads.drain(..) {
-            // It ended by a panic, which its requests have been told.
+            // A join error means that the thread panicked; its requests have already failed.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,9 @@
-//! The disk as a tier of memory: state that a rank does not need just now, in a file past the page cache.
+//! The disk tier: a swap file per rank that holds offloaded state outside the page cache.
 //!
-//! A rank has one [`SwapFile`] in the folder that `nvme_path` names. Its space is reserved before anything runs, it has no name, so it
-//! is gone with the process however that ends, and what it holds never was another run's. Reads and writes take an
-//! [`AlignedBuffer`] and give it back when they are done, so that several are under way while the program computes:
+//! Each rank has one [`SwapFile`] in the folder that `nvme_path` names. The file's space is reserved before training
+//! starts. The file has no name, so it disappears with the process, even after a crash, and never contains data of
+//! another run. Reads and writes take ownership of an [`AlignedBuffer`] and return it on completion, so several
+//! requests can be in flight while the program computes:
 //!
 //! ```
 //! use zero_tier::{BufferPool, Options, SwapFile, align};
@@ -21,12 +22,12 @@
 //! # Ok::<(), zero_tier::DiskError>(())
 //! ```
 //!
-//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors, where they are if their elements begin on a page, or
-//! through huge pages (`bounce`), as [`Options`] says.
+//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors. A vector whose elements begin on a page
+//! is transferred in place, or through huge pages if [`Options::bounce`] is set.
 //!
-//! How it is built: a `Schedule` cuts requests into blocks and says which may go next; a `Queue` puts memory, results and
-//! counters to it; io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry blocks out. `place` finds and
-//! reserves the file.
+//! Internally, a `Schedule` cuts requests into blocks and decides which block may run next. A `Queue` adds memory,
+//! results and counters. io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry the blocks
+//! out. `place` finds the folder and reserves the file.
 
 pub mod bench;
 mod bounce;

@@ -1,10 +1,11 @@
-//! Memory on loan to the disk: a buffer out of reach of everyone but those who read or write its parts.
+//! Buffers on loan to the disk: only the blocks that read or write a buffer can reach its memory.
 //!
-//! Lent are aligned buffers, and vectors whose elements happen to begin on a page, with which no copy is needed.
+//! A loan takes an aligned buffer, or a vector whose elements happen to begin on a page and which therefore needs no
+//! copy.
 //!
-//! The kernel, or another thread, uses the memory of a request while the program goes on. Rust's borrows cannot say that, so this
-//! file does, with a count: every part keeps the buffer, parts do not overlap, and the buffer comes back when no part is left. It
-//! does not matter who forgets what: a part that is leaked leaks its buffer.
+//! The kernel or another thread uses the memory of a request while the program continues. Rust's borrows cannot express
+//! that, so this file uses a reference count: every part keeps the buffer alive, parts do not overlap, and the buffer
+//! returns to its owner only when no part is left. Leaking is safe: a leaked part leaks its buffer.
 
 #![allow(unsafe_code)]
 
@@ -17,22 +18,22 @@ use bytemuck::Pod;
 use crate::buffer::AlignedBuffer;
 use crate::schedule::Direction;
 
-/// Memory that can be lent.
+/// Memory that can be lent to the disk.
 ///
 /// # Safety
-/// The bytes stay where they are when their owner is moved, and nothing but the owner leads to them.
+/// The bytes must keep their address when the owner moves, and must be reachable only through the owner.
 pub(crate) unsafe trait Lend: Send + 'static {
-    /// The first byte.
+    /// Returns a pointer to the first byte.
     fn start(&mut self) -> *mut u8;
-    /// Bytes from there on that the owner has room for.
+    /// Returns the number of bytes allocated from the first byte on.
     fn room(&self) -> usize;
-    /// Those of them that have been written at some time.
+    /// Returns how many of these bytes are initialized.
     fn written(&self) -> usize;
-    /// Whether its pages may be small.
+    /// Returns whether the pages may be small.
     fn is_scattered(&self) -> bool;
 }
 
-// SAFETY: its pages are on the heap or a mapping.
+// SAFETY: the pages are on the heap or in a mapping, so moving the buffer does not move them.
 unsafe impl Lend for AlignedBuffer {
     fn start(&mut self) -> *mut u8 {
         AlignedBuffer::start(self)
@@ -51,7 +52,7 @@ unsafe impl Lend for AlignedBuffer {
     }
 }
 
-// SAFETY: its elements are on the heap.
+// SAFETY: the elements are on the heap, so moving the vector does not move them.
 unsafe impl<T: Pod + Send> Lend for Vec<T> {
     fn start(&mut self) -> *mut u8 {
         self.as_mut_ptr().cast()
@@ -70,34 +71,34 @@ unsafe impl<T: Pod + Send> Lend for Vec<T> {
     }
 }
 
-/// Says that the first `len` elements are there, after the disk has written their bytes.
+/// Sets the length to `len` after the disk has written the elements' bytes.
 ///
 /// # Safety
-/// It has, all of them.
+/// All bytes of the first `len` elements must be initialized.
 pub(crate) unsafe fn filled<T: Pod>(mut values: Vec<T>, len: usize) -> Vec<T> {
     debug_assert!(len <= values.capacity());
-    // SAFETY: they are written, by the caller's promise, and any bytes are a `T`.
+    // SAFETY: the caller promises that the elements are initialized, and any bytes are a valid `T`.
     unsafe { values.set_len(len) };
     values
 }
 
-/// A buffer whose parts are given out, each once, from its start.
+/// A lent buffer, which hands out each of its parts once, from the start.
 pub(crate) struct Loan {
-    /// Not touched until `end` has found it without any part.
+    /// The buffer. Not accessed until `end` has found that no part is left.
     owner: Arc<Box<dyn Any + Send>>,
     start: *mut u8,
-    /// Bytes that may be given out, and that were.
+    /// Bytes that may be handed out, and `cut`, the bytes already handed out.
     room: usize,
     cut: usize,
     direction: Direction,
     scattered: bool,
 }
 
-// SAFETY: `start` points into the memory of `owner`, which may be used and freed on any thread.
+// SAFETY: `start` points into the memory of `owner`, which is `Send`: any thread may use and free it.
 unsafe impl Send for Loan {}
 
 impl Loan {
-    /// To be read into, or written out of.
+    /// Lends `buffer` for a transfer in `direction`. Reads may use its whole capacity, writes only initialized bytes.
     pub(crate) fn new<B: Lend>(mut buffer: B, direction: Direction) -> Loan {
         let room = match direction {
             Direction::Read => buffer.room(),
@@ -107,24 +108,24 @@ impl Loan {
         Loan { owner: Arc::new(Box::new(buffer)), start, room, cut: 0, direction, scattered }
     }
 
-    /// The next `len` bytes, or as many as are left.
+    /// Hands out the next `len` bytes, or the rest if fewer remain.
     pub(crate) fn cut(&mut self, len: usize) -> Part {
         let len = len.min(self.room - self.cut);
-        // `cut` never exceeds the capacity, so this points into the buffer or to its end.
+        // `cut` never exceeds `room`, so the pointer is inside the buffer or at its end.
         let start = self.start.wrapping_add(self.cut);
         self.cut += len;
         Part { _owner: Arc::clone(&self.owner), start, len, direction: self.direction, scattered: self.scattered }
     }
 
-    /// What was lent, if no part of it is left.
+    /// Returns the buffer if no part of it is left.
     pub(crate) fn end(self) -> Option<Box<dyn Any + Send>> {
         Arc::into_inner(self.owner)
     }
 }
 
-/// Some bytes of a buffer on loan, which nobody else has.
+/// A range of a lent buffer that no other part overlaps.
 pub(crate) struct Part {
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _owner: Arc<Box<dyn Any + Send>>,
     start: *mut u8,
     len: usize,
@@ -132,11 +133,11 @@ pub(crate) struct Part {
     scattered: bool,
 }
 
-// SAFETY: as for `Loan`; parts of one buffer do not overlap.
+// SAFETY: as for `Loan`; in addition, parts of one buffer do not overlap.
 unsafe impl Send for Part {}
 
 impl Part {
-    /// Whether its pages may be small.
+    /// Returns whether the pages may be small.
     pub(crate) fn is_scattered(&self) -> bool {
         self.scattered
     }
@@ -149,27 +150,28 @@ impl Part {
         self.len
     }
 
-    /// For the kernel, which may read and write `len` bytes there for as long as this part lives.
+    /// Returns a pointer for the kernel, which may read and write `len` bytes there while this part is alive.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start
     }
 
-    /// The bytes that are to be written out; none of what is to be read into, which may never have been written.
+    /// Returns the bytes to write to the disk. Empty for a read, whose memory may be uninitialized.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match self.direction {
             Direction::Read => &[],
-            // SAFETY: the bytes are in memory that this part keeps, and were written before it was lent; nobody else has them.
+            // SAFETY: this part keeps the memory alive, the bytes were initialized before the loan, and no other part
+            // overlaps them.
             Direction::Write => unsafe { std::slice::from_raw_parts(self.start, self.len) },
         }
     }
 
-    /// Room for bytes that are read.
+    /// Returns the memory to read into.
     pub(crate) fn as_room(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: as in `as_bytes`, `&mut self` is the only way to them, and they need not have been written.
+        // SAFETY: as in `as_bytes`; `&mut self` is the only access, and `MaybeUninit` needs no initialized bytes.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) }
     }
 
-    /// Leaves the first `bytes` out, or all.
+    /// Drops the first `bytes` from the part, or all if it is shorter.
     pub(crate) fn skip(&mut self, bytes: usize) {
         let bytes = bytes.min(self.len);
         self.start = self.start.wrapping_add(bytes);
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_apart_and_the_buffer_comes_back_without_any() {
+    fn parts_do_not_overlap_and_the_buffer_returns_after_the_last() {
         let mut loan = Loan::new(AlignedBuffer::zeroed(8192).expect("memory"), Direction::Write);
         let (mut first, mut second, rest) = (loan.cut(4096), loan.cut(5000), loan.cut(1));
         assert_eq!((first.len(), second.len(), rest.len()), (4096, 4096, 0));
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_keeps_the_memory() {
+    fn a_part_keeps_the_memory_alive() {
         let mut loan = Loan::new(AlignedBuffer::zeroed(4096).expect("memory"), Direction::Write);
         let mut part = loan.cut(4096);
         assert!(loan.end().is_none());
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_vector_what_was_written_can_be_written_out_and_all_of_it_read_into() {
+    fn writes_use_the_length_of_a_vector_and_reads_its_capacity() {
         let values = || {
             let mut values: Vec<f32> = Vec::with_capacity(10);
             values.push(1.0);

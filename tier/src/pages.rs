@@ -1,9 +1,10 @@
-//! Memory of whole pages, huge ones where there is enough of it.
+//! Page-aligned memory, with huge pages for large buffers.
 //!
-//! The kernel pins every page of a direct transfer and gives the disk a list of them. With pages of 2 MiB instead of 4 KiB the same
-//! disk moved half as much again in the same time: 1.7 -> 2.5 GB/s read, 3.1 -> 4.7 GB/s written. So large memory is a mapping of
-//! its own that asks for huge pages before it is first touched, and that the system has back as soon as it is dropped: an
-//! allocator would keep it. An allocator that counts does not see it, so it is counted here.
+//! The kernel pins every page of a direct transfer and gives the disk a list of them. With pages of 2 MiB instead of 4
+//! KiB, the same disk was one and a half times as fast: 1.7 -> 2.5 GB/s for reads, 3.1 -> 4.7 GB/s for writes. A large
+//! buffer is therefore a mapping of its own, which asks for huge pages before it is first touched and returns to the
+//! system as soon as it is dropped; an allocator would keep the memory. A counting allocator does not see these
+//! mappings, so this module counts them.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -14,7 +15,7 @@ use memmap2::{Advice, MmapMut, MmapOptions};
 
 use crate::buffer::ALIGNMENT;
 
-/// A huge page of x86-64, and of aarch64 with pages of 4 KiB.
+/// Size of a huge page on x86-64, and on aarch64 with pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -22,8 +23,8 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 static OBSERVER: OnceLock<fn(usize)> = OnceLock::new();
 
-/// Has `observer` called with what [`mapped`] will be in a moment, whenever it changes: for an allocator that keeps memory which had
-/// better be used here. The first observer stays.
+/// Registers `observer`, which is called with the new value of [`mapped`] whenever it changes, so that an allocator can
+/// give up cached memory that is better used here. Only the first registration takes effect.
 pub fn observe_mapped(observer: fn(usize)) {
     let _ = OBSERVER.set(observer);
 }
@@ -34,19 +35,19 @@ fn tell(bytes: usize) {
     }
 }
 
-/// Bytes of all mappings of this process's buffers.
+/// Returns the bytes of all buffer mappings of this process.
 #[must_use]
 pub fn mapped() -> usize {
     NOW.load(Relaxed)
 }
 
-/// The most that [`mapped`] was since [`reset_mapped_peak`].
+/// Returns the peak of [`mapped`] since [`reset_mapped_peak`].
 #[must_use]
 pub fn mapped_peak() -> usize {
     PEAK.load(Relaxed)
 }
 
-/// Begins a new peak, from what is mapped now.
+/// Resets the peak to the bytes mapped now.
 pub fn reset_mapped_peak() {
     PEAK.store(mapped(), Relaxed);
 }
@@ -64,7 +65,7 @@ pub(crate) enum Pages {
 }
 
 impl Pages {
-    /// Zeros, `bytes` or as many more as fill the last page; none where the system has not as many.
+    /// Allocates `bytes` zeros, rounded up to whole pages; `None` if the system is out of memory.
     pub(crate) fn zeroed(bytes: usize) -> Option<Pages> {
         let size = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         if size < HUGE {
@@ -74,7 +75,7 @@ impl Pages {
             return Some(Pages::Small(pages));
         }
         let pages = MmapOptions::new().len(size).map_anon().ok()?;
-        // A kernel that has no huge pages refuses, and everything works, slower.
+        // A kernel without huge pages refuses the advice; ordinary pages work too, but are slower.
         let _ = pages.advise(Advice::HugePage);
         let now = NOW.fetch_add(size, Relaxed) + size;
         PEAK.fetch_max(now, Relaxed);
@@ -82,7 +83,7 @@ impl Pages {
         Some(Pages::Large(pages))
     }
 
-    /// For those who share the memory with the kernel; valid for as long as this is not dropped.
+    /// Returns a pointer to share with the kernel, valid until this value is dropped.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         match self {
             Pages::Small(pages) => pages.as_mut_ptr().cast(),

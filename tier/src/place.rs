@@ -1,4 +1,4 @@
-//! The file and its space: found, checked and reserved before anything runs.
+//! Creates the swap file, checks its folder, and reserves its space before training starts.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,11 +14,11 @@ use rustix::process::Resource;
 use crate::buffer::{ALIGNMENT, AlignedBuffer};
 use crate::error::DiskError;
 
-/// Whether files of `bytes` bytes in all can be made in `folder`, without leaving any there. `bytes` is for all ranks of this host that
-/// use the folder. To be called before a launch; the space is not reserved by it.
+/// Checks that files of `bytes` bytes in total can be created in `folder`, and leaves none behind. `bytes` is the total
+/// over all ranks of this host that use the folder. Call it before a launch; it does not reserve the space.
 ///
 /// # Errors
-/// The folder is not there, cannot be written to, or has not the space.
+/// Fails if the folder does not exist, is not writable, or has too little space.
 pub fn check(folder: &Path, bytes: u64) -> Result<(), DiskError> {
     open(folder, false)?;
     let available = available(folder)?;
@@ -28,20 +28,20 @@ pub fn check(folder: &Path, bytes: u64) -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A file that nobody else can find, with its space.
+/// An unnamed file with its space reserved.
 pub(crate) struct Reserved {
     pub(crate) file: File,
-    /// Reads and writes go past the page cache.
+    /// Whether reads and writes bypass the page cache.
     pub(crate) direct: bool,
-    /// What the user should know about the place.
+    /// Messages for the user about the folder.
     pub(crate) notices: Vec<String>,
 }
 
-/// Makes a file of `size` zeros in `folder`; `size` is a multiple of [`ALIGNMENT`].
+/// Creates a file of `size` zeros in `folder`; `size` is a multiple of [`ALIGNMENT`].
 pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Reserved, DiskError> {
     let (file, mut direct) = open(folder, want_direct)?;
     if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current.filter(|&limit| limit < size) {
-        // The system would send a signal that ends the process.
+        // Writing past the limit would raise SIGXFSZ, which ends the process.
         return Err(DiskError::refused(
             folder,
             format!("make a file of {size} bytes"),
@@ -65,7 +65,7 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
     }
     let mut notices = vec![];
     if rustix::fs::fstatfs(&file).is_ok_and(|statistics| statistics.f_type as u64 == TMPFS) {
-        // It accepts O_DIRECT, which means nothing there.
+        // tmpfs accepts O_DIRECT but ignores it.
         direct = false;
         notices.push(format!("{}: this is a tmpfs, so what is offloaded to it stays in memory", folder.display()));
     } else if want_direct && !direct {
@@ -80,7 +80,7 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
 /// TMPFS_MAGIC in linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
 
-/// Opens a file without a name in the folder, past the page cache if wanted and possible.
+/// Opens an unnamed file in the folder, with O_DIRECT if wanted and possible.
 fn open(folder: &Path, direct: bool) -> Result<(File, bool), DiskError> {
     let not_writable = |reason: String| DiskError::NotWritable { folder: folder.into(), reason };
     match fs::metadata(folder) {
@@ -99,7 +99,7 @@ fn open(folder: &Path, direct: bool) -> Result<(File, bool), DiskError> {
         for open in [unnamed, unlinked] {
             match open(folder, flags) {
                 Ok(file) => return Ok((file, direct)),
-                // The file system knows no unnamed files (the second is an old kernel's word for it), or no O_DIRECT.
+                // The file system supports no unnamed files (old kernels return ISDIR for that), or no O_DIRECT.
                 Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL)) => last = errno,
                 Err(errno) => return Err(not_writable(errno.to_string())),
             }
@@ -108,19 +108,20 @@ fn open(folder: &Path, direct: bool) -> Result<(File, bool), DiskError> {
     Err(not_writable(last.to_string()))
 }
 
-/// A file that never has a name.
+/// Opens a file that never has a name.
 fn unnamed(folder: &Path, flags: OFlags) -> Result<File, Errno> {
     Ok(rustix::fs::open(folder, flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR)?.into())
 }
 
-/// A file whose name is taken away at once: a crash between the two system calls leaves an empty file behind, no data.
+/// Opens a file and removes its name at once. A crash between the two system calls leaves an empty file behind, without
+/// data.
 fn unlinked(folder: &Path, flags: OFlags) -> Result<File, Errno> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanoseconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = folder.join(format!(".zero-train-{}-{nanoseconds}-{count}", std::process::id()));
     let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR);
-    // A file system may make the file and then refuse O_DIRECT on it. If the name is another's, it stays.
+    // A file system may create the file and then refuse O_DIRECT on it. After EEXIST, the name belongs to another file.
     if !matches!(file, Err(Errno::EXIST)) {
         let _ = fs::remove_file(&path);
     }
@@ -142,9 +143,9 @@ fn allocate(file: &File, size: u64) -> Result<(), Errno> {
     }
 }
 
-/// Writes zeros where the file system cannot reserve.
+/// Writes zeros where the file system cannot reserve space.
 fn fill(file: &File, folder: &Path, size: u64) -> Result<(), DiskError> {
-    /// Large enough that the disk is the limit.
+    /// Large enough that the disk is the bottleneck.
     const CHUNK: u64 = 1 << 20;
     let zeros = AlignedBuffer::zeroed(CHUNK as usize)?;
     for at in (0..size).step_by(CHUNK as usize) {
@@ -157,8 +158,8 @@ fn fill(file: &File, folder: &Path, size: u64) -> Result<(), DiskError> {
     Ok(())
 }
 
-/// Whether the file, opened with O_DIRECT, takes blocks aligned as ours are: some file systems only say so at the first
-/// transfer, some want more than a page.
+/// Returns whether the file, opened with O_DIRECT, accepts blocks with our alignment. Some file systems refuse O_DIRECT
+/// only at the first transfer, and some need a larger alignment than a page.
 fn takes_direct(file: &File, size: u64) -> Result<bool, DiskError> {
     let page = AlignedBuffer::zeroed(ALIGNMENT)?;
     let refused =
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_unnamed_files_the_name_goes_at_once() {
+    fn unlinked_files_have_no_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = [(); 2].map(|()| unlinked(folder.path(), OFlags::RDWR).expect("a file"));
         assert!(fs::read_dir(folder.path()).expect("a folder").next().is_none());
@@ -181,21 +182,21 @@ mod tests {
     }
 
     #[test]
-    fn where_space_cannot_be_reserved_it_is_written() {
+    fn fill_allocates_the_whole_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let size = (2 << 20) + ALIGNMENT as u64;
         for direct in [false, true] {
             let (file, _) = open(folder.path(), direct).expect("a file");
             fill(&file, folder.path(), size).expect("written");
             assert_eq!(file.metadata().expect("open").len(), size);
-            // All of it is there, on file systems that count.
+            // The file is fully allocated, on file systems that count blocks.
             let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("open"));
             assert!(blocks == 0 || blocks * 512 >= size, "{blocks} blocks");
         }
     }
 
     #[test]
-    fn a_page_is_tried_out_and_stays_zero() {
+    fn probing_direct_io_leaves_the_page_zero() {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, direct) = open(folder.path(), true).expect("a file");
         assert!(takes_direct(&file, 0).expect("nothing to try") && takes_direct(&file, 4096).expect("tried"));

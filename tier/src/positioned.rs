@@ -1,4 +1,4 @@
-//! Blocks carried out by threads with `pread` and `pwrite`, one block a thread at a time.
+//! The thread backend: each thread transfers one block at a time with `pread` or `pwrite`.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use crate::error::DiskError;
 use crate::queue::{Queue, Watch};
 use crate::schedule::Direction;
 
-/// Adds `count` threads to `threads`, which serve the queue to its end.
+/// Starts `count` threads, which serve the queue until it closes, and adds them to `threads`.
 pub(crate) fn start(queue: &Arc<Queue>, count: usize, threads: &mut Vec<JoinHandle<()>>) -> Result<(), DiskError> {
     for index in 0..count {
         let serving = Arc::clone(queue);

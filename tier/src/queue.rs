@@ -1,7 +1,7 @@
-//! The requests of a swap file: what waits, what is under way, what became of it.
+//! The request queue of a swap file: requests that wait, blocks in flight, and results.
 //!
-//! Programs put requests in; those who carry them out take blocks, and report each with what the system said. Everything that
-//! does not depend on how a block is carried out is here: order, short transfers, errors, counters, the end.
+//! Callers submit requests. The backends take blocks and report the system's result for each. Everything independent of
+//! the backend is here: order, short transfers, errors, counters and closing.
 
 use std::any::Any;
 use std::fs::File;
@@ -19,10 +19,10 @@ use crate::error::DiskError;
 use crate::loan::{Lend, Loan, Part};
 use crate::schedule::{Direction, Schedule};
 
-/// A buffer that is on its way to or from the disk.
+/// A request in flight, which owns its buffer.
 ///
-/// The request keeps the buffer, so dropping this loses the buffer and the error, but frees no memory in use. There is no
-/// deadline: the kernel cannot take back what it has asked a disk for.
+/// Dropping this value loses the buffer and the error, but the request keeps the memory alive until the disk is done
+/// with it. A wait has no deadline, because the kernel cannot cancel a transfer that it has issued to a disk.
 #[derive(Debug)]
 #[must_use = "a request that nobody waits for loses its buffer and its error"]
 pub struct Pending<B = AlignedBuffer> {
@@ -31,43 +31,44 @@ pub struct Pending<B = AlignedBuffer> {
     lent: PhantomData<B>,
 }
 
-/// What was lent, or why its request failed.
+/// The lent buffer, or why its request failed.
 type RequestResult = Result<Box<dyn Any + Send>, DiskError>;
 
 impl<B: 'static> Pending<B> {
-    /// Blocks until the request is done or has failed. The buffer comes back as it was given, but for the bytes that were
-    /// read. After a failed write its range of the file holds old or new bytes.
+    /// Blocks until the request completes or fails. Returns the buffer with only the bytes that were read changed.
+    /// After a failed write, the range in the file holds old or new bytes.
     ///
     /// # Errors
-    /// What the disk or the system said, or that the arguments of the request were wrong.
+    /// Returns the error of the disk or the system, or [`DiskError::Invalid`] if the arguments of the request were
+    /// wrong.
     pub fn wait(self) -> Result<B, DiskError> {
         let closed = |reason: &str| DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
         let lent = self.state?.recv().unwrap_or_else(|_| Err(closed("the thread that served it ended")))?;
         lent.downcast().map(|lent| *lent).map_err(|_| closed("it gave back another buffer"))
     }
 
-    /// A request that failed before it began.
+    /// Creates a request that failed before it started.
     pub(crate) fn failed(error: DiskError) -> Pending<B> {
         Pending { state: Err(error), folder: PathBuf::new(), lent: PhantomData }
     }
 }
 
-/// What a swap file did so far.
+/// I/O counters of a swap file.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Statistics {
-    /// Requests to read that were done.
+    /// Completed read requests.
     pub reads: u64,
-    /// Requests to write that were done.
+    /// Completed write requests.
     pub writes: u64,
-    /// Bytes that came from the disk.
+    /// Bytes read from the disk.
     pub read_bytes: u64,
-    /// Bytes that went to the disk.
+    /// Bytes written to the disk.
     pub written_bytes: u64,
-    /// Seconds in which at least one block was under way.
+    /// Seconds in which at least one block was in flight.
     pub busy_seconds: f64,
 }
 
-/// A piece of a request with its memory, for whoever carries it out.
+/// A block of a request with its memory, for the backend that carries it out.
 pub(crate) struct Block {
     id: u64,
     pub(crate) direction: Direction,
@@ -81,17 +82,17 @@ pub(crate) struct Queue {
     pub(crate) file: File,
     pub(crate) folder: PathBuf,
     state: Mutex<State>,
-    /// Blocks may have become ready, or the end has come.
+    /// Signalled when blocks may be ready or the queue is closed.
     work: Condvar,
-    /// The same for threads that sleep in the kernel: eventfds.
+    /// The same signal for threads that sleep in the kernel: eventfds.
     bells: Vec<OwnedFd>,
 }
 
 struct State {
     schedule: Schedule<Request>,
-    /// Why there is no more to come.
+    /// Set once the queue accepts no more requests: the reason.
     closed: Option<DiskError>,
-    /// Blocks under way, and since when there is any.
+    /// Number of blocks in flight, and `busy_since`, the time from which at least one was.
     out: usize,
     busy_since: Instant,
     statistics: Statistics,
@@ -104,7 +105,7 @@ struct Request {
 }
 
 impl Request {
-    /// Tells the one who waits, if there is one.
+    /// Sends the result to the waiter, if any.
     fn settle(self, folder: &Path) {
         let result = match self.error {
             Some(error) => Err(error),
@@ -130,7 +131,7 @@ impl Queue {
         Queue { file, folder, state: Mutex::new(state), work: Condvar::new(), bells }
     }
 
-    /// Puts in a request for `len` bytes, which are in the file and in the buffer.
+    /// Submits a request for `len` bytes. The caller has checked that they lie within the file and the buffer.
     pub(crate) fn submit<B: Lend>(&self, direction: Direction, at: u64, buffer: B, len: usize) -> Pending<B> {
         let (result, receiver) = sync_channel(1);
         let request = Request { loan: Loan::new(buffer, direction), error: None, result };
@@ -148,12 +149,12 @@ impl Queue {
         Pending { state: Ok(receiver), folder: self.folder.clone(), lent: PhantomData }
     }
 
-    /// The next block, if one may be carried out now.
+    /// Returns the next block that is ready, if any.
     pub(crate) fn try_next(&self) -> Option<Block> {
         self.lock().next()
     }
 
-    /// The next block, as soon as one may be carried out; none at the end.
+    /// Waits for the next ready block. Returns `None` once the queue is closed.
     pub(crate) fn next(&self) -> Option<Block> {
         let mut state = self.lock();
         loop {
@@ -165,12 +166,13 @@ impl Queue {
         }
     }
 
-    /// What became of a block: the bytes that the system read or wrote, or its error. Comes back if some of it is left to do.
+    /// Reports the result of a block: the bytes transferred by the system, or its error. Returns the rest of the block
+    /// after a short or interrupted transfer.
     pub(crate) fn report(&self, mut block: Block, outcome: Result<usize, Errno>) -> Option<Block> {
         let left = block.part.len();
         let outcome = match outcome {
             Err(Errno::INTR) => return Some(block),
-            // A transfer may end early, at any multiple of what the disk calls a block.
+            // A transfer may end early, at any multiple of the disk's block size.
             Ok(bytes) if bytes < left && bytes >= ALIGNMENT => {
                 let bytes = bytes / ALIGNMENT * ALIGNMENT;
                 self.lock().count(block.direction, bytes);
@@ -183,7 +185,7 @@ impl Queue {
             Err(errno) => Err(self.failure(&block, errno)),
         };
         let (id, direction) = (block.id, block.direction);
-        // Its memory has to be back before the request may be done.
+        // Drop the block's memory before the request can complete.
         drop(block);
         let mut state = self.lock();
         state.count(direction, if outcome.is_ok() { left } else { 0 });
@@ -210,7 +212,8 @@ impl Queue {
         None
     }
 
-    /// No block comes out any more. Requests fail of which something is left; blocks under way may still be reported.
+    /// Closes the queue: hands out no more blocks and fails every request with blocks left. The backends may still
+    /// report the blocks in flight.
     pub(crate) fn close(&self, reason: &str) {
         let error = DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
         let mut state = self.lock();
@@ -220,7 +223,8 @@ impl Queue {
         self.fail(idle, &error);
     }
 
-    /// As [`close`](Queue::close), and nobody will report the blocks that are under way: their memory stays where it is.
+    /// Closes the queue as [`close`](Queue::close) does, when no backend will report the blocks in flight. Their memory
+    /// stays allocated.
     pub(crate) fn abandon(&self, reason: &str) {
         let error = DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
         let mut state = self.lock();
@@ -254,7 +258,7 @@ impl Queue {
     fn wake(&self) {
         self.work.notify_all();
         for bell in &self.bells {
-            // Refused only by a bell that was rung 2^64 times and not heard.
+            // The write fails only if the eventfd's counter would overflow, after 2^64 unread rings.
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
@@ -263,7 +267,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of a transfer that ended within a page.
+    /// Returns the error for a transfer that ended within a page.
     fn short(&self, block: &Block, bytes: usize) -> DiskError {
         let (at, left) = (block.at, block.part.len() as u64);
         match (self.file.metadata().map(|metadata| metadata.len()), block.direction) {
@@ -273,7 +277,7 @@ impl Queue {
         }
     }
 
-    /// The error for bytes that lie behind the end of the file.
+    /// Returns the error for bytes past the end of the file.
     pub(crate) fn cut_short(&self, end: u64, at: u64, bytes: u64) -> DiskError {
         DiskError::CutShort { folder: self.folder.clone(), end, at, bytes }
     }
@@ -302,7 +306,7 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// Held by a thread that serves a queue: if the thread panics, those who wait hear of it.
+/// Guard held by a thread that serves a queue. If the thread panics, all pending requests fail.
 pub(crate) struct Watch<'a>(pub(crate) &'a Queue);
 
 impl Drop for Watch<'_> {
@@ -316,7 +320,7 @@ impl Drop for Watch<'_> {
 impl State {
     fn next(&mut self) -> Option<Block> {
         let (piece, request) = self.schedule.next()?;
-        // A request is no longer than its buffer, which is memory.
+        // Fits in `usize`: a request is no longer than its buffer.
         let part = request.loan.cut(piece.len as usize);
         if self.out == 0 {
             self.busy_since = Instant::now();
@@ -337,7 +341,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// A queue on a file of `size` bytes, with a request for four blocks of a page, all of which are out.
+    /// A queue on a file of `size` bytes, with one request for four one-page blocks, all of which are in flight.
     fn four_blocks(direction: Direction, size: u64) -> (Queue, Pending, Vec<Block>) {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(size).expect("a length");
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_of_a_request_is_told_when_all_its_blocks_are_back() {
+    fn a_request_fails_with_its_first_error_after_all_blocks_are_reported() {
         let cases = [
             (Direction::Read, Errno::IO, "/nvme: 4096 bytes at 12288 of the swap file could not be read: "),
             (Direction::Write, Errno::IO, "/nvme: 4096 bytes at 12288 of the swap file could not be written: "),
@@ -361,14 +365,14 @@ mod tests {
             let (queue, pending, mut blocks) = four_blocks(direction, 1 << 20);
             let outcomes = [Err(errno), Ok(ALIGNMENT), Err(Errno::NXIO), Ok(ALIGNMENT)];
             for outcome in outcomes {
-                assert!(pending.state.as_ref().expect("under way").try_recv().is_err(), "too early");
+                assert!(pending.state.as_ref().expect("in flight").try_recv().is_err(), "completed too early");
                 assert!(queue.report(blocks.pop().expect("four"), outcome).is_none());
             }
             let error = pending.wait().expect_err("two errors").to_string();
             assert!(error.starts_with(text), "{error}");
             let Statistics { reads, writes, read_bytes, written_bytes, .. } = queue.statistics();
             assert_eq!((reads + writes, read_bytes + written_bytes), (0, 8192));
-            // The next request is none the worse.
+            // The queue still accepts requests.
             let next = queue.submit(direction, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
             queue.report(queue.try_next().expect("a block"), Ok(ALIGNMENT));
             next.wait().expect("done");
@@ -376,20 +380,20 @@ mod tests {
     }
 
     #[test]
-    fn transfers_that_end_early_go_on_from_there() {
+    fn short_transfers_are_resumed() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(1 << 20).expect("a length");
         let queue = Queue::new(file, "/nvme".into(), 1 << 20, vec![]);
         let buffer = || AlignedBuffer::zeroed(4 * ALIGNMENT).expect("memory");
         let pending = queue.submit(Direction::Read, 0, buffer(), 4 * ALIGNMENT);
-        let block = queue.report(queue.try_next().expect("a block"), Err(Errno::INTR)).expect("all of it again");
+        let block = queue.report(queue.try_next().expect("a block"), Err(Errno::INTR)).expect("the whole block");
         assert_eq!((block.at, block.part.len()), (0, 4 * ALIGNMENT));
         let block = queue.report(block, Ok(ALIGNMENT + 5)).expect("the rest");
         assert_eq!((block.at, block.part.len()), (4096, 3 * ALIGNMENT));
         assert!(queue.report(block, Ok(3 * ALIGNMENT)).is_none());
         pending.wait().expect("done");
         assert_eq!((queue.statistics().reads, queue.statistics().read_bytes), (1, 4 * 4096));
-        // Within the file, nothing or a part of a page is no end that could be gone on from.
+        // Within the file, a transfer of less than a page is an error, because it cannot be resumed.
         for direction in [Direction::Read, Direction::Write] {
             let pending = queue.submit(direction, 4096, buffer(), ALIGNMENT);
             assert!(queue.report(queue.try_next().expect("a block"), Ok(0)).is_none());
@@ -398,11 +402,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_at_the_end_is_cut_off_and_told() {
+    fn closing_fails_waiting_requests_and_completes_blocks_in_flight() {
         let (queue, whole, blocks) = four_blocks(Direction::Write, 1 << 20);
         let waiting = queue.submit(Direction::Read, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
         queue.close("it was dropped");
-        assert!(waiting.wait().expect_err("not begun").to_string().contains("it was dropped"));
+        assert!(waiting.wait().expect_err("not started").to_string().contains("it was dropped"));
         let late = queue.submit(Direction::Read, 0, AlignedBuffer::zeroed(1).expect("memory"), ALIGNMENT);
         assert!(matches!(late.wait(), Err(DiskError::Closed { .. })));
         for block in blocks {
@@ -413,17 +417,17 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_reports_on_stays_with_who_has_it() {
+    fn abandoned_blocks_keep_their_memory() {
         let (queue, pending, mut blocks) = four_blocks(Direction::Read, 1 << 20);
         queue.abandon("io_uring failed");
-        assert!(pending.wait().expect_err("nobody knows").to_string().ends_with("closed: io_uring failed"));
+        assert!(pending.wait().expect_err("an abandoned request").to_string().ends_with("closed: io_uring failed"));
         let mut block = blocks.pop().expect("four");
         block.part.as_room().fill(std::mem::MaybeUninit::new(1));
         assert!(queue.report(block, Ok(ALIGNMENT)).is_none());
     }
 
     #[test]
-    fn a_thread_that_panics_tells_those_who_wait() {
+    fn a_panic_of_a_service_thread_fails_pending_requests() {
         let (queue, pending, blocks) = four_blocks(Direction::Read, 1 << 20);
         let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _watch = Watch(&queue);

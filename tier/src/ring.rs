@@ -1,7 +1,7 @@
-//! Blocks carried out by the kernel, asked through io_uring: one thread, many blocks at a time.
+//! The io_uring backend: one thread per ring, with many blocks in flight.
 //!
-//! The thread sleeps in the kernel for the next completion. A bell, an eventfd that the ring polls like any other request, ends
-//! that sleep when there is new work.
+//! The thread sleeps in the kernel until the next completion. An eventfd, the bell, which the ring polls like any other
+//! request, wakes it when there is new work.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use crate::file::Options;
 use crate::queue::{Block, Queue, Watch};
 use crate::schedule::Direction;
 
-/// A ring with its bell. There is one only where the kernel permits all that is needed.
+/// A ring with its bell. It exists only where the kernel permits every operation used here.
 pub(crate) struct Ring {
     ring: IoUring,
     bell: OwnedFd,
@@ -28,11 +28,11 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// For `depth` blocks at a time; those of vectors, of `bounce` bytes at most, go through memory of large pages. Tried out, so that
-    /// a refusal (an old kernel, a seccomp filter, a sysctl) shows here.
+    /// Creates a ring for `depth` blocks in flight. Blocks of vectors, up to `bounce` bytes each, go through huge
+    /// pages. A trial request makes a refusal (an old kernel, a seccomp filter, a sysctl) show here.
     pub(crate) fn new(depth: usize, bounce: usize) -> Result<Ring, Errno> {
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NOSYS);
-        // One more for the bell.
+        // One extra entry for the bell.
         let mut ring = IoUring::new(depth as u32 + 1).map_err(errno)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(errno)?;
@@ -40,7 +40,7 @@ impl Ring {
         if !needed.iter().all(|&code| probe.is_supported(code)) {
             return Err(Errno::NOSYS);
         }
-        // SAFETY: it refers to no memory.
+        // SAFETY: a no-op refers to no memory.
         unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(|_| Errno::NOBUFS)?;
         ring.submit_and_wait(1).map_err(errno)?;
         ring.completion().for_each(drop);
@@ -49,13 +49,13 @@ impl Ring {
         Ok(Ring { ring, bell, bounce })
     }
 
-    /// What ends the sleep of the ring's thread.
+    /// Returns a handle to the eventfd that wakes the ring's thread.
     pub(crate) fn bell(&self) -> Result<OwnedFd, Errno> {
         self.bell.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
     }
 }
 
-/// Adds a thread for each ring to `threads`, which serves the queue to its end.
+/// Starts a thread for each ring, which serves the queue until it closes, and adds it to `threads`.
 pub(crate) fn start(
     queue: &Arc<Queue>,
     rings: Vec<Ring>,
@@ -71,10 +71,10 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// The `user_data` of the bell; blocks have their slot's index.
+/// The `user_data` of the bell. Blocks use the index of their slot.
 const BELL: u64 = u64::MAX;
 
-/// Blocks that the kernel has, by slot, and the memory that some of them go through.
+/// Blocks in flight by slot, and their bounce buffers.
 struct UnderWay {
     slots: Vec<Option<Block>>,
     count: usize,
@@ -86,7 +86,7 @@ impl UnderWay {
         self.count == self.slots.len()
     }
 
-    /// Its slot, it, and the memory that the kernel is to use.
+    /// Places a block in a free slot. Returns the slot, the block, and the memory for the kernel to use.
     fn put(&mut self, block: Block) -> Option<(usize, &Block, *mut u8)> {
         let index = self.slots.iter().position(Option::is_none)?;
         self.count += 1;
@@ -95,7 +95,8 @@ impl UnderWay {
         Some((index, block, memory))
     }
 
-    /// The block of a slot, of which the kernel has read or written what it says.
+    /// Takes the block out of a slot after the kernel has completed it, and copies bytes that were read out of the
+    /// bounce buffer.
     fn take(&mut self, index: usize, outcome: Result<usize, Errno>) -> Option<Block> {
         let mut block = self.slots.get_mut(index)?.take()?;
         self.count -= 1;
@@ -105,10 +106,11 @@ impl UnderWay {
 }
 
 impl Drop for UnderWay {
-    /// The kernel may still use their memory, so it is never freed. At an orderly end there are none.
+    /// Leaks the memory of blocks still in flight, because the kernel may use it. After an orderly end, no block is in
+    /// flight.
     fn drop(&mut self) {
         if self.count == 0 {
-            // SAFETY: not used after this.
+            // SAFETY: the value is not used after this, and with no block in flight the kernel does not use its memory.
             unsafe { ManuallyDrop::drop(&mut self.bounce) };
         }
         self.slots.drain(..).for_each(std::mem::forget);
@@ -125,7 +127,7 @@ fn serve(queue: &Queue, ring: Ring, options: &Options) {
     }
 }
 
-/// Gives blocks to the kernel and reports what became of them, until the queue has ended and the kernel has none.
+/// Submits blocks to the kernel and reports their results, until the queue is closed and no block is in flight.
 fn turn(
     queue: &Queue,
     ring: &mut IoUring,
@@ -134,12 +136,12 @@ fn turn(
     options: &Options,
 ) -> Result<(), Errno> {
     let mut bell_is_set = false;
-    // What is left of blocks that were carried out in part.
+    // The rest of blocks that were transferred in part.
     let mut again: Vec<Block> = vec![];
     loop {
         if !bell_is_set {
             let poll = opcode::PollAdd::new(types::Fd(bell.as_raw_fd()), POLLIN).build().user_data(BELL);
-            // SAFETY: it refers to no memory; the bell lives as long as the ring.
+            // SAFETY: a poll refers to no memory, and the bell lives as long as the ring.
             unsafe { ring.submission().push(&poll) }.map_err(|_| Errno::NOBUFS)?;
             bell_is_set = true;
         }
@@ -152,7 +154,7 @@ fn turn(
                 Direction::Read => opcode::Read::new(file, memory, len).offset(block.at).build(),
                 Direction::Write => opcode::Write::new(file, memory, len).offset(block.at).build(),
             };
-            // SAFETY: the block has its memory, and stays in its slot until the kernel has said that it is done, or for ever.
+            // SAFETY: the block owns its memory and stays in its slot until the kernel has completed it, or is leaked.
             unsafe { ring.submission().push(&entry.user_data(index as u64)) }.map_err(|_| Errno::NOBUFS)?;
             if options.single_submit {
                 submit(ring, 0)?;
@@ -164,7 +166,8 @@ fn turn(
         submit(ring, 1)?;
         for completion in ring.completion() {
             if completion.user_data() == BELL {
-                // Before the queue is asked again, so that nothing that comes after goes unheard. It may be empty by now.
+                // Clear the bell before the queue is read again, so that no later ring is missed. The counter may
+                // already be zero.
                 let _ = rustix::io::read(bell, &mut [0u8; 8]);
                 bell_is_set = false;
                 continue;
@@ -178,16 +181,16 @@ fn turn(
     }
 }
 
-/// From poll.h: there is something to read.
+/// `POLLIN` of poll.h: data is ready to read.
 const POLLIN: u32 = 1;
 
-/// The most that one request to the kernel can be for, in whole pages; the rest comes back as not done.
+/// Maximum bytes of one request to the kernel, in whole pages. A longer block completes as a short transfer.
 const MOST: u32 = u32::MAX - 4095;
 
-/// Hands over what was pushed, and sleeps until so many completions are there.
+/// Submits the pushed entries and sleeps until `wanted` completions are ready.
 fn submit(ring: &IoUring, wanted: usize) -> Result<(), Errno> {
     match ring.submit_and_wait(wanted).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
-        // A signal; or completions that must be taken first.
+        // INTR: a signal arrived. BUSY: completions must be consumed first.
         Ok(_) | Err(Errno::INTR | Errno::BUSY) => Ok(()),
         Err(errno) => Err(errno),
     }

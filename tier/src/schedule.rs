@@ -1,26 +1,26 @@
-//! What the disk does next: cuts requests into blocks, and lets one that overlaps an earlier one wait for it.
+//! The order of requests: cuts them into blocks, and delays a request that overlaps an earlier one.
 //!
-//! Order: of two requests that overlap, unless both read, the later begins when the earlier is done. So a read sees what was
-//! written before it was asked for, and nothing of what was written after. Requests that do not overlap go in the order in which
-//! they came, several at a time, past those that wait. This is found when a request comes: it counts the unfinished ones that it
-//! must wait for, of which there are a few, so a list is the plainest structure and fast enough.
+//! When two requests overlap and at least one writes, the later one starts after the earlier one completes. A read
+//! therefore sees every write requested before it and none requested after. Requests that do not overlap start in
+//! arrival order, several at a time, and pass those that wait. Dependencies are found on arrival: a new request counts
+//! the unfinished requests that it must wait for. Only a few are unfinished at a time, so a list is fast enough.
 //!
-//! No disk and no thread: the same for all that carry out blocks.
+//! This module knows no disk and no thread; both backends use it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Which way the bytes go.
+/// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
     Write,
 }
 
-/// A part of a request, in the order of its bytes.
+/// A piece of a request. Pieces are handed out in the order of their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Of the request.
+    /// Id of the request.
     pub(crate) id: u64,
     pub(crate) direction: Direction,
     /// Offset in the file.
@@ -28,7 +28,7 @@ pub(crate) struct Piece {
     pub(crate) len: u64,
 }
 
-/// Requests that are not done, each with a `T` that comes back when it is.
+/// Unfinished requests, each with a payload that is returned when the request completes.
 pub(crate) struct Schedule<T> {
     block_size: u64,
     requests: VecDeque<Request<T>>,
@@ -39,11 +39,11 @@ struct Request<T> {
     id: u64,
     direction: Direction,
     range: Range<u64>,
-    /// Where its next piece begins.
+    /// Offset at which the next piece begins.
     next: u64,
-    /// Pieces that were given out and are not done.
+    /// Number of pieces in flight.
     out: usize,
-    /// Earlier requests that must be done before it begins.
+    /// Number of earlier requests that must complete before this one starts.
     behind: usize,
     payload: T,
 }
@@ -56,12 +56,12 @@ impl<T> Request<T> {
 }
 
 impl<T> Schedule<T> {
-    /// Pieces are of `block_size` bytes; the last of a request may be shorter.
+    /// Creates an empty schedule with pieces of `block_size` bytes; the last piece of a request may be shorter.
     pub(crate) fn new(block_size: u64) -> Schedule<T> {
         Schedule { block_size: block_size.max(1), requests: VecDeque::new(), next_id: 0 }
     }
 
-    /// Adds a request behind all others. The range is not empty.
+    /// Adds a request behind all others. The range must not be empty.
     pub(crate) fn add(&mut self, direction: Direction, range: Range<u64>, payload: T) {
         debug_assert!(!range.is_empty());
         let behind = self.requests.iter().filter(|earlier| earlier.conflicts(direction, &range)).count();
@@ -70,7 +70,7 @@ impl<T> Schedule<T> {
         self.next_id += 1;
     }
 
-    /// The next piece that may be carried out, if there is one, and what its request carries.
+    /// Returns the next piece that may run, if any, and the payload of its request.
     pub(crate) fn next(&mut self) -> Option<(Piece, &mut T)> {
         let request =
             self.requests.iter_mut().find(|request| request.behind == 0 && request.next < request.range.end)?;
@@ -80,19 +80,20 @@ impl<T> Schedule<T> {
         Some((Piece { id: request.id, direction: request.direction, at, len }, &mut request.payload))
     }
 
-    /// What the request of a piece carries, unless it is done.
+    /// Returns the payload of a request, unless it has completed.
     pub(crate) fn payload(&mut self, id: u64) -> Option<&mut T> {
         self.requests.iter_mut().find(|request| request.id == id).map(|request| &mut request.payload)
     }
 
-    /// Gives out no more pieces of a request: it is done with those that are out.
+    /// Hands out no more pieces of a request, which completes with those in flight.
     pub(crate) fn stop(&mut self, id: u64) {
         if let Some(request) = self.requests.iter_mut().find(|request| request.id == id) {
             request.next = request.range.end;
         }
     }
 
-    /// A piece is done. If its request is, it is gone from here, and others may begin.
+    /// Records that a piece has completed. If it was the last of its request, removes the request, unblocks later ones
+    /// and returns the payload.
     pub(crate) fn done(&mut self, id: u64) -> Option<T> {
         let place = self.requests.iter().position(|request| request.id == id)?;
         let request = &mut self.requests[place];
@@ -107,8 +108,8 @@ impl<T> Schedule<T> {
         Some(request.payload)
     }
 
-    /// Gives out nothing more. Requests of which no piece is out come back; of the others, `cut_off` is told of those that had
-    /// pieces left, and they are done when what is out is.
+    /// Hands out no more pieces and returns the payloads of requests without a piece in flight. The others complete
+    /// with their pieces in flight; `cut_off` is called for those that had more pieces left.
     pub(crate) fn close(&mut self, mut cut_off: impl FnMut(&mut T)) -> Vec<T> {
         let (out, idle): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.requests).into_iter().partition(|request| request.out > 0);
@@ -122,7 +123,8 @@ impl<T> Schedule<T> {
         idle.into_iter().map(|request| request.payload).collect()
     }
 
-    /// All requests, also those of which pieces are out: nobody will say that these are done.
+    /// Returns the payloads of all requests, including those with pieces in flight, whose completion nobody will
+    /// report.
     pub(crate) fn abandon(&mut self) -> Vec<T> {
         std::mem::take(&mut self.requests).into_iter().map(|request| request.payload).collect()
     }
@@ -133,13 +135,13 @@ mod tests {
     use super::*;
     use Direction::{Read, Write};
 
-    /// The ids of all pieces that may be carried out now.
+    /// The names of the requests of all pieces that may run now.
     fn out(schedule: &mut Schedule<char>) -> String {
         std::iter::from_fn(|| schedule.next().map(|(_, &mut name)| name)).collect()
     }
 
     #[test]
-    fn requests_are_cut_in_order_and_done_with_their_last_piece() {
+    fn requests_are_cut_in_order_and_complete_with_their_last_piece() {
         let mut schedule = Schedule::new(10);
         schedule.add(Read, 5..28, 'a');
         let pieces: Vec<(u64, u64)> =
@@ -150,12 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_a_write_waits_and_the_rest_goes_past() {
+    fn overlapping_writes_wait_and_other_requests_pass() {
         let mut schedule = Schedule::new(100);
         schedule.add(Write, 0..100, 'a');
         schedule.add(Read, 99..150, 'b'); // behind a
         schedule.add(Write, 140..160, 'c'); // behind b
-        schedule.add(Read, 100..140, 'd'); // overlaps the read b, which is no conflict
+        schedule.add(Read, 100..140, 'd'); // overlaps only the read b, so it does not wait
         schedule.add(Read, 150..170, 'e'); // behind c
         assert_eq!(out(&mut schedule), "ad");
         assert_eq!((schedule.done(3), out(&mut schedule).as_str()), (Some('d'), ""));
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_request_is_done_with_what_is_out() {
+    fn a_stopped_request_completes_with_its_pieces_in_flight() {
         let mut schedule = Schedule::new(10);
         schedule.add(Write, 0..100, 'a');
         schedule.add(Read, 0..10, 'b');
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_gives_back_what_has_not_begun() {
+    fn closing_returns_requests_that_have_not_started() {
         let mut schedule = Schedule::new(10);
         for (at, name) in [(0, 'a'), (100, 'b'), (200, 'c')] {
             schedule.add(Read, at..at + 15, name);

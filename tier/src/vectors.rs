@@ -1,5 +1,5 @@
-//! Vectors on their way to or from the disk, where they are if their elements begin on a page, as those of an allocator that
-//! aligns what is large do. Others go through aligned buffers, a part at a time.
+//! Reads and writes of vectors. A vector whose elements begin on a page, as large vectors do with an allocator that
+//! aligns them, is transferred in place. Other vectors are read through aligned buffers, one part at a time.
 
 #![allow(unsafe_code)]
 
@@ -12,38 +12,38 @@ use crate::loan::filled;
 use crate::queue::Pending;
 use crate::schedule::Direction;
 
-/// Bytes of the buffers through which a vector goes that does not begin on a page. Each is given up as it has been copied, so that
-/// no more is there twice.
+/// Size in bytes of the buffers through which an unaligned vector is read. Each buffer is freed once it is copied, so
+/// at most one part is in memory twice.
 const PART: usize = 16 << 20;
 
 /// A vector that is being read or written.
 #[derive(Debug)]
 #[must_use = "a request that nobody waits for loses its vector and its error"]
 pub struct PendingVec<T> {
-    /// Elements of all of it.
+    /// Number of elements of the whole vector.
     len: usize,
     way: Way<T>,
 }
 
 #[derive(Debug)]
 enum Way<T> {
-    /// Its whole pages where they are, and the bytes behind them through a page. Nobody has to write what was read.
+    /// In place: whole pages directly, and the bytes behind them through one aligned page.
     Lent { direction: Direction, pages: Pending<Vec<T>>, rest: Option<Pending> },
-    /// Into buffers that are to be copied.
+    /// Through buffers that are copied on completion.
     Copied(Vec<Pending>),
 }
 
-/// Whether a vector's elements are read and written where they are.
+/// Returns whether a vector's elements begin on a page, so that they are read and written in place.
 #[must_use]
 pub fn lies_on_pages<T>(values: &[T]) -> bool {
     (values.as_ptr() as usize).is_multiple_of(ALIGNMENT)
 }
 
 impl SwapFile {
-    /// Reads `len` elements at `at`, a multiple of [`ALIGNMENT`], into a new vector.
+    /// Reads `len` elements at offset `at`, a multiple of [`ALIGNMENT`], into a new vector.
     ///
     /// # Errors
-    /// There is no memory for it. Everything else is an error of the [`PendingVec`].
+    /// Returns [`DiskError::Memory`] if the system is out of memory. The [`PendingVec`] resolves to any other error.
     pub fn read_vec<T: Pod + Send>(&self, at: u64, len: usize) -> Result<PendingVec<T>, DiskError> {
         let bytes = len * size_of::<T>();
         let values = room::<T>(len)?;
@@ -59,10 +59,12 @@ impl SwapFile {
         Ok(PendingVec { len, way: Way::Copied(parts) })
     }
 
-    /// Reads a vector that [`lies_on_pages`] anew from `at`, a multiple of [`ALIGNMENT`].
+    /// Reads into a vector that [`lies_on_pages`], replacing its elements, from offset `at`, a multiple of
+    /// [`ALIGNMENT`].
     ///
     /// # Errors
-    /// There is no memory for its last page. Everything else is an error of the [`PendingVec`].
+    /// Returns [`DiskError::Memory`] if no memory is left for its last page. The [`PendingVec`] resolves to any other
+    /// error.
     pub fn read_over<T: Pod + Send>(&self, at: u64, values: Vec<T>) -> Result<PendingVec<T>, DiskError> {
         let len = values.len();
         self.read_pages(at, values, len)
@@ -77,10 +79,12 @@ impl SwapFile {
         Ok(PendingVec { len, way: Way::Lent { direction: Direction::Read, pages, rest } })
     }
 
-    /// Writes a vector that [`lies_on_pages`] at `at`, a multiple of [`ALIGNMENT`]. Zeros fill its last page on the disk.
+    /// Writes a vector that [`lies_on_pages`] at offset `at`, a multiple of [`ALIGNMENT`]. Zeros pad its last page on
+    /// the disk.
     ///
     /// # Errors
-    /// There is no memory for its last page. Everything else is an error of the [`PendingVec`].
+    /// Returns [`DiskError::Memory`] if no memory is left for its last page. The [`PendingVec`] resolves to any other
+    /// error.
     pub fn write_vec<T: Pod + Send>(&self, at: u64, values: Vec<T>) -> Result<PendingVec<T>, DiskError> {
         let len = values.len();
         let bytes: &[u8] = cast_slice(&values);
@@ -97,10 +101,10 @@ impl SwapFile {
 }
 
 impl<T: Pod + Send> PendingVec<T> {
-    /// Blocks until the request is done or has failed.
+    /// Blocks until the request completes or fails.
     ///
     /// # Errors
-    /// As [`Pending::wait`].
+    /// See [`Pending::wait`].
     pub fn wait(self) -> Result<Vec<T>, DiskError> {
         match self.way {
             Way::Lent { direction, pages, rest } => {
@@ -124,10 +128,10 @@ impl<T: Pod + Send> PendingVec<T> {
     }
 }
 
-/// A vector whose whole pages were read, with the elements behind them.
+/// Sets the length over the whole pages that were read, and appends the elements of the last page.
 fn complete<T: Pod>(values: Vec<T>, len: usize, rest: Option<AlignedBuffer>) -> Vec<T> {
     let whole = len * size_of::<T>() / ALIGNMENT * ALIGNMENT;
-    // SAFETY: the request for these pages has succeeded, and a page is a whole number of elements.
+    // SAFETY: the read of these pages has succeeded, and a page holds a whole number of elements.
     let mut values = unsafe { filled(values, whole / size_of::<T>()) };
     if let Some(rest) = rest {
         values.extend_from_slice(&cast_slice(rest.as_bytes())[..len - values.len()]);
@@ -147,13 +151,13 @@ mod tests {
     use super::*;
     use crate::Options;
 
-    /// Some of which begin on a page, and some not.
+    /// Three vectors, whose alignment depends on the allocator.
     fn vectors(len: usize) -> Vec<Vec<f32>> {
         (0..3).map(|seed| (0..len).map(|i| (i * 7 + seed) as f32).collect()).collect()
     }
 
     #[test]
-    fn what_is_written_is_read_through_either_way() {
+    fn vectors_read_back_what_was_written() {
         let folder = tempfile::tempdir().expect("a folder");
         for (io_uring, bounce) in [(true, false), (true, true), (false, false)] {
             let options = Options { io_uring, bounce, block_size: 8192, queue_depth: 3, ..Options::default() };
@@ -171,14 +175,15 @@ mod tests {
         }
     }
 
-    /// A vector whose elements begin on a page, whatever the allocator: from a page's own.
+    /// Allocates vectors until one begins on a page, with any allocator.
     fn on_pages(len: usize) -> Option<Vec<f32>> {
-        // Large ones of the system's allocator begin 16 bytes behind a page, small ones somewhere: one of many does on a page.
+        // Common allocators place large vectors 16 bytes behind a page boundary and small ones anywhere, so one of 4096
+        // begins on a page.
         (0..4096).map(|_| vec![0.0; len]).collect::<Vec<_>>().into_iter().find(|values| lies_on_pages(values))
     }
 
     #[test]
-    fn what_lies_on_pages_is_lent_and_comes_back() {
+    fn page_aligned_vectors_are_transferred_in_place() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut tried = 0;
         let lens = [1024, 1030, 2048, 3001, 10_000];
@@ -203,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told() {
+    fn errors_are_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = SwapFile::create(folder.path(), 8192, &Options::default()).expect("a file");
         let beyond = file.read_vec::<f32>(4096, 3000).expect("memory").wait().expect_err("beyond the end").to_string();

@@ -1,4 +1,4 @@
-//! What goes wrong under a swap file: each is an error with its place, at once, and nothing is left behind.
+//! Faults of a swap file: each is reported at once as an error that names its place, and leaves no file behind.
 
 mod place;
 
@@ -11,7 +11,7 @@ use zero_tier::{ALIGNMENT, AlignedBuffer, Backend, DiskError, Options, Pending, 
 
 const PAGE: u64 = ALIGNMENT as u64;
 
-/// io_uring, and threads.
+/// Options for io_uring, and for threads.
 fn both() -> [Options; 2] {
     [Options::default(), Options { io_uring: false, ..Options::default() }]
 }
@@ -26,8 +26,8 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).expect("a folder").next().is_none()
 }
 
-/// The file without a name that this process has open in the folder, through /proc.
-fn behind_its_back(folder: &Path) -> File {
+/// Opens the unnamed file of this process in the folder a second time, through /proc.
+fn reopen(folder: &Path) -> File {
     let links = fs::read_dir("/proc/self/fd").expect("open files").map(|entry| entry.expect("an entry").path());
     let is_ours = |link: &PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(folder));
     let link = links.into_iter().find(is_ours).expect("the swap file");
@@ -35,17 +35,17 @@ fn behind_its_back(folder: &Path) -> File {
 }
 
 #[test]
-fn a_file_cut_short_is_noticed_by_reads_and_writes() {
+fn reads_and_writes_detect_a_truncated_file() {
     for options in both() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = SwapFile::create(folder.path(), 10 * PAGE, &options).expect("a file");
         file.write(0, filled(10 * ALIGNMENT, 1.0), 10 * ALIGNMENT).wait().expect("a whole file");
-        behind_its_back(folder.path()).set_len(4 * PAGE + 100).expect("cut");
+        reopen(folder.path()).set_len(4 * PAGE + 100).expect("cut");
 
         let read = |at: u64, pages: usize| file.read(at * PAGE, filled(pages * ALIGNMENT, 0.0), pages * ALIGNMENT);
         let under_way: Vec<Pending> = [(0, 4), (2, 4), (4, 1), (8, 2)].map(|(at, pages)| read(at, pages)).into();
         let mut results = under_way.into_iter().map(Pending::wait);
-        assert!(results.next().expect("four").expect("what is still there").as_f32().iter().all(|&x| x == 1.0));
+        assert!(results.next().expect("four").expect("the remaining pages").as_f32().iter().all(|&x| x == 1.0));
         for (result, (at, bytes)) in results.zip([(4 * PAGE, 2 * PAGE), (4 * PAGE, PAGE), (8 * PAGE, 2 * PAGE)]) {
             let folder = folder.path().to_path_buf();
             assert_eq!(
@@ -53,7 +53,7 @@ fn a_file_cut_short_is_noticed_by_reads_and_writes() {
                 DiskError::CutShort { folder, end: 4 * PAGE + 100, at, bytes }
             );
         }
-        // It would make the file longer, and pages 4 to 7 would read as zeros.
+        // The write would extend the file, and pages 4 to 7 would read as zeros.
         let error = file.write(8 * PAGE, filled(ALIGNMENT, 2.0), ALIGNMENT).wait().expect_err("the end is gone");
         assert!(error.to_string().contains("it was cut short"), "{error}");
         assert!(matches!(read(6, 1).wait(), Err(DiskError::CutShort { .. })));
@@ -61,7 +61,7 @@ fn a_file_cut_short_is_noticed_by_reads_and_writes() {
 }
 
 #[test]
-fn folders_that_will_not_do_are_told_apart() {
+fn unusable_folders_have_distinct_errors() {
     let folder = tempfile::tempdir().expect("a folder");
     let inside = |name: &str| folder.path().join(name);
     fs::write(inside("file"), "").expect("a file");
@@ -74,12 +74,12 @@ fn folders_that_will_not_do_are_told_apart() {
     assert!(matches!(error(inside("missing")), DiskError::Missing { .. }));
     assert!(matches!(error(inside("file")), DiskError::NotAFolder { .. }));
     assert!(matches!(error(inside("file").join("below")), DiskError::NotAFolder { .. }));
-    // A file system that no user can make files in, root neither.
+    // A file system in which no user can create files, not even root.
     assert!(matches!(error("/proc".into()), DiskError::NotWritable { .. }));
 }
 
 #[test]
-fn space_is_checked_for_all_ranks_together_and_nothing_stays_behind() {
+fn checking_space_leaves_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
     check(folder.path(), 1 << 20).expect("a megabyte");
     let needed = 1 << 60;
@@ -87,7 +87,7 @@ fn space_is_checked_for_all_ranks_together_and_nothing_stays_behind() {
         check(folder.path(), needed).expect_err("an exabyte"),
         SwapFile::create(folder.path(), needed, &Options::default()).map(drop).expect_err("an exabyte"),
     ] {
-        // Some file systems have a smaller largest file, and say so first.
+        // Some file systems have a smaller maximum file size and report that first.
         let told =
             matches!(&error, DiskError::NoSpace { needed: n, available, .. } if *n == needed && *available < needed);
         assert!(told || matches!(&error, DiskError::Refused { .. }), "{error}");
@@ -111,14 +111,14 @@ fn a_full_and_a_read_only_disk() {
             assert!(file.notices().iter().any(|notice| notice.contains("tmpfs")), "{:?}", file.notices());
             let write = |at: u64| file.write(at, filled(64 << 10, 1.0), 64 << 10);
             write(0).wait().expect("there is space");
-            // A reservation that does not hold: someone takes the space of half of the file away.
+            // Break the reservation: free the space of half of the file, and fill the disk with another one.
             let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(behind_its_back(disk), punch, 256 << 10, 256 << 10).expect("a hole");
+            rustix::fs::fallocate(reopen(disk), punch, 256 << 10, 256 << 10).expect("a hole");
             fs::write(disk.join("other"), vec![1; 800 << 10]).expect_err("it fills the disk");
             let under_way = [write(256 << 10), write(64 << 10), write(320 << 10)].map(Pending::wait);
             let [Err(full), Ok(_), Err(_)] = under_way else { panic!("{under_way:?}") };
             assert_eq!(full, DiskError::Full { folder: disk.into(), at: 256 << 10, bytes: 64 << 10 });
-            // With room again it goes on.
+            // Writes succeed again once there is space.
             fs::remove_file(disk.join("other")).expect("gone");
             write(256 << 10).wait().expect("there is space again");
         }
@@ -129,7 +129,7 @@ fn a_full_and_a_read_only_disk() {
 }
 
 #[test]
-fn two_files_in_one_folder_know_nothing_of_each_other() {
+fn two_files_in_one_folder_are_independent() {
     let folder = tempfile::tempdir().expect("a folder");
     let files = [1.0, 2.0].map(|value| {
         let file = SwapFile::create(folder.path(), 4 * PAGE, &Options::default()).expect("a file");
@@ -169,15 +169,15 @@ fn a_killed_process_leaves_no_file() {
 }
 
 #[test]
-fn where_io_uring_is_refused_threads_do_the_same() {
-    const NAME: &str = "where_io_uring_is_refused_threads_do_the_same";
+fn threads_replace_a_refused_io_uring() {
+    const NAME: &str = "threads_replace_a_refused_io_uring";
     let Some(folder) = place::given() else {
         let folder = tempfile::tempdir().expect("a folder");
         let output = place::again(NAME, folder.path()).output().expect("a child");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     };
-    // The kernel refuses a ring for want of a file descriptor: there is one left, for the file.
+    // Make the kernel refuse a ring for want of a file descriptor: only one is left, for the file.
     let used = fs::read_dir("/proc/self/fd").expect("open files").map(|entry| entry.expect("an entry").file_name());
     let highest = used.filter_map(|name| name.to_str()?.parse::<u64>().ok()).max().expect("standard output");
     let gaps: Vec<File> = (0..highest).map(|_| File::open("/dev/null").expect("a file")).collect();
@@ -193,7 +193,7 @@ fn where_io_uring_is_refused_threads_do_the_same() {
     assert_eq!(refusals, 1, "{:?}", file.notices());
     file.write(0, filled(ALIGNMENT, 3.0), ALIGNMENT).wait().expect("written");
     assert_eq!(file.read(0, filled(ALIGNMENT, 0.0), ALIGNMENT).wait().expect("read").as_f32(), [3.0; 1024]);
-    // Not asked for is not refused.
+    // No refusal is reported for io_uring that was not requested.
     let quiet = SwapFile::create(&folder, PAGE, &Options { io_uring: false, ..Options::default() }).expect("a file");
     assert!(!quiet.notices().iter().any(|notice| notice.contains("io_uring")), "{:?}", quiet.notices());
 }
@@ -251,8 +251,8 @@ fn requests_and_options_out_of_range_are_errors() {
 }
 
 #[test]
-fn a_limit_on_files_is_an_error_and_not_a_signal() {
-    const NAME: &str = "a_limit_on_files_is_an_error_and_not_a_signal";
+fn a_file_size_limit_is_an_error_and_not_a_signal() {
+    const NAME: &str = "a_file_size_limit_is_an_error_and_not_a_signal";
     let Some(folder) = place::given() else {
         let folder = tempfile::tempdir().expect("a folder");
         let output = place::again(NAME, folder.path()).output().expect("a child");

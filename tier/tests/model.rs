@@ -1,4 +1,4 @@
-//! Random programs of reads and writes against an array in memory, on both backends and with every way to ask the kernel.
+//! Compares random sequences of reads and writes with an array in memory, on both backends and with all options.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ const PAGES: usize = 24;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Pages from, pages, and what to write.
+    /// First page, number of pages, and fill byte.
     Write(usize, usize, u8),
     Read(usize, usize),
-    /// Waits for the oldest request that nobody has waited for yet.
+    /// Waits for the oldest request not yet waited for.
     Wait,
 }
 
@@ -42,7 +42,7 @@ fn options() -> impl Strategy<Value = Options> {
     })
 }
 
-/// Bytes that differ from page to page and from write to write.
+/// Fills `buffer` with bytes that differ from page to page and from write to write.
 fn pattern(buffer: &mut [u8], fill: u8) {
     for (index, byte) in buffer.iter_mut().enumerate() {
         *byte = fill ^ (index / ALIGNMENT) as u8 ^ index as u8;
@@ -56,7 +56,7 @@ fn follows_the_model(folder: &Path, steps: &[Step], options: &Options) {
         assert_eq!(file.backend(), Backend::Positioned);
     }
     let mut model = vec![0u8; PAGES * ALIGNMENT];
-    // What each request must bring back.
+    // Each request with the expected contents of its buffer.
     let mut under_way: Vec<(Pending, Vec<u8>)> = vec![];
     let settle = |(pending, expected): (Pending, Vec<u8>)| {
         let buffer = pending.wait().expect("the disk works");
@@ -84,7 +84,7 @@ fn follows_the_model(folder: &Path, steps: &[Step], options: &Options) {
             Step::Wait => {}
         }
     }
-    // The youngest first: none depends on somebody waiting for another.
+    // Newest first: completion must not depend on the order of waiting.
     while let Some(request) = under_way.pop() {
         settle(request);
     }
@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_programs_do_what_an_array_does(steps in steps(), options in options()) {
+    fn random_programs_match_an_array(steps in steps(), options in options()) {
         follows_the_model(&std::env::temp_dir(), &steps, &options);
     }
 }

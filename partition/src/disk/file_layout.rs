@@ -1,4 +1,4 @@
-//! Where in a rank's files its part of a segment is.
+//! The layout of a rank's swap files: the position of each segment's parts.
 
 use std::ops::Range;
 
@@ -7,33 +7,33 @@ use zero_tier::align;
 
 use crate::layout::Layout;
 
-/// A segment's place. Offsets are of the first byte.
+/// Position of a segment in the swap files. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileLayout {
     pub(crate) tiers: Tiers,
-    /// Elements of this rank's part.
+    /// Number of elements of this rank's part.
     pub(crate) elements: usize,
-    /// Elements of a tile; the last one may have fewer.
+    /// Number of elements per tile; the last tile may have fewer.
     pub(crate) tile: usize,
-    /// Bytes of an element of the working dtype.
+    /// Bytes per element of the working dtype.
     pub(crate) width: usize,
-    /// Optimizer states, and one more if there is a master.
+    /// Number of optimizer states, plus one if there is a master.
     pub(crate) kinds: usize,
-    /// In the file of the parameters.
+    /// Offset in the parameters' file.
     parameters_at: u64,
-    /// In the file of the optimizer: tiles, then gradients.
+    /// Offset of the tiles in the optimizer's file. The gradients follow at `gradients_at`.
     state_at: u64,
     gradients_at: u64,
-    /// Where the next segment begins, in both.
+    /// Offsets at which the next segment begins, in the optimizer's and the parameters' file.
     ends: (u64, u64),
 }
 
-/// Bytes on the disk.
+/// Sizes of the swap files in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskBytes {
-    /// Of the file with optimizer state, masters and gradients.
+    /// The file with optimizer state, masters and gradients.
     pub optimizer: u64,
-    /// Of the file with parameters.
+    /// The file with parameters.
     pub parameters: u64,
 }
 
@@ -44,12 +44,12 @@ impl DiskBytes {
     }
 }
 
-/// Which of what a rank has on the disk is read and written as vectors.
+/// Whether each file transfers vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DiskVectors {
-    /// In the optimizer's file.
+    /// Gradients, in the optimizer's file.
     pub(crate) gradients: bool,
-    /// In the parameters'.
+    /// Parameters, in the parameters' file.
     pub(crate) parameters: bool,
 }
 
@@ -60,14 +60,15 @@ impl DiskVectors {
     }
 }
 
-/// Bytes of the files of the rank at `at`. `width` is that of the working dtype, `states` the number of optimizer states.
+/// Returns the sizes of the swap files of the rank at `at`. `width` is the width in bytes of the working dtype,
+/// `states` the number of optimizer states.
 #[must_use]
 pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> DiskBytes {
     DiskBytes::of(&places(layout, stages, at, width, states))
 }
 
-/// Bytes of the buffers through which an item of the rank at `at` goes: of a tile its states, its gradients and its parameters, as far
-/// as they are on the disk.
+/// Returns the bytes of each buffer used to transfer an item on the rank at `at`. For a tile these are its states,
+/// gradients and parameters, as far as they are offloaded.
 #[must_use]
 pub fn disk_buffers(
     layout: &Layout,
@@ -100,7 +101,7 @@ pub fn disk_buffers(
     sizes.into_iter().filter(|&bytes| bytes > 0).collect()
 }
 
-/// The places of all segments of the rank at `at`.
+/// Returns the layout of all segments of the rank at `at`.
 pub(crate) fn places(
     layout: &Layout,
     stages: &Stages,
@@ -117,8 +118,8 @@ pub(crate) fn places(
     (0..layout.segments().len()).map(of_segment).collect()
 }
 
-/// The place of a segment behind what ends at `next`, in the optimizer's file and in that of the parameters; `None` if nothing of it
-/// is on this rank's disk.
+/// Returns the layout of a segment that begins at `next`, the offsets in the optimizer's and the parameters' file.
+/// `None` if no part of the segment is offloaded on this rank.
 fn place(
     layout: &Layout,
     stages: &Stages,
@@ -138,7 +139,7 @@ fn place(
     };
     let mut tiers = segment.tiers;
     if stages.owner(id) != at.stage {
-        // Another stage updates it.
+        // Another stage updates the segment, so only parameters are stored here.
         tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
     }
     let mut place = FileLayout {
@@ -162,41 +163,41 @@ fn place(
     Some(place)
 }
 
-/// Bytes of one state of so many elements.
+/// Returns the bytes from one state of `elements` elements to the next.
 pub(crate) fn stride(elements: usize) -> usize {
     align((elements * 4) as u64) as usize
 }
 
 impl FileLayout {
-    /// Tiles of this rank: as many as all have or, where its part is smaller, fewer.
+    /// Returns the number of tiles of this rank, which may be fewer than on ranks with larger parts.
     pub(crate) fn tiles(&self) -> usize {
         self.elements.div_ceil(self.tile)
     }
 
-    /// The elements of a tile, in this rank's part; none if there are not so many tiles here.
+    /// Returns the elements of a tile within this rank's part; empty if this rank has fewer tiles.
     pub(crate) fn range(&self, index: usize) -> Range<usize> {
         let start = (index * self.tile).min(self.elements);
         start..(start + self.tile).min(self.elements)
     }
 
-    /// This rank's part, in parts of 16 MiB or less, of whole pages but for the last.
+    /// Splits this rank's part into ranges of at most 16 MiB, in whole pages except for the last.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (elements, size) = (self.elements, (16 << 20) / self.width);
         (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
     }
 
-    /// Bytes from one state of a tile to the next.
+    /// Returns the bytes from one state of a tile to the next.
     pub(crate) fn stride(&self, index: usize) -> usize {
         stride(self.range(index).len())
     }
 
-    /// Bytes of all states of a tile.
+    /// Returns the bytes of all states of a tile.
     pub(crate) fn record(&self, index: usize) -> u64 {
         (self.stride(index) * self.kinds) as u64
     }
 
     pub(crate) fn state_at(&self, index: usize) -> u64 {
-        // All tiles before are whole ones.
+        // All earlier tiles are full.
         self.state_at + index as u64 * align((self.tile * 4) as u64) * self.kinds as u64
     }
 

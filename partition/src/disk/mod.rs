@@ -1,8 +1,9 @@
-//! What lives on a disk: where in its files, and on the way from and to them.
+//! Offloaded state: its layout in the swap files, and the transfers in flight.
 //!
-//! A rank has up to two files. One holds the shards of the parameters, in the working dtype, each in one piece, for it is gathered
-//! as a whole. The other holds, tile by tile, the optimizer's states and the master behind each other, so that a tile is one read and
-//! one write; and the accumulated gradients. All places are whole pages.
+//! A rank has up to two files. One holds the shards of the parameters in the working dtype, each contiguous because it
+//! is gathered as a whole. The other holds the optimizer states and the master tile by tile, contiguous within each
+//! tile so that a tile takes one read and one write, followed by the accumulated gradients. All offsets are multiples
+//! of a page.
 
 mod file_layout;
 mod tiles;
@@ -23,28 +24,28 @@ use crate::error::ZeroError;
 use crate::layout::Layout;
 use crate::zero::ShardedState;
 
-/// Where files are made, and how they are read and written.
+/// Folders and I/O options of the swap files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskOptions {
-    /// Folder of the file with optimizer state, masters and gradients; needed if any live on a disk.
+    /// Folder of the file with optimizer state, masters and gradients. Required if any of them is offloaded.
     pub optimizer: Option<PathBuf>,
-    /// Folder of the file with parameters; needed if any live on a disk.
+    /// Folder of the file with parameters. Required if parameters are offloaded.
     pub parameters: Option<PathBuf>,
-    /// `aio`.
+    /// I/O options: the `aio` section of the configuration.
     pub aio: zero_tier::Options,
 }
 
-/// The parts of a tile, as far as they live on the disk.
+/// The offloaded parts of a tile.
 pub(crate) struct Tile<T> {
-    /// The optimizer's states and the master, one behind the other.
+    /// Optimizer states and the master, concatenated.
     pub(crate) state: Option<T>,
     pub(crate) gradients: Option<T>,
-    /// In the working dtype.
+    /// Parameters in the working dtype.
     pub(crate) parameters: Option<T>,
 }
 
 impl<T> Tile<T> {
-    /// Nothing yet.
+    /// Creates a tile without parts.
     pub(crate) fn empty() -> Self {
         Self { state: None, gradients: None, parameters: None }
     }
@@ -58,59 +59,59 @@ impl<T> Tile<T> {
     }
 }
 
-/// Accumulated gradients of a segment that are being read or written.
+/// A transfer of a segment's accumulated gradients.
 enum MovingGradients {
-    /// They themselves.
+    /// Transferred in place.
     Lent(PendingVec<f32>),
-    /// In a buffer.
+    /// Copied through a buffer.
     Copied(Pending),
 }
 
-/// A shard in the working dtype.
+/// A read of a parameter shard in the working dtype.
 enum MovingShard {
     F32(PendingVec<f32>),
     Bf16(PendingVec<bf16>),
     F16(PendingVec<f16>),
 }
 
-/// One rank's files, and what is on its way.
+/// One rank's swap files and the transfers in flight.
 pub(crate) struct Disk {
     optimizer: Option<SwapFile>,
     parameters: Option<SwapFile>,
     pub(crate) buffers: BufferPool,
-    /// By segment, of those that this rank has a part of on the disk.
+    /// Layout by segment; `None` for segments without offloaded parts on this rank.
     pub(crate) places: Vec<Option<FileLayout>>,
     gradients: HashMap<SegmentId, MovingGradients>,
-    /// Shards of parameters that are being read.
+    /// Reads of parameter shards in flight.
     shards: HashMap<SegmentId, MovingShard>,
     moving_tiles: HashMap<Item, Tile<Pending>>,
     pub(crate) tiles: HashMap<Item, Tile<AlignedBuffer>>,
-    /// Bytes of buffers that the ledger counts.
+    /// Bytes of buffers already counted in the ledger.
     pub(crate) counted: u64,
 }
 
-/// What a rank's files are, and what they did.
+/// Sizes and statistics of a rank's swap files.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DiskUse {
-    /// Bytes of the files.
+    /// Total size of the files in bytes.
     pub bytes: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written: u64,
-    /// Seconds in which at least one request was under way.
+    /// Seconds in which at least one request was in flight.
     pub busy_seconds: f64,
-    /// What the user should know, once: what the system refused, and what is done instead.
+    /// Messages to show the user once: each names a refused feature and the fallback.
     pub notices: Vec<String>,
 }
 
 impl DiskOptions {
-    /// Of the files of a rank that reads and writes such vectors.
+    /// Returns the I/O options of the optimizer's and the parameters' file, given which of them transfer vectors.
     fn of_files(&self, vectors: DiskVectors) -> [zero_tier::Options; 2] {
         [vectors.gradients, vectors.parameters].map(|bounce| zero_tier::Options { bounce, ..self.aio.clone() })
     }
 
-    /// Bytes of memory of both files, for as long as there are any, of the rank at `at`.
+    /// Returns the bytes of bounce buffers of both files on the rank at `at`, for the lifetime of the files.
     #[must_use]
     pub fn bounce_bytes(&self, layout: &Layout, stages: &Stages, at: Coordinates) -> u64 {
         let vectors = DiskVectors::of(&places(layout, stages, at, 4, 0));
@@ -119,7 +120,7 @@ impl DiskOptions {
 }
 
 impl ShardedState {
-    /// What this rank's disk did so far; `None` if everything lives in memory.
+    /// Returns the disk statistics of this rank; `None` if nothing is offloaded.
     #[must_use]
     pub fn disk_use(&self) -> Option<DiskUse> {
         let add = |mut sum: DiskUse, file: &SwapFile| {
@@ -138,7 +139,7 @@ impl ShardedState {
 }
 
 impl Disk {
-    /// Makes the files and reserves their space. They read as zeros.
+    /// Creates the zero-filled files and reserves their space.
     pub(crate) fn new(options: &DiskOptions, places: Vec<Option<FileLayout>>) -> Result<Self, ZeroError> {
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {
             _ if bytes == 0 => Ok(None),
@@ -160,7 +161,7 @@ impl Disk {
         })
     }
 
-    /// Bytes of memory of its files.
+    /// Returns the bytes of bounce buffers of the files.
     pub(crate) fn bounce_bytes(&self) -> u64 {
         self.files().map(SwapFile::bounce_bytes).sum()
     }

@@ -1,4 +1,4 @@
-//! The instructions that move what lives on a disk.
+//! Executes the instructions that transfer offloaded state.
 
 use candle_core::{CpuStorage, DType, Storage};
 use zero_optim::ExactSum;
@@ -12,10 +12,10 @@ use crate::threads::add_parameter_range;
 use crate::zero::ShardedState;
 
 impl ShardedState {
-    /// Starts reading. Activations are not this type's.
+    /// Starts reading an item. Activations are handled by the executor.
     ///
     /// # Errors
-    /// If nothing of that kind is on the disk, or memory has no room for it.
+    /// Fails if the item is not on the disk, or the system is out of memory.
     pub fn fetch(&mut self, item: Item) -> Result<(), ZeroError> {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         match item {
@@ -66,7 +66,7 @@ impl ShardedState {
                 if elements > 0 && place.tiers.parameters == Tier::Nvme {
                     let len = align((elements * place.width) as u64) as usize;
                     let buffer = disk.buffers.take(len)?;
-                    // Where there are masters, all values are made of those.
+                    // With masters, an update overwrites all values, but a skipped step writes them back as read.
                     tile.parameters = Some(disk.parameters()?.read(place.parameters_at(index), buffer, len));
                 }
                 disk.moving_tiles.insert(item, tile);
@@ -77,10 +77,10 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Waits for what a fetch reads.
+    /// Waits for a fetch.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Returns the error of the disk.
     pub fn await_fetch(&mut self, item: Item) -> Result<(), ZeroError> {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         match item {
@@ -119,10 +119,10 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Starts writing.
+    /// Starts writing an item.
     ///
     /// # Errors
-    /// If it is not in memory.
+    /// Fails if the item is not in memory.
     pub fn offload(&mut self, item: Item) -> Result<(), ZeroError> {
         match item {
             Item::Gradients { segment } => self.offload_gradients(segment)?,
@@ -148,7 +148,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Accumulated gradients leave memory; what the norm needs of them stays.
+    /// Offloads accumulated gradients, and keeps their sum of squares for the norm.
     fn offload_gradients(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         self.settle(id)?;
         let gradients = self.take_reduced(id)?.into_host()?;
@@ -177,10 +177,10 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Waits for what an offload writes; its memory is free.
+    /// Waits for an offload and frees its memory.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Returns the error of the disk.
     pub fn await_offload(&mut self, item: Item) -> Result<(), ZeroError> {
         let disk = self.disk.as_mut().ok_or_else(no_disk)?;
         match item {
@@ -204,10 +204,10 @@ impl ShardedState {
         Ok(())
     }
 
-    /// The optimizer step on a tile, unless the norm was not admitted.
+    /// Runs the optimizer step on a tile, unless the norm was not admitted.
     ///
     /// # Errors
-    /// If it is not in memory, or its gradients are not reduced.
+    /// Fails if the tile is not in memory, or its gradients are not reduced.
     pub fn update_tile(&mut self, id: SegmentId, index: usize, lr: f64) -> Result<(), ZeroError> {
         if self.scale()?.is_none() {
             return self.discard_tile(id, index);
@@ -224,7 +224,7 @@ impl ShardedState {
             disk.tiles.insert(item, tile);
         }
         result?;
-        // The other ranks may have more tiles; this one's last has all that it needs.
+        // Tile counts are equal on all ranks, so a rank with a smaller part may end with empty tiles.
         let is_last = index + 1 == place.tiers.tiles;
         if is_last && place.tiers.gradients == Tier::Memory {
             self.discard(id)?;
@@ -232,10 +232,10 @@ impl ShardedState {
         Ok(())
     }
 
-    /// The step is skipped: gives up the gradients of a segment that is updated in tiles, with its last one.
+    /// Frees the gradients of a segment with its last tile, in a skipped step.
     ///
     /// # Errors
-    /// If they are not reduced.
+    /// Fails if the gradients are not reduced.
     fn discard_tile(&mut self, id: SegmentId, index: usize) -> Result<(), ZeroError> {
         let tiers = self.layout.segments()[id].tiers;
         match index + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
@@ -244,7 +244,7 @@ impl ShardedState {
         }
     }
 
-    /// Buffers are memory, whether in use or waiting for their next use.
+    /// Updates the ledger's count of disk buffers, both lent and idle.
     pub(crate) fn count_buffers(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let usage = disk.buffers.usage();
@@ -256,7 +256,7 @@ impl ShardedState {
         }
     }
 
-    /// Gives buffers back to the system: the next part of the step needs others.
+    /// Frees idle buffers, because the next part of the step needs other sizes.
     pub(crate) fn drop_buffers(&mut self) {
         if let Some(disk) = &self.disk {
             disk.buffers.clear();

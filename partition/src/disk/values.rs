@@ -1,4 +1,4 @@
-//! Reading and writing values on the disk outside of a step: initial ones, those of checkpoints, the user's.
+//! Reads and writes offloaded values outside of a step: initial values, checkpoints and values set by the user.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ use crate::error::ZeroError;
 use crate::rounding::{round_bytes, widen_bytes, working};
 use crate::zero::ShardedState;
 
-/// Which of a tile's values.
+/// Kind of offloaded value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
-    /// The optimizer's state of this index; the master behind the last one.
+    /// The optimizer state with this index. The master follows the last state.
     State(usize),
-    /// Working parameters.
+    /// The working parameters.
     Parameters,
 }
 
 impl Stored {
-    /// In which dtype it is kept, given the working one.
+    /// Returns the dtype on the disk, given the working dtype.
     fn dtype(self, working: DType) -> DType {
         match self {
             Self::State(_) => DType::F32,
@@ -32,7 +32,7 @@ impl Stored {
 }
 
 impl Disk {
-    /// Whether a kind of a segment's values lives here.
+    /// Returns whether a kind of a segment's values is offloaded.
     pub(crate) fn has(&self, id: SegmentId, stored: Stored) -> bool {
         self.places[id].is_some_and(|place| match stored {
             Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.kinds,
@@ -40,7 +40,7 @@ impl Disk {
         })
     }
 
-    /// Reads as many of this rank's part as `values` takes, from element `start` on.
+    /// Reads `values.len()` elements of this rank's part, from element `start` on.
     fn read(
         &self,
         id: SegmentId,
@@ -61,7 +61,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Overwrites a range of this rank's part; parameters are rounded to the working dtype.
+    /// Overwrites a range of this rank's part. Parameters are rounded to the working dtype.
     fn write(
         &self,
         id: SegmentId,
@@ -75,7 +75,7 @@ impl Disk {
         for (index, part) in parts(&place, start..start + values.len()) {
             let (now, later) = rest.split_at(part.len());
             rest = later;
-            // What lies beside it in the tile stays.
+            // Read the tile first, to preserve its other values.
             let mut bytes = self.read_tile(&place, stored, index)?;
             round_bytes(now, stored.dtype(dtype), bytes.as_bytes_mut(), part)?;
             let (at, len) = (offset(&place, stored, index), bytes.len());
@@ -90,7 +90,7 @@ impl Disk {
             Stored::State(_) => place.stride(index),
             Stored::Parameters => align((place.range(index).len() * place.width) as u64) as usize,
         };
-        // Not of the pool: there it would wait through the next step, which needs others.
+        // Do not use the pool, where the buffer would stay idle through the next step, which needs other sizes.
         let buffer = AlignedBuffer::zeroed(len)?;
         Ok(self.file(stored)?.read(offset(place, stored, index), buffer, len).wait()?)
     }
@@ -110,7 +110,7 @@ fn offset(place: &FileLayout, stored: Stored, index: usize) -> u64 {
     }
 }
 
-/// The tiles that a range touches, each with the range in it.
+/// Returns the tiles that a range overlaps, each with the range within it.
 fn parts(place: &FileLayout, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
     let place = *place;
     let tiles = if range.is_empty() { 0..0 } else { range.start / place.tile..(range.end - 1) / place.tile + 1 };
@@ -145,7 +145,7 @@ impl ShardedState {
         self.disk.as_ref().ok_or_else(no_disk)?.write(id, stored, start, values, self.dtype)
     }
 
-    /// This rank's shard of the parameters, from the disk.
+    /// Reads this rank's shard of the parameters from the disk.
     pub(crate) fn stored_shard(&self, id: SegmentId) -> Result<CpuStorage, ZeroError> {
         let elements = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?.elements;
         let mut values = vec![0.0; elements];
@@ -153,7 +153,7 @@ impl ShardedState {
         Ok(working(values, self.dtype))
     }
 
-    /// Writes initial values of what lives on the disk, a tile at a time. The optimizer's states are zeros already.
+    /// Writes the initial values of offloaded state, one tile at a time. Optimizer states are already zero.
     pub(crate) fn initialise_stored(&mut self, id: SegmentId, seed: u64) -> Result<(), ZeroError> {
         let Some(place) = self.disk.as_ref().and_then(|disk| disk.places[id]) else { return Ok(()) };
         let master = Stored::State(self.options.optimizer.states().len());

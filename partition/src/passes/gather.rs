@@ -1,23 +1,23 @@
-//! Gathers sharded parameters before they are needed and releases them after.
+//! Gathers sharded parameters before they are needed and releases them afterwards.
 
 use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
 
-/// DeepSpeed's `stage3_*` keys, in elements.
+/// Options of gathers, named by DeepSpeed's `stage3_*` keys, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatherOptions {
-    /// `stage3_prefetch_bucket_size`: how much may be under way ahead of its use; 0 switches prefetching off.
+    /// `stage3_prefetch_bucket_size`: maximum elements in flight ahead of their use; 0 disables prefetching.
     pub prefetch: usize,
-    /// `stage3_max_live_parameters`: how much may be gathered at a time, beyond what one layer needs.
+    /// `stage3_max_live_parameters`: maximum elements gathered at a time. A single layer may exceed it.
     pub max_live: usize,
-    /// `stage3_max_reuse_distance`: parameters that are needed again within so many elements are not released.
+    /// `stage3_max_reuse_distance`: parameters needed again within this many elements are not released.
     pub max_reuse_distance: usize,
-    /// `overlap_comm`: without it every gather is awaited where it starts.
+    /// `overlap_comm`: if unset, every gather is awaited where it starts.
     pub overlap: bool,
 }
 
-/// Puts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute.
+/// Inserts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute.
 ///
-/// Nothing stays gathered over [`Instruction::Update`]: full parameters would be stale.
+/// No segment stays gathered across an [`Instruction::Update`], which would make it stale.
 #[must_use]
 pub fn gather(program: Program, shape: &ModelShape, options: &GatherOptions) -> Program {
     let Program { instructions, micro_batches } = program;
@@ -76,10 +76,10 @@ struct Pass<'a> {
     shape: &'a ModelShape,
     options: &'a GatherOptions,
     uses: &'a [Use],
-    /// Segments that the program uses, and by segment the places in `uses` that do.
+    /// Segments that the program uses, and for each segment its positions in `uses`.
     used: Vec<SegmentId>,
     places: Vec<Vec<usize>>,
-    /// Elements of all uses before each.
+    /// Total elements of all uses before each use.
     before: Vec<usize>,
     state: Vec<State>,
     out: Vec<Instruction>,
@@ -98,7 +98,7 @@ impl<'a> Pass<'a> {
         Self { shape, options, uses, used, places, before, state, out: vec![] }
     }
 
-    /// The first use of a segment behind a place.
+    /// Returns the first use of a segment after a position.
     fn next(&self, segment: SegmentId, position: usize) -> Option<usize> {
         let places = &self.places[segment];
         places.get(places.partition_point(|&place| place <= position)).copied()
@@ -117,7 +117,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Starts gathers of what the next uses need, in their order, up to the first one that the options do not allow.
+    /// Starts gathers for the following uses, in order, up to the first one that the options do not allow.
     fn prefetch(&mut self, position: usize) {
         let order = |&segment: &SegmentId| {
             let next = self.next(segment, position).filter(|_| self.state[segment] == State::Released)?;

@@ -1,17 +1,18 @@
-//! Inputs that are kept for layers to be run again wait on a disk.
+//! Offloads the inputs kept for recomputation to a disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use zero_pipeline::{Instruction, Item, LayerId, Program};
 
-/// Puts [`Instruction::Offload`] and [`Instruction::Fetch`] of activations, with what awaits them, into a training step.
+/// Inserts [`Instruction::Offload`] and [`Instruction::Fetch`] for activations, with their awaits, into a training
+/// step.
 ///
-/// What is kept is written while the next layers run, and read while the group before is run backward. Inputs of which nothing else
-/// is kept or run again before they are needed stay in memory.
+/// Inputs are written while the next layers run, and read while the previous group runs its backward. Inputs stay in
+/// memory if nothing else is kept or recomputed before they are needed.
 #[must_use]
 pub fn keep_on_disk(program: Program) -> Program {
     let Program { instructions, micro_batches } = program;
-    // Where inputs are kept, and where they are used, in order.
+    // Positions at which inputs are kept and used, in order.
     let mut events: Vec<(usize, (LayerId, usize))> = vec![];
     let mut kept = BTreeSet::new();
     for (at, instruction) in instructions.iter().enumerate() {
@@ -34,7 +35,7 @@ pub fn keep_on_disk(program: Program) -> Program {
         }
         let item = Item::Activations { layer: subject.0, micro_batch: subject.1 };
         let (next, used) = (events[index + 1].0, index + 1 + used);
-        // One further is under way at a time: awaited where the next begins.
+        // At most one write and one read are in flight: each is awaited where the next begins.
         before.entry(at + 1).or_default().push(Instruction::Offload { item });
         before.entry(next).or_default().push(Instruction::AwaitOffload { item });
         before.entry(events[used - 1].0.max(next)).or_default().push(Instruction::Fetch { item });

@@ -1,4 +1,4 @@
-//! Passes: `Program -> Program`. They put ZeRO's communication into a step that a schedule wrote.
+//! Passes: functions `Program -> Program` that add ZeRO's communication to the program of a schedule.
 
 mod gather;
 mod keep_on_disk;
@@ -18,33 +18,33 @@ pub use tie::tie;
 
 use zero_pipeline::{ModelShape, Program, Schedule, StageId, Stages, schedule};
 
-/// Everything that the passes are told.
+/// Options of all passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOptions {
-    /// For activations.
+    /// Activation checkpointing.
     pub recompute: RecomputeOptions,
-    /// For sharded parameters.
+    /// Gathers of sharded parameters.
     pub gather: GatherOptions,
-    /// For gradients.
+    /// Reductions of gradients.
     pub reduce: ReduceOptions,
-    /// For parameters that every rank keeps but each updates a part of.
+    /// Refreshes of parameters that are replicated but updated in parts.
     pub refresh: RefreshOptions,
-    /// For what lives on a disk.
+    /// Offloading to a disk.
     pub offload: OffloadOptions,
 }
 
-/// A stage of a pipeline, for which a program is written.
+/// The pipeline stage for which a program is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Share<'a> {
     /// The model.
     pub shape: &'a ModelShape,
-    /// How it is cut.
+    /// Assignment of layers to stages.
     pub stages: &'a Stages,
-    /// Which of the stages.
+    /// The stage.
     pub stage: StageId,
 }
 
-/// The program of one global batch: the schedule, then all passes.
+/// Returns the program of one global batch: the schedule, followed by all passes.
 #[must_use]
 pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, options: &PassOptions) -> Program {
     let Share { shape, stages, stage } = *share;
@@ -58,7 +58,7 @@ pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, op
     offload(program, shape, &options.offload)
 }
 
-/// The program of an evaluation of that many micro-batches.
+/// Returns the program of an evaluation of `micro_batches` micro-batches.
 #[must_use]
 pub fn evaluation(share: &Share, micro_batches: usize, options: &PassOptions) -> Program {
     let Share { shape, stages, stage } = *share;

@@ -1,37 +1,38 @@
-//! Moves what lives on a disk into memory before it is needed, and out of it after.
+//! Reads offloaded state before it is needed, and writes it back afterwards.
 //!
-//! Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021: while one part is
-//! updated, the next is read and the last is written.
+//! Follows Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021:
+//! while one tile is updated, the next is read and the previous one is written.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use zero_pipeline::{Instruction, Item, ModelShape, Program, SegmentId, Tier};
 
-/// DeepSpeed's keys of `offload_optimizer` and `offload_param`.
+/// Options of offloading, named by DeepSpeed's keys of `offload_optimizer` and `offload_param`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// `offload_param.buffer_count`: shards of parameters in memory, or on their way there, at a time; at least 1.
+    /// `offload_param.buffer_count`: maximum parameter shards in memory or being read; at least 1.
     pub shards: usize,
-    /// `offload_optimizer.buffer_count`: tiles of optimizer state in memory at a time, at least 1.
+    /// `offload_optimizer.buffer_count`: maximum tiles of optimizer state in memory; at least 1.
     pub tiles: usize,
-    /// `pipeline_read`: the next tiles are read while one is updated.
+    /// `pipeline_read`: reads the next tiles while one is updated.
     pub reads_ahead: bool,
-    /// `pipeline_write`: the last one is written meanwhile.
+    /// `pipeline_write`: writes the previous tile while one is updated.
     pub writes_behind: bool,
 }
 
 impl OffloadOptions {
-    /// One at a time.
+    /// One shard and one tile at a time, without overlap.
     pub const PLAIN: Self = Self { shards: 1, tiles: 1, reads_ahead: false, writes_behind: false };
 
-    /// Tiles that are read ahead of the one that is updated.
+    /// Returns how many tiles are read ahead of the one being updated.
     fn ahead(&self) -> usize {
         let written = usize::from(self.writes_behind && self.tiles > 2);
         if self.reads_ahead { self.tiles.saturating_sub(1 + written) } else { 0 }
     }
 }
 
-/// Puts [`Instruction::Fetch`], [`Instruction::Offload`] and what awaits them into a program, and makes tiles of updates.
+/// Inserts [`Instruction::Fetch`], [`Instruction::Offload`] and their awaits into a program, and splits updates into
+/// tiles.
 #[must_use]
 pub fn offload(program: Program, shape: &ModelShape, options: &OffloadOptions) -> Program {
     let Program { instructions, micro_batches } = program;
@@ -40,7 +41,7 @@ pub fn offload(program: Program, shape: &ModelShape, options: &OffloadOptions) -
     Program { instructions: tiles(instructions, shape, options), micro_batches }
 }
 
-/// Reads shards before they are gathered: as many gathers ahead as there are buffers besides the one that is used.
+/// Reads shards before they are gathered, ahead of as many gathers as there are buffers besides the one in use.
 fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize) -> Vec<Instruction> {
     let gathered = |instruction: &Instruction| match instruction {
         Instruction::Gather { segment } if shape.segments[*segment].tiers.parameters == Tier::Nvme => Some(*segment),
@@ -48,18 +49,18 @@ fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize
     };
     let gathers: Vec<(usize, SegmentId)> =
         instructions.iter().enumerate().filter_map(|(at, i)| Some((at, gathered(i)?))).collect();
-    // Before which instruction each fetch starts.
+    // Segments whose fetch starts before each instruction.
     let mut starts: BTreeMap<usize, Vec<SegmentId>> = BTreeMap::new();
     let mut latest = 0;
     for (index, &(at, segment)) in gathers.iter().enumerate() {
-        // The buffer of so many gathers before is free when that gather has been awaited.
+        // The buffer used `buffers` gathers earlier is free once that gather has been awaited.
         let freed = |&(at, segment): &(usize, SegmentId)| {
             let awaits = Instruction::AwaitGather { segment };
             instructions[at..].iter().position(|i| *i == awaits).map_or(at, |after| at + after + 1)
         };
         let room = index.checked_sub(buffers).map_or(0, |before| freed(&gathers[before]));
         let same = gathers[..index].iter().rfind(|(_, s)| *s == segment).map_or(0, freed);
-        // Read in the order of their use.
+        // Shards are read in the order of their use.
         latest = room.max(same).max(latest).min(at);
         starts.entry(latest).or_default().push(segment);
     }
@@ -76,7 +77,7 @@ fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize
     out
 }
 
-/// Writes accumulated gradients after each reduction, and reads them again before the next one adds to them.
+/// Writes accumulated gradients after each reduction, and reads them back before the next reduction adds to them.
 fn gradients(instructions: Vec<Instruction>, shape: &ModelShape) -> Vec<Instruction> {
     let moved = |segments: &[SegmentId]| -> Vec<Item> {
         let lives_there = |&segment: &SegmentId| shape.segments[segment].tiers.gradients == Tier::Nvme;
@@ -89,7 +90,7 @@ fn gradients(instructions: Vec<Instruction>, shape: &ModelShape) -> Vec<Instruct
         match &instruction {
             Instruction::Reduce { segments, .. } => {
                 let items = moved(segments);
-                // What is read again must have been written.
+                // Await the write before reading the same gradients again.
                 if items.iter().any(|item| written.contains(item)) {
                     settle(&mut written, &mut on_disk, &mut out);
                 }
@@ -104,7 +105,7 @@ fn gradients(instructions: Vec<Instruction>, shape: &ModelShape) -> Vec<Instruct
                     out.push(Instruction::AwaitFetch { item });
                 }
                 out.push(instruction.clone());
-                // What was written last had all the time of a backward.
+                // The previous write overlapped with a whole backward.
                 settle(&mut written, &mut on_disk, &mut out);
                 for item in items {
                     on_disk.retain(|other| *other != item);
@@ -129,7 +130,7 @@ fn settle(written: &mut Vec<Item>, on_disk: &mut Vec<Item>, out: &mut Vec<Instru
     }
 }
 
-/// Makes tiles of the updates of segments whose state is on the disk.
+/// Splits the updates of offloaded segments into tiles.
 fn tiles(instructions: Vec<Instruction>, shape: &ModelShape, options: &OffloadOptions) -> Vec<Instruction> {
     let tiles_of = |instruction: &Instruction| match *instruction {
         Instruction::Update { segment } => Some((segment, shape.segments[segment].tiers.tiles)),
@@ -164,7 +165,7 @@ impl Tiles<'_> {
         let item = Item::Tile { segment, index: tile };
         let wanted = (self.updated + 1 + self.options.ahead()).min(self.all.len());
         while self.fetched < wanted {
-            // In memory: what is fetched and not updated, and what is being written.
+            // Tiles in memory: those fetched but not updated, and those being written.
             while self.fetched - self.updated + self.writing.len() >= self.options.tiles
                 && (self.writing.len() > 1 || self.fetched == self.updated)
             {
@@ -186,7 +187,7 @@ impl Tiles<'_> {
         }
     }
 
-    /// For the tile that has been written for longest.
+    /// Waits for the oldest write.
     fn wait(&mut self) {
         if let Some(item) = self.writing.pop_front() {
             self.out.push(Instruction::AwaitOffload { item });

@@ -1,38 +1,40 @@
-//! Activation checkpointing: what forwards keep is given up, and made once more for the backward.
+//! Activation checkpointing: frees the activations of forwards and recomputes them for the backward.
 //!
-//! Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016: layers are taken in groups, the inputs of a
-//! group's first layer are kept, and the whole group is run again before its backward.
+//! Follows Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016: layers form groups, the
+//! inputs of a group's first layer are kept, and the whole group is recomputed before its backward.
 
 use std::ops::Range;
 
 use zero_pipeline::{Instruction, LayerId, Program, StageId, Stages};
 
-/// What is run again.
+/// Options of recomputation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecomputeOptions {
-    /// By layer of the model, whether it is; those that are not on the list are not. The last layer never is: its forward is part of its backward.
+    /// Whether to recompute each layer of the model; `false` beyond the end of the list. The last layer is never
+    /// recomputed, because its forward is part of its backward.
     pub layers: Vec<bool>,
-    /// The most layers of a group, at least 1: more keep fewer inputs, and need more memory while one group is run again.
+    /// Maximum layers per group, at least 1. Larger groups keep fewer inputs but need more memory while a group is
+    /// recomputed.
     pub interval: usize,
-    /// Whether the inputs that are kept wait on a disk.
+    /// Whether the kept inputs are offloaded to a disk.
     pub on_disk: bool,
 }
 
 impl RecomputeOptions {
-    /// Nothing is run again.
+    /// No recomputation.
     #[must_use]
     pub fn none() -> Self {
         Self { layers: vec![], interval: 1, on_disk: false }
     }
 
-    /// The groups of a stage: neighbours in one chunk.
+    /// Returns the groups of a stage: consecutive layers of one chunk.
     #[must_use]
     pub fn groups(&self, stages: &Stages, stage: StageId) -> Vec<Range<LayerId>> {
         let last = stages.layers() - 1;
         let is_chosen = |layer: LayerId| layer < last && self.layers.get(layer).copied().unwrap_or(false);
         let mut groups: Vec<Range<LayerId>> = vec![];
         for chunk in stages.chunks().iter().skip(stage).step_by(stages.count()) {
-            // A group never reaches over the end of a chunk.
+            // A group never extends past the end of a chunk.
             let mut fresh = true;
             for layer in chunk.clone() {
                 match groups.last_mut() {
@@ -49,7 +51,7 @@ impl RecomputeOptions {
     }
 }
 
-/// Puts [`Instruction::Keep`], [`Instruction::Discard`] and [`Instruction::Recompute`] into a training step.
+/// Inserts [`Instruction::Keep`], [`Instruction::Discard`] and [`Instruction::Recompute`] into a training step.
 #[must_use]
 pub fn recompute(program: Program, stages: &Stages, stage: StageId, options: &RecomputeOptions) -> Program {
     let groups = options.groups(stages, stage);

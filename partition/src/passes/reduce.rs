@@ -2,30 +2,30 @@
 
 use zero_pipeline::{Instruction, LayerId, ModelShape, Placement, Program, SegmentId};
 
-/// DeepSpeed's keys for gradients.
+/// Options of gradient reductions, named by DeepSpeed's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReduceOptions {
-    /// `reduce_bucket_size` in elements: segments are held back until the next one would exceed it. `None`
-    /// (`auto`) reduces layer by layer. A single larger segment is a bucket of its own.
+    /// `reduce_bucket_size` in elements: a bucket is reduced before the next segment would exceed it. `None` (`auto`)
+    /// reduces layer by layer. A single larger segment gets a bucket of its own.
     pub bucket: Option<usize>,
-    /// `overlap_comm`: a reduction is awaited when the next one starts, and not at once.
+    /// `overlap_comm`: awaits a reduction when the next one starts instead of immediately.
     pub overlap: bool,
 }
 
-/// Puts [`Instruction::Accumulate`], [`Instruction::Reduce`] and [`Instruction::AwaitReduce`] behind the backward.
+/// Inserts [`Instruction::Accumulate`], [`Instruction::Reduce`] and [`Instruction::AwaitReduce`] after the backward.
 ///
-/// Sharded gradients are reduced for every micro-batch. Replicated ones are added up first and reduced once.
+/// Sharded gradients are reduced for every micro-batch. Replicated gradients are accumulated first and reduced once.
 #[must_use]
 pub fn reduce(program: Program, shape: &ModelShape, options: &ReduceOptions) -> Program {
     let Program { instructions, micro_batches } = program;
-    // The last layer of a micro-batch to run backward on this stage.
+    // The layer whose backward ends a micro-batch on this stage.
     let lowest = instructions.iter().filter_map(contribution).map(|(layer, _)| layer).min();
     let completed: Vec<Vec<SegmentId>> = (0..shape.layers.len()).map(|layer| shape.completed_by(layer)).collect();
     let mut pass = Pass { shape, options, bucket: vec![], of: 0, pending: None, out: vec![] };
     for instruction in instructions {
         if let Some((layer, micro_batch)) = contribution(&instruction) {
             if micro_batch != pass.of {
-                // A bucket has gradients of one micro-batch.
+                // A bucket holds gradients of one micro-batch.
                 pass.flush();
                 pass.of = micro_batch;
             }
@@ -53,7 +53,7 @@ pub fn reduce(program: Program, shape: &ModelShape, options: &ReduceOptions) -> 
     Program { instructions: pass.out, micro_batches }
 }
 
-/// The layer and the micro-batch whose parameter gradients are there after an instruction.
+/// Returns the layer and micro-batch whose parameter gradients an instruction completes.
 fn contribution(instruction: &Instruction) -> Option<(LayerId, usize)> {
     match *instruction {
         Instruction::Backward { layer, micro_batch } | Instruction::BackwardWeight { layer, micro_batch } => {
@@ -67,7 +67,7 @@ struct Pass<'a> {
     shape: &'a ModelShape,
     options: &'a ReduceOptions,
     bucket: Vec<SegmentId>,
-    /// The micro-batch of the bucket.
+    /// Micro-batch of the bucket.
     of: usize,
     pending: Option<(Vec<SegmentId>, usize)>,
     out: Vec<Instruction>,

@@ -1,18 +1,18 @@
-//! Gathers updated parameters that every rank keeps but each updated a part of: ZeRO stages 1 and 2, and
-//! persistent parameters at stage 3.
+//! Gathers updated parameters that are replicated but updated in parts by different ranks: all parameters at ZeRO
+//! stages 1 and 2, and persistent parameters at stage 3.
 
 use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
 
-/// DeepSpeed's keys for the gather after the step.
+/// Options of the gather after the optimizer step, named by DeepSpeed's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefreshOptions {
     /// `allgather_bucket_size` in elements; `None` (`auto`) refreshes segment by segment.
     pub bucket: Option<usize>,
-    /// `overlap_comm`: a refresh is awaited after the next update, and not at once.
+    /// `overlap_comm`: awaits a refresh after the next update instead of immediately.
     pub overlap: bool,
 }
 
-/// Puts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] behind the updates.
+/// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates.
 #[must_use]
 pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -> Program {
     let needs = |segment: SegmentId| {

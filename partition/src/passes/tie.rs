@@ -1,9 +1,10 @@
-//! Sends updated tied parameters from the pipeline stage that owns them to the stages that use them too.
+//! Sends updated tied parameters from the owning pipeline stage to the other stages that use them.
 
 use zero_pipeline::{Content, Instruction, Message, ModelShape, Program, SegmentId, StageId, Stages};
 
-/// Puts the messages at the end, where every rank of the owner's group has the new values, in the order of the segments on both
-/// sides. What travels is what each rank holds: everything where parameters are replicated, a shard where they are sharded.
+/// Appends the messages at the end, when every rank of the owner's group has the new values, in the order of the
+/// segments on both sides. Each rank sends what it holds: the whole segment if parameters are replicated, its shard if
+/// they are sharded.
 #[must_use]
 pub fn tie(program: Program, shape: &ModelShape, stages: &Stages, stage: StageId) -> Program {
     let Program { instructions: mut out, micro_batches } = program;

@@ -1,8 +1,8 @@
-//! What the validator accepts computes the right thing.
+//! Programs accepted by the validator compute the right result.
 //!
-//! Valid programs of every ZeRO stage are damaged in every way there is: each instruction dropped, doubled, moved to
-//! each other place, and swapped with each other one. What the validator still accepts is carried out on symbols
-//! ([`meaning`]), and must come to the same sums, the same norm and the same parameters as the original.
+//! The test mutates valid programs of every ZeRO stage in every possible way: each instruction is removed, duplicated,
+//! moved to each other position, and swapped with each other instruction. Mutants that the validator accepts are
+//! executed symbolically ([`meaning`]) and must produce the same sums, norm and parameters as the original.
 
 mod meaning;
 
@@ -17,18 +17,18 @@ use zero_pipeline::{
     World, ZeroStage,
 };
 
-/// On one pipeline stage.
+/// Validates programs on one pipeline stage.
 fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
     let stages = Stages::single(shape);
     zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
 }
 
-/// Three layers, the last one tied to the first; at stage 3 segment 2 stays gathered.
+/// Three layers, the last one tied to the first; at stage 3, segment 2 stays gathered.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let layer = |name: &str, segments: &[usize]| LayerShape {
         name: name.into(),
         segments: segments.to_vec(),
-        // A table whose rows are looked up.
+        // An embedding table: its backward reads no parameters.
         read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
         splits: false,
     };
@@ -45,7 +45,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
     }
 }
 
-/// Programs with communication under way as far and as long as the options allow, and with none.
+/// Programs with as much overlapped communication as the options allow, and programs with none.
 fn programs() -> Vec<(ModelShape, Program)> {
     let mut programs = vec![];
     for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
@@ -73,7 +73,8 @@ fn programs() -> Vec<(ModelShape, Program)> {
             programs.push((shape, program));
         }
     }
-    // Without recomputation or accumulation beside it: the mutants are as many as the square of the instructions.
+    // Without recomputation or accumulation, because the number of mutants grows with the square of the number of
+    // instructions.
     for (zero_stage, gather, micro_batches) in
         [(ZeroStage::One, 0, 1), (ZeroStage::Two, 0, 2), (ZeroStage::Three, 100, 1)]
     {
@@ -95,7 +96,7 @@ fn programs() -> Vec<(ModelShape, Program)> {
     programs
 }
 
-/// All but the smallest segment as far on the disk as its placements allow, in two tiles.
+/// Offloads all but the smallest segment as far as its placements allow, in two tiles.
 fn on_disk(mut shape: ModelShape) -> ModelShape {
     let tier = |placement| if placement == Placement::Sharded { Tier::Nvme } else { Tier::Memory };
     for segment in shape.segments.iter_mut().filter(|segment| segment.elements > 10) {
@@ -112,7 +113,7 @@ fn changed(program: &Program, change: impl FnOnce(&mut Vec<zero_pipeline::Instru
     program
 }
 
-/// Every program that is one edit away.
+/// Returns every program that differs by one edit.
 fn mutants(program: &Program) -> impl Iterator<Item = Program> + '_ {
     let n = program.instructions.len();
     let dropped = (0..n).map(|i| changed(program, |list| drop(list.remove(i))));
@@ -132,7 +133,7 @@ fn mutants(program: &Program) -> impl Iterator<Item = Program> + '_ {
 }
 
 #[test]
-fn what_is_accepted_means_the_same() {
+fn accepted_mutants_have_the_same_meaning() {
     for (shape, program) in programs() {
         let original = meaning(&program, &shape).unwrap();
         let (mut refused, mut accepted) = (0, 0);
@@ -142,11 +143,11 @@ fn what_is_accepted_means_the_same() {
                 Ok(()) => {
                     accepted += 1;
                     let got = meaning(&mutant, &shape).unwrap_or_else(|e| panic!("{e} in\n{mutant}"));
-                    assert!(got == original, "another meaning:\n{got:?}\nand not\n{original:?}\nof\n{mutant}");
+                    assert!(got == original, "the mutant means\n{got:?}\ninstead of\n{original:?}\nmutant:\n{mutant}");
                 }
             }
         }
-        // Both happen: most edits are defects, and some change the order of things that do not depend on each other.
+        // Both cases occur: most edits are defects, and some reorder independent instructions.
         assert!(refused > accepted && accepted > 0, "{refused} refused, {accepted} accepted");
     }
 }
@@ -161,12 +162,15 @@ fn no_instruction_can_be_dropped() {
                 validate(&[mutant.clone(), mutant.clone()], &shape).is_err(),
                 "`{text}` can be dropped by all ranks"
             );
-            assert!(validate(&[program.clone(), mutant], &shape).is_err(), "`{text}` can be dropped by one rank");
+            assert!(
+                validate(&[program.clone(), mutant], &shape).is_err(),
+                "the validator accepts programs without `{text}` on one rank"
+            );
         }
     }
 }
 
-/// One rank that starts two collectives in another order than the others would wait for ever.
+/// A rank that starts two collectives in another order than the others would wait forever.
 #[test]
 fn no_rank_alone_can_reorder_collectives() {
     for (shape, program) in programs() {
@@ -184,9 +188,10 @@ fn no_rank_alone_can_reorder_collectives() {
     }
 }
 
-/// Neighbours of these kinds may be exchanged where they are about different things; all other pairs are fixed.
+/// Neighbouring instructions of these kinds may be swapped if they concern different objects; all other pairs have a
+/// fixed order.
 #[test]
-fn which_neighbours_are_independent() {
+fn only_independent_neighbours_can_be_swapped() {
     let mut free = BTreeSet::new();
     for (shape, program) in programs() {
         for i in 1..program.instructions.len() {

@@ -1,7 +1,7 @@
-//! Carries out a program on symbols, with the rules of the runtime and none of the validator's.
+//! Executes a program symbolically, with the rules of the runtime and none of the validator's.
 //!
-//! One rank stands for all. A gradient is the list of backwards that contributed to it, with the version of the
-//! parameters that each of them read; sums keep the order of their summands, for it decides about bits.
+//! One rank stands for all. A gradient is the list of backwards that contributed to it, each with the versions of the
+//! parameters that it read. Sums keep the order of their summands, because the order affects the bits.
 
 use std::collections::BTreeSet;
 
@@ -10,59 +10,59 @@ use zero_pipeline::{Item, ModelShape, Placement, Program, Tier};
 
 /// One backward's contribution: (micro-batch, layer, versions of the parameters that forward and backward read).
 type Contribution = (usize, usize, Vec<u32>);
-/// A sum over micro-batches, in order; each summand in the order of its contributions.
+/// A sum over micro-batches, in order; each summand lists its contributions in order.
 type Sum = Vec<Vec<Contribution>>;
 
-/// What a step comes to.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Meaning {
-    /// The gradient that each segment's update saw.
+    /// The gradient used by each segment's update.
     updates: Vec<Sum>,
-    /// The gradients that the norm saw.
+    /// The gradients used by the norm.
     norm: Vec<Sum>,
-    /// Parameters after the step: what the rank itself holds.
+    /// Parameters held by the rank after the step.
     parameters: Vec<Values>,
 }
 
-/// A segment's full parameters.
+/// The full parameters of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Values {
     Absent,
-    /// Every element is of this version.
+    /// Every element has this version.
     Version(u32),
-    /// This rank's part is of the new version, the others' parts are of the old one.
+    /// This rank's part has the new version; the other parts have the old one.
     Mixed,
 }
 
 struct Segment {
     full: Values,
-    /// Version of the shard where parameters are sharded.
+    /// Version of the shard, if parameters are sharded.
     shard: u32,
-    /// What a gather under way will bring.
+    /// Result of a gather in flight.
     gathering: Option<u32>,
     open: Vec<Contribution>,
     accumulator: Sum,
     reduced: Sum,
     update: Option<Sum>,
-    /// Of what lives on the disk: the shard of the parameters that was read, the gradients, and the versions of the tiles.
+    /// Offloaded state: the parameter shard that was read, the gradients, and the versions of the tiles.
     fetched: Option<u32>,
     gradients_on_disk: Option<Sum>,
     reading_gradients: Option<Sum>,
     tiles_on_disk: Vec<u32>,
     tiles: Vec<Option<Tile>>,
-    /// The gradients that the update of each tile saw.
+    /// The gradients used by the update of each tile.
     tile_updates: Vec<Sum>,
 }
 
 struct Tile {
-    /// On its way: not to be touched.
+    /// In transfer: must not be accessed.
     moving: bool,
     version: u32,
     gradients: Sum,
 }
 
 impl Segment {
-    /// The version that all tiles on the disk have.
+    /// Returns the common version of all tiles on the disk, if they agree.
     fn stored(&self) -> Option<u32> {
         let first = self.tiles_on_disk.first().copied()?;
         self.tiles_on_disk.iter().all(|version| *version == first).then_some(first)
@@ -72,21 +72,21 @@ impl Segment {
 #[derive(Default)]
 struct MicroBatch {
     loaded: bool,
-    /// Layers that have run, with what they read.
+    /// Layers that have run, with the versions that they read.
     forward: Vec<Vec<u32>>,
-    /// The layer whose inputs are there.
+    /// The layer whose inputs are available.
     flow: Option<usize>,
-    /// Layers whose inputs are kept, and those whose forward has kept what the backward needs.
+    /// Layers whose inputs are kept, and layers with saved activations.
     kept: BTreeSet<usize>,
-    /// Of those that are kept, what is being written, and what waits on the disk.
+    /// Kept inputs that are being written, and kept inputs on the disk.
     leaving: BTreeSet<usize>,
     on_disk: BTreeSet<usize>,
     saved: BTreeSet<usize>,
-    /// Layers whose backward is still to come.
+    /// Layers whose backward has not finished.
     waiting: usize,
 }
 
-/// The meaning of a program, or where the runtime would fail.
+/// Returns the meaning of a program, or the point at which the runtime would fail.
 pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, String> {
     let sharded = |s: usize| shape.segments[s].placements.parameters == Placement::Sharded;
     let mut segments: Vec<Segment> = (0..shape.segments.len())
@@ -366,7 +366,7 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
     })
 }
 
-/// The version of each segment that a layer reads; `None` if one of them is not there as a whole.
+/// Returns the version of each segment that a layer reads; `None` if one of them is incomplete.
 fn read(segments: &[Segment], wanted: &[usize]) -> Option<Vec<u32>> {
     let version = |&s: &usize| match segments[s].full {
         Values::Version(version) => Some(version),

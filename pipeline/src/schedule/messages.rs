@@ -1,18 +1,19 @@
-//! The other halves of messages: receives are posted ahead of their use, sends are awaited at the end.
+//! Makes messages asynchronous: receives are posted before they are needed, and sends are awaited at the end.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::instruction::Instruction;
 use crate::message::{Channel, Kind, Message};
 
-/// Puts [`Instruction::Receive`] and [`Instruction::AwaitSend`] into a program that has only [`Instruction::Send`] and
-/// [`Instruction::AwaitReceive`]. `arriving` has for each channel what is sent through it to this stage, in order.
+/// Inserts [`Instruction::Receive`] and [`Instruction::AwaitSend`] into a program that has only [`Instruction::Send`]
+/// and [`Instruction::AwaitReceive`]. `arriving` lists the messages sent to this stage by channel, in sending order.
 ///
-/// Receives are posted in the order in which the other side sends. In every channel of activations and of gradients one is always
-/// posted: the next message arrives while this one computes. Tied gradients can be as large as a vocabulary, so there is room for
-/// one of them only when it, or one sent after it, is needed. Nobody waits for a send before the end: that would hold up a stage
-/// which is allowed to be ahead, and with several chunks on a stage two could wait for each other. What has gone is given up
-/// before that, and how much has not is bounded by the schedule.
+/// Receives are posted in the order in which the peer sends. Every channel of activations or gradients always has one
+/// posted receive, so that the next message arrives while this stage computes. A tied gradient can be as large as the
+/// embedding of a whole vocabulary, so its receive is posted only when it, or a message sent after it, is needed. Sends
+/// are awaited only at the end: an earlier wait would hold up a stage that may run ahead, and with several chunks per
+/// stage two stages could wait for each other. Completed sends free their buffers before that, and the schedule bounds
+/// the number of incomplete ones.
 pub(super) fn asynchronous(
     instructions: Vec<Instruction>,
     arriving: &BTreeMap<Channel, Vec<Message>>,

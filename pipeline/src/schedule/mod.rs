@@ -1,7 +1,9 @@
-//! Schedules: who computes what when, and what stages send each other. Pure functions; they know nothing of ZeRO.
+//! Pipeline schedules: the order of compute on each stage, and the messages between stages. Pure functions, independent
+//! of ZeRO.
 //!
-//! A [`Schedule`] orders whole chunks of layers ([`Slot`]); [`training`] and [`forward_only`] make them layers and messages.
-//! One stage is a pipeline without messages: every schedule is plain gradient accumulation then.
+//! A [`Schedule`] orders whole chunks of layers ([`Slot`]); [`training`] and [`forward_only`] expand them into layers
+//! and messages. A single stage is a pipeline without messages, for which every schedule is plain gradient
+//! accumulation.
 
 mod messages;
 mod slot;
@@ -15,7 +17,8 @@ use crate::stages::Stages;
 
 pub use slot::{SCHEDULES, Schedule, Size, Slot, Work};
 
-/// A training step of one stage: its micro-batches by the schedule, then one optimizer step on the segments that it owns.
+/// Returns the training step of one stage: its micro-batches in schedule order, then the optimizer step on the segments
+/// that it owns.
 #[must_use]
 pub fn training(
     schedule: Schedule,
@@ -32,7 +35,7 @@ pub fn training(
     Program { instructions, micro_batches }
 }
 
-/// Evaluation: each micro-batch forward, through all chunks of the stage.
+/// Returns an evaluation program: each micro-batch forward through all chunks of the stage.
 #[must_use]
 pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_batches: usize) -> Program {
     let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
@@ -42,7 +45,8 @@ pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_b
     Program { instructions: connected(shape, stages, stage, forwards), micro_batches }
 }
 
-/// The slots of a stage as instructions, with both halves of its messages. What the others send says in what order it arrives.
+/// Expands the slots of a stage into instructions with both halves of its messages. The peers' programs determine the
+/// order of arrival.
 fn connected(
     shape: &ModelShape,
     stages: &Stages,
@@ -67,14 +71,14 @@ fn connected(
     messages::asynchronous(written(stage), &arriving)
 }
 
-/// Plain gradient accumulation on one stage: each micro-batch forward and backward, then one optimizer step.
+/// Returns plain gradient accumulation on one stage: each micro-batch forward and backward, then one optimizer step.
 #[must_use]
 pub fn accumulation(shape: &ModelShape, micro_batches: usize) -> Program {
     training(Schedule::OneFOneB, shape, &Stages::single(shape), 0, micro_batches)
 }
 
-/// Writes the instructions of slots. What is received is awaited where it is needed, and what is sent is sent as soon as it is
-/// there; the other halves come later.
+/// Expands slots into instructions. Receives are awaited where they are needed, and sends start as soon as their data
+/// exists; `messages::asynchronous` adds the other halves.
 struct Writer<'a> {
     shape: &'a ModelShape,
     stages: &'a Stages,
@@ -137,7 +141,7 @@ impl Writer<'_> {
         }
     }
 
-    /// From the stage of layer `source`, unless it is this one.
+    /// Awaits content from the stage of layer `source`, unless that is this stage.
     fn await_receive(&mut self, content: Content, source: LayerId) {
         let (from, to) = (self.stages.stage_of(source), self.stage);
         if from != to {
@@ -145,7 +149,7 @@ impl Writer<'_> {
         }
     }
 
-    /// To the stage of layer `target`, unless it is this one.
+    /// Sends content to the stage of layer `target`, unless that is this stage.
     fn send(&mut self, content: Content, target: LayerId) {
         let (from, to) = (self.stage, self.stages.stage_of(target));
         if from != to {
@@ -154,8 +158,8 @@ impl Writer<'_> {
     }
 }
 
-/// Whether a layer's weight gradients are put off. Contributions to a tied gradient are not: they are added up in the order of
-/// the backward pass, over stages.
+/// Returns whether a layer's weight gradients are deferred. Layers with tied segments never defer theirs, because a
+/// tied gradient is summed in the order of the backward pass, across stages.
 fn splits(shape: &ModelShape, stages: &Stages, layer: LayerId) -> bool {
     let is_tied = |&segment: &usize| stages.is_tied(segment);
     shape.layers[layer].splits && !shape.layers[layer].segments.iter().any(is_tied)

@@ -1,26 +1,27 @@
-//! When a stage does what: the schedules themselves, as lists of whole forwards and backwards of chunks.
+//! The schedules themselves: lists of whole forwards and backwards of chunks for each stage.
 //!
-//! Every schedule takes the micro-batches in ascending order, in the forward and in the backward of each chunk: so gradients
-//! are added up in one order, whatever the schedule.
+//! Every schedule processes micro-batches in ascending order, in both the forward and the backward of each chunk, so
+//! the order in which gradients are summed does not depend on the schedule.
 
 use std::fmt;
 
 use crate::message::StageId;
 
-/// How micro-batches flow through the stages.
+/// Pipeline schedule: the order in which micro-batches flow through the stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// All forwards, then all backwards. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
-    /// Parallelism", NeurIPS 2019.
+    /// All forwards, then all backwards. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
+    /// Pipeline Parallelism", NeurIPS 2019.
     GPipe,
-    /// One forward, one backward, as soon as there is something to run backward: as long as GPipe, with fewer micro-batches
-    /// alive. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019 (with a flush).
+    /// Alternates forwards and backwards, and starts each backward as early as possible. Takes as long as GPipe
+    /// with fewer micro-batches alive. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN
+    /// Training", SOSP 2019 (with a flush).
     OneFOneB,
-    /// The same with several chunks of layers on each stage: a shorter bubble for more messages. Narayanan et al., "Efficient
-    /// Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
+    /// 1F1B with several chunks of layers on each stage: a shorter bubble in exchange for more messages. Narayanan et
+    /// al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
     Interleaved,
-    /// 1F1B with the gradients of weights put off into what would be its bubble. ZB-H1 of Qi et al., "Zero Bubble Pipeline
-    /// Parallelism", ICLR 2024.
+    /// 1F1B that defers weight gradients to fill the bubble. ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism",
+    /// ICLR 2024.
     ZeroBubble,
 }
 
@@ -38,44 +39,44 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// What is done with a chunk and a micro-batch.
+/// The kind of work of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Forward.
+    /// The forward.
     Forward,
-    /// Backward, whole.
+    /// The whole backward.
     Backward,
-    /// Backward as far as the stage before needs it.
+    /// The part of the backward that the previous stage needs: gradients of inputs.
     BackwardInput,
-    /// The rest of it.
+    /// The deferred rest of the backward: gradients of weights.
     BackwardWeight,
 }
 
-/// One piece of work of a stage.
+/// One unit of work of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
-    /// What.
+    /// Kind of work.
     pub work: Work,
-    /// Which of the stage's chunks, from 0.
+    /// Index among the stage's chunks, from 0.
     pub chunk: usize,
-    /// On which micro-batch.
+    /// Micro-batch to run on.
     pub micro_batch: usize,
 }
 
-/// The pipeline that a schedule is written for.
+/// Dimensions of the pipeline that a schedule is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Number of stages.
     pub stages: usize,
-    /// Chunks of each stage.
+    /// Number of chunks per stage.
     pub chunks: usize,
-    /// Micro-batches of a step.
+    /// Number of micro-batches per step.
     pub micro_batches: usize,
 }
 
 impl Schedule {
-    /// What `stage` does in a training step, in order. Only [`Schedule::Interleaved`] knows more than one chunk a stage; the
-    /// others run a stage's chunks one after another, which is right but deadlocks across several stages.
+    /// Returns the work of `stage` in a training step, in order. Only [`Schedule::Interleaved`] supports more than one
+    /// chunk per stage. The others use chunk 0 only.
     #[must_use]
     pub fn slots(self, size: Size, stage: StageId) -> Vec<Slot> {
         match self {
@@ -96,7 +97,7 @@ fn gpipe(size: Size) -> Vec<Slot> {
     all.clone().map(slot(Work::Forward)).chain(all.map(slot(Work::Backward))).collect()
 }
 
-/// Forwards ahead of the first backward: as many as there are stages behind.
+/// Returns the number of forwards before the first backward: the number of stages behind this one.
 fn warm_up(size: Size, stage: StageId) -> usize {
     (size.stages - 1 - stage).min(size.micro_batches)
 }
@@ -111,9 +112,9 @@ fn one_f_one_b(size: Size, stage: StageId) -> Vec<Slot> {
     slots
 }
 
-/// As 1F1B, but `stage` micro-batches' weight gradients are put off: the last stage, which has nothing to wait for at the
-/// beginning, has them left for the end, where it would wait; the first one puts off none. So every stage keeps at most as many
-/// micro-batches as the first stage of 1F1B.
+/// Like 1F1B, but defers the weight gradients of `stage` micro-batches. The last stage never waits at the beginning, so
+/// it leaves most of them for the end, where it would idle; the first stage defers none. Every stage therefore keeps at
+/// most as many micro-batches alive as the first stage of 1F1B.
 fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
     let (ahead, all) = (warm_up(size, stage), size.micro_batches);
     let mut slots: Vec<Slot> = (0..ahead).map(slot(Work::Forward)).collect();
@@ -132,9 +133,9 @@ fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
     slots
 }
 
-/// Micro-batches go through in groups of equally many: a group through a stage's first chunk, then through its second, and so
-/// on. A group of as many as there are stages keeps everybody busy with the least in flight; where they do not come out even,
-/// groups are larger.
+/// Micro-batches run in groups of equal size: a group goes through a stage's first chunk, then its second, and so on. A
+/// group size equal to the number of stages keeps every stage busy with the fewest micro-batches in flight; if the
+/// number of micro-batches is not divisible that way, groups are larger.
 fn interleaved(size: Size, stage: StageId) -> Vec<Slot> {
     let Size { stages, chunks, micro_batches } = size;
     let total = chunks * micro_batches;

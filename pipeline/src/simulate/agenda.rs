@@ -1,9 +1,9 @@
-//! What is under way, and what ends next. A piece of work goes on at a rate, which may change before it is done.
+//! The event queue of a simulation. Work proceeds at a rate that may change before it is done.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Pieces of work, each in a slot of its own, which holds one at a time.
+/// Slots that each hold one piece of work, and their end times.
 #[derive(Default)]
 pub(super) struct Agenda {
     pub(super) now: f64,
@@ -13,15 +13,15 @@ pub(super) struct Agenda {
 
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    /// Seconds of work at rate 1 that were left at `since`.
+    /// Seconds of work at rate 1 left at time `since`.
     left: f64,
     rate: f64,
     since: f64,
-    /// Counts the ends that were foretold: of those in the heap the last one holds.
+    /// Number of end times pushed so far. Only the latest one in the heap is valid.
     turn: u64,
 }
 
-/// When the work of a slot is done, if nothing changes.
+/// Predicted end of the work of a slot.
 struct End {
     time: f64,
     slot: usize,
@@ -29,26 +29,26 @@ struct End {
 }
 
 impl Agenda {
-    /// A new slot.
+    /// Adds a slot.
     pub(super) fn slot(&mut self) -> usize {
         self.slots.push(Slot::default());
         self.slots.len() - 1
     }
 
-    /// Starts work of so many seconds at rate 1.
+    /// Starts work that takes `seconds` at rate 1.
     pub(super) fn start(&mut self, slot: usize, seconds: f64) {
         let of = &mut self.slots[slot];
         (of.left, of.rate, of.since) = (seconds, 1.0, self.now);
         self.foretell(slot, self.now + seconds);
     }
 
-    /// Starts a wait until a time, whatever its rate.
+    /// Starts a wait until a fixed time, independent of the rate.
     pub(super) fn wait(&mut self, slot: usize, until: f64) {
         self.slots[slot].rate = 1.0;
         self.foretell(slot, until);
     }
 
-    /// From now on the work of a slot goes on at another rate.
+    /// Changes the rate of a slot's work from now on.
     pub(super) fn set_rate(&mut self, slot: usize, rate: f64) {
         let of = &mut self.slots[slot];
         if of.rate.total_cmp(&rate) != Ordering::Equal {
@@ -59,7 +59,7 @@ impl Agenda {
         }
     }
 
-    /// Goes on to the next end, and says whose it is; `None` where nothing is under way.
+    /// Advances to the next end time and returns its slot, or `None` if nothing is in progress.
     pub(super) fn next(&mut self) -> Option<usize> {
         loop {
             let End { time, slot, turn } = self.ends.pop()?;
@@ -78,7 +78,7 @@ impl Agenda {
 }
 
 impl Ord for End {
-    /// The heap gives the greatest: that is the earliest, and of several at a time the one of the first slot.
+    /// Reversed, because the heap pops the greatest: the earliest end first, and the lowest slot among equal times.
     fn cmp(&self, other: &Self) -> Ordering {
         other.time.total_cmp(&self.time).then(other.slot.cmp(&self.slot)).then(other.turn.cmp(&self.turn))
     }

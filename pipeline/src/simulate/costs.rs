@@ -1,4 +1,4 @@
-//! The cost table: how long things take and how large they are.
+//! The cost table: durations and sizes.
 
 use crate::instruction::{Instruction, SegmentId};
 use crate::message::{Content, Message};
@@ -7,127 +7,127 @@ use crate::simulate::SimulationError;
 use crate::tier::Item;
 use crate::validate::World;
 
-/// A way between ranks.
+/// A link between ranks, or to a disk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// Seconds until the first byte is there.
+    /// Seconds until the first byte arrives.
     pub latency: f64,
     /// Bytes per second.
     pub bandwidth: f64,
 }
 
 impl Link {
-    /// One that takes no time.
+    /// A link that takes no time.
     pub const FREE: Self = Self { latency: 0.0, bandwidth: f64::INFINITY };
 
-    /// How long so many bytes take.
+    /// Returns the seconds that a transfer of `bytes` takes.
     #[must_use]
     pub fn seconds(self, bytes: f64) -> f64 {
         self.latency + bytes / self.bandwidth
     }
 }
 
-/// The ways of the collectives. Bytes are those that each rank must send at least.
+/// Links by collective. Byte counts are the minimum that each rank must send.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Collectives {
     /// Gathers and refreshes of parameters.
     pub all_gather: Link,
-    /// Reductions of gradients whose optimizer state is sharded.
+    /// Reductions of gradients with sharded optimizer state.
     pub reduce_scatter: Link,
-    /// Reductions of other gradients.
+    /// Reductions of all other gradients.
     pub all_reduce: Link,
 }
 
 impl Collectives {
-    /// The same for all.
+    /// Uses the same link for all collectives.
     #[must_use]
     pub fn all(link: Link) -> Self {
         Self { all_gather: link, reduce_scatter: link, all_reduce: link }
     }
 }
 
-/// How fast things go on beside each other, as a share of what they do alone: above 0, at most 1. A worker that carries out a collective
-/// takes time from a core that computes, and is given less of it.
+/// Speed of concurrent compute and communication, relative to their speed alone: above 0, at most 1. Collectives run on
+/// worker threads that share cores with compute, so each slows the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sharing {
-    /// Computing, while something is on its way to or from the rank.
+    /// Rate of compute while the rank has a transfer in flight.
     pub computing: f64,
-    /// What is on its way, while one of its ranks computes.
+    /// Rate of a transfer while one of its ranks computes.
     pub transferring: f64,
 }
 
 impl Sharing {
-    /// Nothing slows anything.
+    /// No slowdown.
     pub const NONE: Self = Self { computing: 1.0, transferring: 1.0 };
 }
 
-/// What a layer costs, for a micro-batch.
+/// Costs of a layer per micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LayerCosts {
     /// Seconds of its forward.
     pub forward: f64,
     /// Seconds of its whole backward.
     pub backward: f64,
-    /// Seconds of its backward without what is put off.
+    /// Seconds of the first half of its backward, without the deferred gradients.
     pub backward_input: f64,
-    /// Seconds of what is put off.
+    /// Seconds of the deferred gradients.
     pub backward_weight: f64,
-    /// Bytes that its forward keeps for its backward.
+    /// Bytes that its forward saves for its backward.
     pub activations: u64,
-    /// Bytes that are kept for what is put off, once the rest of the backward is done.
+    /// Bytes kept for the deferred gradients after the first half of the backward.
     pub put_off: u64,
-    /// Bytes of its inputs: what is sent to its stage.
+    /// Bytes of its inputs, which are sent to its stage.
     pub inputs: u64,
-    /// Bytes of the gradients of its inputs: what its stage sends back.
+    /// Bytes of the gradients of its inputs, which its stage sends back.
     pub input_gradients: u64,
 }
 
-/// What a segment costs.
+/// Costs of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SegmentCosts {
-    /// Bytes of all its parameters, gathered.
+    /// Bytes of all its parameters when gathered.
     pub parameters: u64,
     /// Bytes of the gradients of all its parameters.
     pub gradients: u64,
-    /// Seconds to add a micro-batch's gradient to the accumulator.
+    /// Seconds to add one micro-batch's gradient to the accumulator.
     pub accumulate: f64,
-    /// Seconds of the optimizer step on a rank's part.
+    /// Seconds of the optimizer step on one rank's part.
     pub update: f64,
-    /// Bytes of a rank's shard of the parameters, where it is read from the disk.
+    /// Bytes of one rank's parameter shard, if it is read from a disk.
     pub stored_parameters: u64,
-    /// Bytes of a rank's accumulated gradients, where they are on the disk.
+    /// Bytes of one rank's accumulated gradients, if they are on a disk.
     pub stored_gradients: u64,
-    /// Bytes that are read for one of its tiles.
+    /// Bytes read per tile.
     pub tile_read: u64,
-    /// Bytes of a tile that are written.
+    /// Bytes written per tile.
     pub tile_written: u64,
 }
 
-/// The table.
+/// The cost table of a model and a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Costs {
-    /// By layer of the model.
+    /// Costs by layer.
     pub layers: Vec<LayerCosts>,
-    /// By segment of the model.
+    /// Costs by segment.
     pub segments: Vec<SegmentCosts>,
-    /// Seconds to make a micro-batch ready.
+    /// Seconds to load a micro-batch.
     pub load: f64,
-    /// Seconds of the gradient norm, from when all ranks are there.
+    /// Seconds of the gradient norm once all ranks have arrived.
     pub gradient_norm: f64,
-    /// Between the stages of a pipeline.
+    /// Link between pipeline stages.
     pub pipe: Link,
-    /// Between the ranks of a data-parallel group.
+    /// Links between the ranks of a data-parallel group.
     pub data: Collectives,
-    /// How computing and communicating slow each other.
+    /// Mutual slowdown of compute and communication.
     pub sharing: Sharing,
-    /// From the disk.
+    /// Reads from the disk.
     pub read: Link,
-    /// To the disk.
+    /// Writes to the disk.
     pub write: Link,
 }
 
 impl Costs {
-    /// A table in which layers and segments take time, and nothing else does.
+    /// Creates a table in which only layers and segments take time.
     #[must_use]
     pub fn of_compute(layers: Vec<LayerCosts>, segments: Vec<SegmentCosts>) -> Self {
         let (pipe, read, write) = (Link::FREE, Link::FREE, Link::FREE);
@@ -135,7 +135,7 @@ impl Costs {
         Self { layers, segments, load: 0.0, gradient_norm: 0.0, pipe, data, sharing, read, write }
     }
 
-    /// Whether the table is for the world's model, and holds times.
+    /// Checks that the table fits the world's model and holds valid values.
     pub(super) fn check(&self, world: &World) -> Result<(), SimulationError> {
         let fits = |what, found, expected| match found == expected {
             true => Ok(()),
@@ -163,7 +163,7 @@ impl Costs {
         }
     }
 
-    /// Seconds that an instruction computes: nothing, where it only starts something or waits.
+    /// Returns the compute time of an instruction in seconds; 0 for instructions that only start an operation or wait.
     pub(super) fn compute(&self, instruction: &Instruction, shape: &ModelShape) -> f64 {
         match instruction {
             Instruction::Load { .. } => self.load,
@@ -197,7 +197,7 @@ impl Costs {
         }
     }
 
-    /// Bytes that an item has in memory, and those of them that an offload writes.
+    /// Returns the bytes of an item in memory, and how many of them an offload writes.
     pub(super) fn item(&self, item: &Item) -> (u64, u64) {
         match item {
             Item::Parameters { segment } => (self.segments[*segment].stored_parameters, 0),
@@ -210,7 +210,7 @@ impl Costs {
         }
     }
 
-    /// Bytes of a message.
+    /// Returns the bytes of a message.
     pub(super) fn message(&self, message: &Message) -> u64 {
         match message.content {
             Content::Activations { layer, .. } => self.layers[layer].inputs,
@@ -220,8 +220,9 @@ impl Costs {
         }
     }
 
-    /// Seconds that a collective of a data-parallel group takes once all members are there, one segment after the other: the bytes that
-    /// each of them must send at least, (n−1)/n of a buffer to gather or to reduce it into shards, twice as much to reduce it everywhere.
+    /// Returns the seconds of a data-parallel collective once all members have started it, one segment after the other.
+    /// Each member sends at least (n−1)/n of the buffer in an all-gather or reduce-scatter, and twice as much in an
+    /// all-reduce.
     pub(super) fn collective(&self, instruction: &Instruction, world: &World) -> f64 {
         let members = world.mesh.data() as f64;
         if world.mesh.data() == 1 {

@@ -1,4 +1,4 @@
-//! What is on its way between ranks, each lane in order.
+//! The lanes of a simulation, each processed in order: channels, collectives, disks and gradient norms.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,12 +12,12 @@ pub(super) struct Way {
     sent: Vec<(Message, f64)>,
     posted: usize,
     arrived: usize,
-    /// Which in the channel a message is, to its sender and to its receiver: the same, if the programs are valid.
+    /// Position of each message in the channel. In valid programs it is the same for sender and receiver.
     places: HashMap<Message, usize>,
 }
 
 impl Way {
-    /// A message that takes so many seconds.
+    /// Adds a message that takes `seconds` to transfer.
     pub(super) fn send(&mut self, message: Message, seconds: f64) {
         self.places.insert(message, self.sent.len());
         self.sent.push((message, seconds));
@@ -27,13 +27,14 @@ impl Way {
         self.posted += 1;
     }
 
-    /// The message that is on its way, or can go now where the channel holds `capacity` messages that nobody has made room for.
+    /// Returns the message that is in flight or may start. The channel buffers up to `capacity` messages without a
+    /// posted receive.
     pub(super) fn first(&self, capacity: usize) -> Option<(Message, f64)> {
         let first = self.sent.get(self.arrived)?;
         (self.arrived < self.posted + capacity).then_some(*first)
     }
 
-    /// The first one has arrived.
+    /// Completes the first message.
     pub(super) fn arrive(&mut self) {
         self.arrived += 1;
     }
@@ -43,21 +44,21 @@ impl Way {
     }
 }
 
-/// All channels, by the place of their ranks on the data axis, and each with its number.
+/// Transfer numbers by replica and channel.
 pub(super) type Ways = BTreeMap<(usize, Channel), usize>;
 
-/// Collectives of the data-parallel group of a stage.
+/// The collectives of one stage's data-parallel group.
 #[derive(Default)]
 pub(super) struct Group {
-    /// For each, how many have started it.
+    /// Number of members that have started each collective.
     started: Vec<usize>,
-    /// What each is, and how many seconds it takes.
+    /// Instruction and duration in seconds of each collective.
     pub(super) collectives: Vec<(Instruction, f64)>,
     pub(super) ended: usize,
 }
 
 impl Group {
-    /// A member starts its collective number `index`.
+    /// Records that a member starts its collective number `index`.
     pub(super) fn start(&mut self, index: usize, instruction: &Instruction, seconds: f64) {
         if self.started.len() == index {
             self.started.push(0);
@@ -66,23 +67,23 @@ impl Group {
         self.started[index] += 1;
     }
 
-    /// The collective that is on its way, or can be: all members have started it, and those before are done.
+    /// Returns the collective that is running or may start: all members have started it, and all earlier ones are done.
     pub(super) fn first(&self, members: usize) -> Option<&(Instruction, f64)> {
         let first = self.collectives.get(self.ended)?;
         (self.started[self.ended] == members).then_some(first)
     }
 }
 
-/// One rank's disk: requests are served one after the other.
+/// One rank's disk, which serves requests one at a time.
 #[derive(Default)]
 pub(super) struct Disk {
     free: f64,
-    /// When the last request of each item is done.
+    /// Completion time of the last request for each item.
     done: BTreeMap<Item, f64>,
 }
 
 impl Disk {
-    /// From when to when a request goes.
+    /// Schedules a request. Returns its start and end.
     pub(super) fn request(&mut self, item: Item, at: f64, seconds: f64) -> (f64, f64) {
         let start = at.max(self.free);
         self.free = start + seconds;
@@ -95,15 +96,15 @@ impl Disk {
     }
 }
 
-/// Gradient norms, for which all ranks meet.
+/// Gradient norms, at which all ranks synchronize.
 #[derive(Default)]
 pub(super) struct Norms {
-    /// For each, how many ranks have come, and since when all are there.
+    /// Number of ranks that have arrived at each norm, and the time at which the last one did.
     met: Vec<(usize, Option<f64>)>,
 }
 
 impl Norms {
-    /// A rank comes to norm number `index`, once. Whether it is the last one.
+    /// Records that a rank arrives at norm number `index`. Returns whether it is the last.
     pub(super) fn arrive(&mut self, index: usize, at: f64, ranks: usize) -> bool {
         if self.met.len() == index {
             self.met.push((0, None));
@@ -116,7 +117,7 @@ impl Norms {
         *come == ranks
     }
 
-    /// When all are there, if they are.
+    /// Returns the time at which all ranks had arrived, if they have.
     pub(super) fn begin(&self, index: usize) -> Option<f64> {
         self.met.get(index)?.1
     }

@@ -1,4 +1,4 @@
-//! What a rank needs over a step, besides what is there all the time: parameters that stay, accumulated gradients, optimizer state.
+//! Memory of a rank over a step, in addition to its persistent parameters, accumulated gradients and optimizer state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,72 +9,72 @@ use crate::shape::{ModelShape, Placement};
 use crate::tier::{Item, Tier};
 use crate::validate::World;
 
-/// What bytes are for.
+/// Category of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
     /// Parameters of sharded segments, from the start of their gather to their release.
     Gathered,
-    /// What forwards have kept for backwards that have not finished.
+    /// Activations that forwards have saved for unfinished backwards.
     Activations,
-    /// Local gradients of segments, from the first layer that adds to one until it is accumulated, reduced or sent on.
+    /// Local gradients of segments, from the first layer that contributes until they are accumulated, reduced or sent.
     Gradients,
-    /// What has come from the disk or is on its way to it.
+    /// Buffers of disk transfers.
     Moving,
-    /// Buffers of messages: posted receives until they are awaited, sends until they are through.
+    /// Buffers of messages: posted receives until they are awaited, and sends until they are complete.
     Messages,
 }
 
-/// All categories, in the order in which samples have them.
+/// All categories, in the order used by samples.
 pub const CATEGORIES: [Category; 5] =
     [Category::Gathered, Category::Activations, Category::Gradients, Category::Moving, Category::Messages];
 
-/// How much there is from a time on.
+/// Memory from a point in time on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// Seconds from the beginning of the step.
+    /// Seconds since the beginning of the step.
     pub time: f64,
-    /// Bytes of each of [`CATEGORIES`].
+    /// Bytes by category, in the order of [`CATEGORIES`].
     pub bytes: [u64; CATEGORIES.len()],
 }
 
-/// What a rank needs over a step.
+/// Memory of a rank over a step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Memory {
-    /// In order of time, one for each change.
+    /// Samples in order of time, one per change.
     pub samples: Vec<Sample>,
-    /// The most micro-batches that were alive at a time: whose forward had run here, through a chunk, and whose backward had not
-    /// finished. One that is alive in two chunks counts twice.
+    /// Peak number of micro-batches alive: those whose forward has run through a chunk on this rank and whose backward
+    /// has not finished. A micro-batch that is alive in two chunks counts twice.
     pub alive: usize,
 }
 
 impl Memory {
-    /// The most bytes at a time.
+    /// Returns the peak bytes over all categories.
     #[must_use]
     pub fn peak(&self) -> u64 {
         self.samples.iter().map(|sample| sample.bytes.iter().sum()).max().unwrap_or(0)
     }
 
-    /// The most bytes of a category at a time.
+    /// Returns the peak bytes of one category.
     #[must_use]
     pub fn peak_of(&self, category: Category) -> u64 {
         self.samples.iter().map(|sample| sample.bytes[category as usize]).max().unwrap_or(0)
     }
 }
 
-/// Writes down a rank's changes as they are found, which for what leaves is not in order of time.
+/// Records the memory changes of a rank. Completed sends are recorded out of order.
 pub(super) struct Ledger<'a> {
     shape: &'a ModelShape,
     costs: &'a Costs,
-    /// The chunk of each layer.
+    /// Chunk of each layer.
     chunks: Vec<usize>,
-    /// Whether the program has backwards, for which forwards keep something.
+    /// Whether the program trains, so that forwards save activations.
     trains: bool,
     changes: Vec<(f64, Category, i128)>,
     /// Segments that hold a local gradient.
     open: Vec<bool>,
-    /// Layers and micro-batches whose inputs are kept to be run again.
+    /// Layers and micro-batches whose inputs are kept for recomputation.
     kept: BTreeSet<(LayerId, usize)>,
-    /// By chunk and micro-batch, layers that are alive.
+    /// Number of live layers by chunk and micro-batch.
     alive: BTreeMap<(usize, usize), usize>,
     most_alive: usize,
 }
@@ -95,7 +95,7 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// An instruction has run, from when to when. Room is there from its start, and free from its end on.
+    /// Records an instruction that ran from `start` to `end`. Memory is allocated at the start and freed at the end.
     pub(super) fn pass(&mut self, instruction: &Instruction, start: f64, end: f64) {
         match instruction {
             Instruction::AwaitGather { segment } => {
@@ -166,7 +166,7 @@ impl<'a> Ledger<'a> {
                 self.free(end, Category::Gradients, self.costs.segments[*segment].gradients);
             }
             Instruction::Reduce { segments, .. } => {
-                // What is on its way stays; the next micro-batch has a buffer of its own.
+                // The reduction keeps its buffer; the next micro-batch allocates another.
                 self.sharded(segments).into_iter().for_each(|segment| self.open[segment] = false);
             }
             Instruction::AwaitReduce { segments, .. } => {
@@ -194,13 +194,13 @@ impl<'a> Ledger<'a> {
     fn offloaded(&mut self, item: &Item, end: f64) {
         let bytes = self.costs.item(item).0;
         match item {
-            // Inputs that are kept were counted when they were.
+            // `Keep` has already counted the inputs.
             Item::Activations { .. } => self.free(end, Category::Activations, bytes),
             _ => self.free(end, Category::Moving, bytes),
         }
     }
 
-    /// A message that this rank sent is through.
+    /// Records that a message sent by this rank is complete.
     pub(super) fn gone(&mut self, message: &Message, end: f64) {
         self.free(end, Category::Messages, self.costs.message(message));
     }
@@ -238,7 +238,7 @@ impl<'a> Ledger<'a> {
         self.changes.push((at, category, -i128::from(bytes)));
     }
 
-    /// Sorts by time. What is at the same time stays in the order of the program.
+    /// Accumulates the changes in order of time; simultaneous changes stay in program order.
     pub(super) fn finish(mut self) -> Memory {
         self.changes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut bytes = [0i128; CATEGORIES.len()];

@@ -1,13 +1,13 @@
-//! Runs the programs of all ranks on a cost table, before anything runs: what happens when, and what it needs.
+//! Simulates the programs of all ranks with a cost table, to predict timing and memory before a run.
 //!
-//! Semantics are those of the executor and of the validator. A rank does its instructions one after another; what it starts goes
-//! on in lanes of its own, and an await takes until that has come. A channel moves one message at a time, in order, each
-//! once its receiver has made room for it. The collectives of a data-parallel group come one after another, each once all members have
-//! started it. All ranks meet for the gradient norm.
+//! The semantics match the executor and the validator. A rank executes its instructions in order. Operations that it
+//! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
+//! a time, in order, each once its receive has been posted. The collectives of a data-parallel group run one after
+//! another, each once all members have started it. All ranks synchronize at the gradient norm.
 //!
-//! Computing and communicating at a time may slow each other, as [`Sharing`] says: so time is walked from one end of something to the next,
-//! and what is under way goes on at the rate that holds until then. Lanes are first in, first out, so nothing here depends on who comes
-//! first at a time.
+//! Concurrent compute and communication may slow each other, as set by [`Sharing`]. Simulated time therefore advances
+//! from one completion to the next, and work in progress continues at the rate that holds until then. Lanes are first
+//! in, first out, so the result does not depend on the order in which ranks are processed at equal times.
 
 mod agenda;
 mod costs;
@@ -29,38 +29,38 @@ use agenda::Agenda;
 use lanes::{Disk, Group, Norms, Way, Ways};
 use memory::Ledger;
 
-/// What a simulation finds.
+/// Result of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulation {
-    /// What happens when.
+    /// Timeline of all ranks.
     pub timeline: Timeline,
-    /// What each rank needs, besides its state.
+    /// Memory of each rank in addition to its persistent state.
     pub memory: Vec<Memory>,
 }
 
-/// Why there is nothing to simulate.
+/// Why a simulation failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimulationError {
-    /// The table is for another model.
+    /// The cost table is for another model.
     #[error("costs of {found} {what} for a model of {expected}")]
     Table {
-        /// Layers or segments.
+        /// Kind of entry: layers or segments.
         what: &'static str,
-        /// How many are in the table.
+        /// Number in the table.
         found: usize,
-        /// How many the model has.
+        /// Number in the model.
         expected: usize,
     },
-    /// The table has a time that is none.
+    /// A time in the table is negative, infinite or NaN.
     #[error("a cost of {0} seconds: not a time")]
     NotATime(f64),
-    /// The table has a bandwidth with which nothing arrives.
+    /// A bandwidth in the table is not positive.
     #[error("a bandwidth of {0} bytes per second")]
     NotABandwidth(f64),
-    /// The table has a rate at which nothing goes on, or that is more than alone.
+    /// A rate in the table is not positive or exceeds 1.
     #[error("a rate of {0}: it is above 0 and at most 1")]
     NotARate(f64),
-    /// There is not one program for each rank.
+    /// The number of programs differs from the number of ranks.
     #[error("{programs} programs for {ranks} ranks")]
     Programs {
         /// Number of programs.
@@ -68,17 +68,19 @@ pub enum SimulationError {
         /// Number of ranks.
         ranks: usize,
     },
-    /// A program cannot be run to its end.
+    /// A program cannot run to its end.
     #[error(transparent)]
     Program(#[from] Violation),
 }
 
-/// Runs the programs of all ranks, one for each, as `costs` say.
+/// Simulates the programs of all ranks, one each, with the given costs.
 ///
-/// They need not be complete: a schedule's programs can be simulated without the passes that add ZeRO's communication.
+/// The programs need not be complete: a schedule's programs can be simulated without the passes that add ZeRO's
+/// communication.
 ///
 /// # Errors
-/// If the table or the programs are for another model or mesh, or somebody waits for something that never comes.
+/// Fails if the table or the programs are for another model or mesh, or if a rank waits for something that never
+/// happens.
 pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Simulation, SimulationError> {
     let ranks = world.mesh.world_size();
     if programs.len() != ranks || world.stages.count() != world.mesh.pipe() {
@@ -106,7 +108,7 @@ fn violation(rank: usize, program: &Program, index: usize, reason: &str) -> Viol
     Violation { rank, index, instruction: program.instructions[index].to_string(), reason: reason.into() }
 }
 
-/// Whether all that an instruction names is there.
+/// Returns whether the world contains every layer, segment and stage that an instruction names.
 fn is_of(instruction: &Instruction, world: &World) -> bool {
     let layer = |layer: &usize| *layer < world.shape.layers.len().min(world.stages.layers());
     let segment = |segment: &usize| *segment < world.shape.segments.len();
@@ -152,52 +154,53 @@ fn is_of(instruction: &Instruction, world: &World) -> bool {
     }
 }
 
-/// How far a rank has come.
+/// Progress of a rank.
 #[derive(Default)]
 struct Progress {
     next: usize,
-    /// Seconds, when it began with its next instruction.
+    /// Time in seconds at which it reached the next instruction.
     begun: f64,
     doing: Doing,
-    /// Collectives of its group that it has started, and those that it awaits, by what they are awaited with.
+    /// Number of collectives started in its group, and the awaited ones: the instruction that awaits each, and its
+    /// index.
     started: usize,
     awaited: Vec<(Instruction, usize)>,
     norms: usize,
-    /// Whether it has come to the next norm.
+    /// Whether it has arrived at the next gradient norm.
     at_norm: bool,
-    /// Transfers that it takes part in, by their numbers.
+    /// Numbers of the active transfers of this rank.
     transfers: Vec<usize>,
 }
 
-/// What a rank does at a time.
+/// State of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Doing {
-    /// Goes on.
+    /// Executes instructions.
     #[default]
     Moving,
-    /// Computes until a time that the agenda knows.
+    /// Computes until an end time in the agenda.
     Computing,
-    /// Waits for a time that the agenda knows.
+    /// Waits until an end time in the agenda.
     Resting,
-    /// Waits for somebody.
+    /// Waits for another rank.
     Waiting,
 }
 
-/// What keeps a rank from finishing an instruction at once.
+/// What keeps a rank from completing an instruction immediately.
 enum Hold {
     Nothing,
-    /// So many seconds of computing.
+    /// Compute of this many seconds.
     Work(f64),
-    /// Until then.
+    /// A wait until this time.
     Until(f64),
-    /// Somebody has still to do something.
+    /// A wait for another rank.
     Others,
 }
 
-/// Something between ranks that takes time; they are numbered. The first ones are the groups of the stages, in their order.
+/// A numbered lane between ranks. The first lanes are the data-parallel groups of the stages, in order.
 struct Transfer {
     slot: usize,
-    /// Who takes part.
+    /// Ranks that take part.
     members: Vec<usize>,
     active: bool,
     began: f64,
@@ -206,7 +209,7 @@ struct Transfer {
 
 enum Of {
     Group(Group),
-    /// With the rank that sends.
+    /// A channel, with the rank that sends.
     Way(usize, Way),
 }
 
@@ -215,16 +218,16 @@ struct Run<'a> {
     costs: &'a Costs,
     programs: &'a [Program],
     agenda: Agenda,
-    /// Their slots come first on the agenda.
+    /// Progress by rank. Ranks have the first slots of the agenda.
     ranks: Vec<Progress>,
     transfers: Vec<Transfer>,
     ways: Ways,
     norms: Norms,
-    /// By rank.
+    /// Disks by rank.
     disks: Vec<Disk>,
     events: Vec<Event>,
     ledgers: Vec<Ledger<'a>>,
-    /// Ranks that can go on, and those for which something has begun or ended since rates were set.
+    /// Ranks that can proceed, and `changed`, the ranks whose work or transfers changed since the rates were last set.
     ready: VecDeque<usize>,
     changed: Vec<usize>,
 }
@@ -276,7 +279,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets a rank go on until something takes time.
+    /// Advances a rank until it computes or waits.
     fn advance(&mut self, rank: usize) {
         let programs = self.programs;
         self.ranks[rank].doing = Doing::Moving;
@@ -345,7 +348,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A rank has done its next instruction: what that starts, or leaves behind.
+    /// Completes a rank's current instruction: records it and starts its operations.
     fn finish_instruction(&mut self, rank: usize) {
         let (programs, now) = (self.programs, self.agenda.now);
         let start = std::mem::replace(&mut self.ranks[rank].begun, now);
@@ -401,7 +404,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Does something with the channel of a message of this rank's replica, and gives its number.
+    /// Applies `with` to the channel of a message on this rank's replica. Returns the number of the transfer.
     fn way(&mut self, rank: usize, message: &Message, with: impl FnOnce(&mut Way)) -> usize {
         let replica = self.world.mesh.coordinates(rank).replica;
         let (agenda, transfers, mesh) = (&mut self.agenda, &mut self.transfers, self.world.mesh);
@@ -417,7 +420,7 @@ impl<'a> Run<'a> {
         number
     }
 
-    /// Starts the next transfer of a lane that nothing goes through, if it can go.
+    /// Starts the next transfer of an idle lane if it is ready.
     fn settle(&mut self, number: usize) {
         while !self.transfers[number].active {
             let transfer = &self.transfers[number];
@@ -441,7 +444,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A transfer that took time is through.
+    /// Completes a transfer that took time.
     fn arrive(&mut self, number: usize) {
         let transfer = &mut self.transfers[number];
         transfer.active = false;
@@ -475,7 +478,7 @@ impl<'a> Run<'a> {
         members.into_iter().for_each(|member| self.wake(member));
     }
 
-    /// Sets the rates of what has something beside it, or has it no longer.
+    /// Updates the rates of work that has gained or lost concurrent work.
     fn share(&mut self) {
         let sharing = self.costs.sharing;
         let changed = std::mem::take(&mut self.changed);

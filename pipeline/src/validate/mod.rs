@@ -1,8 +1,8 @@
-//! Checks the programs of all ranks together, before anything runs.
+//! Checks the programs of all ranks together before anything runs.
 //!
-//! Every rank's program is walked with a model of what each instruction needs and leaves. Then the ranks are compared: groups
-//! start the same collectives in the same order, every message that is sent is received, in the same order, and nobody waits
-//! for somebody who waits. A violation names rank, instruction and reason.
+//! First, each rank's program is checked against the preconditions and effects of its instructions. Then the ranks are
+//! compared: the members of a group start the same collectives in the same order, every message sent is received in the
+//! same order, and there is no deadlock. A violation names the rank, the instruction and the reason.
 
 mod tiers;
 mod together;
@@ -15,16 +15,16 @@ use crate::mesh::Mesh;
 use crate::shape::ModelShape;
 use crate::stages::Stages;
 
-/// Why a program must not run.
+/// A defect in the programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Violation {
-    /// Rank whose program it is.
+    /// Rank of the faulty program.
     pub rank: usize,
-    /// Index of the instruction, or the program's length if it is what is missing at the end.
+    /// Index of the instruction, or the program's length if something is missing at the end.
     pub index: usize,
-    /// The instruction, as text.
+    /// Text of the instruction.
     pub instruction: String,
-    /// What is wrong.
+    /// Reason.
     pub reason: String,
 }
 
@@ -34,41 +34,42 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What programs run on.
+/// The model and mesh that programs run on.
 #[derive(Debug, Clone, Copy)]
 pub struct World<'a> {
     /// The model.
     pub shape: &'a ModelShape,
-    /// Which stage has which layers.
+    /// Assignment of layers to stages.
     pub stages: &'a Stages,
-    /// Where each rank is.
+    /// Arrangement of the ranks.
     pub mesh: Mesh,
-    /// How many messages a channel holds that nobody has made room for yet. 0 is a rendezvous: a send is through when its
-    /// receive has been posted. What runs with 0 runs with any transport.
+    /// Number of messages that a channel buffers without a posted receive. 0 is a rendezvous: a send completes when its
+    /// receive has been posted. Programs that run with 0 run on any transport.
     pub capacity: usize,
 }
 
 impl<'a> World<'a> {
-    /// A model on one pipeline stage.
+    /// Creates a world with one pipeline stage.
     ///
     /// # Panics
-    /// If there are no ranks.
+    /// Panics if `ranks` is zero.
     #[must_use]
     pub fn data_parallel(shape: &'a ModelShape, stages: &'a Stages, ranks: usize) -> Self {
         Self { shape, stages, mesh: Mesh::new(ranks, 1).expect("there are ranks"), capacity: 0 }
     }
 }
 
-/// Checks the programs of all ranks, one for each.
+/// Checks the programs of all ranks, one each.
 ///
 /// # Errors
-/// The first violation.
+/// Returns the first violation.
 ///
 /// # Panics
-/// If there is another number of programs than of ranks, or of stages in the mesh than in the cut: the caller's defect.
+/// Panics if the number of programs differs from the number of ranks, or the mesh and `stages` differ in the number of
+/// stages.
 pub fn validate(programs: &[Program], world: &World) -> Result<(), Violation> {
-    assert_eq!(programs.len(), world.mesh.world_size(), "a program for every rank");
-    assert_eq!(world.stages.count(), world.mesh.pipe(), "a mesh for as many stages");
+    assert_eq!(programs.len(), world.mesh.world_size(), "there must be one program per rank");
+    assert_eq!(world.stages.count(), world.mesh.pipe(), "the mesh must have as many stages as the model");
     for (rank, program) in programs.iter().enumerate() {
         walk::walk(rank, program, world)?;
     }

@@ -1,4 +1,5 @@
-//! What is on the disk, what is on its way, and what is in memory: each item goes round in this order.
+//! Tracks whether each offloaded item is on the disk, in transfer or in memory. Items cycle through these states in
+//! order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,16 +16,16 @@ enum ItemState {
     Offloading,
 }
 
-/// The items of one rank. What is in no place has not been made yet.
+/// State of the items of one rank. An item without a state does not exist yet.
 pub(super) struct Items<'a> {
     shape: &'a ModelShape,
     places: BTreeMap<Item, ItemState>,
-    /// Tiles that were updated in this step.
+    /// Tiles updated in this step.
     updated: BTreeSet<Item>,
 }
 
 impl<'a> Items<'a> {
-    /// Between steps, state and parameters are on the disk, and there are no gradients.
+    /// Creates the state between steps: optimizer state and parameters are on the disk, and there are no gradients.
     pub(super) fn new(shape: &'a ModelShape, holds: impl Fn(SegmentId) -> (bool, bool)) -> Self {
         let mut places = BTreeMap::new();
         for (segment, of) in shape.segments.iter().enumerate() {
@@ -50,7 +51,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// `is_reduced`: of which segments the gradients are complete.
+    /// Starts a fetch. `is_reduced` tells whether a segment's gradients are complete.
     pub(super) fn fetch(&mut self, item: Item, is_reduced: impl Fn(SegmentId) -> bool) -> Check {
         match item {
             Item::Parameters { segment } => {
@@ -85,7 +86,7 @@ impl<'a> Items<'a> {
         self.turn(item, ItemState::Offloading, ItemState::Disk)
     }
 
-    /// A gather uses up the shard in memory.
+    /// A gather consumes the shard in memory.
     pub(super) fn gather(&mut self, segment: SegmentId) -> Check {
         match self.of(segment).parameters {
             Tier::Memory => Ok(()),
@@ -93,7 +94,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// A reduction brings the gradients of a micro-batch, which are added to those of the earlier ones.
+    /// Records that a reduction has added a micro-batch's gradients to those of earlier ones.
     pub(super) fn reduced(&mut self, segment: SegmentId, is_first: bool) -> Check {
         let item = Item::Gradients { segment };
         match (self.of(segment).gradients, is_first) {
@@ -106,7 +107,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// The norm takes gradients in memory, or what was written down of them when they left it.
+    /// The norm needs gradients in memory, or the squares recorded when they were offloaded.
     pub(super) fn norm(&self, segment: SegmentId) -> Check {
         let place = self.places.get(&Item::Gradients { segment });
         ensure(self.of(segment).gradients == Tier::Memory || place == Some(&ItemState::Disk), || {
@@ -114,7 +115,7 @@ impl<'a> Items<'a> {
         })
     }
 
-    /// Whether it was the segment's last tile.
+    /// Updates a tile. Returns whether it was the segment's last tile.
     pub(super) fn update(&mut self, segment: SegmentId, index: usize) -> Result<bool, String> {
         let item = Item::Tile { segment, index };
         self.turn(item, ItemState::Memory, ItemState::Memory)?;
@@ -124,17 +125,17 @@ impl<'a> Items<'a> {
         Ok(index + 1 == self.of(segment).tiles)
     }
 
-    /// Whether it is moved at all.
+    /// Returns whether the item is tracked.
     pub(super) fn knows(&self, item: Item) -> bool {
         self.places.contains_key(&item)
     }
 
-    /// Inputs that are kept for a layer.
+    /// Tracks the kept inputs of a layer.
     pub(super) fn keep(&mut self, item: Item) {
         self.places.insert(item, ItemState::Memory);
     }
 
-    /// Inputs that a layer is run on again.
+    /// Consumes the inputs of a layer for recomputation.
     pub(super) fn use_up(&mut self, item: Item) -> Check {
         self.turn(item, ItemState::Memory, ItemState::Memory)?;
         self.places.remove(&item);

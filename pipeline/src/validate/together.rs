@@ -1,4 +1,4 @@
-//! Compares the programs of ranks that act together: collectives, messages, and who waits for whom.
+//! Checks that involve several ranks: collectives, messages and deadlocks.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use crate::instruction::{Instruction, Program};
 use crate::mesh::Coordinates;
 use crate::message::{Channel, Message};
 
-/// Every data-parallel group starts the same collectives in the same order.
+/// Checks that every data-parallel group starts the same collectives in the same order.
 pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<(), Violation> {
     for stage in 0..world.mesh.pipe() {
         let first = world.mesh.rank(Coordinates { stage, replica: 0 });
@@ -35,7 +35,7 @@ fn collectives(program: &Program) -> Vec<(usize, &Instruction)> {
     program.instructions.iter().enumerate().filter(|(_, i)| i.is_collective()).collect()
 }
 
-/// What is sent through a channel is what is received from it, in the same order.
+/// Checks that the messages sent and received on each channel match, in order.
 pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violation> {
     for replica in 0..world.mesh.data() {
         let mut sent: BTreeMap<Channel, Vec<(usize, Message)>> = BTreeMap::new();
@@ -83,7 +83,8 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
     Ok(())
 }
 
-/// Runs all programs against each other, as far as what they wait for goes: a rank that waits goes on when it has come.
+/// Detects deadlocks by executing all programs against each other, considering only waits. A waiting rank proceeds once
+/// the awaited operation is complete.
 pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation> {
     let mut ranks: Vec<Progress> = programs.iter().map(|_| Progress::default()).collect();
     loop {
@@ -120,26 +121,27 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
     }
 }
 
-/// How far a rank has come.
+/// Progress of a rank.
 #[derive(Default)]
 struct Progress {
     next: usize,
-    /// Collectives of its group that it has started; those that it awaits, by what they are awaited with.
+    /// Number of collectives started in its group, and the awaited ones: the instruction that awaits each, and its
+    /// index.
     started: usize,
     awaited: Vec<(Instruction, usize)>,
-    /// Whether its next instruction is the gradient norm, for which all ranks meet.
+    /// Whether its next instruction is the gradient norm, at which all ranks synchronize.
     at_norm: bool,
     norms: usize,
-    /// By channel, messages sent and receives posted.
+    /// Messages sent and receives posted, by channel.
     sent: BTreeMap<Channel, Passed>,
     posted: BTreeMap<Channel, Passed>,
 }
 
-/// What has gone one way through a channel.
+/// Messages that went one way through a channel.
 #[derive(Default)]
 struct Passed {
     count: usize,
-    /// Which of them a message was.
+    /// Index of each message.
     places: HashMap<Message, usize>,
 }
 
@@ -173,7 +175,7 @@ impl Progress {
     }
 }
 
-/// Whether what an instruction waits for has come.
+/// Returns whether the operation that an instruction awaits is complete.
 fn arrived(rank: usize, instruction: &Instruction, ranks: &[Progress], world: &World) -> bool {
     let at = world.mesh.coordinates(rank);
     let peer = |stage| &ranks[world.mesh.rank(Coordinates { stage, ..at })];
@@ -186,7 +188,7 @@ fn arrived(rank: usize, instruction: &Instruction, ranks: &[Progress], world: &W
             started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))
         }
         Instruction::GradientNorm => {
-            // It is passed together: who has come waits until everybody else has come, or has passed it already.
+            // All ranks pass the norm together: a rank waits until every other rank has arrived or has already passed.
             let is_there = |(other, progress): (usize, &Progress)| {
                 other == rank || progress.norms > ranks[rank].norms || progress.at_norm
             };

@@ -1,4 +1,4 @@
-//! Walks one rank's program with a model of what each instruction needs and leaves.
+//! Checks one rank's program against the preconditions and effects of its instructions.
 
 use std::collections::BTreeSet;
 
@@ -31,35 +31,36 @@ struct State<'a> {
     stages: &'a Stages,
     stage: StageId,
     micro_batches: usize,
-    /// Whether the program trains: has a backward.
+    /// Whether the program trains, that is, has a gradient norm.
     trains: bool,
     parameters: Vec<Parameters>,
     items: Items<'a>,
     loaded: BTreeSet<usize>,
     forwarded: BTreeSet<(usize, LayerId)>,
     backwarded: BTreeSet<(usize, LayerId)>,
-    /// Forwards that have kept what their backward needs.
+    /// Forwards with saved activations.
     saved: BTreeSet<(usize, LayerId)>,
-    /// Inputs that are kept for a layer to be run again.
+    /// Inputs kept for recomputation.
     kept: BTreeSet<(usize, LayerId)>,
-    /// Micro-batches whose inputs of the next layer nobody has taken yet.
+    /// Micro-batches whose latest output no layer has consumed yet.
     waiting: BTreeSet<usize>,
-    /// The layer that was last run again.
+    /// The layer recomputed last.
     recomputed: Option<(usize, LayerId)>,
-    /// Backwards of which the second half is still to come.
+    /// Backwards whose second half is pending.
     put_off: BTreeSet<(usize, LayerId)>,
-    /// Messages that are on their way, with whether they are awaited next.
+    /// Posted receives. The next fields hold the messages received, the sends not yet awaited, and all messages sent.
     receiving: BTreeSet<Message>,
     received: BTreeSet<Message>,
     sending: BTreeSet<Message>,
     sent: BTreeSet<Message>,
-    /// Sums of tied gradients that are to be sent.
+    /// Partial sums of tied gradients that must be sent.
     leaving: BTreeSet<Message>,
-    /// The micro-batch whose local gradient a segment holds, from its first backward until it is accumulated or reduced.
+    /// Micro-batch of the local gradient that each segment holds, from its first backward until it is accumulated or
+    /// reduced.
     open: Vec<Option<usize>>,
-    /// Open gradients to which all layers have contributed: (micro-batch, segment).
+    /// Local gradients to which all layers have contributed: (micro-batch, segment).
     complete: BTreeSet<(usize, SegmentId)>,
-    /// Micro-batches in each replicated accumulator or reduced shard, which are added up in their order.
+    /// Number of micro-batches in each replicated accumulator or reduced shard, which are added in order.
     gathered_up: Vec<usize>,
     reducing: Vec<(Vec<SegmentId>, usize)>,
     reduced: Vec<bool>,
@@ -259,7 +260,7 @@ impl<'a> State<'a> {
         ensure(self.forwarded.insert((micro_batch, layer)), || "run twice".into())
     }
 
-    /// Whether the inputs of a layer's forward are there.
+    /// Returns whether the inputs of a layer's forward are available.
     fn is_fed(&self, layer: LayerId, micro_batch: usize) -> bool {
         match layer.checked_sub(1) {
             None => self.loaded.contains(&micro_batch),
@@ -304,7 +305,7 @@ impl<'a> State<'a> {
             ensure(self.received.contains(&message), || format!("the {} is not here", message.content))?;
         }
         ensure(self.backwarded.insert((micro_batch, layer)), || "run twice".into())?;
-        // A backward takes what was on its way to the next layer.
+        // A backward consumes the output that was waiting for the next layer.
         self.recomputed = None;
         if layer + 1 == self.shape.layers.len() {
             self.waiting.remove(&micro_batch);
@@ -332,7 +333,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The gradients of a layer's parameters are there.
+    /// Records the gradients of a layer's parameters.
     fn contribute(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         for &segment in &self.shape.layers[layer].segments {
             self.hold(segment, micro_batch)?;
@@ -402,7 +403,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// Whether a message from the stage of layer `source` is here.
+    /// Returns whether a message from the stage of layer `source` has been received.
     fn has_received(&self, content: Content, source: LayerId) -> bool {
         let from = self.stages.stage_of(source);
         self.received.contains(&Message { content, from, to: self.stage })
@@ -440,7 +441,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// Sums have one order: that of the micro-batches.
+    /// Adds a micro-batch to the sum. Micro-batches must be added in order.
     fn add_up(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
         let next = self.gathered_up[segment];
         self.gathered_up[segment] += 1;

@@ -1,4 +1,4 @@
-//! Grids as they come out, to the character.
+//! Compares drawn grids character by character.
 
 use zero_pipeline::grid::grid;
 use zero_pipeline::schedule;
@@ -7,7 +7,7 @@ use zero_pipeline::{
     Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, World, ZeroStage, simulate,
 };
 
-/// A schedule on stages of `chunks` chunks of two layers each, drawn. The times are those of a chunk.
+/// Draws a schedule on stages with `chunks` chunks of two layers each. The times are per chunk.
 fn drawn(
     schedule: Schedule,
     stages: (usize, usize),
@@ -60,7 +60,7 @@ rank 3   .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 .  .  .
 }
 
 #[test]
-fn what_takes_longer_goes_on_in_dashes() {
+fn longer_work_continues_as_dashes() {
     let found = drawn(Schedule::OneFOneB, (2, 1), 1, 2, [1.0, 1.0, 1.0], 80);
     let expected = "\
 seconds  0              5
@@ -71,8 +71,8 @@ rank 1   .  F0 B0--- F1 B1--- .  .
 }
 
 #[test]
-fn chunks_have_letters_and_a_wide_grid_goes_on_below() {
-    // 12.5 and 20 milliseconds, on two ranks a stage.
+fn chunks_have_letters_and_a_wide_grid_continues_below() {
+    // Chunks take 12.5 and 20 milliseconds, with two ranks per stage.
     let found = drawn(Schedule::Interleaved, (2, 2), 2, 4, [0.0125, 0.020, 0.0], 80);
     let expected = "\
 ms         0                   62                  125                 188
@@ -87,7 +87,7 @@ ranks 2-3  B3b---- B2a B3a---- .
 }
 
 #[test]
-fn put_off_weight_gradients_fill_the_end() {
+fn deferred_weight_gradients_fill_the_end() {
     let found = drawn(Schedule::ZeroBubble, (3, 1), 1, 4, [1.0, 1.0, 1.0], 120);
     let expected = "\
 seconds  0              5              10
@@ -106,6 +106,6 @@ fn any_width_and_any_times_are_drawn() {
             assert!(found.contains("F63") && found.contains("B63"), "\n{found}");
         }
     }
-    // Nothing takes time: there is nothing to draw.
+    // All durations are zero: the grid is empty.
     assert_eq!(drawn(Schedule::OneFOneB, (2, 1), 1, 3, [0.0; 3], 80), "");
 }

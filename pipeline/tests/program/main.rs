@@ -1,4 +1,5 @@
-//! Programs, schedules, splits, simulation and validation. A file is a subject; `cargo test --test program validate` runs one.
+//! Tests of programs, schedules, splits, simulation and validation, one file per subject. `cargo test --test program
+//! validate` runs one file.
 
 mod grid;
 mod schedules;

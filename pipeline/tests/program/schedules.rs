@@ -1,4 +1,5 @@
-//! Every schedule gives programs that run, for every number of stages and micro-batches; and defects of messages are found.
+//! Every schedule must produce valid programs for every number of stages and micro-batches, and defects of messages
+//! must be detected.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use zero_pipeline::{
     validate,
 };
 
-/// A layer has a segment of its own; the last layer uses the first one's too if they are tied.
+/// Each layer has a segment of its own. If `tied`, the last layer also uses the first layer's segment.
 fn shape(layers: usize, tied: bool) -> ModelShape {
     let layer = |index: usize| {
         let shares = tied && index + 1 == layers && index > 0;
@@ -20,14 +21,14 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 
-/// As many layers as chunks, and two more.
+/// Cuts a model into one layer per chunk and two extra layers.
 fn stages(shape: &ModelShape, count: usize, chunks: usize) -> Stages {
     let (parts, layers) = (count * chunks, shape.layers.len());
     let cuts = (0..parts).map(|part| layers * part / parts..layers * (part + 1) / parts);
     Stages::new(shape, count, cuts.collect()).unwrap()
 }
 
-/// What schedules leave to passes: adding up gradients, and tied parameters.
+/// Adds the instructions that schedules leave to passes: accumulation, and messages of tied parameters.
 fn completed(program: Program, shape: &ModelShape, stages: &Stages, stage: usize) -> Program {
     let Program { instructions, micro_batches } = program;
     let mut out = vec![];
@@ -75,7 +76,7 @@ fn check(programs: &[Program], shape: &ModelShape, stages: &Stages) -> Result<()
 }
 
 #[test]
-fn every_schedule_runs_without_any_room_in_the_channels() {
+fn every_schedule_runs_over_channels_without_capacity() {
     for schedule in SCHEDULES {
         for count in 1..=8 {
             for chunks in if schedule == Schedule::Interleaved { 1..=3 } else { 1..=1 } {
@@ -98,7 +99,7 @@ fn every_schedule_runs_without_any_room_in_the_channels() {
     }
 }
 
-/// The most micro-batches whose forward has run and whose backward has not finished.
+/// Returns the peak number of micro-batches whose forward has run and whose backward has not finished.
 fn live(schedule: Schedule, size: Size, stage: usize) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for slot in schedule.slots(size, stage) {
@@ -127,7 +128,7 @@ fn micro_batches_alive() {
 }
 
 #[test]
-fn a_slot_is_done_once_and_micro_batches_keep_their_order() {
+fn slots_run_once_and_micro_batches_in_order() {
     for schedule in SCHEDULES {
         for stages in 1..=6 {
             for chunks in if schedule == Schedule::Interleaved { 1..=3 } else { 1..=1 } {
@@ -148,7 +149,7 @@ fn a_slot_is_done_once_and_micro_batches_keep_their_order() {
     }
 }
 
-/// The same with every message waited for where it is sent, and received where it is needed.
+/// Makes messages blocking: each send is awaited at once, and each receive is posted where it is needed.
 fn blocking(program: &Program) -> Program {
     let instructions = program.instructions.iter().flat_map(|instruction| match instruction {
         Send { message } => vec![Send { message: *message }, AwaitSend { message: *message }],
@@ -183,7 +184,7 @@ fn blocking_messages_deadlock_1f1b_and_not_gpipe() {
     }
 }
 
-/// Programs of three stages of 1F1B, one of them changed.
+/// Changes one of the programs of three 1F1B stages, and returns the resulting violation.
 fn changed(stage: usize, change: impl FnOnce(&mut Vec<Instruction>)) -> String {
     let shape = shape(3, true);
     let stages = stages(&shape, 3, 1);
@@ -232,8 +233,8 @@ fn defects_of_messages_are_named() {
 }
 
 #[test]
-fn who_waits_for_whom_is_named() {
-    // The last stage wants a gradient that nobody has asked for yet.
+fn a_deadlock_names_the_waiting_ranks() {
+    // The last stage awaits a gradient whose receive was not posted.
     let found = changed(0, |i| {
         let (from, to) = ("await_send activations for layer 1 of micro-batch 0", "load micro-batch 0");
         let find = |i: &[Instruction], what: &str| i.iter().position(|i| i.to_string().starts_with(what)).unwrap();
@@ -247,7 +248,7 @@ fn who_waits_for_whom_is_named() {
 }
 
 #[test]
-fn a_cut_is_checked() {
+fn invalid_cuts_are_refused() {
     let shape = shape(4, false);
     let cut = |count, chunks: &[std::ops::Range<usize>]| Stages::new(&shape, count, chunks.to_vec());
     assert!(cut(2, &[0..2, 2..4]).is_ok());

@@ -1,4 +1,4 @@
-//! The simulator against closed forms: bubbles, live micro-batches, bytes, and who waits for whom.
+//! Compares the simulator with closed forms: bubbles, live micro-batches, bytes and waits.
 
 use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule::{self, SCHEDULES};
@@ -19,13 +19,13 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 
-/// Nothing takes time but the layers.
+/// Only layers take time.
 fn costs(layers: usize, layer: LayerCosts) -> Costs {
     let segment = SegmentCosts { parameters: 40, gradients: 40, ..SegmentCosts::default() };
     Costs::of_compute(vec![layer; layers], vec![segment; layers])
 }
 
-/// Whole numbers, so that sums are exact: forward, backward for the input and backward for the weights.
+/// Durations are whole numbers, so that sums are exact: forward, backward for the inputs and backward for the weights.
 fn layer(forward: f64, input: f64, weight: f64) -> LayerCosts {
     LayerCosts {
         forward,
@@ -39,7 +39,7 @@ fn layer(forward: f64, input: f64, weight: f64) -> LayerCosts {
     }
 }
 
-/// A schedule on `count` stages of `chunks` chunks of one layer each, all layers alike.
+/// Simulates a schedule on `count` stages with `chunks` chunks of one layer each, with equal costs for all layers.
 fn run(schedule: Schedule, count: usize, chunks: usize, micro_batches: usize, layer: LayerCosts) -> Simulation {
     let layers = count * chunks;
     let shape = shape(layers, ZeroStage::Zero);
@@ -50,7 +50,7 @@ fn run(schedule: Schedule, count: usize, chunks: usize, micro_batches: usize, la
     simulate(&programs, &world, &costs(layers, layer)).unwrap()
 }
 
-/// Asserts that each rank is idle for `idle` seconds, and nothing is lost.
+/// Asserts that each rank is idle for `idle` seconds and busy for `busy`.
 fn idle(found: &Simulation, idle: f64, busy: f64, what: &str) {
     let timeline = &found.timeline;
     assert_eq!(timeline.makespan(), idle + busy, "{what}");
@@ -112,7 +112,7 @@ fn zero_bubble_is_a_third_of_1f1b_at_its_memory() {
     }
 }
 
-/// Two stages of two layers, two replicas; nothing takes time but what a test sets.
+/// Two stages of two layers, and two replicas. Only costs set by the test take time.
 fn world(shape: &ModelShape) -> (Stages, Mesh) {
     (Stages::new(shape, 2, vec![0..2, 2..4]).unwrap(), Mesh::new(4, 2).unwrap())
 }
@@ -124,7 +124,7 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
     let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 2 };
     let programs: Vec<Program> = (0..2).map(|stage| schedule::forward_only(&shape, &stages, stage, 2)).collect();
     let costs = Costs { pipe: Link { latency: 2.0, bandwidth: 50.0 }, ..costs(2, layer(1.0, 1.0, 1.0)) };
-    // Messages of 100 bytes take 2 + 100/50 seconds. The second one is sent at 2 and goes when the first one has arrived.
+    // Messages of 100 bytes take 2 + 100/50 seconds. The second one is sent at 2 and starts when the first has arrived.
     let times = |world| {
         let found = simulate(&programs, &world, &costs).unwrap();
         let of = |rank, lane: fn(&Lane) -> bool| -> Vec<(f64, f64)> {
@@ -136,12 +136,12 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
         (of(0, |lane| matches!(lane, Lane::Channel(_))), computes)
     };
     assert_eq!(times(world), (vec![(1.0, 5.0), (5.0, 9.0)], vec![(5.0, 6.0), (9.0, 10.0)]));
-    // Without room for it, the second one waits until its receive is posted, which is when the first one has been taken.
+    // Without channel capacity, the second message waits until its receive is posted, when the first has been taken.
     assert_eq!(times(World { capacity: 0, ..world }), times(world));
     let slow: Vec<Program> = programs
         .iter()
         .map(|program| {
-            // A receive is posted only when it is needed.
+            // Post each receive only when it is needed.
             let mut instructions = program.instructions.clone();
             instructions.retain(|i| !matches!(i, Receive { .. }));
             let posted = instructions.into_iter().flat_map(|i| match i {
@@ -164,7 +164,7 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     let (stages, mesh) = world(&shape);
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
     let mut costs = costs(4, layer(3.0, 1.0, 1.0));
-    // Half of 40 bytes at 10 bytes a second, after a second: 3 seconds.
+    // Half of 40 bytes at 10 bytes per second, plus a second of latency: 3 seconds.
     costs.data = Collectives::all(Link { latency: 1.0, bandwidth: 10.0 });
     costs.gradient_norm = 0.5;
     let program = |rank: usize| {
@@ -185,7 +185,8 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
         let events = found.timeline.events.iter().filter(move |e| e.rank == rank && e.lane == lane);
         events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
     };
-    // Both gathers start at once and go one after the other. Rank 1 comes late, which rank 0 waits for and ranks 2 and 3 do not, before the norm.
+    // Both gathers are started at once and run one after the other. Rank 1 is late: rank 0 waits for it, while ranks 2
+    // and 3 do not until the norm.
     let collectives = [("gather", 7.0, 10.0), ("gather", 10.0, 13.0), ("gradient_norm", 16.0, 16.5)];
     assert_eq!(of(0, Lane::Collectives), collectives);
     assert_eq!(of(1, Lane::Collectives), collectives);
@@ -196,25 +197,25 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     assert_eq!(of(3, Lane::Compute).last(), Some(&("gradient_norm", 9.0, 16.5)));
     assert_eq!(found.timeline.busy(), [6.0, 13.0, 6.0, 6.0]);
     assert_eq!(found.timeline.communication(), [6.5; 4]);
-    // Both segments at once until the first layer has run.
+    // Both segments are gathered until the first layer has run.
     assert_eq!(found.memory[0].peak_of(Category::Gathered), 80);
     assert_eq!(found.memory[0].samples.last().unwrap().bytes[Category::Gathered as usize], 0);
 }
 
-/// On one core a rank, what is hidden costs what it takes: nothing is won, and nothing lost.
+/// With one core per rank, overlap neither saves nor costs time.
 #[test]
-fn computing_and_communicating_slow_each_other() {
+fn compute_and_communication_slow_each_other() {
     let shape = shape(2, ZeroStage::Three);
     let stages = Stages::single(&shape);
     let world = World::data_parallel(&shape, &stages, 2);
     let forward = |layer| Forward { layer, micro_batch: 0 };
-    // Rank 1 has only the gather.
+    // Rank 1 runs only the gather.
     let busy = vec![Gather { segment: 0 }, forward(1), AwaitGather { segment: 0 }, forward(0)];
     let quiet = vec![Gather { segment: 0 }, AwaitGather { segment: 0 }];
     let programs = [busy, quiet].map(|instructions| Program { instructions, micro_batches: 1 });
     let found = |forward: f64, sharing: Sharing| {
         let mut costs = costs(2, layer(forward, 0.0, 0.0));
-        // Half of 40 bytes at 10 bytes a second: 2 seconds.
+        // Half of 40 bytes at 10 bytes per second: 2 seconds.
         costs.data = Collectives::all(Link { latency: 0.0, bandwidth: 10.0 });
         costs.sharing = sharing;
         let found = simulate(&programs, &world, &costs).unwrap();
@@ -223,10 +224,10 @@ fn computing_and_communicating_slow_each_other() {
     };
     let alone = [("forward", 0.0, 3.0), ("forward", 3.0, 6.0), ("gather", 0.0, 2.0)];
     assert_eq!(found(3.0, Sharing::NONE), alone);
-    // Two seconds of transfer take four, in which two seconds are computed; the third comes after.
+    // A transfer of two seconds takes four, in which two of three seconds of compute are done; the third follows.
     let half = Sharing { computing: 0.5, transferring: 0.5 };
     assert_eq!(found(3.0, half), [("forward", 0.0, 5.0), ("forward", 5.0, 8.0), ("gather", 0.0, 4.0)]);
-    // The forward is done at 2, with half of the transfer left, which goes on alone.
+    // The forward ends at 2 with half of the transfer left, which continues at full speed.
     let first = [("forward", 0.0, 2.0), ("await_gather", 2.0, 3.0), ("forward", 3.0, 4.0), ("gather", 0.0, 3.0)];
     assert_eq!(found(1.0, half), first);
     let uneven = Sharing { computing: 0.75, transferring: 0.5 };
@@ -234,7 +235,7 @@ fn computing_and_communicating_slow_each_other() {
 }
 
 #[test]
-fn bytes_come_and_go() {
+fn memory_returns_to_its_initial_value() {
     for (schedule, micro_batches) in SCHEDULES.into_iter().flat_map(|s| (1..=9).map(move |m| (s, m))) {
         let found = run(schedule, 4, 1, micro_batches, layer(1.0, 1.0, 1.0));
         for (rank, memory) in found.memory.iter().enumerate() {
@@ -243,10 +244,11 @@ fn bytes_come_and_go() {
             let last = memory.samples.last().expect("something was needed").bytes;
             assert_eq!(last[Category::Activations as usize], 0, "{what}");
             assert_eq!(last[Category::Messages as usize], 0, "{what}");
-            // What schedules leave to passes: nobody takes the gradient of the stage's segment, which is opened once.
+            // Schedules leave accumulation to passes, so nothing frees the gradient of the stage's segment, which is
+            // allocated once.
             assert_eq!(last[Category::Gradients as usize], 40, "{what}");
             assert_eq!(memory.peak_of(Category::Activations), 1000 * memory.alive as u64, "{what}");
-            // Messages of stages between two others: a receive posted for each direction, and what is just being sent.
+            // For stages between two others: one posted receive per direction, and the message being sent.
             assert!(memory.peak_of(Category::Messages) >= if [0, 3].contains(&rank) { 100 } else { 200 }, "{what}");
             let sums = memory.samples.iter().map(|sample| sample.bytes.iter().sum::<u64>());
             assert_eq!(memory.peak(), sums.max().unwrap(), "{what}");
@@ -255,16 +257,16 @@ fn bytes_come_and_go() {
 }
 
 #[test]
-fn a_put_off_weight_gradient_keeps_what_it_needs() {
+fn deferred_weight_gradients_keep_their_inputs() {
     let small = LayerCosts { put_off: 300, ..layer(1.0, 1.0, 1.0) };
     let found = run(Schedule::ZeroBubble, 4, 1, 8, small);
-    // The last stage has one micro-batch between forward and backward, and three whose weight gradients are put off.
+    // The last stage has one micro-batch between forward and backward, and three with deferred weight gradients.
     assert_eq!(found.memory[3].alive, 4);
     assert_eq!(found.memory[3].peak_of(Category::Activations), 1000 + 3 * 300);
 }
 
 #[test]
-fn what_cannot_be_simulated_is_an_error() {
+fn invalid_tables_and_programs_are_errors() {
     let shape = shape(4, ZeroStage::Zero);
     let (stages, mesh) = world(&shape);
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };

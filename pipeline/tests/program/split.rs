@@ -1,4 +1,4 @@
-//! Splits against all cuts that there are.
+//! Compares splits with an exhaustive search over all cuts.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use zero_pipeline::Schedule;
 use zero_pipeline::schedule::Size;
 use zero_pipeline::split::{self, LayerCost, SplitError};
 
-/// All ways to cut `layers` into `parts`, those with long first parts first.
+/// Returns all ways to cut `layers` into `parts`, those with longer first parts first.
 fn cuts(layers: Range<usize>, parts: usize) -> Vec<Vec<Range<usize>>> {
     if parts == 1 {
         return if layers.is_empty() { vec![] } else { vec![vec![layers]] };
@@ -20,7 +20,7 @@ fn cuts(layers: Range<usize>, parts: usize) -> Vec<Vec<Range<usize>>> {
     ends.flat_map(first).collect()
 }
 
-/// Numbers below `limit`, the same ones in every run.
+/// A deterministic generator of numbers below `limit`.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ fn lengths(cut: &[Range<usize>]) -> Vec<usize> {
 }
 
 #[test]
-fn uniform_gives_the_first_parts_what_is_left_over() {
+fn uniform_gives_left_over_layers_to_the_first_parts() {
     assert_eq!(split::uniform(7, 3).unwrap(), [0..3, 3..5, 5..7]);
     for layers in 1..40 {
         for parts in 1..=layers {
@@ -43,7 +43,7 @@ fn uniform_gives_the_first_parts_what_is_left_over() {
             let lengths = lengths(&cut);
             assert_eq!(lengths.iter().sum::<usize>(), layers);
             assert!(lengths.is_sorted_by(|a, b| a >= b) && lengths[0] - lengths[parts - 1] <= 1, "{cut:?}");
-            // The weighted cut of layers that weigh the same is this one.
+            // The weighted cut of layers with equal weights is the same.
             assert_eq!(split::balanced(&vec![3; layers], parts).unwrap(), cut);
         }
     }
@@ -63,11 +63,11 @@ fn too_few_layers_are_an_error() {
 }
 
 #[test]
-fn a_regex_counts_the_layers_that_match() {
-    // An embedding, ten blocks and a head, of which the blocks match.
+fn regex_weights_count_matching_layers() {
+    // An embedding, ten blocks and a head; only the blocks match.
     let weights: Vec<u64> = [vec![0], vec![1; 10], vec![0]].concat();
     assert_eq!(lengths(&split::balanced(&weights, 4).unwrap()), [4, 3, 2, 3]);
-    // Nothing matches: any cut is as good, and each part has a layer.
+    // No layer matches: any cut is optimal, and each part still has a layer.
     assert_eq!(lengths(&split::balanced(&[0; 5], 3).unwrap()), [3, 1, 1]);
 }
 
@@ -83,7 +83,7 @@ fn the_heaviest_part_is_as_light_as_in_any_cut() {
             let parts = cut.iter().map(|part| weights[part.clone()].iter().sum::<u64>());
             (parts.clone().max().unwrap(), parts.map(|weight| weight * weight).sum())
         };
-        // Heaviest part, evenness, longest first parts: the first of equals, as listed.
+        // By heaviest part, evenness and longest first parts; `cuts` lists the latter first.
         let expected = cuts(0..layers, parts).into_iter().min_by_key(of).unwrap();
         assert_eq!(split::balanced(&weights, parts).unwrap(), expected, "{weights:?}");
     }
@@ -139,7 +139,7 @@ fn the_slowest_part_is_as_fast_as_in_any_cut_that_fits() {
 
 #[test]
 fn memory_moves_layers_off_the_first_stage() {
-    // Four layers alike on two stages: the first one keeps two micro-batches, the second one a single one.
+    // Four equal layers on two stages: the first stage keeps two micro-batches alive, the second one.
     let costs = [LayerCost { forward: 1.0, backward: 2.0, state: 10, activations: 10 }; 4];
     let alive = split::alive(Schedule::OneFOneB, Size { stages: 2, chunks: 1, micro_batches: 8 });
     assert_eq!(alive, [2, 1]);
@@ -151,7 +151,7 @@ fn memory_moves_layers_off_the_first_stage() {
 }
 
 #[test]
-fn a_time_that_is_none_is_an_error() {
+fn an_invalid_time_is_an_error() {
     for seconds in [f64::NAN, f64::INFINITY, -1.0] {
         let costs = [LayerCost::default(), LayerCost { backward: seconds, ..LayerCost::default() }];
         let found = split::by_time(&costs, &[1, 1], 0).unwrap_err();
@@ -160,13 +160,13 @@ fn a_time_that_is_none_is_an_error() {
 }
 
 #[test]
-fn alive_is_by_part() {
+fn alive_counts_micro_batches_by_part() {
     let size = Size { stages: 4, chunks: 1, micro_batches: 8 };
     assert_eq!(split::alive(Schedule::GPipe, size), [8, 8, 8, 8]);
     assert_eq!(split::alive(Schedule::OneFOneB, size), [4, 3, 2, 1]);
     assert_eq!(split::alive(Schedule::ZeroBubble, size), [4, 4, 4, 4]);
     assert_eq!(split::alive(Schedule::OneFOneB, Size { micro_batches: 2, ..size }), [2, 2, 2, 1]);
-    // Stage 0 runs both micro-batches through its first chunk and one through its second before the first backward comes.
+    // Before the first backward, stage 0 runs both micro-batches through its first chunk and one through its second.
     let size = Size { stages: 2, chunks: 2, micro_batches: 4 };
     let alive = split::alive(Schedule::Interleaved, size);
     assert_eq!(alive.len(), 4);

@@ -1,10 +1,10 @@
-//! Several tied parameters at once: every message of a channel is received in the order in which it is sent.
+//! Several tied parameters at once: each channel must deliver its messages in sending order.
 
 use zero_pipeline::Instruction::{self, AwaitReceive, Receive, Send};
 use zero_pipeline::schedule::{self, SCHEDULES};
 use zero_pipeline::{Kind, LayerShape, Message, ModelShape, Schedule, SegmentShape, Stages, Tiers, ZeroStage};
 
-/// Six layers with a segment each, and segments that several of them share.
+/// Six layers with a segment each, plus segments that several layers share.
 fn shape(ties: &[&[usize]]) -> ModelShape {
     let shared =
         |layer: usize| ties.iter().enumerate().filter(move |(_, users)| users.contains(&layer)).map(|(k, _)| 6 + k);
@@ -18,7 +18,7 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
     ModelShape { layers: (0..6).map(layer).collect(), segments: (0..6 + ties.len()).map(segment).collect() }
 }
 
-/// What is sent and posted through the tied channel between two stages, in order.
+/// Returns the messages sent and the receives posted on the tied channel between two stages, in order.
 fn through(programs: &[Vec<Instruction>], from: usize, to: usize) -> (Vec<Message>, Vec<Message>) {
     let is_tied = |m: &Message| (m.content.kind(), m.from, m.to) == (Kind::Tied, from, to);
     let sent = programs[from].iter().filter_map(|i| if let Send { message } = i { Some(*message) } else { None });
@@ -41,7 +41,7 @@ fn nested_and_crossed_ties_keep_the_order_of_their_channel() {
                     let (sent, posted) = through(&programs, from, to);
                     assert_eq!(sent, posted, "{schedule}, {ties:?}, {from} to {to}");
                 }
-                // Nothing is awaited before there is room for it.
+                // Every receive is posted before it is awaited.
                 for instructions in &programs {
                     for (index, instruction) in instructions.iter().enumerate() {
                         if let AwaitReceive { message } = instruction {
@@ -61,8 +61,8 @@ fn a_tie_within_a_stage_is_found() {
     };
     let six = || (0..6).map(|layer| layer..layer + 1).collect::<Vec<_>>();
     assert_eq!(cut(&[&[0, 2]], 2, six()), Some(6), "chunks 0 and 2 are both on stage 0");
-    assert_eq!(cut(&[&[0, 1, 2]], 2, six()), None, "a user on stage 1 is between");
+    assert_eq!(cut(&[&[0, 1, 2]], 2, six()), None, "a user on stage 1 separates the others");
     assert_eq!(cut(&[&[0, 5]], 2, six()), None);
-    assert_eq!(cut(&[&[0, 2]], 1, six()), None, "one stage goes from micro-batch to micro-batch");
-    assert_eq!(cut(&[&[0, 1]], 2, vec![0..3, 3..6]), None, "one chunk");
+    assert_eq!(cut(&[&[0, 2]], 1, six()), None, "a single stage finishes a micro-batch before the next");
+    assert_eq!(cut(&[&[0, 1]], 2, vec![0..3, 3..6]), None, "both users are in one chunk");
 }

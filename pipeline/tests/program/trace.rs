@@ -1,4 +1,4 @@
-//! Traces, read back.
+//! Parses exported traces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ fn timeline(forward: f64) -> Timeline {
     simulate(&programs, &world, &costs).unwrap().timeline
 }
 
-/// A trace's events of one kind.
+/// Returns a trace's events of one kind.
 fn events(trace: &Value, kind: &str) -> Vec<Value> {
     let all = trace["traceEvents"].as_array().expect("a list of events");
     all.iter().filter(|event| event["ph"] == kind).cloned().collect()
@@ -76,7 +76,7 @@ fn ranks_are_processes_and_lanes_are_threads() {
 }
 
 #[test]
-fn what_goes_on_beside_a_rank_stands_below_it() {
+fn additional_processes_are_shown_below_their_rank() {
     let slice = |name: &str, start, end| Slice { name: name.into(), category: "copy", start, end };
     let threads = vec![("copies".to_string(), vec![slice("a", 0.5, 1.0), slice("b", 1.0, 3.0)])];
     let gpu = Process { name: "rank 1, its GPU".into(), rank: 1, threads };
@@ -88,7 +88,7 @@ fn what_goes_on_beside_a_rank_stands_below_it() {
     };
     assert_eq!(about(2, "process_name", "name"), "rank 1, its GPU");
     assert_eq!(about(2, "thread_name", "name"), "copies");
-    // Behind rank 1, and before what follows it.
+    // After rank 1, and before the process that follows it.
     let places = [0, 1, 2].map(|process| about(process, "process_sort_index", "sort_index").as_u64().unwrap());
     assert_eq!(places, [0, 2, 3]);
     let slices: Vec<_> = events(&trace, "X").into_iter().filter(|event| event["pid"] == 2).collect();
@@ -97,7 +97,7 @@ fn what_goes_on_beside_a_rank_stands_below_it() {
 }
 
 #[test]
-fn nothing_is_a_trace_too() {
+fn an_empty_timeline_is_a_valid_trace() {
     let trace: Value = serde_json::from_str(&trace::chrome(&[], &[])).unwrap();
     assert_eq!(trace["traceEvents"], serde_json::json!([]));
 }

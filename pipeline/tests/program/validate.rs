@@ -1,17 +1,17 @@
-//! Every kind of defect is refused, with the rank, the instruction and the reason.
+//! Every kind of defect must be reported with the rank, the instruction and the reason.
 
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{
     LayerShape, ModelShape, Placement, Program, SegmentShape, Stages, Tiers, Violation, World, ZeroStage, schedule,
 };
 
-/// On one pipeline stage.
+/// Validates programs on one pipeline stage.
 fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
     let stages = Stages::single(shape);
     zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
 }
 
-/// Three layers; the last one uses the first one's segment too.
+/// Three layers; the last one also uses the first one's segment.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let layer = |name: &str, segments: &[usize]| LayerShape {
         name: name.into(),
@@ -27,7 +27,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
 }
 
 /// The plainest valid step: everything is gathered right before its use, released right after, and awaited at once.
-/// Written without the passes, so that it checks the validator alone.
+/// Written without the passes, so that the test covers only the validator.
 fn plain_step(shape: &ModelShape, micro_batches: usize) -> Program {
     let mut instructions = vec![];
     for instruction in schedule::accumulation(shape, micro_batches).instructions {
@@ -74,7 +74,7 @@ fn position(program: &Program, wanted: &Instruction) -> usize {
     program.instructions.iter().position(|i| i == wanted).unwrap_or_else(|| panic!("no `{wanted}` in\n{program}"))
 }
 
-/// A valid step of a stage with two micro-batches, changed.
+/// Changes a valid step with two micro-batches, and returns the violation.
 fn changed(zero_stage: ZeroStage, change: impl FnOnce(&mut Program)) -> Violation {
     let shape = shape(zero_stage);
     let mut program = plain_step(&shape, 2);
@@ -82,7 +82,7 @@ fn changed(zero_stage: ZeroStage, change: impl FnOnce(&mut Program)) -> Violatio
     validate(&[program], &shape).expect_err("the program is accepted")
 }
 
-/// The same, with the first such instruction left out.
+/// Removes the first occurrence of an instruction from a valid step, and returns the violation.
 fn without(zero_stage: ZeroStage, instruction: &Instruction) -> Violation {
     changed(zero_stage, |program| {
         program.instructions.remove(position(program, instruction));
@@ -123,7 +123,7 @@ fn a_violation_names_rank_instruction_and_reason() {
 }
 
 #[test]
-fn a_backward_may_do_without_parameters() {
+fn a_backward_may_run_without_parameters() {
     let mut shape = shape(ZeroStage::Three);
     let mut program = plain_step(&shape, 1);
     let backward = position(&program, &Backward { layer: 0, micro_batch: 0 });
@@ -139,7 +139,7 @@ fn a_backward_may_do_without_parameters() {
 }
 
 #[test]
-fn parameters_are_gathered_when_they_are_read_and_only_then() {
+fn parameters_are_gathered_exactly_when_they_are_read() {
     let s = ZeroStage::Three;
     let drop_both = changed(s, |program| {
         let at = position(program, &Gather { segment: 1 });
@@ -212,7 +212,7 @@ fn layers_run_in_order_and_once() {
 
 #[test]
 fn a_gradient_is_complete_before_it_is_reduced() {
-    // Segment 0 is tied: the head's backward contributes to it, the embedding's completes it.
+    // Segment 0 is tied: the head's backward contributes to it, and the embedding's backward completes it.
     let too_early = changed(ZeroStage::Two, |program| {
         let from = position(program, &Reduce { segments: vec![0], micro_batch: 0 });
         let reduce = program.instructions.remove(from);
@@ -317,7 +317,7 @@ fn no_parameters_are_stale_after_the_step() {
 fn all_ranks_start_the_same_collectives_in_the_same_order() {
     let shape = shape(ZeroStage::Three);
     let good = plain_step(&shape, 1);
-    // Two gathers ahead of the first use, in one order and in the other: each is fine by itself.
+    // Two gathers before the first use, in either order: each is valid by itself.
     let ahead = |first, second| {
         let mut program = good.clone();
         for segment in [0, 1] {
@@ -333,7 +333,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     assert_eq!((violation.rank, violation.index), (2, 0));
     let reason = "collective 0 is `gather segment 1` here but `gather segment 0` on rank 0";
     assert_reason(&violation, "gather segment 1", reason);
-    // One collective more.
+    // One collective too many.
     let mut more = good.clone();
     let end = more.instructions.len();
     let segment = 0;
@@ -341,7 +341,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     let violation = validate(&[good.clone(), more.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, end));
     assert!(violation.reason.ends_with("is `gather segment 0` here but nothing on rank 0"), "{violation}");
-    // And one less.
+    // One collective too few.
     let violation = validate(&[more, good.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, good.instructions.len()));
     assert!(violation.reason.ends_with("is nothing here but `gather segment 0` on rank 0"), "{violation}");

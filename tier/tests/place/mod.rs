@@ -1,26 +1,26 @@
-//! Processes of their own for tests that change what a process can do, or that are killed: the test starts itself again.
+//! Child processes for tests that change process limits or are killed: the test runs itself again in a child.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names the folder that a child was given.
+/// Environment variable that names the child's folder.
 const FOLDER: &str = "ZERO_TIER_TEST_FOLDER";
 
-/// The folder, in a child.
+/// Returns the folder when called in a child.
 pub(crate) fn given() -> Option<PathBuf> {
     std::env::var_os(FOLDER).map(PathBuf::from)
 }
 
-/// This test alone, in another process.
+/// Returns a command that runs only this test in another process.
 pub(crate) fn again(test: &str, folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", test, "--nocapture"]).env(FOLDER, folder);
     command
 }
 
-/// Runs `body` in a process that has a disk of its own, of one megabyte: a tmpfs in a mount namespace. Where the system does not let
-/// users make one, this says so.
+/// Runs `body` in a process with a disk of its own: a tmpfs of one megabyte in a mount namespace. Skips the test with a
+/// message where the system does not permit that.
 pub(crate) fn with_own_disk(test: &str, body: impl FnOnce(&Path, &dyn Fn())) {
     if let Some(disk) = given() {
         return body(&disk, &|| assert!(mount(&["-o".as_ref(), "remount,ro".as_ref(), disk.as_os_str()])));
@@ -38,7 +38,7 @@ pub(crate) fn with_own_disk(test: &str, body: impl FnOnce(&Path, &dyn Fn())) {
         println!("not tested: `unshare -Urm` with a tmpfs is not permitted here");
         return;
     }
-    let output = unshare(&format!("{mounted}; shift; exec \"$@\"")).expect("it ran a moment ago");
+    let output = unshare(&format!("{mounted}; shift; exec \"$@\"")).expect("unshare worked before");
     assert!(
         output.status.success(),
         "{}{}",
