@@ -199,7 +199,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns a layer's inputs, and those of them that are leaves.
+/// Returns a layer's inputs, and separately the leaves among them.
 fn cut(incoming: &Activations, layer: usize) -> (Activations, Vec<Tensor>) {
     if layer == 0 {
         return (incoming.clone(), vec![]);

@@ -75,7 +75,7 @@ pub fn measure<T: Trainee>(
 ) -> Result<CostTable, Error> {
     let mut config = config.for_world_size(comm.size())?;
     crate::device::only_the_processor(&config, "a cost table")?;
-    // Communication must not overlap with what is measured, and the timeline must be recorded.
+    // Communication must not overlap with the measured work, and the timeline must be recorded.
     (config.zero.overlap_comm, config.wall_clock_breakdown) = (Some(false), true);
     let mut subject = open(&config, comm)?;
     let began = Instant::now();

@@ -337,7 +337,7 @@ impl Engine {
         Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass as many values, which are
+    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a vector of the same length, whose values are
     /// ignored.
     fn told_by_the_last(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
         if self.stage_plan.mesh.pipe() == 1 {

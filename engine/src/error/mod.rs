@@ -36,7 +36,7 @@ pub enum Error {
     Named {
         /// Path of the key, or the option.
         key: String,
-        /// The file, and what is wrong.
+        /// The error of the file.
         source: Box<Error>,
         /// How to fix it.
         help: String,
