@@ -220,7 +220,7 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
     })
 }
 
-/// Sets `total_num_steps: auto` for a run whose length is given in epochs.
+/// Replaces `total_num_steps: auto` by `steps`, for a run whose length is given in epochs.
 #[must_use]
 pub fn with_total_steps(mut config: Config, steps: u64) -> Config {
     use zero_config::Scheduler::{WarmupCosineLR, WarmupDecayLR};

@@ -17,7 +17,7 @@ use zero_model::{Activations, Layers, Model, Pass, backward_from, hand_on, ops, 
 #[global_allocator]
 static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
 
-/// A plan must not be below the measurement, and above it by at most 1 % plus this many bytes.
+/// A plan must be at least the measurement, and at most 1 % plus this many bytes above it.
 const SLACK: u64 = 16 * 1024;
 
 #[derive(Debug, Default)]

@@ -72,7 +72,7 @@ pub struct Engine {
     pub(crate) kept: Option<ActivationOffload>,
     /// Description of the transport between GPUs; `None` if values do not travel between GPUs.
     pub(crate) between_gpus: Option<String>,
-    /// Whether communication overlaps with compute, where a cost table decided that.
+    /// Whether communication overlaps with compute; `None` unless a cost table decided that.
     pub(crate) choice: Option<Choice>,
     pub(crate) saving: Saving,
     norm_limit: f64,
@@ -110,8 +110,10 @@ impl Engine {
         Self::resolved(config.for_world_size(comm.size())?, model, comm)
     }
 
-    /// Creates an engine on a rank of `comm`, and with `pipeline.partition_method: time` balances the pipeline stages
-    /// by measured layer times: rank 0 runs each layer on `micro_batch` before the engine is created. Collective.
+    /// Creates an engine on a rank of `comm`, and measures layers if the stages are to be balanced by time. Collective.
+    ///
+    /// With `pipeline.partition_method: time`, rank 0 runs each layer on `micro_batch` before the engine is created,
+    /// and the pipeline stages are cut by the measured times.
     ///
     /// # Errors
     /// As [`Engine::new`], and any error of a layer.
@@ -337,8 +339,8 @@ impl Engine {
         Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a vector of the same length, whose values are
-    /// ignored.
+    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a vector of the same
+    /// length, whose values are ignored.
     fn told_by_the_last(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
         if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);

@@ -389,7 +389,7 @@ fn backpropagate(
 }
 
 /// Detaches a layer's inputs from the graph of the layer before, so that the backward ends at this layer. Returns the
-/// inputs, and those of them that are leaves. Inputs of the model (layer 0) need no gradient.
+/// inputs, and separately the leaves among them. Inputs of the model (layer 0) need no gradient.
 fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activations, Vec<Option<Tensor>>)> {
     let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });
     let leaves = leaves.collect::<candle_core::Result<Vec<_>>>()?;

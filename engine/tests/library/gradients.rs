@@ -12,7 +12,7 @@ use zero_engine::{Batch, Config, Engine, Layers};
 const WIDTH: usize = 6;
 const SAMPLES: usize = 4;
 
-/// Plain gradient descent with a learning rate of 1, so the change of a parameter is its gradient.
+/// Plain gradient descent with a learning rate of 1, so a step subtracts exactly the gradient.
 fn config(ranks: usize, zero_stage: u8, more: &str) -> Config {
     let text = format!(
         "train_batch_size: {SAMPLES}\ngradient_clipping: 0\noptimizer: {{type: SGD, params: {{lr: 1.0}}}}\n\
