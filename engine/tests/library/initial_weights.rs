@@ -15,7 +15,8 @@ type Weights = BTreeMap<String, Tensor>;
 /// All parameters of a rank, or the error of creating its engine.
 type Started = Result<Vec<(String, Vec<f32>)>, String>;
 
-/// Values for each parameter of the small model, which differ from any initialization. All values are exact in bf16 and f16.
+/// Values for each parameter of the small model, which differ from any initialization. All values are exact in bf16 and
+/// f16.
 fn weights() -> Weights {
     let shapes = world(1, |comm| {
         let engine = Engine::with_communicator(config(1, "train_batch_size: 1"), gpt2(), comm).unwrap();
