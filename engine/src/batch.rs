@@ -1,30 +1,30 @@
-//! Inputs and targets of samples, and which of them each rank computes.
+//! Batches of samples, and the assignment of micro-batches to ranks.
 
 use candle_core::Tensor;
 use zero_model::Activations;
 
 use crate::error::Error;
 
-/// Samples: inputs of the first layer, and targets of the loss. The first dimension of every tensor counts samples.
+/// Samples: inputs of the first layer and targets of the loss. Dimension 0 of every tensor is the sample.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// What the first layer gets.
+    /// Inputs of the first layer.
     pub inputs: Activations,
-    /// What the loss gets besides the last layer's outputs.
+    /// Targets of the loss.
     pub targets: Tensor,
 }
 
 impl Batch {
-    /// A batch of inputs and targets.
+    /// Creates a batch.
     #[must_use]
     pub fn new(inputs: impl Into<Activations>, targets: Tensor) -> Self {
         Self { inputs: inputs.into(), targets }
     }
 
-    /// Number of samples.
+    /// Returns the number of samples.
     ///
     /// # Errors
-    /// If a tensor has no dimensions, or they differ in their number of samples.
+    /// Fails if a tensor has no dimensions or the tensors differ in their number of samples.
     pub fn rows(&self) -> Result<usize, Error> {
         let rows = self.targets.dim(0)?;
         for tensor in self.inputs.tensors() {
@@ -35,10 +35,10 @@ impl Batch {
         Ok(rows)
     }
 
-    /// Samples `start..start + count`.
+    /// Returns samples `start..start + count`.
     ///
     /// # Errors
-    /// If there are not so many.
+    /// Fails if the batch has fewer samples.
     pub fn narrow(&self, start: usize, count: usize) -> Result<Self, Error> {
         let part = |tensor: &Tensor| tensor.narrow(0, start, count)?.contiguous();
         let inputs = self.inputs.tensors().iter().map(part).collect::<candle_core::Result<Vec<_>>>()?;
@@ -46,17 +46,18 @@ impl Batch {
     }
 }
 
-/// How the micro-batches of the global batch are dealt to the ranks.
+/// How the micro-batches of the global batch are assigned to the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MicrobatchOrder {
-    /// Micro-batch `m` of rank `r` is `m · ranks + r` of the global batch.
+    /// Micro-batch `m` of rank `r` has the global index `m · ranks + r`.
     InTurn,
-    /// It is `r · micro_batches + m`: each rank has neighbours, which it adds up before the reduction.
+    /// Micro-batch `m` of rank `r` has the global index `r · micro_batches + m`: each rank has consecutive
+    /// micro-batches, which it sums before the reduction.
     Contiguous,
 }
 
 impl MicrobatchOrder {
-    /// Index in the global batch of a rank's micro-batch.
+    /// Returns the global index of a rank's micro-batch.
     pub(crate) fn global(self, rank: usize, ranks: usize, micro_batch: usize, micro_batches: usize) -> usize {
         match self {
             Self::InTurn => micro_batch * ranks + rank,
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_micro_batch_is_dealt_once() {
+    fn every_micro_batch_is_assigned_once() {
         for deal in [MicrobatchOrder::InTurn, MicrobatchOrder::Contiguous] {
             for (ranks, micro_batches) in [(1, 8), (2, 4), (3, 3), (8, 1)] {
                 let mut seen: Vec<usize> = (0..ranks)

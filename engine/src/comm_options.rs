@@ -1,4 +1,4 @@
-//! From the configuration to how ranks talk, and to what they must have in common.
+//! Communication options from the configuration, and the terms that all ranks must agree on.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,8 +9,8 @@ use zero_config::Config;
 
 use crate::error::Error;
 
-/// What each host may have of its own: everything else of the configuration is the same on all ranks.
-const OF_HOSTS: [&str; 7] = [
+/// Keys that may differ between hosts. All other keys must be equal on all ranks.
+const HOST_SPECIFIC: [&str; 7] = [
     "launcher.interface",
     "launcher.threads_per_rank",
     "launcher.bind_cores_to_rank",
@@ -20,11 +20,12 @@ const OF_HOSTS: [&str; 7] = [
     "activation_checkpointing.nvme_path",
 ];
 
-/// Communication as the configuration asks for it. The job's token comes from `ZERO_TRAIN_TOKEN`, or from the file that
-/// `ZERO_TRAIN_TOKEN_FILE` names; ranks of another version, program or configuration are refused.
+/// Converts the configuration to communication options. The job's token comes from `ZERO_TRAIN_TOKEN`, or from the file
+/// that `ZERO_TRAIN_TOKEN_FILE` names. Ranks with another version, program file or configuration are rejected when they
+/// connect.
 ///
 /// # Errors
-/// A token's file that cannot be read, or that others can read; an interface that is not there.
+/// Fails if the token file cannot be read or other users can read it, or if the host lacks the interface.
 pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Options, Error> {
     if place.world_size > 1 {
         check_interface(config)?;
@@ -44,33 +45,33 @@ pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Opti
     })
 }
 
-/// That this host has the interface of `launcher.interface`, if that names one.
+/// Checks that this host has the interface of `launcher.interface`, if that key is set.
 ///
 /// # Errors
-/// There is none of that name, with those there are.
+/// Fails if the interface does not exist; the error lists the existing ones.
 pub fn check_interface(config: &Config) -> Result<(), Error> {
     let help = "name one of these, or an address of this host";
     let found = zero_comm::bind_address(config.launcher.interface.as_deref());
     found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))
 }
 
-/// How long a rank waits for another.
+/// How long a rank waits for another before it reports an error.
 #[must_use]
 pub fn timeout(config: &Config) -> Duration {
     Duration::from_secs_f64(config.launcher.timeout_seconds)
 }
 
-/// Version, program, and each value of the configuration that is not a host's own.
+/// The values that all ranks must share: version, program file, and every configuration key that is not host-specific.
 fn terms(config: &Config) -> Vec<(String, String)> {
     let mut terms = vec![("the version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
-    // Where a system does not show a process its own file, the version has to do.
+    // Where `/proc/self/exe` is unavailable, only the version is compared.
     terms.extend(program().map(|program| ("the program's file".to_string(), program)));
-    terms.extend(config.leaves().into_iter().filter(|(path, _)| !OF_HOSTS.contains(&path.as_str())));
+    terms.extend(config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str())));
     terms
 }
 
-/// Length and checksum of this program's file, also if another has been put in its place meanwhile. Some milliseconds: the file was read
-/// to be run.
+/// Returns length and CRC-32C of the running program's file, even if the file was replaced meanwhile. Takes a few
+/// milliseconds, since the file is in the page cache.
 fn program() -> io::Result<String> {
     let mut file = File::open("/proc/self/exe")?;
     let (mut buffer, mut length, mut checksum) = (vec![0; 1 << 18], 0, 0);
@@ -90,21 +91,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hosts_may_have_of_their_own_is_in_the_configuration_and_not_in_the_terms() {
+    fn host_specific_keys_are_not_in_the_terms() {
         let text = "train_batch_size: 1\nactivation_checkpointing: {device: nvme, nvme_path: a}\nzero_optimization:\n  \
                     stage: 3\n  offload_optimizer: {device: nvme, nvme_path: a}\n  offload_param: {device: nvme, nvme_path: a}\n";
         let config = Config::parse("ds.yaml", text).expect("valid");
         let (leaves, terms) = (config.leaves(), terms(&config));
-        for own in OF_HOSTS {
-            assert!(leaves.iter().any(|(path, _)| path == own), "{own} is no key");
+        for own in HOST_SPECIFIC {
+            assert!(leaves.iter().any(|(path, _)| path == own), "{own} is not a key");
             assert!(!terms.iter().any(|(path, _)| path == own), "{own}");
         }
-        assert_eq!(terms.len(), leaves.len() + 2 - OF_HOSTS.len());
+        assert_eq!(terms.len(), leaves.len() + 2 - HOST_SPECIFIC.len());
         assert!(terms.iter().any(|(path, value)| path == "zero_optimization.stage" && value == "3"));
     }
 
     #[test]
-    fn a_program_has_one_checksum() {
+    fn the_checksum_is_of_the_program_file() {
         let file = std::fs::read(std::env::current_exe().expect("a path")).expect("this test");
         let expected = format!("{} bytes, crc32c {:08x}", file.len(), crc32c::crc32c(&file));
         assert_eq!(program().expect("readable"), expected);

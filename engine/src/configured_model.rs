@@ -1,4 +1,4 @@
-//! The zoo's models from a configuration.
+//! Builds models of the zoo from a configuration.
 
 use zero_config::{self as config, Config};
 use zero_model::ops::RopeScaling;
@@ -6,10 +6,10 @@ use zero_model::{Layers, zoo};
 
 use crate::error::Error;
 
-/// The layers of the model that a configuration names: what the binary trains. `vocabulary` is the tokenizer's, for `vocab_size: auto`.
+/// Returns the layers of the configured model. `vocabulary` is the tokenizer's vocabulary size, for `vocab_size: auto`.
 ///
 /// # Errors
-/// No `model` section, or a vocabulary smaller than the tokenizer's.
+/// Fails if the configuration has no `model` section, or its vocabulary is smaller than the tokenizer's.
 pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
     match &config.model {
         None => Err(Error::setting(
@@ -32,7 +32,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             embd_pdrop: m.embd_pdrop as f32,
             resid_pdrop: m.resid_pdrop as f32,
         })),
-        // The schema knows no other; a program may have written one there.
+        // The schema accepts only silu, but a program can set another activation.
         Some(config::Model::Llama(m)) if m.hidden_act != config::Activation::Silu => Err(Error::setting(
             "model.hidden_act",
             "Llama with another `hidden_act` than silu is not implemented yet",
@@ -107,7 +107,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
     }
 }
 
-/// The longest sequence that the model takes, if it takes sequences.
+/// Returns the maximum sequence length of the model; `None` if its inputs are not sequences.
 #[must_use]
 pub fn longest_sequence(model: &config::Model) -> Option<usize> {
     match model {

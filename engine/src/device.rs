@@ -20,8 +20,11 @@ use crate::timing::is_traced;
 
 const KEY: &str = "training.device";
 
+/// Checks that the configuration is supported on its device.
+///
 /// # Errors
-/// With a GPU: what is not there for one, and where this program was built without.
+/// Fails if the configuration trains on a GPU with an unsupported combination of keys, or if this program was built
+/// without the feature `cuda`.
 pub(crate) fn check(config: &Config) -> Result<(), Error> {
     const RATIO: &str = "zero_optimization.offload_optimizer.ratio";
     let offloaded = &config.zero.offload_optimizer;
@@ -75,7 +78,8 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// What of a rank's work is in the memory of its GPU. How ranks reach each other's shows when they meet.
+/// Decides what resides in GPU memory. `gathers` and `sums` are set by [`connect`], once the ranks know their
+/// transport.
 pub(crate) fn on_gpu(config: &Config) -> OnGpu {
     let layers = config.training.device == Compute::Cuda;
     let stays = |device| layers && device == OffloadDevice::None;
@@ -89,8 +93,10 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
     OnGpu { layers, states, parameters: stays(config.zero.offload_param.device), gathers: false, sums: false }
 }
 
+/// Rejects a configuration that trains on a GPU. `what` names the caller's feature, which measures only the CPU.
+///
 /// # Errors
-/// A GPU, for `what` knows none.
+/// Fails if `training.device` is `cuda`.
 pub fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
     match config.training.device {
         Compute::Cpu => Ok(()),
@@ -100,10 +106,10 @@ pub fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
     }
 }
 
-/// The device that the configuration names: of several GPUs that of this rank's number on its machine.
+/// Opens the device that the configuration names. With several GPUs, each rank opens the GPU of its local rank.
 ///
 /// # Errors
-/// There is no GPU, or no library that it takes.
+/// Fails if this host has no usable GPU or lacks a library for it.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, Error> {
     check(config)?;
@@ -117,7 +123,7 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
         }
         let ordinal = local_rank(comm) % count;
         let opened = zero_model::device::open(ordinal).and_then(|device| {
-            // Before the first collective, which a rank that loads one then would hold up.
+            // Load kernels before the first collective: a rank that loads them during one delays all others.
             zero_model::device::load_kernels(&device)?;
             Ok(device)
         });
@@ -126,8 +132,7 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
     Ok(Device::Cpu)
 }
 
-/// How many GPUs of NVIDIA's this program can use here: those that `CUDA_VISIBLE_DEVICES` lets through, and none if it was built without
-/// support for them.
+/// Number of NVIDIA GPUs that this program can use. Respects `CUDA_VISIBLE_DEVICES`; 0 without the feature `cuda`.
 #[must_use]
 pub fn gpus() -> usize {
     #[cfg(feature = "cuda")]
@@ -136,10 +141,10 @@ pub fn gpus() -> usize {
     0
 }
 
-/// The clock of a GPU, where something reads it.
+/// Creates the GPU's timeline if a trace or the profiler needs it.
 ///
 /// # Errors
-/// What the driver says.
+/// Returns errors of the driver.
 #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
 pub(crate) fn timeline(config: &Config, device: &Device) -> Result<Option<GpuTimeline>, Error> {
     #[cfg(feature = "cuda")]
@@ -151,12 +156,14 @@ pub(crate) fn timeline(config: &Config, device: &Device) -> Result<Option<GpuTim
     Ok(None)
 }
 
-/// The same ranks, over NCCL for what is on their GPUs where the configuration and the machines have it; a collective.
+/// Attaches NCCL to the communicator for buffers on GPUs, if the configuration allows and the hosts support it.
+/// Collective.
 ///
-/// `on_gpu` is told what goes over it, and a line for the user comes with the ranks. Where it was asked for and is not there, that is an error on every rank.
+/// Sets in `on_gpu` which transfers use NCCL. Returns the communicator and one line that describes the transport.
 ///
 /// # Errors
-/// NCCL was asked for, and one rank has none, or shares its GPU with another; or a lost rank.
+/// Fails on every rank if the configuration requires NCCL but a rank lacks the library or shares its GPU with another.
+/// Fails if a rank is lost.
 #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
 pub(crate) fn connect(
     config: &Config,
@@ -177,7 +184,8 @@ pub(crate) fn connect(
         let all = comm.all_gather(Buffer::U8(own.to_vec()), all, &vec![own.len(); comm.size()]).wait()?;
         match (nccl::obstacle(&all.output.into_u8()?), config.launcher.gpu_transport) {
             (None, _) => {
-                // Parameters are the same however they travel; sums have NCCL's order.
+                // Gathered parameters are the same over every transport. NCCL sums in an order of its own, so
+                // `reproducible` sums on the host.
                 on_gpu.gathers = true;
                 on_gpu.sums = on_gpu.states > 0.0 && !config.training.reproducible;
                 let what = match (on_gpu.sums, on_gpu.states < 1.0) {
@@ -201,24 +209,24 @@ pub(crate) fn connect(
 
 #[cfg(feature = "cuda")]
 mod nccl {
-    //! Whether the ranks of a job can use NCCL: what each knows of itself, and what follows from all of it.
+    //! Decides whether the ranks of a job can use NCCL, from facts that each rank contributes.
 
     use std::collections::HashMap;
     use std::sync::Arc;
 
     use zero_cuda::{Device, Library};
 
-    /// Whether the library is there, and the device's name.
+    /// Returns this rank's facts: whether NCCL is available (byte 0) and the UUID of its device (bytes 1 to 16).
     pub(super) fn facts(device: &Arc<Device>) -> [u8; 17] {
         let mut facts = [0; 17];
-        // A device without a name is taken for one that is shared.
+        // Devices without a UUID compare equal, so they count as shared.
         let uuid = device.uuid().unwrap_or_default();
         facts[0] = u8::from(Library::Nccl.available().is_ok());
         facts[1..].copy_from_slice(&uuid);
         facts
     }
 
-    /// Why NCCL cannot be used, given the facts of all ranks.
+    /// Returns why NCCL cannot be used; `None` if it can.
     pub(super) fn obstacle(all: &[u8]) -> Option<String> {
         let mut seen = HashMap::new();
         for (rank, facts) in all.chunks(17).enumerate() {
@@ -252,10 +260,10 @@ mod nccl {
     }
 }
 
-/// This rank's number among those of its machine.
+/// This rank's index among the ranks of its host.
 #[cfg(feature = "cuda")]
 fn local_rank(comm: &dyn Communicator) -> usize {
-    // Threads of one process have no place of their own.
+    // Ranks that are threads share one environment; all of them run on this host.
     if comm.transport() == "threads" {
         return comm.rank();
     }
@@ -263,7 +271,7 @@ fn local_rank(comm: &dyn Communicator) -> usize {
         .map_or(0, |place| place.local_rank)
 }
 
-/// The most bytes of a GPU's memory that this process has used at a time, as its driver counts them; `None` on the processor.
+/// Peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn peak(device: &Device) -> Option<u64> {
     #[cfg(feature = "cuda")]
@@ -272,7 +280,7 @@ pub(crate) fn peak(device: &Device) -> Option<u64> {
     None
 }
 
-/// The most bytes that the pool of that memory has taken from the GPU; `None` on the processor.
+/// Peak bytes that the driver's memory pool reserved on the GPU; `None` on the CPU.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn reserved(device: &Device) -> Option<u64> {
     #[cfg(feature = "cuda")]
@@ -281,7 +289,7 @@ pub(crate) fn reserved(device: &Device) -> Option<u64> {
     None
 }
 
-/// An error of a step, in words where it is that the memory of a GPU does not suffice.
+/// Turns a CUDA out-of-memory error into [`Error::Memory`] with help. Returns other errors unchanged.
 pub(crate) fn explained(error: Error) -> Error {
     let said = error.to_string();
     if !said.contains("CUDA_ERROR_OUT_OF_MEMORY") {
@@ -292,12 +300,12 @@ pub(crate) fn explained(error: Error) -> Error {
     Error::Memory(format!("the memory of the GPU does not suffice: {said}\n  in: {KEY}\n  help: {help}"))
 }
 
-/// Tensors on a device.
+/// Copies tensors to a device.
 pub(crate) fn onto(device: &Device, tensors: &Activations) -> candle_core::Result<Activations> {
     Ok(Activations::new(tensors.tensors().iter().map(|x| onto_one(device, x)).collect::<candle_core::Result<_>>()?))
 }
 
-/// A tensor on a device. The host waits for nothing that is on a GPU's stream.
+/// Copies a tensor to a device. Does not wait for the GPU's stream.
 pub(crate) fn onto_one(device: &Device, x: &Tensor) -> candle_core::Result<Tensor> {
     #[cfg(feature = "cuda")]
     return zero_model::device::onto(device, x);
@@ -305,7 +313,7 @@ pub(crate) fn onto_one(device: &Device, x: &Tensor) -> candle_core::Result<Tenso
     x.to_device(device)
 }
 
-/// Values that came to the host, as a tensor on a device: a leaf of a graph or not.
+/// Creates a tensor on a device from host values. `is_leaf` makes it a variable whose gradient is computed.
 #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
 pub(crate) fn tensor(
     device: &Device,

@@ -1,7 +1,7 @@
-//! From paths and globs to a list of files, in an order that every rank and every run agrees on.
+//! Expands paths and globs to a list of files. The order is the same on every rank and in every run.
 //!
-//! The walk is our own, with `glob` for matching only: it must not descend into `target`, where a Rust checkout keeps
-//! more files than everywhere else together.
+//! The directory walk is our own and uses `glob` only for matching: it must not descend into `target`, which holds most
+//! of the files of a Rust checkout.
 
 use std::{
     collections::HashSet,
@@ -16,7 +16,8 @@ use crate::error::DataError;
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// The files of all sources: sources in their order, the files of a glob sorted by path, each file once.
+/// Returns the files of all sources. Sources keep their order, the files of a glob are sorted by path, and each file
+/// occurs once.
 pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
@@ -42,9 +43,8 @@ fn expand_one(source: &str) -> Result<Vec<PathBuf>, DataError> {
     }
 }
 
-/// Below the part of the pattern before its first wildcard, directories called `target` and those whose name begins
-/// with a dot are skipped, and links to directories are not followed. A wildcard does not match a name that begins with
-/// a dot.
+/// Skips directories named `target` or starting with a dot, and does not follow links to directories; both rules apply
+/// below the pattern's literal prefix. A wildcard does not match a leading dot.
 fn expand_glob(source: &str) -> Result<Vec<PathBuf>, DataError> {
     let is_wild = |component: &Component| component.as_os_str().to_string_lossy().contains(['*', '?', '[']);
     let components: Vec<Component> = Path::new(source).components().collect();
@@ -65,8 +65,8 @@ fn expand_glob(source: &str) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// `relative` is the path from `base` to the directory that is read, `depth` how many components a match may still
-/// have.
+/// `relative` is the path of the current directory from `base`; `depth` is the number of components that a match may
+/// still have.
 fn walk(
     base: &Path,
     relative: &Path,
@@ -75,10 +75,10 @@ fn walk(
     files: &mut Vec<PathBuf>,
 ) -> Result<(), DataError> {
     let directory = base.join(relative);
-    // An empty path means the working directory to people, but not to the operating system.
+    // The operating system rejects an empty path.
     let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { &directory };
     let entries = match fs::read_dir(readable) {
-        // A pattern under a folder that is not there matches nothing.
+        // A pattern below a missing folder matches nothing.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other.map_err(DataError::io(readable))?,
     };
@@ -140,12 +140,12 @@ mod tests {
         assert_eq!(names(root, &["**/*.txt"]).unwrap(), ["a.txt", "b.txt", "sub/d.txt", "sub/deep/e.txt"]);
         assert_eq!(names(root, &["*/*.txt"]).unwrap(), ["sub/d.txt"]);
         assert_eq!(names(root, &["[ab].txt"]).unwrap(), ["a.txt", "b.txt"]);
-        // What is named literally is meant.
+        // The skip rules do not apply to the literal part of a pattern.
         assert_eq!(
             names(root, &["target/*.txt", ".git/*", ".hidden.txt"]).unwrap(),
             ["target/f.txt", ".git/g.txt", ".hidden.txt"]
         );
-        // Sources keep their order, a file comes once.
+        // Sources keep their order, and each file occurs once.
         assert_eq!(names(root, &["c.md", "b.txt", "*.txt"]).unwrap(), ["c.md", "b.txt", "a.txt"]);
     }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_with_its_name() {
+    fn missing_files_are_errors_with_their_name() {
         let root = tree();
         let message = |source: &str| names(root.path(), &[source]).unwrap_err().to_string();
         assert!(

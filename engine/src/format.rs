@@ -1,17 +1,17 @@
-//! Numbers as a user reads them.
+//! Formats numbers for people.
 
-/// `1 rank`, `2 ranks`.
+/// Formats a count with its noun: `1 rank`, `2 ranks`.
 #[must_use]
 pub fn counted(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", of_number(n, one, many))
 }
 
-/// The word for so many.
+/// Picks the singular or the plural for `n`.
 pub fn of_number<'a>(n: usize, one: &'a str, many: &'a str) -> &'a str {
     if n == 1 { one } else { many }
 }
 
-/// `1,234,567`.
+/// Formats with thousands separators: `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -24,7 +24,7 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
-/// `1.5 MB`, powers of ten.
+/// Formats bytes with decimal units: `1.5 MB`.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];

@@ -1,7 +1,8 @@
-//! The core: a configuration becomes the program of each rank, and [`Engine`] carries it out. One step, one batch, one checkpoint.
+//! The training engine. A configuration becomes the program of each rank, and [`Engine`] executes it: one step, one
+//! batch, one checkpoint.
 //!
-//! Most programs use `zero_train`, which exports what is here beside its trainer. The modules are for the crates above: what a plan, a run or
-//! a report asks of an engine.
+//! Most programs use `zero_train`, which re-exports this crate beside its trainer. The public modules serve the crates
+//! above: plans, runs and reports.
 
 #![forbid(unsafe_code)]
 
@@ -41,6 +42,6 @@ pub use zero_model::{Activations, Head, Layer, Layers, Pass, forward_only, ops, 
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
-/// Groups over NCCL: nothing without the feature `cuda`.
+/// Groups over NCCL; empty without the feature `cuda`.
 pub use zero_nccl as nccl;
 pub use zero_pipeline as pipeline;

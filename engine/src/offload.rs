@@ -1,4 +1,4 @@
-//! What lives on a disk: from `offload_optimizer`, `offload_param` and `aio` to what the layers below want to be told.
+//! Converts `offload_optimizer`, `offload_param` and `aio` to the options of the disk tier.
 
 use std::path::PathBuf;
 
@@ -6,27 +6,27 @@ use zero_config::{Config, OffloadDevice};
 use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, TierOptions};
 
-/// Elements of a tile where `sub_group_size` is `auto`: 4 MiB of each state, with which a disk is at its full rate, and few enough that
-/// four of them are little beside a layer.
+/// Elements of a tile with `sub_group_size: auto`. A tile has 4 MiB of each state: large enough for a disk's full
+/// bandwidth, and small enough that four tiles take little memory beside a layer.
 const TILE: usize = 1 << 20;
 
-/// What lives on a disk.
+/// Selects what resides on disk.
 pub(crate) fn tiers(config: &Config) -> TierOptions {
     let zero = &config.zero;
     let is_nvme = |device| device == OffloadDevice::Nvme;
     TierOptions {
         optimizer: is_nvme(zero.offload_optimizer.device),
-        // A tree of partial sums is not one sum: it stays in memory.
+        // `reproducible` keeps a binary tree of partial sums instead of one sum, so these gradients stay in memory.
         gradients: config.gradient_accumulation_steps == 1 || !config.training.reproducible,
         parameters: is_nvme(zero.offload_param.device),
         parameters_in_memory: zero.offload_param.max_in_cpu,
         sub_group_size: zero.sub_group_size.unwrap_or(TILE),
-        // What is smaller than one request would cost a whole one.
+        // A smaller shard would cost a whole I/O request.
         smallest: config.aio.block_size / 4,
     }
 }
 
-/// How it moves.
+/// Options of the pass that schedules transfers.
 pub(crate) fn passes(config: &Config) -> OffloadOptions {
     let (optimizer, parameters) = (&config.zero.offload_optimizer, &config.zero.offload_param);
     OffloadOptions {
@@ -37,7 +37,7 @@ pub(crate) fn passes(config: &Config) -> OffloadOptions {
     }
 }
 
-/// Where, and how it is read and written.
+/// Folders and I/O options.
 pub(crate) fn disk(config: &Config) -> DiskOptions {
     let (optimizer, parameters, aio) = (&config.zero.offload_optimizer, &config.zero.offload_param, &config.aio);
     let folder = |device, path: &Option<PathBuf>| path.clone().filter(|_| device == OffloadDevice::Nvme);

@@ -1,4 +1,4 @@
-//! Which layers are run again: `activation_checkpointing`.
+//! Selects the layers to recompute, from `activation_checkpointing`.
 
 use zero_config::{CheckpointSpacing, Config, OffloadDevice};
 use zero_model::Model;
@@ -6,15 +6,15 @@ use zero_partition::passes::RecomputeOptions;
 
 use crate::error::Error;
 
-/// What a configuration asks for.
+/// Converts the configuration to options of the recompute pass.
 ///
 /// # Errors
-/// If it names layers that are not there.
+/// Fails if `activation_checkpointing.layers` matches no layer, or only the last one.
 pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions, Error> {
     let Some(wanted) = &config.activation_checkpointing else { return Ok(RecomputeOptions::none()) };
     let last = model.layers().len() - 1;
     let layers: Vec<bool> = match &wanted.layers {
-        // An embedding keeps hardly more than its outputs, and a head makes its forward along with its backward.
+        // An embedding keeps little more than its outputs, and a head runs its forward as part of its backward.
         None => (0..=last).map(|layer| layer > 0 && layer < last).collect(),
         Some(patterns) => {
             let names = || model.layers().iter().map(|layer| layer.name());

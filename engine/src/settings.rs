@@ -1,4 +1,4 @@
-//! From the configuration to what the layers below want to be told.
+//! Converts a configuration to the options of the crates below.
 
 use candle_core::DType;
 use zero_config::{self as config, Config};
@@ -16,36 +16,37 @@ use crate::offload;
 /// Everything that the engine derives from a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The working dtype.
+    /// Working dtype of parameters and activations.
     pub dtype: DType,
-    /// How segments are cut into shards.
+    /// How segments (flat parameters) are cut into shards.
     pub layout: LayoutOptions,
-    /// What lives on a disk.
+    /// What resides on disk.
     pub tiers: TierOptions,
-    /// How the passes put communication into the program.
+    /// Options of the passes that add communication to the program.
     pub passes: PassOptions,
-    /// How a rank's share of the model is kept and updated.
+    /// How a rank stores and updates its share of the model.
     pub zero: ZeroOptions,
     pub(crate) base_lr: f64,
     pub(crate) schedule: Schedule,
     pub(crate) deal: MicrobatchOrder,
-    /// Micro-batches of a replica in a step.
+    /// Micro-batches per replica and step.
     pub micro_batches: usize,
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub micro_batch_size: usize,
     /// Gradient of the reported loss with respect to the loss of one micro-batch.
     pub(crate) loss_gradient: f32,
-    /// What that is multiplied by in f16.
+    /// Loss scaling, with `fp16`.
     pub(crate) loss_scaling: Option<LossScaling>,
-    /// In f32 and f16 a gradient that is not finite always skips the step; in bf16 unless `check_grad_overflow` is off.
+    /// Whether a gradient that is not finite skips the step: always in f32 and f16, and in bf16 unless
+    /// `check_grad_overflow` is off.
     pub(crate) skips_overflow: bool,
 }
 
 impl Settings {
-    /// For a configuration that is resolved for its number of ranks.
+    /// Derives the settings from a configuration that is resolved for its number of ranks.
     ///
     /// # Errors
-    /// A combination that is not there.
+    /// Fails on an unsupported combination of keys.
     pub fn new(config: &Config) -> Result<Self, Error> {
         device::check(config)?;
         choose_instructions(config)?;
@@ -101,7 +102,9 @@ impl Settings {
             },
             base_lr,
             schedule: schedule(config)?,
-            // Reduced first, micro-batches of one turn are neighbours in the tree; added up first, those of one rank are.
+            // Contiguous if each rank sums its micro-batches before the reduction: then they must be neighbours in the
+            // reproducible tree. With sharded gradients each micro-batch is reduced over the ranks first, so
+            // micro-batches of one turn are neighbours.
             deal: if reproducible && !shards_gradients { MicrobatchOrder::Contiguous } else { MicrobatchOrder::InTurn },
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
@@ -112,7 +115,7 @@ impl Settings {
     }
 }
 
-/// Makes the kernels of this process use the instruction set that the user chose.
+/// Selects the instruction set of this process's kernels.
 fn choose_instructions(config: &Config) -> Result<(), Error> {
     let set = config.launcher.instruction_set;
     let configured = (set != config::InstructionSet::Auto).then_some(set.as_str());
@@ -217,7 +220,7 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
     })
 }
 
-/// Fills in `total_num_steps: auto`, for a run that is counted in epochs.
+/// Replaces `total_num_steps: auto` by `steps`, for a run whose length is given in epochs.
 #[must_use]
 pub fn with_total_steps(mut config: Config, steps: u64) -> Config {
     use zero_config::Scheduler::{WarmupCosineLR, WarmupDecayLR};

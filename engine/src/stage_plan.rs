@@ -1,4 +1,4 @@
-//! Who does what: the mesh of ranks, the cut of the model into pipeline stages, and the programs of all of them.
+//! The mesh of ranks, the partition of the model into pipeline stages, and the programs of all stages.
 
 use zero_config::{Config, PartitionMethod, Pipeline, PipelineSchedule};
 use zero_model::Model;
@@ -18,23 +18,24 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// Pipeline stages by replicas.
+    /// The mesh: pipeline stages × replicas.
     pub mesh: Mesh,
-    /// Which stage has which layers.
+    /// The layers of each stage.
     pub stages: Stages,
-    /// In which order a stage runs its micro-batches.
+    /// The order of micro-batches on each stage.
     pub schedule: Schedule,
-    /// Of a replica in a step.
+    /// Micro-batches per replica and step.
     pub micro_batches: usize,
-    /// By stage, how it gathers and reduces.
+    /// Options of the passes, by stage.
     pub(crate) passes: Vec<PassOptions>,
 }
 
 impl StagePlan {
-    /// For a configuration that is resolved for its number of ranks. `costs` are needed where the model is cut by time.
+    /// Plans a configuration that is resolved for its number of ranks. `costs` are required for `partition_method:
+    /// time`.
     ///
     /// # Errors
-    /// More stages than layers, or another cut that cannot be.
+    /// Fails if the model has fewer layers than stages, or cannot be cut as configured.
     pub fn new(
         config: &Config,
         settings: &Settings,
@@ -65,7 +66,7 @@ impl StagePlan {
         Ok(Self { mesh, stages, schedule, micro_batches, passes })
     }
 
-    /// The program of each stage for a training step.
+    /// Builds the program of each stage for a training step.
     pub fn training(&self, shape: &ModelShape) -> Vec<Program> {
         let of_stage = |stage| {
             let share = Share { shape, stages: &self.stages, stage };
@@ -74,54 +75,56 @@ impl StagePlan {
         (0..self.stages.count()).map(of_stage).collect()
     }
 
-    /// The program of each stage for an evaluation of so many micro-batches.
+    /// Builds the program of each stage for an evaluation of `micro_batches` micro-batches.
     pub fn evaluation(&self, shape: &ModelShape, micro_batches: usize) -> Vec<Program> {
         let of_stage =
             |stage| evaluation(&Share { shape, stages: &self.stages, stage }, micro_batches, &self.passes[stage]);
         (0..self.stages.count()).map(of_stage).collect()
     }
 
-    /// Checks the programs of all stages on all ranks.
+    /// Validates the programs of all stages together.
     ///
     /// # Errors
-    /// The first violation.
+    /// Returns the first violation.
     pub fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
         let few = self.of_two_replicas();
         Ok(validate(&few.of_all_ranks(programs), &few.world(shape))?)
     }
 
-    /// The same with at most two replicas. Those of a stage have one program, so two stand for a thousand.
+    /// Returns this plan with at most two replicas. All replicas of a stage run the same program, so two are enough to
+    /// validate any number.
     pub fn of_two_replicas(&self) -> Self {
         let ranks = self.mesh.pipe() * self.mesh.data().min(2);
         let mesh = Mesh::new(ranks, self.mesh.pipe()).unwrap_or(self.mesh);
         Self { mesh, ..self.clone() }
     }
 
-    /// Runs the programs of all stages on all ranks on a table of costs.
+    /// Simulates the programs of all ranks with a table of costs.
     ///
     /// # Errors
-    /// If the table is for another model.
+    /// Fails if the table belongs to another model.
     pub fn simulate(&self, programs: &[Program], shape: &ModelShape, costs: &Costs) -> Result<Simulation, Error> {
         let simulated = simulate(&self.of_all_ranks(programs), &self.world(shape), costs);
         simulated.map_err(|e| Error::Zero(ZeroError::Internal(e.to_string())))
     }
 
-    /// What the programs run on: with no room in the channels, so that any transport does.
+    /// Returns the world that the validator and the simulator run on. Its channels have no capacity, so a valid program
+    /// runs over any transport.
     pub fn world<'a>(&'a self, shape: &'a ModelShape) -> World<'a> {
         World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 }
     }
 
-    /// The programs of all ranks, of those of all stages.
+    /// Expands the programs of the stages to one program per rank.
     pub fn of_all_ranks(&self, programs: &[Program]) -> Vec<Program> {
         (0..self.mesh.world_size()).map(|rank| programs[self.mesh.coordinates(rank).stage].clone()).collect()
     }
 
-    /// The rank that others take from what only the last stage has: the first of its data-parallel group.
+    /// The rank that broadcasts values of the last stage: the first of that stage's data-parallel group.
     pub fn last_rank(&self) -> usize {
         self.mesh.rank(Coordinates { stage: self.stages.stage_of(self.stages.layers() - 1), replica: 0 })
     }
 
-    /// In a line, for the user: which layers each stage has, and when it gathers parameters that are sharded.
+    /// Describes in one line which layers each stage has and when it gathers sharded parameters.
     pub fn describe(&self, shape: &ModelShape) -> String {
         let all: Vec<String> = (0..self.stages.count()).map(|stage| self.layers_of(stage, shape)).collect();
         let text = format!("pipeline: {} stages, {}: {}", self.stages.count(), self.schedule, all.join(" | "));
@@ -131,7 +134,7 @@ impl StagePlan {
         }
     }
 
-    /// The names of a stage's layers, the first and the last of each chunk.
+    /// Names the first and the last layer of each chunk of a stage.
     pub fn layers_of(&self, stage: StageId, shape: &ModelShape) -> String {
         let chunks = self.stages.chunks().iter().skip(stage).step_by(self.stages.count());
         let names = chunks.map(|chunk| {
@@ -146,7 +149,7 @@ impl StagePlan {
         self.passes[stage].gather.max_reuse_distance == usize::MAX
     }
 
-    /// When sharded parameters are gathered, in words; `None` where there are none.
+    /// Describes when sharded parameters are gathered; `None` without pipeline stages or sharded parameters.
     pub fn gathering(&self, shape: &ModelShape) -> Option<String> {
         let is_sharded = |segment: &SegmentShape| segment.placements.parameters == Placement::Sharded;
         if self.stages.count() == 1 || !shape.segments.iter().any(is_sharded) {
@@ -171,7 +174,7 @@ fn schedule(schedule: PipelineSchedule) -> Schedule {
     }
 }
 
-/// Where the layers are cut.
+/// Cuts the layers into contiguous chunks, one per virtual stage.
 fn cut(
     options: &Pipeline,
     size: Size,
@@ -182,7 +185,7 @@ fn cut(
 ) -> Result<Vec<std::ops::Range<usize>>, Error> {
     let parts = size.stages * size.chunks;
     let parameters = |layer: usize| -> u64 {
-        // A tied parameter counts where it is used: each of those stages keeps it.
+        // A tied parameter counts on each stage that uses it, since each keeps a copy.
         shape.layers[layer].segments.iter().map(|&s| shape.segments[s].elements as u64).sum()
     };
     let layers = shape.layers.len();
@@ -226,7 +229,8 @@ fn cut(
     })
 }
 
-/// How a stage gathers: for each use, or once a step where that was asked for, or where it was not and there is room.
+/// Decides how a stage gathers. It gathers once per step if `keep_gathered` is true, or if that key is unset and the
+/// stage's sharded parameters fit into `max_live`. Otherwise it gathers for each use.
 fn gathers(
     options: &Pipeline,
     passes: &PassOptions,

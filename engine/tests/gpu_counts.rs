@@ -1,5 +1,5 @@
-//! What a training step asks of the driver: launches, copies, bytes, and how often the host waits, counted by the mock of the driver for models
-//! with the layers of GPT-2's. Width makes no difference to the counts, so these are narrow.
+//! Driver calls of a training step: launches, copies, bytes and host waits, counted by the mock of the driver for
+//! models with GPT-2's layers. The counts do not depend on the width, so the models are narrow.
 #![cfg(feature = "cuda")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]
@@ -49,14 +49,14 @@ impl Counts {
     }
 }
 
-/// Whether there is something to count on, and kernels that watch what they read and write.
+/// Whether the driver is the mock, and kernels record what they read and write.
 fn is_ready() -> bool {
     static READY: OnceLock<bool> = OnceLock::new();
     *READY.get_or_init(|| mock::only_the_mock() && mock::watch_kernels())
 }
 
-/// What `now` says before and after the third step of a model, from when its first micro-batch is loaded to its end, where kernels watch or do not.
-/// `None` where there are no kernels.
+/// Returns `now` at the first load and at the end of a model's third step. `watches` makes kernels record their memory
+/// accesses. `None` if this build has no kernels.
 fn third_step<T: Send>(
     model: &zoo::Gpt2Config,
     [samples, micro_batches]: [usize; 2],
@@ -64,7 +64,7 @@ fn third_step<T: Send>(
     watches: bool,
     now: impl Fn() -> T + Sync,
 ) -> Option<[T; 2]> {
-    // The counters are of the whole program.
+    // The counters are global to the process.
     static COUNTED: Mutex<()> = Mutex::new(());
     let _alone = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
     mock::set(c"mock_watches", watches.into());
@@ -91,9 +91,10 @@ fn third_step<T: Send>(
     }
 }
 
-/// All that comes between the load and the loss is put on the GPU's stream without a wait; what the host learns comes with the loss.
+/// Everything between load and loss is enqueued on the GPU's stream without a wait. The host reads results together
+/// with the loss.
 #[test]
-fn a_step_waits_at_its_end_alone() {
+fn a_step_waits_only_at_its_end() {
     if !is_ready() {
         return;
     }
@@ -107,7 +108,7 @@ fn a_step_waits_at_its_end_alone() {
             COUNTERS.iter().map(|name| format!("{} {}", &name.to_str().unwrap()[5..], counts.of(name))).collect();
         println!("{what}: {}", line.join(", "));
         let losses = micro_batches as i64;
-        // The wait for all of the step, and then a copy of each loss: nothing else comes down, and nothing is waited for before.
+        // One wait for the whole step, then one copy per loss. Nothing else is copied to the host or waited for.
         let waits = [c"mock_waits", c"mock_waits_stream", c"mock_waits_copy"].map(|name| counts.of(name));
         assert_eq!(waits, [1 + losses, 1, losses], "{what}");
         assert_eq!(
@@ -115,15 +116,17 @@ fn a_step_waits_at_its_end_alone() {
             [losses, 4 * losses],
             "{what}"
         );
-        // What goes up is tokens and positions, however many layers there are.
+        // Only tokens and positions are copied to the GPU, for any number of layers.
         assert!(counts.of(c"mock_copies_up") <= 5 * losses && counts.of(c"mock_bytes_up") <= 384 * losses, "{what}");
-        // The norm and the update are 7 launches for the 148 parameters of 12 layers, 18 for the 580 of 48.
+        // Norm and update take 7 launches for the 148 parameters of 12 layers, and 18 for the 580 parameters of 48
+        // layers.
         let most = losses * (21 * layers as i64 + 26) + 20;
         assert!(counts.of(c"mock_launches") <= most, "{what}: more than {most} launches");
     }
 }
 
-/// Of each kernel of ours, and of products, fills and copies: how many there were, and bytes that were read, written and accessed.
+/// For each of our kernels, and for products, fills and copies: number of calls, bytes read, bytes written, bytes
+/// accessed.
 type Traffic = BTreeMap<String, [i64; 4]>;
 
 fn traffic() -> Traffic {
@@ -138,8 +141,9 @@ fn traffic() -> Traffic {
     all
 }
 
-/// What a block of GPT-2 launches, by the beginnings of names, and what that reads and writes in a step: in activations, each of which is a number of
-/// 16 bits for each token and column. A fraction is of f32: two numbers for each row of attention's one head of 64, and partial sums of 64 rows.
+/// Kernels that a GPT-2 block launches, by name prefix, and the memory that they read and write in a step. The unit is
+/// one activation tensor: one 16-bit number per token and column. Fractions come from f32 values: two numbers per row
+/// of attention's single head of width 64, and partial sums over 64 rows.
 const MOVED: [(&str, &[&str], f64); 5] = [
     ("norms, with the first sum of the residual connection", &["layer_norm", "norm_sums"], 16.0),
     ("the second sum", &["add_bf16"], 3.0),
@@ -148,14 +152,15 @@ const MOVED: [(&str, &[&str], f64); 5] = [
     ("products", &["products"], 56.0),
 ];
 
-/// What the activations of a layer move through the GPU's memory: what a step moves more for one layer more, and of that what it moves more for
-/// one token more. What the parameters of a layer move is not in it.
+/// Measures the traffic of one layer's activations through GPU memory as a difference of differences: the additional
+/// traffic of one more layer, and of that the part that grows with the number of tokens. Traffic of the layer's
+/// parameters cancels.
 #[test]
-fn a_layer_moves_few_bytes() {
+fn traffic_of_a_layer_matches_the_expected_bytes() {
     if !is_ready() {
         return;
     }
-    // Heads of the usual size; tokens that fill the blocks of kernels.
+    // Heads of the usual width, and enough tokens to fill the blocks of kernels.
     let width = 64;
     let model = zoo::Gpt2Config { n_embd: width, n_head: 1, n_inner: None, ..gpt2_config() };
     let step = |layers, samples| -> Option<Traffic> {

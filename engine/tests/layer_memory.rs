@@ -1,6 +1,6 @@
-//! What a layer is said to take in memory against what it takes, counted by the program's allocator.
+//! Compares the memory that a dry run plans for each layer with the bytes that the program's allocator counts.
 //!
-//! One test, alone in its program: what another one allocated meanwhile would be counted too.
+//! This is the only test of its program, since allocations of a parallel test would be counted too.
 
 use std::alloc::System;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use zero_model::{Activations, Layers, Model, Pass, backward_from, hand_on, ops, 
 #[global_allocator]
 static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
 
-/// A plan is never below what is measured, and above it by no more than a hundredth and this.
+/// A plan must be at least the measurement, and at most 1 % plus this many bytes above it.
 const SLACK: u64 = 16 * 1024;
 
 #[derive(Debug, Default)]
@@ -32,19 +32,20 @@ impl Comparison {
         if planned < measured {
             self.too_low.push(line);
         } else if planned > measured + measured / 100 + SLACK && ops::threads() == 1 {
-            // Of several threads the most that all have at once is planned, and whether they have is up to who runs when.
+            // With several threads, the plan assumes that all threads hold their peak at once, which depends on
+            // scheduling.
             self.too_high.push(line);
         }
     }
 }
 
-/// Measures `run`: its result, the most that was allocated beyond what there was before, and what is afterwards.
+/// Runs `run`. Returns its result, the peak of additional bytes, and the additional bytes at the end.
 fn measured<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, u64, u64)> {
     let before = heap::now();
     heap::reset_peak();
     let result = run()?;
     let peak = heap::peak() - before;
-    // What is freed in excess does not come up here: it is left out of `run`.
+    // Callers drop earlier values outside of `run`, so the difference is what `run` leaves allocated.
     Ok((result, peak as u64, heap::now().saturating_sub(before) as u64))
 }
 
@@ -56,7 +57,7 @@ struct Case {
     batch: (Tensor, Tensor),
 }
 
-/// A model's own forward and backward, as the engine runs them: between layers the graph is cut.
+/// A model's forward and backward, layer by layer as in the engine, with the graph cut between layers.
 struct Run<'a> {
     name: &'a str,
     model: &'a Model,
@@ -68,7 +69,8 @@ impl Run<'_> {
         Pass { training: true, seed: 1, step: 1, sample: 0, layer: layer as u32 }
     }
 
-    /// Places for the gradients of a layer's parameters; of those that a later layer uses too, something is there.
+    /// Creates gradient buffers for a layer's parameters. Buffers of parameters that a later layer uses too count as
+    /// written.
     fn sink(&self, layer: usize) -> Gradients {
         let mut sink = Gradients::default();
         for &id in self.model.layers()[layer].uses() {
@@ -84,7 +86,7 @@ impl Run<'_> {
         x.tensors().iter().map(|x| Form::new(x.shape(), x.dtype())).collect()
     }
 
-    fn step(&mut self, (inputs, targets): &(Tensor, Tensor), put_off: bool) -> Result<()> {
+    fn step(&mut self, (inputs, targets): &(Tensor, Tensor), defers: bool) -> Result<()> {
         let last = self.model.layers().len() - 1;
         let mut flow = Activations::from(inputs.clone());
         let mut saved = vec![];
@@ -105,12 +107,12 @@ impl Run<'_> {
         }
         let mut upstream = self.loss(flow, targets)?;
         for (layer, (memory, leaves, outputs)) in saved.into_iter().enumerate().rev() {
-            upstream = self.backward(layer, &memory, leaves, outputs, upstream, put_off)?;
+            upstream = self.backward(layer, &memory, leaves, outputs, upstream, defers)?;
         }
         Ok(())
     }
 
-    /// An evaluation, which keeps nothing.
+    /// Runs an evaluation, which keeps nothing.
     fn evaluate(&mut self, (inputs, targets): &(Tensor, Tensor)) -> Result<()> {
         let (model, last) = (self.model, self.model.layers().len() - 1);
         let pass = |layer| Pass { training: false, ..Self::pass(layer) };
@@ -159,28 +161,32 @@ impl Run<'_> {
         leaves: Vec<Tensor>,
         outputs: Activations,
         upstream: Vec<Tensor>,
-        put_off: bool,
+        defers: bool,
     ) -> Result<Vec<Tensor>> {
         let built = &self.model.layers()[layer];
         let name = format!("{}, {}, backward", self.name, built.name());
         let sink = self.sink(layer);
         let seeds: Vec<(Tensor, Tensor)> = outputs.tensors().iter().cloned().zip(upstream).collect();
         drop(outputs);
-        if put_off && built.splits() {
+        if defers && built.splits() {
             let uses = built.uses().iter().map(|&id| self.model.parameters()[id].leaf().id());
             let later = DeferredGradients::new(uses);
             let ((later, given), peak, _) = measured(|| {
                 let (later, given) = later.capture(|| gradients(&seeds, &leaves));
                 Ok((later, given?))
             })?;
-            self.comparison.compare(&format!("{name}, put off"), memory.deferred_peak, peak);
+            self.comparison.compare(&format!("{name}, deferring gradients"), memory.deferred_peak, peak);
             drop((seeds, leaves));
             let with = heap::now();
             heap::reset_peak();
             let mut sink = sink;
             later.flush(&mut sink)?;
-            assert_eq!(heap::peak(), with, "{name}: making gradients up takes more");
-            self.comparison.compare(&format!("{name}, what is put off"), memory.deferred, (with - heap::now()) as u64);
+            assert_eq!(heap::peak(), with, "{name}: computing deferred gradients allocates more");
+            self.comparison.compare(
+                &format!("{name}, deferred gradients"),
+                memory.deferred,
+                (with - heap::now()) as u64,
+            );
             return Ok(given);
         }
         let ((given, sink), peak, _) = measured(|| {
@@ -193,7 +199,7 @@ impl Run<'_> {
     }
 }
 
-/// A layer's inputs, and those of them that are leaves.
+/// Returns a layer's inputs, and separately the leaves among them.
 fn cut(incoming: &Activations, layer: usize) -> (Activations, Vec<Tensor>) {
     if layer == 0 {
         return (incoming.clone(), vec![]);
@@ -314,7 +320,7 @@ fn llama_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Makes the room that threads keep, so that no figure has it.
+/// Allocates the buffers that threads keep, so that they are in no measurement.
 fn make_rooms(threads: usize) -> Result<()> {
     let before = heap::now();
     ops::set_threads(threads);
@@ -324,7 +330,7 @@ fn make_rooms(threads: usize) -> Result<()> {
     };
     let rooms = || (heap::now() - before) as u64 / room_of_a_thread();
     let started = Instant::now();
-    // Where the machine is busy, one thread may have done another one's part before that came to it.
+    // On a busy machine, one thread may run another thread's part before that thread starts.
     while rooms() < threads as u64 && started.elapsed() < Duration::from_secs(60) {
         multiply()?;
         std::thread::yield_now();
@@ -352,7 +358,7 @@ fn mlp_cases() -> Result<Vec<Case>> {
 }
 
 #[test]
-fn a_layer_takes_what_is_planned() -> Result<()> {
+fn layer_memory_matches_the_plan() -> Result<()> {
     make_rooms(2)?;
     let mut cases = gpt2_cases()?;
     cases.extend(llama_cases()?);
@@ -362,10 +368,10 @@ fn a_layer_takes_what_is_planned() -> Result<()> {
         fill(&model)?;
         for threads in [1, 2] {
             ops::set_threads(threads);
-            for put_off in [false, true] {
+            for defers in [false, true] {
                 let name = format!("{name}, {threads} threads");
                 let mut run = Run { name: &name, model: &model, comparison: Comparison::default() };
-                run.step(&batch, put_off)?;
+                run.step(&batch, defers)?;
                 run.evaluate(&batch)?;
                 let Comparison { too_low, too_high } = run.comparison;
                 assert!(too_low.is_empty() && too_high.is_empty(), "too low: {too_low:#?}, too high: {too_high:#?}");

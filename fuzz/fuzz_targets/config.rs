@@ -1,4 +1,5 @@
-//! A `ds.yaml`, with overrides behind it, a zero byte between them: a configuration that runs again as it is, or errors.
+//! Loads a `ds.yaml` with overrides, separated by zero bytes. The result is either a configuration that round-trips
+//! through YAML, or errors.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

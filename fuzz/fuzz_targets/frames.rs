@@ -1,4 +1,4 @@
-//! What a peer can send; the first byte of the input says as what.
+//! Parses messages of a peer. The first byte of the input selects the kind of message.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

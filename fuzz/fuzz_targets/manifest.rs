@@ -1,4 +1,4 @@
-//! `manifest.json` of a checkpoint.
+//! Parses the `manifest.json` of a checkpoint.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The header of a safetensors file.
+//! Parses the header of a safetensors file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

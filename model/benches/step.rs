@@ -1,9 +1,9 @@
-//! Where a GPT step goes: forward and backward of the 10.8M GPT (6 layers of 384, sequence 256, batch 8, vocabulary
-//! 8192, tied), with gradients in a sink, and each of its operations alone at its shape.
+//! Profiles a GPT step: forward and backward of the 10.8M GPT (6 layers of width 384, sequence length 256, batch 8,
+//! vocabulary 8192, tied), with gradients in a sink, and each of its operations alone at the same shapes.
 //!
-//! `cargo bench -p zero-model --bench step`; the number of threads is ZERO_THREADS (default 1). With glibc, set
-//! MALLOC_TRIM_THRESHOLD_=4294967296 and MALLOC_MMAP_THRESHOLD_=4294967296 as the engine does, or page faults are
-//! measured.
+//! Run `cargo bench -p zero-model --bench step`. `ZERO_THREADS` sets the number of threads (default 1). With glibc, set
+//! `MALLOC_TRIM_THRESHOLD_=4294967296` and `MALLOC_MMAP_THRESHOLD_=4294967296` as the engine does. Otherwise the
+//! benchmark measures page faults.
 
 use candle_core::{CpuStorage, DType, Device, Result, Tensor, Var};
 use candle_nn::Module;
@@ -31,7 +31,7 @@ fn tokens() -> Tensor {
     Tensor::from_vec(ids, (BATCH, TIME), &Device::Cpu).expect("a tensor")
 }
 
-/// Forward and backward; the gradients land in `buffer`.
+/// Runs forward and backward. Gradients are written to `buffer`.
 fn step(model: &Model, ids: &Tensor, buffer: Vec<f32>) -> Result<(f32, Vec<f32>)> {
     let pass = |layer| Pass { training: true, seed: 1, step: 1, sample: 0, layer };
     let body = &model.layers()[..model.layers().len() - 1];
@@ -83,14 +83,14 @@ fn gpt(c: &mut Criterion) {
     });
 }
 
-/// Times forward alone and forward with backward of one operation.
+/// Times the forward and the backward of one operation separately.
 fn operation(c: &mut Criterion, name: &str, shapes: &[&[usize]], op: impl Fn(&[Tensor]) -> Result<Tensor>) {
     let vars: Vec<Var> = shapes.iter().map(|s| Var::from_tensor(&normal(s)).expect("a variable")).collect();
     let leaves: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();
     c.bench_function(&format!("{name} forward"), |b| b.iter(|| op(&leaves).expect("a result")));
     let y = op(&leaves).expect("a result");
     let upstream = normal(y.dims());
-    // The graph is kept, so this is the backward alone.
+    // The graph is reused, so this times only the backward.
     c.bench_function(&format!("{name} backward"), |b| {
         b.iter(|| zero_model::backward_from(&[(y.clone(), upstream.clone())]).expect("gradients"));
     });

@@ -1,17 +1,18 @@
-//! Cutting candle's graph between two layers.
+//! Cuts candle's graph between two layers.
 
 use crate::layers::Activations;
 use candle_core::op::BackpropOp;
 use candle_core::{Result, Tensor};
 use zero_ops::graph::take_values;
 
-/// What the next layer takes of a layer's outputs, cut off from their graph.
+/// Detaches a layer's outputs from their graph, for the next layer.
 ///
-/// The only output of a block of this crate becomes a leaf at once: its values are moved there, since the block's backward
-/// does not need them. Others share their values with what is returned.
+/// If the layer is a block of this crate with a single output, that output becomes an autograd leaf without a copy: the
+/// block's backward does not need the values, so they are moved. Other outputs share their values with the returned
+/// tensors.
 ///
 /// # Errors
-/// If candle cannot reach the storage.
+/// Fails if candle cannot access the storage.
 pub fn hand_on(outputs: &Activations) -> Result<Activations> {
     if let [output] = outputs.tensors()
         && let Some(values) = take_values(output)?

@@ -1,9 +1,9 @@
-//! Layers, removable parameters and a model zoo for candle.
+//! Layers, parameters with removable storage, and a model zoo for candle.
 //!
-//! A model is a list of named [`Layers`]. Building one allocates nothing: every parameter is an
-//! empty leaf of the right shape ([`Parameter`]) whose storage comes and goes while the engine
-//! gathers and releases it. Gradients of parameters do not travel through candle's `GradStore` where
-//! an operation of [`ops`] made them; they land in the caller's buffer ([`sink`]).
+//! A model is a list of named [`Layers`]. Building a model allocates no parameters: each [`Parameter`] is an autograd
+//! leaf with a shape, and the engine fills its storage when it gathers the parameter and removes it on release.
+//! Operations of [`ops`] write gradients of parameters into the caller's buffers ([`sink`]) instead of candle's
+//! `GradStore`.
 
 mod hand_on;
 pub mod layers;

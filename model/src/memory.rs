@@ -1,23 +1,26 @@
-//! What a layer takes in memory, known before it runs.
+//! Computes the memory of a layer before it runs.
 //!
-//! The layer runs its own code on tensors without values (`ops/hollow.rs`), so a figure is what will be allocated, to within
-//! bookkeeping, for which 4 KiB are set down. It takes microseconds and no memory worth the name, whatever the sizes. Figures
-//! hold for the number of threads that [`set_threads`](zero_ops::set_threads) has set, all of which may be at work at a time.
+//! The layer's own code runs on meta tensors, which have no values (`ops/src/meta/mod.rs`), so each figure equals the
+//! bytes that will be allocated, up to 4 KiB of bookkeeping. A dry run takes microseconds and allocates almost nothing,
+//! for any size. Figures hold for the number of threads set by [`set_threads`](zero_ops::set_threads) and assume that
+//! all of them work at the same time.
 //!
 //! # How the figures add up
 //!
-//! Not in them are parameters and the buffers that their gradients go to. The inputs of a layer are *leaves*, kept until its
-//! backward is done; its outputs are the next layer's ([`hand_on`](crate::hand_on)):
+//! The figures exclude parameters and the buffers of their gradients. The inputs of a layer are *leaves*, which are
+//! kept until its backward ends. Its outputs are the next layer's leaves ([`hand_on`](crate::hand_on)). Changes
+//! relative to the bytes before each pass:
 //!
-//! | | at most | afterwards |
+//! | | peak | afterwards |
 //! |---|---|---|
 //! | forward | `+ forward_peak` | `+ kept + outputs` |
 //! | backward | `+ backward_peak` | `− leaves − kept − the outputs' gradients + input_gradients` |
 //!
-//! The model's own inputs are no leaves. Those of a layer behind one that cannot be known are copied first. Where the gradients of weights are deferred,
-//! the backward has `deferred_peak` instead, and afterwards `deferred` bytes stay until they are made, which takes no more.
-//! The last layer's forward is a part of its backward: [`LossMemory`]. Besides, every thread that multiplies keeps
-//! [`room_of_a_thread`].
+//! The model's own inputs are not leaves. If a layer has no dry run, the next layer's inputs are copied first. If
+//! weight gradients are deferred, the backward's peak is `deferred_peak`, and `deferred` bytes stay allocated until
+//! these gradients are computed, which allocates nothing more. The last layer's forward runs as part of its backward:
+//! see [`LossMemory`]. In addition, every thread that computes matrix products keeps a buffer of [`room_of_a_thread`]
+//! bytes.
 
 use std::collections::HashSet;
 use zero_ops::Pass;
@@ -31,25 +34,25 @@ use zero_ops::backward_from;
 use zero_ops::meta;
 use zero_ops::sink;
 
-/// More than a layer's graph takes, its tensors aside.
+/// Upper bound on the bytes of a layer's graph, without its tensors.
 const BOOKKEEPING: u64 = 4096;
 
-/// A tensor as far as its memory goes.
+/// Shape and dtype of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// Its shape.
+    /// The shape.
     pub shape: Shape,
-    /// What its elements are.
+    /// The dtype.
     pub dtype: DType,
 }
 
 impl Form {
-    /// A tensor of this shape and dtype.
+    /// Creates the form of a tensor.
     pub fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
         Self { shape: shape.into(), dtype }
     }
 
-    /// Bytes of its values.
+    /// Bytes of the tensor's values.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.shape.elem_count() as u64).saturating_mul(self.dtype.size_in_bytes() as u64)
@@ -60,58 +63,60 @@ impl Form {
     }
 }
 
-/// What a layer takes in a training step.
+/// Memory of a layer in a training step, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerMemory {
-    /// What the layer gives, and the next one's inputs.
+    /// The layer's outputs, which are the next layer's inputs.
     pub outputs: Vec<Form>,
-    /// Inputs that are kept until after the backward.
+    /// Bytes of the inputs that are kept until the backward ends.
     pub leaves: u64,
-    /// What stays after the forward until the backward, beyond leaves and outputs.
+    /// Bytes kept from the forward until the backward, in addition to leaves and outputs.
     pub kept: u64,
-    /// The most during the forward beyond what there was before. The outputs are in it.
+    /// Peak of the forward, relative to the bytes before it. Includes the outputs.
     pub forward_peak: u64,
-    /// The most during the backward beyond what there was before it, the gradients of the outputs included.
+    /// Peak of the backward, relative to the bytes before it. The gradients of the outputs are part of those bytes.
     pub backward_peak: u64,
-    /// The gradients of the inputs, which the backward leaves.
+    /// Bytes of the gradients of the inputs, which remain after the backward.
     pub input_gradients: u64,
-    /// [`LayerMemory::backward_peak`] of a backward that puts the gradients of the weights off.
+    /// Like [`LayerMemory::backward_peak`], for a backward that defers the weight gradients.
     pub deferred_peak: u64,
-    /// What such a backward leaves behind it, beyond the gradients of the inputs, until those of the weights are made.
+    /// Bytes that such a backward leaves until the weight gradients are computed, in addition to the gradients of the
+    /// inputs.
     pub deferred: u64,
 }
 
-/// What the last layer and the loss take: forward and backward in one.
+/// Memory of the last layer and the loss, forward and backward together, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LossMemory {
-    /// Inputs, which are there before and gone afterwards.
+    /// Bytes of the inputs, which are freed at the end.
     pub leaves: u64,
-    /// The most beyond what there was before.
+    /// Peak, relative to the bytes before.
     pub peak: u64,
-    /// The gradients of the inputs, which stay.
+    /// Bytes of the gradients of the inputs, which remain.
     pub input_gradients: u64,
 }
 
-/// What a layer takes in an evaluation.
+/// Memory of a layer in an evaluation, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvaluationMemory {
-    /// What the layer gives.
+    /// The layer's outputs.
     pub outputs: Vec<Form>,
-    /// The most beyond what there was before. The outputs are in it.
+    /// Peak, relative to the bytes before. Includes the outputs.
     pub peak: u64,
 }
 
-/// Runs `run`, in which figures are those of layers on a GPU: those of the processor, and what cuBLASLt takes for a product.
+/// Calls `run` with figures for layers on a GPU: those of the CPU, plus cuBLASLt's workspace for each product that
+/// needs one.
 pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
     meta::on_gpu(run)
 }
 
 impl Model {
-    /// What layer `layer`, not the last one, takes in a training step.
+    /// Computes the memory of layer `layer` in a training step. The layer must not be the last one.
     ///
     /// # Errors
-    /// If the forms do not fit, or it cannot be known because the layer computes otherwise than by the operations and blocks of
-    /// this crate: then it can only be measured.
+    /// Fails if the inputs do not fit the layer, or the layer uses operations other than those of this project, which
+    /// have no dry run. The memory of such a layer can only be measured.
     pub fn layer_memory(&self, layer: usize, inputs: &[Form]) -> Result<LayerMemory> {
         let built = self.layer(layer)?;
         let memory = self.step(layer, built, inputs, false)?;
@@ -155,12 +160,12 @@ impl Model {
         })
     }
 
-    /// What the last layer and the loss take in a training step.
+    /// Computes the memory of the last layer and the loss in a training step.
     ///
     /// # Errors
-    /// As [`Model::layer_memory`]; also where the loss is no [`Head`](crate::Head)'s.
+    /// As [`Model::layer_memory`]. Also fails if the loss is not computed by a [`Head`](crate::Head).
     pub fn loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<LossMemory> {
-        let layer = self.layers().len() - 1; // no model is without
+        let layer = self.layers().len() - 1; // a model has at least one layer
         meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
             let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
@@ -173,7 +178,7 @@ impl Model {
         })
     }
 
-    /// What a layer takes in an evaluation.
+    /// Computes the memory of a layer in an evaluation.
     ///
     /// # Errors
     /// As [`Model::layer_memory`].
@@ -187,7 +192,8 @@ impl Model {
         })
     }
 
-    /// What the last layer and the loss take at most in an evaluation. Nothing of it stays.
+    /// Computes the peak of the last layer and the loss in an evaluation, in bytes. Nothing remains allocated
+    /// afterwards.
     ///
     /// # Errors
     /// As [`Model::loss_memory`].
@@ -208,19 +214,19 @@ impl Model {
         }
     }
 
-    /// The parameters of a layer whose gradient a later one's backward has begun.
+    /// Returns the parameters of a layer to whose gradients the backward of a later layer has already added.
     fn written_before(&self, layer: usize) -> HashSet<TensorId> {
         let uses = self.layers()[layer].uses().iter().filter(|&&parameter| self.last_user(parameter) > layer);
         uses.map(|&parameter| self.parameters()[parameter].leaf().id()).collect()
     }
 }
 
-/// Dropout's masks depend on more than this, what they take does not.
+/// A dropout mask depends on all fields of a pass, but its size does not.
 fn pass(layer: usize, training: bool) -> Pass {
     Pass { training, seed: 0, step: 1, sample: 0, layer: layer as u32 }
 }
 
-/// A layer's inputs, and those of them that gradients are wanted for.
+/// Returns a layer's inputs, and separately those that need gradients.
 fn leaves(layer: usize, forms: &[Form]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
     let wanted = |form: &Form| layer > 0 && form.dtype.is_float();
     let input = |form: &Form| meta::leaf(&form.shape, form.dtype, wanted(form));

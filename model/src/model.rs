@@ -12,27 +12,27 @@ use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
 use zero_ops::graph::untracked;
 
-/// Why a model could not be built.
+/// An error of building a model.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A layer's constructor failed.
     #[error("layer `{layer}` cannot be built: {source}")]
     Layer {
-        /// Its name.
+        /// The layer's name.
         layer: String,
-        /// What it said.
+        /// The constructor's error.
         source: candle_core::Error,
     },
-    /// A list without layers.
+    /// The list of layers is empty.
     #[error("the model has no layers")]
     NoLayers,
-    /// No loss was given.
+    /// The model has neither a loss nor a head.
     #[error("the model has no loss; end it with `.loss(…)` or a `.head(…)`")]
     NoLoss,
-    /// Two layers have one name.
+    /// Two layers have the same name.
     #[error("two layers are named `{0}`")]
     DuplicateLayer(String),
-    /// A tie names a parameter that no layer asks for.
+    /// A tie names a parameter that no layer uses.
     #[error("`{owner}` is tied to `{user}`, which no layer has")]
     UnusedTie {
         /// The owner's name.
@@ -40,7 +40,7 @@ pub enum BuildError {
         /// The missing user's name.
         user: String,
     },
-    /// A parameter with no elements.
+    /// A parameter has no elements.
     #[error("parameter `{0}` has no elements")]
     Empty(String),
 }
@@ -54,35 +54,36 @@ pub struct BuiltLayer {
 }
 
 impl BuiltLayer {
-    /// Its name.
+    /// The layer's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Every parameter it needs, its own and tied ones, in the order in which it asked for them.
+    /// All parameters that the layer uses, its own and tied ones, in the order in which it requested them.
     #[must_use]
     pub fn uses(&self) -> &[ParameterId] {
         &self.uses
     }
 
-    /// Those of them that its backward reads: all but what was asked for inside of [`forward_only`](zero_ops::forward_only). Of the last
-    /// layer all: its forward is a part of its backward.
+    /// The parameters that the layer's backward reads: all except those requested within
+    /// [`forward_only`](zero_ops::forward_only). The last layer reads all, since its forward runs as part of its
+    /// backward.
     #[must_use]
     pub fn read_backward(&self) -> &[ParameterId] {
         &self.read_backward
     }
 
-    /// Whether the gradients of its weights can be deferred.
+    /// Whether the layer can defer its weight gradients.
     #[must_use]
     pub fn splits(&self) -> bool {
         self.module.splits()
     }
 
-    /// Runs it. In an evaluation our own operations keep nothing for a backward.
+    /// Runs the layer. In an evaluation, operations of this project save nothing for a backward.
     ///
     /// # Errors
-    /// What the module says, with the layer's name.
+    /// Returns the module's error, with the layer's name added.
     pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let run = || self.module.run(x, pass);
         if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
@@ -99,25 +100,25 @@ impl std::fmt::Debug for BuiltLayer {
     }
 }
 
-/// Where the loss comes from.
+/// How the model computes its loss.
 enum Ending {
     Loss(Loss),
     Head(Arc<dyn Head>),
 }
 
-/// A built model. Its parameters are released until somebody fills them.
+/// A built model. Its parameters are released until they are filled.
 pub struct Model {
     layers: Vec<BuiltLayer>,
     parameters: Vec<Parameter>,
     buffers: Vec<ModuleBuffer>,
-    /// For each parameter the last layer that uses it.
+    /// For each parameter, the last layer that uses it.
     last_users: Vec<usize>,
     ending: Ending,
     device: Device,
 }
 
 impl Model {
-    /// Where it computes.
+    /// The device that the model computes on.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -129,7 +130,7 @@ impl Model {
         &self.layers
     }
 
-    /// Parameters in the order of construction; a tied one is there once, under its owner's name.
+    /// Parameters in the order of construction. A tied parameter occurs once, under its owner's name.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
@@ -151,15 +152,15 @@ impl Model {
         self.parameters.iter().map(Parameter::elements).sum()
     }
 
-    /// Runs the last layer, on its input `x`, and the loss: a scalar.
+    /// Runs the last layer on its input `x`, and the loss. Returns a scalar.
     ///
-    /// `gradient` is what the loss's gradient will be in the backward: a [`Head`] makes the gradients along with the loss.
-    /// Inside of [`zero_ops::sink::Gradients::capture`] they go to their places at once.
+    /// `gradient` is the gradient of the loss in the coming backward, since a [`Head`] computes gradients together with
+    /// the loss. Within [`zero_ops::sink::Gradients::capture`] they are written to their buffers immediately.
     ///
     /// # Errors
-    /// What the layer or the loss function says, or if the result is not a scalar.
+    /// Returns errors of the layer and of the loss function. Fails if the result is not a scalar.
     pub fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor> {
-        let last = &self.layers[self.layers.len() - 1]; // `build` refuses a model without layers
+        let last = &self.layers[self.layers.len() - 1]; // `build` rejects a model without layers
         let loss = match &self.ending {
             Ending::Loss(loss) => loss(&last.run(x, pass)?, targets).map_err(|e| e.context("in the loss"))?,
             Ending::Head(head) => {
@@ -170,7 +171,7 @@ impl Model {
         if loss.elem_count() != 1 {
             candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
         }
-        // A reshape, even to the same shape, would hide a head's region from its backward.
+        // Skip the reshape of a scalar: it would hide a head's fused block from the backward.
         if loss.rank() == 0 { Ok(loss) } else { loss.reshape(()) }
     }
 }
@@ -182,7 +183,8 @@ impl std::fmt::Debug for Model {
 }
 
 impl Layers {
-    /// Builds the model in no memory: every parameter is a released leaf of the working dtype (f32, bf16 or f16).
+    /// Builds the model without allocating parameters: each one is a released leaf of the working dtype (f32, bf16 or
+    /// f16).
     ///
     /// # Errors
     /// See [`BuildError`].
@@ -190,7 +192,7 @@ impl Layers {
         self.build_on(dtype, &Device::Cpu)
     }
 
-    /// [`Layers::build`] for a device, on which the values of parameters will be.
+    /// Like [`Layers::build`], for parameters on `device`.
     ///
     /// # Errors
     /// See [`BuildError`].
@@ -240,7 +242,7 @@ impl Layers {
             .zip(record.uses)
             .enumerate()
             .map(|(layer, ((name, (module, _)), uses))| {
-                // The last layer's forward is a part of its backward.
+                // The last layer's forward runs as part of its backward, which therefore reads all of its parameters.
                 let read = uses.iter().filter(|used| used.in_backward || layer == last);
                 let read_backward = read.map(|used| used.parameter).collect();
                 BuiltLayer { name, module, uses: uses.iter().map(|used| used.parameter).collect(), read_backward }

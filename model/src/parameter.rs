@@ -1,16 +1,16 @@
-//! A parameter: a candle autograd leaf whose storage comes and goes.
+//! A parameter: a candle autograd leaf whose storage can be removed and restored.
 //!
-//! While *released* a leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle
-//! operation refuses with an error; an empty `f32` vector would be read out of bounds by `matmul`.
-//! While *gathered* it holds the full values. The swap happens behind the leaf's `Arc`, so a module
-//! is built once, and a graph saved before a release backpropagates after the next gather.
+//! A *released* leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle operation rejects
+//! with an error. (`matmul` would read an empty `f32` vector out of bounds.) A *gathered* leaf holds the full values.
+//! The storage is swapped behind the leaf's `Arc`, so a module is built only once, and a graph that was saved before a
+//! release can run its backward after the next gather.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, op::BackpropOp};
 use candle_nn::Init;
 use zero_ops::graph::storage::{nothing, swap, take};
 
-/// Index of a parameter in its model: the order of construction, the same on every rank.
+/// Index of a parameter in its model: the order of construction, which is the same on every rank.
 pub type ParameterId = usize;
 
 /// One parameter of a model.
@@ -48,7 +48,7 @@ impl Parameter {
         &self.name
     }
 
-    /// Shape; never changes, also while released.
+    /// Shape, which stays the same when the parameter is released.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
@@ -66,7 +66,7 @@ impl Parameter {
         self.dtype
     }
 
-    /// How the module that asked for it wants it initialised.
+    /// The initialization that the module requested.
     #[must_use]
     pub fn init(&self) -> Init {
         self.init
@@ -84,10 +84,11 @@ impl Parameter {
         &self.leaf
     }
 
-    /// Gives the leaf its full values; what it held before is returned. On a GPU it gets a copy of them, and they are returned themselves.
+    /// Fills the leaf with the parameter's full values and returns its previous storage. On a GPU, copies the values
+    /// there and returns `values` itself.
     ///
     /// # Errors
-    /// If the values have another dtype or length than the parameter, or the memory of a GPU does not suffice.
+    /// Fails if the values have another dtype or length than the parameter, or GPU memory is exhausted.
     pub fn fill(&self, values: CpuStorage) -> Result<CpuStorage> {
         let (dtype, len) = match &values {
             CpuStorage::F32(v) => (DType::F32, v.len()),
@@ -110,10 +111,11 @@ impl Parameter {
         on_host(swap(&self.leaf, Storage::Cpu(values))?)
     }
 
-    /// Gives the leaf its full values, which are on its device; what it held before is returned.
+    /// Fills the leaf with the parameter's full values, which are already on its device, and returns its previous
+    /// storage.
     ///
     /// # Errors
-    /// If they are on another device, or of another dtype than the parameter.
+    /// Fails if the values are on another device or have another dtype than the parameter.
     pub fn put(&self, values: Storage) -> Result<Storage> {
         match values {
             Storage::Cpu(values) => self.fill(values).map(Storage::Cpu),
@@ -122,26 +124,28 @@ impl Parameter {
         }
     }
 
-    /// Takes the values out of the leaf, wherever they are; until the next [`Parameter::put`] every use of it is an error.
+    /// Removes the values from the leaf and returns them, on whichever device they are. Until the next
+    /// [`Parameter::put`], operations on the leaf fail.
     ///
     /// # Errors
-    /// If candle cannot reach the storage.
+    /// Fails if candle cannot access the storage.
     pub fn take(&self) -> Result<Storage> {
         take(&self.leaf)
     }
 
-    /// Takes the values out of the leaf; until the next [`Parameter::fill`] every use of it is an error. Those on a GPU are gone.
+    /// Removes the values from the leaf and returns them. Until the next [`Parameter::fill`], operations on the leaf
+    /// fail. Values on a GPU are dropped, and an empty storage is returned.
     ///
     /// # Errors
-    /// If candle cannot reach the storage.
+    /// Fails if candle cannot access the storage.
     pub fn release(&self) -> Result<CpuStorage> {
         on_host(take(&self.leaf)?)
     }
 
-    /// Changes the values: in place, or those on a GPU in a copy on the host, which then takes their place.
+    /// Changes the values: in place on the CPU; on a GPU in a host copy, which is then uploaded.
     ///
     /// # Errors
-    /// What `change` returns, or the driver of a GPU.
+    /// Returns errors of `change` and of the GPU's driver.
     pub fn update(&self, change: impl FnOnce(&mut CpuStorage) -> Result<()>) -> Result<()> {
         if self.is_on_gpu() {
             let mut values = self.read(|values| Ok(values.clone()))?;
@@ -154,10 +158,10 @@ impl Parameter {
         result
     }
 
-    /// Reads the values; of those on a GPU a copy, when all is done that came before.
+    /// Reads the values. On a GPU, waits for preceding operations and reads a host copy.
     ///
     /// # Errors
-    /// What `read` returns, or the driver of a GPU.
+    /// Returns errors of `read` and of the GPU's driver.
     pub fn read<T>(&self, read: impl FnOnce(&CpuStorage) -> Result<T>) -> Result<T> {
         let (storage, _) = self.leaf.storage_and_layout();
         match &*storage {
@@ -167,14 +171,14 @@ impl Parameter {
         }
     }
 
-    /// Whether the values are in the memory of a GPU.
+    /// Whether the values are in GPU memory.
     #[must_use]
     pub fn is_on_gpu(&self) -> bool {
         self.leaf.device().is_cuda()
     }
 }
 
-/// What was taken out of a leaf, as far as the host has it.
+/// Returns a storage if it is on the host, and otherwise an empty one.
 fn on_host(storage: Storage) -> Result<CpuStorage> {
     match storage {
         Storage::Cpu(values) => Ok(values),
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_parameter_is_refused_by_every_operation() {
+    fn operations_on_a_released_parameter_fail() {
         let p = parameter(vec![1.0; 4]);
         p.release().unwrap();
         let x = Tensor::ones((2, 2), DType::F32, &candle_core::Device::Cpu).unwrap();
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_refused() {
+    fn values_of_another_length_or_dtype_are_rejected() {
         let p = parameter(vec![0.0; 4]);
         assert!(p.fill(CpuStorage::F32(vec![0.0; 3])).is_err());
         assert!(p.fill(CpuStorage::F64(vec![0.0; 4])).is_err());

@@ -1,8 +1,8 @@
-//! Models have the same bits on every processor: those of the files in `golden`, which were recorded on x86-64.
-//! After a change that is meant to change bits: `UPDATE_GOLDEN=1 cargo test --workspace --test golden`.
+//! Models are bit-identical on every processor. The files in `golden` were recorded on x86-64. After an intended change
+//! of bits, run `UPDATE_GOLDEN=1 cargo test --workspace --test golden`.
 //!
-//! Products of two bf16 operands have other bits on a processor with AMX. Digests with such are skipped there, and recorded elsewhere:
-//! `qemu-x86_64` will do.
+//! Products of two bf16 operands give other bits on a processor with AMX. Their digests are skipped there. They must be
+//! recorded on a processor without AMX or in `qemu-x86_64`.
 
 #[path = "../../ops/tests/ops/check.rs"]
 #[allow(dead_code, reason = "the tests of operations use all of it")]
@@ -20,7 +20,8 @@ use zero_model::{Activations, Layers, Pass, init, ops};
 
 const AMX: &str = "products of two bf16 operands go through AMX here";
 
-/// The loss, and the gradients of all parameters in a buffer, as in training: blocks are fused blocks then.
+/// Returns the loss, and the gradients of all parameters in one buffer. With a buffer, blocks run as fused blocks, as
+/// in training.
 fn step(layers: Layers, dtype: DType, input: &Tensor, targets: &Tensor) -> Result<(f32, Vec<f32>)> {
     let model = layers.build(dtype).expect("layers that fit");
     let (mut leaves, mut end) = (vec![], 0);

@@ -1,5 +1,5 @@
-//! A residual stream: a block's backward has the same bits as one fused block, where norms add to the gradient that is there, and operation by
-//! operation, where candle adds.
+//! The backward of a residual stream is bit-identical with and without fused blocks: in a fused block the norms add to
+//! the existing gradient, and otherwise candle adds the gradients.
 
 #![cfg(feature = "cuda")]
 
@@ -27,7 +27,7 @@ fn block(layers: Layers, dtype: DType, gpu: &Device) -> Model {
     model
 }
 
-/// The output of the model's first block and the gradient of its input.
+/// Returns the output of the model's first block and the gradient of its input.
 fn run(model: &Model, x: &Tensor, dy: &Tensor) -> Result<[Tensor; 2]> {
     let pass = Pass { training: true, seed: 1, step: 1, sample: 0, layer: 1 };
     let y = model.layers()[1].run(&x.clone().into(), &pass)?.single()?.clone();
@@ -36,7 +36,7 @@ fn run(model: &Model, x: &Tensor, dy: &Tensor) -> Result<[Tensor; 2]> {
 }
 
 #[test]
-fn norms_add_to_the_gradient_that_is_there() -> Result<()> {
+fn fused_blocks_are_bit_identical() -> Result<()> {
     if !mock::ready() {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! What a layer takes in memory, against formulas found by hand; that it holds for what is allocated is shown by
-//! `engine/tests/layer_memory.rs`.
+//! Compares the memory of layers with formulas derived by hand. `engine/tests/layer_memory.rs` compares it with actual
+//! allocations.
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -11,14 +11,14 @@ fn memory(model: &Model, layer: usize, shape: [usize; 3], dtype: DType) -> Layer
     model.layer_memory(layer, &[Form::new(shape.to_vec(), dtype)]).expect("known")
 }
 
-/// Whether `bytes` is `floats` and no more than bookkeeping besides.
+/// Asserts that `bytes` is the size of `floats` f32 values, plus at most the bookkeeping.
 fn assert_is(bytes: u64, floats: usize, what: &str) {
     let floats = 4 * floats as u64;
-    assert!(bytes >= floats && bytes - floats <= 4096, "{what}: {bytes}, and not {floats}");
+    assert!(bytes >= floats && bytes - floats <= 4096, "{what}: {bytes} bytes instead of {floats}");
 }
 
 #[test]
-fn a_model_of_a_trillion_parameters_needs_no_memory_to_be_asked() {
+fn a_dry_run_of_a_trillion_parameters_needs_no_memory() {
     let (batch, time, width, heads) = (4, 2048, 25_600, 160);
     let config = Gpt2Config { n_positions: time, n_embd: width, n_layer: 128, n_head: heads, ..Gpt2Config::default() };
     let model = gpt2(&config).build(DType::F32).expect("a model");
@@ -29,14 +29,15 @@ fn a_model_of_a_trillion_parameters_needs_no_memory_to_be_asked() {
         assert_eq!(memory.outputs, [Form::new((batch, time, width), DType::F32)]);
         assert_eq!(memory.leaves, (4 * rows * width) as u64);
         assert_eq!(memory.input_gradients, (4 * rows * width) as u64);
-        // Two norms, q, k, v, what is attended, the sum in the middle, and the MLP's inner rows before and after GELU; of every
-        // row of a head ln Σ e^score, and of every position, in eight bytes, the first that it sees.
+        // Two norms, q, k, v, the attended values, the sum in the middle, and the MLP's inner rows before and after
+        // GELU. In addition ln Σ e^score for every row of a head, and 8 bytes per position for the first position that
+        // it sees.
         let kept = rows * width * (2 + 3 + 1 + 1 + 4 + 4) + rows * heads + 2 * rows;
         assert_is(memory.kept, kept, "kept");
-        // Besides, there are the two branches' outputs and the sum that is the output.
+        // In addition the outputs of the two branches, and the sum that is the layer's output.
         assert_is(memory.forward_peak, kept + rows * width * 3, "forward");
-        // When the MLP's backward begins: the gradient of the inner rows, before and after GELU, and the sums over blocks of
-        // rows for the bias.
+        // At the start of the MLP's backward: the gradient of the inner rows, before and after GELU, and the sums over
+        // blocks of rows for the bias.
         assert!(memory.backward_peak > (4 * rows * width * 8) as u64);
     }
 }
@@ -56,7 +57,7 @@ fn a_block_of_llama_keeps_what_its_backward_reads() {
     };
     let model = llama(&config).build(DType::F32).expect("a model");
     let rows = batch * time;
-    // Two norms, q, what is attended, the sum in the middle; k and v; gate, up and their product.
+    // Two norms, q, the attended values, the sum in the middle; k and v; gate, up and their product.
     let kept = rows * (5 * width + 2 * width * kv_heads / heads + 3 * inner) + rows * heads + 2 * rows;
     assert_is(memory(&model, 1, [batch, time, width], DType::F32).kept, kept, "kept");
 }
@@ -78,9 +79,9 @@ fn a_block_in_tiles_keeps_no_inner_rows() {
     };
     let (whole, tiled) = (of(None), of(Some(tile)));
     assert_eq!(whole.kept - tiled.kept, (4 * time * inner * 2) as u64);
-    // A norm, q, k, v, what is attended, the sum in the middle, the second norm; of attention 12 bytes a row.
+    // A norm, q, k, v, the attended values, the sum in the middle, the second norm; 12 bytes per row of attention.
     assert_is(tiled.kept, time * width * (1 + 3 + 1 + 1 + 1) + time * 3, "kept");
-    // The output of the MLP, and of one tile the inner rows before and after GELU.
+    // The output of the MLP, and the inner rows of one tile before and after GELU.
     assert!(tiled.forward_peak < tiled.kept + (4 * (time * width * 3 + tile * inner * 2)) as u64);
     assert!(tiled.backward_peak < (4 * (time * width * 12 + tile * (inner * 4 + width * 4))) as u64);
     assert!(whole.backward_peak > (4 * time * inner * 2) as u64);
@@ -95,7 +96,7 @@ impl Module for Picky {
     }
 }
 
-/// On a GPU cuBLASLt takes a workspace for each product with a bias: GPT-2 has some, Llama none.
+/// On a GPU, cuBLASLt needs a workspace for each product with a bias. GPT-2 has such products, Llama has none.
 #[test]
 fn a_product_with_a_bias_takes_a_workspace_of_the_gpu() {
     let gpt2 = gpt2(&Gpt2Config { n_positions: 16, n_embd: 64, n_layer: 1, n_head: 1, ..Gpt2Config::default() });
@@ -113,7 +114,7 @@ fn a_product_with_a_bias_takes_a_workspace_of_the_gpu() {
 }
 
 #[test]
-fn what_cannot_be_known_is_an_error() -> Result<()> {
+fn layers_without_a_dry_run_are_errors() -> Result<()> {
     let linear = |vb: VarBuilder| candle_nn::linear(8, 8, vb);
     let layers = Layers::new().layer("first", linear).layer("last", linear);
     let model = layers.loss(zero_model::ops::cross_entropy).build(DType::F32).expect("a model");
@@ -130,12 +131,12 @@ fn what_cannot_be_known_is_an_error() -> Result<()> {
     assert!(model.layer_memory(1, &[Form::new((2, 8, 64), DType::F64)]).is_err());
     assert!(model.layer_memory(1, &[]).is_err());
     assert!(model.layer_memory(7, &[Form::new((2, 8, 64), DType::F32)]).is_err());
-    // A layer that needs values; the panic is its own and goes no further.
+    // This layer needs values. Its panic becomes an error.
     let layers = Layers::new().layer("picky", |_| Ok(Picky)).layer("last", linear).loss(zero_model::ops::cross_entropy);
     let picky = layers.build(DType::F32).expect("a model");
     assert!(picky.layer_memory(0, &x).is_err());
 
-    // An error leaves nothing behind.
+    // A failed dry run leaves no state behind.
     assert!(model.layer_memory(1, &[Form::new((2, 8, 64), DType::F32)]).is_ok());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Llama with a sliding window against the same model written out in f64 with a mask.
+//! Compares a Llama with a sliding window with the same model written in f64 with a mask.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ fn config(sliding_window: Option<usize>) -> LlamaConfig {
         head_dim: Some(4),
         max_position_embeddings: TIME,
         sliding_window,
-        // Larger than at the start of training, so that nothing is nearly linear.
+        // Larger than for training, so that no operation is nearly linear.
         initializer_range: 0.5,
         ..LlamaConfig::default()
     }
@@ -47,7 +47,7 @@ fn logits(model: &Model, tokens: &Tensor) -> Tensor {
     outputs.single().unwrap().clone()
 }
 
-/// The masked model, from its parameters in f64.
+/// The masked model, computed from the given parameters in f64.
 fn plain(p: &HashMap<&str, Tensor>, tokens: &Tensor, c: &LlamaConfig, window: usize) -> Result<Tensor> {
     let norm = |x: &Tensor, name: &str| {
         let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(c.rms_norm_eps))?.sqrt()?.recip()?;
@@ -97,7 +97,7 @@ fn plain(p: &HashMap<&str, Tensor>, tokens: &Tensor, c: &LlamaConfig, window: us
 #[test]
 fn a_sliding_window_is_a_mask() {
     let (tokens, weights) = (ids(3), ids(5).to_dtype(DType::F32).unwrap().unsqueeze(2).unwrap());
-    // Σ logits · weights: any upstream gradient will do.
+    // Σ logits · weights, as an arbitrary upstream gradient.
     let total = |y: &Tensor| y.broadcast_mul(&weights.to_dtype(y.dtype()).unwrap()).unwrap().sum_all().unwrap();
     let doubles =
         |x: &Tensor| -> Vec<f64> { x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap() };

@@ -1,5 +1,5 @@
-//! The zoo: names, shapes and initial values as Hugging Face has them, gradients for every parameter, causality,
-//! clear errors, and the same numbers as the plain candle expression of a GPT-2 block.
+//! Tests of the zoo: Hugging Face's names, shapes and initial values; a gradient for every parameter; causality; clear
+//! errors; and the same values as a GPT-2 of plain candle operations.
 
 use candle_core::{CpuStorage, D, DType, Device, Result, Tensor};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ fn pass(training: bool, layer: usize) -> Pass {
     Pass { training, seed: 1, step: 1, sample: 0, layer: layer as u32 }
 }
 
-/// The outputs of the first layers.
+/// Returns the outputs of the first `end` layers.
 fn run_until(model: &Model, end: usize, input: &Tensor, training: bool) -> Result<Activations> {
     let mut layers = model.layers()[..end].iter().enumerate();
     layers.try_fold(input.clone().into(), |x, (layer, built)| built.run(&x, &pass(training, layer)))
@@ -63,7 +63,7 @@ fn floats(x: &Tensor) -> Vec<f32> {
     x.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Name to shape.
+/// Maps names to shapes.
 fn parameters(model: &Model) -> BTreeMap<String, Vec<usize>> {
     model.parameters().iter().map(|p| (p.name().to_string(), p.shape().dims().to_vec())).collect()
 }
@@ -99,13 +99,13 @@ fn gpt2_has_hugging_faces_names_and_layouts() {
             want.insert(format!("transformer.h.{i}.{name}.weight"), weight);
         }
     }
-    assert_eq!(parameters(&model), want, "the tied head is no parameter of its own");
+    assert_eq!(parameters(&model), want, "a tied head must not add a parameter");
     let names: Vec<&str> = model.layers().iter().map(|l| l.name()).collect();
     assert_eq!(names, ["transformer", "transformer.h.0", "transformer.h.1", "transformer.ln_f", "lm_head"]);
 
     let untied = gpt2(&Gpt2Config { tie_word_embeddings: false, ..small_gpt2() }).build(DType::F32).unwrap();
     assert_eq!(parameters(&untied).get("lm_head.weight"), Some(&vec![19, 8]));
-    // The published size.
+    // The published number of parameters.
     assert_eq!(gpt2(&Gpt2Config::default()).build(DType::F32).unwrap().elements(), 124_439_808);
 }
 
@@ -140,12 +140,12 @@ fn llama_has_hugging_faces_names_and_layouts() {
         names.sort();
         names.join(" ")
     };
-    // As Qwen2 has them, and as Llama does with either of its keys.
+    // Qwen2 has `qkv_bias`; Llama has the other two keys.
     assert_eq!(biases(LlamaConfig { qkv_bias: true, ..small_llama() }), "self_attn.k self_attn.q self_attn.v");
     let attention = LlamaConfig { attention_bias: true, ..small_llama() };
     assert_eq!(biases(attention), "self_attn.k self_attn.o self_attn.q self_attn.v");
     assert_eq!(biases(LlamaConfig { mlp_bias: true, ..small_llama() }), "mlp.down mlp.gate mlp.up");
-    // The published size.
+    // The published number of parameters.
     assert_eq!(llama(&LlamaConfig::default()).build(DType::F32).unwrap().elements(), 6_738_415_616);
 }
 
@@ -189,7 +189,7 @@ fn every_parameter_is_trained() {
 }
 
 #[test]
-fn the_future_has_no_influence() {
+fn attention_is_causal() {
     for model in [built(gpt2(&small_gpt2())), built(llama(&small_llama()))] {
         let tokens = ids(1, 9);
         let logits = run(&model, &tokens, false).unwrap();
@@ -202,7 +202,7 @@ fn the_future_has_no_influence() {
     }
 }
 
-/// GPT-2 written with candle's own operations.
+/// A GPT-2 of candle's own operations.
 fn plain_gpt2(model: &Model, tokens: &Tensor, heads: usize) -> Result<Tensor> {
     let p = |name: String| model.parameters().iter().find(|p| p.name() == name).expect("a parameter").leaf().clone();
     let norm = |x: &Tensor, name: &str| {
@@ -239,7 +239,7 @@ fn plain_gpt2(model: &Model, tokens: &Tensor, heads: usize) -> Result<Tensor> {
 
 #[test]
 fn gpt2_agrees_with_candles_own_operations() {
-    // Larger weights than at the start of training, so that nothing is nearly linear.
+    // Larger weights than for training, so that no operation is nearly linear.
     let model = built(gpt2(&Gpt2Config { initializer_range: 0.5, ..small_gpt2() }));
     let (tokens, targets) = (ids(3, 11), ids(11, 3).t().unwrap());
     let logits = run(&model, &tokens, true).unwrap();
@@ -259,9 +259,9 @@ fn gpt2_agrees_with_candles_own_operations() {
     }
 }
 
-/// The head finds the loss without its logits; `.loss(…)` takes the way over them.
+/// The head computes the loss without storing its logits; `.loss(…)` computes the logits first.
 #[test]
-fn the_loss_of_a_head_is_that_of_its_logits() {
+fn the_loss_of_a_head_matches_its_logits() {
     let (tokens, targets) = (ids(2, 12), ids(12, 2).t().unwrap());
     for layers in [|| gpt2(&small_gpt2()), || llama(&small_llama())] {
         let (model, over_logits) = (built(layers()), built(layers().loss(zero_model::ops::cross_entropy)));
@@ -273,12 +273,12 @@ fn the_loss_of_a_head_is_that_of_its_logits() {
         }
         let evaluation = loss(&model, &tokens, &targets, false);
         assert_eq!(floats(&evaluation), floats(&want));
-        assert!(!evaluation.track_op(), "an evaluation makes no gradients");
+        assert!(!evaluation.track_op(), "an evaluation must not track gradients");
     }
 }
 
 #[test]
-fn dropout_is_for_training() {
+fn evaluation_disables_dropout() {
     let model = built(gpt2(&Gpt2Config { embd_pdrop: 0.5, resid_pdrop: 0.5, ..small_gpt2() }));
     let without = built(gpt2(&small_gpt2()));
     let tokens = ids(2, 12);
@@ -288,7 +288,7 @@ fn dropout_is_for_training() {
 }
 
 #[test]
-fn errors_name_the_trouble() {
+fn errors_name_the_invalid_field() {
     let refused = |layers: Layers, words: &str| {
         let message = layers.build(DType::F32).expect_err("an error was expected").to_string();
         assert!(message.contains(words), "`{message}` does not contain `{words}`");

@@ -1,4 +1,4 @@
-//! A checkpoint as Hugging Face's libraries read it: weights, `config.json`, tokenizer.
+//! Exports a checkpoint in Hugging Face's format: weights, `config.json`, tokenizer.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use zero_config::{Activation, Config, Gpt2, Llama, Model, Tokenizer};
 use crate::configured_model;
 use crate::error::Error;
 
-/// Files beside a `tokenizer.json` that belong to it.
+/// Tokenizer files that may accompany a `tokenizer.json`.
 const TOKENIZER_FILES: [&str; 7] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,20 +25,20 @@ const TOKENIZER_FILES: [&str; 7] = [
 /// How weights are exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {
-    /// The type of the floats.
+    /// Dtype of the floats.
     pub dtype: ExportDtype,
-    /// Bytes of tensors in a file, at most.
+    /// Maximum bytes of tensors per file.
     pub max_shard_bytes: u64,
 }
 
-/// What a checkpoint records of the configuration.
+/// Returns the part of the configuration that a checkpoint records.
 pub(crate) fn recorded(config: &Config) -> Value {
-    // As it is resolved: what comes later needs no other folder.
+    // Record the resolved model, so that reading the checkpoint does not need the pretrained folder.
     let Some(model) = config.model.clone().map(Model::without_pretrained) else { return Value::Null };
     let tokenizer = match config.data.as_ref().map(|data| &data.tokenizer) {
         None => Value::Null,
         Some(Tokenizer::Byte) => json!("byte"),
-        // An export may be asked for in another folder.
+        // An absolute path, since an export may run in another working directory.
         Some(Tokenizer::File(path)) => {
             json!(std::path::absolute(path).unwrap_or_else(|_| path.into()).display().to_string())
         }
@@ -46,12 +46,12 @@ pub(crate) fn recorded(config: &Config) -> Value {
     json!({"model": model, "tokenizer": tokenizer})
 }
 
-/// Writes the parameters of a checkpoint's folder (`…/step-00000100`) into `out` as Hugging Face's libraries read them, with `config.json` for
-/// a GPT-2 or a Llama of the configuration (with a sliding window a Mistral, with `qkv_bias` a Qwen2), and with the files of its tokenizer. Says what was
-/// left out, and why.
+/// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. Writes `config.json` for a
+/// configured GPT-2 or Llama (a Mistral with a sliding window, a Qwen2 with `qkv_bias`), and copies the tokenizer's
+/// files. Returns the written files, and for each omitted file a line with the reason.
 ///
 /// # Errors
-/// `out` is there and not empty, the checkpoint is damaged, or a file cannot be read or written.
+/// Fails if `out` exists and is not empty, the checkpoint is damaged, or a file cannot be read or written.
 pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, Vec<String>), Error> {
     let manifest = Manifest::read(folder)?;
     let (mut beside, mut left_out) = (vec![], vec![]);
@@ -69,7 +69,7 @@ pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, 
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
 }
 
-/// `config.json`, or why there is none.
+/// Builds `config.json`, or returns why that is impossible.
 fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String> {
     let section = &manifest.config["model"];
     if section.is_null() {
@@ -85,7 +85,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
         Some(Model::Mlp(_)) => return Err("Hugging Face has no architecture for an MLP".into()),
         None => return Err("the model is not one of a configuration".into()),
     };
-    // What a library's user trains under a configuration need not be the model of that configuration.
+    // A program that uses the library can train another model than the configured one.
     let other = || format!("its parameters are not those of the {of} of its configuration");
     let layers = configured_model::from_config(&config, vocabulary).map_err(|_| other())?;
     let model = layers.build(DType::F32).map_err(|_| other())?;
@@ -101,7 +101,8 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
         Some(Model::Llama(model)) => llama(model, vocabulary)?,
         _ => return Err(other()),
     };
-    // Tokens that begin and end a text are the tokenizer's matter; the defaults of the library's classes are of other vocabularies.
+    // Special tokens belong to the tokenizer. Null overrides the defaults of the transformers classes, which fit other
+    // vocabularies.
     for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
         fields[token] = Value::Null;
     }
@@ -142,7 +143,7 @@ fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
     })
 }
 
-/// The class that has what this Llama has, if there is one, and its fields.
+/// Selects the Hugging Face class that supports this Llama's features, and returns its `config.json`.
 fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
     let mut fields = json!({
         "vocab_size": vocabulary,
@@ -174,7 +175,7 @@ fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
             "Mistral"
         }
         (window, true, false) => {
-            // The window of layers from `max_window_layers` on, if it is used.
+            // These layers, from `max_window_layers` on, use the sliding window.
             fields["use_sliding_window"] = json!(window.is_some());
             fields["sliding_window"] = json!(window);
             fields["max_window_layers"] = json!(if window.is_some() { 0 } else { model.num_hidden_layers });
@@ -188,7 +189,7 @@ fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
     Ok(fields)
 }
 
-/// The files of the tokenizer by name, or why there are none.
+/// Reads the tokenizer's files, or returns why there are none.
 #[expect(clippy::type_complexity, reason = "named files, or a reason, or an error")]
 fn tokenizer_files(manifest: &Manifest) -> Result<Result<Vec<(String, Vec<u8>)>, String>, Error> {
     let path = match manifest.config["tokenizer"].as_str() {

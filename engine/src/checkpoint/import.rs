@@ -1,4 +1,4 @@
-//! A Hugging Face folder as a checkpoint at step 0.
+//! Imports a Hugging Face folder as a checkpoint at step 0.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,16 @@ use crate::checkpoint::export::recorded;
 use crate::configured_model;
 use crate::error::Error;
 
-/// Writes the weights of a Hugging Face folder (GPT-2, Llama, Mistral or Qwen2) as the checkpoint `root/step-00000000`: parameters alone
-/// in f32, from which any layout goes on with an optimizer at its start. Returns its path, and what of the folder's `config.json`
-/// has no effect.
+/// Imports the weights of a Hugging Face folder (GPT-2, Llama, Mistral or Qwen2) as the checkpoint
+/// `root/step-00000000`. It holds only parameters, in f32; training from it starts with fresh optimizer state, under
+/// any layout. Returns the path of the checkpoint, and a warning for each key of the folder's `config.json` that has no
+/// effect.
 ///
 /// # Errors
-/// `config.json` asks for what is not there, weights are missing or do not fit, there are checkpoints in `root`, or a file cannot be
-/// read or written.
+/// Fails if `config.json` asks for unsupported features, weights are missing or do not fit, `root` contains
+/// checkpoints, or a file cannot be read or written.
 pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Error> {
-    // The key of `model.pretrained`, which reads it too, is none of the user's.
+    // Check this here: the error of `model.pretrained` would name a key that the user did not write.
     let file = folder.join("config.json");
     if !file.is_file() {
         let help = "name a folder as `save_pretrained` of Hugging Face's transformers writes it";
@@ -28,7 +29,7 @@ pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Err
     let mut text = json!({"train_micro_batch_size_per_gpu": 1, "model": {"pretrained": path(folder)}});
     let tokenizer = folder.join("tokenizer.json");
     if tokenizer.is_file() {
-        // So that an export has it; nothing is read of the data.
+        // Record the tokenizer, so that an export can copy it. The data themselves are not read.
         text["data"] = json!({"train": "none", "tokenizer": path(&tokenizer)});
     }
     let config = Config::parse("checkpoint import", text.to_string())?;

@@ -1,4 +1,4 @@
-//! Checkpoints of an engine, the weights that it begins with, and what goes to and comes from Hugging Face's libraries.
+//! Checkpoints of an engine, its initial weights, and exchange with Hugging Face's libraries.
 
 pub(crate) mod export;
 pub(crate) mod import;

@@ -1,4 +1,4 @@
-//! Checkpoints of an engine: written while the ranks wait or while they train on, and read.
+//! Saves and loads checkpoints of an engine, in the foreground or in the background.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,29 +13,29 @@ use zero_partition::ShardedState;
 use crate::engine::Engine;
 use crate::error::Error;
 
-/// What an engine needs to save.
+/// The state of an engine's saves.
 #[derive(Default)]
 pub(crate) struct Saving {
-    /// A save that is under way.
+    /// The save in flight.
     background: Option<Background>,
-    /// How the last one in the background ended, until somebody asks.
+    /// Result of the last background save, until [`Engine::ended_save`] takes it.
     ended: Option<Ended>,
-    /// Where state is copied to that is saved in the background.
+    /// Memory that background saves copy the state to.
     memory: Snapshot,
     lock: Option<Arc<RunLock>>,
 }
 
-/// How a save in the background ended.
+/// The result of a background save.
 #[derive(Debug)]
 pub struct Ended {
-    /// The step that was to be saved.
+    /// The step that was saved.
     pub step: u64,
-    /// The checkpoint's folder, or why there is none; the same on all ranks.
+    /// The checkpoint's folder, or the error; the same on all ranks.
     pub result: Result<PathBuf, Error>,
 }
 
 impl Saving {
-    /// Reserves what saving will need: the memory of a copy, with `training.save_async`.
+    /// Reserves the memory of the copy if `training.save_async` is set.
     pub(crate) fn new(config: &Config, zero: &mut ShardedState) -> Self {
         let memory = if config.training.save_async { Snapshot::of(zero) } else { Snapshot::default() };
         zero.count_copy(memory.bytes());
@@ -44,7 +44,7 @@ impl Saving {
 }
 
 impl Engine {
-    /// Makes saves look after the lock of a run's folder before they are committed.
+    /// Makes every save check the lock of the run's folder before it commits.
     pub fn hold(&mut self, lock: RunLock) {
         self.saving.lock = Some(Arc::new(lock));
     }
@@ -63,17 +63,17 @@ impl Engine {
         }
     }
 
-    /// Writes `root/step-…`; a collective. `state` is kept with it, for [`Engine::load_checkpoint`] to give back. A save in the
-    /// background is waited for first.
+    /// Writes `root/step-…`. Collective. The checkpoint also stores `state`, which [`Engine::load_checkpoint`] returns.
+    /// Waits for a background save first.
     ///
     /// # Errors
-    /// On every rank if one cannot write; an older checkpoint of the folder stays.
+    /// Fails on every rank if one rank cannot write. Older checkpoints in the folder stay valid.
     pub fn save_checkpoint_with(&mut self, root: impl AsRef<Path>, state: Value) -> Result<PathBuf, Error> {
         self.finish_save()?;
         Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &self.save(state))?)
     }
 
-    /// Writes `root/step-…`; a collective.
+    /// Writes `root/step-…` without state of the caller. Collective.
     ///
     /// # Errors
     /// As [`Engine::save_checkpoint_with`].
@@ -81,14 +81,15 @@ impl Engine {
         self.save_checkpoint_with(root, Value::Null)
     }
 
-    /// Copies the state, and writes `root/step-…` while the next steps are trained; a collective. Returns how long this rank
-    /// waited: for the copy, and for the save before it if that is still under way. [`Engine::ended_save`] tells how it ended.
+    /// Copies the state, and writes `root/step-…` while the next steps train. Collective. Returns how long this rank
+    /// waited: for the copy, and for the previous background save if that was still in flight. [`Engine::ended_save`]
+    /// returns the result.
     ///
-    /// The copy takes 4 bytes for each element that the rank saves: of its shard of the parameters, and of each optimizer state.
-    /// With `training.save_async` they are reserved, and planned, from the beginning.
+    /// The copy takes 4 bytes per element that this rank saves: its shard of the parameters and of each optimizer
+    /// state. With `training.save_async` this memory is reserved from the start and part of the plan.
     ///
     /// # Errors
-    /// On every rank if the folder cannot be made, or the save before failed.
+    /// Fails on every rank if the folder cannot be created or the previous save failed.
     pub fn save_checkpoint_in_background(&mut self, root: impl AsRef<Path>, state: Value) -> Result<Duration, Error> {
         let started = std::time::Instant::now();
         self.finish_save()?;
@@ -99,15 +100,15 @@ impl Engine {
         Ok(started.elapsed())
     }
 
-    /// How a save in the background ended since the last call: it is asked after each step.
+    /// Returns the result of a background save that ended since the last call. Call it after each step.
     pub fn ended_save(&mut self) -> Option<Ended> {
         self.saving.ended.take()
     }
 
-    /// Waits for a save in the background; a collective. The result is [`Engine::ended_save`]'s.
+    /// Waits for a background save. Collective. [`Engine::ended_save`] then returns its result.
     ///
     /// # Errors
-    /// If a rank is lost.
+    /// Fails if a rank is lost.
     pub fn finish_save(&mut self) -> Result<(), Error> {
         let Some(background) = self.saving.background.take() else { return Ok(()) };
         let step = background.step();
@@ -115,7 +116,7 @@ impl Engine {
         self.end(step, result)
     }
 
-    /// Helps a save in the background along, after a step.
+    /// Advances a background save; called after each step.
     pub(crate) fn look_after_save(&mut self) -> Result<(), Error> {
         let Some(background) = self.saving.background.take() else { return Ok(()) };
         let step = background.step();
@@ -138,39 +139,39 @@ impl Engine {
         }
     }
 
-    /// Bytes of this rank's part of a checkpoint: of its shard of the parameters, and of each optimizer state, in f32.
+    /// Bytes that this rank writes to a checkpoint: its shard of the parameters and of each optimizer state, in f32.
     #[must_use]
     pub fn checkpoint_bytes(&self) -> u64 {
         (Snapshot::elements(&self.zero) * size_of::<f32>()) as u64
     }
 
-    /// Compares what ranks hold alike, parameters and optimizer state; a collective, between steps.
+    /// Compares parameters and optimizer state that are replicated on several ranks. Collective, between steps.
     ///
     /// # Errors
-    /// If a rank differs, by name.
+    /// Fails if a rank differs; the error names the rank and the tensor.
     pub fn compare_replicas(&self) -> Result<(), Error> {
         Ok(self.zero.compare_replicas()?)
     }
 
-    /// Continues from a checkpoint's folder (`…/step-00000100`), written under any layout; a collective. Gives back the state
+    /// Continues from a checkpoint folder (`…/step-00000100`), written under any layout. Collective. Returns the state
     /// that was saved with it.
     ///
     /// # Errors
-    /// On every rank if one cannot read: missing, damaged, or of another model.
+    /// Fails on every rank if one rank cannot read the checkpoint, because it is missing, damaged or of another model.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
         self.finish_save()?;
         let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
         self.step = manifest.step;
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);
-        // One that was trained in another dtype has none: then the scale begins as in a new run.
+        // A checkpoint of a run in another dtype has no loss scale: start with the initial one.
         if let (Some(scaler), Some(saved)) = (&mut self.scaler, manifest.loss_scale) {
             scaler.restore(restored(saved));
         }
         Ok(manifest.engine)
     }
 
-    /// Continues from the newest checkpoint under `root`, if there is one; a collective.
+    /// Continues from the newest checkpoint under `root`, or returns `None` if there is none. Collective.
     ///
     /// # Errors
     /// As [`Engine::load_checkpoint`].

@@ -1,4 +1,4 @@
-//! What the parameters of an engine are at first.
+//! The initial values of an engine's parameters.
 
 use zero_checkpoint::CheckpointError;
 use zero_comm::Communicator;
@@ -7,18 +7,19 @@ use zero_partition::ShardedState;
 
 use crate::error::Error;
 
-/// What the parameters of an engine are at first.
+/// The source of an engine's initial parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// What the configuration names, or drawn from the seed.
+    /// The weights that the configuration names, or else random values from the seed.
     Anew,
-    /// Drawn from the seed: a checkpoint will be loaded, and what the configuration names need not be there any more.
+    /// Random values from the seed, because a checkpoint is loaded next. The weights that the configuration names may
+    /// no longer exist.
     GoesOn,
 }
 
 impl Start {
-    /// Overwrites the parameters, which are drawn from the seed, with the weights that the configuration names, if it does; a
-    /// collective.
+    /// Overwrites the randomly initialized parameters with the weights that the configuration names, if any.
+    /// Collective.
     pub(crate) fn load(self, config: &Config, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), Error> {
         if self == Self::GoesOn {
             return Ok(());
@@ -37,7 +38,7 @@ impl Start {
     }
 }
 
-/// An error of the folder that `model.pretrained` names.
+/// Adds the key `model.pretrained` to an error of its folder.
 pub fn of_pretrained(error: CheckpointError) -> Error {
     Error::from(error)
         .named("model.pretrained", "name a folder with config.json and model.safetensors, as transformers saves one")

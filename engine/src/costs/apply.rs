@@ -1,4 +1,4 @@
-//! A table for a plan: what each layer and segment of it takes, or what the table lacks.
+//! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports what the table lacks.
 
 use zero_config::{Model, OffloadDevice, Optimizer};
 use zero_partition::disk_buffers;
@@ -9,7 +9,7 @@ use super::table::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
 use crate::costs::forms::Table;
 use crate::costs::subject::Subject;
 
-/// The conditions that a plan asks of a table.
+/// Returns the conditions that a plan requires of a table.
 pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
     Conditions {
         dtype: format!("{:?}", subject.settings.dtype).to_lowercase(),
@@ -22,7 +22,7 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
     }
 }
 
-/// What an update costs depends on how much state it has.
+/// The number of states is included, since the cost of an update depends on it.
 fn optimizer(subject: &Subject<'_>) -> String {
     let name = match subject.config.optimizer {
         Optimizer::AdamW { .. } => "AdamW",
@@ -37,14 +37,14 @@ fn optimizer(subject: &Subject<'_>) -> String {
     }
 }
 
-/// A layer's name without its numbers, elements of its parameters, bytes of its inputs.
+/// Returns the key of a layer's entry: its name pattern, elements of its parameters, bytes of its inputs.
 pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) -> (String, usize, u64) {
     let shape = subject.layout.shape();
     let parameters = shape.layers[layer].segments.iter().map(|&segment| shape.segments[segment].elements).sum();
     (pattern(&shape.layers[layer].name), parameters, table.map_or(0, |table| table.inputs[layer]))
 }
 
-/// Elements of a rank's part of a segment that its optimizer updates.
+/// Elements of a segment that one rank's optimizer updates.
 pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
     let of = &subject.layout.shape().segments[segment];
     match of.placements.optimizer {
@@ -53,7 +53,7 @@ pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
     }
 }
 
-/// Elements that the busiest stage's rank takes the norm of.
+/// Elements in the gradient norm of one rank, on the stage with the most.
 pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
     let stages = &subject.stage_plan.stages;
     let all = || 0..subject.layout.shape().segments.len();
@@ -61,10 +61,10 @@ pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
     (0..stages.count()).map(of_stage).max().unwrap_or(0)
 }
 
-/// What the simulator is told.
+/// Returns the simulator's costs for a plan.
 ///
 /// # Errors
-/// What the table has not, in words.
+/// Returns a description of what the table lacks, or of a condition that differs.
 pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> {
     let (config, settings) = (subject.config, subject.settings);
     let (has, wants) = (&table.conditions, conditions(subject, &table.conditions.transport));
@@ -154,7 +154,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
     let shard = layout.segments()[segment].shard(0).len() as u64;
     let tile: Vec<u64> = if of.tiers.tiles > 0 { moved(Item::Tile { segment, index: 0 }) } else { vec![] };
     let read: u64 = tile.iter().sum();
-    // Gradients are read with a tile, and not written back.
+    // A tile includes its gradients, which are read but not written back.
     let gradients = match of.tiers.gradients {
         Tier::Nvme if of.tiers.tiles > 0 => shard * 4 / of.tiers.tiles as u64,
         _ => 0,
@@ -177,7 +177,7 @@ fn between(transfers: &Transfers, costs: &mut Costs, scatters: bool) {
         bandwidth: if line.seconds_per_byte > 0.0 { 1.0 / line.seconds_per_byte } else { f64::INFINITY },
     };
     let all_reduce = link(&transfers.all_reduce);
-    // Without reduce-scatter all of it is reduced everywhere: twice the bytes.
+    // Without reduce-scatter, gradients are all-reduced, which sends twice the bytes.
     let instead = Link { bandwidth: all_reduce.bandwidth / 2.0, ..all_reduce };
     let reduce_scatter = if scatters { link(&transfers.reduce_scatter) } else { instead };
     costs.data = Collectives { all_gather: link(&transfers.all_gather), reduce_scatter, all_reduce };

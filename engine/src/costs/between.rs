@@ -1,17 +1,17 @@
-//! A cost table for a micro-batch between two that were measured.
+//! Interpolates between cost tables of two micro-batch sizes.
 
 use super::table::{CostTable, LayerTimes, Time};
 
 impl CostTable {
-    /// Samples of the micro-batch that it was measured with.
+    /// Samples of the micro-batch that the table was measured with.
     pub fn micro_batch(&self) -> usize {
         self.conditions.micro_batch
     }
 
-    /// The table of a micro-batch between those of this table and another one of the same model, each time on the line through both.
+    /// Interpolates linearly between this table and another one of the same model.
     ///
     /// # Errors
-    /// Tables that do not have the same layers, or a micro-batch that is not between theirs, in words.
+    /// Fails if the tables have different layers, or `micro_batch` is not between their micro-batch sizes.
     pub fn between(&self, other: &Self, micro_batch: usize) -> Result<Self, String> {
         let (low, high) = (self.micro_batch(), other.micro_batch());
         if !(low <= micro_batch && micro_batch <= high && low < high) {
@@ -36,12 +36,12 @@ impl CostTable {
         Ok(table)
     }
 
-    /// The rates of a disk, if it has them.
+    /// Whether the table has disk rates.
     pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
 
-    /// This table with the rates of the disk of another one.
+    /// Replaces the disk rates by those of another table.
     pub fn with_disk_of(self, other: &Self) -> Self {
         Self { disk: other.disk, ..self }
     }
@@ -91,12 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn times_are_on_the_line() {
+    fn times_are_interpolated() {
         let (two, eight) = (table(2, 1.0), table(8, 4.0));
         let four = two.between(&eight, 4).unwrap();
         assert_eq!((four.micro_batch(), four.layers[0].inputs), (4, 256));
         assert_eq!((four.layers[0].forward.median, four.layers[0].backward.median), (2.0, 4.0));
-        assert_eq!(four.update, two.update, "it knows no micro-batch");
+        assert_eq!(four.update, two.update, "an update does not depend on the micro-batch");
         assert_eq!(two.between(&eight, 8).unwrap().layers, eight.layers);
         assert!(two.between(&eight, 16).unwrap_err().contains("not between 2 and 8"));
         let mut other = eight;

@@ -1,4 +1,4 @@
-//! How long each layer takes on this machine, one layer in memory at a time: for `pipeline.partition_method: time`.
+//! Measures the time of each layer, with one layer in memory at a time. Used by `pipeline.partition_method: time`.
 
 use std::time::Instant;
 
@@ -16,13 +16,13 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::settings::Settings;
 
-/// Runs of each layer, of which the shortest counts: what else the machine does only adds.
+/// Runs per layer. The shortest counts, since other load on the machine only adds time.
 const REPEATS: usize = 3;
 
-/// Seconds and bytes of each layer for a micro-batch, with parameters as they are initialised. `found` is told of each in turn.
+/// Measures seconds and bytes of each layer for a micro-batch, with initial parameters. Calls `found` after each layer.
 ///
 /// # Errors
-/// What a layer says, or `found`.
+/// Returns errors of layers and of `found`.
 pub(crate) fn measure(
     model: &Model,
     batch: &Batch,
@@ -47,21 +47,22 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// What a cut of the model by time weighs.
+/// The costs that `partition_method: time` balances.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CutCosts {
     pub(crate) layers: Vec<LayerCost>,
-    /// Bytes that a stage may have on a rank.
+    /// Bytes that a stage may occupy on a rank.
     pub(crate) limit: u64,
 }
 
 impl CutCosts {
-    /// Measures on rank 0, for all ranks: they must cut the model at the same places, so all have the same bits. A collective; the
-    /// others are told of each layer as soon as it is measured, so that none of them waits for long. What a layer keeps for its
-    /// backward is counted as what goes in and what comes out, the least that it can be. The limit is a rank's share of the memory of
-    /// rank 0's machine.
+    /// Measures on rank 0 and broadcasts to all ranks, so that every rank cuts the model at the same layers.
+    /// Collective. Each layer's cost is broadcast as soon as it is measured, so that no rank waits for long.
+    /// Activations are estimated as inputs plus outputs, which is a lower bound. The memory limit is one rank's share
+    /// of the memory of rank 0's host.
     ///
     /// # Errors
+    /// Returns errors of layers. Fails if a rank is lost.
     /// What a layer says, or a lost rank.
     pub(crate) fn measured(
         model: &Model,
@@ -70,7 +71,7 @@ impl CutCosts {
         comm: &dyn Communicator,
         micro_batch: impl FnOnce() -> Result<Batch, Error>,
     ) -> Result<Self, Error> {
-        let told = |words: Vec<u64>| -> Result<Vec<u64>, Error> {
+        let broadcast = |words: Vec<u64>| -> Result<Vec<u64>, Error> {
             let words = Buffer::I64(words.into_iter().map(|word| word as i64).collect());
             Ok(comm.broadcast(words, 0).wait()?.into_i64()?.into_iter().map(|word| word as u64).collect())
         };
@@ -86,11 +87,11 @@ impl CutCosts {
                     activations: measured.activations,
                 };
                 let LayerCost { forward, backward, state, activations } = costs.layers[layer];
-                told(vec![forward.to_bits(), backward.to_bits(), state, activations]).map(drop)
+                broadcast(vec![forward.to_bits(), backward.to_bits(), state, activations]).map(drop)
             })?;
         } else {
             for cost in &mut costs.layers {
-                let words = told(vec![0; 4])?;
+                let words = broadcast(vec![0; 4])?;
                 *cost = LayerCost {
                     forward: f64::from_bits(words[0]),
                     backward: f64::from_bits(words[1]),
@@ -99,11 +100,11 @@ impl CutCosts {
                 };
             }
         }
-        costs.limit = told(vec![memory_of_a_rank(comm.size()).unwrap_or(u64::MAX)])?[0];
+        costs.limit = broadcast(vec![memory_of_a_rank(comm.size()).unwrap_or(u64::MAX)])?[0];
         Ok(costs)
     }
 
-    /// Every layer takes equally long and no memory.
+    /// Costs of layers that take equal time and no memory.
     #[must_use]
     pub fn equal(layers: usize) -> Self {
         Self {
@@ -113,7 +114,7 @@ impl CutCosts {
     }
 }
 
-/// Bytes of a layer's parameters, their gradients and their optimizer state on a rank.
+/// Bytes of a layer's parameters, gradients and optimizer state on one rank.
 fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
     let shape = layout.shape();
     let of_segment = |&segment: &usize| {
@@ -132,13 +133,13 @@ fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
     shape.layers[layer].segments.iter().map(of_segment).sum()
 }
 
-/// Bytes of this machine's memory for each of the ranks that run on it; `None` where the system does not say.
+/// This host's memory in bytes, divided by the number of its ranks; `None` if the system does not report it.
 fn memory_of_a_rank(ranks: usize) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kilobytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).ok();
-    // Threads of one process have no place of their own.
+    // Ranks that are threads share one environment; all of them run on this host.
     let local =
         place.filter(|place| *place != LauncherEnvironment::alone()).map_or(ranks, |place| place.local_world_size);
     Some(kilobytes * 1024 / local.max(1) as u64)
@@ -150,7 +151,7 @@ fn initial(parameter: &Parameter, seed: u64) -> Result<CpuStorage, Error> {
     Ok(working(values, parameter.dtype()))
 }
 
-/// The shortest of several runs, and the outputs for the layer behind.
+/// Runs a layer several times. Returns the minimum of each cost, and the outputs for the next layer.
 fn of_layer(
     model: &Model,
     layer: usize,
@@ -181,7 +182,7 @@ fn of_layer(
     let mut cost = best.unwrap_or_default();
     cost.inputs = size(inputs.tensors());
     cost.input_gradients = size(&inputs.tensors().iter().filter(|x| x.dtype().is_float()).cloned().collect::<Vec<_>>());
-    // The least that a forward keeps: what goes in and what comes out.
+    // Lower bound of the saved activations: inputs and outputs.
     cost.activations = cost.inputs + if is_last { 0 } else { size(outputs.tensors()) };
     Ok((cost, outputs))
 }
@@ -218,7 +219,7 @@ fn inner(
     Ok((cost, Some(detached)))
 }
 
-/// The last layer's forward is part of its backward, as in a step.
+/// Times the last layer, whose forward runs as part of its backward, as in a step.
 fn last(model: &Model, layer: usize, x: &Activations, batch: &Batch, pass: &Pass) -> Result<LayerCosts, Error> {
     let (backward, _) = timed(|| {
         captured(model, layer, || {
@@ -230,7 +231,7 @@ fn last(model: &Model, layer: usize, x: &Activations, batch: &Batch, pass: &Pass
     Ok(LayerCosts { backward, backward_input: backward, ..LayerCosts::default() })
 }
 
-/// Runs a backward with places for the gradients of a layer's parameters.
+/// Runs a backward with gradient buffers for the layer's parameters.
 fn captured<T>(
     model: &Model,
     layer: usize,
@@ -249,7 +250,7 @@ fn places(model: &Model, layer: usize) -> Gradients {
     gradients
 }
 
-/// Inputs cut off from what made them, as leaves behind the first layer.
+/// Detaches inputs from their graph and makes them leaves, except for the model's inputs.
 fn leaves(inputs: &Activations, layer: usize) -> candle_core::Result<Activations> {
     let leaf = |x: &Tensor| match layer > 0 && x.dtype().is_float() {
         true => Ok(Var::from_tensor(x)?.into_inner()),
@@ -289,7 +290,7 @@ mod tests {
             measure(&model, &Batch::new(ids.clone(), ids), 1, keep).expect("costs");
             assert_eq!(costs.len(), model.layers().len());
             assert!(costs.iter().all(|c| c.backward > 0.0 && c.inputs > 0));
-            // Ids go into the first layer, and have no gradient.
+            // The first layer's inputs are token ids, which have no gradient.
             assert_eq!((costs[0].inputs, costs[0].input_gradients), (2 * 8 * 4, 0));
             let width = dtype.size_in_bytes() as u64;
             assert_eq!((costs[1].inputs, costs[1].input_gradients), (2 * 8 * 16 * width, 2 * 8 * 16 * width));

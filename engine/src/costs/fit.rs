@@ -1,11 +1,11 @@
-//! A line through measured transfers.
+//! Fits lines through measured transfers.
 
 use super::table::{Line, Point};
 
 impl Line {
-    /// The line from which the points lie least off, each as a share of its own time; neither latency nor slope is below zero.
+    /// Fits a line with the least squares of relative errors. Neither latency nor slope is negative.
     pub(super) fn through(points: Vec<Point>) -> Self {
-        // Least squares of (latency + slope × bytes − seconds) / seconds.
+        // Minimizes the sum of ((latency + slope × bytes − seconds) / seconds)².
         let mut sums = [0.0f64; 5];
         for Point { bytes, seconds } in &points {
             let weight = 1.0 / (seconds.median * seconds.median).max(f64::MIN_POSITIVE);
@@ -17,7 +17,7 @@ impl Line {
         let ratio = |a: f64, b: f64| if b > 0.0 { (a / b).max(0.0) } else { 0.0 };
         let slope = ratio(one * xy - x * y, determinant);
         let latency = ratio(y - slope * x, one);
-        // Through the origin, where the line would cut below it.
+        // If the latency would be negative, fit a line through the origin.
         let slope = if latency > 0.0 { slope } else { ratio(xy, xx) };
         Self { latency, seconds_per_byte: slope, points }
     }
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_again() {
+    fn exact_points_give_their_line() {
         let found = line(&[(1e4, 6e-6), (1e6, 1.05e-4), (1e7, 1.005e-3)]);
         assert!((found.latency - 5e-6).abs() < 1e-12, "{found:?}");
         assert!((found.seconds_per_byte - 1e-10).abs() < 1e-16, "{found:?}");

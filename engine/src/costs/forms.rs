@@ -1,4 +1,4 @@
-//! What each layer of a model takes for a micro-batch.
+//! Memory of each layer of a model for one micro-batch.
 
 use zero_config::{Compute, Config};
 use zero_model::Model;
@@ -6,26 +6,26 @@ use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
 
 use crate::error::Error;
 
-/// By layer.
+/// Memory of each layer for one micro-batch.
 #[derive(Debug, Clone)]
 pub struct Table {
-    /// Of all layers but the last.
+    /// All layers but the last.
     pub layers: Vec<LayerMemory>,
-    /// Of the last, with the loss.
+    /// The last layer with the loss.
     pub loss: LossMemory,
     /// Bytes of each layer's inputs.
     pub inputs: Vec<u64>,
-    /// Bytes of a micro-batch, inputs and targets.
+    /// Bytes of a micro-batch's inputs and targets.
     pub batch: u64,
-    /// In an evaluation, all layers but the last.
+    /// All layers but the last, in an evaluation.
     pub evaluation: Vec<EvaluationMemory>,
-    /// In an evaluation, the last layer with the loss.
+    /// Bytes of the last layer with the loss, in an evaluation.
     pub evaluation_loss: u64,
 }
 
 impl Table {
-    /// Of a model of a configuration; `None` where it cannot be known. What a layer takes is asked on the processor: of a model on a GPU
-    /// one like it is made there, which takes no memory.
+    /// Computes the table by a dry run; `None` if that is impossible. The dry run is on the CPU. For a model on a GPU,
+    /// the configured model is built again on the CPU, without allocating parameters.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
         let (inputs, targets) = forms(config)?;
         let of = |model: &Model| match config.training.device {
@@ -41,8 +41,10 @@ impl Table {
         of(&layers.build(first.dtype()).ok()?)
     }
 
+    /// Runs every layer on meta tensors.
+    ///
     /// # Errors
-    /// If it cannot be known: for a layer that computes otherwise than by our operations.
+    /// Fails if a layer uses operations that have no dry run.
     fn new(model: &Model, inputs: &[Form], targets: &Form) -> Result<Self, Error> {
         let last = model.layers().len() - 1;
         let bytes = |forms: &[Form]| forms.iter().map(Form::bytes).sum::<u64>();
@@ -67,7 +69,7 @@ impl Table {
     }
 }
 
-/// The forms of a micro-batch that a configuration describes: its inputs and its targets. `None` where the data alone says them.
+/// Returns shapes and dtypes of a micro-batch's inputs and targets; `None` if they depend on the data.
 fn forms(config: &Config) -> Option<(Vec<Form>, Form)> {
     use candle_core::DType;
     let rows = config.train_micro_batch_size_per_gpu;
@@ -84,7 +86,7 @@ fn forms(config: &Config) -> Option<(Vec<Form>, Form)> {
     }
 }
 
-/// Tokens of a sample, a row of a table counting as one; `None` where the data alone says it.
+/// Tokens per sample, where a row of a table counts as one; `None` if that depends on the data.
 pub fn tokens(config: &Config) -> Option<usize> {
     let (inputs, _) = forms(config)?;
     let rows = config.train_micro_batch_size_per_gpu.max(1);

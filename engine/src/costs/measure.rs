@@ -1,4 +1,4 @@
-//! Measures a cost table: layers and the optimizer inside of training steps, transfers and the disk by themselves.
+//! Measures a cost table: layers and the optimizer in training steps, transfers and the disk on their own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,50 +22,51 @@ use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::timing::trace::{Done, gathered, steps as by_step};
 
-/// Steps before those that count: the first one touches all memory.
+/// Warm-up steps, which do not count. The first step touches all memory.
 const WARM_UP: usize = 2;
 
-/// A model and its data, whose steps are measured.
+/// A model and its data, for measuring training steps.
 pub trait Trainee {
-    /// The engine.
+    /// Returns the engine.
     fn engine(&self) -> &Engine;
 
-    /// One optimizer step on the next samples; a collective.
+    /// Runs one optimizer step on the next samples. Collective.
     ///
     /// # Errors
     /// As [`Engine::train_batch`].
     fn step(&mut self) -> Result<Step, Error>;
 
-    /// The model once more, in no memory.
+    /// Builds the model again, without allocating parameters.
     ///
     /// # Errors
-    /// None that opening had not.
+    /// Returns only errors that opening the model would have returned too.
     fn model(&self) -> Result<Model, Error>;
 
-    /// The first micro-batch.
+    /// Loads the first micro-batch.
     ///
     /// # Errors
-    /// Data that cannot be read.
+    /// Fails if the data cannot be read.
     fn micro_batch(&self) -> Result<Batch, Error>;
 }
 
-/// How many steps are taken.
+/// Number of measured steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Length {
-    /// That count, at most.
+    /// Maximum number of steps.
     pub steps: usize,
-    /// No step begins when so much time is over, but for the first two, of which the second counts.
+    /// Time after which no further step begins. The first two steps always run, and the second one counts.
     pub at_most: Option<Duration>,
 }
 
-/// Bytes of the vectors that are sent: a norm's weights, a layer of a small model, one of a large one.
+/// Bytes of the measured vectors, from the weights of a norm to a layer of a large model.
+/// layers.
 const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
-/// Measures the table of a configuration on the ranks of `comm`; a collective. `open` opens its data and builds its model. Every rank gives the
-/// table back, with the same figures but for the disk's, which are its own.
+/// Measures the cost table of a configuration on the ranks of `comm`. `open` opens the data and builds the engine.
+/// Collective. All ranks return the same figures, except those of the disk, which each rank measures itself.
 ///
 /// # Errors
-/// What training itself would say.
+/// Returns the errors of training.
 pub fn measure<T: Trainee>(
     config: &Config,
     comm: &Arc<dyn Communicator>,
@@ -74,7 +75,7 @@ pub fn measure<T: Trainee>(
 ) -> Result<CostTable, Error> {
     let mut config = config.for_world_size(comm.size())?;
     crate::device::only_the_processor(&config, "a cost table")?;
-    // Nothing beside what is measured, and when each instruction began and ended.
+    // Communication must not overlap with the measured work, and the timeline must be recorded.
     (config.zero.overlap_comm, config.wall_clock_breakdown) = (Some(false), true);
     let mut subject = open(&config, comm)?;
     let began = Instant::now();
@@ -104,7 +105,7 @@ pub fn measure<T: Trainee>(
             conditions: conditions(planned, comm.transport()),
             layers: layers.collect(),
             load: time("load"),
-            accumulate: if found.times.contains_key("accumulate") { time("accumulate") } else { adding_up() },
+            accumulate: if found.times.contains_key("accumulate") { time("accumulate") } else { measure_accumulate() },
             gradient_norm: time("gradient_norm"),
             update: time("update"),
             transfers: None,
@@ -112,23 +113,23 @@ pub fn measure<T: Trainee>(
         }
     });
     let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
-    halves(&mut table, subject)?;
+    split_backwards(&mut table, subject)?;
     Ok(table)
 }
 
-/// Whether the time is over on any rank.
+/// Whether the time limit has passed on any rank.
 fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<bool, Error> {
     let Some(at_most) = length.at_most else { return Ok(false) };
     let own = Buffer::I64(vec![i64::from(began.elapsed() >= at_most)]);
     Ok(comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()? != [0])
 }
 
-/// What the instructions of steps took.
+/// Measured times of the instructions of all steps.
 #[derive(Default)]
 struct Found {
-    /// Of each kind of layer, all its forwards and all its backwards.
+    /// Seconds of all forwards and all backwards, by kind of layer.
     layers: BTreeMap<(String, usize, u64), [Vec<f64>; 2]>,
-    /// By kind: of an instruction, or of an element.
+    /// Seconds by instruction kind: per instruction, or per element.
     times: BTreeMap<&'static str, Vec<f64>>,
 }
 
@@ -143,7 +144,7 @@ impl Found {
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.mesh.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
-                // Seconds and elements of a step.
+                // Seconds and elements in this step.
                 let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
                 for one in done {
                     let Some(instruction) = program.instructions.get(one.index) else { continue };
@@ -165,7 +166,7 @@ impl Found {
                         }
                         Instruction::Update { segment } => of_elements("update", updated(subject, *segment)),
                         Instruction::UpdateTile { segment, tile } => {
-                            // All tiles of a segment together are its part.
+                            // The tiles of a segment together make up this rank's shard.
                             let part = if *tile == 0 { updated(subject, *segment) } else { 0 };
                             of_elements("update", part);
                         }
@@ -188,8 +189,9 @@ impl Found {
     }
 }
 
-/// Seconds for an element, where steps had nothing to add up: gradients are sharded.
-fn adding_up() -> Time {
+/// Measures the seconds per element of adding gradients. Used where steps do not accumulate because gradients are
+/// sharded.
+fn measure_accumulate() -> Time {
     let (mut sum, summand) = (vec![0f32; 1 << 22], vec![1f32; 1 << 22]);
     let mut once = || {
         let started = Instant::now();
@@ -198,13 +200,14 @@ fn adding_up() -> Time {
         std::hint::black_box(&mut sum);
         seconds / summand.len() as f64
     };
-    // The first one touches the memory.
+    // The first run touches the memory.
     once();
     Time::of((0..7).map(|_| once()).collect())
 }
 
-/// The two halves of backwards, where layers cut them: their shares of a backward outside of a step, of its time inside.
-fn halves(table: &mut CostTable, subject: &impl Trainee) -> Result<(), Error> {
+/// Splits the backward time of layers with a split backward. The ratio of the two halves is measured outside of a step
+/// and applied to the time measured in steps.
+fn split_backwards(table: &mut CostTable, subject: &impl Trainee) -> Result<(), Error> {
     let engine = subject.engine();
     if !engine.model().layers().iter().any(|layer| layer.splits()) {
         return Ok(());
@@ -265,13 +268,13 @@ fn transfers(comm: &dyn Communicator) -> Result<Option<Transfers>, Error> {
     }))
 }
 
-/// How fast computing and an all-gather are beside each other: products, after each of which what has come is followed by the next, as a
-/// rank does in a step.
+/// Measures the relative speed of compute and of an all-gather while they overlap. Like a rank in a training step, the
+/// loop computes a product, then collects finished all-gathers and starts new ones.
 fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
     const RUNS: usize = 7;
     const TRANSFERS: usize = 64;
-    /// As many as the worker has to do while a product is computed.
-    const UNDER_WAY: usize = 4;
+    /// Enough to keep the communication worker busy during one product.
+    const IN_FLIGHT: usize = 4;
     let elements = (2 << 20) / 4;
     let counts: Vec<usize> =
         (0..comm.size()).map(|rank| elements / comm.size() + usize::from(rank < elements % comm.size())).collect();
@@ -284,7 +287,7 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
     };
     let start = |(shard, whole): (Buffer, Buffer)| comm.all_gather(shard, whole, &counts);
     let buffers = || (Buffer::from(vec![0f32; counts[comm.rank()]]), Buffer::from(vec![0f32; elements]));
-    let mut spare: Vec<(Buffer, Buffer)> = (0..UNDER_WAY).map(|_| buffers()).collect();
+    let mut spare: Vec<(Buffer, Buffer)> = (0..IN_FLIGHT).map(|_| buffers()).collect();
     let (mut computing, mut transferring) = (vec![], vec![]);
     for run in 0..=RUNS {
         comm.barrier().wait()?;
@@ -299,18 +302,18 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
         let transfer_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
         comm.barrier().wait()?;
         let started = Instant::now();
-        let mut under_way: VecDeque<Pending<Gathered>> = VecDeque::new();
+        let mut in_flight: VecDeque<Pending<Gathered>> = VecDeque::new();
         let (mut begun, mut ended, mut computed) = (0, 0, 0);
         while ended < TRANSFERS {
-            while under_way.front().is_some_and(Pending::is_done) {
-                if let Some(done) = under_way.pop_front() {
+            while in_flight.front().is_some_and(Pending::is_done) {
+                if let Some(done) = in_flight.pop_front() {
                     let gathered = done.wait()?;
                     spare.push((gathered.shard, gathered.output));
                     ended += 1;
                 }
             }
-            while begun < TRANSFERS && under_way.len() < UNDER_WAY {
-                under_way.push_back(start(spare.pop().unwrap_or_else(buffers)));
+            while begun < TRANSFERS && in_flight.len() < IN_FLIGHT {
+                in_flight.push_back(start(spare.pop().unwrap_or_else(buffers)));
                 begun += 1;
             }
             product()?;
@@ -322,7 +325,7 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
             transferring.push((TRANSFERS as f64 * transfer_alone / seconds).clamp(0.01, 1.0));
         }
     }
-    // One table for all: the mean of the ranks.
+    // All ranks need the same table, so take the mean over the ranks.
     let mean = |values: Vec<f64>| -> Result<Time, Error> {
         let parts = values.into_iter().map(|value| (value * 1e9) as i64).collect();
         let sum = comm.all_reduce(Buffer::I64(parts), ReduceOp::Sum).wait()?.into_i64()?;
@@ -331,7 +334,7 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
     Ok((mean(computing)?, mean(transferring)?))
 }
 
-/// Reads and writes a file where the configuration has one.
+/// Measures reads and writes of a file in the configured offload folder; `None` if nothing is offloaded to disk.
 fn disk(config: &Config) -> Result<Option<Disk>, Error> {
     let optimizer = &config.zero.offload_optimizer;
     let parameters = &config.zero.offload_param;

@@ -1,7 +1,9 @@
-//! The cost table: what things take on this machine, measured once and read by every plan after.
+//! Cost tables: the times of layers, transfers and the optimizer on this machine. A table is measured once and used by
+//! every later plan.
 //!
-//! A table says for which dtype, threads, ranks and micro-batch it holds. What a plan needs and it has not is an error that names it;
-//! nothing is guessed but the time of a transfer, which is on a line through those that were measured.
+//! A table records the dtype, threads, ranks and micro-batch that it is valid for. If a plan needs an entry that the
+//! table lacks, that is an error that names the entry. Only transfers of sizes that were not measured are estimated, by
+//! a line through the measured ones.
 
 mod apply;
 mod between;

@@ -1,4 +1,4 @@
-//! Whether to communicate while computing: a step is simulated both ways.
+//! Decides whether communication overlaps with compute, by simulating a step both ways.
 
 use std::path::Path;
 
@@ -16,19 +16,20 @@ use crate::error::Error;
 use crate::settings::Settings;
 use crate::stage_plan::StagePlan;
 
-/// A choice that was left to the cost table.
+/// The decision, and the step times that led to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    /// Whether to.
+    /// Whether to overlap.
     pub overlap: bool,
-    /// Seconds of a step without and with; `None` where the table does not hold for it, and the default stays.
+    /// Simulated seconds of a step without and with overlap; `None` if the table is not valid for this run, and the
+    /// default applies.
     pub seconds: Option<[f64; 2]>,
 }
 
-/// A difference that decides nothing: what figures of a table are good to, at best.
+/// Relative difference below which the default applies: the precision of a cost table at best.
 const SAME: f64 = 0.002;
 
-/// The table that the choice is left to.
+/// Returns the path of the cost table, if the configuration leaves the decision to one.
 fn deciding(config: &Config) -> Option<&Path> {
     match config.zero.overlap_comm {
         None => config.training.cost_table.as_deref(),
@@ -36,10 +37,10 @@ fn deciding(config: &Config) -> Option<&Path> {
     }
 }
 
-/// Chooses, where the configuration leaves it to a table; `None` where it does not.
+/// Decides by the cost table; `None` unless the configuration leaves the decision to one.
 ///
 /// # Errors
-/// A table that cannot be read, or a model that cannot be cut.
+/// Fails if the table cannot be read or the model cannot be cut into stages.
 pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
     let Some(path) = deciding(config) else { return Ok(None) };
     let table = CostTable::read(path)?;
@@ -71,10 +72,10 @@ pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<
     Ok(Some(Choice { overlap: if is_same { default } else { with < without }, seconds: Some(seconds) }))
 }
 
-/// The same on rank 0, for all ranks, whose programs must be the same; a collective, if a table decides.
+/// Decides on rank 0 and broadcasts, since the programs of all ranks must match. Collective if a table decides.
 ///
 /// # Errors
-/// As [`choose`], on rank 0; a lost rank.
+/// As [`choose`] on rank 0. Fails if a rank is lost.
 pub(crate) fn chosen_by_the_first(
     config: &Config,
     model: &Model,

@@ -1,36 +1,36 @@
-//! What a simulated step says of a real one.
+//! Summarizes a simulated step.
 
 use serde::Serialize;
 use zero_pipeline::{Lane, Timeline};
 
-/// A step as it should go. Times are in seconds.
+/// Predicted times of a training step, in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    /// From its first instruction to its last.
+    /// Time from the first instruction to the last.
     pub step_seconds: f64,
-    /// Over all ranks; `None` where the data alone says how many tokens a sample has.
+    /// Throughput over all ranks; `None` if the tokens per sample depend on the data.
     pub tokens_per_second: Option<f64>,
-    /// By rank.
+    /// Times by rank.
     pub ranks: Vec<RankTimes>,
 }
 
-/// What a rank does in a step. What overlaps counts in each of them.
+/// Times of one rank in a step. Overlapping activities count in each field.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RankTimes {
-    /// Computes.
+    /// Time of compute.
     pub computing: f64,
-    /// Waits: the rest of the step.
+    /// The rest of the step.
     pub idle: f64,
-    /// Has collectives on their way.
+    /// Time with a collective in flight.
     pub collectives: f64,
-    /// Sends to other stages.
+    /// Time of sends to other stages.
     pub sending: f64,
-    /// Reads and writes.
+    /// Time of disk reads and writes.
     pub disk: f64,
 }
 
 impl Prediction {
-    /// What a simulated step says; `tokens` are those of a global batch.
+    /// Summarizes a timeline. `tokens` is the number of tokens in a global batch.
     #[must_use]
     pub fn of(timeline: &Timeline, tokens: Option<usize>) -> Self {
         let step_seconds = timeline.makespan();

@@ -1,4 +1,4 @@
-//! What all that is planned of a configuration depends on.
+//! The inputs of a plan.
 
 use zero_model::Model;
 use zero_partition::Layout;
@@ -8,24 +8,24 @@ use crate::costs::forms::Table;
 use crate::settings::Settings;
 use crate::stage_plan::StagePlan;
 
-/// What all that is planned depends on.
+/// Everything that a plan depends on.
 pub struct Subject<'a> {
-    /// Resolved for its number of ranks.
+    /// The configuration, resolved for its number of ranks.
     pub config: &'a zero_config::Config,
-    /// Of the configuration.
+    /// The settings derived from the configuration.
     pub settings: &'a Settings,
-    /// In no memory, or that of an engine.
+    /// The model: without allocated parameters, or that of an engine.
     pub model: &'a Model,
-    /// How its segments are cut into shards.
+    /// How segments (flat parameters) are cut into shards.
     pub layout: &'a Layout,
-    /// How the ranks train it together.
+    /// The pipeline stages and their programs' options.
     pub stage_plan: &'a StagePlan,
-    /// Of a training step, by stage.
+    /// The programs of a training step, by stage.
     pub programs: &'a [Program],
 }
 
 impl Subject<'_> {
-    /// What each layer takes; `None` where that is not known.
+    /// Computes the memory of each layer; `None` if a dry run is impossible.
     #[must_use]
     pub fn table(&self) -> Option<Table> {
         Table::of(self.config, self.model)

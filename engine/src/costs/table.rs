@@ -1,4 +1,4 @@
-//! The file of a cost table: what it holds, how it is read, written and shown.
+//! The cost table's file format: fields, reading, writing and display.
 
 use std::fmt;
 use std::path::Path;
@@ -8,33 +8,33 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::format::counted;
 
-/// The form of the file: another one is not read.
+/// Version of the file format. Other versions are rejected.
 pub(super) const VERSION: u32 = 1;
 
-/// What things take. Times are in seconds.
+/// A cost table. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostTable {
-    /// Of the file's form.
+    /// Version of the file format.
     pub(super) version: u32,
-    /// What it holds for.
+    /// Conditions under which the table is valid.
     pub(super) conditions: Conditions,
-    /// Layers that differ in more than their numbers.
+    /// One entry per kind of layer: layers that differ only in the numbers in their names share an entry.
     pub(super) layers: Vec<LayerTimes>,
-    /// To make a micro-batch ready.
+    /// Loading a micro-batch.
     pub(super) load: Time,
-    /// Each of these for an element: of a segment's gradient that is added up, of a rank's gradients for their norm, of a rank's part that the
-    /// optimizer updates.
+    /// These three times are per element: of an accumulated gradient, of a rank's gradients in the norm, and of the
+    /// shard that the optimizer updates.
     pub(super) accumulate: Time,
     pub(super) gradient_norm: Time,
     pub(super) update: Time,
-    /// Between the ranks; of one rank there are none.
+    /// Transfers between the ranks; `None` with one rank.
     pub(super) transfers: Option<Transfers>,
-    /// Where the configuration has something on a disk.
+    /// Disk rates; `None` if nothing is offloaded to disk.
     pub(super) disk: Option<Disk>,
 }
 
-/// What a table holds for.
+/// Conditions under which a table is valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Conditions {
@@ -42,19 +42,19 @@ pub(super) struct Conditions {
     pub(super) dtype: String,
     /// Threads of each rank.
     pub(super) threads: usize,
-    /// Ranks that took part.
+    /// Number of ranks.
     pub(super) ranks: usize,
-    /// How they talked: `shared memory`, `TCP`.
+    /// Transport between the ranks: `shared memory` or `TCP`.
     pub(super) transport: String,
     pub(super) optimizer: String,
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub(super) micro_batch: usize,
-    /// `model.tiled_mlp_rows`, where that is set.
+    /// `model.tiled_mlp_rows`, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tiled_mlp_rows: Option<usize>,
 }
 
-/// Median, smallest and largest.
+/// Median, minimum and maximum of measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Time {
@@ -63,25 +63,25 @@ pub(super) struct Time {
     pub(super) high: f64,
 }
 
-/// A layer and a micro-batch.
+/// Times of a layer for one micro-batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LayerTimes {
-    /// Its name, with `*` for numbers.
+    /// The layer's name, with `*` for numbers.
     pub(super) name: String,
-    /// Elements of its parameters.
+    /// Elements of the layer's parameters.
     pub(super) parameters: usize,
-    /// Bytes of its inputs, where they are known before a run.
+    /// Bytes of the layer's inputs; 0 if a dry run is impossible.
     pub(super) inputs: u64,
-    /// The last layer's is part of its backward.
+    /// Time of the forward. The last layer's forward is part of its backward.
     pub(super) forward: Time,
     pub(super) backward: Time,
-    /// The backward in two halves, where it can be cut.
+    /// Times of the two halves of a split backward.
     pub(super) backward_input: Option<Time>,
     pub(super) backward_weight: Option<Time>,
 }
 
-/// Each with all ranks at once, and each rank with its own core or cores.
+/// Transfer times, measured on all ranks at once, each with its own cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Transfers {
@@ -90,20 +90,20 @@ pub(super) struct Transfers {
     pub(super) all_reduce: Line,
     pub(super) broadcast: Line,
     pub(super) send: Line,
-    /// How fast a rank computes while an all-gather goes on beside it, as a share of its speed alone.
+    /// Compute speed during an all-gather, as a fraction of the speed without one.
     pub(super) computing_beside: Time,
-    /// How fast the all-gather is meanwhile.
+    /// Speed of an all-gather during compute, as a fraction of the speed without compute.
     pub(super) transferring_beside: Time,
 }
 
-/// Seconds over bytes. The bytes are those that each rank must send at least: (n−1)/n of a vector that is gathered, reduced into shards or broadcast,
-/// twice as many of one that is reduced everywhere, all of a message.
+/// Time as a line over bytes. Bytes are the minimum that each rank must send: (n−1)/n of the vector for all-gather,
+/// reduce-scatter and broadcast, twice that for all-reduce, and the whole message for a send.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Line {
     pub(super) latency: f64,
     pub(super) seconds_per_byte: f64,
-    /// What it was drawn through.
+    /// The measured points.
     pub(super) points: Vec<Point>,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct Point {
     pub(super) seconds: Time,
 }
 
-/// Seconds for a byte, of a rank that has the disk to itself.
+/// Seconds per byte, for one rank that uses the disk alone.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Disk {
@@ -123,7 +123,7 @@ pub(super) struct Disk {
 }
 
 impl Time {
-    /// Of samples; nothing took no time.
+    /// Summarizes samples. Without samples, all times are 0.
     pub(super) fn of(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         let at = |index: usize| samples.get(index).copied().unwrap_or(0.0);
@@ -139,7 +139,7 @@ impl CostTable {
     /// Reads a table.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no table of this version.
+    /// Fails if the file cannot be read, is not a cost table, or has another version.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let wrong = |message: String| {
             Error::setting(
@@ -159,10 +159,10 @@ impl CostTable {
         serde_json::from_value(value).map_err(|e| wrong(format!("this is no cost table: {e}")))
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes the table atomically, through a temporary file.
     ///
     /// # Errors
-    /// A folder that cannot be written to.
+    /// Fails if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let failed = |e: std::io::Error| {
             Error::setting(&path.display().to_string(), format!("it cannot be written: {e}"), "choose another place")
@@ -223,7 +223,7 @@ impl fmt::Display for CostTable {
     }
 }
 
-/// A time in parts of a second.
+/// A time with a factor and a unit, for display.
 struct Scaled(Time, f64, &'static str);
 
 impl fmt::Display for Scaled {
@@ -234,7 +234,7 @@ impl fmt::Display for Scaled {
     }
 }
 
-/// A layer's name without its numbers: `transformer.h.*`.
+/// Replaces numbers in a layer's name: `transformer.h.*`.
 pub(super) fn pattern(name: &str) -> String {
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').map(|part| if is_number(&part) { "*" } else { part });

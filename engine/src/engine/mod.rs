@@ -1,4 +1,4 @@
-//! The engine: a model, a communicator and a configuration, made into steps.
+//! The engine: turns a model, a communicator and a configuration into training steps.
 
 mod parts;
 mod values;
@@ -32,20 +32,20 @@ use crate::settings::Settings;
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
 
-/// What one optimizer step did; the same on every rank but for the time.
+/// The result of one optimizer step. All fields but `duration` and `sent_bytes` are the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
-    /// From 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
     /// Mean loss of the global batch, before the update.
     pub loss: f32,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Global L2 norm of the gradient before clipping; of the loss itself, also where that is scaled.
+    /// Global L2 norm of the gradient before clipping, with the loss scale divided out.
     pub grad_norm: f64,
-    /// What the loss was multiplied by before the backward, with `fp16`.
+    /// Factor that the loss was multiplied by before the backward; `None` without `fp16`.
     pub loss_scale: Option<f64>,
-    /// No update was made: the gradient was not finite, or above [`Engine::skip_beyond`].
+    /// Whether the update was skipped because the gradient was not finite or its norm exceeded [`Engine::skip_beyond`].
     pub skipped: bool,
     /// Wall-clock time of this rank.
     pub duration: Duration,
@@ -61,36 +61,39 @@ pub struct Engine {
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) stage_plan: StagePlan,
     program: Program,
-    /// By number of micro-batches.
+    /// Evaluation programs by number of micro-batches.
     evaluations: BTreeMap<usize, Program>,
-    /// What crossed the boundaries of pipeline stages in the last training step.
+    /// Tensors that crossed the boundaries of pipeline stages in the last training step.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
     pub(crate) timing: Timing,
     tracked: Tracked,
-    /// `training.memory_limit`, unless it was lifted.
+    /// `training.memory_limit`; `None` if unset, or after [`Engine::lift_memory_limit`].
     memory_limit: Option<u64>,
     pub(crate) kept: Option<ActivationOffload>,
-    /// How values go between GPUs, where they do.
+    /// Description of the transport between GPUs; `None` if values do not travel between GPUs.
     pub(crate) between_gpus: Option<String>,
-    /// Whether it communicates while computing, where a cost table decided that.
+    /// Whether communication overlaps with compute; `None` unless a cost table decided that.
     pub(crate) choice: Option<Choice>,
     pub(crate) saving: Saving,
     norm_limit: f64,
-    /// With `fp16`.
+    /// Present with `fp16`.
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) step: u64,
-    /// Samples of all steps so far: where the data go on.
+    /// Samples consumed by all steps so far; the data continue at this index.
     pub(crate) samples: u64,
 }
 
 impl Engine {
-    /// An engine on the rank that the environment names (torchrun, mpirun, srun, our own launcher), or on a world of one.
+    /// Creates an engine on the rank that the launcher's environment names (torchrun, mpirun, srun, `zero-train`).
+    /// Without such an environment, the world has one rank.
     ///
-    /// The batch sizes of the configuration are resolved anew for the number of ranks that is found. The parameters are those of
-    /// `model.pretrained` or `training.initial_weights`, if the configuration has one of them.
+    /// The batch sizes of the configuration are resolved again for the number of ranks that the environment gives. The
+    /// parameters are loaded from `model.pretrained` or `training.initial_weights` if the configuration sets one of
+    /// them.
     ///
     /// # Errors
-    /// A configuration that does not fit the world or the model; weights that do not fit it; ranks that do not meet.
+    /// Fails if the configuration does not fit the world or the model, if the weights do not fit the model, or if the
+    /// ranks do not meet.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
             Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
@@ -99,7 +102,7 @@ impl Engine {
         Self::with_communicator(config, model, comm)
     }
 
-    /// An engine on a rank of a given communicator, which the configuration is resolved for.
+    /// Creates an engine on a rank of `comm`. The configuration is resolved for the size of that communicator.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -107,12 +110,13 @@ impl Engine {
         Self::resolved(config.for_world_size(comm.size())?, model, comm)
     }
 
-    /// An engine on a rank of a given communicator, whose layers are dealt out to pipeline stages by the time that they take where
-    /// `pipeline.partition_method` is `time`: rank 0 runs each of them on a micro-batch before the engine is made. All ranks call
-    /// it.
+    /// Creates an engine on a rank of `comm`, and measures layers if the stages are to be balanced by time. Collective.
+    ///
+    /// With `pipeline.partition_method: time`, rank 0 runs each layer on `micro_batch` before the engine is created,
+    /// and the pipeline stages are cut by the measured times.
     ///
     /// # Errors
-    /// As [`Engine::new`], and what a layer says.
+    /// As [`Engine::new`], and any error of a layer.
     pub fn measured(
         config: Config,
         model: Layers,
@@ -123,7 +127,8 @@ impl Engine {
         Self::measured_with(config, model, comm, Start::Anew, || Ok(micro_batch.clone()))
     }
 
-    /// The same with a configuration that is resolved, and a micro-batch that is loaded only if it is needed.
+    /// Like [`Engine::measured`], for a configuration that is already resolved. `micro_batch` is called only if layers
+    /// are timed.
     pub fn measured_with(
         config: Config,
         model: Layers,
@@ -143,7 +148,7 @@ impl Engine {
         Self::of_model(config, built, comm, Some(&costs), start)
     }
 
-    /// An engine of a configuration that is as it should be for this communicator.
+    /// Creates an engine from a configuration that is already resolved for this communicator.
     pub fn resolved(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
         let model = Self::built(&config, model, &*comm)?;
         Self::of_model(config, model, comm, None, Start::Anew)
@@ -183,7 +188,7 @@ impl Engine {
         let groups = Groups::new(world, mesh)?;
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
-        // A disk, or the memory of a GPU, may be full for one rank alone.
+        // A disk or a GPU's memory may be full on one rank only: abort, so that the other ranks fail too.
         let zero = zero.map_err(|error| device::explained(error.into()));
         let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
         start.load(&config, &mut zero, &*comm)?;
@@ -220,13 +225,13 @@ impl Engine {
         })
     }
 
-    /// One optimizer step on a global batch of `train_batch_size` samples, of which this rank computes its part.
+    /// Runs one optimizer step on a global batch of `train_batch_size` samples. This rank computes its share.
     ///
-    /// Every rank gives the same batch; so a program reads and trains the same on one rank and on many.
+    /// Every rank passes the same batch, so a program reads and trains the same on one rank and on many.
     ///
     /// # Errors
-    /// A batch of another size, a layer that fails, a lost rank; with `fp16`, gradients that overflow at the smallest loss scale. After
-    /// an error the engine is not usable.
+    /// Fails if the batch has another size, a layer fails or a rank is lost; with `fp16`, also if gradients overflow at
+    /// the smallest loss scale. The engine is not usable after an error.
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
         let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
         if rows != wanted {
@@ -236,11 +241,11 @@ impl Engine {
         self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
     }
 
-    /// One optimizer step whose micro-batches are made as they are needed. `load` is given an index of the global batch,
-    /// below [`Engine::global_micro_batches`], and gives back `train_micro_batch_size_per_gpu` samples.
+    /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets a micro-batch index of
+    /// the global batch, below [`Engine::global_micro_batches`], and returns `train_micro_batch_size_per_gpu` samples.
     ///
     /// # Errors
-    /// As [`Engine::train_batch`], and what `load` says.
+    /// As [`Engine::train_batch`], and any error of `load`.
     pub fn train_with(&mut self, mut load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
         let started = Instant::now();
         let loss_scale = self.loss_scale();
@@ -295,7 +300,7 @@ impl Engine {
             outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
         self.look_after_save()?;
         if let Some(scaler) = &mut self.scaler {
-            // The same on all ranks: they have the same norm.
+            // All ranks have the same norm, so their scalers stay equal.
             scaler.update(!norm.is_finite()).map_err(|exhausted| {
                 let key = "`fp16.min_loss_scale`";
                 Error::Diverged { reason: format!("in step {step} {exhausted} ({key}); the loss is {loss}") }
@@ -323,8 +328,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The mean over the global batch, added up over the same trees as the gradients, where the last layer is; then it is told
-    /// to all.
+    /// Computes the mean loss of the global batch on the last pipeline stage, summed over the same trees as the
+    /// gradients, and broadcasts it to all ranks.
     fn mean_loss(&self, outcome: &StepOutput) -> Result<f32, Error> {
         let add_up = |losses: &[f32]| match self.settings.zero.order {
             Order::Arrival => losses.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
@@ -345,7 +350,8 @@ impl Engine {
         Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// What the stage of the last layer knows, on all ranks; the others give as many values.
+    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a vector of the same
+    /// length, whose values are ignored.
     fn told_by_the_last(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
         if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);
@@ -359,13 +365,13 @@ impl Engine {
         stages.stage_of(stages.layers() - 1) == self.zero.groups().at().stage
     }
 
-    /// From now on a gradient whose global norm is above `limit` makes no update; infinity lets all be.
+    /// Skips the update of every later step whose global gradient norm exceeds `limit`. `f64::INFINITY` disables this.
     pub fn skip_beyond(&mut self, limit: f64) {
         self.norm_limit = limit;
     }
 
-    /// The mean loss over all replicas of one micro-batch each, without dropout and without an update; a collective. Ranks of
-    /// one pipeline give the same batch.
+    /// Computes the loss of one micro-batch per replica, without dropout and without an update, and returns the mean
+    /// over the replicas. Collective. All ranks of one pipeline pass the same batch.
     ///
     /// # Errors
     /// As [`Engine::train_batch`].
@@ -373,8 +379,9 @@ impl Engine {
         Ok(self.eval_with(1, |_| Ok(batch.clone()))?[0])
     }
 
-    /// The mean losses over all replicas of `count` micro-batches each, which go through a pipeline one behind the other. `load`
-    /// gives this replica's micro-batch of an index below `count`.
+    /// Computes the losses of `count` micro-batches per replica, which follow each other through the pipeline, and
+    /// returns for each its mean over the replicas. `load` gets an index below `count` and returns this replica's
+    /// micro-batch. Collective.
     ///
     /// # Errors
     /// As [`Engine::train_with`].
@@ -396,11 +403,11 @@ impl Engine {
         Ok(self.told_by_the_last(losses)?.into_iter().map(|loss| loss / replicas).collect())
     }
 
-    /// The last layer's outputs, without dropout; a collective: every rank calls it, each replica with its own inputs, which all
-    /// ranks of one pipeline give.
+    /// Computes the last layer's outputs without dropout. Collective: each replica passes its own inputs, and all ranks
+    /// of one pipeline pass the same ones.
     ///
     /// # Errors
-    /// A layer that fails, a lost rank.
+    /// Fails if a layer fails or a rank is lost.
     pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
         let inputs = inputs.into();
         let mut outcome = self.evaluate(1, &mut |_| Ok((inputs.clone(), None)))?;
@@ -443,13 +450,13 @@ impl Engine {
         outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
     }
 
-    /// Goes on where a step needs more than `training.memory_limit`.
+    /// Lifts `training.memory_limit`: later steps may exceed it.
     pub fn lift_memory_limit(&mut self) {
         self.memory_limit = None;
     }
 }
 
-/// The sum over a binary tree, lowest bit first.
+/// Sums the values over a binary tree, lowest bit first.
 fn tree(values: &[f32]) -> f32 {
     match values {
         [] => 0.0,

@@ -1,4 +1,4 @@
-//! What an engine consists of, and where it stands: for reports, plans and those that train with it.
+//! Accessors of an engine, for reports, plans and training loops.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ use crate::timing::Timing;
 use crate::timing::profile::Profile;
 
 impl Engine {
-    /// What the loss of the next step is multiplied by before the backward; `None` without `fp16`.
+    /// The loss scale of the next step; `None` without `fp16`.
     #[must_use]
     pub fn loss_scale(&self) -> Option<f64> {
         self.scaler.as_ref().map(LossScaler::scale)
     }
 
-    /// Optimizer steps so far, skipped ones included.
+    /// Number of optimizer steps so far, skipped ones included.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Samples of the steps so far, of all replicas: the first of the next step.
+    /// Number of samples that all replicas consumed so far, which is the index of the next step's first sample.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.samples
@@ -43,7 +43,7 @@ impl Engine {
         self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
     }
 
-    /// Micro-batches of the global batch, over all ranks.
+    /// Number of micro-batches in the global batch, over all replicas.
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
         self.settings.micro_batches * self.replicas()
@@ -79,14 +79,14 @@ impl Engine {
         &self.comm
     }
 
-    /// What communication did since the engine was made, in all groups of this rank.
+    /// Counters of all communication groups of this rank, since the engine was created.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.zero.groups().stats()
     }
 
-    /// Payload bytes of a message of the last training step that carries activations or their gradients, announcements
-    /// included.
+    /// Payload bytes of a message of activations or their gradients in the last training step. The first micro-batch's
+    /// message includes its announcement.
     pub fn message_bytes(&self, content: &Content) -> usize {
         let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();
         match content {
@@ -102,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// Where the time went.
+    /// Time of this rank's steps by category.
     #[must_use]
     pub fn timing(&self) -> &Timing {
         &self.timing
@@ -114,42 +114,42 @@ impl Engine {
         &self.program
     }
 
-    /// What it makes of the configuration.
+    /// The settings derived from the configuration.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// How the ranks train together.
+    /// The pipeline stages and programs of all ranks.
     #[must_use]
     pub fn stage_plan(&self) -> &StagePlan {
         &self.stage_plan
     }
 
-    /// Whether it communicates while computing, where a cost table decided that.
+    /// Whether communication overlaps with compute; `None` unless a cost table decided that.
     #[must_use]
     pub fn choice(&self) -> Option<Choice> {
         self.choice
     }
 
-    /// How values go between GPUs, in a line, where they do.
+    /// One-line description of the transport between GPUs; `None` if values do not travel between GPUs.
     #[must_use]
     pub fn between_gpus(&self) -> Option<&str> {
         self.between_gpus.as_deref()
     }
 
-    /// What the system refused of the file where inputs of layers are kept, if there is one.
+    /// Features that the operating system refused for the file of offloaded activations; `None` without such a file.
     #[must_use]
     pub fn kept_notices(&self) -> Option<&[String]> {
         self.kept.as_ref().map(ActivationOffload::notices)
     }
 
-    /// Counts the work of each layer from here on.
+    /// Starts counting the work of each layer.
     pub fn begin_profile(&mut self) {
         self.timing.begin_profile(self.zero.model().layers().len());
     }
 
-    /// What was counted since [`Engine::begin_profile`], if that was called.
+    /// Returns the counts since [`Engine::begin_profile`]; `None` if that was not called.
     pub fn take_profile(&mut self) -> Option<Profile> {
         self.timing.take_profile()
     }
@@ -159,7 +159,7 @@ impl Engine {
         self.stage_plan.training(self.zero.layout().shape())
     }
 
-    /// Does something with what a plan of this engine depends on.
+    /// Calls `with` on the values that a plan of this engine depends on.
     pub(crate) fn planned<T>(&self, programs: &[Program], with: impl FnOnce(&Subject<'_>) -> T) -> T {
         with(&Subject {
             config: &self.config,
@@ -171,7 +171,7 @@ impl Engine {
         })
     }
 
-    /// This rank's share: layout, tracked bytes.
+    /// This rank's sharded state: layout and tracked bytes.
     #[must_use]
     pub fn zero(&self) -> &ShardedState {
         &self.zero

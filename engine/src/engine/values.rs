@@ -1,4 +1,4 @@
-//! What an engine holds: parameters by their names, and memory of a GPU.
+//! Parameters by name, and the GPU memory of an engine.
 
 use zero_partition::Kind;
 
@@ -6,32 +6,33 @@ use crate::engine::Engine;
 use crate::error::Error;
 
 impl Engine {
-    /// The most bytes of its GPU that this process has used at a time, as the driver counts them; `None` on the processor.
+    /// Peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
     #[must_use]
     pub fn peak_gpu_bytes(&self) -> Option<u64> {
         crate::device::peak(self.model().device())
     }
 
-    /// The most bytes that the driver has reserved of the GPU for this process's tensors: what was in use, and what was freed and could not be
-    /// used again at once; `None` on the processor.
+    /// Peak bytes of GPU memory that the driver reserved for this process's tensors: memory in use, and freed memory
+    /// that could not be reused at once. `None` on the CPU.
     #[must_use]
     pub fn reserved_gpu_bytes(&self) -> Option<u64> {
         crate::device::reserved(self.model().device())
     }
 
-    /// All values of a parameter in f32, on every rank; a collective.
+    /// Gathers a parameter and returns all of its values in f32 on every rank. Collective.
     ///
     /// # Errors
-    /// If there is no such parameter, or a rank is lost.
+    /// Fails if the model has no such parameter or a rank is lost.
     pub fn full_parameter(&mut self, name: &str) -> Result<Vec<f32>, Error> {
         let id = self.parameter(name)?;
         Ok(self.zero.full(Kind::Parameter, id)?)
     }
 
-    /// The values of a parameter that this rank's optimizer updates: (first element, values in f32). Empty if it updates none.
+    /// Returns the elements of a parameter that this rank's optimizer updates: the index of the first element, and the
+    /// values in f32. The values are empty if this rank updates none.
     ///
     /// # Errors
-    /// If there is no such parameter.
+    /// Fails if the model has no such parameter.
     pub fn local_parameter(&self, name: &str) -> Result<(usize, Vec<f32>), Error> {
         let id = self.parameter(name)?;
         match self.zero.held_ranges(Kind::State(0)).into_iter().find(|range| range.parameter == id) {
@@ -40,10 +41,10 @@ impl Engine {
         }
     }
 
-    /// Overwrites a parameter on every rank; each gives all values.
+    /// Overwrites a parameter. Every rank calls it and passes all values.
     ///
     /// # Errors
-    /// If there is no such parameter, or it has another number of elements.
+    /// Fails if the model has no such parameter or the number of elements differs.
     pub fn set_parameter(&mut self, name: &str, values: &[f32]) -> Result<(), Error> {
         let id = self.parameter(name)?;
         let elements = self.model().parameters()[id].elements();

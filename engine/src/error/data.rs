@@ -1,174 +1,174 @@
-//! What can be wrong with data. Every error names the file, and the place in it where there is one.
+//! Errors of the data set. Each error names the file and, where possible, the position in it.
 
 use std::{fmt, io, path::PathBuf};
 
-/// What is wrong with the data.
+/// An error in the data set.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// A file or directory cannot be read; a missing one is among them.
+    /// A file or directory does not exist or cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A directory where a file is expected.
+    /// A source is a directory where a file is expected.
     #[error("{0} is a directory; {0}/**/* means all files in it", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
     },
-    /// Not a glob.
+    /// A source is not a valid glob pattern.
     #[error("{pattern}: {message}")]
     Pattern {
-        /// As it was written.
+        /// The pattern as written.
         pattern: String,
-        /// Why.
+        /// Why the pattern is invalid.
         message: String,
     },
-    /// A glob that no file matches.
+    /// No file matches a glob pattern.
     #[error("no file matches {pattern}")]
     NoMatch {
-        /// As it was written.
+        /// The pattern as written.
         pattern: String,
     },
-    /// Files that cannot be one dataset.
+    /// The sources have different formats and cannot form one data set.
     #[error("{} and {} have different formats and cannot be one dataset", one.display(), other.display())]
     MixedFormats {
-        /// A file of one format.
+        /// A file of the first format.
         one: PathBuf,
-        /// A file of another.
+        /// A file of another format.
         other: PathBuf,
     },
-    /// No tokens and no rows at all.
+    /// The sources contain no tokens and no rows.
     #[error("{} without content", list(sources))]
     Empty {
-        /// Where content was expected.
+        /// The sources.
         sources: Vec<String>,
     },
-    /// Not one sample.
+    /// The corpus is too short for one sample.
     #[error(
         "a sequence of {sequence_length} tokens and the one that follows it are longer than the corpus of {tokens} tokens ({})",
         list(sources)
     )]
     SequenceTooLong {
-        /// T.
+        /// Tokens of a sequence.
         sequence_length: usize,
-        /// In the whole corpus.
+        /// Tokens of the whole corpus.
         tokens: usize,
-        /// Where they came from.
+        /// The sources.
         sources: Vec<String>,
     },
-    /// Bytes that are not text, where text is needed.
+    /// The file is not UTF-8, which the tokenizer needs.
     #[error("{}, {at}: not UTF-8, which the tokenizer needs", path.display())]
     NotUtf8 {
         /// The file.
         path: PathBuf,
-        /// Its first byte that is not UTF-8.
+        /// The first byte that is not UTF-8.
         at: At,
     },
-    /// A token that the model does not know.
+    /// A token is outside of the model's vocabulary.
     #[error("{}, {at}: token {token} is outside of a vocabulary of {vocabulary}", path.display())]
     Token {
         /// The token.
         token: u32,
-        /// How many the model knows.
+        /// Size of the model's vocabulary.
         vocabulary: usize,
         /// The file.
         path: PathBuf,
-        /// Where the token, or its text, is.
+        /// Position of the token, or of the text that contains it.
         at: At,
     },
-    /// A token file that ends within a token.
+    /// A token file ends within a token.
     #[error("{}: {bytes} bytes are no whole number of tokens of {width} bytes", path.display())]
     PartialToken {
         /// The file.
         path: PathBuf,
-        /// Its length.
+        /// Length of the file in bytes.
         bytes: u64,
-        /// Of a token.
+        /// Bytes of one token.
         width: usize,
     },
-    /// A line of a JSON lines file.
+    /// A line of a JSON Lines file is invalid.
     #[error("{}, line {line}: {message}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// The first line is 1.
+        /// Line number, counted from 1.
         line: u64,
-        /// What is wrong.
+        /// Why the line is invalid.
         message: String,
     },
-    /// A row of a table with more or fewer columns than the first row.
+    /// A row of a table has more or fewer columns than the first row.
     #[error("{}, line {line}: {found} columns where the first row has {expected}", path.display())]
     Ragged {
         /// The file.
         path: PathBuf,
-        /// The first line is 1.
+        /// Line number, counted from 1.
         line: u64,
         /// Columns of the first row.
         expected: usize,
-        /// Columns of this one.
+        /// Columns of this row.
         found: usize,
     },
-    /// A field of a table that is no finite number.
+    /// A field of a table is not a finite number.
     #[error("{}, line {line}, column {column}: `{text}` is not a finite number", path.display())]
     Number {
         /// The file.
         path: PathBuf,
-        /// The first line is 1.
+        /// Line number, counted from 1.
         line: u64,
-        /// The first column is 1.
+        /// Column number, counted from 1.
         column: usize,
         /// The field.
         text: String,
     },
-    /// The last field of a row is no class.
+    /// The last field of a row is not a class index.
     #[error("{}, line {line}: the label `{text}` is not an integer from 0 to {}", path.display(), classes.saturating_sub(1))]
     Label {
         /// The file.
         path: PathBuf,
-        /// The first line is 1.
+        /// Line number, counted from 1.
         line: u64,
         /// The field.
         text: String,
-        /// How many the model knows.
+        /// Number of classes that the model predicts.
         classes: usize,
     },
-    /// A `tokenizer.json` that cannot be used, or text that it cannot encode or decode.
+    /// A `tokenizer.json` is unusable, or the tokenizer cannot encode or decode a text.
     #[error("{}: {message}", path.display())]
     Tokenizer {
-        /// The tokenizer's file, or the text's.
+        /// The tokenizer's file, or the file of the text.
         path: PathBuf,
-        /// The tokenizer's reason.
+        /// The tokenizer's error.
         message: String,
     },
-    /// A part that would leave nothing to train on, or no fraction.
+    /// The evaluation split is not a fraction, or leaves no sample to train on.
     #[error("a fraction of {eval_fraction} of {samples} samples cannot be set aside for evaluation")]
     Split {
-        /// In the whole dataset.
+        /// Samples of the whole data set.
         samples: usize,
-        /// Of them.
+        /// The fraction of samples to set aside.
         eval_fraction: f64,
     },
-    /// A sample that does not exist.
+    /// A sample index is out of range.
     #[error("sample {index} of {samples}")]
     Index {
-        /// The first sample is 0.
+        /// The index, counted from 0.
         index: usize,
-        /// How many there are.
+        /// Number of samples.
         samples: usize,
     },
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// The first byte is 0.
+    /// Byte offset, counted from 0.
     Byte(u64),
-    /// The first line is 1.
+    /// Line number, counted from 1.
     Line(u64),
 }
 
@@ -182,7 +182,7 @@ impl fmt::Display for At {
 }
 
 impl DataError {
-    /// An [`io::Error`] is of no use without its file.
+    /// Returns a function that adds the path to an [`io::Error`].
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }

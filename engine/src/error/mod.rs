@@ -1,4 +1,4 @@
-//! Every way in which a run can fail, and the exit status that says which.
+//! The error type of a run, and the exit status of each error.
 
 mod data;
 
@@ -14,11 +14,11 @@ use zero_tier::DiskError;
 
 pub use data::{At, DataError};
 
-/// Why a run ended before its time.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration is wrong: all of its errors.
+    /// The configuration is invalid. Lists all of its errors.
     #[error("{0}")]
     Config(#[from] zero_config::Errors),
     /// A value of the configuration does not fit the model, the data or the machine.
@@ -28,7 +28,7 @@ pub enum Error {
         key: String,
         /// What is wrong.
         message: String,
-        /// What to do.
+        /// How to fix it.
         help: String,
     },
     /// A file that a key or an option names cannot be read or written.
@@ -36,15 +36,15 @@ pub enum Error {
     Named {
         /// Path of the key, or the option.
         key: String,
-        /// The file, and what is wrong.
+        /// The error of the file.
         source: Box<Error>,
-        /// What to do.
+        /// How to fix it.
         help: String,
     },
     /// The model cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The step's program must not run: a defect of this library.
+    /// The step program does not validate, which is a bug of this library.
     #[error("internal error: the step program is invalid: {0}")]
     Program(#[from] Violation),
     /// The caller's batch does not fit the configuration.
@@ -62,7 +62,7 @@ pub enum Error {
     /// A parameter that does not exist.
     #[error("the model has no parameter `{0}`")]
     NoParameter(String),
-    /// candle refused an operation.
+    /// A candle operation failed.
     #[error("{0}")]
     Tensor(#[from] candle_core::Error),
     /// An instruction of the program failed.
@@ -74,13 +74,13 @@ pub enum Error {
     /// The launchers of several hosts lost each other.
     #[error("{0}")]
     Hosts(String),
-    /// The job's token cannot be had.
+    /// The job's token is missing or cannot be read.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Token(#[from] TokenError),
-    /// The disk on which state or parameters live.
+    /// The disk of offloaded state or parameters failed.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Disk(DiskError),
-    /// The plan needs more memory than there is, or a step took more.
+    /// The plan needs more memory than is available, or a step exceeded its limit.
     #[error("{0}")]
     Memory(String),
     /// A checkpoint could not be written or read.
@@ -92,13 +92,13 @@ pub enum Error {
     /// `--verify` found a difference.
     #[error("the first {steps} steps differ from those of one process at ZeRO stage 0")]
     NotVerified {
-        /// Steps that were compared.
+        /// Number of steps compared.
         steps: u64,
     },
-    /// Loss or gradients stopped being finite, or grew.
+    /// The loss or the gradient norm became infinite, NaN or too large.
     #[error("training diverged: {reason}")]
     Diverged {
-        /// What, and when.
+        /// The quantity, its value and the step.
         reason: String,
     },
     /// A file of the run could not be written.
@@ -106,13 +106,14 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// The process's exit status: 2 the user's input, 3 data or checkpoint, 4 a lost rank, 5 diverged, 1 the rest.
+    /// Exit status of the process: 2 for user input, 3 for data and checkpoints, 4 for a lost rank, 5 for divergence, 1
+    /// for everything else.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
@@ -123,7 +124,7 @@ impl Error {
             Self::Checkpoint(_) | Self::Data(_) => 3,
             Self::Named { source, .. } => source.exit_status(),
             Self::Comm(_) | Self::Hosts(_) => 4,
-            // What is so at the start is the user's to say otherwise.
+            // These errors occur at the start, and the user can fix them in the configuration.
             Self::Disk(DiskError::Missing { .. } | DiskError::NotAFolder { .. } | DiskError::NotWritable { .. }) => 2,
             Self::Disk(DiskError::NoSpace { .. } | DiskError::Invalid { .. }) => 2,
             Self::Diverged { .. } => 5,
@@ -132,8 +133,9 @@ impl Error {
         }
     }
 
-    /// The error of a file with the key or the option that names it, and with what is to be named there. What is in a file that can be read,
-    /// and what is no error of a file, stays as it is.
+    /// Wraps an error of a missing or unreadable file in [`Error::Named`], which adds the key or option that names the
+    /// file and a help text (`wanted`). Other errors, such as invalid content of a readable file, are returned
+    /// unchanged.
     #[must_use]
     pub fn named(self, key: &str, wanted: &str) -> Self {
         let source = match &self {
@@ -152,7 +154,7 @@ impl Error {
         Self::Named { key: key.into(), source: Box::new(self), help: format!("{wanted}{begins}") }
     }
 
-    /// Whether a file could not be written, which training can do without.
+    /// Whether this is a failed write of a file. Training can continue without the file.
     pub fn is_only_a_file(&self) -> bool {
         matches!(
             self,
@@ -160,25 +162,25 @@ impl Error {
         )
     }
 
-    /// Whether a checkpoint cannot be read, here or on another rank, though it may be of this model.
+    /// Whether a checkpoint is damaged or unreadable, here or on another rank, although it may belong to this model.
     pub fn is_damage(&self) -> bool {
         use CheckpointError::{Damaged, Io, OtherRank};
         matches!(self, Self::Checkpoint(Damaged { .. } | Io { .. } | OtherRank { .. }))
     }
 
-    /// Makes an error of a file of what the system said.
+    /// Returns a function that adds the path to an I/O error.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
     }
 
-    /// The error of a key whose value does not fit.
+    /// Creates the error of a key whose value does not fit.
     pub fn setting(key: &str, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Setting { key: key.into(), message: message.into(), help: help.into() }
     }
 }
 
-/// A lost rank is a lost rank, wherever it is noticed.
+/// A communication or disk error keeps its own variant and exit status, wherever it is noticed.
 impl From<ZeroError> for Error {
     fn from(error: ZeroError) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! Inputs of layers that are run again, on a disk until then.
+//! Offloads inputs of recomputed layers to disk until their recomputation.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -15,20 +15,20 @@ use crate::error::Error;
 use crate::executor::tensor_bytes::{buffer_of, room, storage_of};
 use crate::settings::Settings;
 
-/// What is needed to make a tensor of its bytes.
+/// Dtype, shape and size of an offloaded tensor.
 struct Form {
     dtype: DType,
     shape: Shape,
     bytes: usize,
 }
 
-/// One rank's file of kept inputs.
+/// This rank's swap file of layer inputs.
 pub(crate) struct ActivationOffload {
     file: SwapFile,
     buffers: BufferPool,
-    /// Bytes of a place.
+    /// Bytes of a slot in the file.
     place: u64,
-    /// By layer and micro-batch, the number of its place: each has one of its own.
+    /// Slot number by layer and micro-batch. Each pair has its own slot.
     places: HashMap<(LayerId, usize), u64>,
     forms: HashMap<(LayerId, usize), Vec<Form>>,
     moving: HashMap<(LayerId, usize), Pending>,
@@ -37,10 +37,10 @@ pub(crate) struct ActivationOffload {
 type Subject = (LayerId, usize);
 
 impl ActivationOffload {
-    /// Room for so many inputs of at most so many bytes each.
+    /// Creates a file for `count` inputs of at most `bytes` bytes each.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Returns errors of the disk.
     pub(crate) fn new(folder: &Path, count: usize, bytes: u64, options: &zero_tier::Options) -> Result<Self, Error> {
         let place = align(bytes);
         let file = SwapFile::create(folder, place * count as u64, options).map_err(Error::Disk)?;
@@ -54,10 +54,10 @@ impl ActivationOffload {
         })
     }
 
-    /// Starts writing. The tensors may go: their values have been copied.
+    /// Starts writing. The caller may drop the tensors, since their values are copied.
     ///
     /// # Errors
-    /// If they are more than was planned.
+    /// Fails if the inputs are larger than planned.
     pub(crate) fn offload(&mut self, subject: Subject, kept: &Activations) -> Result<(), Error> {
         let next = self.places.len() as u64;
         let at = *self.places.entry(subject).or_insert(next) * self.place;
@@ -82,10 +82,10 @@ impl ActivationOffload {
         Ok(())
     }
 
-    /// Waits until they are on the disk.
+    /// Waits until the inputs are on disk.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Returns errors of the disk.
     pub(crate) fn await_offload(&mut self, subject: Subject) -> Result<(), Error> {
         let buffer = self.wait(subject)?;
         self.buffers.put(buffer);
@@ -95,7 +95,7 @@ impl ActivationOffload {
     /// Starts reading.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// Fails if memory for the buffer cannot be allocated.
     pub(crate) fn fetch(&mut self, subject: Subject) -> Result<(), Error> {
         let total: usize = self.forms.get(&subject).into_iter().flatten().map(|form| form.bytes).sum();
         let place = self.places.get(&subject).copied().ok_or_else(|| not_there(subject))?;
@@ -104,10 +104,10 @@ impl ActivationOffload {
         Ok(())
     }
 
-    /// Waits until they are in memory, and gives them back as leaves on a device.
+    /// Waits until the inputs are in memory, and returns them as autograd leaves on `device`.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Returns errors of the disk.
     pub(crate) fn await_fetch(&mut self, subject: Subject, device: &Device) -> Result<Activations, Error> {
         let buffer = self.wait(subject)?;
         let mut rest = buffer.as_bytes();
@@ -123,12 +123,12 @@ impl ActivationOffload {
         Ok(Activations::new(tensors))
     }
 
-    /// Between steps: buffers go back to the allocator.
+    /// Returns pooled buffers to the allocator. Called between steps.
     pub(crate) fn rest(&self) {
         self.buffers.clear();
     }
 
-    /// What the system refused, and what is done instead.
+    /// Lists I/O features that the operating system refused, and the fallback for each.
     pub(crate) fn notices(&self) -> &[String] {
         self.file.notices()
     }
@@ -148,10 +148,10 @@ fn not_there((layer, micro_batch): Subject) -> Error {
     Error::Zero(zero_partition::ZeroError::Internal(what))
 }
 
-/// The file of inputs that are kept for layers to be run again, if they wait on a disk.
+/// Creates the swap file of layer inputs, if the program offloads any.
 ///
 /// # Errors
-/// What the disk says, and a model of whose layers only a run can tell what they take.
+/// Returns errors of the disk. Fails for a model whose activation sizes cannot be computed in a dry run.
 pub(crate) fn open(
     config: &Config,
     settings: &Settings,

@@ -1,8 +1,8 @@
-//! What a rank sends to other pipeline stages and receives from them, during one program.
+//! Messages between pipeline stages: sends and receives of one program run.
 //!
-//! Shapes are announced once: with the first micro-batch that crosses a boundary goes a small message that says how many tensors
-//! there are, of which dtypes and shapes. Room for later ones is made ahead of their arrival. The first gradients that come back
-//! are announced too, by which of the tensors have one.
+//! Shapes are announced once per boundary. A small message before the first micro-batch carries the number, dtypes and
+//! shapes of the tensors, so receives of later micro-batches are posted before they arrive. The first gradients that
+//! come back are announced too, with a flag per tensor that says whether it has a gradient.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::device::tensor;
 use crate::error::Error;
 use crate::executor::tensor_bytes::{buffer_of, dtype_code, dtype_of, room, storage_of};
 
-/// What crosses the boundary before a layer.
+/// The tensors that cross the boundary before a layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Boundary {
     tensors: Vec<(DType, Vec<usize>)>,
-    /// Which of them have a gradient, once that is known.
+    /// Which tensors have a gradient; `None` until the first backward.
     gradients: Option<Vec<bool>>,
 }
 
@@ -37,12 +37,12 @@ impl Boundary {
         with_gradient.map(|(_, tensor)| bytes(tensor)).sum()
     }
 
-    /// Bytes of the announcement that goes with the first of them.
+    /// Bytes of the announcement before the first activations.
     pub(crate) fn announcement_bytes(&self) -> usize {
         8 + 8 * words(&self.tensors).len()
     }
 
-    /// Bytes of the announcement that goes with the first gradients.
+    /// Bytes of the announcement before the first gradients.
     pub(crate) fn gradient_announcement_bytes(&self) -> usize {
         8 * self.tensors.len()
     }
@@ -52,7 +52,7 @@ fn bytes((dtype, dims): &(DType, Vec<usize>)) -> usize {
     dims.iter().product::<usize>() * dtype.size_in_bytes()
 }
 
-/// Dtypes and shapes as an announcement has them.
+/// Encodes dtypes and shapes for an announcement: dtype code, number of dimensions, dimensions.
 fn words(tensors: &[(DType, Vec<usize>)]) -> Vec<i64> {
     let of = |(dtype, dims): &(DType, Vec<usize>)| {
         [dtype_code(*dtype), dims.len() as i64].into_iter().chain(dims.iter().map(|&d| d as i64)).collect::<Vec<_>>()
@@ -71,23 +71,23 @@ fn tensors(words: &[i64]) -> Option<Vec<(DType, Vec<usize>)>> {
     rest.is_empty().then_some(tensors)
 }
 
-/// A receive that is on its way.
+/// A posted receive.
 enum Expected {
-    /// How many words the announcement has, or which tensors have a gradient.
+    /// The number of words of an activation announcement, or the gradient flags.
     Announcement(Pending<Buffer>),
-    /// One for each tensor.
+    /// One receive per tensor.
     Tensors(Vec<Pending<Buffer>>),
     Tied(Pending<Buffer>),
 }
 
-/// Messages of one rank.
+/// The messages of one rank.
 pub(crate) struct Messages {
     groups: Groups,
-    /// By way of whose memory messages go.
+    /// Device whose memory messages travel through.
     device: Device,
-    /// Whether received activations are leaves of a graph.
+    /// Whether received activations become autograd leaves.
     training: bool,
-    /// By the layer behind the boundary.
+    /// Boundaries by the layer after them.
     boundaries: HashMap<LayerId, Boundary>,
     expected: HashMap<Message, Expected>,
     sending: BTreeMap<Message, Vec<Pending<Buffer>>>,
@@ -106,7 +106,7 @@ impl Messages {
         }
     }
 
-    /// What crossed which boundary.
+    /// Returns the tensors that crossed each boundary.
     pub(crate) fn boundaries(self) -> HashMap<LayerId, Boundary> {
         self.boundaries
     }
@@ -115,12 +115,12 @@ impl Messages {
         self.groups.pipe(kind).cloned().ok_or_else(|| internal("a message on one pipeline stage"))
     }
 
-    /// Starts sending the inputs of the layer behind this stage.
+    /// Starts sending the inputs of the next stage's first layer.
     pub(crate) fn send_activations(&mut self, message: Message, x: &Activations) -> Result<(), Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
         let shapes: Vec<_> = x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect();
-        // Before they are announced: what cannot travel is this rank's error, not one of who receives it.
-        let buffers = x.tensors().iter().map(|x| leaving(x, &self.device)).collect::<Result<Vec<_>, _>>()?;
+        // Copy before announcing: a tensor that cannot travel must be an error of this rank, not of the receiver.
+        let buffers = x.tensors().iter().map(|x| send_buffer(x, &self.device)).collect::<Result<Vec<_>, _>>()?;
         let mut sending = vec![];
         match self.boundaries.get(&layer) {
             Some(known) if known.tensors == shapes => {}
@@ -161,14 +161,14 @@ impl Messages {
         }
         for ((dtype, _), gradient) in boundary.tensors.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                sending.push(comm.send(leaving(&gradient.to_dtype(*dtype)?, &self.device)?, message.to));
+                sending.push(comm.send(send_buffer(&gradient.to_dtype(*dtype)?, &self.device)?, message.to));
             }
         }
         self.keep(message, sending);
         Ok(())
     }
 
-    /// Starts sending what is of a tied segment.
+    /// Starts sending the gradient or the parameters of a tied segment.
     pub(crate) fn send_tied(&mut self, message: Message, buffer: Buffer) -> Result<(), Error> {
         let pending = self.comm(Kind::Tied)?.send(buffer, message.to);
         self.keep(message, vec![pending]);
@@ -179,8 +179,8 @@ impl Messages {
         self.sending.insert(message, sending);
     }
 
-    /// Lets go of what has been sent and is not awaited yet, so that no more is kept than is on its way. Buffers of tied gradients
-    /// are given back.
+    /// Drops completed sends that are not awaited yet, so that only buffers in flight stay in memory. Returns the
+    /// buffers of tied gradients. Tied parameters are kept until their await.
     pub(crate) fn gone(&mut self) -> Result<Vec<Buffer>, Error> {
         let mut gone = vec![];
         for (message, sending) in &mut self.sending {
@@ -197,13 +197,13 @@ impl Messages {
         Ok(gone)
     }
 
-    /// Waits until a message has gone. Gives the buffers back that are left of it.
+    /// Waits until a message is sent, and returns its remaining buffers.
     pub(crate) fn await_send(&mut self, message: Message) -> Result<Vec<Buffer>, Error> {
         let sending = self.sending.remove(&message).ok_or_else(|| internal("a message that was not sent"))?;
         sending.into_iter().map(|pending| Ok(pending.wait()?)).collect()
     }
 
-    /// Makes room for a message.
+    /// Posts the receive of a message, or of its announcement.
     pub(crate) fn receive(&mut self, message: Message, zero: &mut ShardedState) -> Result<(), Error> {
         let (kind, from) = (message.content.kind(), message.from);
         let comm = self.comm(kind)?;
@@ -217,7 +217,8 @@ impl Messages {
                     Some(_) => Expected::Tensors(posted(&*comm, &self.device, from, with_gradient(boundary))?),
                     None => Expected::Announcement(comm.recv(Buffer::I64(vec![0; boundary.tensors.len()]), from)),
                 },
-                // Nothing has crossed the boundary yet: how many tensors there are is known when something has.
+                // No activations have crossed the boundary yet, so the number of tensors is unknown: post the receive
+                // later, when the message is awaited.
                 None => return Ok(()),
             },
             Content::TiedGradient { segment, .. } => {
@@ -238,7 +239,7 @@ impl Messages {
         self.expected.remove(&message).ok_or_else(|| internal("a message that nobody made room for"))
     }
 
-    /// Waits for the inputs of a layer.
+    /// Waits for the input activations of a layer.
     pub(crate) fn await_activations(
         &mut self,
         message: Message,
@@ -266,7 +267,7 @@ impl Messages {
         Ok(Activations::new(made.collect::<Result<_, Error>>()?))
     }
 
-    /// Waits for the gradients of this stage's outputs.
+    /// Waits for the gradients of this stage's output activations.
     pub(crate) fn await_gradients(
         &mut self,
         message: Message,
@@ -296,7 +297,7 @@ impl Messages {
         made.collect()
     }
 
-    /// Waits for what is of a tied segment.
+    /// Waits for the gradient or the parameters of a tied segment.
     pub(crate) fn await_tied(
         &mut self,
         message: Message,
@@ -312,7 +313,8 @@ impl Messages {
     }
 }
 
-/// Tensors of one stage on the host, on the same place of all stages; `None` elsewhere than at `root`. A collective of the pipe group.
+/// Broadcasts tensors of stage `root` to the host memory of all stages. `ours` is `None` on the other stages.
+/// Collective over the pipe group.
 pub(crate) fn share(groups: &Groups, root: StageId, ours: Option<Activations>) -> Result<Activations, Error> {
     let Some(comm) = groups.pipe(Kind::Activations) else {
         return ours.ok_or_else(|| internal("no outputs to share"));
@@ -347,31 +349,32 @@ fn posted<'a>(
     from: StageId,
     tensors: impl Iterator<Item = &'a (DType, Vec<usize>)>,
 ) -> Result<Vec<Pending<Buffer>>, Error> {
-    tensors.map(|(dtype, dims)| Ok(comm.recv(coming(*dtype, dims.iter().product(), device)?, from))).collect()
+    tensors.map(|(dtype, dims)| Ok(comm.recv(receive_buffer(*dtype, dims.iter().product(), device)?, from))).collect()
 }
 
-/// A copy of a tensor that travels: on the GPU, if it goes from there, and else on the host.
-fn leaving(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
+/// Copies a tensor to a send buffer, on the GPU if the transport takes it from there, otherwise on the host.
+fn send_buffer(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
     match travels_as_it_is(tensor.dtype(), device) {
         true => Ok(gpu_copy(tensor)?),
         false => buffer_of(tensor),
     }
 }
 
-/// Room for one.
-fn coming(dtype: DType, elements: usize, device: &Device) -> Result<Buffer, Error> {
+/// Allocates a receive buffer in the same memory that [`send_buffer`] uses.
+fn receive_buffer(dtype: DType, elements: usize, device: &Device) -> Result<Buffer, Error> {
     match travels_as_it_is(dtype, device) {
         true => Ok(gpu_room(device, dtype, elements)?),
         false => Ok(room(dtype, elements)),
     }
 }
 
-/// Whether tensors of a dtype go from GPU to GPU; all stages say the same.
+/// Whether tensors of this dtype travel from GPU to GPU. All stages agree, since this depends only on dtype and
+/// transport.
 fn travels_as_it_is(dtype: DType, device: &Device) -> bool {
     device.is_cuda() && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
-/// What came, as a tensor on this rank's device.
+/// Turns a received buffer into a tensor on this rank's device.
 fn arrived(device: &Device, buffer: Buffer, dtype: DType, dims: &[usize], is_leaf: bool) -> Result<Tensor, Error> {
     if buffer.is_on_device() {
         return Ok(gpu_tensor(buffer, dims, is_leaf)?);
@@ -395,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_announcement_reads_back() {
+    fn announcements_round_trip() {
         let all =
             vec![(DType::F32, vec![2, 3, 4]), (DType::I64, vec![]), (DType::BF16, vec![0, 7]), (DType::U32, vec![5])];
         assert_eq!(tensors(&words(&all)), Some(all.clone()));

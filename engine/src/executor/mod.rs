@@ -1,4 +1,4 @@
-//! Carries out a program: one exhaustive `match`.
+//! Executes a program: one exhaustive `match` over its instructions.
 
 pub(crate) mod activation_offload;
 pub(crate) mod messages;
@@ -22,48 +22,48 @@ use crate::executor::messages::{Boundary, Messages};
 use crate::executor::tracked::Tracked;
 use crate::timing::Timing;
 
-/// What the instructions of one step are told.
+/// The inputs of one program run.
 pub(crate) struct Context<'a> {
     pub(crate) zero: &'a mut ShardedState,
     pub(crate) timing: &'a mut Timing,
     pub(crate) tracked: Tracked,
     pub(crate) memory_limit: Option<u64>,
-    /// Where inputs are that are kept for layers to be run again.
+    /// Swap file of layer inputs that are kept for recomputation.
     pub(crate) kept: Option<&'a mut ActivationOffload>,
-    /// Inputs and targets of a local micro-batch.
+    /// Loads inputs and targets of a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
     /// Index of a local micro-batch's first sample in the run.
     pub(crate) sample: &'a dyn Fn(usize) -> u64,
     pub(crate) training: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
-    /// Gradient of the global batch's loss with respect to a micro-batch's, times the loss scale.
+    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale.
     pub(crate) loss_gradient: f32,
-    /// What the gradient norm is held against: whether a gradient is taken into the parameters, and how it is scaled.
+    /// Clipping and overflow limits of the gradient norm.
     pub(crate) limits: Limits,
     pub(crate) lr: f64,
 }
 
 pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>), Error> + 'a;
 
-/// What a step leaves behind.
+/// The results of one program run.
 #[derive(Debug, Default)]
 pub(crate) struct StepOutput {
-    /// The loss of each local micro-batch, where the last layer is.
+    /// Loss of each local micro-batch, on the stage of the last layer.
     pub(crate) losses: Vec<f32>,
-    /// The same until the program has ended: what is on a GPU is not waited for before.
+    /// Losses as tensors until the program ends, so that no instruction waits for the GPU.
     pending_losses: Vec<Tensor>,
-    /// The last layer's outputs of each local micro-batch that came without targets.
+    /// Outputs of the last layer, for each local micro-batch without targets.
     pub(crate) outputs: Vec<Activations>,
-    /// What came of the gradient norm; none where no gradient is made.
+    /// Gradient norm and whether the update was made; `None` in evaluation.
     pub(crate) verdict: Option<Verdict>,
-    /// What crossed the boundaries of pipeline stages, by the layer behind each.
+    /// Tensors that crossed the boundaries of pipeline stages, by the layer after each boundary.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
 }
 
-/// A layer's forward, kept until its backward.
+/// A layer's forward, saved until its backward.
 struct Saved {
-    /// The cut-off inputs: leaves, where they are float and a gradient is wanted.
+    /// Inputs that are autograd leaves; `None` for inputs that need no gradient.
     inputs: Vec<Option<Tensor>>,
     outputs: Vec<Tensor>,
 }
@@ -72,12 +72,12 @@ struct Saved {
 struct MicroBatch {
     targets: Option<Tensor>,
     sample: u64,
-    /// Output of the last layer that ran, cut off from its graph; what the next one takes.
+    /// Output of the last layer that ran, detached from its graph; the input of the next layer.
     flow: Option<Activations>,
     saved: HashMap<LayerId, Saved>,
-    /// Inputs of layers that will be run again.
+    /// Inputs of layers that will be recomputed.
     kept: HashMap<LayerId, Activations>,
-    /// Gradients of the outputs of the layer whose backward is next.
+    /// Gradients of the outputs of the layer that runs backward next.
     upstream: Vec<Option<Tensor>>,
 }
 
@@ -199,7 +199,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
         context.timing.hold(instruction, place, context.zero.ledger(), beside);
         context.timing.record(instruction, place, started);
     }
-    // Of a rank alone with everything on its GPU, this is where the host first waits for it.
+    // A rank alone with all state on its GPU waits for the GPU here for the first time.
     #[cfg(feature = "cuda")]
     zero_model::device::check(model.device())?;
     outcome.verdict = context.zero.finish_step()?;
@@ -209,7 +209,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     Ok(outcome)
 }
 
-/// Whether updates that were put off may wait until this instruction, and those behind it, are done. A rank alone has nothing to refresh.
+/// Whether deferred updates may wait for the next instruction. Consecutive updates are batched. A rank without other
+/// replicas has nothing to refresh, so refreshes do not end a batch.
 fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     match next {
         Some(Instruction::Update { .. }) => true,
@@ -285,8 +286,8 @@ fn forward(
 ) -> Result<(), Error> {
     let last = layer + 1 == model.layers().len();
     if context.training && last {
-        // Its forward is part of its backward: a head makes its gradients along with the loss, and there they have a
-        // place.
+        // The last layer's forward runs as part of its backward: a head computes gradients together with the loss, and
+        // the gradient buffers are open only during the backward.
         return Ok(());
     }
     let incoming = state.incoming()?;
@@ -305,7 +306,7 @@ fn forward(
     run_and_save(model, layer, incoming, state, &pass)
 }
 
-/// Runs a layer for its backward.
+/// Runs a layer's forward and saves its graph for the backward.
 fn run_and_save(
     model: &Model,
     layer: LayerId,
@@ -321,7 +322,7 @@ fn run_and_save(
     Ok(())
 }
 
-/// A layer's forward once more, with the masks of the first time: they depend on nothing but the pass.
+/// Runs a layer's forward again. Dropout masks depend only on the pass, so they equal those of the first run.
 fn recompute(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &Context<'_>) -> Result<(), Error> {
     let incoming = match state.kept.remove(&layer) {
         Some(kept) => kept,
@@ -331,9 +332,9 @@ fn recompute(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &Co
     run_and_save(model, layer, incoming, state, &pass)
 }
 
-/// candle's gradients, and apart those of a layer's inputs.
+/// candle's gradient store, and separately the gradients of a layer's inputs.
 type Backpropagated = Result<(GradStore, Vec<Option<Tensor>>), ZeroError>;
-/// Runs a backward so that the gradients of parameters land where they belong, and gives those of the inputs.
+/// Runs a backward, stores the gradients of parameters in their flat buffers, and returns the gradients of the inputs.
 type Capture<'a> =
     &'a dyn Fn(&mut ShardedState, &mut dyn FnMut() -> Backpropagated) -> Result<Vec<Option<Tensor>>, ZeroError>;
 
@@ -353,13 +354,13 @@ fn backward(
         let gradients = capture(context.zero, &mut || {
             let loss = model.loss(&inputs, targets, &pass, gradient)?;
             outcome.pending_losses.push(loss.detach());
-            // Made where it is: a copy from the host could wait for the GPU.
+            // Create the seed on the device: a copy from the host could wait for the GPU.
             let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves)?)
         })?;
         (leaves, gradients)
     } else {
-        // What was run again leaves an output that nobody takes.
+        // A recomputed forward leaves an output that no layer consumes.
         state.flow = None;
         let saved = state.saved.remove(&layer).ok_or_else(|| Error::Batch("a layer's forward has not run".into()))?;
         let upstream = std::mem::take(&mut state.upstream);
@@ -387,8 +388,8 @@ fn backpropagate(
     Ok((store, gradients))
 }
 
-/// A layer's inputs, and those of them that are leaves. The model's inputs need no gradient; between layers the graph is
-/// cut, so that each backward is the layer's own.
+/// Detaches a layer's inputs from the graph of the layer before, so that the backward ends at this layer. Returns the
+/// inputs, and separately the leaves among them. Inputs of the model (layer 0) need no gradient.
 fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activations, Vec<Option<Tensor>>)> {
     let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });
     let leaves = leaves.collect::<candle_core::Result<Vec<_>>>()?;
@@ -396,8 +397,8 @@ fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activatio
     Ok((Activations::new(inputs), leaves))
 }
 
-/// An autograd leaf with the values of `x`, if it can have a gradient. What was received from another stage is one already, and
-/// what a block of ours handed on.
+/// Returns an autograd leaf with the values of `x`, or `None` if the dtype has no gradient. Tensors that were received
+/// from another stage, or handed on by a block of the zoo, are leaves already.
 fn leaf(x: &Tensor) -> candle_core::Result<Option<Tensor>> {
     if !x.dtype().is_float() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Tensors as buffers that travel, and back. A dtype that communicators do not know travels as bytes.
+//! Converts tensors to communication buffers and back. Dtypes that communicators do not support travel as bytes.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use zero_comm::{Buffer, Dtype};
@@ -7,21 +7,21 @@ use zero_partition::ZeroError;
 
 use crate::error::Error;
 
-/// Dtypes that may travel; the position is the code.
+/// Supported dtypes. The index is the dtype code.
 const DTYPES: [DType; 9] =
     [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64, DType::I32, DType::I16, DType::U32, DType::U8];
 
-/// A dtype's number in an announcement; -1 for one that cannot travel.
+/// Returns a dtype's code in an announcement; -1 if the dtype is unsupported.
 pub(crate) fn dtype_code(dtype: DType) -> i64 {
     DTYPES.iter().position(|&d| d == dtype).map_or(-1, |code| code as i64)
 }
 
-/// The dtype of a number.
+/// Returns the dtype of a code.
 pub(crate) fn dtype_of(code: i64) -> Option<DType> {
     DTYPES.get(usize::try_from(code).ok()?).copied()
 }
 
-/// Room for so many elements.
+/// Allocates a zeroed buffer for `elements` elements.
 pub(crate) fn room(dtype: DType, elements: usize) -> Buffer {
     match dtype {
         DType::F32 => Buffer::zeros(Dtype::F32, elements),
@@ -32,7 +32,7 @@ pub(crate) fn room(dtype: DType, elements: usize) -> Buffer {
     }
 }
 
-/// A copy of a tensor's elements on the host, in row-major order.
+/// Copies a tensor's elements to a host buffer, in row-major order.
 pub(crate) fn buffer_of(tensor: &Tensor) -> Result<Buffer, Error> {
     let tensor = tensor.contiguous()?.to_device(&Device::Cpu)?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -52,7 +52,7 @@ pub(crate) fn buffer_of(tensor: &Tensor) -> Result<Buffer, Error> {
     }
 }
 
-/// What [`buffer_of`] made, as storage of `dtype`.
+/// Converts a buffer that [`buffer_of`] made to storage of `dtype`.
 pub(crate) fn storage_of(buffer: Buffer, dtype: DType) -> Result<CpuStorage, Error> {
     Ok(match (buffer, dtype) {
         (Buffer::F32(values), DType::F32) => CpuStorage::F32(values),
@@ -83,10 +83,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_dtype_comes_back_as_it_went() {
+    fn every_dtype_round_trips() {
         let values = Tensor::arange(0u32, 12, &Device::Cpu).and_then(|t| t.reshape((3, 4))).expect("a tensor");
         for dtype in DTYPES {
-            // A view that is not contiguous, and starts behind the beginning.
+            // A view that is not contiguous and has an offset.
             let tensor = values.to_dtype(dtype).and_then(|t| t.narrow(0, 1, 2)).and_then(|t| t.t()).expect("a view");
             let buffer = buffer_of(&tensor).expect("a buffer");
             assert_eq!((buffer.len(), buffer.dtype()), {

@@ -1,4 +1,4 @@
-//! Bytes that a rank has been given, as the program's allocator counts them: what a step took, held against its plan.
+//! Measures the bytes that the program's allocator gave to this rank, to compare a step with its memory plan.
 
 use zero_comm::{Communicator, heap};
 use zero_partition::{CATEGORIES, ShardedState};
@@ -7,10 +7,11 @@ use zero_pipeline::Instruction;
 use crate::error::Error;
 use crate::format::bytes;
 
-/// Counts from when the engine was made.
+/// Allocated bytes relative to the creation of the engine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tracked {
-    /// What there was before; `None` where the program does not count, or several ranks share a process.
+    /// Bytes allocated before the engine was created. `None` if the program does not count allocations, or several
+    /// ranks share the process.
     before: Option<usize>,
 }
 
@@ -20,7 +21,7 @@ impl Tracked {
         Self { before: (heap::counted() && is_alone).then(|| heap::now() + zero_tier::mapped()) }
     }
 
-    /// An instruction begins.
+    /// Resets the peaks before an instruction.
     pub(crate) fn start(&self) {
         if self.before.is_some() {
             heap::reset_peak();
@@ -28,7 +29,8 @@ impl Tracked {
         }
     }
 
-    /// It has ended: what was there beside what `ShardedState` knows of was there for layers, and for messages between stages. Gives that back.
+    /// Reads the peaks after an instruction. Bytes beyond the ledger of `ShardedState` belong to layers and to messages
+    /// between stages; notes them in the ledger as activations, and returns them.
     pub(crate) fn stop(&self, zero: &mut ShardedState) -> u64 {
         zero.count_idle();
         let Some(before) = self.before else { return 0 };
@@ -39,8 +41,10 @@ impl Tracked {
     }
 }
 
+/// Checks the peak against `training.memory_limit`.
+///
 /// # Errors
-/// If a rank has held more than it may, with what it was for.
+/// Fails if this rank exceeded the limit; the error lists the peak of each category.
 pub(crate) fn within(limit: u64, zero: &ShardedState, instruction: &Instruction) -> Result<(), Error> {
     let ledger = zero.ledger();
     if ledger.peak_total() <= limit {

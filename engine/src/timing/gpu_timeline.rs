@@ -1,5 +1,5 @@
-//! What this rank's GPU did when. The host puts a program on the GPU's streams and is ahead of it, so its own clock says nothing of that:
-//! traces, `wall_clock_breakdown` and `flops_profiler` read events on the streams.
+//! Timeline of this rank's GPU. The host runs ahead of the GPU's streams, so its clock does not show when the GPU
+//! works: traces, `wall_clock_breakdown` and `flops_profiler` read events on the streams.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::timing::trace::of_each_rank;
 #[cfg(feature = "cuda")]
 pub(crate) use zero_model::device::Timeline as GpuTimeline;
 
-/// There is none: this program was built without support for GPUs.
+/// Uninhabited, since this program was built without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 #[derive(Debug)]
 pub(crate) enum GpuTimeline {}
@@ -34,16 +34,17 @@ impl GpuTimeline {
     }
 }
 
-/// Something that took a GPU's time.
+/// A span of a GPU's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuSpan {
-    /// Which of its streams.
+    /// The stream.
     pub track: Track,
-    /// The index of the instruction in the step's program during which it was put there, or what ranks did together.
+    /// The position of the enqueuing instruction in the step's program, or the kind and size of a transfer between
+    /// ranks.
     pub subject: Subject,
-    /// Since all ranks had been made.
+    /// Start, since the timeline's origin (see [`Span`](crate::timing::Span)).
     pub start: Duration,
-    /// Likewise.
+    /// End, since the same origin.
     pub end: Duration,
 }
 
@@ -54,7 +55,7 @@ impl GpuSpan {
     }
 }
 
-/// Numbers of a span that travels.
+/// Number of integers that encode a span.
 const NUMBERS: usize = 5;
 
 fn numbers(span: &GpuSpan) -> [i64; NUMBERS] {
@@ -81,12 +82,12 @@ fn slice(numbers: &[i64], program: &Program) -> Option<Slice> {
     Some(Slice { name, category, start: start as f64 / 1e9, end: end as f64 / 1e9 })
 }
 
-/// What the GPU of each rank did, for [`processes`]; a collective.
+/// Gathers the GPU timelines of all ranks, encoded for [`processes`]. Collective.
 pub fn gathered(comm: &dyn Communicator, spans: &[GpuSpan]) -> Result<Vec<Vec<i64>>, Error> {
     of_each_rank(comm, spans.iter().flat_map(numbers).collect())
 }
 
-/// The GPUs of all ranks as processes of a trace.
+/// Converts the GPUs of all ranks to processes of a trace.
 pub fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
     let of_rank = |(rank, (own, program)): (usize, (&Vec<i64>, &Program))| {
         let threads = Track::ALL.into_iter().filter_map(|track| {
@@ -101,20 +102,20 @@ pub fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
     gathered.iter().zip(programs).enumerate().filter_map(of_rank).collect()
 }
 
-/// How long this rank's GPU was at what.
+/// Seconds that this rank's GPU was busy, by kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Busy {
-    /// Kernels.
+    /// Seconds in kernels.
     pub compute: f64,
-    /// Between the host and it.
+    /// Seconds of copies between host and GPU.
     pub copies: f64,
-    /// Between GPUs.
+    /// Seconds of transfers between GPUs.
     pub transfers: f64,
-    /// Of copies and transfers, while it computed.
+    /// Seconds of copies and transfers that overlapped with compute.
     pub hidden: f64,
 }
 
-/// Seconds of what has been recorded.
+/// Sums a timeline into busy seconds.
 pub fn busy(spans: &[GpuSpan], program: &Program) -> Busy {
     let seconds = |span: &&GpuSpan| (span.start.as_secs_f64(), span.end.as_secs_f64());
     let computes = |span: &&GpuSpan| match span.subject {
@@ -136,7 +137,7 @@ pub fn busy(spans: &[GpuSpan], program: &Program) -> Busy {
     }
 }
 
-/// Intervals as few that do not touch, in order.
+/// Merges overlapping and touching intervals. The result is sorted.
 fn united(intervals: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = intervals.collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -150,7 +151,7 @@ fn united(intervals: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     united
 }
 
-/// What is in both, of intervals that do not touch and are in order.
+/// Intersects two sorted lists of disjoint intervals.
 fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let (mut i, mut j, mut both) = (0, 0, vec![]);
     while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
@@ -164,7 +165,7 @@ fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 fn length(intervals: &[(f64, f64)]) -> f64 {
-    // A sum of nothing is −0.
+    // `sum` of an empty iterator of floats is −0.0.
     intervals.iter().fold(0.0, |sum, (start, end)| sum + end - start)
 }
 
@@ -185,11 +186,11 @@ mod tests {
     }
 
     #[test]
-    fn what_hides_behind_compute_is_counted_once() {
+    fn overlap_is_counted_once() {
         let gather = Subject::Transfer { kind: Transfer::AllGather, bytes: 64 };
         let spans = [
             span(Track::Compute, Subject::Number(0), 0, 10),
-            // A wait hides nothing.
+            // A wait is not compute, so nothing overlaps with it.
             span(Track::Compute, Subject::Number(1), 10, 14),
             span(Track::Compute, Subject::Number(0), 14, 20),
             span(Track::ToHost, Subject::Number(0), 4, 8),
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_travel_and_keep_their_names() {
+    fn spans_round_trip_with_their_names() {
         let spans = [
             span(Track::FromHost, Subject::Number(1), 2, 3),
             span(Track::Receives, Subject::Transfer { kind: Transfer::Receive, bytes: 12 }, 1, 2),
@@ -215,7 +216,7 @@ mod tests {
             assert_eq!(slice(&travelled, &program()).unwrap().category, kind.name());
             assert_eq!(Track::ALL[travelled[0] as usize], kind.track());
         }
-        // An instruction that is not in the program has no name.
+        // An index outside of the program has no name.
         let odd = span(Track::Compute, Subject::Number(7), 0, 1);
         assert_eq!(slice(&numbers(&odd), &program()), None);
     }

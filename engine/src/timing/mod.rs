@@ -1,4 +1,4 @@
-//! Where the time of a step goes.
+//! Measures the time of a step by category.
 
 pub mod gpu_timeline;
 pub mod points;
@@ -16,32 +16,32 @@ use crate::timing::gpu_timeline::{GpuSpan, GpuTimeline};
 use crate::timing::points::Points;
 use crate::timing::profile::Profile;
 
-/// What a span of a rank's time was spent on.
+/// Category of a rank's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TimeCategory {
-    /// Reading and tokenising samples.
+    /// Loading and tokenizing samples.
     Data,
     /// Forward passes.
     Forward,
-    /// Forward passes that were run again.
+    /// Recomputed forward passes.
     Recomputation,
     /// Backward passes.
     Backward,
-    /// Starting and awaiting collectives and messages: what communication did not hide behind compute, and what a pipeline
-    /// stage waited for others.
+    /// Starting and awaiting collectives and messages. This is the communication time that did not overlap with
+    /// compute, plus the time that a pipeline stage waited for other stages.
     Communication,
-    /// Starting and awaiting reads and writes of the disk: what did not hide behind the rest.
+    /// Starting and awaiting disk I/O: the I/O time that did not overlap with other work.
     Disk,
-    /// Norm and optimizer.
+    /// Gradient norm and optimizer.
     Update,
 }
 
 impl TimeCategory {
-    /// All of them, in the order in which reports show them.
+    /// All categories, in the order of reports.
     pub const ALL: [Self; 7] =
         [Self::Data, Self::Forward, Self::Recomputation, Self::Backward, Self::Communication, Self::Disk, Self::Update];
 
-    /// Its name in reports.
+    /// The category's name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl TimeCategory {
     }
 }
 
-/// The same, in finer parts: what DeepSpeed tells apart, and what else a step here consists of.
+/// A finer category, with DeepSpeed's distinctions and the additional parts of a step here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// As [`TimeCategory::Data`].
@@ -67,13 +67,13 @@ pub enum Phase {
     Recomputation,
     /// As [`TimeCategory::Backward`].
     Backward,
-    /// Gradients on their way to one sum.
+    /// Reducing gradients.
     Reduce,
-    /// Sharded parameters on their way to where they are used.
+    /// Gathering sharded parameters.
     Gather,
-    /// What was updated, on its way to all ranks that keep it.
+    /// Gathering updated parameters that are replicated.
     Refresh,
-    /// Between pipeline stages.
+    /// Messages between pipeline stages.
     Messages,
     /// As [`TimeCategory::Disk`].
     Disk,
@@ -141,7 +141,7 @@ impl Phase {
 pub struct PhaseSeconds([f64; Phase::COUNT]);
 
 impl PhaseSeconds {
-    /// Those of some phases together.
+    /// Sums the seconds of several phases.
     pub fn of(&self, phases: &[Phase]) -> f64 {
         phases.iter().map(|&phase| self.0[phase as usize]).sum()
     }
@@ -160,44 +160,45 @@ impl std::ops::AddAssign for PhaseSeconds {
     }
 }
 
-/// An instruction of a training step that was carried out.
+/// One executed instruction of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Its index in the step's program.
     pub index: usize,
-    /// Since all ranks had been made.
+    /// Start, since the timeline's origin: the engine's creation, after a barrier of all ranks.
     pub start: Duration,
-    /// Likewise.
+    /// End, since the same origin.
     pub end: Duration,
 }
 
-/// Steps of which the timeline is kept: what a picture can show, and little beside the run.
+/// Maximum number of steps in a timeline. More would not fit into a chart, and the memory stays small.
 const TRACED_STEPS: usize = 20;
 
-/// Whether a run keeps its timeline.
+/// Whether a run records a timeline.
 pub fn is_traced(config: &Config) -> bool {
     config.wall_clock_breakdown || config.training.trace
 }
 
-/// Bytes of the timeline of a program of so many instructions: the host's, and a GPU's, which has copies and collectives besides.
+/// Bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains copies and
+/// collectives.
 pub fn timeline_bytes(instructions: usize, on_gpu: bool) -> u64 {
     let of_gpu = if on_gpu { 2 * size_of::<GpuSpan>() } else { 0 };
     (TRACED_STEPS * instructions * (size_of::<Span>() + of_gpu)) as u64
 }
 
-/// A GPU's clock, and what is read from it.
+/// The timeline of a GPU and its totals.
 #[derive(Debug)]
 struct OfGpu {
     timeline: GpuTimeline,
-    /// With `wall_clock_breakdown`.
+    /// Set with `wall_clock_breakdown`.
     every_step: bool,
-    /// Something of the running step is recorded.
+    /// Whether an instruction of the running step was recorded.
     recorded: bool,
     phases: PhaseSeconds,
     spans: Vec<GpuSpan>,
 }
 
-/// Seconds by lane, calls by instruction, and the timeline where it is wanted.
+/// Seconds by phase, calls by instruction, and optionally the timeline.
 #[derive(Debug)]
 pub struct Timing {
     origin: Instant,
@@ -207,13 +208,14 @@ pub struct Timing {
     steps: usize,
     /// With `memory_breakdown`.
     points: Option<Points>,
-    /// In the step of `flops_profiler`.
+    /// During the step of `flops_profiler`.
     profile: Option<Profile>,
     gpu: Option<OfGpu>,
 }
 
 impl Timing {
-    /// Keeps the timeline of programs of so many instructions, if it is to, and what is held in a step. All ranks make it at about the same time, behind a barrier.
+    /// Starts the clock. With `traced`, records the timeline of programs with that many instructions; with `holds`,
+    /// records the memory of each part of a step. Ranks call this after a barrier, so that their clocks agree.
     pub fn new(traced: Option<usize>, holds: bool) -> Self {
         Self {
             origin: Instant::now(),
@@ -227,7 +229,7 @@ impl Timing {
         }
     }
 
-    /// Reads a GPU's clock as well: in the steps of the timeline and of a profile, or in all.
+    /// Also records times on the GPU: in all steps, or only in steps of the timeline and of a profile.
     pub(crate) fn with_gpu(self, timeline: Option<GpuTimeline>, every_step: bool) -> Self {
         let gpu = timeline.map(|timeline| OfGpu {
             timeline,
@@ -239,7 +241,7 @@ impl Timing {
         Self { gpu, ..self }
     }
 
-    /// Before an instruction, with its place in a training step's program.
+    /// Marks the start of an instruction. `index` is its position in a training step's program.
     pub(crate) fn enter(&mut self, index: Option<usize>) -> candle_core::Result<()> {
         let (Some(gpu), Some(index)) = (&mut self.gpu, index) else { return Ok(()) };
         let is_traced = self.spans.is_some() && self.steps + usize::from(index == 0) <= TRACED_STEPS;
@@ -250,7 +252,7 @@ impl Timing {
         Ok(())
     }
 
-    /// After it.
+    /// Marks the end of an instruction.
     pub(crate) fn leave(&mut self) -> candle_core::Result<()> {
         match &mut self.gpu {
             Some(gpu) if gpu.recorded => gpu.timeline.leave(),
@@ -258,7 +260,7 @@ impl Timing {
         }
     }
 
-    /// After a training step: waits for the GPU, where something was recorded.
+    /// Reads the GPU's times after a training step. Waits for the GPU if something was recorded.
     pub(crate) fn settle(&mut self, program: &Program) -> candle_core::Result<()> {
         let Some(gpu) = self.gpu.as_mut().filter(|gpu| gpu.recorded) else { return Ok(()) };
         gpu.recorded = false;
@@ -278,7 +280,8 @@ impl Timing {
         Ok(())
     }
 
-    /// An instruction that is done. `index` is its place in a training step's program; evaluation is not in the timeline.
+    /// Records an executed instruction. `index` is its position in a training step's program; instructions of an
+    /// evaluation have none and are not in the timeline.
     pub fn record(&mut self, instruction: &Instruction, index: Option<usize>, started: Instant) {
         let duration = started.elapsed();
         self.phases.0[Phase::of(instruction) as usize] += duration.as_secs_f64();
@@ -289,7 +292,7 @@ impl Timing {
                 profile.note_time(instruction, duration);
             }
         }
-        // A step begins with the first instruction of its program.
+        // The first instruction of the program starts a step.
         self.steps += usize::from(index == Some(0));
         if let (Some(spans), Some(index), true) = (&mut self.spans, index, self.steps <= TRACED_STEPS) {
             let start = started.duration_since(self.origin);
@@ -297,36 +300,38 @@ impl Timing {
         }
     }
 
-    /// What an instruction has held: what the ledger says, and what the allocator has counted beside it.
+    /// Records the bytes held during an instruction: those in the ledger, and `beside` those that the allocator counted
+    /// in addition.
     pub(crate) fn hold(&mut self, instruction: &Instruction, index: Option<usize>, ledger: &Ledger, beside: u64) {
         if let (Some(points), Some(index)) = (&mut self.points, index) {
             points.note(instruction, index, ledger, beside);
         }
     }
 
-    /// What the parts of the last training step have held, with `memory_breakdown`.
+    /// Peak memory of each part of the last training step, with `memory_breakdown`.
     pub fn points(&self) -> Option<&Points> {
         self.points.as_ref()
     }
 
-    /// Profiles the training step that comes.
+    /// Starts a profile of the next training step.
     pub(crate) fn begin_profile(&mut self, layers: usize) {
         self.profile = Some(Profile::begin(layers));
     }
 
-    /// Ends the profile.
+    /// Ends the profile and returns it.
     pub(crate) fn take_profile(&mut self) -> Option<Profile> {
         self.profile.take()
     }
 
-    /// Seconds spent on a lane since the engine was made. Of the host: it is ahead of a GPU, and waits where it reads from one.
+    /// Seconds of a category since the engine was created, on the host's clock. The host runs ahead of a GPU and waits
+    /// where it reads a result.
     #[must_use]
     pub fn seconds(&self, lane: TimeCategory) -> f64 {
         let of_lane = PHASES.into_iter().filter(|phase| phase.lane() == lane);
         of_lane.map(|phase| self.phases.0[phase as usize]).sum()
     }
 
-    /// The same by phase; with `wall_clock_breakdown` on a GPU by that one's clock.
+    /// Seconds by phase since the engine was created; on the GPU's clock with `wall_clock_breakdown` on a GPU.
     pub fn phases(&self) -> PhaseSeconds {
         match &self.gpu {
             Some(gpu) if gpu.every_step => gpu.phases,
@@ -334,24 +339,24 @@ impl Timing {
         }
     }
 
-    /// Instructions carried out, by kind.
+    /// Number of executed instructions, by kind.
     pub fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.calls.iter().map(|(&kind, &calls)| (kind, calls))
     }
 
-    /// Whether the timeline is recorded.
+    /// Whether a timeline is recorded.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.spans.is_some()
     }
 
-    /// The timeline; empty unless it is recorded.
+    /// The timeline; empty unless recorded.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         self.spans.as_deref().unwrap_or_default()
     }
 
-    /// That of this rank's GPU; empty without one, or unless it is recorded.
+    /// The timeline of this rank's GPU; empty without a GPU, or unless recorded.
     #[must_use]
     pub fn gpu_spans(&self) -> &[GpuSpan] {
         self.gpu.as_ref().map_or(&[], |gpu| &gpu.spans)
@@ -363,13 +368,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_timeline_of_a_long_run_has_its_first_steps() {
+    fn the_timeline_keeps_the_first_steps() {
         let mut timing = Timing::new(Some(0), false);
         for _ in 0..TRACED_STEPS + 5 {
             for index in 0..3 {
                 timing.record(&Instruction::GradientNorm, Some(index), Instant::now());
             }
-            // An evaluation.
+            // An instruction of an evaluation.
             timing.record(&Instruction::Load { micro_batch: 0 }, None, Instant::now());
         }
         assert_eq!(timing.spans().len(), 3 * TRACED_STEPS);

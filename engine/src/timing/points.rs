@@ -1,9 +1,9 @@
-//! `memory_breakdown`: what is held in each part of a step, by category.
+//! `memory_breakdown`: peak memory in each part of a step, by category.
 
 use zero_partition::{CATEGORIES, Category, Ledger};
 use zero_pipeline::Instruction;
 
-/// A part of a step: from its first instruction on until one of another part.
+/// A part of a step. It lasts from its first instruction until the first instruction of another part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Forward,
@@ -11,10 +11,10 @@ enum Part {
     Update,
 }
 
-/// Bytes of each category, and of all at a time.
+/// Bytes of each category, followed by the total at one time.
 pub type Bytes = [u64; CATEGORIES.len() + 1];
 
-/// The most of each part of the last step, and what its last instruction held.
+/// Peak bytes in each part of the last step, and the bytes at its last instruction.
 #[derive(Debug, Clone, Copy)]
 pub struct Points {
     part: Part,
@@ -22,14 +22,14 @@ pub struct Points {
 }
 
 impl Points {
-    /// What the rows of [`Points::bytes`] are called.
+    /// Names of the rows of [`Points::bytes`].
     pub const NAMES: [&'static str; 4] = ["forward", "backward", "step", "its end"];
 
     pub(crate) fn new() -> Self {
         Self { part: Part::Forward, most: [[0; CATEGORIES.len() + 1]; 4] }
     }
 
-    /// An instruction of a training step is done, while which layers have held so many bytes beside what the ledger knows.
+    /// Records an instruction of a training step, during which `activations` bytes were held in addition to the ledger.
     pub(crate) fn note(&mut self, instruction: &Instruction, index: usize, ledger: &Ledger, activations: u64) {
         if index == 0 {
             *self = Self::new();
@@ -49,7 +49,7 @@ impl Points {
         self.most[3] = held;
     }
 
-    /// By part of the step, then at its last instruction.
+    /// Peak bytes of forward, backward and update, then the bytes at the last instruction.
     pub fn bytes(&self) -> &[Bytes; 4] {
         &self.most
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_has_its_most_and_a_step_begins_anew() {
+    fn peaks_are_per_part_and_per_step() {
         let (mut points, mut ledger) = (Points::new(), Ledger::default());
         ledger.add(Category::Parameters, 10, 4);
         for _ in 0..2 {
@@ -86,6 +86,6 @@ mod tests {
             [Category::Parameters, Category::Activations, Category::Staging].map(|c| row[c as usize])
         };
         assert_eq!([row(0), row(1), row(2), row(3)], [[40, 100, 7], [40, 200, 0], [40, 0, 0], [40, 0, 0]]);
-        assert_eq!(points.bytes().map(|row| row[CATEGORIES.len()]), [140, 240, 40, 40], "at a time");
+        assert_eq!(points.bytes().map(|row| row[CATEGORIES.len()]), [140, 240, 40, 40], "total");
     }
 }

@@ -1,4 +1,4 @@
-//! `flops_profiler`: what each layer computed in one step and how long it took, counted inside of the step.
+//! `flops_profiler`: multiply-accumulates and time of each layer, measured during a training step.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use zero_pipeline::Instruction;
 
 use crate::error::Error;
 
-/// Multiply-accumulates, and the time that they and the rest took.
+/// Work of a layer's forward or backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProfiledWork {
-    /// Multiply-accumulates.
+    /// Number of multiply-accumulates.
     pub macs: u64,
-    /// Time.
+    /// Time in nanoseconds.
     pub nanoseconds: u64,
 }
 
 impl ProfiledWork {
-    /// Its time in seconds.
+    /// Time in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.nanoseconds as f64 / 1e9
@@ -32,22 +32,23 @@ impl std::ops::AddAssign for ProfiledWork {
     }
 }
 
-/// A layer in one step, all micro-batches.
+/// Work of one layer in a step, summed over the micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerWork {
-    /// Forwards for the first time.
+    /// Forward passes, without recomputation.
     pub forward: ProfiledWork,
-    /// Forwards that are computed again for the backward; in the last layer the forward too, which runs inside of its backward.
+    /// Backward passes and recomputed forward passes. Includes the last layer's forward, which runs as part of its
+    /// backward.
     pub backward: ProfiledWork,
 }
 
-/// One step of this rank, by layer.
+/// Profile of one step on this rank, by layer.
 #[derive(Debug)]
 pub struct Profile {
     layers: Vec<LayerWork>,
-    /// The norm and the optimizer.
+    /// Time of the gradient norm and the optimizer.
     update: Duration,
-    /// The thread's count after the last instruction.
+    /// The thread's counter of multiply-accumulates after the last instruction.
     macs: u64,
 }
 
@@ -56,7 +57,8 @@ impl Profile {
         Self { layers: vec![LayerWork::default(); layers], update: Duration::ZERO, macs: measure::macs() }
     }
 
-    /// An instruction is done, on the thread that began the profile: it has what was counted since the one before.
+    /// Adds the multiply-accumulates since the previous instruction to this instruction's layer. Must run on the thread
+    /// that began the profile.
     pub(crate) fn note_macs(&mut self, instruction: &Instruction) {
         let macs = measure::macs();
         let counted = macs.wrapping_sub(std::mem::replace(&mut self.macs, macs));
@@ -65,7 +67,7 @@ impl Profile {
         }
     }
 
-    /// How long an instruction took.
+    /// Adds an instruction's time to its layer.
     pub(crate) fn note_time(&mut self, instruction: &Instruction, duration: Duration) {
         if let Some(work) = self.of(instruction) {
             work.nanoseconds += u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
@@ -86,7 +88,7 @@ impl Profile {
         }
     }
 
-    /// What rank 0 and, of the layers of other pipeline stages, their first ranks found; a collective.
+    /// Merges the profiles of all ranks: each layer is taken from the first rank that ran it. Collective.
     pub fn together(self, comm: &dyn Communicator) -> Result<Found, Error> {
         let words = |layer: &LayerWork| [layer.forward, layer.backward].map(|work| [work.macs, work.nanoseconds]);
         let own = self.layers.iter().flat_map(|layer| words(layer).into_iter().flatten().map(|word| word as i64));
@@ -111,14 +113,14 @@ fn layer(words: &[i64]) -> LayerWork {
     LayerWork { forward: work(0), backward: work(2) }
 }
 
-/// What a profile found.
+/// The merged result of a profile.
 #[derive(Debug)]
 pub struct Found {
-    /// Of every layer of the model, each on the first rank that has it.
+    /// Work of every layer of the model, each from the first rank that ran it.
     pub layers: Vec<LayerWork>,
-    /// Of the layers of rank 0 alone; those of other stages are nothing.
+    /// Work on rank 0 only, where layers of other stages are zero; empty on other ranks.
     pub own: Vec<LayerWork>,
-    /// The norm and the optimizer of rank 0.
+    /// Time of the gradient norm and the optimizer on this rank.
     pub update: Duration,
 }
 
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_their_layers() {
+    fn times_are_added_to_layers() {
         let mut profile = Profile::begin(2);
         let ms = Duration::from_millis;
         profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 0 }, ms(1));

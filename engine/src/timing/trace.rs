@@ -1,22 +1,22 @@
-//! What ranks recorded of their steps, brought together.
+//! Collects the timelines of all ranks.
 
 use zero_comm::{Buffer, Communicator};
 
 use crate::error::Error;
 use crate::timing::Span;
 
-/// One instruction of one step of one rank.
+/// One executed instruction of one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Done {
-    /// Of the instruction in the step's program.
+    /// Position of the instruction in the step's program.
     pub index: usize,
-    /// In seconds.
+    /// Start in seconds.
     pub start: f64,
-    /// Likewise.
+    /// End in seconds.
     pub end: f64,
 }
 
-/// What every rank recorded; a collective.
+/// Gathers the timelines of all ranks. Collective.
 pub fn gathered(comm: &dyn Communicator, spans: &[Span]) -> Result<Vec<Vec<Done>>, Error> {
     let nanoseconds = |time: std::time::Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let own: Vec<i64> =
@@ -27,7 +27,7 @@ pub fn gathered(comm: &dyn Communicator, spans: &[Span]) -> Result<Vec<Vec<Done>
     Ok(all.iter().map(|own| own.chunks_exact(3).map(done).collect()).collect())
 }
 
-/// What each rank has, however much that is; a collective.
+/// Gathers a vector of any length from each rank. Collective.
 pub(crate) fn of_each_rank(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     let (size, length) = (comm.size(), Buffer::I64(vec![own.len() as i64]));
     let lengths = comm.all_gather(length, Buffer::I64(vec![0; size]), &vec![1; size]).wait()?.output.into_i64()?;
@@ -45,7 +45,7 @@ pub(crate) fn of_each_rank(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec
         .collect())
 }
 
-/// What was recorded, step by step: a program begins anew where the index does not grow.
+/// Splits a timeline into steps: a step begins where the instruction index does not increase.
 pub fn steps(done: &[Done]) -> impl Iterator<Item = &[Done]> {
     done.chunk_by(|a, b| a.index < b.index)
 }

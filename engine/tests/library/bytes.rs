@@ -1,4 +1,4 @@
-//! Bytes held and bytes sent are what the ZeRO paper says, and what the plan says to the byte.
+//! Bytes in memory match the ZeRO paper's formulas, and bytes sent match the plan exactly.
 
 use crate::world;
 
@@ -11,7 +11,7 @@ use zero_partition::{
     state_formula,
 };
 
-/// With a `width` of 256, cuts on blocks of 1,024 elements are less than 1 % of a shard.
+/// With a `width` of 256, cutting on blocks of 1,024 elements changes a shard by less than 1 %.
 fn model(width: usize, tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 64,
@@ -24,15 +24,15 @@ fn model(width: usize, tied: bool) -> Layers {
     })
 }
 
-/// One rank after one step.
+/// Measurements of one rank after one step.
 struct Rank {
     layout: Layout,
-    /// The most that was held at a time.
+    /// Peak bytes.
     held: StateBytes,
     expected: StateBytes,
     sent: u64,
     expected_sent: u64,
-    /// Elements of all gathers of the program.
+    /// Elements of all gathers in the program.
     gathered: usize,
 }
 
@@ -44,7 +44,7 @@ struct Run {
     tied: bool,
     dtype: DType,
     reproducible: bool,
-    /// More keys of `zero_optimization`.
+    /// Additional keys of `zero_optimization`.
     zero: &'static str,
 }
 
@@ -59,7 +59,7 @@ const PLAIN: Run = Run {
     zero: "stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0",
 };
 
-/// The section of a configuration that a dtype needs. The first loss scale is none.
+/// The configuration section of a dtype. The initial loss scale is 1.
 fn section(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "bf16: {enabled: true}",
@@ -117,7 +117,7 @@ impl Run {
         })
     }
 
-    /// What a step sends besides: the norm as one exact sum, and the losses.
+    /// Bytes that a step sends in addition to its program: the norm as one exact sum, and the losses.
     fn norm_and_loss(&self, rank: usize) -> u64 {
         let losses = if self.zero_stage >= 2 { self.micro_batches } else { 1 };
         let [norm, losses] =
@@ -126,13 +126,14 @@ impl Run {
     }
 }
 
-/// What a rank sends in an all-reduce: others' ranges to their owners, then its own to everybody.
+/// Elements that a rank sends in an all-reduce: the other ranks' ranges to their owners, then its own range to every
+/// rank.
 pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
     let own = elements / ranks + usize::from(rank < elements % ranks);
     elements - own + own * (ranks - 1)
 }
 
-/// What the payload of an engine's program depends on. Gradients travel in the working dtype.
+/// Options that determine the payload of an engine's program. Gradients travel in the working dtype.
 pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
     ZeroOptions {
         optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
@@ -153,7 +154,7 @@ fn assert_within(found: f64, expected: f64, fraction: f64, what: &str) {
 }
 
 #[test]
-fn state_is_what_the_formula_says() {
+fn state_matches_the_formula() {
     for ranks in [1, 2, 4] {
         for zero_stage in 0..=3 {
             for micro_batches in if ranks == 2 { 1..=3 } else { 1..=1 } {
@@ -170,9 +171,10 @@ fn state_is_what_the_formula_says() {
     }
 }
 
-/// In bf16 and f16: 2 bytes of working parameters, 4 of master and 8 of Adam for what a rank updates, gradients added up in f32.
+/// In bf16 and f16: 2 bytes of working parameters per element, 4 bytes of master parameters and 8 bytes of Adam state
+/// for each element that a rank updates. Gradients accumulate in f32.
 #[test]
-fn state_in_16_bits_is_what_the_formula_says() {
+fn state_in_16_bits_matches_the_formula() {
     for (ranks, dtype) in [(1, DType::BF16), (2, DType::BF16), (4, DType::BF16), (2, DType::F16)] {
         for zero_stage in 0..=3 {
             let run = Run { zero_stage, ranks, dtype, ..PLAIN };
@@ -192,7 +194,7 @@ fn state_in_16_bits_is_what_the_formula_says() {
     }
 }
 
-/// A sum over a binary tree of four micro-batches holds two partial sums where one in order of arrival holds one.
+/// A binary tree over four micro-batches holds two partial sums; accumulation in order of arrival holds one.
 #[test]
 fn a_reproducible_sum_holds_a_buffer_for_each_level() {
     for zero_stage in 0..=3 {
@@ -204,7 +206,7 @@ fn a_reproducible_sum_holds_a_buffer_for_each_level() {
 }
 
 #[test]
-fn a_step_sends_what_the_plan_says_to_the_byte() {
+fn sent_bytes_match_the_plan() {
     let settings = [
         PLAIN.zero,
         "stage3_param_persistence_threshold: 100",
@@ -230,9 +232,9 @@ fn a_step_sends_what_the_plan_says_to_the_byte() {
     }
 }
 
-/// Over all ranks no cut and no rounding is left: what is reduced by scatter, or gathered, leaves every rank but one.
+/// Summed over all ranks, cuts and rounding cancel: each reduced or gathered element is sent by all ranks but one.
 #[test]
-fn all_ranks_together_send_the_closed_form() {
+fn sent_bytes_match_the_closed_form() {
     for ranks in [2, 4] {
         for micro_batches in [1, 2] {
             for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -242,8 +244,8 @@ fn all_ranks_together_send_the_closed_form() {
                     let sent: u64 = all.iter().map(|rank| rank.expected_sent).sum();
                     let (psi, m, b) = (all[0].layout.elements(), micro_batches, run.bytes_per_element());
                     let elements = match zero_stage {
-                        0 | 1 => 2 * psi,   // reduced, and gathered, once
-                        2 => (m + 1) * psi, // reduced for each micro-batch
+                        0 | 1 => 2 * psi,   // reduced once and gathered once
+                        2 => (m + 1) * psi, // reduced once per micro-batch, gathered once
                         _ => m * psi + all[0].gathered,
                     };
                     assert_eq!(sent, ((ranks - 1) * elements * b) as u64, "stage {zero_stage} on {ranks} ranks");
@@ -258,10 +260,10 @@ fn all_ranks_together_send_the_closed_form() {
     }
 }
 
-/// Where stage 3's rule of 3Ψ a micro-batch is not exact: the last layer stays from its forward to its backward, the first
-/// one's backward reads none, and a tied parameter is gathered for each layer that uses it.
+/// Exceptions to stage 3's rule of 3Ψ per micro-batch: the last layer stays gathered from its forward to its backward,
+/// the first layer's backward reads no parameters, and a tied parameter is gathered for each layer that uses it.
 #[test]
-fn gathers_of_stage_3() {
+fn gathers_of_stage_3_match_the_closed_form() {
     for tied in [false, true] {
         for micro_batches in [1, 2, 3] {
             let run = Run { zero_stage: 3, micro_batches, tied, width: 32, ..PLAIN };

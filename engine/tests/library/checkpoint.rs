@@ -1,4 +1,4 @@
-//! A run goes on from a checkpoint to the same bits, in any layout; what is damaged is refused by every rank.
+//! A run resumes from a checkpoint bit-identically under any layout, and every rank rejects a damaged checkpoint.
 
 use crate::world;
 
@@ -19,7 +19,7 @@ fn engine(ranks: usize, text: &str, comm: std::sync::Arc<dyn zero_engine::comm::
     Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Trains some steps and saves.
+/// Trains `steps` steps and saves a checkpoint.
 fn saved(root: &Path, ranks: usize, steps: u64, text: &str) -> PathBuf {
     let folders = world(ranks, |comm| {
         let mut engine = engine(ranks, text, comm);
@@ -60,7 +60,7 @@ fn a_resumed_run_is_the_uninterrupted_run() {
     }
 }
 
-/// Parameters and optimizer states of a whole world, element by element: (parameter, kind, bits).
+/// Collects the parameters and optimizer states of all ranks: (parameter, kind, bits).
 fn state(ranks: usize, text: &str, prepare: impl Fn(&mut Engine) + Sync) -> Vec<(String, Kind, Vec<u32>)> {
     let pieces = world(ranks, |comm| {
         let mut engine = engine(ranks, text, comm);
@@ -114,7 +114,7 @@ fn a_checkpoint_loads_into_any_layout() {
     }
 }
 
-/// Replicated parameters are read by every rank, so all of them must be full and equal after a load.
+/// Every rank reads replicated parameters, so all ranks must have the full, equal values after a load.
 #[test]
 fn every_rank_has_the_loaded_parameters() {
     let root = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Loads on two ranks, checks that both refuse and keep what they have, and then go on with the good checkpoint.
+/// Loads `bad` on two ranks. Checks that both reject it and keep their state, and then continue from `good`.
 fn refused(bad: &Path, good: &Path) -> Vec<String> {
     world(2, |comm| {
         let mut engine = engine(2, &settings(3, ""), comm);
@@ -161,7 +161,7 @@ fn refused(bad: &Path, good: &Path) -> Vec<String> {
         assert_eq!(
             engine.full_parameter("transformer.h.1.mlp.c_fc.weight").unwrap(),
             before,
-            "the state is the old one"
+            "a rejected load changed the state"
         );
         assert_eq!(engine.steps(), 1);
         engine.load_checkpoint(good).unwrap();
@@ -176,7 +176,7 @@ fn damage_is_refused_by_every_rank() {
     let good = saved(root.path(), 2, 2, &settings(3, ""));
     let shard = |folder: &Path, rank: usize| folder.join(format!("shard-{rank:05}-of-00002.safetensors"));
     let manifest = |folder: &Path| folder.join("manifest.json");
-    // A manifest that says something else under a checksum that is right: what it says is checked as well.
+    // Changes a manifest and updates its checksum, so that only the check of the content can fail.
     let replace = |path: &Path, from: &str, to: &str| {
         let text = fs::read_to_string(path).unwrap();
         assert!(text.contains(from), "no {from:?} to replace");
@@ -282,11 +282,11 @@ fn another_model_or_optimizer_is_refused_by_every_rank() {
 }
 
 #[test]
-fn an_interrupted_save_is_no_checkpoint() {
+fn an_interrupted_save_is_not_a_checkpoint() {
     let root = tempfile::tempdir().unwrap();
     let text = settings(3, "");
     let good = saved(root.path(), 2, 2, &text);
-    // What a crash leaves behind: a folder that was never renamed, and one whose manifest was never written.
+    // A crash leaves a folder that was never renamed, or one whose manifest was never written.
     copy(&good, &root.path().join(".unfinished-step-00000003"));
     fs::remove_file(root.path().join(".unfinished-step-00000003/manifest.json")).unwrap();
     copy(&good, &root.path().join("step-00000009"));
@@ -296,7 +296,7 @@ fn an_interrupted_save_is_no_checkpoint() {
         let mut engine = engine(2, &text, comm);
         assert_eq!(engine.resume(root.path()).unwrap(), Some(good.clone()));
         train(&mut engine, 1);
-        // The next save of that step takes the unfinished folder's place.
+        // The next save of that step replaces the unfinished folder.
         assert_eq!(engine.save_checkpoint(root.path()).unwrap(), root.path().join("step-00000003"));
     });
     assert!(!root.path().join(".unfinished-step-00000003").exists());
@@ -305,7 +305,7 @@ fn an_interrupted_save_is_no_checkpoint() {
     world(1, |comm| assert_eq!(engine(1, &text, comm).resume(&empty).unwrap(), None));
 }
 
-/// A save that fails on one rank fails on all, and leaves what was there.
+/// A save that fails on one rank fails on all, and keeps the older checkpoint.
 #[test]
 fn a_failed_save_leaves_the_older_checkpoint() {
     let root = tempfile::tempdir().unwrap();
@@ -348,9 +348,9 @@ fn the_last_checkpoints_are_kept() {
     assert_eq!(steps("keep_last: 0").len(), 4, "0 keeps all");
 }
 
-/// Checkpoints of every so many steps stay; what `keep_last` counts is the others.
+/// `keep_every` keeps every third checkpoint; `keep_last` counts only the others.
 #[test]
-fn every_so_many_steps_are_kept() {
+fn keep_every_keeps_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let text = settings(1, "training: {keep_last: 2, keep_every: 3}");
     world(2, |comm| {
@@ -363,9 +363,10 @@ fn every_so_many_steps_are_kept() {
     assert_eq!(steps(root.path()), [3, 6, 7, 8]);
 }
 
-/// After a run was set back, checkpoints of its later steps are not the newest, and the one just written is not the oldest.
+/// After a run is set back, checkpoints of later steps do not count as the newest, and the new checkpoint is not
+/// deleted as the oldest.
 #[test]
-fn a_run_that_is_set_back_keeps_what_it_writes() {
+fn a_run_that_is_set_back_keeps_new_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let text = settings(1, "training: {keep_last: 1}");
     let first = saved(root.path(), 2, 2, &text);
@@ -378,7 +379,7 @@ fn a_run_that_is_set_back_keeps_what_it_writes() {
         train(&mut engine, 1);
         engine.save_checkpoint(root.path()).unwrap();
     });
-    assert_eq!(steps(root.path()), [3, 6], "2 is old, 6 was there");
+    assert_eq!(steps(root.path()), [3, 6], "step 2 is deleted, step 6 is kept");
     assert_eq!(fs::read_to_string(root.path().join("latest")).unwrap(), "step-00000003\n");
     let aside = zero_checkpoint::set_back(root.path(), 3).unwrap();
     assert_eq!(aside, [root.path().join("superseded-step-00000006")]);
@@ -389,9 +390,9 @@ fn steps(root: &Path) -> Vec<u64> {
     zero_checkpoint::committed(root).unwrap().into_iter().map(|(step, _)| step).collect()
 }
 
-/// What is written while training goes on is what was there when the save began, to the byte; and training does not notice.
+/// A background save writes the state at its start, byte-identical to a foreground save, and does not affect training.
 #[test]
-fn a_save_in_the_background_is_of_its_step() {
+fn a_background_save_has_the_state_of_its_step() {
     let root = tempfile::tempdir().unwrap();
     for (name, more) in [("plain", ""), ("bf16", BF16), ("fp16", FP16)] {
         for zero_stage in 0..=3 {
@@ -411,13 +412,13 @@ fn a_save_in_the_background_is_of_its_step() {
                 train(&mut engine, 2);
                 engine.save_checkpoint_in_background(&root, serde_json::Value::Null).unwrap();
                 train(&mut engine, 2);
-                // The second waits for the first.
+                // The second save waits for the first.
                 engine.save_checkpoint_in_background(&root, serde_json::Value::Null).unwrap();
                 let trajectory = trajectory(&mut engine, 2);
                 engine.finish_save().unwrap();
                 let ended = engine.ended_save().unwrap();
                 assert_eq!((ended.step, ended.result.unwrap()), (4, root.join("step-00000004")));
-                assert!(engine.ended_save().is_none(), "told once");
+                assert!(engine.ended_save().is_none(), "a result is returned only once");
                 trajectory
             });
             for (whole, rest) in whole.iter().zip(&trajectories) {
@@ -437,7 +438,7 @@ fn a_save_in_the_background_is_of_its_step() {
     }
 }
 
-/// A save in the background that fails on one rank is told to all, and the next one works.
+/// A background save that fails on one rank is reported to all, and the next save works.
 #[test]
 fn a_save_in_the_background_fails_on_every_rank() {
     let root = tempfile::tempdir().unwrap();
@@ -452,8 +453,8 @@ fn a_save_in_the_background_fails_on_every_rank() {
         train(&mut engine, 1);
         let file = root.path().join("step-00000001/manifest.json");
         engine.save_checkpoint_in_background(&file, serde_json::Value::Null).expect_err("a folder in a file");
-        // Its folder goes away while it is written, or before it is committed. A rename does that at once; removing it
-        // would fail where the writer adds a file meanwhile.
+        // Moves the folder away during the save, before it is committed. A rename is atomic; a removal would fail if
+        // the writer added a file meanwhile.
         engine.save_checkpoint_in_background(root.path(), serde_json::Value::Null).unwrap();
         if rank == 0 {
             fs::rename(root.path().join(".unfinished-step-00000002"), root.path().join("moved")).unwrap();
@@ -468,9 +469,9 @@ fn a_save_in_the_background_fails_on_every_rank() {
     });
 }
 
-/// Data go on after the samples that were seen, not after the steps: also when the global batch has changed.
+/// Data continue after the samples that were consumed, not after the steps, also if the batch size has changed.
 #[test]
-fn data_go_on_after_the_samples_that_were_seen() {
+fn data_continue_after_the_consumed_samples() {
     let root = tempfile::tempdir().unwrap();
     let folder = saved(root.path(), 2, 3, &settings(1, "gradient_accumulation_steps: 2"));
     world(1, |comm| {

@@ -1,5 +1,5 @@
-//! The pages say what is there: the configuration reference is the schema, links lead somewhere, examples of
-//! configurations are valid, and the README's commands are those that CI runs.
+//! Tests of the documentation: the configuration reference matches the schema, links resolve, example configurations
+//! are valid, and CI runs the README's commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Whose errors the README shows.
+/// A configuration whose errors the README shows.
 const MISTAKEN: &str = "\
 train_micro_batch_size_per_gpu: 4
 model: {type: gpt2, n_layer: 4, n_heads: 4}
@@ -24,7 +24,7 @@ zero_optimization:
 prescale_gradients: true
 ";
 
-/// The pages for people, by path from the root.
+/// Paths of the Markdown pages, from the root.
 fn pages() -> Vec<String> {
     let markdown = |folder: &str| -> Vec<String> {
         let entries = fs::read_dir(root().join(folder)).expect("a folder");
@@ -36,25 +36,25 @@ fn pages() -> Vec<String> {
     pages
 }
 
-/// The insides of all code blocks of a language.
+/// Returns the contents of all code blocks in a language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let open = format!("\n```{language}\n");
     page.split(&open).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default().to_string()).collect()
 }
 
-/// Where the links `[text](target)` of a page lead.
+/// Returns the targets of a page's links `[text](target)`.
 fn links(page: &str) -> Vec<&str> {
     page.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target).collect()
 }
 
-/// What GitHub makes of a heading.
+/// Returns the anchor that GitHub generates for a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Holds a generated page against what the code makes of it.
+/// Compares a generated page with its file. Writes the file if `UPDATE_GOLDEN` is set.
 fn is_generated(page: &str, text: &str) {
     let path = root().join(page);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -65,17 +65,17 @@ fn is_generated(page: &str, text: &str) {
 }
 
 #[test]
-fn the_configuration_reference_is_the_schema() {
+fn the_configuration_reference_matches_the_schema() {
     is_generated("docs/configuration.md", &zero_config::reference());
 }
 
 #[test]
-fn the_table_of_deepspeeds_keys_is_what_the_program_answers() {
+fn the_table_of_deepspeed_keys_is_generated() {
     is_generated("docs/deepspeed-keys.md", &zero_config::deepspeed_keys());
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_resolve() {
     for name in pages() {
         let page = read(&name);
         let folder = root().join(&name).parent().expect("a folder").to_path_buf();
@@ -114,9 +114,9 @@ fn the_book_has_every_page_and_no_link_leaves_it() {
     assert!(book.contains("src = \".\"") && root().join("docs/book.css").is_file(), "{book}");
 }
 
-/// Whatever the indentation, each line of a block of Rust stands in an example, in this order.
+/// Each line of a Rust block occurs in one example, in the same order. Indentation is ignored.
 #[test]
-fn rust_in_the_guide_is_out_of_examples_that_run() {
+fn rust_in_the_guide_is_from_the_examples() {
     let examples = ["mlp", "gpt", "resume"].map(|name| read(&format!("examples/src/bin/{name}.rs")));
     let mut found = 0;
     for page in pages().iter().filter(|page| page.starts_with("docs/")) {
@@ -136,7 +136,7 @@ fn rust_in_the_guide_is_out_of_examples_that_run() {
 #[test]
 fn configurations_on_the_pages_are_valid() {
     let mut found = 0;
-    // Pages call a Hugging Face folder `DIR`.
+    // Pages use `DIR` for a Hugging Face folder.
     let pretrained = tempfile::tempdir().expect("a folder");
     fs::write(pretrained.path().join("config.json"), "{\"model_type\": \"gpt2\"}").expect("written");
     let there = format!("pretrained: {:?}", pretrained.path());
@@ -152,7 +152,7 @@ fn configurations_on_the_pages_are_valid() {
 }
 
 #[test]
-fn the_errors_on_the_page_are_those_that_come_out() {
+fn the_errors_in_the_readme_are_current() {
     let page = read("README.md");
     let shown = blocks(&page, "text").into_iter().find(|block| block.starts_with("error: ")).expect("errors");
     let errors = Config::parse("ds.yaml", MISTAKEN).expect_err("mistakes");
@@ -179,14 +179,14 @@ fn the_library_example_of_the_readme_is_the_example() {
     }
 }
 
-/// The string literals of a Rust source, with what is formatted into them as `\u{0}`.
+/// Returns the string literals of a Rust source, with format placeholders replaced by `\u{0}`.
 fn literals(source: &str) -> Vec<String> {
     let mut found = vec![];
     let mut rest = source;
     while let Some(open) = rest.find('"') {
         let before = rest[..open].chars().next_back();
         rest = &rest[open + 1..];
-        // A character literal, `'"'`.
+        // Skips a character literal, `'"'`.
         if before == Some('\'') || before == Some('\\') {
             continue;
         }
@@ -200,7 +200,7 @@ fn literals(source: &str) -> Vec<String> {
                 }
                 '\\' => match chars.next().map(|(_, c)| c) {
                     Some('n') => text.push('\n'),
-                    // The line goes on behind the blanks of the next.
+                    // A line continuation skips the indentation of the next line.
                     Some('\n') => {
                         while rest[chars.offset()..].starts_with(' ') {
                             chars.next();
@@ -213,7 +213,7 @@ fn literals(source: &str) -> Vec<String> {
                     chars.next();
                     text.push(c);
                 }
-                // Not every literal is a format.
+                // Braces without a closing brace are not a placeholder.
                 '{' if rest[at..].find(['}', '"']).is_some_and(|end| rest[at + end..].starts_with('}')) => {
                     text.push('\u{0}');
                     chars.by_ref().find(|(_, c)| *c == '}');
@@ -227,7 +227,8 @@ fn literals(source: &str) -> Vec<String> {
     found
 }
 
-/// Whether a message is what a format makes: its fixed parts in their order, the first at the beginning, the last at the end.
+/// Whether a format can produce a message: its fixed parts occur in order, the first at the start and the last at the
+/// end.
 fn is_made_by(message: &str, format: &str) -> bool {
     let parts: Vec<&str> = format.split('\u{0}').collect();
     let [first, middle @ .., last] = &parts[..] else { return message == format };
@@ -241,7 +242,7 @@ fn is_made_by(message: &str, format: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Every literal with enough fixed text to tell its messages from others, line by line.
+/// Returns the lines of all literals with enough fixed text to identify a message.
 fn formats() -> Vec<String> {
     fn walk(folder: &Path, formats: &mut Vec<String>) {
         for entry in fs::read_dir(folder).expect("a folder") {
@@ -250,7 +251,7 @@ fn formats() -> Vec<String> {
                 walk(&path, formats);
             } else if path.extension().is_some_and(|end| end == "rs") {
                 let text = fs::read_to_string(&path).expect("a source");
-                // What tests expect is no source of messages.
+                // Literals in tests are not messages.
                 let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
                 for literal in literals(code) {
                     formats.extend(literal.split("\n").map(|line| line.trim_start().to_string()));
@@ -286,7 +287,7 @@ fn formats() -> Vec<String> {
 fn messages_of_the_troubleshooting_page_are_in_the_source() {
     let formats = formats();
     let is_made = |text: &str| formats.iter().any(|format| is_made_by(text, format));
-    // A path or a folder may stand before a message.
+    // A path may precede a message.
     let is_known = |text: &str| is_made(text) || text.split_once(": ").is_some_and(|(_, rest)| is_made(rest));
     for invented in ["there is no such thing as this", "no file matches", "rank 1 has another value"] {
         assert!(!is_known(invented), "{invented}");
@@ -306,7 +307,7 @@ fn messages_of_the_troubleshooting_page_are_in_the_source() {
     assert!(found > 60, "{found}");
 }
 
-/// Names in backticks that begin like a folder of the repository.
+/// Names in backticks that start with a folder of the repository.
 #[test]
 fn paths_that_the_pages_name_exist() {
     let folders = [

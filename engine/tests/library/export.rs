@@ -1,4 +1,5 @@
-//! Exported weights: the same bytes from every layout, the values of the checkpoint, and Hugging Face's own logits.
+//! Exported weights are byte-identical from every layout, have the checkpoint's values, and give the same logits in
+//! Hugging Face's transformers.
 
 use crate::python;
 use crate::world;
@@ -30,7 +31,7 @@ fn zero(stage: u8) -> String {
     format!("zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 64}}")
 }
 
-/// A checkpoint of one rank after some steps.
+/// Trains a few steps on one rank and saves a checkpoint.
 fn saved(root: &Path, model: &str, layers: impl Fn() -> Layers + Sync) -> PathBuf {
     world(1, |comm| {
         let mut engine = Engine::with_communicator(config_of(1, model, ""), layers(), comm).unwrap();
@@ -40,7 +41,7 @@ fn saved(root: &Path, model: &str, layers: impl Fn() -> Layers + Sync) -> PathBu
     .remove(0)
 }
 
-/// All files of a folder with their content.
+/// Reads all files of a folder.
 fn content(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(path).unwrap())).collect()
@@ -73,7 +74,7 @@ fn every_layout_gives_the_same_bytes() {
     }
 }
 
-/// Loss bits of one step, of an engine that is prepared so.
+/// Returns the loss bits of one step, after `prepare`.
 fn loss(model: &str, layers: impl Fn() -> Layers + Sync, more: &str, prepare: impl Fn(&mut Engine) + Sync) -> u32 {
     world(1, |comm| {
         let mut engine = Engine::with_communicator(config_of(1, model, more), layers(), comm).unwrap();
@@ -83,7 +84,7 @@ fn loss(model: &str, layers: impl Fn() -> Layers + Sync, more: &str, prepare: im
 }
 
 #[test]
-fn an_export_is_where_another_run_can_start() {
+fn a_run_can_start_from_an_export() {
     let root = tempfile::tempdir().unwrap();
     let folder = saved(root.path(), GPT2, gpt2);
     let goes_on = loss(GPT2, gpt2, "", |engine| drop(engine.load_checkpoint(&folder).unwrap()));
@@ -152,7 +153,7 @@ fn sixteen_bits_are_rounded_and_never_overflow() {
 }
 
 #[test]
-fn what_cannot_be_exported_leaves_nothing() {
+fn a_failed_export_leaves_no_files() {
     let root = tempfile::tempdir().unwrap();
     let folder = saved(&root.path().join("run"), GPT2, gpt2);
     let used = root.path().join("used");
@@ -161,7 +162,7 @@ fn what_cannot_be_exported_leaves_nothing() {
     let error = zero_engine::export(&folder, &used, F32).unwrap_err();
     assert!(error.exit_status() == 3 && error.to_string().contains("it is there already"), "{error}");
     assert_eq!(content(&used), BTreeMap::from([("mine".to_string(), b"mine".to_vec())]));
-    // The first tensor of the file, so that a parameter is hit.
+    // Damages the first tensor of the file, which is a parameter.
     let shard = folder.join("shard-00000-of-00001.safetensors");
     let mut bytes = fs::read(&shard).unwrap();
     let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -176,7 +177,7 @@ fn what_cannot_be_exported_leaves_nothing() {
 }
 
 #[test]
-fn a_model_that_is_not_hugging_faces_has_no_config() {
+fn models_unknown_to_hugging_face_have_no_config() {
     let root = tempfile::tempdir().unwrap();
     let reason = |name: &str, model: &str| {
         let text = format!("train_micro_batch_size_per_gpu: 1\n{model}");
@@ -262,7 +263,7 @@ const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": nul
     "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2, "?": 3}, "unk_token": "?"}}"#;
 
 #[test]
-fn the_tokenizer_goes_along() {
+fn the_tokenizer_is_exported() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("words.json");
     fs::write(&path, TOKENIZER).unwrap();
@@ -290,7 +291,7 @@ fn the_tokenizer_goes_along() {
 }
 
 #[test]
-fn the_lines_on_the_page_read_a_checkpoint() {
+fn the_python_code_of_the_docs_reads_a_checkpoint() {
     let root = tempfile::tempdir().unwrap();
     let folders = world(2, |comm| {
         let mut engine = Engine::with_communicator(config_of(2, GPT2, &zero(3)), gpt2(), comm).unwrap();

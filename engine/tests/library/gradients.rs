@@ -1,4 +1,5 @@
-//! A gradient that is cut off somewhere is an error that names the place; a tied parameter's is the sum of its uses.
+//! A missing gradient is an error that names the parameter or layer. The gradient of a tied parameter is the sum over
+//! its uses.
 
 use crate::world;
 
@@ -11,7 +12,7 @@ use zero_engine::{Batch, Config, Engine, Layers};
 const WIDTH: usize = 6;
 const SAMPLES: usize = 4;
 
-/// Plain gradient descent at a rate of 1: what a step subtracts is the gradient.
+/// Plain gradient descent with a learning rate of 1, so a step subtracts exactly the gradient.
 fn config(ranks: usize, zero_stage: u8, more: &str) -> Config {
     let text = format!(
         "train_batch_size: {SAMPLES}\ngradient_clipping: 0\noptimizer: {{type: SGD, params: {{lr: 1.0}}}}\n\
@@ -27,7 +28,7 @@ fn batch() -> Batch {
     Batch::new(inputs, Tensor::from_vec(targets, SAMPLES, &Device::Cpu).unwrap())
 }
 
-/// Two linear maps with something between them.
+/// Two linear layers with a function between them.
 struct Between {
     inner: Linear,
     outer: Linear,
@@ -47,7 +48,7 @@ impl Module for Between {
     }
 }
 
-/// candle's fused softmax has no backward, and says nothing about it.
+/// candle's fused softmax has no backward and does not report that.
 #[expect(clippy::disallowed_methods, reason = "the cut is what is tested")]
 fn fused_softmax(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax_last_dim(x)
@@ -65,7 +66,7 @@ fn model_with(between: fn(&Tensor) -> Result<Tensor>) -> Layers {
     Layers::new().layer("body", move |vb| Between::new(&vb, between)).loss(cross_entropy)
 }
 
-/// What the first step says on each rank: the loss, or the error.
+/// Returns each rank's loss or error of the first step.
 fn first_step(
     ranks: usize,
     config: &Config,
@@ -96,7 +97,7 @@ fn a_parameter_without_gradient_is_named() {
     }
 }
 
-/// Asked for, and not used.
+/// A layer with a parameter that its forward does not use.
 struct Unused {
     used: Linear,
 }
@@ -135,13 +136,16 @@ fn ignoring_unused_parameters_makes_their_gradient_zero() {
             let before = all(&mut engine);
             engine.train_batch(&batch()).unwrap();
             let after = all(&mut engine);
-            assert_eq!(before[..2], after[..2], "stage {zero_stage}: what gets no gradient does not move");
-            assert!(before[2] != after[2] && before[3] != after[3], "stage {zero_stage}: the rest does");
+            assert_eq!(before[..2], after[..2], "stage {zero_stage}: parameters without a gradient changed");
+            assert!(
+                before[2] != after[2] && before[3] != after[3],
+                "stage {zero_stage}: other parameters did not change"
+            );
         });
     }
 }
 
-/// A layer whose own parameters get gradients, but which cuts off what lies before.
+/// A layer whose own parameters get gradients, but which detaches its input.
 struct Cut {
     linear: Linear,
 }
@@ -169,7 +173,7 @@ fn a_layer_that_passes_no_gradient_on_is_named() {
     }
 }
 
-/// Three linear maps, the first and the last the same parameter.
+/// Three linear layers. The first and the last share their weight.
 fn tied() -> Layers {
     Layers::new()
         .layer("first", |vb| linear_no_bias(WIDTH, WIDTH, vb))
@@ -179,7 +183,7 @@ fn tied() -> Layers {
         .loss(cross_entropy)
 }
 
-/// The gradients of both parameters by candle alone.
+/// Computes the gradients of both parameters with candle alone.
 fn plain_gradients(first: &Var, middle: &Var) -> Result<[Vec<f32>; 2]> {
     let Batch { inputs, targets } = batch();
     let hidden = inputs.single()?.matmul(&first.t()?)?.matmul(&middle.t()?)?;
@@ -209,9 +213,9 @@ fn a_tied_parameter_gets_the_sum_of_both_uses() {
             let expected = plain_gradients(&vars[0], &vars[1]).unwrap();
             for (name, (expected, (before, after))) in names.iter().zip(expected.iter().zip(before.iter().zip(&after)))
             {
-                assert!(expected.iter().any(|g| g.abs() > 1e-2), "a gradient to be seen");
+                assert!(expected.iter().any(|g| g.abs() > 1e-2), "all gradients are too small to compare");
                 for (i, g) in expected.iter().enumerate() {
-                    // The rounding of the difference, and of two sums in another order.
+                    // Rounding of the difference, and of two sums in different orders.
                     let off = (before[i] - after[i] - g).abs();
                     assert!(off < 1e-6, "stage {zero_stage}, {name}[{i}]: {} and {g}", before[i] - after[i]);
                 }

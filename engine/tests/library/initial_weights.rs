@@ -1,4 +1,5 @@
-//! `training.initial_weights`: every rank starts from the files' values, in every layout, or is told what does not fit.
+//! `training.initial_weights`: under every layout, each rank starts from the values in the files, or reports why they
+//! do not fit.
 
 use crate::world;
 
@@ -11,10 +12,11 @@ use world::{config, gpt2, world};
 use zero_engine::Engine;
 
 type Weights = BTreeMap<String, Tensor>;
-/// All parameters of a rank, or why it has none.
+/// All parameters of a rank, or the error of creating its engine.
 type Started = Result<Vec<(String, Vec<f32>)>, String>;
 
-/// Values for each parameter of the small model, which no seed gives. All are exact in bf16 and f16.
+/// Values for each parameter of the small model, which differ from any initialization. All values are exact in bf16 and
+/// f16.
 fn weights() -> Weights {
     let shapes = world(1, |comm| {
         let engine = Engine::with_communicator(config(1, "train_batch_size: 1"), gpt2(), comm).unwrap();
@@ -36,7 +38,7 @@ fn write(folder: &Path, name: &str, weights: &Weights) -> PathBuf {
     path
 }
 
-/// What each rank of a new engine says of its parameters, or why there is no engine.
+/// Returns each rank's parameters in a new engine, or its error.
 fn started(ranks: usize, sources: &str, more: &str) -> Vec<Started> {
     let text = format!("train_micro_batch_size_per_gpu: 1\ntraining: {{initial_weights: {sources}}}\n{more}");
     world(ranks, |comm| {
@@ -48,7 +50,7 @@ fn started(ranks: usize, sources: &str, more: &str) -> Vec<Started> {
 }
 
 #[test]
-fn every_layout_starts_from_them() {
+fn every_layout_starts_from_the_files() {
     let folder = tempfile::tempdir().unwrap();
     let weights = weights();
     for (dtype, name) in [(DType::F32, "f32"), (DType::BF16, "bf16"), (DType::F16, "f16")] {
@@ -70,7 +72,7 @@ fn every_layout_starts_from_them() {
 }
 
 #[test]
-fn they_may_be_spread_over_files() {
+fn weights_may_span_several_files() {
     let folder = tempfile::tempdir().unwrap();
     let weights = weights();
     let (mut one, mut other) = (Weights::new(), Weights::new());
@@ -87,7 +89,7 @@ fn they_may_be_spread_over_files() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_every_rank() {
+fn unsuitable_files_are_rejected_by_every_rank() {
     let folder = tempfile::tempdir().unwrap();
     let changed = |name: &str, change: &dyn Fn(&mut Weights)| {
         let mut weights = weights();

@@ -1,4 +1,4 @@
-//! Training in f16: the loss scale over the steps, on any layout, across a checkpoint, and where it ends.
+//! Training in f16: dynamic and static loss scales, on any layout and across checkpoints.
 
 use crate::world;
 
@@ -6,7 +6,7 @@ use world::{BF16, Trajectory, assert_same, batch, config, gpt2, train, trajector
 use zero_engine::{Engine, Step};
 use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
 
-/// Four micro-batches of two samples over `data` replicas of `stages` stages.
+/// Four micro-batches of two samples, distributed over `data` replicas of `stages` stages.
 fn settings(zero_stage: u8, data: usize, stages: usize, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {}\npipeline: {{stages: {stages}}}\n\
@@ -16,7 +16,7 @@ fn settings(zero_stage: u8, data: usize, stages: usize, more: &str) -> String {
     )
 }
 
-/// The steps of all ranks, which must agree.
+/// Returns the steps of rank 0. All ranks must agree.
 fn steps_of(ranks: usize, steps: u64, text: &str) -> Vec<Step> {
     let mut all = world(ranks, |comm| {
         let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap();
@@ -30,9 +30,10 @@ fn steps_of(ranks: usize, steps: u64, text: &str) -> Vec<Step> {
     first
 }
 
-/// Steps overflow until the scale has come down; later it doubles, and overflows once more. Layouts share every bit of it.
+/// Steps overflow until the scale is small enough. Later the scale doubles and a step overflows again. All layouts are
+/// bit-identical.
 #[test]
-fn a_scale_that_is_too_large_comes_down_as_deepspeeds_does() {
+fn a_large_scale_decreases_as_in_deepspeed() {
     let fp16 = "fp16: {enabled: true, initial_scale_power: 32, hysteresis: 2, loss_scale_window: 1}";
     let steps = steps_of(1, 24, &settings(0, 1, 1, fp16));
     let options = DynamicLossScale { initial: 2f64.powi(32), window: 1, hysteresis: 2, consecutive: false, min: 1.0 };
@@ -42,12 +43,12 @@ fn a_scale_that_is_too_large_comes_down_as_deepspeeds_does() {
         assert_eq!(step.skipped, !step.grad_norm.is_finite());
         scaler.update(step.skipped).unwrap();
     }
-    // The first overflow is forgiven.
+    // Hysteresis: the first overflow does not lower the scale.
     assert!(steps[0].skipped && steps[1].skipped && steps[1].loss_scale == steps[0].loss_scale);
     assert_eq!(steps[2].loss_scale.map(f64::log2), Some(31.0));
-    let taken = steps.iter().position(|step| !step.skipped).expect("it comes down");
-    assert!(steps[taken..].iter().any(|step| step.skipped), "it doubles until it is too large again: {steps:?}");
-    // Nothing but what is not finite is thrown away, and training goes on.
+    let taken = steps.iter().position(|step| !step.skipped).expect("a step that is not skipped");
+    assert!(steps[taken..].iter().any(|step| step.skipped), "the scale never doubled into another overflow: {steps:?}");
+    // Only steps with a gradient that is not finite are skipped, and training continues.
     assert!(steps.iter().all(|step| step.loss.is_finite()) && steps[23].loss < steps[0].loss - 0.1);
     let run = |zero_stage, data, stages| world::run(data * stages, 24, &settings(zero_stage, data, stages, fp16));
     let expected = run(0, 1, 1);
@@ -57,7 +58,7 @@ fn a_scale_that_is_too_large_comes_down_as_deepspeeds_does() {
     }
 }
 
-/// A skipped step makes no update, and the schedule waits for it as DeepSpeed's does.
+/// A skipped step makes no update and does not advance the schedule, as in DeepSpeed.
 #[test]
 fn the_learning_rate_waits_for_skipped_steps() {
     let more = "fp16: {enabled: true, initial_scale_power: 26, hysteresis: 1}\n\
@@ -75,7 +76,7 @@ fn the_learning_rate_waits_for_skipped_steps() {
 }
 
 #[test]
-fn losses_are_those_of_f32_but_for_rounding() {
+fn losses_match_f32_up_to_rounding() {
     let f32s = steps_of(1, 30, &settings(0, 1, 1, ""));
     let far = |more: &str| {
         let steps = steps_of(1, 30, &settings(0, 1, 1, more));
@@ -84,11 +85,12 @@ fn losses_are_those_of_f32_but_for_rounding() {
         steps.iter().zip(&f32s).map(far).fold(0.0, f64::max)
     };
     let (bf16, fp16) = (far(BF16), far("fp16: {enabled: true, initial_scale_power: 12}"));
-    // Units in the last place are 2⁻¹⁰ and 2⁻⁷ of a value.
+    // The unit in the last place is 2⁻¹⁰ of a value in f16 and 2⁻⁷ in bf16.
     assert!(fp16 > 0.0 && fp16 < 2e-3 && fp16 < bf16, "fp16 {fp16:.1e}, bf16 {bf16:.1e}");
 }
 
-/// SGD follows the length of a gradient, which AdamW does not: what is not divided by the scale would show, with and without clipping.
+/// SGD depends on the length of the gradient, and AdamW does not. A gradient that was not divided by the scale would
+/// show, with and without clipping.
 #[test]
 fn norm_and_update_divide_by_the_scale() {
     let sgd = |clipping: f64, more: &str| {
@@ -113,7 +115,7 @@ fn norm_and_update_divide_by_the_scale() {
 }
 
 #[test]
-fn a_static_scale_stays_whatever_overflows() {
+fn a_static_scale_ignores_overflows() {
     let steps = steps_of(2, 4, &settings(2, 2, 1, "fp16: {enabled: true, loss_scale: 1024}"));
     assert!(steps.iter().all(|step| step.loss_scale == Some(1024.0) && !step.skipped));
     let power = 2f64.powi(60);
@@ -128,7 +130,7 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
         let errors = world(2, |comm| {
             let text = settings(1, data, stages, &fp16);
             let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
-            // The first is forgiven, the second halves the scale.
+            // Hysteresis ignores the first overflow; the second one halves the scale.
             train(&mut engine, 2);
             let error = engine.train_batch(&batch(2, engine.config().train_batch_size)).unwrap_err();
             (error.exit_status(), error.to_string())
@@ -141,7 +143,7 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
     }
 }
 
-/// Saved in the middle of overflows and of a window, and gone on with under another layout.
+/// Saves during a series of overflows or within a window, and resumes under another layout.
 #[test]
 fn a_checkpoint_keeps_the_scale() {
     let fp16 = "fp16: {enabled: true, initial_scale_power: 26, hysteresis: 3, loss_scale_window: 3}";
@@ -172,7 +174,7 @@ fn a_checkpoint_keeps_the_scale() {
     }
 }
 
-/// The master is what is saved: parameters are the same to the bit, and the scale begins anew.
+/// Checkpoints store the master parameters, so these are bit-identical. The loss scale starts at its initial value.
 #[test]
 fn a_checkpoint_of_one_dtype_loads_into_another() {
     let dtypes = ["", BF16, "fp16: {enabled: true, initial_scale_power: 11}"];

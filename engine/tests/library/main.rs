@@ -1,4 +1,5 @@
-//! The library, with ranks as threads. A file is a subject; `cargo test --test library parity` runs one.
+//! Tests of the library, with ranks as threads. Each module has one subject; `cargo test --test library parity` runs
+//! one.
 
 #[path = "../python/mod.rs"]
 mod python;

@@ -1,4 +1,4 @@
-//! What lives on a disk has the bits of what lives in memory.
+//! Offloading to disk does not change a bit.
 
 use crate::world;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use world::{BF16, FP16, Trajectory, assert_same, config, train, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 
-/// Layers of a few thousand elements, so that they fill pages of a disk, and some of them several tiles.
+/// Layers of a few thousand elements: they fill pages of a disk, and some have several tiles.
 fn model() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,
@@ -24,7 +24,7 @@ fn model() -> Layers {
 const OPTIMIZER: u8 = 1;
 const PARAMETERS: u8 = 2;
 
-/// `more` goes into `zero_optimization`.
+/// `more` is added to `zero_optimization`.
 fn settings(zero_stage: u8, micro_batches: usize, on_disk: u8, folder: &Path, more: &str, extra: &str) -> String {
     let section = |name: &str, bit: u8| match on_disk & bit {
         0 => String::new(),
@@ -55,7 +55,7 @@ fn run(ranks: usize, steps: u64, text: &str) -> (Trajectory, u64) {
 }
 
 #[test]
-fn bits_are_those_of_memory() {
+fn offloading_is_bit_identical() {
     let folder = TempDir::new().unwrap();
     for (ranks, micro_batches) in [(1, 1), (2, 1), (2, 3), (3, 2)] {
         for (zero_stage, what) in
@@ -78,7 +78,7 @@ fn bits_are_those_of_memory() {
 }
 
 #[test]
-fn buffers_and_options_change_no_bit() {
+fn options_of_offloading_are_bit_identical() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().display();
     let (expected, _) = run(2, 5, &settings(3, 2, 0, folder.path(), "", ""));
@@ -111,9 +111,9 @@ fn reproducible_runs_keep_the_tree_of_gradients_in_memory() {
     }
 }
 
-/// What was written with state on a disk loads into memory, and the other way round.
+/// A checkpoint that was saved with state on disk loads into memory, and vice versa.
 #[test]
-fn checkpoints_do_not_know_the_tier() {
+fn checkpoints_are_independent_of_the_tier() {
     let folder = TempDir::new().unwrap();
     for extra in ["", BF16, FP16] {
         let text = |what| settings(3, 1, what, folder.path(), "", extra);

@@ -1,4 +1,4 @@
-//! The same bits whatever the layout.
+//! All layouts are bit-identical.
 
 use crate::world;
 
@@ -24,7 +24,7 @@ fn all_stages_are_equal_at_one_micro_batch() {
 }
 
 #[test]
-fn settings_of_communication_change_no_bit() {
+fn options_of_communication_are_bit_identical() {
     let expected = run(2, 20, &stage(3, 2, "", ""));
     for zero in [
         ", stage3_prefetch_bucket_size: 0",
@@ -36,7 +36,7 @@ fn settings_of_communication_change_no_bit() {
         ", reduce_bucket_size: 500000000",
         ", reduce_scatter: false",
     ] {
-        // The later of two equal keys would be an error: replace the defaults of `stage`.
+        // A key must not occur twice, so replace the default of `stage`.
         let key = zero.trim_start_matches(", ").split(':').next().unwrap();
         let text = stage(3, 2, "", "");
         let text = text.replace(&format!("{key}: 0"), &format!("{key}_: 0"));
@@ -49,7 +49,7 @@ fn settings_of_communication_change_no_bit() {
 }
 
 #[test]
-fn accumulation_pairs_the_stages() {
+fn with_accumulation_stages_are_equal_in_pairs() {
     for ranks in [1, 2, 3] {
         let of = |zero_stage| run(ranks, 20, &stage(zero_stage, 4, "", ""));
         assert_same(&of(0), &of(1), &format!("0 = 1 on {ranks} ranks"));
@@ -80,7 +80,7 @@ fn stages_in_16_bits_are_equal_too() {
     }
 }
 
-/// With gradients that travel in f32, as they do then, parameters and activations of 16 bits change nothing in that.
+/// With `reproducible`, gradients travel in f32, so 16-bit parameters and activations do not change the result.
 #[test]
 fn reproducible_is_equal_over_stages_and_ranks_in_16_bits() {
     for dtype in [BF16, FP16] {

@@ -1,4 +1,5 @@
-//! The engine against plain candle: one graph over the whole model, of candle's own operations, and its own backward.
+//! Compares the engine with plain candle: one graph over the whole model, built from candle's own operations, with
+//! candle's backward.
 
 use crate::world;
 
@@ -32,7 +33,7 @@ fn model() -> zero_engine::Layers {
     })
 }
 
-/// A GPT-2 in as many candle operations as it takes.
+/// A GPT-2 of elementary candle operations.
 struct Plain {
     weights: BTreeMap<String, Var>,
 }
@@ -86,7 +87,7 @@ impl Plain {
         picked.mean_all()?.neg()
     }
 
-    /// One step; the loss before it and the norm of the gradient.
+    /// Trains one step. Returns the loss before the update and the norm of the gradient.
     fn step(&self, batch: &Batch, number: u64, moments: &mut BTreeMap<String, [Vec<f32>; 2]>) -> Result<(f32, f64)> {
         let loss = self.loss(batch)?;
         let gradients = loss.backward()?;
@@ -111,7 +112,7 @@ impl Plain {
 }
 
 #[test]
-fn losses_are_those_of_one_graph_in_plain_candle() {
+fn losses_match_plain_candle() {
     world(1, |comm| {
         let config = Config::with_world_size("plain.yaml", CONFIG, 1).unwrap();
         let mut engine = Engine::with_communicator(config, model(), comm).unwrap();
@@ -135,6 +136,6 @@ fn losses_are_those_of_one_graph_in_plain_candle() {
             assert!(off <= 1e-4, "step {number}: norms {} and {norm} differ by {off:e}", ours.grad_norm);
             clipped += usize::from(norm > MAX_NORM);
         }
-        assert!(clipped > 0, "clipping was never put to the test");
+        assert!(clipped > 0, "no step was clipped");
     });
 }

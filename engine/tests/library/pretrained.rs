@@ -1,4 +1,5 @@
-//! `model.pretrained`: every layout starts from the bits of the folder, a rank reads what it holds, and what does not fit is refused.
+//! `model.pretrained`: every layout starts bit-identical to the folder, each rank reads only its shard, and unsuitable
+//! files are rejected.
 
 use crate::world;
 
@@ -18,7 +19,7 @@ const GPT2: &str =
 const LLAMA: &str = "type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, \
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16, initializer_range: 0.1";
 
-/// Values of all parameters by name.
+/// Bits of all parameters by name.
 type Parameters = BTreeMap<String, Vec<u32>>;
 
 fn config(ranks: usize, text: &str) -> Config {
@@ -38,7 +39,7 @@ fn parameters(engine: &mut Engine) -> Parameters {
     names.into_iter().map(|name| (name.clone(), bits(engine.full_parameter(&name).unwrap()))).collect()
 }
 
-/// A model that was trained a little: its export in `root`, its parameters, and the loss of its next step.
+/// Trains a model for a few steps. Returns its export in `root`, its parameters, and the loss of its next step.
 fn trained(root: &Path, model: &str) -> (PathBuf, Parameters, u32) {
     let (folder, parameters, loss) = world(1, |comm| {
         let mut engine = engine(comm, &format!("model: {{{model}}}\noptimizer: {{type: SGD}}")).unwrap();
@@ -87,7 +88,7 @@ fn every_layout_starts_from_the_bits_of_an_export() {
                 }
             }
         }
-        // And what it is exported as is what it was.
+        // A checkpoint can be exported after the pretrained folder is gone.
         let again = world(1, |comm| {
             let mut engine = engine(comm, &pretrained(&folder)).unwrap();
             engine.save_checkpoint(root.path().join("again")).unwrap()
@@ -100,7 +101,7 @@ fn every_layout_starts_from_the_bits_of_an_export() {
 }
 
 #[test]
-fn pipelines_and_other_dtypes_start_from_it_too() {
+fn pipelines_and_other_dtypes_start_from_the_folder() {
     let root = tempfile::tempdir().unwrap();
     for (name, model) in [("gpt2", GPT2.to_string()), ("qwen2", format!("{LLAMA}, qkv_bias: true"))] {
         let (folder, expected, _) = trained(&root.path().join(name), &model);
@@ -135,7 +136,7 @@ fn an_export_of_what_was_pretrained_has_the_same_bytes() {
     }
 }
 
-/// Bytes that this thread has read from files so far, where the system counts them.
+/// Bytes that this thread has read from files so far; `None` if the system does not count them.
 fn bytes_read() -> Option<u64> {
     let counters = fs::read_to_string("/proc/thread-self/io").ok()?;
     counters.lines().find_map(|line| line.strip_prefix("rchar: "))?.parse().ok()
@@ -163,7 +164,7 @@ fn a_rank_reads_what_it_holds() {
     };
     let total: u64 = read.iter().sum();
     println!("ranks read {read:?} of {values} bytes of values");
-    // Shards are cut on blocks of 1,024 elements; what the system says of the thread is read too.
+    // Shards are cut on blocks of 1,024 elements. The count also includes reads of the thread's own counters.
     assert!(total >= values as u64 && total <= values as u64 + 4 * (header + 2000), "{total}");
     assert!(read.iter().all(|&bytes| bytes < values as u64 / 3), "{read:?}");
 }
@@ -179,7 +180,7 @@ fn save(path: &Path, tensors: &Tensors) {
     candle_core::safetensors::save(&tensors, path).unwrap();
 }
 
-/// A folder like `like` with other tensors.
+/// Copies the folder `like` with changed tensors.
 fn changed(root: &Path, name: &str, like: &Path, change: impl FnOnce(&mut Tensors)) -> PathBuf {
     let folder = root.join(name);
     fs::create_dir(&folder).unwrap();
@@ -190,7 +191,7 @@ fn changed(root: &Path, name: &str, like: &Path, change: impl FnOnce(&mut Tensor
     folder
 }
 
-/// The parameters that two ranks begin with, or why they do not.
+/// Returns the initial parameters on two ranks, or their error.
 fn begun(folder: &Path) -> Result<Parameters, String> {
     let stage = "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 64}";
     let begin = |comm| match engine(comm, &format!("{}{stage}", pretrained(folder))) {
@@ -204,7 +205,7 @@ fn begun(folder: &Path) -> Result<Parameters, String> {
     let (last, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     match (&first, &last) {
         (Ok(first), Ok(last)) => assert!(first == last),
-        // One line, then what names the folder, and help.
+        // One line, then the key that names the folder, then help.
         (Err(_), Err(last)) => {
             let (said, more) = last.split_once('\n').unwrap_or((last, "  in: "));
             assert!(!said.is_empty() && more.starts_with("  in: ") && more.lines().count() <= 2, "{last}");
@@ -215,10 +216,10 @@ fn begun(folder: &Path) -> Result<Parameters, String> {
 }
 
 #[test]
-fn names_may_be_those_of_older_files() {
+fn names_of_older_files_are_accepted() {
     let root = tempfile::tempdir().unwrap();
     let (gpt2, expected, _) = trained(&root.path().join("gpt2"), GPT2);
-    // As GPT-2's first files: without the prefix, with masks, and with the head that is tied.
+    // Like GPT-2's first files: names without the prefix, with attention masks, and with the tied head.
     let old = changed(root.path(), "old", &gpt2, |tensors| {
         let head = tensors["transformer.wte.weight"].clone();
         let bare = |name: &String| name.strip_prefix("transformer.").unwrap().to_string();
@@ -282,7 +283,7 @@ fn tensors_that_do_not_fit_are_named() {
     });
     let all = refused("all", "; and 19 more", &|t| *t = BTreeMap::from([("x".into(), some(t))]));
     assert_eq!(all.matches(" is missing").count(), 10, "{all}");
-    // Untied, the head is a parameter like others.
+    // An untied head is an ordinary parameter, which must exist.
     let untied = changed(root.path(), "untied", &gpt2, |_| ());
     let path = untied.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -293,7 +294,7 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn files_are_those_of_the_folder() {
+fn only_files_of_the_folder_are_read() {
     let root = tempfile::tempdir().unwrap();
     let (gpt2, expected, _) = trained(&root.path().join("gpt2"), GPT2);
     let folder = root.path().join("folder");
@@ -343,13 +344,13 @@ fn files_are_those_of_the_folder() {
     fs::write(folder.join("model.safetensors.index.json"), "{}").unwrap();
     refused("model.safetensors.index.json is damaged: missing field `weight_map`");
 
-    // Swapped in the index, although all are there.
+    // The index swaps the files, although both exist.
     fs::remove_file(folder.join("b.safetensors")).unwrap();
     save(&folder.join("b.safetensors"), &other);
     index(&|file| if file == "a.safetensors" { "b.safetensors".into() } else { "a.safetensors".into() });
     refused("which has no such tensor");
 
-    // Hugging Face's cache is made of links into itself.
+    // Hugging Face's cache consists of links within the cache folder.
     let cache = root.path().join("models--a--b");
     let snapshot = cache.join("snapshots/0123");
     fs::create_dir_all(&snapshot).unwrap();

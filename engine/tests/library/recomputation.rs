@@ -1,4 +1,4 @@
-//! Activation checkpointing changes no bit: dropout's masks are those of the first time.
+//! Activation checkpointing does not change a bit: recomputed forwards use the same dropout masks.
 
 use crate::world;
 
@@ -13,7 +13,7 @@ fn settings(zero_stage: u8, micro_batches: usize, extra: &str) -> String {
 }
 
 #[test]
-fn bits_are_those_of_a_run_that_keeps_everything() {
+fn recomputation_is_bit_identical() {
     for zero_stage in 0..=3 {
         for (ranks, micro_batches) in [(1, 2), (2, 1), (3, 2)] {
             let expected = run(ranks, 6, &settings(zero_stage, micro_batches, ""));
@@ -28,7 +28,7 @@ fn bits_are_those_of_a_run_that_keeps_everything() {
 }
 
 #[test]
-fn bits_of_16_bits_too() {
+fn recomputation_is_bit_identical_in_16_bits() {
     for (zero_stage, dtype) in [(0, BF16), (3, BF16), (0, FP16), (3, FP16)] {
         let expected = run(2, 8, &settings(zero_stage, 2, dtype));
         let got = run(2, 8, &settings(zero_stage, 2, &format!("{dtype}\nactivation_checkpointing: {{}}")));
@@ -36,9 +36,9 @@ fn bits_of_16_bits_too() {
     }
 }
 
-/// What is kept waits on a disk: engines of a model that a configuration describes, so that it is known how large that is.
+/// Saved inputs are offloaded to disk. The model comes from a configuration, so that a dry run can compute its sizes.
 #[test]
-fn inputs_that_wait_on_a_disk_are_the_same() {
+fn inputs_offloaded_to_disk_are_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
     let model = "model: {type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 2, n_head: 2, n_inner: 64, \
                  initializer_range: 0.1}\ndata: {train: none.txt}";
@@ -67,7 +67,7 @@ fn eight_blocks() -> Layers {
     zoo::gpt2(&config)
 }
 
-/// Forwards that were run again in a step, of ten layers: an embedding, eight blocks, a head with its norm.
+/// Number of recomputed forwards in a step, of ten layers: an embedding, eight blocks, and a head with its norm.
 fn recomputed(section: &str) -> u64 {
     world(1, |comm| {
         let text = settings(1, 1, section);
@@ -78,7 +78,7 @@ fn recomputed(section: &str) -> u64 {
 }
 
 #[test]
-fn the_section_alone_switches_it_on() {
+fn an_empty_section_enables_recomputation() {
     assert_eq!(recomputed(""), 0);
     assert_eq!(recomputed("activation_checkpointing: {enabled: false}"), 0);
     assert_eq!(recomputed("activation_checkpointing: {}"), recomputed("activation_checkpointing: {interval: 3}"));
@@ -86,9 +86,9 @@ fn the_section_alone_switches_it_on() {
     assert_eq!(recomputed("activation_checkpointing: {layers: ['h\\.[0-3]$']}"), 4);
 }
 
-/// What is asked for by name must be there.
+/// Patterns must match at least one layer other than the last.
 #[test]
-fn names_that_fit_nothing_are_errors() {
+fn patterns_without_a_match_are_errors() {
     for (pattern, wanted) in [("attention", "no layer's name matches"), ("lm_head", "it names the last layer only")] {
         let text = settings(1, 1, &format!("activation_checkpointing: {{layers: ['{pattern}']}}"));
         let error = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).err())[0].take();
@@ -97,9 +97,9 @@ fn names_that_fit_nothing_are_errors() {
     }
 }
 
-/// A checkpoint does not know whether activations were kept.
+/// A checkpoint does not depend on activation checkpointing.
 #[test]
-fn a_run_goes_on_without_it() {
+fn a_run_resumes_without_recomputation() {
     let folder = tempfile::tempdir().unwrap();
     let again = settings(2, 1, "activation_checkpointing: {}");
     let kept = settings(2, 1, "");

@@ -1,11 +1,11 @@
-//! A rank whose copy of what all hold alike has changed by one bit is named.
+//! `compare_replicas` names a rank whose replica differs by one bit.
 
 use crate::world;
 
 use world::{config, gpt2, train, world};
 use zero_engine::Engine;
 
-/// What every rank says when `wrong` of the ranks have flipped the last bit of one value of a parameter.
+/// Returns each rank's error after the `wrong` ranks flipped the last bit of one element of a parameter.
 fn said(ranks: usize, wrong: &[usize], parameter: &str, text: &str) -> Vec<Option<String>> {
     world(ranks, |comm| {
         let rank = comm.rank();
@@ -37,7 +37,7 @@ fn the_rank_that_differs_is_named() {
     for stage in 0..=3 {
         for parameter in [matrix, norm] {
             let said = said(3, &[1], parameter, &settings(stage, ""));
-            // At stage 3 a matrix is sharded: each value is on one rank, and nothing to compare with.
+            // Stage 3 shards the matrix: each element is on one rank, so there are no replicas to compare.
             let is_alone = stage == 3 && parameter == matrix;
             for said in said {
                 match (is_alone, said) {
@@ -56,7 +56,7 @@ fn the_rank_that_differs_is_named() {
     assert!(said[1].as_ref().unwrap().contains("ranks 0, 1 differ, with no majority"), "{said:?}");
 }
 
-/// Ranks of the world are named, not those of the group; the other stage of the pipeline has nothing to say.
+/// Errors name ranks of the world, not of the data-parallel group. The other pipeline stage reports no error.
 #[test]
 fn ranks_of_a_pipeline_are_named() {
     let said = said(6, &[4], "transformer.h.1.mlp.c_fc.weight", &settings(2, "pipeline: {stages: 2}"));

@@ -1,11 +1,11 @@
-//! A feed-forward part in tiles changes no bit of a training run.
+//! A tiled MLP does not change a bit of a training run.
 
 use crate::world;
 
 use world::{assert_same, gpt2_config, run_of};
 use zero_engine::{Layers, zoo};
 
-/// With dropout, whose masks must be those of the first time.
+/// A model with dropout: each tile must use the masks of the untiled run.
 fn gpt2(tiled_mlp_rows: Option<usize>) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_inner: None, resid_pdrop: 0.1, tiled_mlp_rows, ..gpt2_config() })
 }
@@ -26,7 +26,7 @@ fn llama(tiled_mlp_rows: Option<usize>) -> Layers {
     })
 }
 
-/// Micro-batches of 144 rows: tiles of 64 leave one of 16.
+/// Micro-batches of 144 rows: tiles of 64 rows leave a last tile of 16.
 fn settings(zero_stage: u8, extra: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 9\ngradient_accumulation_steps: 2\n\
@@ -35,7 +35,7 @@ fn settings(zero_stage: u8, extra: &str) -> String {
 }
 
 #[test]
-fn bits_are_those_of_a_run_without_tiles() {
+fn tiles_are_bit_identical() {
     for model in [gpt2, llama] {
         for dtype in ["", "bf16: {enabled: true}\n", "fp16: {enabled: true, initial_scale_power: 20, hysteresis: 1}\n"]
         {
@@ -54,9 +54,9 @@ fn bits_are_those_of_a_run_without_tiles() {
     }
 }
 
-/// A zero-bubble schedule splits the backward of no layer in tiles; tied parameters are added up over stages.
+/// A zero-bubble schedule does not split the backward of a tiled layer. Tied gradients are summed over stages.
 #[test]
-fn pipelines_too() {
+fn tiles_in_pipelines_are_bit_identical() {
     for model in [gpt2, llama] {
         let expected = run_of(|| model(None), 1, 6, &settings(0, ""));
         for schedule in ["1f1b", "zb_h1"] {

@@ -1,7 +1,7 @@
-//! The engine against PyTorch: a GPT of 10.8M parameters from the same weights on the same tokens, 20 steps.
+//! Compares the engine with PyTorch: a GPT of 10.8M parameters, from the same weights on the same tokens, for 20 steps.
 //!
-//! The recorded trajectory is PyTorch's own: with `ZERO_TRAIN_PEER_OUT=FOLDER` the test writes weights, tokens and
-//! settings there, and `scripts/peer_trajectory.py FOLDER` trains on them and prints the fixture.
+//! The recorded trajectory is PyTorch's own. With `ZERO_TRAIN_PEER_OUT=FOLDER` the test writes weights, tokens and
+//! settings to the folder; `scripts/peer_trajectory.py FOLDER` trains on them and prints the fixture.
 
 use crate::world;
 
@@ -23,10 +23,10 @@ const MICRO_BATCH: usize = 4;
 const LR: f64 = 3e-4;
 const WEIGHT_DECAY: f64 = 0.01;
 const STEPS: usize = 20;
-/// Relative. Both round differently, by some 1e-6 after 20 steps.
+/// Relative tolerance of a loss. Different rounding leads to differences of about 1e-6 after 20 steps.
 const TOLERANCE: f64 = 1e-5;
 
-/// What PyTorch is told, and what the fixture was made with.
+/// The settings of PyTorch's run, which the fixture records.
 fn settings() -> Value {
     json!({
         "n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": TIME, "vocab_size": VOCABULARY,
@@ -55,7 +55,8 @@ fn model() -> zero_engine::Layers {
     })
 }
 
-/// Steps of 1 to 8 through the vocabulary, drawn by a linear congruential generator: a step falls from ln 256 to ln 8.
+/// Tokens that advance by 1 to 8 through the vocabulary, drawn by a linear congruential generator. The achievable loss
+/// falls from ln 256 to ln 8.
 fn tokens(count: usize) -> Vec<u16> {
     let (mut state, mut token) = (1u32, 0u32);
     let next = |_| {
@@ -66,7 +67,8 @@ fn tokens(count: usize) -> Vec<u16> {
     (0..count).map(next).collect()
 }
 
-/// Row `i` of all steps is `tokens[i·TIME..]`, and its targets are one further; rows start anew after the last full one.
+/// Row `i` over all steps is `tokens[i·TIME..]`, with targets shifted by one. After the last full row, rows start again
+/// at the first.
 fn batch(tokens: &[u16], step: usize) -> Batch {
     let rows = (tokens.len() - 1) / TIME;
     let pick = |shift: usize| {
@@ -110,7 +112,7 @@ fn losses_agree_with_the_recorded_run_of_pytorch() {
         assert_eq!(fixture["settings"], settings(), "the fixture was made with other settings");
         let expected = losses(&fixture["losses"]);
         assert_eq!(expected.len(), STEPS);
-        assert!(expected[STEPS - 1] < 0.7 * expected[0], "it learns");
+        assert!(expected[STEPS - 1] < 0.7 * expected[0], "the loss does not fall");
         compare(&mut engine, &tokens, &expected);
     });
 }
@@ -130,9 +132,9 @@ fn write_for_pytorch(engine: &mut Engine, tokens: &[u16], folder: &Path) {
     println!("now: python scripts/peer_trajectory.py {} > engine/tests/fixtures/torch_10m.json", folder.display());
 }
 
-/// A run of another trainer with a model of its own naming: `ZERO_TRAIN_PEERS` names a folder with the weights it started from
-/// (`data/init_10m.safetensors`, tied head, linear weights as [outputs, inputs]), its tokens (`data/v256.u16.bin`) and
-/// its output, one line of which is `RESULT {"losses": […], …}` (`single.log`).
+/// Compares with a run of another trainer that names parameters differently. `ZERO_TRAIN_PEERS` names a folder with the
+/// initial weights (`data/init_10m.safetensors`, tied head, linear weights as [outputs, inputs]), the tokens
+/// (`data/v256.u16.bin`), and the output (`single.log`), in which one line is `RESULT {"losses": […], …}`.
 #[test]
 fn losses_agree_with_a_peers_run() {
     let Some(folder) = std::env::var_os("ZERO_TRAIN_PEERS") else {
@@ -164,7 +166,7 @@ fn losses_agree_with_a_peers_run() {
     });
 }
 
-/// The peer's name of a parameter, and whether it is stored the other way round.
+/// The peer's name of a parameter, and whether the peer stores it transposed.
 fn peers_name(name: &str) -> (String, bool) {
     let name = name.strip_prefix("transformer.").expect("GPT-2's prefix");
     let replaced = [

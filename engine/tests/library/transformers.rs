@@ -1,4 +1,4 @@
-//! Models that Hugging Face's transformers saved, random and small: the logits here are those there.
+//! Small random models saved by Hugging Face's transformers: the engine's logits match those of transformers.
 
 use crate::python;
 use crate::world;
@@ -9,7 +9,7 @@ use python::python;
 use world::{batch, world};
 use zero_engine::{Config, Engine, configured_layers};
 
-/// What each case is made with, and how it is saved.
+/// Model class, arguments of its configuration, and how it is saved.
 const CASES: [(&str, &str, &str); 8] = [
     ("GPT2", "n_inner=64, activation_function='gelu_pytorch_tanh'", "f32"),
     ("GPT2", "tie_word_embeddings=False, layer_norm_epsilon=1e-3", "bf16"),
@@ -27,7 +27,7 @@ const CASES: [(&str, &str, &str); 8] = [
 ];
 
 #[test]
-fn a_model_that_transformers_saved_computes_the_same_logits_here() {
+fn models_of_transformers_compute_the_same_logits() {
     let root = tempfile::tempdir().unwrap();
     let tokens = batch(9, 1).inputs;
     let ids = tokens.single().unwrap().to_vec2::<u32>().unwrap();
@@ -67,7 +67,7 @@ fn a_model_that_transformers_saved_computes_the_same_logits_here() {
             let layers = configured_layers(&config, None).unwrap();
             let mut engine =
                 Engine::with_communicator(config, layers, comm).unwrap_or_else(|e| panic!("{name}, {more}\n{e}"));
-            // And as what it would be exported.
+            // Save a checkpoint, to export it and compare `config.json`.
             let saved = engine.save_checkpoint(folder(index).join("run")).unwrap();
             let logits = engine.forward(tokens.clone()).unwrap().tensors()[0].flatten_all().unwrap();
             (logits.to_vec1::<f32>().unwrap(), saved)
@@ -86,7 +86,7 @@ fn a_model_that_transformers_saved_computes_the_same_logits_here() {
             config["architectures"].clone()
         };
         let (before, after) = (architecture(folder(index)), architecture(out));
-        // Without a window Mistral is Llama.
+        // A Mistral without a window is exported as Llama.
         assert!(before == after || more.contains("sliding_window=None"), "{name}, {more}: {before} became {after}");
     }
 }

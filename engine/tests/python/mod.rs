@@ -1,9 +1,10 @@
-//! What the tests ask Python: the one that `ZERO_TRAIN_PYTHON` names, or `python3`. A test is skipped where packages are missing.
+//! Runs Python scripts for tests, with the interpreter that `ZERO_TRAIN_PYTHON` names or `python3`. Tests are skipped
+//! if packages are missing.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
 use std::process::Command;
 
-/// What a Python script prints, or nothing where a package is missing, which is said.
+/// Returns a script's standard output. Prints why and returns `None` if the interpreter or a package is missing.
 pub fn python(packages: &[&str], script: &str) -> Option<String> {
     let program = std::env::var_os("ZERO_TRAIN_PYTHON").unwrap_or_else(|| "python3".into());
     let run = |script: &str| Command::new(&program).args(["-W", "ignore", "-c", script]).output();

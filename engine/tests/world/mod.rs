@@ -1,4 +1,4 @@
-//! A world of ranks as threads, and a small model: what the tests of the engine share.
+//! Ranks as threads and a small model, shared by the engine's tests.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use zero_engine::comm::{Communicator, Options, threads};
 use zero_engine::{Batch, Config, Engine, Layers, Step, zoo};
 
 pub const BF16: &str = "bf16: {enabled: true}";
-/// Of the small models here the first steps overflow, and later ones do not.
+/// With the small models here, the first steps overflow and later ones do not.
 pub const FP16: &str = "fp16: {enabled: true, initial_scale_power: 22, hysteresis: 1}";
 
 /// Runs `rank` on every rank of a world of threads.
@@ -20,7 +20,7 @@ pub fn world<T: Send>(ranks: usize, rank: impl Fn(Arc<dyn Communicator>) -> T + 
     })
 }
 
-/// Without dropout.
+/// The small model's configuration, without dropout.
 pub fn gpt2_config() -> zoo::Gpt2Config {
     zoo::Gpt2Config {
         vocab_size: 61,
@@ -38,14 +38,14 @@ pub fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { resid_pdrop: 0.1, ..gpt2_config() })
 }
 
-/// A configuration of the small model's runs; `extra` is appended.
+/// Creates a configuration for runs of the small model; `extra` is appended.
 pub fn config(ranks: usize, extra: &str) -> Config {
     let text =
         format!("gradient_clipping: 0.5\noptimizer: {{type: AdamW, params: {{lr: 0.01, weight_decay: 0.1}}}}\n{extra}");
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A global batch of token ids that depends on the step alone.
+/// Creates a global batch of token ids that depends only on the step.
 pub fn batch(step: u64, samples: usize) -> Batch {
     let token = |i: usize| ((i as u64 * 7 + step * 13 + (i as u64 * i as u64) % 11) % 61) as u32;
     let row = 16;
@@ -55,7 +55,7 @@ pub fn batch(step: u64, samples: usize) -> Batch {
     Batch::new(tensor(inputs), tensor(targets))
 }
 
-/// What must be equal: the bits of every loss and norm, and of every parameter at the end.
+/// Results that must be bit-identical: every loss and norm, and the final parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trajectory {
     pub losses: Vec<u32>,
@@ -82,12 +82,12 @@ pub fn trajectory(engine: &mut Engine, steps: u64) -> Trajectory {
     }
 }
 
-/// The trajectory of a world of threads; all ranks must agree on it.
+/// Trains the small model on a world of threads. All ranks must agree.
 pub fn run(ranks: usize, steps: u64, extra: &str) -> Trajectory {
     run_of(gpt2, ranks, steps, extra)
 }
 
-/// [`run`] of another model for the same batches.
+/// Like [`run`], with another model.
 pub fn run_of(layers: impl Fn() -> Layers + Sync, ranks: usize, steps: u64, extra: &str) -> Trajectory {
     let mut all = world(ranks, |comm| {
         let mut engine =
@@ -101,7 +101,7 @@ pub fn run_of(layers: impl Fn() -> Layers + Sync, ranks: usize, steps: u64, extr
     first
 }
 
-/// Names the first difference instead of printing megabytes.
+/// Compares step by step, to report the first difference instead of megabytes of values.
 #[track_caller]
 pub fn assert_same(a: &Trajectory, b: &Trajectory, what: &str) {
     for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {

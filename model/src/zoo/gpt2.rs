@@ -12,11 +12,12 @@ use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed};
 
-/// GPT-2 for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is
-/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] finds without all logits.
+/// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
+/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] computes without storing all logits.
 ///
-/// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights start
-/// normal with `initializer_range`, those that end a residual branch with that over √(2·n_layer), biases at 0.
+/// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights are
+/// initialized from a normal distribution with standard deviation `initializer_range`, divided by √(2·n_layer) for the
+/// last weight of each residual branch. Biases start at 0.
 pub fn gpt2(config: &Gpt2Config) -> Layers {
     let (embed, block, head) = (config.clone(), config.clone(), config.clone());
     let (width, eps) = (config.n_embd, config.layer_norm_epsilon);
@@ -28,35 +29,35 @@ pub fn gpt2(config: &Gpt2Config) -> Layers {
     if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
 }
 
-/// The fields of Hugging Face's `GPT2Config` that have an effect here, with its names.
+/// Configuration of a GPT-2: the fields of Hugging Face's `GPT2Config` that have an effect here, under the same names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {
     /// Number of token ids.
     pub vocab_size: usize,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub n_positions: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Number of blocks.
     pub n_layer: usize,
-    /// Attention heads; divides `n_embd`.
+    /// Number of attention heads. Must divide `n_embd`.
     pub n_head: usize,
-    /// Width inside of the MLP; 4·`n_embd` if not given.
+    /// Width of the MLP's inner layer; 4·`n_embd` if `None`.
     pub n_inner: Option<usize>,
-    /// The MLP's activation.
+    /// Activation of the MLP.
     pub activation_function: Activation,
-    /// Dropout at the end of each residual branch.
+    /// Dropout probability at the end of each residual branch.
     pub resid_pdrop: f32,
-    /// Dropout after the embeddings.
+    /// Dropout probability after the embeddings.
     pub embd_pdrop: f32,
     /// ε of the layer norms.
     pub layer_norm_epsilon: f32,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the head is the token embedding.
+    /// Whether the head shares the weight of the token embedding.
     pub tie_word_embeddings: bool,
-    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
-    /// of its inner rows. All, and they are kept, if not given.
+    /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`] saves no inner rows
+    /// for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
 }
 
@@ -210,7 +211,7 @@ impl Layer for Block {
         Ok(y.into())
     }
 
-    /// Tiles make the gradients of their weights at once, so there is not much to defer.
+    /// A tiled MLP computes its weight gradients immediately, so little would be deferred.
     fn splits(&self) -> bool {
         matches!(self.mlp, Mlp::Whole { .. })
     }

@@ -7,17 +7,18 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::{Linear, linear_cross_entropy};
 
-/// Logits x·Wᵀ where they are asked for; the loss, [`linear_cross_entropy`], without them.
+/// Computes the logits x·Wᵀ, or the loss by [`linear_cross_entropy`] without storing all logits.
 #[derive(Clone, Debug)]
 pub struct LanguageHead {
     weight: Tensor,
 }
 
 impl LanguageHead {
-    /// A normal weight of `[vocabulary, width]` and standard deviation `std`, named `weight`.
+    /// Creates a head. The parameter `weight` has shape `[vocabulary, width]` and is initialized from a normal
+    /// distribution with standard deviation `std`.
     ///
     /// # Errors
-    /// What the builder says.
+    /// Returns errors of the builder.
     pub fn new(width: usize, vocabulary: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((vocabulary, width), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         Ok(Self { weight })

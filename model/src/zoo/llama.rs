@@ -1,8 +1,8 @@
-//! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, no biases unless they are asked for.
+//! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, and optional biases.
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
-//! `LlamaForCausalLM`. With a sliding window it is Mistral (Jiang et al., "Mistral 7B", 2023), with biases of
-//! queries, keys and values Qwen2 (Yang et al., "Qwen2 technical report", 2024).
+//! `LlamaForCausalLM`. A Llama with a sliding window is a Mistral (Jiang et al., "Mistral 7B", 2023). With biases of
+//! queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024).
 
 use super::{Alone, LanguageHead, check_sizes};
 use crate::layers::{Activations, Layer, Layers};
@@ -16,15 +16,16 @@ use zero_ops::{
     AttentionSpan, Embedding, Linear, RmsNorm, RopeScaling, Rotary, TiledMlp, causal_attention_within, swiglu,
 };
 
-/// Llama for token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`; its loss is
-/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] finds without all logits.
+/// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
+/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] computes without storing all logits.
 ///
-/// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights start normal with
-/// `initializer_range`, norms at 1, biases at 0.
+/// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights are initialized from a
+/// normal distribution with standard deviation `initializer_range`, norms start at 1, biases at 0.
 pub fn llama(config: &LlamaConfig) -> Layers {
     let (embed, block, head) = (config.clone(), config.clone(), config.clone());
     let (width, eps) = (config.hidden_size, config.rms_norm_eps);
-    // One table for all blocks, made by the first that is built; and one attention span, which goes to a GPU once.
+    // All blocks share one rotary table, which the first block builds, and one attention span, which is uploaded to a
+    // GPU only once.
     let rotary = Arc::new(OnceLock::new());
     let span =
         config.sliding_window.map_or_else(AttentionSpan::default, |window| AttentionSpan::default().window(window));
@@ -39,50 +40,51 @@ pub fn llama(config: &LlamaConfig) -> Layers {
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 
-/// The fields of Hugging Face's `LlamaConfig` that have an effect here, with its names.
+/// Configuration of a Llama: the fields of Hugging Face's `LlamaConfig` that have an effect here, under the same names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// Number of token ids.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside of the MLP.
+    /// Width of the MLP's inner layer.
     pub intermediate_size: usize,
     /// Number of blocks.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Key and value heads; divides the query heads.
+    /// Number of key and value heads. Must divide the number of query heads.
     pub num_key_value_heads: usize,
-    /// Size of a head; `hidden_size` / `num_attention_heads` if not given. Even.
+    /// Size of a head, which must be even; `hidden_size` / `num_attention_heads` if `None`.
     pub head_dim: Option<usize>,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub max_position_embeddings: usize,
     /// Base of the rotary angles.
     pub rope_theta: f64,
-    /// How the rotary angles are scaled for longer sequences; as they are if not given.
+    /// Scaling of the rotary angles for longer sequences; unscaled if `None`.
     pub rope_scaling: Option<RopeScaling>,
-    /// How many positions one attends to, its own and those just before it: `MistralConfig`'s. All before it if not given.
+    /// Number of positions that a position attends to, itself and the ones just before it, as in `MistralConfig`. All
+    /// preceding positions if `None`.
     pub sliding_window: Option<usize>,
     /// ε of the norms.
     pub rms_norm_eps: f32,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the head is the token embedding.
+    /// Whether the head shares the weight of the token embedding.
     pub tie_word_embeddings: bool,
-    /// Biases of the projections of queries, keys and values: Qwen2's.
+    /// Whether the projections of queries, keys and values have biases, as in Qwen2.
     pub qkv_bias: bool,
-    /// Biases of all four projections of the attention.
+    /// Whether all four projections of the attention have biases.
     pub attention_bias: bool,
-    /// Biases of the three projections of the MLP.
+    /// Whether the three projections of the MLP have biases.
     pub mlp_bias: bool,
-    /// Rows that the MLP computes at a time, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT): a [`TiledMlp`], which keeps nothing
-    /// of its inner rows. All, and they are kept, if not given.
+    /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`] saves no inner rows
+    /// for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
 }
 
 impl Default for LlamaConfig {
-    /// Hugging Face's defaults, the 7B Llama.
+    /// Hugging Face's defaults: the 7B Llama.
     fn default() -> Self {
         Self {
             vocab_size: 32_000,
@@ -241,7 +243,7 @@ impl Layer for Block {
         Ok(y.into())
     }
 
-    /// Tiles make the gradients of their weights at once, so there is not much to defer.
+    /// A tiled MLP computes its weight gradients immediately, so little would be deferred.
     fn splits(&self) -> bool {
         matches!(self.mlp, Mlp::Whole { .. })
     }

@@ -8,10 +8,12 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::{Linear, cross_entropy};
 
-/// A perceptron for vectors `[batch, input_size]` to logits `[batch, num_labels]`; its loss is [`cross_entropy`].
+/// Builds a perceptron that maps vectors `[batch, input_size]` to logits `[batch, num_labels]`. Its loss is
+/// [`cross_entropy`].
 ///
-/// The layers are `layers.0`, `layers.1`, …, each a linear map and, except for the last, the activation. Weights start
-/// normal with standard deviation √(2/inputs) (He et al., 2015), biases at 0.
+/// The layers are `layers.0`, `layers.1`, …. Each is a linear map, followed by the activation except in the last.
+/// Weights are initialized from a normal distribution with standard deviation √(2/inputs) (He et al., 2015). Biases
+/// start at 0.
 pub fn mlp(config: &MlpConfig) -> Layers {
     let (config, last) = (config.clone(), config.hidden_sizes.len());
     let build = move |i, vb: VarBuilder| Perceptron::new(&config, i, vb);
@@ -24,11 +26,11 @@ pub fn mlp(config: &MlpConfig) -> Layers {
 pub struct MlpConfig {
     /// Length of an input vector.
     pub input_size: usize,
-    /// Widths between input and output.
+    /// Widths of the hidden layers.
     pub hidden_sizes: Vec<usize>,
     /// Number of classes.
     pub num_labels: usize,
-    /// Activation between the linear maps.
+    /// Activation of the hidden layers.
     pub hidden_act: Activation,
 }
 
@@ -53,7 +55,8 @@ impl Perceptron {
 }
 
 impl Perceptron {
-    /// What the layer is a region of: the first one's input needs no gradient, but its weight does.
+    /// The tensor that ties the fused block to the graph. The first layer's input needs no gradient, but its weight
+    /// does.
     fn root<'a>(&'a self, x: &'a Tensor) -> &'a Tensor {
         if x.track_op() { x } else { self.linear.weight() }
     }

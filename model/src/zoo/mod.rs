@@ -1,7 +1,7 @@
 //! Models with Hugging Face's configuration fields, tensor names and tensor layouts.
 //!
-//! A configuration becomes a list of layers; parameters are made when the list is built, which is also when sizes that
-//! do not fit together become an error. Checkpoints of the same architecture on the Hugging Face hub load by name.
+//! A configuration becomes a list of layers. Building the list creates the parameters and checks that sizes fit
+//! together. Checkpoints of the same architecture on the Hugging Face hub load by name.
 
 mod gpt2;
 mod language_head;
@@ -18,7 +18,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::Module;
 use zero_ops::graph::fused_block;
 
-/// A layer that is a single operation of ours.
+/// A layer that consists of one operation of this project.
 struct Alone<M>(M);
 
 impl<M: Module> Module for Alone<M> {
@@ -27,7 +27,7 @@ impl<M: Module> Module for Alone<M> {
     }
 }
 
-/// `bail!`s unless each of the named sizes is at least 1.
+/// Fails unless each of the named sizes is at least 1.
 fn check_sizes(model: &str, sizes: &[(&str, usize)]) -> Result<()> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, _)) => candle_core::bail!("{model}: {name} must be at least 1"),

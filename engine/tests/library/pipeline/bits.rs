@@ -1,4 +1,4 @@
-//! Losses, gradient norms and final parameters have the bits of one stage.
+//! Losses, gradient norms and final parameters are bit-identical to those of one stage.
 
 use super::{SCHEDULES, assert_same, model, run, text};
 use crate::world::{BF16, FP16};
@@ -37,7 +37,7 @@ fn every_pipeline_is_equal_at_zero_stage_3() {
     every_pipeline_is_equal(3);
 }
 
-/// Eight micro-batches, over however many replicas.
+/// Eight micro-batches over all replicas.
 #[test]
 fn reproducible_is_equal_over_zero_stages_replicas_and_pipelines() {
     let reproducible = |zero_stage: u8, data: usize, stages: usize, schedule: &str| {
@@ -49,7 +49,7 @@ fn reproducible_is_equal_over_zero_stages_replicas_and_pipelines() {
     for zero_stage in 0..=3 {
         for data in [1, 2, 4] {
             for stages in 1..=3 {
-                // One stage is the same program under every schedule.
+                // With one stage, all schedules give the same program.
                 for schedule in &SCHEDULES[..if stages == 1 { 1 } else { 4 }] {
                     let got = reproducible(zero_stage, data, stages, schedule);
                     assert_same(&expected, &got, &format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}"));
@@ -64,7 +64,7 @@ fn bf16_pipelines_are_equal_too() {
     pipelines_are_equal_in(BF16);
 }
 
-/// Steps that overflow among them.
+/// Some of these steps overflow.
 #[test]
 fn fp16_pipelines_are_equal_too() {
     pipelines_are_equal_in(FP16);

@@ -1,4 +1,4 @@
-//! `partition_method: time` cuts where the measured times say, at the same place on all ranks.
+//! `partition_method: time` cuts by measured layer times, at the same layers on all ranks.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Layer for Slow {
     }
 }
 
-/// Six layers, of which the fourth and the fifth take all the time.
+/// Six layers. The fourth and the fifth take almost all the time.
 fn model() -> Layers {
     let linear = |vb: VarBuilder| candle_nn::linear(4, 4, vb);
     Layers::new()
@@ -34,7 +34,7 @@ fn batch(rows: usize) -> Batch {
 }
 
 #[test]
-fn the_slow_layers_are_dealt_out() {
+fn slow_layers_are_balanced() {
     let text = |method: &str| {
         format!(
             "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 2\npipeline: {{stages: 2, partition_method: {method}}}"
@@ -55,7 +55,7 @@ fn the_slow_layers_are_dealt_out() {
 }
 
 #[test]
-fn without_a_batch_there_is_nothing_to_measure() {
+fn partition_by_time_needs_a_batch() {
     let text = "train_micro_batch_size_per_gpu: 2\npipeline: {stages: 2, partition_method: time}";
     let errors =
         world(2, |comm| Engine::with_communicator(config(2, text), model(), comm).err().map(|e| e.to_string()));

@@ -1,21 +1,21 @@
-//! A run saved under a pipeline goes on under any other layout, to the bits of a run that was never interrupted.
+//! A run that was saved under a pipeline resumes under any other layout, bit-identical to an uninterrupted run.
 
 use std::path::{Path, PathBuf};
 
 use super::{SCHEDULES, agreed, engine, gpt2, run, text};
 use crate::world::{BF16, FP16, Trajectory, train, trajectory, world};
 
-/// A layout of ranks: pipeline stages, replicas, ZeRO stage, schedule.
+/// A layout: pipeline stages, replicas, ZeRO stage, schedule.
 type Setup<'a> = (usize, usize, u8, &'a str);
 
 const REPRODUCIBLE: &str = "training: {reproducible: true}";
 
-/// The configuration of a place, for `all` micro-batches over all replicas.
+/// The configuration of a layout, with `all` micro-batches over all replicas.
 fn settings((stages, data, zero_stage, schedule): Setup<'_>, all: usize, more: &str) -> String {
     text(zero_stage, all / data, &format!("stages: {stages}, schedule: {schedule}"), more)
 }
 
-/// Trains four steps and saves.
+/// Trains four steps and saves a checkpoint.
 fn saved(root: &Path, place: Setup<'_>, text: &str) -> PathBuf {
     let folders = world(place.0 * place.1, |comm| {
         let mut engine = engine(gpt2(40, true), text, comm);
@@ -25,7 +25,7 @@ fn saved(root: &Path, place: Setup<'_>, text: &str) -> PathBuf {
     agreed(folders, text)
 }
 
-/// The four steps after a checkpoint.
+/// Resumes from a checkpoint and trains four more steps.
 fn resumed(root: &Path, folder: &Path, place: Setup<'_>, text: &str) -> Trajectory {
     let all = world(place.0 * place.1, |comm| {
         let mut engine = engine(gpt2(40, true), text, comm);
@@ -43,7 +43,7 @@ fn assert_goes_on(whole: &Trajectory, rest: &Trajectory, what: &str) {
     assert!(rest.parameters == whole.parameters, "{what}: parameters");
 }
 
-/// Micro-batches in order of arrival: the ZeRO stages are equal in pairs.
+/// Micro-batches are summed in order of arrival, so stages 0 and 1 are bit-identical, and so are 2 and 3.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_run() {
     let root = tempfile::tempdir().unwrap();
@@ -68,9 +68,10 @@ fn a_resumed_run_is_the_uninterrupted_run() {
     }
 }
 
-/// A tree over all micro-batches: any ZeRO stage and any number of replicas.
+/// Gradients are summed over a tree of all micro-batches, so any ZeRO stage and any number of replicas give the same
+/// bits.
 #[test]
-fn a_reproducible_run_goes_on_under_any_layout() {
+fn a_reproducible_run_resumes_under_any_layout() {
     let root = tempfile::tempdir().unwrap();
     let of = |place| settings(place, 8, REPRODUCIBLE);
     let whole = run(1, || gpt2(40, true), 8, &of((1, 1, 0, "1f1b")));
@@ -90,9 +91,9 @@ fn a_reproducible_run_goes_on_under_any_layout() {
     }
 }
 
-/// The other way: what one stage wrote.
+/// The opposite direction: a checkpoint of one stage resumes under a pipeline.
 #[test]
-fn a_checkpoint_of_one_stage_goes_on_under_a_pipeline() {
+fn a_checkpoint_of_one_stage_resumes_under_a_pipeline() {
     let root = tempfile::tempdir().unwrap();
     for zero_stage in 0..=3 {
         let of = |place| settings(place, 8, "");
@@ -106,7 +107,7 @@ fn a_checkpoint_of_one_stage_goes_on_under_a_pipeline() {
     }
 }
 
-/// One shard of the last stage is damaged: every rank, of every stage, refuses it and keeps what it has.
+/// One shard of the last stage is damaged. All ranks of all stages reject the checkpoint and keep their state.
 #[test]
 fn damage_is_refused_by_every_rank_of_every_stage() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Evaluation and plain forward passes have the bits of one stage, on all ranks, and leave training as it was.
+//! Evaluation and forward passes are bit-identical to those of one stage on all ranks, and do not affect training.
 
 use candle_core::{DType, Tensor};
 use zero_engine::{Engine, Error};
@@ -11,17 +11,17 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// What a rank found.
+/// Results of one rank.
 #[derive(Debug, PartialEq)]
 struct Found {
-    /// Of one micro-batch, of five, and once more of one, at the end.
+    /// Losses of one micro-batch, then of five, then of the first one again at the end.
     losses: Vec<u32>,
-    /// Logits of the replica's own samples, before training and after it.
+    /// Logits of the replica's own samples, before and after training.
     logits: [Vec<u32>; 2],
     training: Vec<u32>,
 }
 
-/// Evaluations between steps of training. Each replica has its own samples.
+/// Evaluates between training steps. Each replica has its own samples.
 fn found(engine: &mut Engine) -> Found {
     let replica = engine.replica() as u64;
     let sample = |index: usize| batch(100 + 10 * index as u64 + replica, 2);
@@ -45,7 +45,7 @@ fn found(engine: &mut Engine) -> Found {
 }
 
 #[test]
-fn losses_and_outputs_are_those_of_one_stage_on_all_ranks() {
+fn losses_and_outputs_match_one_stage_on_all_ranks() {
     for zero_stage in 0..=3 {
         for more in ["", BF16, "fp16: {enabled: true, initial_scale_power: 10}"] {
             for data in [1, 2] {
@@ -59,7 +59,7 @@ fn losses_and_outputs_are_those_of_one_stage_on_all_ranks() {
                     expected[0].logits[0] != expected[0].logits[1] && expected[0].losses[0] != expected[0].losses[6]
                 );
                 for (stages, schedule) in [(2, 0), (3, 1), (2, 2), (3, 3)].map(|(n, s)| (n, SCHEDULES[s])) {
-                    // Neighbouring ranks are replicas of one stage.
+                    // Consecutive ranks are replicas of the same stage.
                     for (rank, got) in of(stages, schedule).iter().enumerate() {
                         let what = format!("rank {rank} of {stages} × {data}, {schedule}, ZeRO {zero_stage}, {more}");
                         assert!(*got == expected[rank % data], "{what}");
@@ -70,9 +70,9 @@ fn losses_and_outputs_are_those_of_one_stage_on_all_ranks() {
     }
 }
 
-/// A batch that cannot be had on one rank is an error on all, not a wait for it.
+/// If one rank cannot load a batch, all ranks fail instead of waiting for it.
 #[test]
-fn a_batch_that_one_rank_does_not_get_ends_all() {
+fn a_batch_missing_on_one_rank_fails_all_ranks() {
     let text = text(1, 4, "stages: 3", "");
     let errors = world(3, |comm| {
         let rank = comm.rank();
@@ -88,7 +88,7 @@ fn a_batch_that_one_rank_does_not_get_ends_all() {
 }
 
 #[test]
-fn no_micro_batches_have_no_losses() {
+fn zero_micro_batches_have_no_losses() {
     let losses = world(2, |comm| {
         let mut engine = engine(gpt2(16, true), &text(0, 4, "stages: 2", ""), comm);
         engine.eval_with(0, |_| unreachable!("there is nothing to load")).unwrap()

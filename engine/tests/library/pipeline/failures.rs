@@ -1,4 +1,4 @@
-//! What fails on one stage ends all of them: that stage says why, the others who it was.
+//! A failure on one stage ends all stages: the failing rank reports the cause, and the others name that rank.
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, embedding, linear};
@@ -7,7 +7,7 @@ use zero_engine::{Activations, Engine, Layer, Layers, Pass, ops};
 use super::{SCHEDULES, text};
 use crate::world::{batch, config, world};
 
-/// A layer with something in its stead.
+/// A layer that runs another function instead of its linear map.
 struct Middle {
     linear: Linear,
     instead: fn(&Linear, &Tensor, &Pass) -> Result<Tensor>,
@@ -19,7 +19,7 @@ impl Layer for Middle {
     }
 }
 
-/// Five layers, the one in the middle with a fault.
+/// Five layers; the middle one fails.
 fn faulty(instead: fn(&Linear, &Tensor, &Pass) -> Result<Tensor>) -> Layers {
     Layers::new()
         .layer("embed", |vb: VarBuilder| embedding(61, 12, vb))
@@ -31,11 +31,11 @@ fn faulty(instead: fn(&Linear, &Tensor, &Pass) -> Result<Tensor>) -> Layers {
 }
 
 #[test]
-fn a_layer_that_fails_is_named_and_so_is_its_rank() {
+fn a_failing_layer_and_its_rank_are_named() {
     type Instead = fn(&Linear, &Tensor, &Pass) -> Result<Tensor>;
     let cases: [(Instead, &str); 5] = [
         (|_, x, _| x.matmul(x), "in layer `middle`"),
-        // The third micro-batch alone.
+        // Fails in the third micro-batch only.
         (
             |linear, x, pass| if pass.sample == 4 { candle_core::bail!("no") } else { linear.forward(x) },
             "in layer `middle`",
@@ -46,7 +46,7 @@ fn a_layer_that_fails_is_named_and_so_is_its_rank() {
     ];
     for zero_stage in [0, 3] {
         for schedule in SCHEDULES {
-            // A layer each, or two stages of two chunks each.
+            // One layer per stage, or two stages of two chunks each.
             let stages = if schedule == "interleaved_1f1b" { 2 } else { 5 };
             for (instead, expected) in cases {
                 let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
@@ -55,7 +55,7 @@ fn a_layer_that_fails_is_named_and_so_is_its_rank() {
                     let mut engine = Engine::with_communicator(config(stages, &text), faulty(instead), comm).unwrap();
                     engine.train_batch(&batch(0, 8)).expect_err("a layer with a fault").to_string()
                 });
-                // The others are told the reason too.
+                // Other ranks report the cause too, as the reason of an abort.
                 let is_own = |error: &String| error.contains(expected) && !error.contains(" aborted: ");
                 let culprit = said.iter().position(is_own);
                 let culprit = culprit.unwrap_or_else(|| panic!("{expected}, {schedule}: {said:#?}"));

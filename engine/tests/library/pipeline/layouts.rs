@@ -1,5 +1,5 @@
-//! A checkpoint holds the same bits whatever layout wrote it, and whatever layout reads it: replicas, pipeline stages, ZeRO stage,
-//! dtype, and what lives on a disk.
+//! A checkpoint holds the same bits for every layout that writes and reads it: replicas, pipeline stages, ZeRO stage,
+//! dtype, and disk offload.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use zero_engine::{Engine, Kind};
 use super::{engine, gpt2, text};
 use crate::world::{BF16, FP16, config, train, world};
 
-/// (data-parallel ranks, pipeline stages, ZeRO stage, whether state and parameters are on a disk).
+/// A layout: replicas, pipeline stages, ZeRO stage, whether state and parameters are offloaded to disk.
 type Setup = (usize, usize, u8, bool);
 
 fn settings((data, stages, zero_stage, on_disk): Setup, more: &str, folder: &Path) -> String {
@@ -22,12 +22,12 @@ fn settings((data, stages, zero_stage, on_disk): Setup, more: &str, folder: &Pat
     };
     let text = text
         .replace("stage3_param_persistence_threshold: 20}", &format!("stage3_param_persistence_threshold: 20{disk}}}"));
-    // Whatever the number of replicas, it must resolve.
+    // Every layout must resolve.
     config(data * stages, &text);
     text
 }
 
-/// Every element of every parameter and state that the ranks of a world hold: name, kind, first element, bits.
+/// Elements of parameters and optimizer state that ranks hold: name, kind, index of the first element, bits.
 type Held = Vec<(String, Kind, usize, Vec<u32>)>;
 
 fn held(engine: &Engine) -> Held {
@@ -42,7 +42,7 @@ fn held(engine: &Engine) -> Held {
     held
 }
 
-/// The same in one piece each.
+/// Joins the pieces of each tensor.
 fn joined(all: Vec<Held>) -> Vec<(String, Kind, Vec<u32>)> {
     let mut all: Held = all.into_iter().flatten().collect();
     all.sort_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
@@ -58,7 +58,7 @@ fn joined(all: Vec<Held>) -> Vec<(String, Kind, Vec<u32>)> {
     whole
 }
 
-/// Trains in a layout, and saves; gives what was held.
+/// Trains under a layout and saves. Returns the state.
 fn written(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
     let text = settings(place, more, root);
     joined(world(place.0 * place.1, |comm| {
@@ -69,7 +69,7 @@ fn written(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>
     }))
 }
 
-/// Loads in a layout; gives what is held then.
+/// Loads under a layout. Returns the state.
 fn loaded(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
     let text = settings(place, more, root);
     joined(world(place.0 * place.1, |comm| {
@@ -94,7 +94,7 @@ fn every_pair_of_a_grid_has_the_same_bits() {
 }
 
 fn place() -> impl Strategy<Value = Setup> {
-    // Stage 0 has nothing that could be on a disk.
+    // ZeRO stage 0 has no sharded state to offload.
     (1..=4usize, 1..=3usize, 0..=3u8, any::<bool>())
         .prop_map(|(data, stages, zero, disk)| (data, stages, zero, disk && zero > 0))
 }

@@ -1,4 +1,4 @@
-//! Pipelines: the same bits as one stage, whatever the schedule, the ZeRO stage and the number of replicas.
+//! Pipelines are bit-identical to one stage, for every schedule, ZeRO stage and number of replicas.
 
 mod bits;
 mod by_time;
@@ -22,12 +22,13 @@ use zero_engine::{Engine, Layers, zoo};
 
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
 
-/// Nine layers: they come out even for no number of stages but one and three.
+/// Nine layers, which divide evenly only into one or three stages.
 fn model(tied: bool) -> Layers {
     gpt2(16, tied)
 }
 
-/// The same with a width. At 40, the tied parameter has three blocks of 1,024 elements, so that it is cut, and unevenly.
+/// The model with another width. At 40, the tied parameter has three blocks of 1,024 elements, so it is cut into uneven
+/// shards.
 fn gpt2(width: usize, tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,
@@ -43,7 +44,7 @@ fn gpt2(width: usize, tied: bool) -> Layers {
     })
 }
 
-/// Two samples a micro-batch.
+/// Two samples per micro-batch.
 fn text(zero_stage: u8, micro_batches: usize, pipeline: &str, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
@@ -52,18 +53,18 @@ fn text(zero_stage: u8, micro_batches: usize, pipeline: &str, more: &str) -> Str
     )
 }
 
-/// An engine of a rank.
+/// Creates the engine of one rank.
 fn engine(model: Layers, text: &str, comm: std::sync::Arc<dyn zero_engine::comm::Communicator>) -> Engine {
     Engine::with_communicator(config(comm.size(), text), model, comm).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// Trains on `ranks` ranks, which must agree.
+/// Trains on `ranks` ranks. All ranks must agree.
 fn run(ranks: usize, model: impl Fn() -> Layers + Sync, steps: u64, text: &str) -> Trajectory {
     let all = world(ranks, |comm| trajectory(&mut engine(model(), text, comm), steps));
     agreed(all, text)
 }
 
-/// What all ranks say.
+/// Returns the result that all ranks agree on.
 #[track_caller]
 fn agreed<T: PartialEq>(mut all: Vec<T>, what: &str) -> T {
     let first = all.swap_remove(0);

@@ -1,4 +1,4 @@
-//! Parameters from outside, and to outside, on every rank of a pipeline.
+//! Every rank of a pipeline sets, loads and reads parameters.
 
 use std::collections::HashMap;
 
@@ -14,12 +14,12 @@ fn names(engine: &Engine) -> Vec<String> {
     engine.model().parameters().iter().map(|p| p.name().to_string()).collect()
 }
 
-/// Values that no seed gives, exact in bf16.
+/// Values that differ from any initialization, exact in bf16 and f16.
 fn values(elements: usize, salt: usize) -> Vec<f32> {
     (0..elements).map(|i| ((i * 7 + salt * 5) % 61) as f32 / 128.0 - 0.25).collect()
 }
 
-/// The loss of two steps from the values of [`values`] on one rank, whatever way they came there.
+/// Losses of two steps that start from [`values`], on one stage.
 fn expected_losses(zero_stage: u8, data: usize, more: &str) -> Vec<u32> {
     let all = world(data, |comm| {
         let mut engine = engine(gpt2(40, true), &text(zero_stage, 4, "stages: 1", more), comm);
@@ -48,7 +48,7 @@ fn assert_has_values(engine: &mut Engine, what: &str) {
 }
 
 #[test]
-fn initial_weights_come_to_every_stage() {
+fn initial_weights_reach_every_stage() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
     let shapes = world(1, |comm| {
@@ -77,7 +77,7 @@ fn initial_weights_come_to_every_stage() {
     }
 }
 
-/// What is missing concerns one stage alone; all ranks say so.
+/// The missing parameters belong to one stage, and all ranks report them.
 #[test]
 fn initial_weights_that_do_not_fit_are_refused_by_every_rank() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,7 +106,8 @@ fn every_rank_sets_and_reads_every_parameter() {
                 assert!(engine.set_parameter(TIED, &[0.0]).is_err());
                 assert!(engine.local_parameter("transformer.h.9.ln_1.weight").is_err());
                 assert!(engine.full_parameter("transformer.h.9.ln_1.weight").is_err());
-                // A tied parameter is set on the stages that borrow it too, or the head would compute with the old one.
+                // A tied parameter is also set on the stages that hold a copy. Otherwise the head would compute with
+                // the old values.
                 assert_eq!(losses(&mut engine), expected, "{text}");
                 let elements = engine.model().parameters().iter().map(|p| p.elements()).collect::<Vec<_>>();
                 (local, elements)
@@ -119,7 +120,7 @@ fn every_rank_sets_and_reads_every_parameter() {
                     assert!(*part == whole[*start..start + part.len()], "parameter {salt} in {text}");
                     times[*start..start + part.len()].iter_mut().for_each(|n| *n += 1);
                 }
-                // By the replicas of the one stage that owns it: each all of it, or each its shard.
+                // Replicas of the owning stage update the parameter: each all of it, or each its shard.
                 let by = if zero_stage == 0 { data } else { 1 };
                 assert!(times.iter().all(|&n| n == by), "parameter {salt} in {text}");
             }

@@ -1,4 +1,4 @@
-//! Activation checkpointing under every schedule: the same bits.
+//! Activation checkpointing is bit-identical under every schedule.
 
 use super::{SCHEDULES, assert_same, model, run, text};
 

@@ -1,4 +1,4 @@
-//! What flows between stages: several tensors, of several dtypes, with and without a gradient.
+//! Several tensors of several dtypes cross stage boundaries, with and without gradients.
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
@@ -8,7 +8,7 @@ use zero_engine::{Activations, Batch, Engine, Layer, Layers, Pass, ops};
 use super::{SCHEDULES, agreed, assert_same, engine, text};
 use crate::world::{BF16, FP16, Trajectory, batch, config, trajectory, world};
 
-/// Hidden states in the working dtype, the ids that they are of (u32), and a mask (f32) of what may change.
+/// Outputs hidden states in the working dtype, their token ids (u32), and a mask (f32) that scales changes.
 struct Begin(Embedding);
 
 impl Layer for Begin {
@@ -19,7 +19,7 @@ impl Layer for Begin {
     }
 }
 
-/// Uses all three, and passes them on. No gradient goes through the mask.
+/// Uses all three tensors and passes them on. No gradient flows through the mask.
 struct Middle(Linear, Embedding);
 
 impl Layer for Middle {
@@ -32,7 +32,7 @@ impl Layer for Middle {
     }
 }
 
-/// Logits, and the ids once more.
+/// Outputs logits and the token ids.
 struct End(Linear);
 
 impl Layer for End {
@@ -52,7 +52,8 @@ fn three_tensors() -> Layers {
         .loss_of_all(|outputs, targets| ops::cross_entropy(&outputs.tensors()[0], targets))
 }
 
-/// What all ranks found: by training, then the losses of three micro-batches, the logits of one.
+/// Results on all ranks: the training trajectory, the losses of three evaluated micro-batches, and the logits of one
+/// batch.
 type Found = (Trajectory, Vec<u32>, Vec<u32>);
 
 fn found(ranks: usize, steps: u64, text: &str) -> Found {
@@ -112,11 +113,11 @@ fn shortens() -> Layers {
         .layer("shorten", |_: VarBuilder| Ok(Shorten))
         .layer("more", |vb: VarBuilder| linear(20, 20, vb))
         .layer("end", |vb: VarBuilder| linear(20, 61, vb))
-        // Of a mean over positions, so that the loss takes either length.
+        // Averages over positions, so that the loss accepts both lengths.
         .loss(|logits, targets| ops::cross_entropy(&logits.mean(1)?, &targets.i((.., 0))?.contiguous()?))
 }
 
-/// What every rank says to an engine of a model that one stage trains.
+/// Returns each rank's error of `act`, which must succeed on one stage.
 fn errors(
     model: impl Fn() -> Layers + Sync,
     stages: usize,
@@ -136,13 +137,14 @@ fn errors(
 fn a_shape_that_differs_between_micro_batches_is_an_error_on_all_ranks() {
     for schedule in SCHEDULES {
         let train = |engine: &mut Engine| engine.train_batch(&batch(0, 8)).map(drop);
-        // Layers 0 to 2 are the first of two stages, or two times two chunks: rank 0 sends what `shorten` gives.
+        // With two stages, layers 0 to 2 are on the first stage or in its chunks, so rank 0 sends the output of
+        // `shorten`.
         let said = errors(shortens, 2, schedule, train);
         let is_own = |error: &String| error.contains("[2, 8, 20]") && !error.contains(" aborted: ");
-        let sender = said.iter().position(is_own).expect("who was given another shape");
+        let sender = said.iter().position(is_own).expect("a rank that reports the shape");
         assert!(said[sender].contains("the micro-batches of a step that goes through a pipeline have one shape"));
         assert!(said[1 - sender].contains(&format!("rank {sender}")), "{schedule}: {said:?}");
-        // In an evaluation, where the samples themselves differ.
+        // In this evaluation the samples themselves differ in length.
         let evaluate = |engine: &mut Engine| {
             let load = |index: usize| {
                 let all = batch(0, 2);

@@ -1,4 +1,4 @@
-//! A tied parameter across stages: its copies are one, and one stage owns it.
+//! A tied parameter across stages: all copies stay equal, and one stage owns the parameter.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,8 @@ impl Layer for Residual {
     }
 }
 
-/// Six layers, four of which have one weight; two cut into four chunks, it goes back and forth between the stages.
+/// Six layers, four of which share one weight. With two stages of two chunks each, the weight moves back and forth
+/// between the stages.
 fn four_users() -> Layers {
     let residual = |_, vb: VarBuilder| Ok(Residual(candle_nn::linear(40, 40, vb)?));
     let layers = Layers::new()
@@ -50,7 +51,8 @@ fn four_users_on_several_stages_give_the_bits_of_one() {
     }
 }
 
-/// The bits of a parameter that a rank computes with, from the first element on where all are there, otherwise its shard's.
+/// Returns the bits of a parameter on this rank and the index of their first element: all elements if the rank has
+/// them, otherwise its shard.
 fn held(engine: &Engine, name: &str, zero_stage: u8) -> Option<(usize, Vec<u32>)> {
     let zero = engine.zero();
     let id = engine.model().parameters().iter().position(|p| p.name() == name).unwrap();
@@ -91,10 +93,10 @@ fn copies_do_not_drift_apart() {
                 for (replica, holds, first, last, full) in all {
                     assert_eq!((holds, holds), (first.is_some(), last.is_some()), "{text}");
                     let (Some(first), Some(last)) = (first, last) else { continue };
-                    assert!(first != last, "50 steps have changed nothing: {text}");
+                    assert!(first != last, "50 steps did not change the parameter: {text}");
                     let part: Vec<u32> = full[last.0..last.0 + last.1.len()].iter().map(|x| x.to_bits()).collect();
-                    assert!(last.1 == part, "a copy is not the parameter: {text}");
-                    // Where each replica has a shard, the copies of that shard are compared.
+                    assert!(last.1 == part, "a copy differs from the parameter: {text}");
+                    // At stage 3 each replica has another shard, so compare copies of the same shard.
                     copies.entry(if zero_stage < 3 { 0 } else { replica }).or_default().push((first, last));
                 }
                 for copies in copies.into_values() {
@@ -142,7 +144,7 @@ fn a_checkpoint_has_each_element_once_on_a_rank_of_its_owner() {
                     assert_eq!(tensor.elem_count(), piece.end - piece.start);
                 }
             }
-            // Not one element besides: the parameter and two states of each.
+            // The checkpoint contains the parameters and two states of each, and nothing else.
             let written: usize = shards.iter().flat_map(BTreeMap::values).map(Tensor::elem_count).sum();
             assert_eq!(written, 3 * elements, "{text}");
         }
@@ -150,7 +152,7 @@ fn a_checkpoint_has_each_element_once_on_a_rank_of_its_owner() {
 }
 
 #[test]
-fn what_is_counted_for_messages_is_given_back() {
+fn memory_of_messages_is_released() {
     for zero_stage in 0..=3 {
         for schedule in SCHEDULES {
             let text = text(zero_stage, 4, &format!("stages: 2, schedule: {schedule}"), "");

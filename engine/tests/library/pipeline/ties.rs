@@ -1,4 +1,4 @@
-//! Several tied parameters, nested and crossed, of different sizes: as on one stage, at every ZeRO stage.
+//! Several tied parameters of different sizes, nested and crossed, are bit-identical to one stage at every ZeRO stage.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -7,7 +7,7 @@ use zero_engine::{Batch, Engine, Layers};
 use super::SCHEDULES;
 use crate::world::{config, world};
 
-/// A linear map and a norm's gain, under names that can be tied.
+/// A linear map and a gain, with names that can be tied.
 struct Map {
     weight: Tensor,
     gain: Tensor,
@@ -19,7 +19,7 @@ impl Module for Map {
     }
 }
 
-/// Six layers: the weights of 0 and 5 are one, and those of 1 and 4; the gains of 0 and 4.
+/// Six layers. Layers 0 and 5 share their weight, layers 1 and 4 share theirs, and layers 0 and 4 share their gain.
 fn model() -> Layers {
     let build = |_: usize, vb: VarBuilder| {
         Ok(Map {
@@ -78,7 +78,7 @@ fn a_tie_between_two_chunks_of_a_stage_is_refused() {
     let text = "train_micro_batch_size_per_gpu: 2\npipeline: {stages: 2, schedule: interleaved_1f1b, virtual_stages: 3, partition_method: uniform}";
     let errors =
         world(2, |comm| Engine::with_communicator(config(2, text), model(), comm).err().map(|e| e.to_string()));
-    // Layers 0 and 4 are chunks 0 and 4, both on stage 0.
+    // Layers 0 and 4 are in chunks 0 and 4, both on stage 0.
     assert!(
         errors.iter().flatten().all(|e| e.contains("tied between two chunks")) && errors[0].is_some(),
         "{errors:?}"

@@ -1,4 +1,4 @@
-//! What each rank sends is what the program says, to the byte.
+//! The bytes that each rank sends match the program exactly.
 
 use candle_core::DType;
 use zero_engine::Engine;
@@ -13,8 +13,9 @@ const WIDTH: usize = 40;
 /// Elements of a micro-batch's hidden states: samples × positions × width.
 const HIDDEN: usize = 2 * 16 * WIDTH;
 
-/// Bytes of a message by the model: one tensor of three dimensions, and with the first an announcement. It is its own length,
-/// then dtype, number of dimensions and dimensions; for gradients, whether the tensor has one; words of 8 bytes.
+/// Bytes of a message of this model: one tensor of three dimensions. The first message also carries an announcement, in
+/// words of 8 bytes: for activations its length, the dtype, the number of dimensions and the dimensions; for gradients
+/// a flag that says whether the tensor has one.
 fn message_bytes(content: &Content, width: usize) -> usize {
     let announced = |micro_batch: usize, words: usize| if micro_batch == 0 { 8 * words } else { 0 };
     match *content {
@@ -24,8 +25,8 @@ fn message_bytes(content: &Content, width: usize) -> usize {
     }
 }
 
-/// What a step sends besides its program: the norm as one exact sum over all ranks, the losses over the replicas of the last
-/// stage, and from there the mean to all.
+/// Bytes that a step sends in addition to its program: the norm as one exact sum over all ranks, the losses over the
+/// replicas of the last stage, and the mean loss from there to all ranks.
 fn norm_and_loss(engine: &Engine, zero_stage: u8, micro_batches: usize) -> u64 {
     let (comm, at, mesh) = (engine.communicator(), engine.zero().groups().at(), engine.zero().groups().mesh());
     let norm = 8 * all_reduced(zero_optim::exact_sum::LIMBS, comm.size(), comm.rank());
@@ -38,7 +39,8 @@ fn norm_and_loss(engine: &Engine, zero_stage: u8, micro_batches: usize) -> u64 {
     (norm + losses + told) as u64
 }
 
-/// One rank's third step: sent, expected, and of the program the messages with (activations, gradients, tied).
+/// One rank's second training step: bytes sent, bytes expected, and the number of messages in its program with
+/// activations, gradients and tied segments.
 struct Rank {
     sent: u64,
     expected: u64,
@@ -70,7 +72,7 @@ impl Run {
             let step = |engine: &mut Engine, number| {
                 engine.train_batch(&batch(number, 2 * self.data * self.micro_batches)).unwrap().sent_bytes
             };
-            // Announcements come with every step, and an evaluation leaves nothing to pay for in the next one.
+            // Every step sends announcements, and an evaluation does not change the bytes of the next step.
             let first = step(&mut engine, 0);
             engine.eval_batch(&batch(9, 2)).unwrap();
             let sent = step(&mut engine, 1);
@@ -94,7 +96,7 @@ impl Run {
 }
 
 #[test]
-fn a_step_sends_what_the_program_says_to_the_byte() {
+fn sent_bytes_match_the_program() {
     for zero_stage in 0..=3 {
         for schedule in SCHEDULES {
             for (stages, data, tied, dtype) in [
@@ -111,8 +113,9 @@ fn a_step_sends_what_the_program_says_to_the_byte() {
                     );
                     assert_eq!(measured.sent, measured.expected, "{what}");
                 }
-                // By hand: every micro-batch crosses every boundary once in each direction; a tied gradient goes from the
-                // last stage to the first with each micro-batch, and the parameter back once.
+                // Counted by hand: every micro-batch crosses every boundary once in each direction. A tied gradient
+                // travels from the last stage to the first once per micro-batch, and the parameter travels back once
+                // per step.
                 let chunks = if schedule == "interleaved_1f1b" { 2 * stages } else { stages };
                 let total = |kind: usize| ranks.iter().map(|rank| rank.messages[kind]).sum::<usize>();
                 let crossings = data * run.micro_batches * (chunks - 1);

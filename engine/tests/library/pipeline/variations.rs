@@ -1,14 +1,14 @@
-//! What changes no bit under a pipeline either: how many micro-batches and chunks there are, how parameters and gradients travel,
-//! which model it is, and a step that is skipped.
+//! More settings under which a pipeline is bit-identical to one stage: numbers of micro-batches and chunks, options of
+//! communication, another model, and skipped steps.
 
 use zero_engine::{Engine, Layers, zoo};
 
 use super::{SCHEDULES, agreed, assert_same, engine, gpt2, model, run, text};
 use crate::world::{train, trajectory, world};
 
-/// More stages than micro-batches, and numbers that do not divide one another.
+/// Includes more stages than micro-batches, and numbers that do not divide each other.
 #[test]
-fn any_number_of_micro_batches() {
+fn any_number_of_micro_batches_is_bit_identical() {
     for zero_stage in [1, 3] {
         for micro_batches in [1, 2, 3, 5] {
             let of = |stages: usize, pipeline: &str| {
@@ -22,7 +22,7 @@ fn any_number_of_micro_batches() {
                     assert_same(&expected, &of(stages, schedule), &what);
                 }
             }
-            // As many chunks as layers.
+            // One layer per chunk.
             let alone = of(3, "interleaved_1f1b, virtual_stages: 3");
             assert_same(&expected, &alone, &format!("{micro_batches} micro-batches through nine chunks"));
         }
@@ -30,7 +30,7 @@ fn any_number_of_micro_batches() {
 }
 
 #[test]
-fn settings_of_communication() {
+fn options_of_communication_are_bit_identical() {
     let of = |stages: usize, pipeline: &str, zero: &str| {
         let text = format!(
             "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 4\n\
@@ -65,7 +65,7 @@ fn settings_of_communication() {
     }
 }
 
-/// Groups of heads with one key, a window, no biases.
+/// A model with grouped-query attention and a sliding window, without biases.
 fn llama(tied: bool) -> Layers {
     zoo::llama(&zoo::LlamaConfig {
         vocab_size: 61,
@@ -83,7 +83,7 @@ fn llama(tied: bool) -> Layers {
 }
 
 #[test]
-fn llama_too() {
+fn llama_is_bit_identical() {
     for (zero_stage, tied) in [(0, false), (1, true), (2, false), (3, true)] {
         let of = |stages: usize, schedule: &str| {
             let pipeline = format!("stages: {stages}, schedule: {schedule}");
@@ -97,7 +97,7 @@ fn llama_too() {
     }
 }
 
-/// A gradient that is not finite on one stage throws the step away on all, and the next step is as if it had not been.
+/// A gradient that is not finite on one stage skips the step on all stages, and the next step is unaffected.
 #[test]
 fn a_step_is_skipped_by_all_stages_or_none() {
     const NAME: &str = "transformer.h.1.mlp.c_fc.bias";

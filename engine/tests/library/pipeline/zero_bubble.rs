@@ -1,4 +1,4 @@
-//! ZB-H1 puts the gradients of weights off, for the layers that can, and says so.
+//! ZB-H1 defers weight gradients of layers that support it, and the timeline shows it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn calls(engine: &Engine) -> BTreeMap<&'static str, u64> {
     engine.timing().calls().collect()
 }
 
-/// Names of the layers whose backward is of a kind.
+/// Names of the layers with backwards of the given kind.
 fn layers_of(engine: &Engine, kind: &str) -> Vec<String> {
     let mut layers: Vec<usize> = done(engine, kind).into_iter().map(|(_, layer, _)| layer).collect();
     layers.sort_unstable();
@@ -28,7 +28,7 @@ fn layers_of(engine: &Engine, kind: &str) -> Vec<String> {
     layers.into_iter().map(|layer| engine.model().layers()[layer].name().to_string()).collect()
 }
 
-/// Backwards of a kind in the measured timeline: (position, layer, micro-batch).
+/// Backwards of a kind in the recorded timeline: (position, layer, micro-batch).
 fn done(engine: &Engine, kind: &str) -> Vec<(usize, usize, usize)> {
     let spans = engine.timing().spans().iter().enumerate();
     let backward = |(at, span): (usize, &zero_engine::Span)| match engine.program().instructions[span.index] {
@@ -41,13 +41,13 @@ fn done(engine: &Engine, kind: &str) -> Vec<(usize, usize, usize)> {
     spans.filter_map(backward).collect()
 }
 
-/// What a rank did in a step.
+/// What one rank ran in a step.
 struct Did {
     calls: BTreeMap<&'static str, u64>,
     split: Vec<String>,
     finished_later: Vec<String>,
     whole: Vec<String>,
-    /// Weight gradients that were found after the next micro-batch's gradients had gone on.
+    /// Number of weight gradients that ran after the next micro-batch's input gradients.
     overtaken: usize,
 }
 
@@ -72,7 +72,7 @@ fn did(zero_stage: u8, stages: usize, schedule: &str) -> Vec<Did> {
 }
 
 #[test]
-fn blocks_put_their_weight_gradients_off_and_the_tied_ends_do_not() {
+fn blocks_defer_weight_gradients_and_tied_layers_do_not() {
     for zero_stage in [0, 3] {
         for stages in [2, 3] {
             let all = did(zero_stage, stages, "zb_h1");
@@ -85,7 +85,8 @@ fn blocks_put_their_weight_gradients_off_and_the_tied_ends_do_not() {
             let times = MICRO_BATCHES as u64;
             let counted = ["backward_input", "backward_weight", "backward"].map(count);
             assert_eq!(counted, [6 * times, 6 * times, 3 * times]);
-            // The first stage puts off none; on the others the next micro-batch goes first, all but the last time.
+            // The first stage defers no weight gradient. On the others, each weight gradient but the last micro-batch's
+            // follows the next micro-batch's input gradient.
             for (stage, did) in all.iter().enumerate() {
                 let expected = if stage == 0 { 0 } else { did.split.len() * (MICRO_BATCHES - 1) };
                 assert_eq!(did.overtaken, expected, "stage {stage} of {stages}");
@@ -104,7 +105,7 @@ fn other_schedules_split_nothing() {
     }
 }
 
-/// Of candle's own modules.
+/// A layer of candle's own modules.
 struct Plain(candle_nn::Linear, candle_nn::Linear);
 
 impl Layer for Plain {
