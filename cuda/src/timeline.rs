@@ -5,13 +5,13 @@ use std::time::Instant;
 /// The purpose of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Track {
-    /// Kernels, and the waits between them.
+    /// Kernels, and the gaps between them.
     Compute,
-    /// Copies to the memory of the host.
+    /// Copies from the device to the host.
     ToHost,
-    /// Copies from there.
+    /// Copies from the host to the device.
     FromHost,
-    /// What all ranks of a group take part in.
+    /// Collectives of a group of ranks.
     Collectives,
     /// Messages to another rank.
     Sends,
