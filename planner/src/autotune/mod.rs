@@ -54,7 +54,7 @@ const PROFILE_STEPS: &str = "4";
 const PROFILE_SECONDS: &str = "6";
 /// The most micro-batches of a profiled step.
 const PROFILE_MICRO_BATCHES: usize = 4;
-/// The least seconds for which a run measures steps. With short steps it measures more of them than configured.
+/// A run measures steps for at least this many seconds; with short steps it measures more of them than configured.
 const AT_LEAST: &str = "1";
 /// Observes a search.
 pub trait Watch {

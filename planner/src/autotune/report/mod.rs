@@ -77,7 +77,7 @@ mod tests {
         for text in SCRIPTS.into_iter().chain([STYLE]) {
             assert!(page.contains(&compact(text)));
             assert!(text.lines().all(|line| line.matches('`').count() % 2 == 0), "multi-line string");
-            assert!(!text.lines().any(|line| line.contains(" // ") && line.ends_with(OPEN)), "the comment would swallow the next line");
+            assert!(!text.lines().any(|line| line.contains(" // ") && line.ends_with(OPEN)), "comment swallows code");
             assert!(!text.contains("</") && !text.contains("<!--"), "would close the element that holds it");
         }
         // The SVG namespace is the only address, and it is never requested.
