@@ -92,8 +92,8 @@ data: {train: text, format: text}
 optimizer: {type: AdamW, params: {lr: 1.0e-4}}
 zero_optimization:
   stage: 3
-  stage3_max_reuse_distance: 0   # what a layer does not need is not in memory
-  stage3_prefetch_bucket_size: 0 # the disk reads ahead
+  stage3_max_reuse_distance: 0   # keeps no gathered parameters for reuse
+  stage3_prefetch_bucket_size: 0 # no prefetch by gathers: the disk reads ahead by itself
   offload_param: {device: nvme, nvme_path: .}
   offload_optimizer: {device: nvme, nvme_path: .}
 activation_checkpointing: {}

@@ -237,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn the_scale_stays_a_power_of_two_above_its_floor_and_moves_by_one(
+        fn the_scale_stays_a_power_of_two_above_its_minimum_and_changes_by_one_power(
             steps in prop::collection::vec(any::<bool>(), 0..200), window in 1u64..8, hysteresis in 1u64..5,
             consecutive: bool,
         ) {

@@ -43,7 +43,8 @@ fn element() -> impl Strategy<Value = [f32; 4]> {
     [value.clone(), value.clone(), value.clone(), value]
 }
 
-/// Parameters and states after one step on this instruction set, from slices that start `offset` elements into their allocation.
+/// Parameters and states after one step on this instruction set. The slices start `offset` elements into their
+/// allocations.
 fn stepped(isa: Isa, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], offset: usize) -> Vec<Vec<f32>> {
     let column = |c: usize| -> Vec<f32> {
         std::iter::repeat_n(7.0, offset).chain(elements.iter().map(|element| element[c])).collect()
@@ -87,7 +88,7 @@ proptest! {
 
     /// ZeRO relies on this: updating a shard is bit-identical to updating the same range of the whole.
     #[test]
-    fn a_shard_is_a_range_of_the_whole(elements in prop::collection::vec(element(), 1..200), cut in 0usize..200) {
+    fn updating_a_shard_matches_updating_the_whole(elements in prop::collection::vec(element(), 1..200), cut in 0usize..200) {
         let cut = cut % elements.len();
         let step = Step { step: 5, lr: 3e-3, grad_scale: 1.0, decay: true };
         for optimizer in &OPTIMIZERS {

@@ -1,4 +1,4 @@
-//! The optimizers against trajectories recorded from PyTorch 2.15 (`pytorch.py` beside this file made `pytorch.txt`).
+//! Compares the optimizers with trajectories recorded from PyTorch 2.15 (`pytorch.py` wrote `pytorch.txt`).
 
 use zero_optim::{Adagrad, AdamW, Optimizer, Sgd, Step, update};
 
@@ -36,7 +36,7 @@ fn train(optimizer: &Optimizer, steps: u64) -> Vec<f32> {
 }
 
 #[test]
-fn trajectories_are_pytorchs() {
+fn trajectories_match_pytorch() {
     let mut cases = 0;
     for line in include_str!("pytorch.txt").lines() {
         let mut words = line.split(' ');

@@ -66,7 +66,7 @@ template <class T> DEVICE void relu(const ActivationArgs& a) {
     one<T>(a, a.a, a.y, [](float* y, float x) { *y = x < 0.0f ? 0.0f : x; });
 }
 
-// The gradient passes at 0, as in candle.
+// At 0 the gradient is passed through, as in candle.
 template <class T> DEVICE void relu_backward(const ActivationArgs& a) {
     two<T>(a, a.a, a.d, a.x, [](float* dx, float x, float d) { *dx = x < 0.0f ? 0.0f : d; });
 }

@@ -171,7 +171,7 @@ pub(crate) fn watch_kernels() -> bool {
     let watch: extern "C" fn(*const c_char) -> c_int =
         unsafe { std::mem::transmute(variable::<c_void>(c"mock_watch")) };
     for file in made {
-        if std::fs::metadata(&file).expect("it was made").len() == 0 {
+        if std::fs::metadata(&file).expect("the compiled library exists").len() == 0 {
             println!("skipped: no C++ compiler (c++, or what CXX names)");
             return false;
         }
@@ -204,5 +204,5 @@ pub(crate) fn kernels() -> BTreeMap<String, [i64; 4]> {
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn load_nothing(device: &Arc<Device>) -> String {
     // SAFETY: the driver rejects an image of zeros.
-    unsafe { Module::load(device, &[0; 64]) }.map(|_| ()).expect_err("no image").to_string()
+    unsafe { Module::load(device, &[0; 64]) }.map(|_| ()).expect_err("an image of zeros is rejected").to_string()
 }

@@ -17,7 +17,7 @@ typedef struct World {
     int size, joined, left;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    long arrived; // at barriers, all ranks together
+    long arrived; // barrier arrivals of all ranks together
     Call *calls[RANKS];
     int count[RANKS];
     struct World *next;

@@ -1,4 +1,4 @@
-// The part of driver.c that is streams and events.
+// The part of driver.c that runs streams and events.
 typedef struct Task { void (*run)(void *); void *argument; struct Task *next; } Task;
 struct Stream {
     pthread_mutex_t lock;

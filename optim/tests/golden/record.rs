@@ -21,7 +21,7 @@ impl Record {
         assert!(self.found.insert(name.clone(), digest).is_none(), "duplicate name {name}");
     }
 
-    /// Leaves a digest out on this machine.
+    /// Skips a digest on this machine.
     #[allow(dead_code, reason = "not every test that includes this file skips digests")]
     pub(crate) fn skip(&mut self, name: String, why: &str) {
         println!("skipped: {name}: {why}");

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_corrects_nothing() {
+    fn no_measurements_give_no_correction() {
         let none = Correction::fit(&[]);
         assert_eq!((none.factor(&[setting("a", "b")]), none.spread), (1.0, FIRST_SPREAD));
         // A single measurement affects all configurations.

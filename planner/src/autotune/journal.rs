@@ -37,7 +37,7 @@ impl Journal {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // The last line may be truncated if the machine went down.
+        // The last line may be truncated if the machine crashed.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut lines = text[..whole].lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
         if lines.next().as_ref() != Some(head) {

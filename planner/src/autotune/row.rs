@@ -108,7 +108,7 @@ pub struct Row {
     pub id: usize,
     /// The configuration.
     pub candidate: Candidate,
-    /// How far it has come.
+    /// How far it has come in the search.
     pub state: State,
     /// Why it came no further.
     pub reason: Option<String>,

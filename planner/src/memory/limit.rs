@@ -61,7 +61,7 @@ fn group() -> Option<u64> {
             smallest = found.into_iter().chain(smallest).min();
         }
     }
-    // Without a limit, version 1 reports a number near the largest possible.
+    // Without a limit, cgroup version 1 reports a number near the largest possible.
     smallest.filter(|&bytes| bytes < 1 << 60)
 }
 

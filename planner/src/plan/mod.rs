@@ -29,9 +29,9 @@ pub struct MemoryPlan {
     model: Model,
     layout: Layout,
     stage_plan: StagePlan,
-    /// By stage.
+    /// The program of each stage.
     programs: Vec<Program>,
-    /// By stage.
+    /// The needs of each stage.
     needs: Vec<Needs>,
     /// From `training.cost_table`.
     table: Option<CostTable>,

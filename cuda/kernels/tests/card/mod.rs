@@ -41,7 +41,7 @@ impl Card {
         } else {
             emulated_images()?;
             // SAFETY: the mock loads these libraries as modules.
-            unsafe { Kernels::of_images(&device, |source| &emulated_images().expect("looked at before")[&source]) }
+            unsafe { Kernels::of_images(&device, |source| &emulated_images().expect("compiled above")[&source]) }
         };
         Some(Self { kernels, device })
     }

@@ -82,7 +82,7 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
 }
 
 #[test]
-fn logits_with_gaps_become_gradients_of_fewer_bits_in_place() {
+fn gradients_of_strided_logits_are_narrowed_in_place() {
     // More than one turn of a block's threads, and not a multiple of it.
     let (rows, classes, stride) = (3, 1300, 1304);
     let logits: Vec<Vec<f32>> = (0..rows).map(|row| numbers(row, classes).iter().map(|x| 3.0 * x).collect()).collect();

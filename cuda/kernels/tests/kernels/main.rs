@@ -110,7 +110,7 @@ fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, 
 
 /// Memory of the emulator is not memory of a card, so cases must use `crate::Memory`.
 #[test]
-fn cases_make_memory_where_they_run() {
+fn cases_use_the_memory_of_their_device() {
     if is_gpu() {
         return;
     }

@@ -96,7 +96,7 @@ fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
 
 /// The fused sum and norm are bit-identical to the two run separately.
 #[test]
-fn a_residual_connection_comes_first() {
+fn a_fused_residual_norm_matches_separate_launches() {
     let of = Rows { rows: 5, size: 300, dtype: Dtype::Bf16, eps: EPS as f32 };
     let count = 1500;
     let [x, branch] = [1, 2].map(|seed| rounded(of.dtype, &numbers(seed, count)));
