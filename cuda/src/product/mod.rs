@@ -258,8 +258,8 @@ impl CublasLt {
         let (one, zero, stream) = (1f32, 0f32, stream.raw());
         let number = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
         let mut workspace = 0;
-        // SAFETY: the handle and the plan live, scalars are read during the call, and the caller ensures the validity of the
-        // matrices. The workspace is allocated and freed in stream order.
+        // SAFETY: the handle and the plan live, scalars are read during the call, and the caller ensures that the matrices
+        // are valid. The workspace is allocated and freed in stream order.
         unsafe {
             if plan.workspace > 0 {
                 check("cuMemAllocAsync", sys::cuMemAllocAsync(&raw mut workspace, plan.workspace, stream))?;

@@ -97,8 +97,8 @@ fn epsilon(dtype: Dtype) -> f64 {
     }
 }
 
-/// Asserts that the error of every number is at most `units` units in the last place of the expected number in the type,
-/// plus as many f32 units of `scale`.
+/// Asserts that every error is at most `units` units in the last place of the expected number in the type, plus as many
+/// f32 units of `scale`.
 fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, scale: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {

@@ -326,8 +326,8 @@ fn costs(rows: &[Row], metric: Metric) -> Vec<Option<f64>> {
     rows.iter().map(cost).collect()
 }
 
-/// Returns the best configuration. If several ran in turn up to the last round, only those compete, so that a single lucky
-/// run does not win.
+/// Returns the best configuration. If several ran in turn up to the last round, only those compete, so that a single
+/// lucky run does not win.
 pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
     let costs = costs(rows, metric);
     let cost = |row: &&Row| costs[row.id].unwrap_or(f64::INFINITY);

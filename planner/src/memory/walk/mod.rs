@@ -63,7 +63,7 @@ pub(crate) struct Walk<'a> {
     upstream: BTreeMap<usize, u64>,
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
-    /// Messages in flight that certainly arrive before the program awaits them, with the position at which they have arrived.
+    /// Messages in flight that certainly arrive before the program awaits them, with the position of their arrival.
     leaving: BTreeSet<(usize, Message)>,
     /// The position in the program from which on each message has certainly arrived.
     arrivals: Arrivals,
