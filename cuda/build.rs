@@ -1,14 +1,15 @@
-//! Writes a trampoline for each symbol of NVIDIA's libraries, and a folder in which the linker finds libraries of their names.
+//! Generates a trampoline for each symbol of NVIDIA's libraries, and a folder with stub libraries for the linker.
 //!
-//! The bindings ask the linker for `-lcuda`, `-lcublas` and so on, and use their symbols. The trampolines of `src/trampolines.rs` are those
-//! symbols, so the libraries need not be there: an empty linker script in the place of each satisfies the linker, on every machine, and
-//! the program that comes out names none of them.
+//! The bindings link with `-lcuda`, `-lcublas` and so on, and use their symbols. The trampolines of
+//! `src/trampolines.rs` define those symbols, so the libraries need not be installed: an empty linker script in place
+//! of each library satisfies the linker on every machine, and the resulting program depends on none of them.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::{env, fs};
 
-/// As they are called behind `lib`; `symbols/` has a file for each. Their places here are those of `Library` in `src/libraries.rs`.
+/// The library names without `lib`; `symbols/` has a file for each. Indices match the discriminants of `Library` in
+/// `src/libraries.rs`.
 const LIBRARIES: [&str; 7] = ["cuda", "nccl", "cudart", "cublas", "cublasLt", "curand", "nvrtc"];
 
 fn main() {

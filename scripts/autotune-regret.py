@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How near the best `zero-train autotune` comes, and how far its predictions are off.
+"""Measures how close `zero-train autotune` comes to the best configuration, and the errors of its predictions.
 
     scripts/autotune-regret.py [--passes 1] [--searches 3] [--config benches/autotune.yaml] [--program target/release/zero-train] [--out DIR]
 
-Measures every configuration of the space in several passes, as oracle: a configuration takes the median of its passes, each pass divided by what the
-best configuration of all beside it took. Then searches as a user would, with a fifth of the trials at most, and says by how much what was found is slower
-than the oracle's best, by the oracle's own figures. A pass takes ten minutes on two cores. What is in DIR already is not measured again. Needs nothing but Python.
+First measures every configuration of the space in several passes; this is the oracle. The oracle's figure for a configuration is the median over the
+passes of its step time relative to the mean of the pass. Then searches as a user would, with at most a fifth of the trials, and reports how much slower
+the found configuration is than the oracle's best, by the oracle's figures. A pass takes ten minutes on two cores. Results that are already in DIR are not
+measured again. Needs only Python.
 """
 
 import argparse, json, math, pathlib, statistics, subprocess, sys, tempfile
@@ -17,7 +18,7 @@ def rows(folder):
 
 
 def runs(folder):
-    """Step seconds by configuration and round."""
+    """Median step seconds by configuration and round."""
     found = {}
     for line in (folder / "results.jsonl").read_text().splitlines():
         event = json.loads(line)
@@ -27,7 +28,8 @@ def runs(folder):
 
 
 def evened(found):
-    """Logarithms of step seconds, as if all rounds had been as fast: least squares of a term for each configuration and one for each round."""
+    """Logarithms of step seconds, adjusted for the speed of each round: least squares with a term per configuration
+    and a term per round."""
     of_round = {round: 0.0 for times in found.values() for round in times}
     for _ in range(60):
         of_row = {id: statistics.mean(math.log(t) - of_round[r] for r, t in times.items()) for id, times in found.items()}
@@ -51,7 +53,7 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
 
     def search(name, *settings):
-        # One that came to its end in an earlier call is taken as it is.
+        # Reuse a search that an earlier call completed.
         if (out / name / "report.html").exists() and not rows(out / name)["interrupted"]:
             return rows(out / name)
         command = [args.program, "autotune", "--config", args.config, "--plain", "--out", str(out / name)]
@@ -67,7 +69,7 @@ def main():
         search(f"oracle-{index}", "autotuning.tuner_type=gridsearch", "autotuning.tuner_num_trials=100000",
                "autotuning.tuner_early_stopping=0", "autotuning.repeats=1")
         passes.append(evened(runs(out / f"oracle-{index}")))
-    # Between passes only what all of them ran in common can be compared.
+    # Passes can only be compared on the configurations that all of them ran.
     common = set.intersection(*(set(found) for found in passes))
     middle = [statistics.mean(found[id] for id in common) for found in passes]
     oracle = {id: statistics.median(found[id] - m for found, m in zip(passes, middle)) for id in common}
@@ -77,14 +79,15 @@ def main():
     fell = [row["id"] for row in last if row["state"] not in ("measured", "too large", "refused")]
     print(f"{len(common)} configurations measured in {args.passes} passes; a pass is off by {spread:.1%} in the median; "
           f"the slowest takes {math.exp(max(oracle.values()) - oracle[best]):.2f} times as long as the best")
-    print(f"called fitting, and failed: {len(fell)}")
+    print(f"planned to fit, but failed: {len(fell)}")
     print(f"oracle's best: {last[best]['settings'] or 'as configured'}")
     for index in range(args.searches):
         trials = len(common) // 5
         found = search(f"search-{index}", f"autotuning.tuner_num_trials={trials}")
         tried = [row for row in found["rows"] if row["runs"] > 0 or row["state"] in ("failed", "timed out", "out of memory")]
         regret = math.exp(oracle[found["best"]] - oracle[best]) - 1
-        # Predicted before anything was measured, for all of them, against the oracle in the same search's seconds.
+        # Errors of the initial predictions of all configurations, against the oracle scaled to the speed of this
+        # search.
         own = evened(runs(out / f"search-{index}"))
         shift = statistics.mean(own[id] - oracle[id] for id in own if id in oracle)
         errors = [abs(row["predicted_seconds"] / math.exp(oracle[row["id"]] + shift) - 1)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds what `card.sh` runs on a GPU machine that has no Rust, and packs it: card-pack.sh [--out FILE]
+# Builds and packs the programs that `card.sh` runs on a GPU machine without Rust: card-pack.sh [--out FILE]
 #
-# `zero-train` and the test programs that know a GPU, as a release with kernels for compute capability 90 (CUDA_COMPUTE_CAP says another), stripped. The
-# pack, target/card/card.tar.xz unless FILE is given, may have 50 MB; programs may ask for glibc 2.36 at most. Without CUDA_HOME, NVIDIA's
-# compiler is installed first (scripts/install-cuda-build.sh). All of it takes half an hour of two cores.
+# The pack has `zero-train` and the test programs with GPU support, as a stripped release build with kernels for compute
+# capability 90 (or CUDA_COMPUTE_CAP). FILE, by default target/card/card.tar.xz, may be at most 50 MB; the programs may
+# need glibc 2.36 at most. Without CUDA_HOME, NVIDIA's compiler is installed first (scripts/install-cuda-build.sh).
+# Takes half an hour on two cores.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 most_bytes=50000000 newest_glibc=2.36
@@ -33,7 +34,7 @@ while IFS=$'\t' read -r name path; do
 done <<<"$built"
 
 mkdir -p "$(dirname "$out")"
-# The programs have most of their code in common: a dictionary that holds several.
+# The programs share most of their code, so use a dictionary larger than several of them.
 tar -C "$work" -c . | xz --lzma2=preset=9,dict=256MiB >"$out.new"
 bytes=$(stat -c %s "$out.new")
 printf '%s: %.1f MB\n' "$out" "$(awk "BEGIN { print $bytes / 1e6 }")"

@@ -2,10 +2,10 @@
 """Checks that the inner loops of matrix products keep their sums in registers: check-tiles.py [PROGRAM]
 
 Compiles ops/src/product/tile/ alone, as a release build does, and disassembles it; with a PROGRAM, such as
-target/release/zero-train, it looks at what is in there. In every innermost loop that multiplies and adds vectors, an instruction that
-moves a vector to or from the stack is an error: a sum that has no register waits for a store and a load in every step, which took the
-AVX2 tile of 4 x 24 half of its speed. So is code in which the loops of the full tiles are not found. Code for x86-64 only. A development
-build fails: it keeps debug assertions, and with them temporaries on the stack.
+target/release/zero-train, it disassembles that instead. In every innermost loop that multiplies and adds vectors, an instruction that
+moves a vector to or from the stack is an error: a sum without a register waits for a store and a load in every iteration, which halved
+the speed of the AVX2 tile of 4 x 24. It is also an error if the loops of the full tiles are not found. Supports x86-64 only. A development
+build fails, because its debug assertions keep temporaries on the stack.
 """
 
 import platform
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 TILE = Path(__file__).resolve().parent.parent / "ops/src/product/tile/mod.rs"
-# What the module takes from elsewhere, and calls that keep its functions.
+# The module's dependencies, and calls that keep its functions from being removed.
 AROUND = """
 extern crate self as zero_isa;
 
@@ -55,7 +55,7 @@ MODULE = "3ops7product"
 MULTIPLIES = re.compile(r"^(vfn?m(add|sub)\w*p[sd]|vdpbf16ps)\b")
 VECTOR = re.compile(r"%[xyz]mm\d")
 JUMP = re.compile(r"^j\w+\s+([0-9a-f]+)\b")
-# A full tile: what multiplies, the registers, and the sums.
+# Full tiles: the multiply instruction, the registers, and the number of sums.
 FULL = {"AVX2": ("vfmadd", "%ymm", 12), "AVX-512": ("vfmadd", "%zmm", 24), "AVX512_BF16": ("vdpbf16ps", "%zmm", 24)}
 
 
@@ -64,7 +64,7 @@ def output(*command):
 
 
 def compiled(folder):
-    """A library of the tiles alone."""
+    """Compiles a library with only the tiles."""
     source, library = Path(folder, "tiles.rs"), Path(folder, "libtiles.so")
     source.write_text(AROUND.replace("TILE", str(TILE)))
     options = ["--edition=2024", "--crate-type=cdylib", "-Copt-level=3", "-o", str(library)]
@@ -73,7 +73,7 @@ def compiled(folder):
 
 
 def functions(program):
-    """Name, first address and end of each function of the module, by address."""
+    """Name, start and end address of each function of the module, in address order."""
     found = set()
     for line in output("nm", "--print-size", "--defined-only", program).splitlines():
         address, size, kind, name = (line.split(None, 3) + [""])[:4]
@@ -84,7 +84,7 @@ def functions(program):
 
 
 def instructions(program, functions):
-    """By address, the text of each instruction, of stretches of functions that lie close to each other."""
+    """The text of each instruction by address; functions that are close together are disassembled in one go."""
     stretches = []
     for start, end, _ in functions:
         if stretches and start - stretches[-1][1] < 1 << 16:
@@ -102,7 +102,7 @@ def instructions(program, functions):
 
 
 def innermost_loops(code):
-    """The instructions of each loop that has no other inside; `code` is a list of (address, text) of one function."""
+    """The instructions of each innermost loop; `code` is a list of (address, text) of one function."""
     back = []
     first = code[0][0] if code else 0
     for address, text in code:
@@ -121,7 +121,7 @@ def on_stack(loop, frame_pointer):
 
 
 def check(program):
-    """How many loops and functions there are, what is wrong, and the full tiles that were seen."""
+    """Returns the numbers of loops and functions, the problems, and the full tiles found."""
     found, wrong, full, loops = functions(program), [], set(), 0
     code = instructions(program, found)
     for start, end, name in found:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Fuzzes what is read from files and from peers: scripts/fuzz.sh [SECONDS] [TARGET]
+# Fuzzes the parsers of files and of peers' messages: scripts/fuzz.sh [SECONDS] [TARGET]
 #
-# Builds the targets in fuzz/ and runs each of them, or the one that is named, for SECONDS (60). Prints how many inputs were
-# tried; fails where one of them panics, takes 10 seconds or 2 GiB, and leaves it in fuzz/artifacts. What was found to be worth
-# keeping is in fuzz/corpus, where the next run begins. Needs cargo-fuzz and a C++ compiler; without them it says so and ends well.
+# Builds the targets in fuzz/ and runs each of them, or only TARGET, for SECONDS (default 60). Prints the number of
+# inputs tried. Fails if an input panics, takes 10 seconds or needs 2 GiB, and leaves the input in fuzz/artifacts.
+# Interesting inputs are kept in fuzz/corpus, where the next run starts. Needs cargo-fuzz and a C++ compiler; without
+# them it prints a message and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ skip() { echo "skipped: $1"; exit 0; }
 cargo fuzz --version >/dev/null 2>&1 || skip "cargo-fuzz is not installed (cargo install cargo-fuzz)"
 command -v "${CXX:-c++}" >/dev/null || skip "there is no C++ compiler, which libFuzzer is built with"
 
-# AddressSanitizer and coverage are switched on by flags that a stable compiler takes only so.
+# A stable compiler accepts the flags for AddressSanitizer and coverage only this way.
 export RUSTC_BOOTSTRAP=1
 mapfile -t targets < <(cargo fuzz list)
 if [[ $# -gt 1 ]]; then

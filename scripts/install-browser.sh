@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs the browser that planner/tests/library/report_page.rs opens pages with: scripts/install-browser.sh
 #
-# Debian's package where there is one (as root, or by sudo); elsewhere the headless shell of Playwright, by npm: ZERO_TRAIN_BROWSER must
-# then name the program that is printed last. Node, which runs the test, is not installed here.
+# Uses Debian's package if available (as root, or with sudo); otherwise Playwright's headless shell from npm. In that
+# case set ZERO_TRAIN_BROWSER to the program printed last. Does not install Node, which the test needs.
 set -eu
 
 root=$([ "$(id -u)" = 0 ] || echo sudo)

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs what the tests of the monitors ask: scripts/install-monitors.sh FOLDER, then
-# ZERO_TRAIN_PYTHON=FOLDER/bin/python cargo test --workspace --test e2e monitors
+# Installs what the tests of the monitors need: scripts/install-monitors.sh FOLDER, then
+#   ZERO_TRAIN_PYTHON=FOLDER/bin/python cargo test --workspace --test e2e monitors
 #
-# MLflow's server and client, TensorBoard's reader and Prometheus's parser, into a virtual environment of their own. To be rid of it: rm -r FOLDER.
+# Installs MLflow's server and client, TensorBoard's reader and Prometheus's parser into a virtual environment. To
+# uninstall: rm -r FOLDER.
 set -eu
 
 folder=${1:?usage: scripts/install-monitors.sh FOLDER}

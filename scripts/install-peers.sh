@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs what benches/peers needs into a virtual environment of its own: scripts/install-peers.sh FOLDER
+# Installs what benches/peers needs into a virtual environment: scripts/install-peers.sh FOLDER
 #
-# PyTorch and DeepSpeed with their dependencies are several GB. DeepSpeed compiles its operators on first use, with g++; this
-# does it now (some minutes of one core), so that no benchmark waits for it. To be rid of all: rm -r FOLDER.
+# PyTorch and DeepSpeed with their dependencies take several GB. DeepSpeed compiles its operators with g++ on first use;
+# this script does so now (several minutes on one core), so that no benchmark waits for it. To uninstall: rm -r FOLDER.
 set -eu
 
 folder=${1:?usage: scripts/install-peers.sh FOLDER}
@@ -10,10 +10,10 @@ peers=$(cd "$(dirname "$0")/../benches/peers" && pwd)
 
 python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet torch==2.15.0 numpy psutil ninja setuptools wheel
-# Without isolation its setup finds the torch that it will run with.
+# Without build isolation its setup finds the torch that it will run with.
 "$folder/bin/pip" install --quiet --no-build-isolation deepspeed==0.19.8
 
-# MKL takes its AVX2 path on processors that are not Intel's, unless this is preloaded; see benches/peers/README.md.
+# On processors that are not Intel's, MKL takes its AVX2 path unless this is preloaded; see benches/peers/README.md.
 mkdir -p "$folder/peers"
 cc -shared -fPIC -o "$folder/peers/mkl_avx512.so" "$peers/mkl_avx512.c"
 

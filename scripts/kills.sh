@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Kills ranks at random moments and asks that each kill is recovered from on the first try: scripts/kills.sh [KILLS]
+# Kills ranks at random moments and checks that each run recovers on the first try: scripts/kills.sh [KILLS]
 #
-# Small runs of two ranks with --max-restarts, twenty kills each (1000 in all by default), must end well with the very bits of an
-# undisturbed run. Prints a table. ZERO_TRAIN_KILLS_SEED repeats the moments of an earlier sweep, as far as a machine repeats itself.
+# Small runs of two ranks with --max-restarts and twenty kills each (1000 in all by default) must finish with results
+# bit-identical to an undisturbed run. Prints a table. ZERO_TRAIN_KILLS_SEED repeats the moments of an earlier run, as
+# far as timing is reproducible.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export ZERO_TRAIN_KILLS=${1:-1000}

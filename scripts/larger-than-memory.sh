@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Trains a model in less memory than its state needs: scripts/larger-than-memory.sh [1.3b|small] [FOLDER]
 #
-# Parameters, gradients and the state of AdamW live in files in FOLDER (default: here), which should be on a local SSD; the process
-# that trains is in a control group that may not have more memory, and no swap. FOLDER is left as it was.
+# Parameters, gradients and AdamW's state live in files in FOLDER (default: the current folder), which should be on a
+# local SSD. The training process runs in a control group with limited memory and no swap. FOLDER is left unchanged.
 #
 #   1.3b    a GPT-2 with 1.3 billion parameters, whose state is 21 GB, in 6 GiB
-#   small   a GPT with 138 million parameters, whose optimizer state (m and v alone) is 4 times the 256 MiB that it trains in
+#   small   a GPT with 138 million parameters, whose optimizer state (m and v alone) is 4 times the 256 MiB that it
+# trains in
 #
-# In the environment: MEMORY (bytes), STEPS, and ZERO_TRAIN (the program; built here if not given).
+# Environment: MEMORY (bytes), STEPS, and ZERO_TRAIN (the program; built here if unset).
 set -euo pipefail
 
 what=1.3b
@@ -20,7 +21,7 @@ memory=${MEMORY:-$memory} steps=${STEPS:-3}
 folder=$(realpath "${1:-.}")
 tree=$(realpath "$(dirname "$0")/..")
 
-# What the group was given at most; version 2 of control groups, then version 1.
+# The peak memory of the group; version 2 of control groups, then version 1.
 peak_of_group() {
     local path
     path=$(sed -n 's/^0:://p' /proc/self/cgroup)
@@ -31,15 +32,15 @@ peak_of_group() {
 
 mebibytes() { echo "$(($1 >> 20)) MiB"; }
 
-# The run itself, within the limit: this script calls itself for it.
+# The run within the limit: this script calls itself for it.
 if [ "${LARGER_THAN_MEMORY_INSIDE-}" ]; then
     cd "$LARGER_THAN_MEMORY_INSIDE"
     "$ZERO_TRAIN" --config run.yaml --plain &
     training=$! resident=0
-    # It would save all of the state first, if it were asked.
+    # SIGTERM would make it save all of the state first.
     trap 'kill -KILL $training; exit 130' INT TERM
     while kill -0 $training 2>/dev/null; do
-        # The rank is a process of its own.
+        # The rank is a separate process.
         now=$(cat /proc/$training/task/*/children 2>/dev/null || true)
         now=$(awk '/^VmHWM/ {print $2}' "/proc/${now%% *}/status" 2>/dev/null || true)
         resident=${now:-$resident}
@@ -64,11 +65,11 @@ work=$(mktemp -d "$folder/larger-than-memory.XXXXXX")
 group=
 clean_up() {
     rm -rf "$work"
-    # A process that was killed takes a while to give its memory back.
+    # It takes a while until a killed process has returned its memory.
     [ -z "$group" ] || rmdir "$group" 2>/dev/null || { sleep 2 && rmdir "$group"; }
 }
 trap clean_up EXIT
-# A process that a signal ends runs no EXIT trap by itself.
+# A process killed by a signal does not run its EXIT trap.
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -81,7 +82,7 @@ if [ $free -lt $((state + (1 << 30))) ]; then
     exit 1
 fi
 
-# Nobody could learn anything from it but how often each letter comes.
+# Random text: nothing can be learned but the frequency of letters.
 head -c 150000 /dev/urandom | base64 -w 0 >"$work/text"
 cat >"$work/run.yaml" <<YAML
 train_micro_batch_size_per_gpu: 1
@@ -91,8 +92,8 @@ data: {train: text, format: text}
 optimizer: {type: AdamW, params: {lr: 1.0e-4}}
 zero_optimization:
   stage: 3
-  stage3_max_reuse_distance: 0   # what a layer does not need is not in memory
-  stage3_prefetch_bucket_size: 0 # the disk reads ahead
+  stage3_max_reuse_distance: 0   # keeps no gathered parameters for reuse
+  stage3_prefetch_bucket_size: 0 # no prefetch by gathers: the disk reads ahead by itself
   offload_param: {device: nvme, nvme_path: .}
   offload_optimizer: {device: nvme, nvme_path: .}
 activation_checkpointing: {}
@@ -102,12 +103,13 @@ YAML
 
 export ZERO_TRAIN LARGER_THAN_MEMORY_INSIDE=$work
 
-# In a scope of systemd, or in a control group made by hand below our own, or with a limit for the memory that a process may write to.
+# Limits memory with a systemd scope, or a control group created below our own, or a limit on the writable memory of a
+# process.
 own() { sed -n "s/^[0-9]*:$1://p" /proc/self/cgroup; }
 make_group() { # FOLDER LIMIT-FILE
     mkdir "$1" 2>/dev/null || return 1
     group=$1
-    # Elsewhere than in a tree of control groups, it is a plain folder.
+    # Outside of a control-group tree, this is a plain folder.
     [ -e "$1/$2" ] && echo "$memory" >"$1/$2" && return
     rmdir "$1" && group= && return 1
 }

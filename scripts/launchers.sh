@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains two ranks under the launchers of other systems, kills one, and prints what became of it: scripts/launchers.sh [NAME...]
+# Trains two ranks under other systems' launchers, kills a rank, and prints the result: scripts/launchers.sh [NAME...]
 #
-# Names are torchrun, deepspeed, openmpi, mpich, slurm, sbatch, ray and spark; all by default. What is not installed is skipped, and said:
-# scripts/install-launchers.sh installs it. A Slurm and an ssh server of this machine alone run meanwhile, where their
-# daemons are there and this is root.
+# NAME is torchrun, deepspeed, openmpi, mpich, slurm, sbatch, ray or spark; the default is all of them. Launchers that
+# are not installed are skipped with a message; scripts/install-launchers.sh installs them. If their daemons are
+# installed and this runs as root, a Slurm cluster and an ssh server that are local to this machine run meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

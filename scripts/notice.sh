@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# How soon ranks notice that one of them is lost, and that they do not when none is: scripts/notice.sh [KILLS]
+# Measures how soon ranks notice that one of them is lost, and checks for false alarms: scripts/notice.sh [KILLS]
 #
-# Kills a rank of three in 100 small runs by default, and stops one in a tenth as many, over shared memory and TCP in turn; then 10,000
-# steps beside as many busy processes as there are cores, which must end well. Prints a table.
+# Kills one of three ranks in 100 small runs by default, and stops one in a tenth as many runs, alternating between
+# shared memory and TCP. Then runs 10,000 steps next to as many busy processes as there are cores, which must succeed.
+# Prints a table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export ZERO_TRAIN_NOTICE=${1:-100}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a GPT-2 with PyTorch from weights and tokens that this project wrote, and prints its losses as JSON.
+"""Trains a GPT-2 with PyTorch from weights and tokens written by this project, and prints its losses as JSON.
 
     ZERO_TRAIN_PEER_OUT=FOLDER cargo test -p zero-engine --test library torch
     python scripts/peer_trajectory.py FOLDER > engine/tests/fixtures/torch_10m.json
 
 FOLDER holds weights.safetensors (the names and layouts of Hugging Face's GPT2LMHeadModel), tokens.u16.bin (little
-endian) and settings.json. Needs torch and numpy, nothing else. The times of the steps go to standard error.
+endian) and settings.json. Needs only torch and numpy. Step times go to standard error.
 """
 
 import json

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A Slurm cluster of this machine alone, for as long as a command runs: scripts/slurm-here.sh COMMAND [ARGUMENTS...]
+# Runs a command with a Slurm cluster that is local to this machine: scripts/slurm-here.sh COMMAND [ARGUMENTS...]
 #
-# Starts munged, slurmctld and slurmd as root with a configuration of their own in a temporary folder, runs the command with SLURM_CONF
-# set, and stops them. Needs the packages slurmctld, slurmd, slurm-client and munge; touches no other cluster.
+# Starts munged, slurmctld and slurmd as root, with their configuration in a temporary folder, runs the command with
+# SLURM_CONF set, and stops them. Needs the packages slurmctld, slurmd, slurm-client and munge. Does not affect other
+# clusters.
 set -euo pipefail
 
 for program in munged slurmctld slurmd srun; do
@@ -22,7 +23,7 @@ stop() {
         for ((n = 0; n < 50; n++)); do kill -0 "${started[i]}" 2>/dev/null || break; sleep 0.1; done
         kill -KILL "${started[i]}" 2>/dev/null || true
     done
-    # What slurmd has left: processes that know this cluster's configuration.
+    # Processes that slurmd left behind, recognized by this cluster's configuration.
     for environment in /proc/[0-9]*/environ; do
         process=${environment//[!0-9]/}
         [[ $process != $$ ]] && grep -qzx "SLURM_CONF=$folder/slurm.conf" "$environment" 2>/dev/null &&

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# An ssh server of this machine alone, for as long as a command runs, which pdsh finds: scripts/ssh-here.sh COMMAND [ARGUMENTS...]
+# Runs a command with an ssh server that is local to this machine, configured for pdsh: scripts/ssh-here.sh COMMAND
+# [ARGUMENTS...]
 #
-# Starts sshd as root at the loopback interface with keys of its own in a temporary folder, and runs the command with PDSH_SSH_ARGS_APPEND
-# set, so that `pdsh -w localhost,127.0.0.1` has two hosts. Needs the packages openssh-server, openssh-client and pdsh; reads and writes
-# nothing in ~/.ssh.
+# Starts sshd as root on the loopback interface, with keys in a temporary folder, and runs the command with
+# PDSH_SSH_ARGS_APPEND set, so that `pdsh -w localhost,127.0.0.1` reaches two hosts. Needs the packages openssh-server,
+# openssh-client and pdsh. Does not read or write ~/.ssh.
 set -euo pipefail
 
 for program in sshd ssh ssh-keygen pdsh; do
@@ -42,7 +43,7 @@ Host *
   UserKnownHostsFile /dev/null
   LogLevel ERROR
 CONF
-# Where it has its empty folder, which a service would make.
+# sshd's empty privilege-separation folder, which a service would create.
 mkdir -p /run/sshd
 "$(command -v sshd)" -D -f "$folder/server" -E "$folder/log" &
 server=$!

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs the tests of zero-optim, zero-comm, zero-ops and zero-model for aarch64, on a machine of another kind: scripts/test-aarch64.sh [FILTER]
+# Runs the tests of zero-optim, zero-comm, zero-ops and zero-model for aarch64 on another kind of machine:
+# scripts/test-aarch64.sh [FILTER]
 #
-# qemu-user emulates the processor and hands system calls to the kernel of this machine. The Rust target, qemu and a C cross
-# compiler are installed where they are missing: Debian's packages, as root or by sudo. FILTER is that of `cargo test`. What does not run
-# under qemu is named below, with the reason, and printed as skipped.
+# qemu-user emulates the processor and passes system calls to this machine's kernel. The Rust target, qemu and a C cross
+# compiler are installed if missing, from Debian's packages as root or with sudo. FILTER is passed to `cargo test`.
+# Tests that do not run under qemu are named below with the reason, and printed as skipped.
 #
-# It shows what depends on the instruction set: bits above all. On x86-64 it does not show what depends on memory order: the emulated
-# threads run on the order of the machine below them, which is stronger.
+# This tests what depends on the instruction set, above all the bits of results. On an x86-64 host it does not test
+# memory ordering: emulated threads have the host's memory order, which is stronger.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
@@ -41,7 +42,7 @@ echo "skipped: kernels of a GPU, where the tests say that there is no C++ compil
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$runner
 export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc
-# For what the tests compile and start themselves.
+# For programs that the tests compile and start themselves.
 export CXX=none ZERO_COMM_TEST_RUNNER=$emulator
 
 cargo test --no-fail-fast --target $target -p zero-optim -p zero-comm -p zero-ops -p zero-model --lib --bins --tests -- "$@"

@@ -1,4 +1,4 @@
-"""AdamW of PyTorch and DeepSpeed against `zero-train bench adam`, in alternation: one flat f32 tensor, one thread.
+"""Compares AdamW of PyTorch and DeepSpeed with `zero-train bench adam`, alternating: one flat f32 tensor, one thread.
 
     python adam.py --binary ../../target/release/zero-train
 
@@ -35,7 +35,8 @@ def optimizers():
 
 
 def compile_operators():
-    """DeepSpeed's, which it compiles on first use: the optimizers', and that of its communication on one host."""
+    """Compiles the operators that DeepSpeed compiles on first use: its optimizers, and its communication on one
+    host."""
     import torch
     import trainer
     from deepspeed import init_distributed
@@ -60,7 +61,7 @@ def milliseconds(step, repeats):
 
 
 def ours(binary, millions, repeats):
-    """Medians of AdamW and of its floor."""
+    """Median times of AdamW and of its floor."""
     command = [binary, "bench", "adam", "--millions", str(millions), "--repeats", str(repeats)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     medians = {name: float(ms) for name, ms in re.findall(r"^\s+(AdamW|floor)\b.*?([\d.]+) ms", text, re.MULTILINE)}

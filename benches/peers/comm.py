@@ -1,8 +1,8 @@
-"""gloo's collectives against `zero-train bench comm`, in alternation: two processes on this host, f32.
+"""Compares gloo's collectives with `zero-train bench comm`, alternating: two processes on this host, f32.
 
     python comm.py --binary ../../target/release/zero-train --megabytes 64
 
-A time is that of one operation, begun after a barrier: gloo's on rank 0, zero-train's on the slower rank. The size
+A time is that of one operation, started after a barrier: on rank 0 for gloo, on the slower rank for zero-train. The size
 is that of the whole vector.
 """
 
@@ -23,7 +23,7 @@ SMALL_BYTES = [4, 1024]
 
 
 def gloo_rank(megabytes, repeats):
-    """One of gloo's two ranks; rank 0 prints [operation, bytes, median milliseconds] of each."""
+    """Runs one of gloo's two ranks; rank 0 prints [operation, bytes, median milliseconds] for each operation."""
     import torch
     import torch.distributed as dist
 
@@ -45,7 +45,7 @@ def gloo_rank(megabytes, repeats):
         operation()
         times = []
         for _ in range(count):
-            # Sums of sums overflow, and infinities may take another time.
+            # Repeated sums would overflow, and infinities may change the timing.
             vector.fill_(1.0)
             dist.barrier()
             started = time.perf_counter()
@@ -65,7 +65,7 @@ def gloo(megabytes, repeats):
 
 
 def ours(binary, megabytes, repeats):
-    """As [`gloo`], out of the table that people read: milliseconds, and from the line with µs on microseconds."""
+    """Like `gloo`, parsed from the printed table: milliseconds, and microseconds after the line that mentions µs."""
     command = [binary, "bench", "comm", "--megabytes", str(megabytes), "--repeats", str(repeats)]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=world.LIMIT_SECONDS).stdout
     large, _, small = text.partition("µs")

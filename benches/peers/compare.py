@@ -1,12 +1,12 @@
-"""Trains the same model with a peer and with zero-train in alternation, and prints the ratio of their tokens per second.
+"""Trains the same model alternately with a peer and with zero-train, and prints the ratio of their tokens per second.
 
     python compare.py --binary ../../target/release/zero-train --preset 10m --peer ddp --stages 0 1 2 3
     python compare.py --binary ../../target/release/zero-train --preset 124m --peer deepspeed-3 --layout 2x1 --dtype bf16
     python compare.py --binary ../../target/release/zero-train --preset 10m --peer ddp --isa avx2
 
-A round is one run of the peer and one of zero-train at each stage, each in fresh processes; every other round goes the
-other way. A run's figure is its median step; a ratio is taken within a round, so that a noisy neighbour slows both.
-Rounds in which others used the machine are repeated. It fails if the losses differ at any step.
+A round is one run of the peer and one of zero-train at each stage, each in fresh processes; every other round has the
+reverse order. A run's figure is its median step. Ratios are taken within a round, so that other load slows both sides.
+Rounds in which others used the machine are repeated. Fails if the losses differ at any step.
 """
 
 import argparse
@@ -33,7 +33,8 @@ PEERS = {
     **{f"deepspeed-{stage}": ["deepspeed_train.py", "--stage", str(stage)] for stage in range(4)},
 }
 SAME_STAGE = {"plain": 0, "ddp": 0, "fsdp2": 3, **{f"deepspeed-{stage}": stage for stage in range(4)}}
-# Largest relative difference of a loss. bf16 keeps 8 bits of each activation, and each trainer rounds elsewhere.
+# Largest allowed relative difference of a loss. bf16 keeps 8 bits of each activation, and trainers round at different
+# places.
 AGREEMENT = {"f32": 1e-3, "bf16": 1e-2}
 MEASURED_STEPS = {"10m": 20, "124m": 8}
 
@@ -50,7 +51,7 @@ class Setting:
 
 
 def files(preset):
-    """The token file and the first weights of a preset, made when they are not there."""
+    """The token file and the initial weights of a preset, written if they are missing."""
     world.WORK.mkdir(exist_ok=True)
     vocabulary = PRESETS[preset].vocabulary
     tokens, start = world.WORK / f"tokens-{vocabulary}.u16.bin", world.WORK / f"{preset}.safetensors"
@@ -62,7 +63,7 @@ def files(preset):
 
 
 def run_peer(peer, setting, tokens, shim):
-    """One run of a peer: the RESULT that its rank 0 prints."""
+    """Runs a peer; returns the RESULT that its rank 0 prints."""
     script, *more = PEERS[peer]
     arguments = [str(HERE / script), *more, "--preset", setting.preset, "--tokens", str(tokens)]
     arguments += ["--dtype", setting.dtype, "--accumulation", str(setting.accumulation), "--steps", str(setting.steps)]
@@ -71,7 +72,7 @@ def run_peer(peer, setting, tokens, shim):
 
 
 def bench_step(binary, config, *more, isa=instruction_sets.DEFAULT):
-    """What `zero-train bench step` measures of a configuration."""
+    """Runs `zero-train bench step` on a configuration and returns its measurements."""
     command = [binary, "bench", "step", "--config", "-", "--json", *more]
     held = os.environ | instruction_sets.held(isa)
     limit = world.LIMIT_SECONDS
@@ -82,7 +83,7 @@ def bench_step(binary, config, *more, isa=instruction_sets.DEFAULT):
 
 
 def run_ours(binary, stage, setting, tokens, start):
-    """One run of zero-train."""
+    """Runs zero-train once."""
     preset = PRESETS[setting.preset]
     config = {
         "train_micro_batch_size_per_gpu": preset.micro_batch,
@@ -112,29 +113,29 @@ def spread(values, digits=0):
 
 
 def ratios(ours, theirs):
-    """Of tokens per second, by round."""
+    """Ratios of tokens per second, by round."""
     return [rate(own) / rate(peer) for own, peer in zip(ours, theirs, strict=True)]
 
 
 def ratio_of_fastest(ours, theirs):
-    """The fastest step of all rounds against theirs: what is left of the ratio where nobody else used the machine."""
+    """The ratio of the fastest steps over all rounds, which depends least on other load on the machine."""
     return max(rate(own, min) for own in ours) / max(rate(peer, min) for peer in theirs)
 
 
 def apart(ours, theirs):
-    """Largest relative difference of two losses of the same step."""
+    """Largest relative difference between two losses of the same step."""
     pairs = [(own["losses"], peer["losses"]) for own, peer in zip(ours, theirs, strict=True)]
     return max(abs(a - b) / abs(b) for own, peer in pairs for a, b in zip(own, peer, strict=True))
 
 
 def peaks(results, key):
-    """Per rank the median over runs, in MB."""
+    """The median over runs for each rank, in MB."""
     ranks = zip(*([rank[key] for rank in result["ranks"]] for result in results))
     return "/".join(f"{statistics.median(rank):.0f}" for rank in ranks)
 
 
 def measure(chosen, setting, stages):
-    """Runs of the peer, and of zero-train by stage, each list in the order of the rounds."""
+    """Runs the peer, and zero-train at each stage; returns lists of results in round order."""
     tokens, start = files(setting.preset)
     runs = {None: lambda: run_peer(chosen.peer, setting, tokens, chosen.shim)}
     for stage in stages:
@@ -156,7 +157,7 @@ def measure(chosen, setting, stages):
 
 
 def sets(results):
-    """The instruction sets that the runs say they used: one, unless something is wrong."""
+    """The instruction sets that the runs report: exactly one, unless something is wrong."""
     return "/".join(sorted({result.get("instruction_set", "not recorded").lower() for result in results}))
 
 

@@ -1,7 +1,7 @@
-"""The text that all trainers read, as token files, and which of its tokens a rank takes at a step.
+"""The training text of all trainers, as token files, and the tokens that each rank takes at a step.
 
-The text is the sources of Python's own standard library, 8 MB of them: it is on every machine that runs these scripts,
-and no download. With a vocabulary of 256 a token is a byte; a larger one adds the most frequent words.
+The text is 8 MB of sources of Python's standard library, which every machine that runs these scripts has without a
+download. With a vocabulary of 256 a token is a byte; a larger vocabulary adds the most frequent words.
 """
 
 import array
@@ -52,13 +52,13 @@ def save(ids, path):
 
 
 class Batches:
-    """Sample i is tokens[i·T .. i·T + T], its targets are one further. At step s, micro-batch m of a rank's M, rank r of
-    R takes the samples ((s·M + m)·R + r)·B + 0 .. B: those that zero-train takes without `data.shuffle`."""
+    """Sample i is tokens[i·T .. i·T + T]; its targets are shifted by one. At step s, micro-batch m of M, rank r of R takes
+    the samples ((s·M + m)·R + r)·B + 0 .. B: the same as zero-train without `data.shuffle`."""
 
     def __init__(self, path, length, micro_batch, micro_batches, rank, ranks):
         import torch
 
-        # PyTorch's 16 bits that are whole numbers have a sign.
+        # PyTorch's 16-bit integer type is signed.
         self.tokens = torch.from_file(str(path), size=Path(path).stat().st_size // 2, dtype=torch.int16)
         self.length, self.rows, self.micro_batches = length, micro_batch, micro_batches
         self.rank, self.ranks = rank, ranks

@@ -1,4 +1,4 @@
-"""DeepSpeed at `--stage` 0, 1, 2 or 3, with its own defaults; without offload."""
+"""Trains with DeepSpeed at `--stage` 0, 1, 2 or 3, with its defaults and without offload."""
 
 import deepspeed
 
@@ -34,7 +34,7 @@ engine, *_ = deepspeed.initialize(
 def micro_step(tokens, targets, _is_last):
     loss = engine(tokens, targets)
     engine.backward(loss)
-    # Updates after the last micro-batch, which it counts itself.
+    # DeepSpeed counts micro-batches itself, and updates after the last one.
     engine.step()
     return loss
 

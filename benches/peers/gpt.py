@@ -1,4 +1,4 @@
-"""The GPT that every trainer builds, and its first weights.
+"""The GPT that every trainer builds, and its initial weights.
 
 Pre-norm GPT-2: learned positions, biases, tanh-GELU, a head tied to the embedding. The weights come from one seeded
 generator in the order of the parameters, so that every process starts from the same bits; `weights.py` writes them for
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids and next tokens to the mean cross-entropy."""
+    """Maps token ids and next tokens to the mean cross-entropy."""
 
     def __init__(self, preset):
         super().__init__()
@@ -55,8 +55,8 @@ class GPT(nn.Module):
 
 
 def build(preset, device="cpu"):
-    """The model with its first weights: biases 0, norms 1, the rest normal, smaller where a residual branch ends. Each device has random
-    numbers of its own."""
+    """The model with its initial weights: biases 0, norms 1, the rest normal, scaled down at the end of each residual branch.
+    Random numbers differ between devices."""
     with torch.device(device):
         model = GPT(preset)
     generator = torch.Generator(device).manual_seed(SEED)

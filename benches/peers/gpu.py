@@ -1,13 +1,13 @@
-"""GPT-2 on one GPU with PyTorch (eager, and `torch.compile`) and with zero-train in alternation: tokens per second, the most memory of the
-GPU, and the share of the rate of matrix products that was measured on it.
+"""Trains GPT-2 on one GPU alternately with PyTorch (eager, and `torch.compile`) and with zero-train. Prints tokens per second, peak GPU memory,
+and the share of the measured rate of matrix products.
 
     python gpu.py --binary ../../target/release/zero-train
     python gpu.py --binary ../../target/release/zero-train --models 124m --rounds 5 --micro-batch 16
 
-bf16 with f32 masters: PyTorch's autocast over f32 parameters with a fused AdamW, `bf16: {enabled: true}` here; the same first weights, tokens
-and order. A ratio is taken within a round. It fails if losses differ by more than two parts in a hundred at a step, or a trainer fails, of
-which the others' figures are still printed. With `--weights own` each makes random weights of its own and no file of them is written; then the
-losses are not compared. With `--device cpu --models 10m` it runs on a machine without a GPU, to see that it works; its figures mean nothing there.
+bf16 with f32 master weights: PyTorch uses autocast over f32 parameters with a fused AdamW, zero-train `bf16: {enabled: true}`, with the same
+initial weights, tokens and order. Ratios are taken within a round. Fails if losses differ by more than 2 % at a step, or if a trainer fails; the
+figures of the other trainers are still printed. With `--weights own` each trainer makes its own random weights, no weight file is written, and
+losses are not compared. `--device cpu --models 10m` tests the script on a machine without a GPU; the figures are meaningless there.
 """
 
 import argparse
@@ -32,18 +32,19 @@ AGREEMENT = 2e-2
 
 
 def parameters(preset):
-    """Of all layers, the tied head once."""
+    """Number of parameters of all layers; the tied head counts once."""
     block = 12 * preset.width**2 + 13 * preset.width
     return (preset.vocabulary + preset.length + 2) * preset.width + preset.layers * block
 
 
 def operations(preset):
-    """Of a token, forward and backward: six for each parameter of a product, and those of causal attention."""
+    """Operations per token, forward and backward: six for each parameter of a product, plus those of causal
+    attention."""
     return 6 * (parameters(preset) - preset.length * preset.width) + 6 * preset.layers * preset.length * preset.width
 
 
 def files(name, preset, own_weights):
-    """The token file and the first weights, made when they are not there; no weights where each makes its own."""
+    """The token file and the initial weights, written if they are missing; no weights if each trainer makes its own."""
     world.WORK.mkdir(parents=True, exist_ok=True)
     tokens = world.WORK / f"tokens-{preset.vocabulary}.u16.bin"
     start = None if own_weights else world.WORK / f"gpu-{name}-{preset.length}.safetensors"
@@ -55,7 +56,7 @@ def files(name, preset, own_weights):
 
 
 def measured_peak(device):
-    """Operations per second of large products of bf16 matrices: the median of twenty."""
+    """Operations per second of large bf16 matrix products: the median of twenty."""
     import torch
 
     size = 8192 if device == "cuda" else 512
@@ -138,7 +139,7 @@ def run_ours(name, chosen):
 
 
 def run(trainer, name, chosen):
-    """What a trainer measured, or None where it failed, which is printed."""
+    """Runs a trainer; returns its measurements, or prints the error and returns None if it failed."""
     try:
         result = run_ours(name, chosen) if trainer == "zero-train" else run_torch(trainer, name, chosen)
     except (SystemExit, subprocess.TimeoutExpired) as error:
@@ -151,19 +152,19 @@ def run(trainer, name, chosen):
 
 
 def measure(name, chosen):
-    """By trainer, what came of each round."""
+    """The results of each round, by trainer."""
     runs = ["zero-train", *chosen.trainers]
     results = {trainer: [] for trainer in runs}
     for round_ in range(chosen.rounds):
         for trainer in runs if round_ % 2 == 0 else reversed(runs):
-            # One that failed fails again.
+            # A trainer that failed would fail again.
             if None not in results[trainer]:
                 results[trainer].append(run(trainer, name, chosen))
     return results
 
 
 def differing(name, results):
-    """Where losses of a step differ."""
+    """Describes the steps whose losses differ."""
     for trainer, of_rounds in results.items():
         for ours, theirs in zip(results["zero-train"][0]["losses"], of_rounds[0]["losses"], strict=True):
             if not abs(ours - theirs) <= AGREEMENT * abs(theirs):

@@ -1,9 +1,9 @@
-"""Holds PyTorch, DeepSpeed and zero-train to one instruction set, so that a set can be compared on any processor that has it.
+"""Restricts PyTorch, DeepSpeed and zero-train to one instruction set, so that it can be compared on any processor that has it.
 
-`world.py` and `compare.py` set these variables for the processes that they start: ATen's own loops, MKL (matrix products in f32; the
-variable works on Intel's processors alone, on others MKL chooses by itself), oneDNN (products in bf16) and zero-train. gloo has no such
-choice. DeepSpeed compiles its operators for the machine; `hold_deepspeed` compiles them for the set instead, in a folder of its own, all but
-the sums of its communication on one host, which are AVX-512 by its source where the processor has it.
+`world.py` and `compare.py` set these variables for the processes that they start. They control ATen's own loops, MKL (f32 matrix products; the
+variable works only on Intel's processors), oneDNN (bf16 products) and zero-train. gloo has no such variable. DeepSpeed compiles its operators
+for the machine; `hold_deepspeed` compiles them for the set instead, in a separate folder. The exception is the sum in its communication on one
+host: its source uses AVX-512 wherever the processor has it.
 
     python instruction_sets.py              # shows that each variable works: rates of PyTorch with and without it
 """
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-# What DEFAULT's processes see is what the user has set.
+# DEFAULT leaves the user's variables as they are.
 DEFAULT = "default"
 SETS = {
     "avx2": {
@@ -30,14 +30,14 @@ SETS = {
         "ZERO_TRAIN_ISA": "avx512",
     },
 }
-# What the compiler of DeepSpeed's operators is told in place of -march=native, and their own switch.
+# The compiler flags for DeepSpeed's operators in place of -march=native, and the operators' own switch.
 OPERATORS = {"avx2": ("-march=x86-64-v3", "-D__AVX256__"), "avx512": ("-march=x86-64-v4", "-D__AVX512__")}
-# Tells a process that `held` made which set it is held to.
+# The variable that tells a process started with `held` its instruction set.
 CHOSEN = "ZERO_TRAIN_PEERS_ISA"
 
 
 def held(isa):
-    """The variables of processes that are held to a set; none for the default."""
+    """The environment variables for processes restricted to a set; none for the default."""
     return {} if isa == DEFAULT else SETS[isa] | {CHOSEN: isa}
 
 
@@ -46,7 +46,7 @@ def chosen():
 
 
 def hold_deepspeed():
-    """Before DeepSpeed loads an operator: it is compiled for the set of this process."""
+    """Makes DeepSpeed compile its operators for this process's set. Call it before DeepSpeed loads an operator."""
     if chosen() != DEFAULT:
         from deepspeed.ops.op_builder.builder import OpBuilder
 
@@ -56,7 +56,7 @@ def hold_deepspeed():
 
 
 def rates():
-    """Of one thread of PyTorch: GFLOP/s of products in f32 and bf16, GB/s of GELU, each the median of some."""
+    """Rates of one PyTorch thread: GFLOP/s of f32 and bf16 products, GB/s of GELU; each the median of several runs."""
     import torch
 
     torch.set_num_threads(1)

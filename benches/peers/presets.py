@@ -1,4 +1,4 @@
-"""Sizes of the models that are trained here, for whoever has no PyTorch as well."""
+"""Sizes of the models that are trained here. Needs no PyTorch."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ CLIP = 1.0
 
 
 def model(preset):
-    """The section of zero-train's configuration."""
+    """The `model` section of zero-train's configuration."""
     return {
         "type": "gpt2",
         "vocab_size": preset.vocabulary,
@@ -42,7 +42,7 @@ def model(preset):
 
 
 def configuration(preset, tokens, start, device, dtype="bf16"):
-    """zero-train's configuration of a model on one device; without `start` it makes its own first weights."""
+    """zero-train's configuration of a model on one device; without `start` it initializes its own weights."""
     training = {"weight_decay_on": "all", "device": device}
     if start:
         training["initial_weights"] = str(start)

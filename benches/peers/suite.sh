@@ -1,8 +1,8 @@
 #!/bin/sh
-# All comparisons of docs/benchmarks.md, one call each: suite.sh PYTHON ZERO-TRAIN RESULTS
+# Runs all comparisons of docs/benchmarks.md, one call each: suite.sh PYTHON ZERO-TRAIN RESULTS
 #
-# PREFIX="chrt -f 20" gives each call real-time priority on a machine that is not idle; peer and subject alike.
-# ISA=avx2 holds both sides of each call to that instruction set; f32 alone then.
+# PREFIX="chrt -f 20" gives each call real-time priority on a machine that is not idle, for both sides. ISA=avx2
+# restricts both sides of each call to that instruction set, and the comparisons to f32.
 set -eu
 
 python=$1 binary=$2 results=$3

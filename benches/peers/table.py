@@ -1,6 +1,6 @@
-"""Markdown tables of what `compare.py --results FILE` wrote: `python table.py FILE`.
+"""Prints Markdown tables of the results of `compare.py --results FILE`: `python table.py FILE`.
 
-Calls with the same settings are rounds of one comparison.
+Calls with the same settings count as rounds of one comparison.
 """
 
 import json
@@ -34,7 +34,7 @@ def grouped(lines, keys):
 
 
 def row(lines):
-    """One row out of all runs of the same comparison."""
+    """One table row from all runs of the same comparison."""
     first = lines[0]
     theirs, ours = ([run for line in lines for run in line[side]] for side in ("theirs", "ours"))
     middle, rest = spread(ratios(ours, theirs), 2).split(" ", 1)
@@ -56,7 +56,7 @@ def row(lines):
 
 def main():
     with open(sys.argv[1]) as file:
-        # Results of before `--isa` have none.
+        # Results from before `--isa` existed have no instruction set.
         lines = [{"isa": "default"} | json.loads(line) for line in file]
     for (preset, dtype, accumulation), of_table in grouped(lines, ["preset", "dtype", "accumulation"]).items():
         print(f"\n{preset}, {dtype}, accumulation {accumulation}\n")

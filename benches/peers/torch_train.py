@@ -1,4 +1,5 @@
-"""PyTorch by itself: `--mode plain` (one process), `ddp`, or `fsdp2` (parameters sharded, gathered block by block)."""
+"""Trains with plain PyTorch: `--mode plain` (one process), `ddp`, or `fsdp2` (parameters sharded, gathered block by
+block)."""
 
 import contextlib
 
@@ -28,7 +29,7 @@ if chosen.mode == "fsdp2":
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 elif bf16:
-    # What DDP's users do: f32 parameters, products in bf16.
+    # The usual setup with DDP: f32 parameters, products in bf16.
     def autocast():
         return torch.autocast("cpu", dtype=torch.bfloat16)
 

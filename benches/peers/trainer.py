@@ -1,7 +1,6 @@
-"""What the trainers share: their arguments, the loop around a step, and the result that `compare.py` reads.
+"""Shared by the trainers: their arguments, the training loop, and the result that `compare.py` reads.
 
-A rank finds its place in RANK and WORLD_SIZE, which `compare.py` (or torchrun) sets. Rank 0 prints one line
-`RESULT {json}`.
+Each rank reads RANK and WORLD_SIZE, which `compare.py` (or torchrun) sets. Rank 0 prints one line `RESULT {json}`.
 """
 
 import argparse
@@ -28,7 +27,7 @@ def arguments():
 
 
 def memory():
-    """Of this process, in MB: the largest resident set since the start, or since the last `forget_peak`."""
+    """Peak resident set of this process in MB, since its start or since the last `forget_peak`."""
     with open("/proc/self/status") as status:
         peak = next(line for line in status if line.startswith("VmHWM:"))
     return int(peak.split()[1]) / 1024
@@ -40,7 +39,8 @@ def forget_peak():
 
 
 def run(arguments, imported_mb, micro_step, finish_step):
-    """Trains, and reports. `micro_step(tokens, targets, is_last)` returns the loss; `finish_step()` updates."""
+    """Trains and reports the result. `micro_step(tokens, targets, is_last)` returns the loss; `finish_step()`
+    updates."""
     preset, rank, ranks = PRESETS[arguments.preset], dist.get_rank(), dist.get_world_size()
     batches = Batches(
         arguments.tokens, preset.length, preset.micro_batch, arguments.accumulation, rank, ranks
@@ -80,7 +80,7 @@ def run(arguments, imported_mb, micro_step, finish_step):
 
 
 def rendezvous():
-    """Defaults for a world of one, so that a trainer runs by itself."""
+    """Sets defaults for a single rank, so that a trainer can run on its own."""
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Tells whether other processes used the machine while something was measured."""
+"""Detects whether other processes used the machine during a measurement."""
 
 import os
 import resource
@@ -6,12 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-# What they may take of all cores. While a program starts it leaves cores idle, which they may have.
+# The share of all cores that others may use. A starting program leaves cores idle, which others may use.
 LIMIT = 0.2
 
 
 def undisturbed(run):
-    """What a run gives, or None if others took too much of the machine meanwhile. It works in child processes."""
+    """Returns the result of a run, or None if others used too much of the machine meanwhile. The run works in child
+    processes."""
     others, started = busy_seconds() - childrens_seconds(), time.monotonic()
     result = run()
     others = busy_seconds() - childrens_seconds() - others
@@ -23,7 +24,7 @@ def undisturbed(run):
 
 
 def busy_seconds():
-    """Of all cores, since the machine was started."""
+    """Busy seconds of all cores since the machine was started."""
     user, nice, system, _idle, _wait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 

@@ -1,8 +1,7 @@
-"""Writes the first weights of a preset as zero-train reads them: `python weights.py 10m FILE.safetensors`.
+"""Writes the initial weights of a preset in the format that zero-train reads: `python weights.py 10m FILE.safetensors`.
 
 Names and layouts are those of Hugging Face's GPT2LMHeadModel, whose linear weights are [inputs, outputs]. The head is
-the embedding and is not stored. The format is simple enough to need no library: the length of a JSON header, the header,
-the bytes.
+the embedding and is not stored. The format needs no library: it is the length of a JSON header, the header, and the bytes.
 """
 
 import ctypes
@@ -42,7 +41,7 @@ def write(preset, path):
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for values in tensors:
-            # Its bytes, without NumPy, which need not be there.
+            # The tensor's bytes, without NumPy, which may not be installed.
             file.write(ctypes.string_at(values.data_ptr(), values.nbytes))
 
 

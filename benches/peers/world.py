@@ -1,4 +1,4 @@
-"""Starts the ranks of a PyTorch program on this host, as torchrun does, without its supervisor."""
+"""Starts the ranks of a PyTorch program on this host, like torchrun but without a supervisor."""
 
 import os
 import signal
@@ -10,22 +10,23 @@ from pathlib import Path
 
 import instruction_sets
 
-# Tokens, weights and compiled operators lie in the virtual environment, one folder to delete, or where ZERO_TRAIN_PEERS says.
+# The folder for tokens, weights and compiled operators: inside the virtual environment, or the folder that
+# ZERO_TRAIN_PEERS names.
 WORK = Path(os.environ.get("ZERO_TRAIN_PEERS", Path(sys.prefix) / "peers"))
 LIMIT_SECONDS = 600
 
 
 def environment(threads, isa=instruction_sets.DEFAULT):
-    """What PyTorch and DeepSpeed read when they are imported: CPU only, over loopback."""
+    """The environment that PyTorch and DeepSpeed read on import: CPU only, over loopback."""
     held = instruction_sets.held(isa)
     return {
-        # DeepSpeed looks for ninja.
+        # DeepSpeed needs ninja in the path.
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        # Operators of each instruction set in a folder of their own.
+        # A separate folder for the operators of each instruction set.
         "TORCH_EXTENSIONS_DIR": str(WORK / ("torch_extensions" + (f"-{isa}" if held else ""))),
         "PYTHONWARNINGS": "ignore",
         **held,
@@ -33,7 +34,8 @@ def environment(threads, isa=instruction_sets.DEFAULT):
 
 
 def run(arguments, ranks, threads, preload=None, isa=instruction_sets.DEFAULT):
-    """What rank 0 of `python arguments…` prints, run as so many ranks with so many threads each; ends if one fails."""
+    """Runs `python arguments…` as `ranks` ranks with `threads` threads each; returns the output of rank 0, and exits
+    if a rank fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -42,7 +44,7 @@ def run(arguments, ranks, threads, preload=None, isa=instruction_sets.DEFAULT):
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if preload:
         world["LD_PRELOAD"] = str(preload.resolve())
-    # Whoever ends this program ends the ranks too.
+    # A signal to this program must also end the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         processes = [

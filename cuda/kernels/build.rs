@@ -1,4 +1,4 @@
-//! Compiles the kernels with nvcc, where feature `cuda` asks for them: for sm_80 and sm_90, and PTX for what comes later.
+//! Compiles the kernels with nvcc if the feature `cuda` is enabled: for sm_80 and sm_90, and to PTX for newer devices.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ fn main() {
     let mut sources: Vec<PathBuf> =
         fs::read_dir("cu").expect("the sources are there").map(|entry| entry.expect("an entry").path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
-    // All at once: they are few, and seconds each.
+    // All in parallel: there are few files, and each takes seconds.
     let failures: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = sources.iter().map(|source| scope.spawn(|| compile(&nvcc, source, &out))).collect();
         threads.into_iter().filter_map(|thread| thread.join().expect("no panic").err()).collect()
@@ -28,7 +28,7 @@ fn main() {
     }
 }
 
-/// What `NVCC` names, or that of `CUDA_HOME`, or the one that is found.
+/// The nvcc that `NVCC` names, else the one in `CUDA_HOME`, else the one in `PATH`.
 fn nvcc() -> PathBuf {
     if let Some(named) = env::var_os("NVCC") {
         return named.into();

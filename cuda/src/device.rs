@@ -1,4 +1,4 @@
-//! A device, and the context in which everything on it happens.
+//! A device and its context.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
 use crate::{CudaError, check};
 
-/// A device with its primary context, which candle uses as well.
+/// A device and its primary context, which candle uses as well.
 #[derive(Debug)]
 pub struct Device {
     ordinal: usize,
@@ -16,21 +16,21 @@ pub struct Device {
     context: CUcontext,
 }
 
-// SAFETY: the driver may be called from every thread; a context is no thread's own.
+// SAFETY: the driver may be called from every thread, and a context does not belong to a thread.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Opens device `ordinal`, as `CUDA_VISIBLE_DEVICES` numbers them.
+    /// Opens device `ordinal`, in the numbering of `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// There is no driver, or no such device.
+    /// The machine has no driver, or no such device.
     pub fn open(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let (mut device, mut context) = (0, std::ptr::null_mut());
-        // A number that is too large for the driver is no device's.
+        // An ordinal too large for the driver cannot be a device.
         let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
-        // SAFETY: initialisation may be repeated; the others write what their first argument points to.
+        // SAFETY: initialisation may be repeated; the other functions write to what their first argument points to.
         unsafe {
             check("cuInit", sys::cuInit(0))?;
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, number))?;
@@ -39,13 +39,13 @@ impl Device {
         Ok(Arc::new(Device { ordinal, device, context }))
     }
 
-    /// How many devices there are.
+    /// Counts the devices.
     ///
     /// # Errors
-    /// There is no driver.
+    /// The machine has no driver.
     pub fn count() -> Result<usize, CudaError> {
         let mut count = 0;
-        // SAFETY: initialisation may be repeated; the other writes one number.
+        // SAFETY: initialisation may be repeated; the other function writes one number.
         unsafe {
             check("cuInit", sys::cuInit(0))?;
             check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count))?;
@@ -53,15 +53,15 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Its number.
+    /// The device's ordinal.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// What no other device in the world has; an instance of a device that is cut into several has one of its own.
+    /// The device's globally unique identifier. Each instance of a partitioned device has its own.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes sixteen bytes.
@@ -69,19 +69,19 @@ impl Device {
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
-    /// Makes it the one that the calling thread's calls are about.
+    /// Makes this device's context current in the calling thread.
     ///
     /// # Errors
-    /// The context is gone: the driver was shut down, or an earlier kernel has destroyed it.
+    /// The context no longer exists: the driver was shut down, or a kernel corrupted it.
     pub fn make_current(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained as long as this lives.
+        // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: retained once, released once. Whatever it says, there is nothing left to do.
+        // SAFETY: retained once, released once. An error is ignored: nothing is left to clean up.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

@@ -1,23 +1,23 @@
-//! What the driver says when a call fails.
+//! Errors of driver calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
 
 use cudarc::driver::sys::{self, CUresult};
 
-/// A call of the driver that failed.
+/// A failed driver call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaError {
-    /// The function.
+    /// The name of the function.
     pub call: &'static str,
-    /// The driver's name of the code.
+    /// The driver's error code.
     pub code: CUresult,
-    /// The driver's words for it, where it has any.
+    /// The driver's description of the code, if it has one.
     pub words: Option<String>,
 }
 
 impl CudaError {
-    /// A call that is not made, as the driver would refuse an argument.
+    /// Creates the error for a call that is not made because the driver would reject an argument.
     pub fn invalid(call: &'static str, words: String) -> Self {
         Self { call, code: CUresult::CUDA_ERROR_INVALID_VALUE, words: Some(words) }
     }
@@ -32,16 +32,16 @@ impl std::fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-/// The result of a call as a `Result`.
+/// Converts a driver status into a `Result`.
 ///
 /// # Errors
-/// Everything but `CUDA_SUCCESS`.
+/// Every code other than `CUDA_SUCCESS`.
 pub fn check(call: &'static str, code: CUresult) -> Result<(), CudaError> {
     if code == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
     let mut words: *const c_char = std::ptr::null();
-    // SAFETY: writes one pointer, to text that is never freed, or leaves it.
+    // SAFETY: writes a pointer to text that is never freed, or leaves `words` unchanged.
     let known = unsafe { sys::cuGetErrorString(code, &raw mut words) };
     let words = (known == CUresult::CUDA_SUCCESS && !words.is_null())
         // SAFETY: as above.

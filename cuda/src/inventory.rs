@@ -1,36 +1,37 @@
-//! What this machine has of NVIDIA's, for `zero-train doctor`.
+//! NVIDIA hardware and libraries of this machine, for `zero-train doctor`.
 #![cfg_attr(feature = "cuda", allow(unsafe_code))]
 
-/// What was found.
+/// The driver, devices and libraries that were found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
-    /// The newest release of CUDA that the driver can run: (13, 0).
+    /// The newest CUDA release that the driver supports, such as (13, 0).
     pub driver: (u32, u32),
-    /// The devices, in the order of their numbers. There may be none.
+    /// The devices in order of their ordinals; may be empty.
     pub devices: Vec<Found>,
-    /// The version of NCCL, (2, 28, 9), or why there is none.
+    /// The version of NCCL, such as (2, 28, 9), or the reason why NCCL is missing.
     pub nccl: Result<(u32, u32, u32), String>,
-    /// Other libraries that training needs, each with what the dynamic linker says.
+    /// Other libraries that training needs and that are missing, each with the dynamic linker's message.
     pub missing: Vec<String>,
 }
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// What its maker calls it.
+    /// The product name.
     pub name: String,
-    /// Compute capability: (9, 0) for an H200.
+    /// Compute capability, such as (9, 0) for an H200.
     pub capability: (u32, u32),
-    /// Bytes of its memory.
+    /// Memory in bytes.
     pub memory: u64,
-    /// The devices whose memory it can reach without a copy through the host.
+    /// The devices whose memory this one can access without a copy through the host.
     pub peers: Vec<usize>,
 }
 
 /// Looks for a driver, devices and NCCL.
 ///
 /// # Errors
-/// Why there are none, in one line: the program was built without CUDA, or there is no driver, or it does not answer.
+/// One line with the reason: the program was built without CUDA, or the machine has no driver, or the driver does not
+/// answer.
 #[cfg(not(feature = "cuda"))]
 pub fn inventory() -> Result<Inventory, String> {
     Err("this program was built without CUDA; docs/gpu.md says how to build it with".into())
@@ -39,7 +40,8 @@ pub fn inventory() -> Result<Inventory, String> {
 /// Looks for a driver, devices and NCCL.
 ///
 /// # Errors
-/// Why there are none, in one line: the program was built without CUDA, or there is no driver, or it does not answer.
+/// One line with the reason: the program was built without CUDA, or the machine has no driver, or the driver does not
+/// answer.
 #[cfg(feature = "cuda")]
 pub fn inventory() -> Result<Inventory, String> {
     found::inventory()
@@ -58,7 +60,7 @@ mod found {
         Library::Cuda.available().map_err(|said| format!("there is no driver of NVIDIA's: {said}"))?;
         let ask = || -> Result<_, CudaError> {
             let (mut version, mut count) = (0, 0);
-            // SAFETY: initialisation may be repeated; the others write one number each.
+            // SAFETY: initialisation may be repeated; the other functions write one number each.
             unsafe {
                 check("cuInit", sys::cuInit(0))?;
                 check("cuDriverGetVersion", sys::cuDriverGetVersion(&raw mut version))?;
@@ -80,7 +82,8 @@ mod found {
         let mut device = 0;
         let mut name = [0; 256];
         let mut memory = 0;
-        // SAFETY: each writes what its first argument points to; the name is cut to its room, with a zero at the end.
+        // SAFETY: each function writes to what its first argument points to; the name is truncated to the buffer, with
+        // a zero at the end.
         let name = unsafe {
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, ordinal))?;
             check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
@@ -119,7 +122,7 @@ mod found {
         // SAFETY: writes one number.
         let result = unsafe { cudarc::nccl::sys::ncclGetVersion(&raw mut version) };
         match (result as u32, version.unsigned_abs()) {
-            // Since 2.9 the parts are 10,000, 100 and 1.
+            // Since NCCL 2.9 a version is major × 10,000 + minor × 100 + patch.
             (0, version) => Ok((version / 10_000, version / 100 % 100, version % 100)),
             (code, _) => Err(format!("{} does not say its version: code {code}", Library::Nccl.file())),
         }

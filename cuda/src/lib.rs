@@ -1,10 +1,12 @@
-//! NVIDIA's libraries, found at run time: devices, streams, events, what they time, memory, products with an epilogue.
+//! Access to NVIDIA's libraries, found at run time: devices, streams, events, timelines, memory, products with an
+//! epilogue.
 //!
-//! With the feature `cuda` this crate defines the symbols of the driver, of NCCL and of cuBLAS and its like, so that candle and the
-//! bindings of `cudarc` link on every machine, and the program starts on every machine: a library is opened at the first call of one of
-//! its functions. What needs a library that is not there gives that library's error code; ask `Library::available` first for words.
+//! With the feature `cuda` this crate defines the symbols of the driver, NCCL, cuBLAS and related libraries, so that
+//! candle and the bindings of `cudarc` link, and the program starts, on every machine. A library is opened at the first
+//! call of one of its functions. A call into a missing library returns that library's error code; call
+//! `Library::available` first for the reason in words.
 //!
-//! Without the feature nothing of NVIDIA's is compiled, and [`inventory`] says so.
+//! Without the feature no CUDA code is compiled, and [`inventory`] returns an error that says so.
 
 mod inventory;
 mod timeline;
@@ -29,7 +31,7 @@ mod trampolines;
 pub use inventory::{Found, Inventory, inventory};
 pub use timeline::{Span, Subject, Track, Transfer};
 
-/// The most bytes of a GPU that a product with an epilogue takes while it runs: what NVIDIA recommends for Hopper.
+/// The largest workspace, in bytes of GPU memory, of a product with an epilogue: what NVIDIA recommends for Hopper.
 pub const MOST_WORKSPACE: u64 = 32 << 20;
 
 #[cfg(feature = "cuda")]

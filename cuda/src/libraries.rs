@@ -1,4 +1,4 @@
-//! NVIDIA's libraries, opened when something of them is first asked for.
+//! NVIDIA's libraries, opened at the first use of one of their functions.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -11,7 +11,7 @@ pub enum Library {
     Cuda = 0,
     /// Collectives between GPUs.
     Nccl = 1,
-    /// The run time that NVIDIA's compiler counts on.
+    /// The runtime library that `nvcc`'s output depends on.
     Cudart = 2,
     /// Matrix products.
     Cublas = 3,
@@ -19,12 +19,12 @@ pub enum Library {
     CublasLt = 4,
     /// Random numbers.
     Curand = 5,
-    /// The compiler at run time.
+    /// The run-time compiler.
     Nvrtc = 6,
 }
 
 impl Library {
-    /// All of them, in the order of their numbers.
+    /// All libraries, in order of their discriminants.
     pub const ALL: [Library; 7] = [
         Library::Cuda,
         Library::Nccl,
@@ -35,7 +35,7 @@ impl Library {
         Library::Nvrtc,
     ];
 
-    /// The file that is looked for where the dynamic linker looks: of the release that the bindings were made from.
+    /// The file name that the dynamic linker looks up, of the release that the bindings were generated from.
     pub fn file(self) -> &'static str {
         self.soname().to_str().unwrap_or_default()
     }
@@ -52,7 +52,7 @@ impl Library {
         }
     }
 
-    /// What a function of an absent library gives: the code that comes nearest to "there is none", of the library's own codes.
+    /// The code that functions of a missing library return: the closest of the library's own error codes.
     pub(crate) fn absent(self) -> i32 {
         match self {
             // CUDA_ERROR_STUB_LIBRARY, and cudaErrorStubLibrary.
@@ -63,15 +63,15 @@ impl Library {
             Library::Cublas | Library::CublasLt => 1,
             // CURAND_STATUS_NOT_INITIALIZED.
             Library::Curand => 101,
-            // NVRTC_ERROR_BUILTIN_OPERATION_FAILURE; it has none that comes nearer.
+            // NVRTC_ERROR_BUILTIN_OPERATION_FAILURE; NVRTC has no closer code.
             Library::Nvrtc => 7,
         }
     }
 
-    /// Whether it is here.
+    /// Checks that the library can be opened.
     ///
     /// # Errors
-    /// What the dynamic linker says.
+    /// The dynamic linker's message.
     pub fn available(self) -> Result<(), String> {
         self.handle().map(|_| ())
     }
@@ -79,7 +79,7 @@ impl Library {
     fn handle(self) -> Result<*mut c_void, String> {
         static OPEN: [OnceLock<Result<usize, String>>; 7] = [const { OnceLock::new() }; 7];
         let open = || {
-            // SAFETY: the name is a C string. What the library does when it is loaded is NVIDIA's.
+            // SAFETY: the name is a C string. NVIDIA's libraries may be loaded at any time.
             let handle = unsafe { libc::dlopen(self.soname().as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
             if handle.is_null() { Err(self.complaint()) } else { Ok(handle as usize) }
         };
@@ -87,19 +87,19 @@ impl Library {
     }
 
     fn complaint(self) -> String {
-        // SAFETY: it gives a C string that is valid until this thread's next call, or null.
+        // SAFETY: dlerror returns null or a C string that is valid until this thread's next call.
         let said: *const c_char = unsafe { libc::dlerror() };
         match said.is_null() {
             true => format!("{} is not here", self.file()),
-            // SAFETY: as above; it is copied at once.
+            // SAFETY: as above; the string is copied immediately.
             false => unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned(),
         }
     }
 
-    /// The address of a function; `None` where the library is absent or has no such function.
+    /// Returns the address of a function, or `None` if the library is missing or lacks the function.
     pub(crate) fn symbol(self, name: &CStr) -> Option<*const c_void> {
         let handle = self.handle().ok()?;
-        // SAFETY: a handle of dlopen that is never closed, and a C string.
+        // SAFETY: the handle comes from dlopen and is never closed; the name is a C string.
         let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
         (!address.is_null()).then_some(address.cast_const())
     }

@@ -1,4 +1,4 @@
-//! Memory of a device, and memory of the host that a device reads and writes by itself.
+//! Device memory, and pinned host memory that devices copy from and to.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,20 +9,20 @@ use cudarc::driver::sys;
 
 use crate::{CudaError, Device, Stream, check};
 
-/// Bytes in the memory of a device, aligned to 256. What is in them at first is not said.
+/// A buffer in the memory of a device, aligned to 256 bytes and initially uninitialized.
 #[derive(Debug)]
 pub struct Allocation {
     device: Arc<Device>,
-    /// 0 where there are no bytes.
+    /// 0 if the buffer is empty.
     address: u64,
     bytes: usize,
 }
 
 impl Allocation {
-    /// Takes `bytes` of the device's memory; none is fine.
+    /// Allocates `bytes` bytes of device memory; `bytes` may be 0.
     ///
     /// # Errors
-    /// There is not as much.
+    /// Out of device memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Allocation, CudaError> {
         let mut address = 0;
         if bytes > 0 {
@@ -33,33 +33,33 @@ impl Allocation {
         Ok(Allocation { device: Arc::clone(device), address, bytes })
     }
 
-    /// Its device.
+    /// The device that holds the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Where it begins, for the device.
+    /// The start of the buffer in the device's address space.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are no bytes.
+    /// Whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Puts a copy of all bytes, from memory of the host, on a stream. Returns before it is done.
+    /// Enqueues a copy of all bytes from host memory on a stream, without waiting for it.
     ///
     /// # Safety
-    /// `from` must live and stay as it is, and this must live, until the stream has done it.
+    /// `from` must live and stay unchanged, and `self` must live, until the stream has done the copy.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If the sizes differ.
@@ -70,14 +70,14 @@ impl Allocation {
         }
         self.device.make_current()?;
         let source = from.as_ptr().cast::<c_void>();
-        // SAFETY: both have that many bytes; the caller answers for how long.
+        // SAFETY: both buffers have `self.bytes` bytes; the caller ensures that they live long enough.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, self.bytes, stream.raw()) })
     }
 
-    /// Copies all bytes to memory of the host, behind what is on the stream already. Returns when it is done.
+    /// Copies all bytes to host memory, after the work already on the stream, and waits for the copy.
     ///
     /// # Errors
-    /// What the driver says; then the bytes of `to` may be anything.
+    /// The driver's error; the contents of `to` are then unspecified.
     ///
     /// # Panics
     /// If the sizes differ.
@@ -88,7 +88,8 @@ impl Allocation {
         }
         let mut pinned = Pinned::new(&self.device, self.bytes)?;
         let target = pinned.as_mut_ptr().cast::<c_void>();
-        // SAFETY: both have that many bytes, and live until the stream is done with them, which is waited for.
+        // SAFETY: both buffers have that many bytes, and live until the stream is done with them, because this function
+        // waits.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(target, self.address, self.bytes, stream.raw())
         })?;
@@ -97,10 +98,11 @@ impl Allocation {
         Ok(())
     }
 
-    /// Copies all bytes from other memory of the same device, behind what is on the stream already. Returns when it is done.
+    /// Copies all bytes from other memory of the same device, after the work already on the stream, and waits for the
+    /// copy.
     ///
     /// # Errors
-    /// What the driver says; then the bytes may be anything.
+    /// The driver's error; the contents are then unspecified.
     ///
     /// # Panics
     /// If the sizes differ.
@@ -109,7 +111,8 @@ impl Allocation {
         if self.is_empty() {
             return Ok(());
         }
-        // SAFETY: both have that many bytes, and live until the stream is done with them, which is waited for.
+        // SAFETY: both buffers have that many bytes, and live until the stream is done with them, because this function
+        // waits.
         unsafe { stream.copy(from.address, self.address, self.bytes) }?;
         stream.synchronize()
     }
@@ -118,37 +121,37 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if !self.is_empty() && self.device.make_current().is_ok() {
-            // SAFETY: taken once, given back once.
+            // SAFETY: allocated once, freed once.
             unsafe { sys::cuMemFree_v2(self.address) };
         }
     }
 }
 
-/// Bytes of the host that stay where they are, zeros at first: a device copies from and to them while the host does something else.
+/// Pinned host memory, zeroed at first: a device copies from and to it while the host does other work.
 #[derive(Debug)]
 pub struct Pinned {
     device: Arc<Device>,
-    /// Dangling where there are no bytes.
+    /// Dangling if the buffer is empty.
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: plain memory, which only its owner reaches.
+// SAFETY: plain memory that only its owner accesses.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Takes `bytes` of the host's memory; none is fine.
+    /// Allocates `bytes` bytes of pinned host memory; `bytes` may be 0.
     ///
     /// # Errors
-    /// There is not as much that may be pinned.
+    /// The system cannot pin that much memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned, CudaError> {
         let mut start = std::ptr::NonNull::<u8>::dangling().as_ptr().cast::<c_void>();
         if bytes > 0 {
             device.make_current()?;
             // No flags: write-combined memory would be slow to read.
-            // SAFETY: writes one pointer, to as many bytes.
+            // SAFETY: writes one pointer, to `bytes` bytes.
             unsafe {
                 check("cuMemHostAlloc", sys::cuMemHostAlloc(&raw mut start, bytes, 0))?;
                 start.cast::<u8>().write_bytes(0, bytes);
@@ -159,16 +162,17 @@ impl Pinned {
 }
 
 impl Stream {
-    /// Puts a copy of `bytes` bytes of the device onto memory of the host on the stream. Returns before it is made.
+    /// Enqueues a copy of `bytes` bytes from device address `from` to host memory, without waiting for it.
     ///
     /// # Safety
-    /// There must be as many bytes at `from`, and both must live, and `to` not be read or written, until the stream has done it.
+    /// `from` must point to `bytes` bytes. Both buffers must live, and `to` must not be read or written, until the
+    /// stream has done the copy.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
-    /// If `to` has not as many bytes.
+    /// If `to` is shorter than `bytes`.
     pub unsafe fn download(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= to.bytes);
         if bytes == 0 {
@@ -176,20 +180,21 @@ impl Stream {
         }
         self.device().make_current()?;
         let target = to.start.cast::<c_void>();
-        // SAFETY: both have that many bytes; the caller answers for how long.
+        // SAFETY: both buffers have `bytes` bytes; the caller ensures that they live long enough.
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, from, bytes, self.raw()) })
     }
 
-    /// Puts a copy of the first `bytes` bytes of memory of the host onto the device on the stream. Returns before it is made.
+    /// Enqueues a copy of the first `bytes` bytes of host memory to device address `to`, without waiting for it.
     ///
     /// # Safety
-    /// There must be room for as many bytes at `to`, and both must live, and `from` stay as it is, until the stream has done it.
+    /// `to` must point to room for `bytes` bytes. Both buffers must live, and `from` must stay unchanged, until the
+    /// stream has done the copy.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
-    /// If `from` has not as many bytes.
+    /// If `from` is shorter than `bytes`.
     pub unsafe fn upload(&self, from: &Pinned, to: u64, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes);
         if bytes == 0 {
@@ -197,31 +202,32 @@ impl Stream {
         }
         self.device().make_current()?;
         let source = from.start.cast::<c_void>();
-        // SAFETY: both have that many bytes; the caller answers for how long.
+        // SAFETY: both buffers have `bytes` bytes; the caller ensures that they live long enough.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, source, bytes, self.raw()) })
     }
 
-    /// Puts a copy of `bytes` bytes of the device to other memory of it on the stream. Returns before it is made.
+    /// Enqueues a copy of `bytes` bytes within the device's memory, without waiting for it.
     ///
     /// # Safety
-    /// `from` and `to` must be `bytes` bytes each that do not overlap, and both must live, until the stream has done it.
+    /// `from` and `to` must point to `bytes` bytes each that do not overlap, and both must live until the stream has
+    /// done the copy.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaError> {
         self.device().make_current()?;
-        // SAFETY: both have that many bytes; the caller answers for how long.
+        // SAFETY: both buffers have `bytes` bytes; the caller ensures that they live long enough.
         check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) })
     }
 
-    /// Takes `bytes` bytes out of the device's pool, for what comes later on the stream. Who takes them gives them back.
+    /// Allocates `bytes` bytes from the device's memory pool, for later work on this stream. The caller must free them.
     ///
     /// # Errors
-    /// There is not as much.
+    /// Out of device memory.
     pub fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.device().make_current()?;
         let mut address = 0;
-        // SAFETY: writes one address. The driver gives no memory of no size.
+        // SAFETY: writes one address. The driver rejects a size of 0.
         check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut address, bytes.max(1), self.raw()) })?;
         Ok(address)
     }
@@ -230,14 +236,14 @@ impl Stream {
 impl Deref for Pinned {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: as many initialised bytes, which this owns.
+        // SAFETY: `start` points to `bytes` initialized bytes that `self` owns.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }
 
 impl DerefMut for Pinned {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as many initialised bytes, which this owns.
+        // SAFETY: `start` points to `bytes` initialized bytes that `self` owns.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }
@@ -245,7 +251,7 @@ impl DerefMut for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.bytes > 0 && self.device.make_current().is_ok() {
-            // SAFETY: taken once, given back once.
+            // SAFETY: allocated once, freed once.
             unsafe { sys::cuMemFreeHost(self.start.cast()) };
         }
     }

@@ -1,4 +1,4 @@
-//! Compiled kernels: loaded into a device, found by name, started on a stream.
+//! Compiled kernels: load modules into a device, look up kernels by name, launch them on a stream.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUre
 
 use crate::{CudaError, Device, Stream, check};
 
-/// Kernels in the memory of a device.
+/// A module: kernels loaded into a device.
 #[derive(Debug)]
 pub struct Module {
     device: Arc<Device>,
@@ -21,49 +21,50 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads what a compiler has made.
+    /// Loads a compiled module.
     ///
     /// # Safety
-    /// `image` is a whole fat binary or cubin that begins at a multiple of 8, PTX with a zero behind it, or empty.
+    /// `image` must be a whole fat binary or cubin aligned to 8 bytes, PTX with a terminating zero, or empty.
     ///
     /// # Errors
-    /// There is nothing in it for this device, as in an empty one, or no memory for it.
+    /// The image is empty or has no code for this device, or the device is out of memory.
     pub unsafe fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Module>, CudaError> {
         device.make_current()?;
         if image.is_empty() {
-            // A stand-in for the compiler makes such; the driver would read beyond it.
+            // The stand-in compiler `fake-nvcc` produces empty images; the driver would read past their end.
             check("cuModuleLoadData", CUresult::CUDA_ERROR_INVALID_IMAGE)?;
         }
         let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one pointer; the caller answers for the image, which is read during the call.
+        // SAFETY: writes one pointer; the caller ensures that the image is valid, and the driver reads it during the
+        // call.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, image.as_ptr().cast()) })?;
         Ok(Arc::new(Module { device: Arc::clone(device), raw }))
     }
 
-    /// One of its kernels.
+    /// Looks up a kernel by name.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// The module has no kernel of this name.
     pub fn function(self: &Arc<Self>, name: &CStr) -> Result<Function, CudaError> {
         self.device.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one pointer; the module lives, and the name is a C string.
+        // SAFETY: writes one pointer; the module is loaded, and the name is a C string.
         let found = unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) };
         check("cuModuleGetFunction", found)?;
         Ok(Function { module: Arc::clone(self), raw })
     }
 
-    /// All of its kernels, with their names.
+    /// Returns all kernels with their names.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn functions(self: &Arc<Self>) -> Result<Vec<(String, Function)>, CudaError> {
         self.device.make_current()?;
         let mut count = 0;
-        // SAFETY: writes one number; the module lives.
+        // SAFETY: writes one number; the module is loaded.
         check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
         let mut all = vec![std::ptr::null_mut(); count as usize];
-        // SAFETY: writes `count` handles, for which there is room; the module lives.
+        // SAFETY: writes `count` handles, for which the vector has room; the module is loaded.
         let found = unsafe { sys::cuModuleEnumerateFunctions(all.as_mut_ptr(), count, self.raw) };
         check("cuModuleEnumerateFunctions", found)?;
         let named = |raw| {
@@ -77,7 +78,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.device.make_current().is_ok() {
-            // SAFETY: loaded once, unloaded once; functions keep it. The driver waits for what runs.
+            // SAFETY: loaded once, unloaded once; functions keep the module alive. The driver waits for running
+            // kernels.
             unsafe { sys::cuModuleUnload(self.raw) };
         }
     }
@@ -95,39 +97,40 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-/// What a kernel takes of a device.
+/// The resources that a kernel needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
-    /// Of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Of a thread, in memory: what does not fit into registers, and arrays that are indexed at run time.
+    /// Local memory per thread, in bytes: register spills, and arrays that are indexed at run time.
     pub local_bytes: u32,
-    /// Of a block, without what a launch asks for.
+    /// Static shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// Of a block.
+    /// The largest number of threads per block.
     pub most_threads: u32,
 }
 
 impl Function {
-    /// Loads it now. The driver loads a kernel when it is first used, and may wait for the device to be idle then.
+    /// Loads the kernel now. By default the driver loads a kernel at its first use, and may wait for the device to
+    /// become idle then.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Out of device memory.
     pub fn load(&self) -> Result<(), CudaError> {
         self.module.device.make_current()?;
-        // SAFETY: the function lives as long as its module, which this keeps.
+        // SAFETY: the module, which `self` keeps alive, keeps the function valid.
         check("cuFuncLoad", unsafe { sys::cuFuncLoad(self.raw) })
     }
 
-    /// What it takes of a device.
+    /// Returns the resources that the kernel needs.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn footprint(&self) -> Result<Footprint, CudaError> {
         self.module.device.make_current()?;
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: writes one number; the function lives as long as its module, which this keeps.
+            // SAFETY: writes one number; the module, which `self` keeps alive, keeps the function valid.
             check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, self.raw) })?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
@@ -141,33 +144,35 @@ impl Function {
 
     fn name(&self) -> Result<String, CudaError> {
         let mut name = std::ptr::null();
-        // SAFETY: writes one pointer, to text that lives as long as the module.
+        // SAFETY: writes a pointer to text that lives as long as the module.
         check("cuFuncGetName", unsafe { sys::cuFuncGetName(&raw mut name, self.raw) })?;
-        // SAFETY: as above; it is copied at once.
+        // SAFETY: as above; the text is copied immediately.
         Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
     }
 
-    /// Lets a launch ask for so many bytes of shared memory; without this 48 KiB are the most.
+    /// Raises the limit on dynamic shared memory per block to `bytes`; the default limit is 48 KiB.
     ///
     /// # Errors
-    /// The device has not as much.
+    /// The device has less shared memory.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         self.module.device.make_current()?;
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-        // SAFETY: the function lives as long as its module, which this keeps.
+        // SAFETY: the module, which `self` keeps alive, keeps the function valid.
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.raw, attribute, bytes) })
     }
 }
 
 impl Stream {
-    /// Puts a kernel that takes one argument on this stream: `grid` blocks of `threads`, each block with `shared_bytes`. Returns before it runs.
+    /// Launches a kernel with one argument on this stream: `grid` blocks of `threads` threads, each block with
+    /// `shared_bytes` of dynamic shared memory. Returns before the kernel runs.
     ///
     /// # Safety
-    /// The kernel takes an `A` by value. What that points to is there, and nobody else's as far as the kernel writes, until the kernel is done.
+    /// The kernel must take an `A` by value. The memory that `args` points to must stay valid until the kernel is done,
+    /// and what the kernel writes must not be accessed by others.
     ///
     /// # Errors
-    /// What the driver says of the launch. What goes wrong in the kernel shows in later calls.
+    /// The driver rejects the launch. Errors inside the kernel surface in later calls.
     pub unsafe fn launch<A>(
         &self,
         function: &Function,
@@ -179,7 +184,8 @@ impl Stream {
         self.device().make_current()?;
         let [x, y, z] = grid;
         let mut parameters = [std::ptr::from_ref(args).cast_mut().cast()];
-        // SAFETY: function and stream live; the driver copies the argument, whose type the caller answers for, during the call.
+        // SAFETY: function and stream live; the caller ensures the argument's type, and the driver copies the argument
+        // during the call.
         let launched = unsafe {
             let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
             sys::cuLaunchKernel(function.raw, x, y, z, threads, 1, 1, shared_bytes, self.raw(), parameters, extra)

@@ -1,4 +1,4 @@
-//! Streams, which do one thing after another, and events, by which they wait for each other.
+//! Streams, which execute work in order, and events, which order work across streams.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -8,12 +8,12 @@ use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 
 use crate::{CudaError, Device, check};
 
-/// A queue of work on a device. It does not wait for the device's default stream, nor that for it.
+/// A queue of work on a device. It does not synchronize with the device's default stream.
 #[derive(Debug)]
 pub struct Stream {
     device: Arc<Device>,
     raw: CUstream,
-    /// Whether it goes when this does.
+    /// Whether dropping this destroys the stream.
     is_own: bool,
 }
 
@@ -30,23 +30,23 @@ const DEFAULT_PRIORITY: c_int = 0;
 const NO_TIMING: u32 = 2;
 
 impl Stream {
-    /// A new stream, of the priority that streams have by default: the lowest.
+    /// Creates a stream of the default priority, which is the lowest.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
         Self::with_priority(device, DEFAULT_PRIORITY)
     }
 
-    /// A new stream of the highest priority that the device has: for copies and collectives, which others wait for and which keep few
-    /// multiprocessors busy. Their kernels begin before waiting kernels of other streams.
+    /// Creates a stream of the device's highest priority: for copies and collectives, which other streams wait for and
+    /// which occupy few multiprocessors. Its kernels start before waiting kernels of other streams.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
         device.make_current()?;
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: writes two numbers, both 0 where the device has no priorities.
+        // SAFETY: writes two numbers, both 0 if the device has no priorities.
         let asked = unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) };
         check("cuCtxGetStreamPriorityRange", asked)?;
         Self::with_priority(device, greatest)
@@ -61,70 +61,70 @@ impl Stream {
         Ok(Stream { device: Arc::clone(device), raw, is_own: true })
     }
 
-    /// A stream of somebody else's, who destroys it.
+    /// Wraps a stream that somebody else owns and destroys.
     ///
     /// # Safety
-    /// It must be one of this device's, and live longer than this.
+    /// `raw` must be a stream of this device that outlives the result.
     pub unsafe fn borrow(device: &Arc<Device>, raw: CUstream) -> Stream {
         Stream { device: Arc::clone(device), raw, is_own: false }
     }
 
-    /// Its device.
+    /// The stream's device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// For calls of other libraries. Valid as long as this lives.
+    /// The raw handle, for calls of other libraries. Valid as long as `self` lives.
     pub fn raw(&self) -> CUstream {
         self.raw
     }
 
-    /// What comes later on this stream begins when the event has happened.
+    /// Makes later work on this stream wait for the event.
     ///
     /// # Safety
-    /// `event` must be an event of the driver's that lives.
+    /// `event` must be a live event of the driver.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn wait_for_raw(&self, event: CUevent) -> Result<(), CudaError> {
         self.device.make_current()?;
-        // SAFETY: the stream lives, and the caller answers for the event.
+        // SAFETY: the stream lives, and the caller ensures that the event does.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event, 0) })
     }
 
-    /// What comes later on this stream begins when the event has happened.
+    /// Makes later work on this stream wait for the event.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: the event lives; the driver remembers what it needs of it.
+        // SAFETY: the event lives during the call; the driver keeps what it needs of it.
         unsafe { self.wait_for_raw(event.raw) }
     }
 
-    /// The event happens when all is done that came before on this stream.
+    /// Records the event: it completes when all earlier work on this stream is done.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn record(&self, event: &Event) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: both live.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw, self.raw) })
     }
 
-    /// Whether all is done that was put on this stream.
+    /// Whether all work on this stream is done.
     ///
     /// # Errors
-    /// What went wrong on the stream.
+    /// An error of the stream's work.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.device.make_current()?;
         // SAFETY: the stream lives.
         ready("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) })
     }
 
-    /// Waits until all is done that was put on this stream.
+    /// Waits until all work on this stream is done.
     ///
     /// # Errors
-    /// What went wrong on the stream.
+    /// An error of the stream's work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: the stream lives.
@@ -135,17 +135,17 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.is_own {
-            // SAFETY: created once, destroyed once; the driver finishes what is on it.
+            // SAFETY: created once, destroyed once; the driver finishes the work on the stream.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }
 }
 
-/// A mark on a stream.
+/// A marker on a stream.
 #[derive(Debug)]
 pub struct Event {
     raw: CUevent,
-    /// Its context must not go before it.
+    /// Keeps the context alive as long as the event.
     device: Arc<Device>,
 }
 
@@ -155,18 +155,18 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A new event, which counts as happened until it is recorded.
+    /// Creates an event, which counts as completed until it is recorded.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
         Self::with(device, NO_TIMING)
     }
 
-    /// The same, of which [`milliseconds_until`](Event::milliseconds_until) can be asked.
+    /// Creates an event with a timestamp, for [`milliseconds_until`](Event::milliseconds_until).
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn timed(device: &Arc<Device>) -> Result<Event, CudaError> {
         Self::with(device, 0)
     }
@@ -179,37 +179,38 @@ impl Event {
         Ok(Event { raw, device: Arc::clone(device) })
     }
 
-    /// Between this and a later one, both of which have happened and are timed, in steps of about half a microsecond.
+    /// Returns the milliseconds between this event and a later one, with a resolution of about half a microsecond. Both
+    /// must be timed and completed.
     ///
     /// # Errors
-    /// What the driver says, also of an event that is not timed or has not happened.
+    /// The driver's error, also if an event is not timed or not completed.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32, CudaError> {
         self.device.make_current()?;
         let mut elapsed = 0.0;
-        // SAFETY: both live; writes one value.
+        // SAFETY: both events live; writes one value.
         let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut elapsed, self.raw, later.raw) };
         check("cuEventElapsedTime", code).map(|()| elapsed)
     }
 
-    /// For calls of other libraries. Valid as long as this lives.
+    /// The raw handle, for calls of other libraries. Valid as long as `self` lives.
     pub fn raw(&self) -> CUevent {
         self.raw
     }
 
-    /// Waits until it has happened.
+    /// Waits until the event has completed.
     ///
     /// # Errors
-    /// What went wrong on its stream.
+    /// An error of the work on its stream.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether it has happened.
+    /// Whether the event has completed.
     ///
     /// # Errors
-    /// What went wrong on its stream.
+    /// An error of the work on its stream.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the event lives.
         ready("cuEventQuery", unsafe { sys::cuEventQuery(self.raw) })
@@ -218,7 +219,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created once, destroyed once; a stream that still waits for it may go on.
+        // SAFETY: created once, destroyed once; a stream that still waits for the event is not affected.
         unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }

@@ -1,17 +1,17 @@
-//! When what is on the streams of a device began and ended, by the device's own clock.
+//! Records when work on a device's streams started and ended, by the device's own clock.
 
 use std::time::Instant;
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Track {
-    /// Kernels, and the waits between them.
+    /// Kernels, and the gaps between them.
     Compute,
-    /// Copies to the memory of the host.
+    /// Copies from the device to the host.
     ToHost,
-    /// Copies from there.
+    /// Copies from the host to the device.
     FromHost,
-    /// What all ranks of a group take part in.
+    /// Collectives of a group of ranks.
     Collectives,
     /// Messages to another rank.
     Sends,
@@ -20,11 +20,11 @@ pub enum Track {
 }
 
 impl Track {
-    /// All of them, in the order of their numbers.
+    /// All tracks, in order of their discriminants.
     pub const ALL: [Self; 6] =
         [Self::Compute, Self::ToHost, Self::FromHost, Self::Collectives, Self::Sends, Self::Receives];
 
-    /// Its name in traces.
+    /// The track's name in traces.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,29 +38,29 @@ impl Track {
     }
 }
 
-/// What ranks do together.
+/// A kind of communication between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// All have the reduction of what all had.
+    /// Every rank receives the reduction of all ranks' data.
     AllReduce,
-    /// All have what one had.
+    /// Every rank receives one rank's data.
     Broadcast,
-    /// All have what each had.
+    /// Every rank receives the data of all ranks.
     AllGather,
-    /// Each has a part of the reduction.
+    /// Each rank receives a part of the reduction.
     ReduceScatter,
-    /// To another rank.
+    /// A message to another rank.
     Send,
-    /// From another rank.
+    /// A message from another rank.
     Receive,
 }
 
 impl Transfer {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in order of their discriminants.
     pub const ALL: [Self; 6] =
         [Self::AllReduce, Self::Broadcast, Self::AllGather, Self::ReduceScatter, Self::Send, Self::Receive];
 
-    /// Its name in traces.
+    /// The name of the kind in traces.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +73,7 @@ impl Transfer {
         }
     }
 
-    /// The stream that it is on.
+    /// The track of this kind.
     #[must_use]
     pub fn track(self) -> Track {
         match self {
@@ -84,30 +84,30 @@ impl Transfer {
     }
 }
 
-/// What it was.
+/// The work that a [`Span`] measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
-    /// What was put on a stream while the host was at this.
+    /// Work that was enqueued while the recorder had this number.
     Number(usize),
-    /// What ranks did together.
+    /// Communication between ranks.
     Transfer {
-        /// Which.
+        /// The kind of communication.
         kind: Transfer,
-        /// Of this rank's largest buffer.
+        /// Size in bytes of this rank's largest buffer.
         bytes: usize,
     },
 }
 
-/// Something that took a device's time.
+/// A piece of work on a stream, with its start and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// On which stream.
+    /// The stream's track.
     pub track: Track,
-    /// What.
+    /// The work.
     pub subject: Subject,
-    /// When the stream came to it.
+    /// When the stream reached the work.
     pub start: Instant,
-    /// When it was done.
+    /// When the work was done.
     pub end: Instant,
 }
 
@@ -122,11 +122,11 @@ mod recorder {
     use super::{Span, Subject, Track, Transfer};
     use crate::{CudaError, Device, Event, Stream};
 
-    /// Puts events around what goes on a device's streams, while it is told to.
+    /// Records events around the work on a device's streams while it has a number.
     #[derive(Debug)]
     pub struct Recorder {
         device: Arc<Device>,
-        /// Has nothing to do, so that an event on it happens at once.
+        /// A stream without work, on which an event completes at once.
         idle: Stream,
         state: Mutex<State>,
     }
@@ -134,25 +134,25 @@ mod recorder {
     #[derive(Debug)]
     struct State {
         anchor: Arc<Anchor>,
-        /// What the host is at; nothing is recorded without.
+        /// The number for new spans; `None` disables recording.
         number: Option<usize>,
         ended: Vec<(Begun, Event)>,
     }
 
-    /// A moment that both clocks know.
+    /// A moment known in the time of both device and host.
     #[derive(Debug)]
     struct Anchor {
         event: Event,
         at: Instant,
     }
 
-    /// What has begun, or will.
+    /// Work whose start event is on the stream.
     #[derive(Debug)]
     pub struct Begun {
         track: Track,
         subject: Subject,
         start: Event,
-        /// Milliseconds from there fit a float while it is not long ago.
+        /// The reference for the times of this span. It is recent, so that the milliseconds since then fit an f32.
         anchor: Arc<Anchor>,
     }
 
@@ -167,10 +167,10 @@ mod recorder {
     }
 
     impl Recorder {
-        /// One that records nothing yet.
+        /// Creates a recorder that records nothing until [`Recorder::set_number`] is called.
         ///
         /// # Errors
-        /// What the driver says.
+        /// The driver's error.
         pub fn new(device: &Arc<Device>) -> Result<Arc<Recorder>, CudaError> {
             let idle = Stream::new(device)?;
             let state = State { anchor: Anchor::new(device, &idle)?, number: None, ended: vec![] };
@@ -181,23 +181,24 @@ mod recorder {
             self.state.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// What goes on streams from now on belongs to this number. Without one nothing is recorded.
+        /// Sets the number for spans that begin from now on; `None` disables recording.
         pub fn set_number(&self, number: Option<usize>) {
             self.state().number = number;
         }
 
-        /// In front of something on a stream, if it is to be recorded.
+        /// Records the start of work on a stream, or returns `None` if recording is disabled.
         ///
         /// # Errors
-        /// What the driver says.
+        /// The driver's error.
         pub fn begin(&self, stream: &Stream, track: Track) -> Result<Option<Begun>, CudaError> {
             self.begin_as(stream, track, Subject::Number)
         }
 
-        /// The same of what ranks do together, which may begin when the host is at something else.
+        /// Like [`Recorder::begin`], for communication between ranks, which may start after the host has moved on to
+        /// other work.
         ///
         /// # Errors
-        /// What the driver says.
+        /// The driver's error.
         pub fn begin_transfer(
             &self,
             stream: &Stream,
@@ -223,10 +224,10 @@ mod recorder {
             Ok(Some(Begun { track, subject: subject(number), start, anchor }))
         }
 
-        /// Behind it.
+        /// Records the end of the work.
         ///
         /// # Errors
-        /// What the driver says.
+        /// The driver's error.
         pub fn end(&self, stream: &Stream, begun: Option<Begun>) -> Result<(), CudaError> {
             let Some(begun) = begun else { return Ok(()) };
             let end = Event::timed(&self.device)?;
@@ -235,10 +236,10 @@ mod recorder {
             Ok(())
         }
 
-        /// What has been recorded since the last time; waits until the device has done it.
+        /// Waits for the recorded work and returns the spans recorded since the last call.
         ///
         /// # Errors
-        /// What went wrong on a stream.
+        /// An error of a stream's work.
         pub fn take(&self) -> Result<Vec<Span>, CudaError> {
             let ended = std::mem::take(&mut self.state().ended);
             let mut spans = Vec::with_capacity(ended.len());

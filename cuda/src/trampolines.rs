@@ -1,9 +1,9 @@
-//! The symbols of NVIDIA's libraries, as functions that jump to the real ones.
+//! Defines the symbols of NVIDIA's libraries as functions that jump to the real ones.
 //!
-//! The bindings that candle uses are linked with the libraries, and a program that names a library does not start where that is missing.
-//! So each symbol is defined here: its function jumps to where the table says. The table is empty at first; then the way leads through
-//! `resolve`, which keeps all registers that arguments are passed in, finds the function in its library, and fills the table. A function
-//! that is not there is replaced by one that gives the library's own error code.
+//! The bindings that candle uses link with the libraries, and a program linked with a library does not start where that
+//! library is missing. So this module defines each symbol: its function jumps to the address in a table. The table is
+//! empty at first; an empty entry leads to `resolve`, which saves all argument registers, finds the function in its
+//! library, and fills the table. A missing function is replaced by one that returns the library's own error code.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -13,28 +13,28 @@ use crate::libraries::Library;
 
 /// One function of a library.
 struct Symbol {
-    /// Place in [`Library::ALL`].
+    /// Index in [`Library::ALL`].
     library: usize,
     name: &'static CStr,
     gives: Gives,
 }
 
-/// What a function returns.
+/// The return value of a function.
 enum Gives {
     /// A status code of its library, or nothing.
     Status,
     /// A pointer to text.
     Text,
-    /// A number that is no status, such as a version.
+    /// A number that is not a status, such as a version.
     Number,
 }
 
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
-/// Where each function is, once it was called.
+/// Addresses of the functions that have been called.
 static TABLE: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
-/// Finds a function, and remembers it.
+/// Looks up a function and stores its address in the table.
 extern "C" fn find(index: usize) -> *const c_void {
     let symbol = &SYMBOLS[index];
     let library = Library::ALL[symbol.library];
@@ -71,11 +71,12 @@ extern "C" fn zero() -> usize {
     0
 }
 
-/// Called with the number of a function in r11: finds it, and goes there with everything as it was.
+/// Called with the index of a function in r11: looks the function up and jumps to it with all argument registers
+/// restored.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn resolve() {
-    // On entry the stack is as at a function's entry, 8 bytes off a multiple of 16: `rbp`, seven registers and 136 bytes make it even.
+    // At a function's entry the stack is 8 bytes off a multiple of 16; `rbp`, seven registers and 136 bytes align it.
     std::arch::naked_asm!(
         "push rbp", "mov rbp, rsp",
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
@@ -95,7 +96,8 @@ extern "C" fn resolve() {
     )
 }
 
-/// Called with the number of a function in x16: finds it, and goes there with everything as it was.
+/// Called with the index of a function in x16: looks the function up and jumps to it with all argument registers
+/// restored.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 extern "C" fn resolve() {
@@ -103,7 +105,7 @@ extern "C" fn resolve() {
         "stp x29, x30, [sp, #-224]!",
         "mov x29, sp",
         "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-        // x8: where a large result goes.
+        // x8 holds the address for a large result.
         "str x8, [sp, #80]",
         "stp q0, q1, [sp, #96]", "stp q2, q3, [sp, #128]", "stp q4, q5, [sp, #160]", "stp q6, q7, [sp, #192]",
         "mov x0, x16",
@@ -118,7 +120,7 @@ extern "C" fn resolve() {
     )
 }
 
-/// The function that has the name of a library's, and its place in the table.
+/// Defines a function with the name of a library's function and its index in the table.
 #[cfg(target_arch = "x86_64")]
 macro_rules! trampoline {
     ($name:ident, $index:literal) => {
@@ -142,11 +144,12 @@ macro_rules! trampoline {
     };
 }
 
-// The table is read by `ldar`, which goes with the release in `find`: with a plain load the function could read, ahead of the branch, what
-// the thread that opened its library had not written yet. x86-64 never reorders loads.
+// The table is read with `ldar`, which pairs with the release store in `find`: with a plain load the function could
+// read, ahead of the branch, data that the thread that opened its library has not published yet. x86-64 never reorders
+// loads.
 //
-// The table is asked for by its page, so the way to `resolve` must be a near one too: a linker's veneer would change x16. That is so in
-// programs of up to 128 MB of code.
+// `adrp` reaches the table by its page, and `b` must reach `resolve` directly: a linker veneer would clobber x16. The
+// branch reaches 128 MB, so this holds for programs with up to 128 MB of code.
 #[cfg(target_arch = "aarch64")]
 macro_rules! trampoline {
     ($name:ident, $index:literal) => {

@@ -1,4 +1,4 @@
-//! What the mock of the driver promises those who test on it: faults are found, memory is counted, and what does not wait sees it.
+//! Tests of the mock driver itself: it detects faults, counts memory, and exposes missing synchronization.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
@@ -13,7 +13,8 @@ use zero_cuda::{Device, Event, Pinned, Stream, check};
 
 const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
 
-/// Runs a test in a process of its own, with a small device, and gives what that says on standard error. `None` in that process.
+/// Runs a test in a child process with a small device and returns the child's standard error. Returns `None` in the
+/// child.
 fn of_child(test: &str) -> Option<String> {
     if std::env::var_os(CHILD).is_some() {
         assert!(mock::ready());
@@ -34,7 +35,7 @@ fn skipped() -> bool {
     !mock::only_the_mock()
 }
 
-/// On real devices a program without kernels fails: it would skip everything.
+/// On real devices a program without kernels must fail: otherwise it would skip every test and pass.
 #[test]
 fn without_kernels_tests_of_real_devices_fail() {
     const TEST: &str = "without_kernels_tests_of_real_devices_fail";
@@ -63,12 +64,12 @@ fn allocate(bytes: usize, stream: &Stream) -> Result<CUdeviceptr, CUresult> {
 }
 
 fn free(address: CUdeviceptr, stream: &Stream) {
-    // SAFETY: allocated by these tests.
+    // SAFETY: these tests allocated the memory.
     check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.raw()) }).unwrap();
 }
 
 fn write(address: CUdeviceptr, bytes: usize, stream: &Stream) {
-    // SAFETY: memory that the mock still has, though not for this.
+    // SAFETY: the mock still owns the memory, even where the write is a fault under test.
     check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.raw()) }).unwrap();
 }
 
@@ -79,7 +80,7 @@ fn priority(stream: &Stream) -> i32 {
     priority
 }
 
-/// Also on a real device: all that can run our kernels have priorities.
+/// Also runs on real devices: every device that our kernels support has stream priorities.
 #[test]
 fn urgent_streams_are_of_a_higher_priority() {
     if !mock::ready() {
@@ -117,22 +118,22 @@ fn a_write_beyond_the_end_is_found() {
 }
 
 #[test]
-fn a_write_after_the_end_is_found() {
+fn a_write_after_free_is_found() {
     if skipped() {
         return;
     }
-    if let Some(said) = of_child("a_write_after_the_end_is_found") {
+    if let Some(said) = of_child("a_write_after_free_is_found") {
         assert!(said.contains("mock: a write to memory that was freed"), "{said}");
         return;
     }
     let stream = stream();
     let address = allocate(100, &stream).unwrap();
     free(address, &stream);
-    // Work of which the driver does not know what it writes.
-    // SAFETY: the mock still has the memory, though not for this.
+    // SAFETY: the mock still owns the memory. The write goes through a host function, whose writes the driver does not
+    // see.
     let code = unsafe { sys::cuLaunchHostFunc(stream.raw(), Some(poke), (address + 50) as *mut c_void) };
     check("cuLaunchHostFunc", code).unwrap();
-    // It is looked at when as much has gone after it as is kept.
+    // The mock checks a freed piece when it leaves the quarantine, so free more than the quarantine holds.
     for _ in 0..80 {
         free(allocate(900_000, &stream).unwrap(), &stream);
     }
@@ -141,8 +142,8 @@ fn a_write_after_the_end_is_found() {
 }
 
 #[test]
-fn a_device_has_so_much_memory() {
-    if skipped() || of_child("a_device_has_so_much_memory").is_some() {
+fn a_device_has_limited_memory() {
+    if skipped() || of_child("a_device_has_limited_memory").is_some() {
         return;
     }
     let stream = stream();
@@ -154,11 +155,11 @@ fn a_device_has_so_much_memory() {
         free
     };
     let mut pool: CUmemoryPool = std::ptr::null_mut();
-    // SAFETY: writes one handle, of device 0.
+    // SAFETY: writes one handle; device 0 exists.
     check("cuDeviceGetDefaultMemPool", unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, 0) }).unwrap();
     let counted = |attribute| {
         let mut value = 0u64;
-        // SAFETY: these attributes are numbers of 64 bits.
+        // SAFETY: these attributes are 64-bit numbers.
         let code = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()) };
         check("cuMemPoolGetAttribute", code).unwrap();
         value
@@ -174,7 +175,7 @@ fn a_device_has_so_much_memory() {
     free(first, &stream);
     assert_eq!(counted(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 300_000);
     assert_eq!(counted(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH), 900_000);
-    // The pool keeps it, for its own.
+    // The freed memory stays reserved by the pool.
     assert_eq!((free_bytes(), counted(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)), (100_000, 900_000));
     set(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 500_000);
     stream.synchronize().unwrap();
@@ -188,7 +189,8 @@ fn a_device_has_so_much_memory() {
     assert_eq!(free_bytes(), 1_000_000);
 }
 
-/// What was freed on one stream is used again on another where that comes later for sure: behind an event, or a wait of the host.
+/// Memory freed on one stream is reused on another only where the order is certain: after an event, or after the host
+/// has waited.
 #[test]
 fn memory_that_was_freed_on_another_stream_is_used_again_behind_an_event() {
     const TEST: &str = "memory_that_was_freed_on_another_stream_is_used_again_behind_an_event";
@@ -198,11 +200,11 @@ fn memory_that_was_freed_on_another_stream_is_used_again_behind_an_event() {
     let (first, second, third) = (stream(), stream(), stream());
     let device = Device::open(0).unwrap();
     let mut pool: CUmemoryPool = std::ptr::null_mut();
-    // SAFETY: writes one handle, of device 0.
+    // SAFETY: writes one handle; device 0 exists.
     check("cuDeviceGetDefaultMemPool", unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, 0) }).unwrap();
     let keep = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     let mut all = u64::MAX;
-    // SAFETY: these attributes are numbers of 64 bits, here and below.
+    // SAFETY: these attributes are 64-bit numbers, here and below.
     check("set", unsafe { sys::cuMemPoolSetAttribute(pool, keep, (&raw mut all).cast()) }).unwrap();
     let reserved = || {
         let (attribute, mut value) = (Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, 0u64);
@@ -219,38 +221,38 @@ fn memory_that_was_freed_on_another_stream_is_used_again_behind_an_event() {
     };
     passes(&first, &second);
     passes(&second, &second);
-    assert_eq!(reserved(), 1000, "on the stream that it was freed on");
+    assert_eq!(reserved(), 1000, "reused on the stream that freed it");
     passes(&first, &second);
-    assert_eq!(reserved(), 2000, "no order between the two");
+    assert_eq!(reserved(), 2000, "not reused: the two streams are unordered");
     let (early, late) = (event(), event());
     second.record(&early).unwrap();
     third.wait_for(&early).unwrap();
     third.record(&late).unwrap();
     passes(&first, &second);
-    assert_eq!(reserved(), 3000, "the first stream has waited for nothing");
+    assert_eq!(reserved(), 3000, "not reused: the first stream has not waited");
     first.wait_for(&late).unwrap();
     for _ in 0..2 {
         passes(&first, &second);
     }
-    assert_eq!(reserved(), 3000, "by way of the third, what was freed before the event");
+    assert_eq!(reserved(), 3000, "reused through the third stream: freed before the event");
     passes(&first, &second);
-    assert_eq!(reserved(), 4000, "and nothing that was freed later");
+    assert_eq!(reserved(), 4000, "not reused: freed after the event");
     second.synchronize().unwrap();
     for _ in 0..4 {
         passes(&first, &second);
     }
-    assert_eq!(reserved(), 4000, "the host has waited");
+    assert_eq!(reserved(), 4000, "reused: the host has waited");
 }
 
 unsafe extern "C" fn hold(until: *mut c_void) {
-    // SAFETY: the test keeps it until the stream is done.
+    // SAFETY: the test keeps the receiver alive until the stream is done.
     let until = unsafe { &*until.cast::<Receiver<()>>() };
     until.recv().expect("the test lets go");
 }
 
-/// A copy that is held up is not seen by a stream that does not wait for it.
+/// A stream that does not wait for a delayed copy reads the old contents.
 #[test]
-fn what_does_not_wait_finds_nothing() {
+fn a_stream_that_does_not_wait_reads_old_contents() {
     if skipped() {
         return;
     }
@@ -261,7 +263,7 @@ fn what_does_not_wait_finds_nothing() {
     let address = allocate(8, &writer).unwrap();
     writer.synchronize().unwrap();
     let (let_go, held) = channel::<()>();
-    // SAFETY: all of it lives until both streams are done.
+    // SAFETY: all of it lives until the stream is done.
     unsafe {
         let held = (&raw const held).cast_mut().cast();
         check("cuLaunchHostFunc", sys::cuLaunchHostFunc(writer.raw(), Some(hold), held)).unwrap();
@@ -284,11 +286,11 @@ fn what_does_not_wait_finds_nothing() {
 }
 
 #[test]
-fn what_the_host_asks_for_is_counted() {
+fn driver_calls_are_counted() {
     if skipped() {
         return;
     }
-    if let Some(said) = of_child("what_the_host_asks_for_is_counted") {
+    if let Some(said) = of_child("driver_calls_are_counted") {
         for line in ["mock_bytes_up 100100", "mock_bytes_down 20", "mock_bytes_within 6", "mock_launches 0"] {
             assert!(said.lines().any(|said| said == line), "{said}");
         }
@@ -297,8 +299,9 @@ fn what_the_host_asks_for_is_counted() {
     let stream = stream();
     let address = allocate(100_000, &stream).unwrap();
     let (mut plain, mut pinned) = (vec![0u8; 100_000], Pinned::new(stream.device(), 10).unwrap());
-    // Copies what is pageable and large, pageable and small, and pinned; then down, to both kinds of memory, and within the device.
-    // SAFETY: all of it lives until the stream is done.
+    // Copies up from pageable memory (large and small) and from pinned memory; then down to both kinds of memory, and
+    // within the device.
+    // SAFETY: all buffers live until the stream is done.
     unsafe {
         for bytes in [100_000, 90] {
             let from = plain.as_ptr().cast();
@@ -331,7 +334,7 @@ fn what_the_host_asks_for_is_counted() {
         (c"mock_records", 1),
         (c"mock_event_waits", 1),
         (c"mock_queries", 1),
-        // The large one from pageable memory, and that to pageable memory.
+        // The large copy from pageable memory, and the copy to pageable memory.
         (c"mock_waits_copy", 2),
         (c"mock_waits_event", 1),
         (c"mock_waits_stream", 1),
@@ -343,11 +346,11 @@ fn what_the_host_asks_for_is_counted() {
 }
 
 unsafe extern "C" fn poke(to: *mut c_void) {
-    // SAFETY: the caller has the byte.
+    // SAFETY: the caller owns the byte.
     unsafe { to.cast::<u8>().write_volatile(0) };
 }
 
-/// Runs `fault` in a process of its own, and wants the mock to say what is wrong with it.
+/// Runs `fault` in a child process and expects the mock to report the fault `found`.
 fn is_found(test: &str, found: &str, fault: impl Fn(&Stream, &Stream)) {
     if skipped() {
         return;
@@ -362,7 +365,7 @@ fn is_found(test: &str, found: &str, fault: impl Fn(&Stream, &Stream)) {
     assert_eq!(error.code, CUresult::CUDA_ERROR_LAUNCH_FAILED);
 }
 
-/// `second` waits for what is on `first`.
+/// Makes `second` wait for the work on `first`.
 fn order(first: &Stream, second: &Stream) {
     let event = Event::new(first.device()).unwrap();
     first.record(&event).unwrap();
@@ -392,8 +395,8 @@ fn a_free_on_a_stream_that_does_not_wait_for_a_use_is_found() {
 }
 
 #[test]
-fn a_use_after_the_end_is_found() {
-    is_found("a_use_after_the_end_is_found", "memory is used after it was freed", |first, _| {
+fn a_use_after_free_is_found() {
+    is_found("a_use_after_free_is_found", "memory is used after it was freed", |first, _| {
         let address = allocate(100, first).unwrap();
         free(address, first);
         write(address + 50, 1, first);
@@ -401,11 +404,12 @@ fn a_use_after_the_end_is_found() {
 }
 
 unsafe extern "C" fn say(to: *mut c_void) {
-    // SAFETY: the test keeps it until it has heard.
+    // SAFETY: the test keeps the sender alive until it has received the message.
     unsafe { &*to.cast::<Sender<()>>() }.send(()).expect("the test listens");
 }
 
-/// By events, also by way of a third stream, by waits of the host, and by what a stream tells the host.
+/// The streams are ordered by events (also through a third stream), by waits of the host, and by a message from a
+/// stream to the host.
 #[test]
 fn streams_that_wait_may_use_and_free_memory_of_others() {
     if skipped() || of_child("streams_that_wait_may_use_and_free_memory_of_others").is_some() {
@@ -432,7 +436,7 @@ fn streams_that_wait_may_use_and_free_memory_of_others() {
     free(pieces[2], second);
     write(pieces[3], 100, third);
     let (said, heard) = channel::<()>();
-    // SAFETY: the sender lives until it was heard.
+    // SAFETY: the sender lives until the message has been received.
     let code = unsafe { sys::cuLaunchHostFunc(third.raw(), Some(say), (&raw const said).cast_mut().cast()) };
     check("cuLaunchHostFunc", code).unwrap();
     heard.recv().unwrap();

@@ -1,5 +1,5 @@
-//! Products with an epilogue against f64, those that cuBLASLt cannot do, and that a shape has the same bits each time: on the mock of
-//! cuBLASLt, or with `ZERO_TRAIN_CUDA_TESTS=1` on a GPU.
+//! Compares products with an epilogue with f64, checks that unsupported products are rejected, and that a shape gives
+//! the same bits each time. Runs on the mock of cuBLASLt, or with `ZERO_TRAIN_CUDA_TESTS=1` on a GPU.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use zero_cuda::product::{CublasLt, Element, Epilogue, Factor, Product};
 use zero_cuda::{Allocation, Device, Pinned, Stream};
 
-/// Numbers around 0, another sequence for each seed, that bf16 holds exactly.
+/// Values around 0 that bf16 represents exactly; each seed gives another sequence.
 fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_769).wrapping_add(1);
     let mut next = || {
@@ -23,7 +23,7 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
 fn bytes_of(element: Element, values: &[f32]) -> Vec<u8> {
     match element {
         Element::F32 => values.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-        // Exactly, as they are made.
+        // Exact, since all values fit bf16.
         _ => values.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect(),
     }
 }
@@ -56,14 +56,14 @@ impl Here {
         let mut pinned = Pinned::new(&self.device, bytes.len()).unwrap();
         pinned.copy_from_slice(bytes);
         let mut memory = Allocation::new(&self.device, bytes.len()).unwrap();
-        // SAFETY: waited for.
+        // SAFETY: both buffers live until the stream is synchronized below.
         unsafe { memory.fill_from(&pinned, &self.stream) }.unwrap();
         self.stream.synchronize().unwrap();
         memory
     }
 
     fn multiply(&self, product: &Product) -> bool {
-        // SAFETY: the tests below say what is where.
+        // SAFETY: the tests below allocate all matrices with the product's sizes.
         unsafe { self.blas.multiply(product, &self.stream) }.unwrap()
     }
 
@@ -82,7 +82,7 @@ fn slope_of_gelu(x: f64) -> f64 {
     (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6
 }
 
-/// Largest difference, relative to what is larger than 1.
+/// The largest difference, relative to the expected value where that exceeds 1 in magnitude.
 fn apart(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     got.iter()
@@ -92,7 +92,7 @@ fn apart(got: &[f64], want: &[f64]) -> f64 {
 }
 
 #[test]
-fn a_product_and_its_epilogue_are_those_of_f64() {
+fn products_with_epilogues_match_f64() {
     let Some(here) = Here::new() else { return };
     for element in [Element::F32, Element::Bf16] {
         for [rows, columns, inner] in [[16, 8, 8], [40, 24, 72], [1, 16, 200], [130, 136, 64]] {
@@ -125,7 +125,7 @@ fn a_product_and_its_epilogue_are_those_of_f64() {
                     to: y.address(),
                     epilogue,
                 };
-                // A transpose of few rows has rows that are too short.
+                // The rows of a transpose with few rows are not multiples of 16 bytes.
                 let fits = !turned[0] || (rows * if element == Element::F32 { 4 } else { 2 }) % 16 == 0;
                 let near = |what: &str, from: &Allocation, want: &[f64]| {
                     let most = if element == Element::F32 { 2e-5 } else { 2f64.powi(-8) };
@@ -146,7 +146,7 @@ fn a_product_and_its_epilogue_are_those_of_f64() {
                 assert!(here.multiply(&product(Epilogue::GeluSlope { sum: slope_at.address() })));
                 let slopes = sums.iter().zip(&at).map(|(sum, &at)| sum * slope_of_gelu(f64::from(at)));
                 near("GELU's slope", &y, &slopes.collect::<Vec<_>>());
-                // The same bits each time.
+                // The bits are the same each time.
                 assert!(here.multiply(&product(Epilogue::Bias { bias })));
                 assert!(here.download(&y) == first);
             }
@@ -155,7 +155,7 @@ fn a_product_and_its_epilogue_are_those_of_f64() {
 }
 
 #[test]
-fn what_tensor_cores_cannot_read_is_left_to_others() {
+fn unaligned_products_are_rejected() {
     let Some(here) = Here::new() else { return };
     let memory = here.upload(&vec![0; 1 << 16]);
     let factor = |offset: u64, stride| Factor { address: memory.address() + offset, stride, is_turned: false };
@@ -181,7 +181,7 @@ fn what_tensor_cores_cannot_read_is_left_to_others() {
         ("rows of the left factor", Product { inner: 20, left: factor(0, 20), ..good }),
         ("rows that lie in each other", Product { left: factor(0, 16), ..good }),
         ("rows of the result", Product { columns: 12, right: factor(1 << 12, 16), ..good }),
-        // Rows of 48 bytes, but of 12 elements.
+        // Rows of 48 bytes, but only 12 elements.
         (
             "rows of a sum",
             Product {

@@ -1,4 +1,5 @@
-//! The lists of symbols against the sources of the bindings that are linked, and what a program does where no library is.
+//! Compares the symbol lists with the sources of the linked bindings, and checks how calls behave without the
+//! libraries.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
@@ -11,7 +12,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::nccl::sys::ncclResult_t;
 use zero_cuda::{Device, Library, inventory};
 
-/// Each list with the module of the bindings that it was made from.
+/// Each list with the module of the bindings that it was generated from.
 const MODULES: [(&str, &str); 7] = [
     ("cuda", "driver"),
     ("nccl", "nccl"),
@@ -22,12 +23,12 @@ const MODULES: [(&str, &str); 7] = [
     ("nvrtc", "nvrtc"),
 ];
 
-/// Where cargo keeps the sources of the locked version.
+/// The source folder of the locked version of the bindings in cargo's registry.
 fn bindings() -> PathBuf {
     let about = Command::new(env!("CARGO")).arg("-vV").output().expect("cargo runs");
     let about = String::from_utf8_lossy(&about.stdout).into_owned();
     let host = about.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
-    // What other systems need may never have been fetched.
+    // Only this host's dependencies: those of other systems may not have been fetched.
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--offline", "--all-features", "--filter-platform", host])
         .arg("--manifest-path")
@@ -35,7 +36,7 @@ fn bindings() -> PathBuf {
         .output()
         .expect("cargo runs");
     let text = String::from_utf8_lossy(&metadata.stdout);
-    // The only manifest of that name: two versions would not link, as both define what `links` to the same libraries.
+    // The only manifest of that name: two versions would not link, because both set `links` to the same libraries.
     let end = text.match_indices("/Cargo.toml\"").map(|(at, _)| at);
     let start = |end: usize| text[..end].rfind('"').map_or(0, |at| at + 1);
     let folders: Vec<&str> = end.map(|end| &text[start(end)..end]).filter(|path| path.contains("/cudarc-")).collect();
@@ -43,7 +44,7 @@ fn bindings() -> PathBuf {
     PathBuf::from(folder)
 }
 
-/// The functions that a module declares, with what they give in the words of the lists.
+/// The functions that a module declares, with their return kinds as the lists name them.
 fn declared(text: &str) -> BTreeMap<String, &'static str> {
     let mut functions = BTreeMap::new();
     let mut of_loader = false;
@@ -66,7 +67,7 @@ fn declared(text: &str) -> BTreeMap<String, &'static str> {
 }
 
 #[test]
-fn lists_have_what_the_bindings_declare() {
+fn lists_match_the_declarations_of_the_bindings() {
     let source = bindings();
     for (list, module) in MODULES {
         let path = source.join(format!("src/{module}/sys/mod.rs"));
@@ -78,7 +79,8 @@ fn lists_have_what_the_bindings_declare() {
         let listed: BTreeMap<String, &str> = listed
             .lines()
             .map(|line| line.split_once(' ').unwrap_or((line, "status")))
-            // What NVIDIA's compiler makes of launches and of the default stream is declared nowhere.
+            // The bindings do not declare the launch functions that `nvcc` generates calls to, nor the variants for the
+            // default stream.
             .filter(|(name, _)| !name.starts_with("__") && !name.ends_with("_ptsz") && !name.ends_with("_ptds"))
             .map(|(name, gives)| (name.to_string(), gives))
             .collect();
@@ -87,7 +89,7 @@ fn lists_have_what_the_bindings_declare() {
 }
 
 #[test]
-fn without_a_library_each_call_gives_an_error_code_and_the_reason_can_be_had() {
+fn calls_without_a_library_return_error_codes_and_inventory_gives_the_reason() {
     if Library::Cuda.available().is_ok() {
         println!("skipped: there is a driver");
         return;
@@ -103,10 +105,10 @@ fn without_a_library_each_call_gives_an_error_code_and_the_reason_can_be_had() {
         let error = Device::open(0).expect_err("no driver");
         assert_eq!(error.code, CUresult::CUDA_ERROR_STUB_LIBRARY, "{error}");
     }
-    // What candle calls besides the driver.
+    // Libraries that candle calls besides the driver.
     if Library::Cublas.available().is_err() {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: writes one pointer, if anything.
+        // SAFETY: writes at most one pointer.
         let result = unsafe { cudarc::cublas::sys::cublasCreate_v2(&raw mut handle) };
         assert_eq!(result, cudarc::cublas::sys::cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED);
     }

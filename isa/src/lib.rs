@@ -1,9 +1,11 @@
-//! The instruction set that kernels run on: what the processor has, and what the user chose.
+//! Selects the instruction set that kernels run on, from what the processor supports and what the user configured.
 //!
-//! Kernels are compiled for each [`Vectors`] and give the same bits on all of them, so a narrower choice changes the speed
-//! alone. One exception: on processors with AMX, products of two bf16 operands round differently from those without it.
+//! Kernels are compiled for each [`Vectors`] and their results are bit-identical on all of them, so a narrower choice
+//! changes only the speed. One exception: on processors with AMX, products of two bf16 operands round differently from
+//! those on processors without it.
 //!
-//! A user chooses with the variable [`VARIABLE`] or with the configuration's `launcher.instruction_set`; the variable wins.
+//! Users choose with the environment variable [`VARIABLE`] or with the configuration's `launcher.instruction_set`; the
+//! variable takes precedence.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +14,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// The environment variable that names the instruction set of this process.
+/// The environment variable that selects the instruction set of this process.
 pub const VARIABLE: &str = "ZERO_TRAIN_ISA";
 
-/// An instruction set that this processor has. Values other than [`Isa::BASELINE`] exist only after detection.
+/// An instruction set that this processor supports. Values other than [`Isa::BASELINE`] exist only after detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Set);
 
-/// The sets that have a name, narrowest first.
+/// The named instruction sets, narrowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
     Baseline,
@@ -32,9 +34,9 @@ enum Set {
 /// The vector registers that a kernel uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vectors {
-    /// What the compiler makes of scalar code for the target's baseline.
+    /// Scalar code, compiled for the target's baseline.
     Baseline,
-    /// 32 registers of 128 bits, on aarch64, which has them in its baseline.
+    /// NEON: 32 registers of 128 bits, in the baseline of aarch64.
     #[cfg(target_arch = "aarch64")]
     Neon,
     /// AVX2 and FMA: 16 registers of 256 bits.
@@ -75,19 +77,19 @@ impl Set {
 }
 
 impl Isa {
-    /// Scalar code; the oracle for the others.
+    /// Scalar code; the reference that the other sets are compared with.
     pub const BASELINE: Isa = Isa(Set::Baseline);
 
-    /// Every set that this processor has and this process may use, narrowest first.
+    /// Every set that this processor supports and this process may use, narrowest first.
     #[must_use]
     pub fn available() -> Vec<Isa> {
         Set::ALL.into_iter().filter(|set| set.is_here()).map(Isa).collect()
     }
 
-    /// The set that kernels use: the chosen one, or else the widest that this processor has.
+    /// The set that kernels use: the chosen one, or else the widest that this processor supports.
     ///
     /// # Panics
-    /// If [`VARIABLE`] names a set that cannot be used and nobody asked [`Isa::choose`] before.
+    /// If [`Isa::choose`] was never called and [`VARIABLE`] names a set that cannot be used.
     #[inline]
     #[must_use]
     pub fn current() -> Isa {
@@ -105,11 +107,11 @@ impl Isa {
         }
     }
 
-    /// Makes the set that [`VARIABLE`] names, else the `configured` one, else the widest, the one that kernels of this
-    /// process use from now on.
+    /// Sets the instruction set of this process: the one that [`VARIABLE`] names, else the `configured` one, else the
+    /// widest.
     ///
     /// # Errors
-    /// A name that is none, or a set that this processor lacks.
+    /// The name is unknown, or this processor lacks the set.
     pub fn choose(configured: Option<&str>) -> Result<Isa, Unavailable> {
         let variable = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
         let isa = match (&variable, configured) {
@@ -143,17 +145,17 @@ impl Isa {
         self.0 == Set::Amx
     }
 
-    /// Its name, as [`VARIABLE`] takes it.
+    /// The name of this set, as [`VARIABLE`] takes it.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.name()
     }
 }
 
-/// The number of the current set plus one; 0 until it is first asked for.
+/// The index of the current set plus one; 0 until the set is first needed.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
-/// The key of the configuration that names a set.
+/// The configuration key that names a set.
 const CONFIGURED: &str = "launcher.instruction_set";
 
 fn named(name: &str, source: &'static str) -> Result<Isa, Unavailable> {
@@ -174,7 +176,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// A set that was asked for and cannot be used here.
+/// A requested set that cannot be used on this processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
     name: String,
@@ -195,13 +197,13 @@ impl fmt::Display for Unavailable {
 impl std::error::Error for Unavailable {}
 
 impl Unavailable {
-    /// The variable or the key that named it.
+    /// The environment variable or configuration key that named the set.
     #[must_use]
     pub fn source(&self) -> &'static str {
         self.source
     }
 
-    /// What to do about it.
+    /// Suggests how to fix the choice.
     #[must_use]
     pub fn help(&self) -> String {
         let here: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named_with_its_source() {
+    fn unavailable_sets_are_reported_with_their_source() {
         let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
         let error = named(foreign, VARIABLE).expect_err("of another architecture");
         assert_eq!((error.to_string(), error.source()), (format!("this processor has no {foreign}"), "ZERO_TRAIN_ISA"));

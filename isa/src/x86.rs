@@ -1,4 +1,4 @@
-//! Detection on x86-64.
+//! Detects instruction sets on x86-64.
 
 #![allow(unsafe_code)]
 
@@ -16,7 +16,8 @@ pub(crate) fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// Whether this process may use AMX's tiles of bf16: the processor has them, and the system grants their registers when it is asked.
+/// Whether this process may use AMX's bf16 tiles: the processor supports them, and the kernel granted permission to use
+/// their registers.
 pub(crate) fn has_amx() -> bool {
     static GRANTED: LazyLock<bool> = LazyLock::new(|| {
         use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -31,7 +32,8 @@ pub(crate) fn has_amx() -> bool {
 fn granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: asks the kernel for larger saved states of this process's threads, and changes nothing else.
+    // SAFETY: the call asks the kernel to save a larger register state for this process's threads, and changes nothing
+    // else.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 

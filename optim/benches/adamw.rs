@@ -1,10 +1,10 @@
-//! AdamW against a loop over the same arrays that only reads and writes.
+//! Compares AdamW with a loop that only reads and writes the same arrays.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use zero_optim::bench::{ADAMW_BYTES_PER_PARAMETER, Arrays};
 
 fn adamw(criterion: &mut Criterion) {
-    // 200 MB an array, far beyond any cache.
+    // 200 MB per array, far beyond any cache.
     let n = 50_000_000;
     let mut arrays = Arrays::new(n);
     let mut group = criterion.benchmark_group("adamw-50M");

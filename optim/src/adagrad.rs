@@ -1,4 +1,4 @@
-//! Adagrad (Duchi et al., 2011) as PyTorch and DeepSpeed define it, without decay of the learning rate.
+//! Adagrad (Duchi et al., 2011) as PyTorch and DeepSpeed define it, without learning-rate decay.
 //!
 //! ```text
 //! g ← g + λθ        s ← s + g²        θ ← θ − lr·g / (√s + ε)

@@ -13,13 +13,13 @@ use crate::{Step, rule::Rule};
 pub struct AdamW {
     /// Decay rates of the first and the second moment, each in [0, 1).
     pub betas: (f64, f64),
-    /// Added to the root of the second moment, after its bias correction.
+    /// Added to the root of the second moment, after bias correction.
     pub eps: f64,
-    /// λ.
+    /// λ, the weight decay.
     pub weight_decay: f64,
     /// Whether the moments are divided by 1 − βᵗ.
     pub bias_correction: bool,
-    /// True for AdamW's decay, false for classic Adam with λθ in the gradient.
+    /// True for AdamW's decoupled decay, false for classic Adam, which adds λθ to the gradient.
     pub decoupled: bool,
 }
 
@@ -30,7 +30,7 @@ impl Default for AdamW {
 }
 
 impl AdamW {
-    /// What a step does to every element alike.
+    /// Computes the factors that a step applies to every element.
     pub(crate) fn factors(&self, step: &Step) -> AdamFactors {
         let (beta1, beta2) = self.betas;
         let (correction1, correction2) = if self.bias_correction {
@@ -53,13 +53,13 @@ impl AdamW {
     }
 }
 
-/// The factors of a step, computed in f64 and rounded to f32 once. Whoever applies them in the order of this file's formulas, with its
-/// fused multiply-adds, gets the same bits.
+/// The factors of a step, computed in f64 and rounded to f32 once. Applying them in the order of this file's formulas,
+/// with its fused multiply-adds, gives bit-identical results.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AdamFactors {
-    /// 1 − lr·λ of the decoupled form, λ of the classic one.
+    /// 1 − lr·λ for decoupled decay, λ for classic Adam.
     pub(crate) decay: f32,
-    /// What gradients are multiplied by first.
+    /// Factor that multiplies every gradient first.
     pub(crate) grad_scale: f32,
     /// 1 − β₁
     pub(crate) one_minus_beta1: f32,
@@ -79,7 +79,7 @@ impl AdamFactors {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
         let m = self.one_minus_beta1.mul_add(grad - m, m);
-        // (1−β₂)g before the second g: g² alone overflows f32 from 1.8e19 on.
+        // Multiplies by 1−β₂ before squaring: g² alone overflows f32 from 1.8e19 on.
         let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
         let denominator = v.sqrt().mul_add(self.inv_root_correction2, self.eps);
         (self.minus_step_size.mul_add(m / denominator, param), [m, v])

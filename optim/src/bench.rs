@@ -1,8 +1,8 @@
-//! How fast [`update`] is against what memory allows.
+//! Compares the speed of [`update`] with the memory bandwidth.
 //!
-//! AdamW reads four arrays and writes three: 28 bytes a parameter. The floor is a loop over the same arrays that does
-//! the same reads and writes and next to no arithmetic, compiled for the same instruction set. The two alternate, so
-//! that a noisy neighbour slows both.
+//! AdamW reads four arrays and writes three: 28 bytes per parameter. The floor is a loop that does the same reads and
+//! writes on the same arrays with almost no arithmetic, compiled for the same instruction set. The two alternate, so
+//! that a load on the machine slows both.
 
 use std::{
     hint::black_box,
@@ -17,10 +17,10 @@ use crate::{
     update,
 };
 
-/// Bytes that one AdamW step moves per parameter.
+/// Bytes that one AdamW step reads and writes per parameter.
 pub const ADAMW_BYTES_PER_PARAMETER: usize = 28;
 
-/// The arrays of one benchmark, `n` parameters each.
+/// The arrays of one benchmark, one element per parameter.
 pub struct Arrays {
     params: Vec<f32>,
     grads: Vec<f32>,
@@ -30,8 +30,8 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    /// Ordinary numbers: subnormal ones would measure something else. Every page is written, so that none is faulted in
-    /// later.
+    /// Allocates arrays for `n` parameters. The values are normal, because subnormal numbers take a slower path. Every
+    /// page is written, so that no page fault occurs during the measurement.
     pub fn new(n: usize) -> Self {
         let spread = |scale: f32| (0..n).map(|i| ((i % 1021) as f32 - 510.0) * scale).collect::<Vec<f32>>();
         Arrays {
@@ -43,7 +43,7 @@ impl Arrays {
         }
     }
 
-    /// One AdamW step.
+    /// Takes one AdamW step.
     pub fn adamw(&mut self) {
         let step = Step { step: self.step, lr: 1e-4, grad_scale: 0.5, decay: true };
         let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
@@ -52,15 +52,16 @@ impl Arrays {
         self.step += 1;
     }
 
-    /// The same reads and writes with one multiply-add for each array. The factor is zero, so the numbers do not drift.
+    /// Does the same reads and writes as [`Arrays::adamw`], with one multiply-add per array. The factor is zero, so the
+    /// values do not drift.
     pub fn floor(&mut self) {
         let floor = Floor(black_box(0.0));
         apply(Isa::current(), floor, &mut self.params, &self.grads, [&mut self.exp_avg, &mut self.exp_avg_sq]);
     }
 }
 
-/// Times `repeats` AdamW steps over `n` parameters on one thread, and as many runs of the floor, in turn: `(subject,
-/// floor)`.
+/// Alternates `repeats` AdamW steps over `n` parameters with runs of the floor, on one thread, and returns both lists
+/// of times: `(subject, floor)`.
 pub fn adamw(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     let mut arrays = Arrays::new(n);
     arrays.adamw();
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn times_both_as_often_as_asked() {
+    fn both_are_timed_repeats_times() {
         let (subject, floor) = adamw(100, 3);
         assert_eq!((subject.len(), floor.len()), (3, 3));
     }

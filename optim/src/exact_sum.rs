@@ -1,15 +1,15 @@
-//! A sum of f64 numbers that has no order: every bit of every term is kept.
+//! Sums f64 numbers exactly, so that the result does not depend on their order.
 //!
-//! The accumulator is one wide fixed-point number (Kulisch, 1971) that covers all of f64, cut into digits of 32 bits,
-//! each in an i64. Integer addition is associative, so ranks may add their numbers in any order and grouping, and an
-//! all-reduce over the limbs (sum of i64) is the sum over the ranks. Carries are settled often enough that no limb
-//! passes 2⁴², which leaves room for a million ranks.
+//! The accumulator is one wide fixed-point number (Kulisch, 1971) that covers the range of f64, cut into digits of 32
+//! bits, each held in an i64 limb. Integer addition is associative, so ranks may add their numbers in any order and
+//! grouping, and an all-reduce of the limbs (an i64 sum) gives the sum over the ranks. Carries are propagated often
+//! enough that no limb exceeds 2⁴², which leaves room for a million ranks.
 
 use crate::LengthError;
 
-/// Digits of 32 bits: f64's 2098 bits from 2⁻¹⁰⁷⁴ to 2¹⁰²³ fill 66, one more takes the carries.
+/// Digits of 32 bits: f64's 2098 bits from 2⁻¹⁰⁷⁴ to 2¹⁰²³ fill 66, and one more takes the carries.
 const DIGITS: usize = 67;
-/// Where the numbers of NaNs, +∞ and −∞ are counted.
+/// The limbs that count NaNs, +∞ and −∞.
 const NAN: usize = DIGITS;
 const INFINITY: usize = DIGITS + 1;
 const NEG_INFINITY: usize = DIGITS + 2;
@@ -18,7 +18,7 @@ pub const LIMBS: usize = DIGITS + 3;
 
 const DIGIT_BITS: u32 = 32;
 const DIGIT_MASK: u128 = 0xffff_ffff;
-/// Terms between two settlements of the carries; each adds less than 2³² to a limb.
+/// Terms between two carry propagations; each adds less than 2³² to a limb.
 const MAX_PENDING: u32 = 512;
 /// Bits of an f64's significand.
 const SIGNIFICAND_BITS: u32 = 53;
@@ -36,17 +36,17 @@ const SIGNIFICAND_BITS: u32 = 53;
 #[derive(Debug, Clone)]
 pub struct ExactSum {
     limbs: [i64; LIMBS],
-    /// Terms added since the carries were settled.
+    /// Terms added since carries were last propagated.
     pending: u32,
 }
 
 impl ExactSum {
-    /// The empty sum, 0.
+    /// Returns the empty sum, 0.
     pub fn new() -> Self {
         ExactSum { limbs: [0; LIMBS], pending: 0 }
     }
 
-    /// Adds a term, exactly. NaN and infinities are counted, and decide the result.
+    /// Adds a term exactly. NaNs and infinities are counted; any of them determines the result.
     #[inline]
     pub fn add(&mut self, x: f64) {
         let bits = x.to_bits();
@@ -61,7 +61,7 @@ impl ExactSum {
             self.limbs[kind] += 1;
             return;
         }
-        // x = ±significand · 2^(position − 1074); subnormal numbers share the exponent of the first normal ones.
+        // x = ±significand · 2^(position − 1074); subnormal numbers use the exponent of the smallest normal ones.
         let (significand, position) = if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
         let first = (position / DIGIT_BITS) as usize;
         let spread = u128::from(significand) << (position % DIGIT_BITS);
@@ -83,16 +83,16 @@ impl ExactSum {
         self.settle();
     }
 
-    /// [`LIMBS`] integers whose elementwise sums over up to 2²⁰ ranks make the limbs of the total, see
+    /// Returns [`LIMBS`] integers. Their elementwise sums over up to 2²⁰ ranks are the limbs of the total; see
     /// [`ExactSum::from_limbs`]. Two sums of equal value may have different limbs.
     pub fn limbs(&self) -> &[i64] {
         &self.limbs
     }
 
-    /// The sum with these limbs, which are one sum's or the elementwise sum of several.
+    /// Builds a sum from its limbs, or from the elementwise sums of the limbs of several.
     ///
     /// # Errors
-    /// There are not [`LIMBS`] of them.
+    /// The number of limbs is not [`LIMBS`].
     pub fn from_limbs(limbs: &[i64]) -> Result<Self, LengthError> {
         let limbs = limbs.try_into().map_err(|_| LengthError { what: "limbs", expected: LIMBS, found: limbs.len() })?;
         let mut sum = ExactSum { limbs, pending: 0 };
@@ -100,8 +100,8 @@ impl ExactSum {
         Ok(sum)
     }
 
-    /// The total, rounded once, to nearest, ties to even. Beyond f64's range it is an infinity. If a term was NaN, or
-    /// infinities of both signs were added, it is NaN.
+    /// Returns the total, rounded once to nearest, ties to even. Totals beyond f64's range are infinite. The result is
+    /// NaN if a term was NaN or infinities of both signs were added.
     pub fn to_f64(&self) -> f64 {
         match (self.limbs[NAN] != 0, self.limbs[INFINITY] != 0, self.limbs[NEG_INFINITY] != 0) {
             (true, _, _) | (_, true, true) => return f64::NAN,
@@ -111,7 +111,7 @@ impl ExactSum {
         }
         let mut settled = self.clone();
         settled.settle();
-        // The last digit carries the sign of the whole.
+        // The last digit has the sign of the total.
         let negative = settled.limbs[DIGITS - 1] < 0;
         if negative {
             settled.limbs.iter_mut().for_each(|limb| *limb = -*limb);
@@ -121,7 +121,7 @@ impl ExactSum {
         if negative { -magnitude } else { magnitude }
     }
 
-    /// Carries, so that every digit but the last is in 0..2³².
+    /// Propagates carries, so that every digit but the last is in 0..2³².
     fn settle(&mut self) {
         for i in 0..DIGITS - 1 {
             let carry = self.limbs[i] >> DIGIT_BITS;
@@ -138,13 +138,13 @@ impl Default for ExactSum {
     }
 }
 
-/// Rounds a non-negative number of settled digits, in units of 2⁻¹⁰⁷⁴.
+/// Rounds a non-negative number given as digits with carries propagated, in units of 2⁻¹⁰⁷⁴.
 fn round_magnitude(digits: &[i64]) -> f64 {
     let bit =
         |position: u32| -> u64 { (digits[(position / DIGIT_BITS) as usize] >> (position % DIGIT_BITS)) as u64 & 1 };
     let Some(top) = digits.iter().rposition(|&digit| digit != 0) else { return 0.0 };
     let length = top as u32 * DIGIT_BITS + (i64::BITS - digits[top].leading_zeros());
-    // 2⁻¹⁰⁷⁴ · 2²⁰⁹⁸ = 2¹⁰²⁴ is past the end; the last digit may be wider than 32 bits.
+    // 2⁻¹⁰⁷⁴ · 2²⁰⁹⁸ = 2¹⁰²⁴ overflows f64; the last digit may be wider than 32 bits.
     if length > 2098 {
         return f64::INFINITY;
     }
@@ -154,9 +154,9 @@ fn round_magnitude(digits: &[i64]) -> f64 {
         let tie = (0..dropped - 1).all(|position| bit(position) == 0);
         !tie || significand & 1 == 1
     };
-    // With `dropped` bits below it, a significand of 53 bits (its top bit included) has the exponent field `dropped` +
-    // 1; the top bit itself adds the 1. A shorter significand is subnormal, its own encoding. A carry out of rounding
-    // moves the exponent up, at the end of the range to infinity, as IEEE 754 wants.
+    // With `dropped` bits below it, a significand of 53 bits (including its top bit) has the exponent field `dropped` +
+    // 1; adding the top bit itself contributes the 1. A shorter significand is subnormal and is its own encoding. A
+    // carry out of the rounding increments the exponent, at the end of the range to infinity, as IEEE 754 requires.
     f64::from_bits((u64::from(dropped) << 52) + significand + u64::from(round_up))
 }
 
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(sum(&[f64::MAX, f64::MAX]).to_f64(), f64::INFINITY);
         assert_eq!(sum(&[f64::MIN, f64::MIN]).to_f64(), f64::NEG_INFINITY);
         assert_eq!(sum(&[f64::MAX, f64::MAX, f64::MIN, 1.0, f64::MIN]).to_f64(), 1.0);
-        // Half a unit above the largest number is infinity, a little less is not.
+        // Half a unit above the largest number rounds to infinity; a little less does not.
         let half_ulp = 2f64.powi(970);
         assert_eq!(sum(&[f64::MAX, half_ulp]).to_f64(), f64::INFINITY);
         assert_eq!(sum(&[f64::MAX, half_ulp, -5e-324]).to_f64(), f64::MAX);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn non_finite_terms_decide() {
+    fn non_finite_terms_determine_the_result() {
         assert!(sum(&[1.0, f64::NAN, f64::INFINITY]).to_f64().is_nan());
         assert!(sum(&[f64::NEG_INFINITY, f64::INFINITY]).to_f64().is_nan());
         assert_eq!(sum(&[f64::INFINITY, f64::MIN]).to_f64(), f64::INFINITY);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn limbs_leave_room_for_a_million_ranks() {
-        // The worst case: all ones in a digit, no settlement yet, and as many terms as come before one.
+        // The worst case: all bits of a digit set, and as many terms as fit before the next carry propagation.
         let x = ((1u64 << 53) - 1) as f64 * 2f64.powi(11);
         let mut rank = sum(&vec![x; 3 * MAX_PENDING as usize]);
         (0..MAX_PENDING - 1).for_each(|_| rank.add(x));
@@ -253,14 +253,15 @@ mod tests {
             unit in -1074i32..800,
         ) {
             let integer: i128 = terms.iter().map(|&(value, shift)| i128::from(value) << shift).sum();
-            // Scaling down to subnormal results would round again, so it is checked where the result stays normal.
+            // Scaling down to subnormal results would round again, so the comparison uses units where the result stays
+            // normal.
             let unit = if integer.unsigned_abs().leading_zeros() > 60 { unit.max(-1000) } else { unit };
             let terms: Vec<f64> = terms.iter().map(|&(value, shift)| scaled(scaled(value as f64, shift), unit)).collect();
             prop_assert_eq!(sum(&terms).to_f64(), scaled(integer as f64, unit));
         }
 
         #[test]
-        fn has_no_order(bits in prop::collection::vec(any::<u64>(), 0..300), cut in 0usize..300, rotate in 0usize..300) {
+        fn sum_does_not_depend_on_order(bits in prop::collection::vec(any::<u64>(), 0..300), cut in 0usize..300, rotate in 0usize..300) {
             let terms: Vec<f64> = bits.into_iter().map(f64::from_bits).filter(|x| x.is_finite()).collect();
             let whole = sum(&terms).to_f64();
             let mut moved = terms.clone();

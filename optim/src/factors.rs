@@ -1,33 +1,35 @@
-//! An optimizer's step as a formula and its factors, for whoever carries it out elsewhere than on slices of the host.
+//! An optimizer step as a formula and its factors, for devices that do not run the rules of this crate.
 
 use crate::{Optimizer, Step};
 
-/// Which formula an element's step is; in the order in which devices number them.
+/// The formula of one element's step. The order of the variants is the numbering that device kernels use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Formula {
-    /// Adam with decoupled weight decay: 1 − lr·λ, gradient scale, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, −lr/(1 − β₁ᵗ).
+    /// Adam with decoupled weight decay. Factors: 1 − lr·λ, gradient scale, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, −lr/(1
+    /// − β₁ᵗ).
     AdamW,
-    /// Classic Adam: the same, but λ in front.
+    /// Classic Adam. Factors: as `AdamW`, but the first is λ.
     Adam,
-    /// Gradient descent without state: λ, gradient scale, −lr.
+    /// Gradient descent without momentum. Factors: λ, gradient scale, −lr.
     Sgd,
-    /// With momentum: the same, then μ, 1 − τ.
+    /// Gradient descent with momentum. Factors: as `Sgd`, then μ, 1 − τ.
     Momentum,
-    /// With Nesterov's look-ahead: the same.
+    /// Gradient descent with Nesterov's look-ahead. Factors: as `Momentum`.
     Nesterov,
-    /// Lion: 1 − lr·λ, gradient scale, β₁, 1 − β₁, β₂, 1 − β₂, −lr.
+    /// Lion. Factors: 1 − lr·λ, gradient scale, β₁, 1 − β₁, β₂, 1 − β₂, −lr.
     Lion,
-    /// Adagrad: λ, gradient scale, ε, −lr.
+    /// Adagrad. Factors: λ, gradient scale, ε, −lr.
     Adagrad,
 }
 
-/// What a step does to every element alike. The factors are computed in f64 and rounded to f32 once: whoever applies them in the order of
-/// the formulas of this crate, with its fused multiply-adds, gets the same bits.
+/// The formula of a step and the factors it applies to every element. The factors are computed in f64 and rounded to
+/// f32 once. Applying them in the order of this crate's formulas, with the same fused multiply-adds, gives
+/// bit-identical results.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factors {
-    /// Which formula.
+    /// The formula.
     pub formula: Formula,
-    /// Its factors, in the order that the formula says, and zeros behind them.
+    /// The factors, in the order given at the [`Formula`], padded with zeros.
     pub values: [f32; 8],
 }
 
@@ -40,7 +42,7 @@ impl Factors {
 }
 
 impl Optimizer {
-    /// The formula and the factors of a step.
+    /// Returns the formula and the factors of a step.
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
         match self {

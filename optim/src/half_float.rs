@@ -1,7 +1,7 @@
-//! Conversion between master parameters (f32) and working parameters (bf16 or f16).
+//! Converts between master parameters (f32) and working parameters (bf16 or f16).
 //!
-//! bf16 is integer arithmetic on the bits, so that it vectorises everywhere and does not depend on the rounding mode; f16 takes
-//! the processor's own instructions where it has them, which have the same bits.
+//! bf16 conversion is integer arithmetic on the bits: it vectorizes everywhere and does not depend on the rounding
+//! mode. f16 conversion uses the processor's own instructions where available; they give the same bits.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -28,25 +28,25 @@ impl HalfFloat for f16 {
 }
 
 mod sealed {
-    /// Between slices of equal length.
+    /// Converts between slices of equal length.
     pub trait Convert: Sized {
         fn narrow(src: &[f32], dst: &mut [Self]);
         fn widen(src: &[Self], dst: &mut [f32]);
     }
 }
 
-/// Rounds each element to the nearest 16-bit float, ties to even. A value beyond the largest becomes an infinity, a NaN
-/// stays a (quiet) NaN.
+/// Rounds each element to the nearest 16-bit float, ties to even. A value beyond the largest finite one becomes an
+/// infinity; a NaN becomes a quiet NaN.
 ///
 /// # Errors
-/// The slices differ in length; nothing was written then.
+/// The slices differ in length; nothing has been written then.
 pub fn write_half<H: HalfFloat>(src: &[f32], dst: &mut [H]) -> Result<(), LengthError> {
     expect_length("dst", src.len(), dst.len())?;
     H::narrow(src, dst);
     Ok(())
 }
 
-/// [`write_half`] to a new vector, without a pass to clear it first.
+/// Like [`write_half`], but returns a new vector, without clearing it first.
 #[must_use]
 pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
     let (mut all, mut part) = (Vec::with_capacity(src.len()), [H::ZERO; 2048]);
@@ -58,10 +58,10 @@ pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
     all
 }
 
-/// Widens each element, exactly.
+/// Widens each element exactly.
 ///
 /// # Errors
-/// The slices differ in length; nothing was written then.
+/// The slices differ in length; nothing has been written then.
 pub fn read_half<H: HalfFloat>(src: &[H], dst: &mut [f32]) -> Result<(), LengthError> {
     expect_length("dst", src.len(), dst.len())?;
     H::widen(src, dst);
@@ -100,7 +100,7 @@ impl Kernel for Narrow<'_> {
     fn run(self) {
         for (dst, src) in self.dst.iter_mut().zip(self.src) {
             let bits = src.to_bits();
-            // Half of the dropped part's unit, less one where the kept part is even: ties go to even.
+            // Adds half a unit of the kept part, less one where the kept part is even, so that ties go to even.
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
             let quiet = (bits >> 16) | 0x0040;
             *dst = bf16::from_bits(if src.is_nan() { quiet as u16 } else { rounded as u16 });
@@ -141,7 +141,7 @@ mod tests {
         same::<f16>();
     }
 
-    /// Every bf16, its neighbours half a unit away (ties) and just beside the ties, NaNs, infinities, subnormals.
+    /// Covers every bf16, its neighbours half a unit away (ties) and next to the ties, NaNs, infinities, subnormals.
     #[test]
     fn rounds_as_half_does_at_every_level() {
         let src: Vec<f32> = (0..=u16::MAX)
@@ -158,8 +158,8 @@ mod tests {
         }
     }
 
-    /// Every f16, what lies around the middle to the next one, and what is beyond the largest: slices are rounded by the
-    /// processor, single values by arithmetic.
+    /// Covers every f16, values around the midpoint to the next f16, and values beyond the largest. The processor
+    /// rounds slices; arithmetic rounds single values.
     #[test]
     fn f16_slices_round_as_single_values_do() {
         let beside = |bits: u16| {

@@ -1,8 +1,8 @@
 //! Optimizers, learning-rate schedules, gradient norms and loss scales as functions over slices.
 //!
-//! Nothing here knows what a tensor, a rank or a file is: [`update`] takes the parameters, gradients and optimizer
-//! state of any contiguous range and does one step on it in a single pass over memory. A shard of a parameter is
-//! updated to the same bits as that range of the whole parameter, because every element is updated on its own.
+//! This crate knows no tensors, ranks or files: [`update`] takes the parameters, gradients and optimizer state of any
+//! contiguous range and takes one step on it in a single pass over memory. Every element is updated independently, so
+//! updating a shard is bit-identical to updating the same range of the whole parameter.
 //!
 //! ```
 //! use zero_optim::{AdamW, Optimizer, Step, update};
@@ -46,14 +46,14 @@ use adamw::{Decoupled, L2};
 use rule::apply;
 use zero_isa::Isa;
 
-/// An optimizer and its hyperparameters, without the learning rate, which a [`Schedule`] gives anew at each step.
+/// An optimizer and its hyperparameters. The learning rate comes from a [`Schedule`] at each step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Optimizer {
     /// Adam with decoupled weight decay, or classic Adam.
     AdamW(AdamW),
     /// Stochastic gradient descent, with or without momentum.
     Sgd(Sgd),
-    /// Sign of an interpolated momentum.
+    /// The sign of an interpolation between momentum and gradient.
     Lion(Lion),
     /// Steps divided by the root of the sum of all squared gradients.
     Adagrad(Adagrad),
@@ -73,39 +73,39 @@ impl Optimizer {
     }
 }
 
-/// What changes from one step, or from one slice, to the next.
+/// The inputs that change from one step, or from one slice, to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
-    /// Number of this optimizer step; the first is 1. Bias corrections are functions of it.
+    /// Number of this optimizer step, counted from 1. Bias corrections depend on it.
     pub step: u64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Multiplies every gradient before anything else: one over the loss scale, times the clip coefficient.
+    /// Factor that multiplies every gradient first: the clip coefficient divided by the loss scale.
     pub grad_scale: f32,
-    /// Whether weight decay applies to this slice; biases and norms usually have none.
+    /// Whether weight decay applies to this slice; biases and norms are usually excluded.
     pub decay: bool,
 }
 
-/// Two slices that belong together have different lengths.
+/// Two slices that must have the same length do not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {found} elements where {expected} are expected")]
 pub struct LengthError {
-    /// The argument that does not fit: `grads`, `states` (their number), or the name of a state.
+    /// The argument with the wrong length: `grads`, `states` (the number of states), or the name of a state.
     pub what: &'static str,
-    /// The length that would fit.
+    /// The required length.
     pub expected: usize,
-    /// The length that was given.
+    /// The length of the argument.
     pub found: usize,
 }
 
-/// One optimizer step over one contiguous range, in place, in one pass over memory.
+/// Takes one optimizer step over one contiguous range, in place, in one pass over memory.
 ///
 /// `states` are the slices named by [`Optimizer::states`], each as long as `params`. The instruction set is chosen at
-/// run time; the result has the same bits on all of them, but for the payload of a NaN. Infinities and NaNs in the
-/// gradients go into the state: whoever wants to skip such a step looks at the norm first.
+/// run time; the results are bit-identical on all of them, except for the payload of a NaN. Infinities and NaNs in the
+/// gradients go into the state: to skip such a step, check the gradient norm first.
 ///
 /// # Errors
-/// A slice of another length than `params`, or another number of states. Nothing was written then.
+/// A slice's length differs from that of `params`, or the number of states is wrong. Nothing has been written then.
 pub fn update(
     optimizer: &Optimizer,
     step: &Step,
@@ -116,10 +116,10 @@ pub fn update(
     update_at(Isa::current(), optimizer, step, params, grads, states)
 }
 
-/// [`update`] without SIMD: the oracle that the vector code is compared with.
+/// Like [`update`], but without SIMD: the reference that the vector code is compared with.
 ///
 /// # Errors
-/// As [`update`].
+/// See [`update`].
 pub fn update_scalar(
     optimizer: &Optimizer,
     step: &Step,

@@ -66,7 +66,7 @@ impl Rule<1> for LionRule {
     }
 }
 
-/// −1, 0 or 1. A NaN stays one: it must not pass for "no change".
+/// Returns −1, 0 or 1, or NaN for NaN, so that a NaN never looks like "no change".
 #[inline(always)]
 fn sign(x: f32) -> f32 {
     if x > 0.0 {

@@ -1,55 +1,57 @@
-//! The loss scale of training in f16: what the loss is multiplied by, so that its gradients neither vanish nor overflow.
+//! The loss scale for training in f16: it multiplies the loss, so that gradients neither underflow nor overflow.
 //!
-//! A state machine of one transition a step. Its rules and names are those of DeepSpeed's `DynamicLossScaler`
-//! (`deepspeed/runtime/fp16/loss_scaler.py`), which its ZeRO stages use; here they hold at every stage.
+//! A state machine with one transition per step. The rules and names are those of DeepSpeed's `DynamicLossScaler`
+//! (`deepspeed/runtime/fp16/loss_scaler.py`), which DeepSpeed's ZeRO stages use; here they apply at every stage.
 
-/// What a [`LossScaler`] is told once.
+/// The options of a [`LossScaler`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LossScaling {
-    /// Always this scale; a step that overflows is skipped, and nothing changes.
+    /// A constant scale. A step that overflows is skipped, and the scale stays the same.
     Static(f64),
-    /// A scale that follows the gradients.
+    /// A scale that adapts to overflows.
     Dynamic(DynamicLossScale),
 }
 
-/// How the scale follows the gradients.
+/// The rules by which a dynamic scale adapts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DynamicLossScale {
-    /// The first scale.
+    /// The scale of the first step.
     pub initial: f64,
-    /// The scale doubles when this many steps beyond the first after an overflow went well, and after as many again. At
-    /// least 1.
+    /// The scale doubles after `window` steps without overflow, not counting the first step after an overflow, and
+    /// again after each further `window` such steps. At least 1.
     pub window: u64,
-    /// The overflow of this number halves the scale, and so do those that follow until the count begins anew. At least 1.
+    /// The number of overflows that it takes to halve the scale. Further overflows also halve it until the count is
+    /// reset. At least 1.
     pub hysteresis: u64,
-    /// The count begins anew at every step that goes well, not only when the scale doubles.
+    /// Whether every step without overflow resets the count of overflows. If false, only a doubling of the scale resets
+    /// it.
     pub consecutive: bool,
-    /// The scale does not go below; an overflow that would have it do so is [`Exhausted`].
+    /// The smallest scale. An overflow that would reduce the scale below it gives [`Exhausted`].
     pub min: f64,
 }
 
-/// What is kept from one step to the next.
+/// The state that a [`LossScaler`] carries from one step to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScaleState {
     /// The scale of the next step.
     pub scale: f64,
-    /// Steps so far, skipped ones included.
+    /// Number of steps so far, including skipped ones.
     pub steps: u64,
-    /// The last step that overflowed, counted from 1; 0 if none did.
+    /// Number of the last step that overflowed, counted from 1; 0 if none did.
     pub last_overflow: u64,
-    /// Overflows up to the one that halves the scale.
+    /// Number of overflows left until the scale halves, including the one that halves it.
     pub hysteresis: u64,
 }
 
-/// Gradients overflowed though the scale was the smallest that is allowed.
+/// Gradients overflowed at the smallest allowed scale.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("gradients overflow, and the loss scale is {scale} already, the smallest allowed")]
 pub struct Exhausted {
-    /// The scale.
+    /// The current scale.
     pub scale: f64,
 }
 
-/// The loss scale over a run; the same on every rank that is told of the same overflows.
+/// The loss scale over a run. Ranks that see the same overflows have the same scale.
 ///
 /// ```
 /// use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
@@ -67,7 +69,7 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
-    /// Before the first step.
+    /// Creates a scaler for the first step.
     #[must_use]
     pub fn new(scaling: LossScaling) -> Self {
         let (scale, hysteresis) = match scaling {
@@ -77,26 +79,26 @@ impl LossScaler {
         Self { scaling, state: LossScaleState { scale, steps: 0, last_overflow: 0, hysteresis } }
     }
 
-    /// What the next step's loss is multiplied by.
+    /// The factor for the loss of the next step.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// Whether the scale follows the gradients.
+    /// Whether the scale adapts to overflows.
     #[must_use]
     pub fn is_dynamic(&self) -> bool {
         matches!(self.scaling, LossScaling::Dynamic(_))
     }
 
-    /// What a checkpoint keeps.
+    /// The state that a checkpoint stores.
     #[must_use]
     pub fn state(&self) -> LossScaleState {
         self.state
     }
 
-    /// Goes on from a checkpoint. What this scaler's own options do not allow is brought within them: a static scale stays what it
-    /// is, a dynamic one at or above its smallest.
+    /// Restores the state from a checkpoint. Values outside this scaler's own options are brought within them: a static
+    /// scale keeps its value, a dynamic one stays at or above its minimum.
     pub fn restore(&mut self, state: LossScaleState) {
         if let LossScaling::Dynamic(options) = self.scaling {
             let scale = if state.scale.is_finite() { state.scale.max(options.min) } else { options.initial };
@@ -106,10 +108,10 @@ impl LossScaler {
         }
     }
 
-    /// Takes note of a step: whether its gradients overflowed, and were thrown away.
+    /// Records whether the gradients of a step overflowed, so that the step was skipped.
     ///
     /// # Errors
-    /// The scale would go below its smallest; nothing changed then.
+    /// The scale would fall below its minimum; the state is unchanged then.
     pub fn update(&mut self, overflow: bool) -> Result<(), Exhausted> {
         let LossScaling::Dynamic(options) = self.scaling else { return Ok(()) };
         let state = &mut self.state;
@@ -152,7 +154,8 @@ mod tests {
         LossScaler::new(LossScaling::Dynamic(DynamicLossScale { initial, window, hysteresis, consecutive, min }))
     }
 
-    /// The scale (as a power of 2) and the hysteresis after each step of a word: `o` overflows, `.` goes well.
+    /// Runs one step per character (`o` overflows, `.` does not) and returns the scale (as a power of 2) and the
+    /// hysteresis after each.
     fn walk(scaler: &mut LossScaler, steps: &str) -> Vec<(f64, u64)> {
         let step = |scaler: &mut LossScaler, c| {
             scaler.update(c == 'o').unwrap();
@@ -161,23 +164,23 @@ mod tests {
         steps.chars().map(|c| step(scaler, c)).collect()
     }
 
-    /// Rows that `DynamicLossScaler` of DeepSpeed at commit edaa722 gave: `cur_scale`, as a power of 2, and `cur_hysteresis` after
-    /// each `update_scale`.
+    /// Expected values recorded from DeepSpeed's `DynamicLossScaler` at commit edaa722: `cur_scale`, as a power of 2,
+    /// and `cur_hysteresis` after each `update_scale`.
     #[test]
-    fn does_what_deepspeed_does() {
+    fn matches_deepspeed() {
         type Row = (&'static str, u64, u64, bool, &'static [(i32, u64)]);
         let rows: [Row; 8] = [
             // The first window is one step longer: `stable_interval > 0`.
             ("....", 2, 1, false, &[(16, 1), (16, 1), (17, 1), (17, 1)]),
             (".....", 2, 1, false, &[(16, 1), (16, 1), (17, 1), (17, 1), (18, 1)]),
             (".o...", 2, 1, false, &[(16, 1), (15, 1), (15, 1), (15, 1), (16, 1)]),
-            // Every good step but the first doubles.
+            // Every step without overflow except the first doubles the scale.
             ("...", 1, 1, false, &[(16, 1), (17, 1), (18, 1)]),
-            // The first overflow is forgiven, those after it are not.
+            // Hysteresis absorbs the first overflow, but none of those that follow.
             ("ooo.o", 4, 2, false, &[(16, 1), (15, 1), (14, 1), (14, 1), (13, 1)]),
-            // Only a doubling forgives anew.
+            // Only a doubling resets the hysteresis.
             ("o...oo", 2, 2, false, &[(16, 1), (16, 1), (16, 1), (17, 2), (17, 1), (16, 1)]),
-            // Every good step does.
+            // Every step without overflow resets the hysteresis.
             ("o.o.oo", 9, 2, true, &[(16, 1), (16, 2), (16, 1), (16, 2), (16, 1), (15, 1)]),
             ("oo.o", 9, 3, true, &[(16, 2), (16, 1), (16, 3), (16, 2)]),
         ];
@@ -189,16 +192,16 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_is_reached_before_it_is_an_error() {
-        // DeepSpeed's raises "Current loss scale already at minimum" here.
+    fn an_overflow_at_the_minimum_is_an_error() {
+        // DeepSpeed's scaler raises "Current loss scale already at minimum" here.
         let mut scaler = scaler(2, 1000, 2, false, 1.0);
         assert_eq!(walk(&mut scaler, "ooo"), [(2.0, 1), (1.0, 1), (0.0, 1)]);
         let before = scaler.state();
         assert_eq!(scaler.update(true), Err(Exhausted { scale: 1.0 }));
         assert_eq!(scaler.state(), before);
-        // At the floor, what hysteresis forgives is no error.
+        // At the minimum, an overflow that hysteresis absorbs is no error.
         assert_eq!(walk(&mut self::scaler(0, 1000, 2, false, 1.0), "o"), [(0.0, 1)]);
-        // Halves do not pass a floor that is no power of 2.
+        // Halving stops at a minimum that is not a power of 2.
         let mut scaler = self::scaler(3, 1000, 1, false, 3.0);
         scaler.update(true).unwrap();
         scaler.update(true).unwrap();
@@ -216,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_scaler_of_a_saved_state_goes_on_the_same(
+        fn a_restored_scaler_continues_identically(
             steps in prop::collection::vec(any::<bool>(), 0..60), cut in 0usize..60, window in 1u64..6,
             hysteresis in 1u64..4, consecutive: bool,
         ) {
@@ -234,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn the_scale_stays_a_power_of_two_above_its_floor_and_moves_by_one(
+        fn the_scale_stays_a_power_of_two_above_its_minimum_and_changes_by_one_power(
             steps in prop::collection::vec(any::<bool>(), 0..200), window in 1u64..8, hysteresis in 1u64..5,
             consecutive: bool,
         ) {
@@ -254,7 +257,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_a_checkpoint_says_nothing_panics(
+        fn restoring_any_state_does_not_panic(
             scale in prop::num::f64::ANY, steps: u32, last_overflow: u64, left: u64,
             next in prop::collection::vec(any::<bool>(), 0..9),
         ) {

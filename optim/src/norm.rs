@@ -1,9 +1,9 @@
-//! The global gradient norm, to the same bits wherever shards are cut.
+//! The global gradient norm, bit-identical wherever shards are cut.
 //!
-//! A floating-point sum depends on its order, and with ZeRO the order would depend on who holds what. So squares are
-//! added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in one order inside the block, and the
-//! block sums are added exactly ([`ExactSum`]). As long as shard boundaries fall on blocks, the total is the same
-//! number.
+//! A floating-point sum depends on its order, and with ZeRO the order would depend on how elements are sharded. So
+//! squares are added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in a fixed order inside the
+//! block, and the block sums are added exactly ([`ExactSum`]). The total is bit-identical as long as shard boundaries
+//! fall on block boundaries.
 //!
 //! ```
 //! use zero_optim::{ExactSum, norm};
@@ -22,15 +22,16 @@ use crate::{
     simd::{Kernel, run},
 };
 
-/// Elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at multiples of
-/// it, counted from the parameter's first element.
+/// Number of elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at
+/// multiples of it, counted from the parameter's first element.
 pub const BLOCK: usize = 1024;
 
-/// Independent sums inside a block, so that adding is not one chain of latencies: two AVX-512 registers of f64.
+/// Independent sums inside a block, so that the additions do not form one dependency chain: two AVX-512 registers of
+/// f64.
 const LANES: usize = 16;
 
-/// The sums of squares of each block of `grads`, which starts on a block boundary of its parameter. The last block may
-/// be short.
+/// Returns the sum of squares of each block of `grads`. `grads` starts on a block boundary of its parameter; the last
+/// block may be short.
 pub fn block_square_sums(grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
     block_square_sums_at(Isa::current(), grads)
 }
@@ -40,8 +41,8 @@ fn block_square_sums_at(isa: Isa, grads: &[f32]) -> impl Iterator<Item = f64> + 
 }
 
 impl ExactSum {
-    /// Adds the squares of a range of a parameter's gradient. The range starts on a block boundary of its parameter,
-    /// and ends on one or with the parameter.
+    /// Adds the squares of a range of a parameter's gradient. The range starts on a block boundary of the parameter,
+    /// and ends on a block boundary or with the parameter.
     pub fn add_parameter_range(&mut self, grads: &[f32]) {
         for sum in block_square_sums(grads) {
             self.add(sum);
@@ -49,47 +50,47 @@ impl ExactSum {
     }
 }
 
-/// What gradients of this norm are multiplied by so that their norm is at most `max_norm`: `max_norm / (norm + 1e-6)`,
-/// and never more than 1, as PyTorch and DeepSpeed do. A norm that is NaN gives NaN, an infinite one 0.
+/// Returns the factor that clips gradients of norm `norm` to `max_norm`: `max_norm / (norm + 1e-6)`, at most 1, as in
+/// PyTorch and DeepSpeed. A NaN norm gives NaN, an infinite one 0.
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     let coefficient = max_norm / (norm + 1e-6);
     // Not `min`, which would turn a NaN into 1.
     if coefficient > 1.0 { 1.0 } else { coefficient }
 }
 
-/// What a gradient norm is held against.
+/// The bounds that a gradient norm is checked against.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// What the loss was multiplied by before the backward.
+    /// The factor that the loss was multiplied by before the backward.
     pub loss_scale: f64,
-    /// The largest norm that is not clipped; 0 does not clip.
+    /// Gradients with a larger norm are clipped to this norm; 0 disables clipping.
     pub max_norm: f64,
-    /// The largest norm that makes an update.
+    /// The largest norm for which the update is made.
     pub limit: f64,
-    /// Whether a norm that is not finite makes none; otherwise it makes one, whatever the limit.
+    /// Whether a non-finite norm skips the update. If false, the update is made whatever `limit` is.
     pub skips_overflow: bool,
 }
 
-/// What comes of a gradient norm.
+/// The result of checking a gradient norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
-    /// L2 norm of all gradients before clipping, divided by the loss scale; not a number or infinite if a gradient is.
+    /// L2 norm of all gradients before clipping, divided by the loss scale; NaN or infinite if a gradient is.
     pub norm: f64,
-    /// What the gradients of the unscaled loss are multiplied by before the update; 1 without clipping.
+    /// Clip coefficient for the gradients of the unscaled loss; 1 without clipping.
     pub clip: f64,
-    /// What gradients are multiplied by before the update: the same, divided by the loss scale.
+    /// Factor for the gradients before the update: `clip` divided by the loss scale.
     pub scale: f32,
     /// Whether the update is made.
     pub is_admitted: bool,
 }
 
 impl Limits {
-    /// The verdict on the sum of all squares.
+    /// Checks the sum of all squares against the limits.
     #[must_use]
     pub fn judge(&self, squares: &ExactSum) -> Verdict {
         let norm = squares.to_f64().sqrt() / self.loss_scale;
         let clip = if self.max_norm > 0.0 { clip_coefficient(norm, self.max_norm) } else { 1.0 };
-        // One that is not finite is neither above nor below the limit.
+        // A non-finite norm is neither above nor below the limit.
         let is_admitted = if norm.is_finite() { norm <= self.limit } else { !self.skips_overflow };
         Verdict { norm, clip, scale: (clip / self.loss_scale) as f32, is_admitted }
     }
@@ -100,8 +101,8 @@ struct SquareSum<'a>(&'a [f32]);
 impl Kernel for SquareSum<'_> {
     type Output = f64;
 
-    /// Element i goes to lane i mod 16; the lanes are folded in halves. A square of an f32 is exact in f64, so a fused
-    /// multiply-add would give the same bits.
+    /// Element i goes to lane i mod 16; the lanes are folded in halves. The square of an f32 is exact in f64, so a
+    /// fused multiply-add would give the same bits.
     #[inline(always)]
     fn run(self) -> f64 {
         let mut lanes = [0.0f64; LANES];
@@ -152,7 +153,7 @@ mod tests {
         }
         assert_eq!(total(grads.chunks(BLOCK).rev()).to_bits(), whole.to_bits());
 
-        // And it is the sum of squares, so a constant result would not do.
+        // The total is also close to the plain sum of squares.
         let plain: f64 = grads.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         assert!((whole - plain).abs() < 1e-12 * plain);
     }
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(clip_coefficient(0.5, 1.0), 1.0);
         assert_eq!(clip_coefficient(0.0, 1.0), 1.0);
         assert_eq!(clip_coefficient(4.0, 1.0), 1.0 / (4.0 + 1e-6));
-        // Just below the limit the 1e-6 already clips.
+        // Just below the limit, the 1e-6 already makes the coefficient smaller than 1.
         assert!(clip_coefficient(1.0, 1.0) < 1.0);
         assert!(clip_coefficient(f64::NAN, 1.0).is_nan());
         assert_eq!(clip_coefficient(f64::INFINITY, 1.0), 0.0);

@@ -1,23 +1,23 @@
-//! The one loop over memory that all optimizers share.
+//! The loop over memory that all optimizers share.
 //!
-//! An optimizer is a [`Rule`]: how one element changes, with every factor that does not depend on the element computed
+//! An optimizer is a [`Rule`], which updates one element; factors that do not depend on the element are computed
 //! beforehand in f64. The loop reads parameter, gradient and state once and writes parameter and state once.
 
 use zero_isa::Isa;
 
 use crate::simd::{Kernel, LINE, prefetch, run};
 
-/// How far ahead of its use each line is asked for, in elements: 1 KiB. The square root and the division of a line take
-/// longer than the processor looks ahead by itself; without this AdamW stays a tenth below what memory allows.
+/// Prefetch distance in elements: 1 KiB. The square root and the division of a line take longer than the hardware
+/// prefetcher looks ahead; without this distance AdamW stays 10 % below the memory bandwidth.
 const AHEAD: usize = 256;
 
-/// One element's step. `STATES` is the number of state slices.
+/// The step of one element. `STATES` is the number of state slices.
 pub(crate) trait Rule<const STATES: usize>: Copy {
-    /// Must be `#[inline(always)]`.
+    /// Updates one element. Implementations must be `#[inline(always)]`.
     fn step(self, param: f32, grad: f32, states: [f32; STATES]) -> (f32, [f32; STATES]);
 }
 
-/// Applies the rule to each element. All slices are of one length, which the caller has checked.
+/// Applies the rule to each element. The caller has checked that all slices have the same length.
 pub(crate) fn apply<const STATES: usize, R: Rule<STATES>>(
     isa: Isa,
     rule: R,
@@ -53,7 +53,8 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
                 prefetch(&lines[i], AHEAD);
                 *old = lines[i];
             }
-            // Whole lines in locals: the loop below then has no aliases to fear, and becomes straight vector code.
+            // Whole lines are copied into locals: nothing in the loop below can alias then, so the compiler vectorizes
+            // it.
             let (mut param, mut new) = (*params, old);
             for k in 0..LINE {
                 let state;

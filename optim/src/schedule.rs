@@ -1,61 +1,62 @@
-//! Learning-rate schedules that give what DeepSpeed's give at the same step.
+//! Learning-rate schedules that match DeepSpeed's at every step.
 //!
 //! DeepSpeed's schedulers count *iterations*: the counter starts at −1, and the engine advances it after each optimizer
-//! step. So optimizer step k (the first is 1) runs at iteration k − 2, and two of its habits follow:
+//! step. So optimizer step k (the first is 1) runs at iteration k − 2, which has two consequences:
 //!
-//! - Step 1 runs before the schedule has started: at `min_lr`, and with [`Schedule::WarmupCosineLr`] at 0 whatever
-//!   `warmup_min_ratio` says.
+//! - Step 1 runs before the schedule has started: at `min_lr`, or at 0 with [`Schedule::WarmupCosineLr`] whatever
+//!   `warmup_min_ratio` is.
 //! - Step 2 runs at iteration 0, where both kinds of warmup are still at their minimum.
 //!
-//! A step that is skipped (an overflow of the loss scale) does not advance the counter: the caller counts the steps
+//! A skipped step (after a loss-scale overflow) does not advance the counter: the caller counts the steps that were
 //! taken.
 
-/// The learning rate as a function of the optimizer step.
+/// The learning rate as a function of the optimizer step. "The optimizer's rate" is the `base_lr` of [`Schedule::lr`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Schedule {
-    /// The optimizer's own rate.
+    /// The optimizer's rate at every step.
     Constant,
     /// Rises from `min_lr` to `max_lr`, then stays.
     WarmupLr {
-        /// Where the warmup starts. DeepSpeed's default is 0.
+        /// The rate at the start of the warmup. DeepSpeed's default is 0.
         min_lr: f64,
-        /// Where it ends. DeepSpeed's default is the optimizer's rate, which the caller fills in.
+        /// The rate after the warmup. DeepSpeed's default is the optimizer's rate, which the caller fills in.
         max_lr: f64,
         /// Iterations of warmup; fewer than 2 count as 2. DeepSpeed's default is 1000.
         num_steps: u64,
-        /// How it rises.
+        /// The shape of the warmup.
         kind: Warmup,
     },
-    /// Rises like [`Schedule::WarmupLr`], then falls on a line from `max_lr` to `min_lr` at `total_num_steps`.
+    /// Rises like [`Schedule::WarmupLr`], then falls linearly from `max_lr` to `min_lr` at iteration `total_num_steps`.
     WarmupDecayLr {
-        /// Where the warmup starts and the decay ends. DeepSpeed's default is 0.
+        /// The rate at the start of the warmup and at the end of the decay. DeepSpeed's default is 0.
         min_lr: f64,
-        /// Where the warmup ends. DeepSpeed's default is 0.001, *not* the optimizer's rate.
+        /// The rate at the end of the warmup. DeepSpeed's default is 0.001, *not* the optimizer's rate.
         max_lr: f64,
         /// Iterations of warmup; fewer than 2 count as 2. DeepSpeed's default is 1000.
         num_steps: u64,
-        /// How it rises.
+        /// The shape of the warmup.
         kind: Warmup,
-        /// The iteration at which `min_lr` is reached: step `total_num_steps + 2`, so a run of this many steps ends
-        /// above it. DeepSpeed has no default.
+        /// The iteration that reaches `min_lr`. It is step `total_num_steps + 2`, so a run of `total_num_steps` steps
+        /// ends above `min_lr`. DeepSpeed has no default.
         total_num_steps: u64,
     },
-    /// Ratios of the optimizer's rate: rises to 1, then falls on half a cosine to `cos_min_ratio`.
+    /// Scales the optimizer's rate: the ratio rises to 1, then falls along half a cosine to `cos_min_ratio`.
     WarmupCosineLr {
-        /// The cosine ends at iteration `total_num_steps − 1`: step `total_num_steps + 1`. DeepSpeed has no default.
+        /// The cosine ends at iteration `total_num_steps − 1`, which is step `total_num_steps + 1`. DeepSpeed has no
+        /// default.
         total_num_steps: u64,
-        /// Where the warmup starts. DeepSpeed's default is 0.
+        /// The ratio at the start of the warmup. DeepSpeed's default is 0.
         warmup_min_ratio: f64,
         /// Iterations of warmup; fewer than 2 count as 2. DeepSpeed's default is 1000.
         warmup_num_steps: u64,
-        /// Where the cosine ends. DeepSpeed's default is 0.0001.
+        /// The ratio at the end of the cosine. DeepSpeed's default is 0.0001.
         cos_min_ratio: f64,
-        /// How the warmup rises.
+        /// The shape of the warmup.
         warmup_type: Warmup,
     },
 }
 
-/// The shape of a warmup over n iterations, as a fraction of the way at iteration i < n.
+/// The shape of a warmup over n iterations, as the fraction completed at iteration i < n.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Warmup {
     /// ln(i + 1) / ln(n), DeepSpeed's default. It reaches 1 at iteration n − 1.
@@ -66,7 +67,7 @@ pub enum Warmup {
 }
 
 impl Schedule {
-    /// The rate of optimizer step `step` (the first is 1), where `base_lr` is the optimizer's own rate.
+    /// Returns the learning rate of optimizer step `step` (the first is 1); `base_lr` is the optimizer's own rate.
     pub fn lr(&self, base_lr: f64, step: u64) -> f64 {
         let iteration = step.checked_sub(2);
         match *self {
@@ -97,7 +98,7 @@ impl Schedule {
                     None => {
                         let warmup = at_least_two(warmup_num_steps);
                         let whole = (total_num_steps as f64 - warmup).max(1.0);
-                        // Clamped: past its end the schedule stays at the floor and does not swing up again.
+                        // Clamped: past its end the schedule stays at the minimum instead of rising again.
                         let progress = ((i as f64 - warmup + 1.0) / whole).min(1.0);
                         let cosine = (1.0 + libm::cos(std::f64::consts::PI * progress)) / 2.0;
                         (cos_min_ratio + (1.0 - cos_min_ratio) * cosine).max(0.0)
@@ -110,7 +111,7 @@ impl Schedule {
 }
 
 impl Warmup {
-    /// How far the warmup has come at this iteration, or `None` when it is over.
+    /// Returns the fraction of the warmup completed at this iteration, or `None` once the warmup is over.
     fn fraction(self, iteration: u64, num_steps: u64) -> Option<f64> {
         let n = at_least_two(num_steps);
         let i = iteration as f64;
@@ -121,7 +122,7 @@ impl Warmup {
     }
 }
 
-/// DeepSpeed's guard against ln 1 = 0 in the denominator.
+/// Avoids dividing by ln 1 = 0, as DeepSpeed does.
 fn at_least_two(num_steps: u64) -> f64 {
     num_steps.max(2) as f64
 }
@@ -132,9 +133,9 @@ mod tests {
 
     const BASE: f64 = 6e-4;
 
-    /// The tables below are what DeepSpeed's own scheduler classes (commit edaa7221, August 2026) put into the
-    /// optimizer for its first, second, … step. Four units in the last place are allowed: the logarithm and the
-    /// cosine are libm's here and the C library's there.
+    /// Compares a schedule with a table recorded from DeepSpeed's own scheduler classes (commit edaa7221, August 2026),
+    /// which lists the rate of the first, second, … optimizer step. The tolerance is four units in the last place:
+    /// logarithm and cosine come from libm here and from the C library there.
     fn check(schedule: Schedule, table: &[f64]) {
         for (i, &expected) in table.iter().enumerate() {
             let lr = schedule.lr(BASE, i as u64 + 1);

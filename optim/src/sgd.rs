@@ -13,9 +13,9 @@ use crate::{Step, rule::Rule};
 pub struct Sgd {
     /// μ; 0 means no momentum and no state.
     pub momentum: f64,
-    /// τ, how much of a new gradient the momentum leaves out.
+    /// τ, the fraction of each new gradient that does not enter the momentum.
     pub dampening: f64,
-    /// Looks ahead along the momentum. Without momentum it changes nothing.
+    /// Nesterov's look-ahead along the momentum. Without momentum it has no effect.
     pub nesterov: bool,
     /// λ, added to the gradient as λθ (not decoupled).
     pub weight_decay: f64,
@@ -28,7 +28,7 @@ impl Sgd {
     }
 
     pub(crate) fn momentum_rule(&self, step: &Step) -> Momentum {
-        // The buffer starts as zeros, so that μb + 1·g is PyTorch's first b ← g.
+        // The buffer starts as zeros, so μb + 1·g equals PyTorch's first b ← g.
         let dampening = if step.step <= 1 { 0.0 } else { self.dampening };
         Momentum {
             plain: self.plain_rule(step),

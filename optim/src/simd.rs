@@ -1,20 +1,20 @@
-//! One source, several instruction sets.
+//! Compiles one source for several instruction sets.
 //!
-//! A [`Kernel`] is ordinary scalar Rust. [`run`] inlines it into functions compiled with AVX-512 or with AVX2
-//! and FMA, where the compiler vectorises the loop. It may neither reassociate nor contract floating point, and
-//! addition, multiplication, fused multiply-add, division and square root are exactly rounded in every width, so the
-//! three versions agree to the bit by construction, with no intrinsics to keep in step. The benchmark says whether the
-//! vectors are there.
+//! A [`Kernel`] is ordinary scalar Rust. [`run`] inlines it into functions compiled with AVX-512 or with AVX2 and FMA,
+//! where the compiler vectorizes the loop. The compiler may neither reassociate nor contract floating-point operations,
+//! and addition, multiplication, fused multiply-add, division and square root are correctly rounded at every vector
+//! width. So the three versions are bit-identical by construction, without intrinsics to keep in sync. The benchmark
+//! shows whether the compiler vectorized the loops.
 //!
-//! The only `unsafe` of this crate is here: calling a function whose features were detected just before, and a
+//! This module holds all `unsafe` code of the crate: calls of functions whose features have been detected, and a
 //! prefetch.
 
 #![allow(unsafe_code)]
 
 use zero_isa::Isa;
 
-/// Work that is compiled once per instruction set. `run` must be `#[inline(always)]`, with all that it calls in its
-/// loops, or it is compiled without the features.
+/// Work that is compiled once per instruction set. `run` and all that it calls in its loops must be
+/// `#[inline(always)]`; otherwise they are compiled without the features.
 pub(crate) trait Kernel {
     type Output;
     fn run(self) -> Self::Output;
@@ -30,7 +30,7 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         zero_isa::Vectors::Avx512 => unsafe { run_avx512(kernel) },
-        // NEON is in the baseline of aarch64.
+        // aarch64's baseline includes NEON.
         _ => kernel.run(),
     }
 }
@@ -50,14 +50,14 @@ fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 /// f32 elements of a cache line, which is also one AVX-512 register.
 pub(crate) const LINE: usize = 16;
 
-/// Asks the memory for the line that starts `ahead` elements after this one. Only a hint: where that is beyond the
-/// slice, nothing happens.
+/// Prefetches the line that starts `ahead` elements after this one. This is only a hint: beyond the end of the slice it
+/// has no effect.
 #[inline(always)]
 pub(crate) fn prefetch(line: &[f32; LINE], ahead: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing and faults at no address; SSE is in x86-64's baseline.
+        // SAFETY: a prefetch reads no memory and faults at no address; SSE is in x86-64's baseline.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(ahead).cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -1,4 +1,4 @@
-//! All optimizers: every instruction set against the scalar oracle, to the bit, and the oracle against formulas in f64.
+//! Compares every instruction set with the scalar reference, bit by bit, and the reference with formulas in f64.
 
 use proptest::prelude::*;
 
@@ -33,8 +33,8 @@ const OPTIMIZERS: [Optimizer; 8] = [
     Optimizer::Adagrad(Adagrad { eps: 1e-10, weight_decay: 0.1 }),
 ];
 
-/// A parameter, its gradient and two states of any bits at all, and as often of ordinary size: bits alone are mostly
-/// far too large or too small to meet in one sum.
+/// A parameter, its gradient and two states. Most values are of ordinary size: random bit patterns are mostly too large
+/// or too small to interact in one sum.
 fn element() -> impl Strategy<Value = [f32; 4]> {
     let any_bits = any::<u32>().prop_map(f32::from_bits);
     let special =
@@ -43,7 +43,8 @@ fn element() -> impl Strategy<Value = [f32; 4]> {
     [value.clone(), value.clone(), value.clone(), value]
 }
 
-/// Parameters and states after one step on this instruction set, from slices that start `offset` elements into their allocation.
+/// Parameters and states after one step on this instruction set. The slices start `offset` elements into their
+/// allocations.
 fn stepped(isa: Isa, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], offset: usize) -> Vec<Vec<f32>> {
     let column = |c: usize| -> Vec<f32> {
         std::iter::repeat_n(7.0, offset).chain(elements.iter().map(|element| element[c])).collect()
@@ -56,7 +57,7 @@ fn stepped(isa: Isa, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], 
     states
 }
 
-/// Equal bits, or both NaN: which NaN comes out of two depends on the order of an instruction's operands.
+/// Equal bits, or both NaN: which of two NaNs an instruction returns depends on the order of its operands.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -85,9 +86,9 @@ proptest! {
         }
     }
 
-    /// What ZeRO rests on: a shard is updated to the bits of the same range of the whole.
+    /// ZeRO relies on this: updating a shard is bit-identical to updating the same range of the whole.
     #[test]
-    fn a_shard_is_a_range_of_the_whole(elements in prop::collection::vec(element(), 1..200), cut in 0usize..200) {
+    fn updating_a_shard_matches_updating_the_whole(elements in prop::collection::vec(element(), 1..200), cut in 0usize..200) {
         let cut = cut % elements.len();
         let step = Step { step: 5, lr: 3e-3, grad_scale: 1.0, decay: true };
         for optimizer in &OPTIMIZERS {
@@ -101,7 +102,7 @@ proptest! {
     }
 }
 
-/// One step in f64, as the papers write it.
+/// One step in f64, as written in the papers.
 fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> (f64, [f64; 2]) {
     let lr = step.lr;
     let g = g * f64::from(step.grad_scale);
@@ -167,7 +168,8 @@ fn fifty_steps_agree_with_the_textbook_in_f64() {
     }
 }
 
-/// The exact step: without decay and from zero moments, Adam's first step is lr·sign(g), whatever the gradient's size.
+/// An exact case: without decay and from zero moments, Adam's first step is lr·sign(g), whatever the gradient's
+/// magnitude.
 #[test]
 fn adams_first_step_is_the_learning_rate() {
     let adam = Optimizer::AdamW(AdamW { eps: 0.0, ..AdamW::default() });

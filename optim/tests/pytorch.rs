@@ -1,4 +1,4 @@
-//! The optimizers against trajectories recorded from PyTorch 2.15 (`pytorch.py` beside this file made `pytorch.txt`).
+//! Compares the optimizers with trajectories recorded from PyTorch 2.15 (`pytorch.py` wrote `pytorch.txt`).
 
 use zero_optim::{Adagrad, AdamW, Optimizer, Sgd, Step, update};
 
@@ -21,8 +21,8 @@ fn optimizer(case: &str) -> Optimizer {
     }
 }
 
-/// Parameters after `steps` steps from the start and with the gradients of `pytorch.py`, which are given 64 times too
-/// large and scaled back.
+/// Returns the parameters after `steps` steps, with the start and the gradients of `pytorch.py`. Gradients are passed
+/// 64 times too large and scaled back.
 fn train(optimizer: &Optimizer, steps: u64) -> Vec<f32> {
     let mut params: Vec<f32> = (0..8).map(|i| (i as f32 - 3.0) / 4.0).collect();
     let mut states = vec![vec![0.0f32; params.len()]; optimizer.states().len()];
@@ -36,15 +36,15 @@ fn train(optimizer: &Optimizer, steps: u64) -> Vec<f32> {
 }
 
 #[test]
-fn trajectories_are_pytorchs() {
+fn trajectories_match_pytorch() {
     let mut cases = 0;
     for line in include_str!("pytorch.txt").lines() {
         let mut words = line.split(' ');
         let (case, step) = (words.next().unwrap(), words.next().unwrap().parse().unwrap());
         let expected = words.map(|bits| f32::from_bits(u32::from_str_radix(bits, 16).unwrap()));
         for (ours, torchs) in train(&optimizer(case), step).into_iter().zip(expected) {
-            // PyTorch rounds at other places (it divides where we multiply, and fuses less): a few units in the last
-            // place of parameters of order 1.
+            // PyTorch rounds in other places (it divides where we multiply, and fuses less), so allow a few units in
+            // the last place of parameters of order 1.
             assert!((ours - torchs).abs() <= 4.0 * f32::EPSILON, "{case}, step {step}: {ours} {torchs}");
         }
         cases += 1;

@@ -1,4 +1,4 @@
-//! What to change so that a configuration fits: small changes first, each planned like the configuration itself.
+//! Suggests changes that make a configuration fit: small changes first, each planned like the configuration itself.
 
 use std::fmt;
 
@@ -12,24 +12,24 @@ use zero_engine::format::bytes;
 /// A change that makes a configuration fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// As `--set` takes them.
+    /// The changed settings, as `--set` takes them.
     pub settings: Vec<String>,
-    /// What the busiest rank needs then.
+    /// Peak bytes of the busiest rank after the change.
     pub peak_bytes: u64,
-    /// Of its disk.
+    /// Bytes that this rank needs on its disk.
     pub disk_bytes: u64,
-    /// How long a step takes, or what the cost table has not; `None` without a table.
+    /// Predicted seconds per step, or what the cost table lacks; `None` without a table.
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// Shown at most: what comes after needs more changes.
+/// The most suggestions; later candidates need more changes.
 const SHOWN: usize = 4;
 
-/// The smallest changes of `config` with which no rank needs more than `limit` bytes. `change` gives the configuration with further
-/// settings, as `--set` takes them.
+/// Finds the smallest changes to `config` with which no rank needs more than `limit` bytes. `change` returns the
+/// configuration with further settings, given as `--set` takes them.
 ///
 /// # Errors
-/// What a plan of a changed configuration says, if none can be made at all.
+/// A changed configuration cannot be planned at all.
 pub fn advice(
     config: &Config,
     limit: u64,
@@ -40,16 +40,16 @@ pub fn advice(
     for settings in candidates(config) {
         let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
         if found.iter().any(includes) {
-            // It fits with less.
+            // A subset of these settings already fits.
             continue;
         }
-        // Some do not go together with what the file says; those are no advice.
+        // Some settings contradict the file; they are skipped.
         let Ok(changed) = change(&settings) else { continue };
         let memory_plan = memory_plan(&changed)?;
         if memory_plan.peak_bytes() <= limit {
             let plan = memory_plan.plan()?;
             if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
-                // So little goes on no disk: something else of these settings made it fit.
+                // Nothing would go to the disk: other settings of the set made it fit.
                 continue;
             }
             let of =
@@ -68,27 +68,29 @@ pub fn advice(
     Ok(found)
 }
 
-/// Another number of ranks with which no rank needs more than it may have.
+/// Another number of ranks with which every rank fits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranks {
-    /// So many.
+    /// The number of ranks.
     pub ranks: usize,
-    /// As `--set` takes them, beside the number.
+    /// The settings to change as well, as `--set` takes them.
     pub settings: Vec<String>,
-    /// What the busiest rank needs then.
+    /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
-    /// What it may have then.
+    /// The limit per rank at that number of ranks.
     pub limit: u64,
 }
 
-/// As many times more ranks than now are tried: what does not fit on a thousand times as many is no matter of ranks.
+/// Factors by which the number of ranks is increased. If a thousand times as many do not help, more ranks will not.
 const MORE: [usize; 4] = [2, 8, 64, 1024];
-/// Beyond as many ranks no more are advised.
+/// The most ranks to suggest.
 const MOST: usize = 1 << 16;
 
-/// The number of ranks that fits where no change of settings does: fewer of them where each has a `share` of one machine, which grows then,
-/// else more on other machines, where `limit` stays. `change` gives the configuration with further settings for a number of ranks. `None`
-/// says that it is no matter of ranks: what cannot be shared is too large.
+/// Finds a number of ranks that fits where no change of settings does. If the ranks divide one machine's memory, which
+/// `share` gives for a number of ranks, fewer ranks are tried first, because each share then grows. Otherwise more
+/// ranks on other machines are tried, each with the same `limit`. `change` returns the configuration with further
+/// settings for a number of ranks. Returns `None` if no number of ranks helps, because something that cannot be sharded
+/// is too large.
 pub fn other_ranks(
     config: &Config,
     limit: u64,
@@ -97,7 +99,7 @@ pub fn other_ranks(
     memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
 ) -> Option<Ranks> {
     let now = config.world_size;
-    // Not every number goes together with the file and its batch.
+    // Not every number of ranks is compatible with the file and its batch size.
     let fits = |settings: &[String], ranks: usize, limit: u64| {
         let peak_bytes = memory_plan(&change(settings, ranks).ok()?).ok()?.peak_bytes();
         (peak_bytes <= limit).then(|| Ranks { ranks, settings: settings.to_vec(), peak_bytes, limit })
@@ -126,13 +128,13 @@ fn one(setting: &str) -> Vec<String> {
     vec![setting.to_string()]
 }
 
-/// In the order of what they cost.
+/// Candidate changes, in order of their cost.
 fn candidates(config: &Config) -> Vec<Vec<String>> {
     let stage = config.zero.stage as u8;
     let data = config.data_parallel_size();
     let recompute = if config.activation_checkpointing.is_none() { one(RECOMPUTE) } else { vec![] };
     let higher: Vec<Vec<String>> = match data {
-        // On one rank there is nobody to share with.
+        // A single rank has nobody to shard with.
         1 => vec![],
         _ => (stage + 1..=3).map(|stage| vec![format!("zero_optimization.stage={stage}")]).collect(),
     };
@@ -180,7 +182,8 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all
 }
 
-/// The feed-forward part in tiles of as many rows as the model is wide: the inner activations of one are then as large as a weight.
+/// Runs the feed-forward part in tiles with as many rows as the model is wide: the inner activations of one tile are
+/// then as large as a weight.
 fn tiles(config: &Config) -> Vec<String> {
     let width = match &config.model {
         Some(Model::Gpt2(model)) if model.tiled_mlp_rows.is_none() => model.n_embd,
@@ -190,7 +193,7 @@ fn tiles(config: &Config) -> Vec<String> {
     vec![format!("model.tiled_mlp_rows={}", width.next_multiple_of(zero_model::ops::TILE_UNIT))]
 }
 
-/// Smaller micro-batches, and more of them: the same global batch.
+/// Smaller micro-batches and more of them, for the same global batch.
 fn halvings(config: &Config) -> Vec<Vec<String>> {
     let (mut size, mut count) = (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
     let mut all = vec![];

@@ -1,14 +1,14 @@
-//! Whether disks have room for what is to live there.
+//! Checks that disks have room for offloaded data.
 
 use zero_engine::Error;
 use zero_engine::settings::Settings;
 use zero_partition::{Layout, disk_bytes};
 use zero_pipeline::{Coordinates, Stages};
 
-/// Whether the folders can be written to and have room for the files of all ranks, which are on this machine.
+/// Checks that the folders are writable and have room for the files of all ranks on this machine.
 ///
 /// # Errors
-/// The key of the folder that cannot or has not.
+/// A folder is not writable or too small; the error names its key.
 pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings) -> Result<(), Error> {
     let disk = &settings.zero.disk;
     if !layout.uses_disk() {
@@ -21,7 +21,7 @@ pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings)
         ranks.map(of_rank).fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
     let mut folders = vec![("offload_optimizer", &disk.optimizer, optimizer)];
     match (&disk.optimizer, &disk.parameters) {
-        // One folder has room for both.
+        // One folder has to hold both.
         (Some(one), Some(other)) if one == other => folders[0].2 += parameters,
         _ => folders.push(("offload_param", &disk.parameters, parameters)),
     }

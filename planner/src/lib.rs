@@ -1,7 +1,9 @@
-//! What a configuration comes to before it runs: memory, traffic and time of each rank, what would make it fit, and the fastest that does.
+//! Plans configurations before they run: memory, traffic and time of each rank, changes that make a configuration fit,
+//! and the fastest configuration that fits.
 //!
-//! [`Plan`] walks the very programs that an engine carries out. [`advice()`] changes a configuration until it fits; [`autotune`] searches for
-//! the fastest one, or for the best hyperparameters. Most programs use `zero_train`, which exports what is here.
+//! [`Plan`] walks the same programs that an engine executes. [`advice()`] changes a configuration until it fits;
+//! [`autotune`] searches for the fastest one, or for the best hyperparameters. Most programs use `zero_train`, which
+//! re-exports this crate.
 
 #![forbid(unsafe_code)]
 

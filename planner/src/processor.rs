@@ -1,18 +1,20 @@
 //! The name of the processor, for reports and `zero-train doctor`, and on aarch64 its vector features.
 //!
-//! `/proc/cpuinfo` has a name on x86-64. On aarch64 it has numbers alone, those of the register MIDR_EL1, which the tables below
-//! translate; they are from Arm's reference manuals, Linux's `arch/arm64/include/asm/cputype.h`, and m1n1's `midr.h` for Apple.
+//! On x86-64 `/proc/cpuinfo` has the name. On aarch64 it only has the fields of the register MIDR_EL1, which the tables
+//! below translate; they are from Arm's reference manuals, Linux's `arch/arm64/include/asm/cputype.h`, and m1n1's
+//! `midr.h` for Apple.
 
 use std::fmt::Write;
 use std::fs;
 
-/// The name of this machine's processor, or of its kinds of core, each with their number; `None` where the system does not say.
+/// Returns the name of this machine's processor, or of each kind of core with its count; `None` if the system does not
+/// provide it.
 #[must_use]
 pub fn name() -> Option<String> {
     named(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }
 
-/// The vector features that the system lets programs use.
+/// Returns the vector features that the system lets programs use.
 #[cfg(target_arch = "aarch64")]
 #[must_use]
 pub fn vector_features() -> Vec<&'static str> {
@@ -27,7 +29,7 @@ pub fn vector_features() -> Vec<&'static str> {
     known.into_iter().filter(|(_, here)| *here).map(|(name, _)| name).collect()
 }
 
-/// The names in the text of `/proc/cpuinfo`, which has a paragraph for each core.
+/// Parses the text of `/proc/cpuinfo`, which has a paragraph for each core.
 fn named(cpuinfo: &str) -> Option<String> {
     let mut kinds: Vec<(String, usize)> = vec![];
     for core in cpuinfo.split("\n\n") {
@@ -53,10 +55,10 @@ fn named(cpuinfo: &str) -> Option<String> {
     }
 }
 
-/// A core's name by its numbers; what of them has no name is printed as a number.
+/// A core's name; unknown implementers and parts are printed as numbers.
 fn core_name(implementer: u32, part: u32) -> String {
     let core = match (implementer, part) {
-        // Microsoft's Cobalt 100 is a Neoverse N2 under a number of its own.
+        // Microsoft's Cobalt 100 is a Neoverse N2 with its own part number.
         (ARM, part) | (MICROSOFT, part @ 0xd49) => entry(&ARM_PARTS, part),
         (AMPERE, 0xac3 | 0xac4) => Some("AmpereOne"),
         (APPLE, part) => APPLE_PARTS.iter().find(|(parts, _)| parts.contains(&part)).map(|(_, name)| *name),
@@ -111,7 +113,8 @@ const ARM_PARTS: [(u32, &str); 16] = [
     (0xd8e, "Neoverse N3"),
 ];
 
-/// Both kinds of core of a chip, and those of its Pro and Max. The hypervisor of macOS shows its guests the part 0.
+/// The two kinds of core of each chip, including the Pro and Max variants. The hypervisor of macOS reports part 0 to
+/// its guests.
 const APPLE_PARTS: [(&[u32], &str); 4] = [
     (&[0x22, 0x23, 0x24, 0x25, 0x28, 0x29], "Apple M1"),
     (&[0x32, 0x33, 0x34, 0x35, 0x38, 0x39], "Apple M2"),
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn x86_says_its_name_itself() {
+    fn x86_has_its_name_in_cpuinfo() {
         let core = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7763 64-Core Processor\n\n";
         assert_eq!(named(&core.repeat(2)).as_deref(), Some("AMD EPYC 7763 64-Core Processor"));
         assert_eq!(named("processor\t: 0\nisa\t: rv64imafdc\n"), None);

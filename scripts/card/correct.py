@@ -1,4 +1,4 @@
-"""The steps that show that what runs on the card is right."""
+"""The steps that check the correctness of what runs on the card."""
 
 import json
 import shutil
@@ -9,14 +9,15 @@ import models
 from libtest import tests
 
 HERE = Path(__file__).resolve().parent
-# Of a loss, as in benches/peers/gpu.py; of the first one, before any update, what bf16 rounds.
+# Tolerances for losses: for any step, as in benches/peers/gpu.py; for the first step, before any update, the rounding
+# of bf16.
 AGREEMENT, FIRST_AGREEMENT = 2e-2, 4e-3
-# What no process of ours calls: quantized kernels.
+# Libraries that only quantized kernels need, which our programs never call.
 NOT_NEEDED = ["libcudart"]
 
 
 def machine(card, step):
-    """Which card and driver, and that every program finds its libraries."""
+    """Records the card and driver, and checks that every program finds its libraries."""
     if smi := shutil.which("nvidia-smi"):
         query = "name,driver_version,memory.total,clocks.max.sm,power.limit"
         done = step.command([smi, f"--query-gpu={query}", "--format=csv,noheader"])
@@ -43,7 +44,7 @@ def machine(card, step):
 
 
 def entries(card, step):
-    """Every entry of every module loads; which of them keep values in local memory."""
+    """Loads every entry of every module, and records which of them use local memory."""
     done = tests(step, card.programs, "kernels-device", "entries::", env=card.test_env)
     found = [line for line in done.objects() if "registers" in line]
     step.figures |= {
@@ -57,7 +58,7 @@ def entries(card, step):
 
 
 def kernels(card, step):
-    """The cases of the emulator, through the driver, with inputs that no run has had."""
+    """Runs the emulator's cases through the driver, with new random inputs."""
     step.figures["seed"] = card.seed
     env = card.test_env | {"ZERO_TRAIN_TEST_SEED": str(card.seed)}
     tests(step, card.programs, "kernels", env=env, threads=card.threads)
@@ -71,7 +72,7 @@ def count(step):
 
 
 def reference(card, step):
-    """Attention and head: the same bits twice, and PyTorch's definition in f64."""
+    """Attention and head: bit-identical in two runs, and compared with PyTorch in f64."""
     folder = card.work / "reference"
     folder.mkdir()
     env = card.test_env | {"ZERO_TRAIN_REFERENCE": str(folder), "ZERO_TRAIN_TEST_SEED": str(card.seed)}
@@ -102,7 +103,7 @@ def reference(card, step):
 
 
 def training(card, step):
-    """What trains: candle's operations, ours, and the engine."""
+    """Tests training: candle's operations, ours, and the engine."""
     tests(step, card.programs, "candle_device", env=card.test_env, threads=card.threads)
     tests(step, card.programs, "ops", "gpu::", env=card.test_env, threads=card.threads)
     tests(step, card.programs, "gpu_blocks", env=card.test_env, threads=card.threads)
@@ -111,7 +112,8 @@ def training(card, step):
 
 
 def losses(card, step):
-    """GPT-2 124M in bf16, 20 steps: twice the same bits, and PyTorch's losses from the same weights."""
+    """GPT-2 124M in bf16, 20 steps: bit-identical in two runs, and compared with PyTorch's losses from the same
+    weights."""
     preset = models.preset("124m", card.mock)
     count, start = 3 if card.mock else 20, None
     if card.has_torch():
@@ -147,7 +149,7 @@ def losses(card, step):
 
 
 def bench(card, step, config, steps, warm_up):
-    """What `zero-train bench step` measures."""
+    """Runs `zero-train bench step` and returns its measurements."""
     command = [card.binary, "bench", "step", "--config", "-", "--json", "--steps", steps, "--warm-up", warm_up]
     done = step.command(command, text=json.dumps(config))
     found = [line for line in done.objects() if "losses" in line]

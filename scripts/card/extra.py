@@ -1,4 +1,4 @@
-"""The steps for which there is time left: compute-sanitizer, NCCL, and what each kernel takes in a whole step."""
+"""The steps for the remaining time: compute-sanitizer, NCCL, and the time of each kernel in a whole step."""
 
 import csv
 import json
@@ -13,12 +13,12 @@ from harness import Skipped
 from libtest import names, tests
 
 PLACES = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*"]
-# Rows of a table of kernels.
+# The most rows of the table of kernels.
 MOST_KERNELS = 16
 
 
 def tool(name):
-    """A tool of NVIDIA's, or the step is skipped."""
+    """Finds one of NVIDIA's tools, or skips the step."""
     found = shutil.which(name)
     for place in PLACES:
         root, star, _ = place.partition("*")
@@ -30,11 +30,11 @@ def tool(name):
 
 
 def sanitizer(card, step):
-    """The cases of the kernels under memcheck and racecheck, a module of tests at a time, until the time is over."""
+    """Runs the kernels' cases under memcheck and racecheck, one test module at a time, until the time is up."""
     program = tool("compute-sanitizer")
     env = card.test_env | {"ZERO_TRAIN_TEST_SEED": str(card.seed)}
     modules = list(dict.fromkeys(test.rpartition("::")[0] for test in names(step, card.programs["kernels"], env)))
-    # What has tiles, copies ahead and barriers first.
+    # Kernels with tiles, asynchronous copies and barriers come first.
     modules = sorted(filter(None, modules), key=lambda module: (module != "attention", module))
     ran = step.figures["ran"] = {}
     for module in modules:
@@ -53,7 +53,7 @@ def sanitizer(card, step):
 
 
 def carried(card):
-    """The folder of a newer NCCL that came along, as libnccl.so.2.xz beside the pack."""
+    """Unpacks a newer NCCL, if libnccl.so.2.xz lies beside the pack, and returns its folder."""
     packed = card.pack.parent / "libnccl.so.2.xz"
     if card.mock or not packed.exists():
         return []
@@ -65,7 +65,7 @@ def carried(card):
 
 
 def nccl(card, step):
-    """One rank; where NCCL allows it, several on one card."""
+    """Runs one rank and, if NCCL allows it, several ranks on one card."""
     path = ":".join([*carried(card), card.test_env["LD_LIBRARY_PATH"]])
     env = card.test_env | {"LD_LIBRARY_PATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     version = nccl_version(card, step, card.env if card.mock else env)
@@ -86,7 +86,7 @@ def nccl(card, step):
 
 
 def nccl_version(card, step, env):
-    """As `doctor` says."""
+    """The version that `doctor` reports."""
     done = step.command([card.programs["zero-train"], "doctor"], env=env)
     found = re.search(r"^NCCL\s+(\d+)\.(\d+)\.(\d+)", done.output, re.M)
     if not found:
@@ -97,11 +97,12 @@ def nccl_version(card, step, env):
 
 
 def profiled(card, step):
-    """Launches and microseconds of each kernel in one step of 124M, by Nsight Compute, which runs them one at a time."""
+    """Launches and microseconds of each kernel in one step of 124M, from Nsight Compute, which serializes the
+    kernels."""
     program = tool("ncu")
     config = models.gpt2(models.preset("124m", card.mock), card.peers, training={"save_last": False})
     command = [card.binary, "bench", "step", "--config", "-", "--json", "--warm-up", 1, "--steps"]
-    # No replay: one pass of one metric. The clocks are left alone.
+    # No replay: a single pass with one metric. Clock control stays off.
     ncu = [program, "--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--csv", "--target-processes", "all"]
     runs = []
     for steps in (1, 2):
@@ -109,7 +110,7 @@ def profiled(card, step):
         if done.status:
             raise RuntimeError(f"ncu {done.how()}: {done.output.strip()[-300:]}")
         runs.append(durations(done.output))
-    # What one more step adds.
+    # The difference that one more step makes.
     one, two = runs
     found = {}
     for kernel, (launches, us) in two.items():
@@ -127,7 +128,7 @@ def profiled(card, step):
 
 
 def durations(output):
-    """Launches and µs by kernel, of ncu's table."""
+    """Launches and µs by kernel, parsed from ncu's table."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     unit = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
     found = {}

@@ -1,6 +1,6 @@
-"""Runs steps one after another, each with its own time limit, and writes down what came of each.
+"""Runs steps one after another, each with its own time limit, and records their results.
 
-A step is a function of a `Step`: it runs commands, notes figures and says what is wrong. Whatever happens in it, the next one runs.
+A step is a function that takes a `Step`: it runs commands, records figures and reports problems. Whatever happens in it, the next step runs.
 """
 
 import json
@@ -15,19 +15,19 @@ import traceback
 from pathlib import Path
 
 SUMMARY_LINES = 60
-# Of one command's output in the log: what it began with, and how it ended.
+# Bytes of a command's output that the log keeps: from its beginning, and from its end.
 HEAD, TAIL = 24 << 10, 96 << 10
 LOG_BYTES = 12 << 20
-# A command is a process group, so that nothing that it starts outlives it.
+# Each command is a process group, so that nothing that it starts outlives it.
 ALONE = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class Skipped(Exception):
-    """What the rest of the step needs is missing, and that is no fault."""
+    """The rest of the step needs something that is missing; this is not a failure."""
 
 
 class TimedOut(Exception):
-    """The step's time is over."""
+    """The step exceeded its time limit."""
 
 
 class Done:
@@ -42,7 +42,7 @@ class Done:
         return f"was ended by {signal.Signals(-self.status).name}"
 
     def objects(self):
-        """The JSON objects that it printed, one a line; libtest may have begun the line."""
+        """The JSON objects that it printed, one per line; libtest may have written at the start of the line."""
         found = []
         for line in self.output.splitlines():
             if "{" in line:
@@ -56,7 +56,7 @@ class Done:
 
 
 class Step:
-    """One step while it runs: its commands, figures, and what is wrong."""
+    """A running step: its commands, figures, and problems."""
 
     def __init__(self, number, name, seconds, run_folder):
         self.number, self.name, self.folder = number, name, run_folder
@@ -70,13 +70,13 @@ class Step:
         self.problems.append(problem)
 
     def say(self, line):
-        """A line of the summary."""
+        """Adds a line to the summary."""
         self.lines.append(line)
 
     def command(self, command, env=None, cwd=None, text=None, most=None):
-        """Runs a command until it ends or the time is over, and keeps its output.
+        """Runs a command until it ends or the step's time is up, and keeps its output.
 
-        `most` limits it to some seconds of the step; a command that this limit ends has the status None.
+        `most` limits the command to that many seconds; a command stopped by this limit has the status None.
         """
         self.folder.log(f"\n== step {self.number}: {' '.join(map(str, command))}\n")
         limit = max(0.1, min(self.left(), most or self.left()))
@@ -111,7 +111,8 @@ class Step:
 
 
 def end(running):
-    """Ends a command and all that it started; at once, since a signal that can be handled makes a run write a checkpoint."""
+    """Kills a command and all that it started. A signal that can be handled would make a training run write a
+    checkpoint."""
     try:
         os.killpg(running.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -131,7 +132,7 @@ def last_test(output):
 
 
 class Folder:
-    """What a run leaves: card.jsonl, details.jsonl (what programs printed as JSON), card.log, summary.txt."""
+    """The output folder: card.jsonl, details.jsonl (JSON printed by programs), card.log, summary.txt."""
 
     def __init__(self, path):
         self.path, self.logged, self.running = path, 0, None
@@ -144,18 +145,19 @@ class Folder:
             file.write(text)
 
     def log(self, text):
-        # A log that is full still says which commands ran.
+        # A full log still lists the commands that ran.
         text = text if self.logged < LOG_BYTES else text[:200]
         self.logged += len(text.encode())
         self.append("card.log", text)
 
 
 def run(title, steps, folder, limit=None, most=None):
-    """Runs all steps, each a (number, name, seconds, function); true if none failed. `limit` stands for the seconds of each, `most` is for all."""
+    """Runs all steps, each a (number, name, seconds, function); returns whether none failed. `limit` overrides the
+    seconds of each step, `most` limits all together."""
     started, results, interrupted = time.monotonic(), [], []
 
     def stop(number, _frame):
-        # The rest is not run, but what there is is told.
+        # The remaining steps are skipped, but the results so far are reported.
         interrupted.append(signal.Signals(number).name)
         raise KeyboardInterrupt
 
@@ -184,7 +186,7 @@ def run(title, steps, folder, limit=None, most=None):
 
 
 def outcome(step, function):
-    """The status of a step, and why where it is not ok."""
+    """Runs a step; returns its status, and the reason if it is not ok."""
     try:
         function(step)
     except Skipped as reason:
@@ -207,7 +209,7 @@ def summary(title, results, seconds):
         counts[line["status"]] = counts.get(line["status"], 0) + 1
     lines = [f"{title}: {', '.join(f'{n} {status}' for status, n in counts.items())}, {seconds:.0f} s"]
     room = SUMMARY_LINES - 1 - 2 * len(results)
-    # The same for each, and what some leave for the others, from the first on.
+    # An equal share of lines for each step; unused lines go to the others, in order.
     share = room // max(1, len(results))
     spare = room - sum(min(share, len(said)) for _, said in results)
     for line, said in results:

@@ -1,14 +1,16 @@
-"""What a test program of Rust's printed."""
+"""Parses the output of Rust test programs."""
 
 import re
 
-# What one card cannot show, in the words that tests have agreed on. Whatever else is skipped is not proved, and that is a failure.
+# The accepted reasons for skipping a test on one card, in the exact words that tests print. Any other skip counts as a
+# failure, because it proves nothing.
 AGREED = re.compile(r"needs \d+ GPUs|only the mock can do this")
 RESULT = re.compile(r"test result: (\w+)\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
 
 def tests(step, programs, name, *arguments, env, cwd=None, threads=1, most=None):
-    """Runs a test program: counts go into the figures, what failed, crashed or was skipped is a problem. Gives the output."""
+    """Runs a test program: records counts in the figures, and failures, crashes and unaccepted skips as problems.
+    Returns the output."""
     options = ["--test-threads", threads, "--nocapture"]
     done = step.command([programs[name], *arguments, *options], env=env, cwd=cwd, most=most)
     step.details += done.objects()
@@ -49,6 +51,6 @@ def panic(output):
 
 
 def names(step, program, env):
-    """The tests of a program."""
+    """Lists the tests of a program."""
     done = step.command([program, "--list"], env=env)
     return re.findall(r"^(\S+): test$", done.output, re.M)

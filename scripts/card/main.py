@@ -1,4 +1,5 @@
-"""`card.sh correct|speed|extra`: finds the programs and their libraries, runs the steps of one part, and prints what came of them."""
+"""`card.sh correct|speed|extra`: finds the programs and their libraries, runs the steps of one part, and prints the
+results."""
 
 import argparse
 import os
@@ -18,11 +19,11 @@ PACK = ROOT / "target" / "card" / "card.tar.xz"
 
 
 class Card:
-    """Where steps run: programs, their environment, and room for files."""
+    """The environment of the steps: programs, environment variables, and a work folder."""
 
     def __init__(self, chosen, work):
         self.mock, self.work = bool(os.environ.get("CARD_MOCK")), work
-        # A card sees other inputs each time; what CI tests changes with the code alone.
+        # A card gets new random inputs each time; CI must be deterministic.
         self.seed = int(os.environ.get("ZERO_TRAIN_TEST_SEED") or (0 if self.mock else secrets.randbelow(1 << 31)))
         self.pack = chosen.pack
         first = [str(self.mock_libraries())] if self.mock else []
@@ -30,11 +31,12 @@ class Card:
         self.test_env = programs.environment([] if self.mock else programs.library_folders())
         if not self.mock:
             self.test_env["ZERO_TRAIN_CUDA_TESTS"] = "1"
-        # One at a time on a card: what is timed or counted there is the process's. Emulated kernels wait for nobody.
+        # One test at a time on a card, since timings and counters there are per process. Emulated kernels can run in
+        # parallel.
         self.threads = (os.cpu_count() or 1) if self.mock else 1
         self.programs = self.found(chosen)
         self.binary = self.wrapped(self.programs["zero-train"])
-        # What benches/peers writes, and PyTorch's own libraries: ours come by the wrapper.
+        # The folder for files of benches/peers. PyTorch keeps its own libraries; ours are set by the wrapper.
         self.peers = work / "peers"
         self.torch_env = os.environ | {"ZERO_TRAIN_PEERS": str(self.peers), "PYTHONWARNINGS": "ignore"}
 
@@ -53,7 +55,7 @@ class Card:
         return programs.emulated()
 
     def wrapped(self, binary):
-        """A program that runs `zero-train` with its libraries, for whoever starts it with another environment."""
+        """A script that runs `zero-train` with its libraries, for callers with another environment."""
         wrapper = self.work / "zero-train"
         wrapper.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH="{self.env["LD_LIBRARY_PATH"]}" exec "{binary}" "$@"\n')
         wrapper.chmod(0o755)
@@ -86,7 +88,7 @@ def main():
         if not shutil.which(os.environ.get("CXX", "c++")):
             print("skipped: no C++ compiler for the emulated GPU")
             return
-        # The emulator takes its time, on machines that others use.
+        # The emulator is slow, and its machine may be shared.
         steps = [(number, name, 5 * seconds, function) for number, name, seconds, function in steps]
     started = time.monotonic()
     folder = harness.Folder(chosen.out)
@@ -95,7 +97,7 @@ def main():
         seconds = time.monotonic() - started
         title = f"{chosen.part}{' on the emulated GPU' if card.mock else ''} (programs after {seconds:.0f} s)"
         bound = [(number, name, limit, lambda step, run=run: run(card, step)) for number, name, limit, run in steps]
-        # A command on such a machine may take ten minutes.
+        # Such machines limit a command to ten minutes.
         most = None if card.mock else 580 - seconds
         good = harness.run(title, bound, folder, chosen.limit, most)
     sys.exit(0 if good else 1)

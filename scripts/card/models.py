@@ -1,4 +1,4 @@
-"""Configurations of `zero-train` for the steps: those of benches/peers, and others of the same form."""
+"""`zero-train` configurations for the steps: those of benches/peers, and others of the same form."""
 
 import json
 import sys
@@ -13,12 +13,12 @@ from presets import ON_GPU, configuration  # noqa: E402
 
 
 def preset(name, mock, **changes):
-    """A model of benches/peers; on the emulated GPU the smallest one stands for all."""
+    """A model of benches/peers; the emulated GPU always gets the smallest one."""
     return replace(ON_GPU["tiny" if mock else name], **changes)
 
 
 def tokens(vocabulary, folder):
-    """The token file, made when it is missing."""
+    """The token file, which is written if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"tokens-{vocabulary}.u16.bin"
     if not path.exists():
@@ -27,12 +27,12 @@ def tokens(vocabulary, folder):
 
 
 def gpt2(of, folder, start=None, **more):
-    """A run of GPT-2 in bf16 on a GPU; further sections, or keys of sections, by name."""
+    """A run of GPT-2 in bf16 on a GPU; `more` adds sections, or keys of sections."""
     return joined(configuration(of, tokens(of.vocabulary, folder), start, "cuda"), more)
 
 
 def llama_1b(folder, mock):
-    """Llama 3.2 1B with rows of 2,048 tokens, 8,192 a step."""
+    """Llama 3.2 1B with rows of 2,048 tokens, 8,192 tokens per step."""
     sizes = {
         "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2048,
@@ -53,6 +53,6 @@ def joined(config, more):
 
 
 def written(config, path):
-    """The configuration as a file; JSON is YAML."""
+    """Writes the configuration to a file, as JSON, which is valid YAML."""
     path.write_text(json.dumps(config))
     return path

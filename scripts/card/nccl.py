@@ -1,9 +1,9 @@
-"""Makes a newer NCCL small enough to be carried beside the pack, for several ranks on one card: `python3 nccl.py [WHEEL] [OUT]`.
+"""Shrinks a newer NCCL so that it can be shipped beside the pack, for several ranks on one card: `python3 nccl.py [WHEEL] [OUT]`.
 
     python3 -m pip download --no-deps --dest . nvidia-nccl-cu13
     python3 scripts/card/nccl.py nvidia_nccl_cu13-*.whl
 
-OUT is target/card/libnccl.so.2.xz. The library has code for every chip; all but the code for compute capability 90 becomes zeros, which take no room.
+OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute capability 90 is zeroed, which compresses to nothing.
 """
 
 import lzma
@@ -19,7 +19,7 @@ MAGIC = 0xBA55ED50
 
 
 def sections(library):
-    """(name, offset, size) of an ELF file's."""
+    """Yields (name, offset, size) of each section of an ELF file."""
     (table,) = struct.unpack_from("<Q", library, 40)
     size, count, names = struct.unpack_from("<HHH", library, 58)
     found = [struct.unpack_from("<IIQQQQ", library, table + index * size) for index in range(count)]
@@ -29,12 +29,12 @@ def sections(library):
 
 
 def cleared(library, offset, length):
-    """Zeros for code of other chips in a section; how many bytes."""
+    """Zeroes the code of other chips in a section; returns the number of bytes."""
     at, end, total = offset, offset + length, 0
     while at < end:
         magic, _, header, size = struct.unpack_from("<IHHQ", library, at)
         if magic != MAGIC:
-            # What aligns the next one.
+            # Padding before the next fat binary.
             at += 8
             continue
         entry, at = at + header, at + header + size

@@ -1,4 +1,4 @@
-"""Whether `CARD_MOCK=1 card.sh correct` finds faults in kernels: tests of its step 3 run kernels from copies of the sources with planted faults.
+"""Checks that `CARD_MOCK=1 card.sh correct` detects faults in kernels: runs the tests of its step 3 on copies of the sources with planted faults.
 
 `python3 scripts/card/planted.py`
 """
@@ -14,7 +14,7 @@ import libtest
 import programs
 
 SOURCES = programs.ROOT / "cuda" / "kernels" / "cu"
-# What is planted together: file, what it says in one place, what stands there instead, and the test that must fail.
+# Groups of faults: file, original text (which occurs once), replacement, and the test that must fail.
 PLANTED = {
     "a wrong fragment": [
         (
@@ -42,7 +42,7 @@ PLANTED = {
 
 
 def plant(folder, faults):
-    """A copy of the sources with these faults."""
+    """Copies the sources and plants these faults."""
     folder.mkdir()
     for path in SOURCES.iterdir():
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""The programs that a card runs, where they come from, and the libraries that they find.
+"""The programs that run on a card, how they are built, and the libraries that they use.
 
 `python3 programs.py release` builds them with the compiler of kernels in the PATH and prints the name and path of each, for `card-pack.sh`.
 """
@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Name in the pack: folder of the crate, kind and name of the target.
+# By name in the pack: folder of the crate, kind and name of the target.
 PROGRAMS = {
     "zero-train": ("cli", "bin", "zero-train"),
     "kernels-device": ("cuda/kernels", "test", "device"),
@@ -24,17 +24,18 @@ PROGRAMS = {
     "gpu": ("trainer", "test", "gpu"),
     "nccl-device": ("comm/nccl", "test", "device"),
 }
-# With the feature `cuda`. One selection, of .ci/run as well: another one changes candle's features and compiles it again.
+# The packages built with the feature `cuda`. .ci/run uses the same selection: another one would change candle's
+# features and recompile it.
 PACKAGES = (ROOT / "scripts/card/packages.txt").read_text().split()
 
 
 def build(*options, env=None):
-    """Builds all programs in one go; the path of each."""
+    """Builds all programs with one command; returns their paths."""
     command = ["cargo", "test", "--no-run", "--message-format", "json-render-diagnostics", *options]
     for package in PACKAGES:
         command += ["-p", package]
     command += ["--features", ",".join(f"{package}/cuda" for package in PACKAGES)]
-    # Cargo builds the binary for the tests of its crate: `architecture` is the smallest.
+    # Cargo builds the binary along with a test of its crate; `architecture` is the smallest test.
     for test in sorted({name for _, kind, name in PROGRAMS.values() if kind == "test"} | {"architecture"}):
         command += ["--test", test]
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
@@ -53,14 +54,14 @@ def build(*options, env=None):
 
 
 def emulated():
-    """Builds them for the emulated GPU."""
-    # The compiler stands for NVIDIA's, and the capability tells cargo its output from another compiler's.
+    """Builds the programs for the emulated GPU."""
+    # The emulator's compiler replaces nvcc; the capability makes cargo keep the builds of the two apart.
     path = f"{ROOT / 'scripts' / 'emulated-nvcc'}:{os.environ['PATH']}"
     return build(env=os.environ | {"PATH": path, "CUDA_COMPUTE_CAP": "80"})
 
 
 def unpacked(pack, folder):
-    """The programs of a pack."""
+    """Unpacks the programs of a pack."""
     with tarfile.open(pack) as archive:
         archive.extractall(folder, filter="data")
     return within(folder)
@@ -71,25 +72,26 @@ def within(folder):
 
 
 def of_python(name):
-    """Whether this Python has a module, without importing it."""
+    """Whether this Python has a module; does not import it."""
     return importlib.util.find_spec(name) is not None
 
 
 def library_folders():
-    """Where NVIDIA's libraries are expected: PyTorch's wheels in either layout, a toolkit, a driver that is mounted."""
+    """Folders where NVIDIA's libraries may be: PyTorch's wheels in either layout, a toolkit, a mounted driver."""
     sites = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     if found := importlib.util.find_spec("torch"):
         sites.append(Path(found.origin).parents[1])
     found = []
     for site in sites:
-        # nvidia/cu13/lib and nvidia/nccl/lib of CUDA 13's wheels, nvidia/cublas/lib and the like of CUDA 12's.
+        # CUDA 13's wheels have nvidia/cu13/lib and nvidia/nccl/lib, CUDA 12's have nvidia/cublas/lib and so on.
         found += sorted(site.glob("nvidia/*/lib"), key=lambda path: (path.parent.name != "cu13", path))
     found += [Path("/usr/local/nvidia/lib64"), Path("/usr/local/nvidia/lib"), Path("/usr/local/cuda/lib64")]
     return list(dict.fromkeys(str(path) for path in found if path.is_dir()))
 
 
 def environment(folders, first=()):
-    """Variables of our programs: these folders behind LD_LIBRARY_PATH's own, which may name the driver's."""
+    """The environment of our programs: appends these folders to LD_LIBRARY_PATH, which may already name the driver's
+    folder."""
     own = os.environ.get("LD_LIBRARY_PATH", "")
     path = [*first, *filter(None, own.split(":")), *folders]
     return os.environ | {"LD_LIBRARY_PATH": ":".join(path), "RUST_BACKTRACE": "1", "NO_COLOR": "1"}

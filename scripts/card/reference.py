@@ -1,7 +1,7 @@
-"""Attention and the head of a language model against PyTorch in f64: `python reference.py FOLDER DEVICE`.
+"""Compares attention and the head of a language model with PyTorch in f64: `python reference.py FOLDER DEVICE`.
 
-FOLDER has what the test `gpu::reference` of `zero-ops` wrote: inputs in bf16, results and gradients of the GPU. A line of JSON a tensor says how far it
-is from the definition in f64 of the same inputs, and how far PyTorch's own bf16 is; the exit status is 1 where one is too far.
+FOLDER has the output of the test `gpu::reference` of `zero-ops`: inputs in bf16, results and gradients of the GPU. Prints a line of JSON per tensor with
+its error relative to the definition in f64, and the error of PyTorch's own bf16; the exit status is 1 if an error is too large.
 """
 
 import json
@@ -13,15 +13,17 @@ import torch
 import torch.nn.functional as F
 
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U32": torch.int32, "I64": torch.int64}
-# Of ‖error‖ over ‖reference‖. A result is rounded once to bf16, at most 2⁻⁹ of it, and so is each factor that the kernels keep in bf16:
-# probabilities, gradients of scores, and what they were made of. All four in one direction would be 2⁻⁷.
+# Tolerance for ‖error‖ over ‖reference‖. A result is rounded once to bf16, an error of at most 2⁻⁹, and so is each
+# factor that the kernels keep in
+# bf16: probabilities, gradients of scores, and their inputs. If all four errors add up, they reach 2⁻⁷.
 TOLERANCE = 2.0**-7
-# Of a row's error over the sum of its own norm and a mean row's: one wrong tile among thousands is far above, cancellation within a row below.
+# Tolerance for a row's error over the sum of its own norm and the mean norm of a row: a single wrong tile exceeds it by
+# far, cancellation within a row does not.
 ROW_TOLERANCE = 2.0**-4
 
 
 def load(path, device):
-    """The tensors of a safetensors file."""
+    """Loads the tensors of a safetensors file."""
     data = bytearray(path.read_bytes())
     (length,) = struct.unpack_from("<Q", data)
     header, tensors = json.loads(data[8 : 8 + length]), {}
@@ -35,17 +37,17 @@ def load(path, device):
 
 
 def seen(documents, time, device):
-    """Which position sees which: [batch or 1, 1, time, time]."""
+    """The attention mask: [batch or 1, 1, time, time]."""
     causal = torch.ones(time, time, dtype=torch.bool, device=device).tril()[None, None]
     if documents is None:
         return causal
-    # A document begins wherever the number changes.
+    # A new document begins where the number changes.
     changes = F.pad((documents[:, 1:] != documents[:, :-1]).long(), (1, 0)).cumsum(1)
     return causal & (changes[:, None, :, None] == changes[:, None, None, :])
 
 
 def attention(case, dtype):
-    """Result and gradients, by the definition in f64, or by PyTorch's kernel in bf16."""
+    """Result and gradients, from the definition in f64 or from PyTorch's kernel in bf16."""
     q, k, v = (case[name].to(dtype).detach().requires_grad_() for name in "qkv")
     mask = seen(case.get("documents"), q.shape[1], q.device)
     # [batch, heads, time, size], keys and values repeated for the query heads that share them.
@@ -70,7 +72,7 @@ def head(case, dtype):
 
 
 def apart(got, want):
-    """‖error‖ over ‖reference‖, and the same of the worst row."""
+    """‖error‖ over ‖reference‖, for the tensor and for its worst row."""
     got, want = got.double(), want.double()
     if want.dim() == 0:
         relative = float((got - want).abs() / want.abs())
@@ -86,7 +88,7 @@ def compared(path, device):
     want, peer = definition(case, torch.float64), definition(case, torch.bfloat16)
     for name, reference in want.items():
         error, row = apart(case[name], reference)
-        # NaN is too far, too.
+        # NaN counts as too large.
         good = error <= TOLERANCE and row <= ROW_TOLERANCE
         shape = list(case["q" if "q" in case else "x"].shape)
         yield good, {

@@ -1,4 +1,4 @@
-"""The steps that measure: kernels, whole steps beside PyTorch's, and where the time goes."""
+"""The steps that measure speed: kernels, whole training steps compared with PyTorch's, and a breakdown of the time."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def kernels(card, step):
-    """Each kernel by events, and beside it what a copy and a product reach."""
+    """Times each kernel with events, and measures a copy and a product for comparison."""
     if of_python("torch") and not card.mock:
         done = step.command([sys.executable, "-W", "ignore", HERE / "ceilings.py"])
         if found := done.objects():
@@ -41,7 +41,7 @@ def kernels(card, step):
 
 
 def beside_torch(card, step, name, trainers, rounds, steps, warm_up, weights):
-    """benches/peers/gpu.py; what it has measured is kept when its time is over or a trainer fails."""
+    """Runs benches/peers/gpu.py; its measurements are kept even if it runs out of time or a trainer fails."""
     card.needs_torch()
     results = card.work / f"peers-{step.number}.jsonl"
     command = [sys.executable, "-W", "ignore", models.PEERS / "gpu.py", "--binary", card.binary, "--results", results]
@@ -76,12 +76,12 @@ def beside_torch(card, step, name, trainers, rounds, steps, warm_up, weights):
     if late:
         raise late
     if done.status:
-        # What failed comes last; a compiler that is missing fails its own part alone.
+        # Failures are printed last; a missing compiler fails only its own part.
         step.fail(f"gpu.py: {done.output.strip()[-600:]}")
 
 
 def small(card, step):
-    # torch.compile on the processor shows nothing here.
+    # torch.compile on the CPU would tell nothing.
     trainers = ["torch eager"] if card.mock else ["torch eager", "torch compile"]
     beside_torch(card, step, "124m", trainers, 2, *((2, 1) if card.mock else (20, 5)), "same")
 
@@ -91,7 +91,7 @@ def large(card, step):
 
 
 def traced(card, step):
-    """A traced run of 124M: what the GPU and the host did in a step."""
+    """Traces a run of 124M to see what the GPU and the host do in a step."""
     config = models.gpt2(models.preset("124m", card.mock), card.peers, training={"trace": True, "save_last": False})
     run = card.work / "traced"
     file = models.written(config, card.work / "traced.json")
@@ -103,7 +103,7 @@ def traced(card, step):
     report = json.loads((run / "report.json").read_text())
     figures = timeline.figures(run / "trace.json")
     step.figures |= {"gpu_timeline": report["gpu_timeline"], **figures}
-    # The driver counts none; its mock does.
+    # Only the mock driver prints these counters.
     for line in done.output.splitlines():
         name, _, value = line.partition(" ")
         if name in ("mock_launches", "mock_waits"):
@@ -120,7 +120,7 @@ def traced(card, step):
 
 
 class Used:
-    """What nvidia-smi says of the card's memory, in MiB, once in a while."""
+    """Samples the card's memory in MiB with nvidia-smi."""
 
     def __init__(self):
         self.smi, self.values, self.over = shutil.which("nvidia-smi"), [], threading.Event()
@@ -143,7 +143,7 @@ class Used:
 
 
 def others(card, step):
-    """Llama, and what the driver's pool holds over many steps with the optimizer's state on the host."""
+    """Runs Llama, and watches the driver's pool over many steps with the optimizer's state on the host."""
     run = bench(card, step, models.llama_1b(card.peers, card.mock), *((2, 1) if card.mock else (10, 3)))
     said(step, "llama_1b", run)
     preset = models.preset("1.5b", card.mock)
@@ -176,7 +176,7 @@ def others(card, step):
     if used.values:
         early, latest = max(used.values[:half], default=0), max(used.values[half:])
         step.say(f"memory of the card by nvidia-smi: {early} MiB in the first half, {latest} in the second")
-        # A pool that grows with the steps would go on.
+        # A leak would keep growing.
         if latest > 1.05 * early + 256:
             step.fail(f"the card's memory grows: {early} MiB, then {latest}")
     if late:

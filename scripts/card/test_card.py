@@ -1,4 +1,4 @@
-"""Whether `card.sh` sees what is wrong: its steps run stand-ins for the programs. `python3 scripts/card/test_card.py`"""
+"""Tests that `card.sh` detects problems, with stand-ins for the programs. `python3 scripts/card/test_card.py`"""
 
 import json
 import os

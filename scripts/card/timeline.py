@@ -1,11 +1,11 @@
-"""Reads a traced run of one rank: what its GPU did in a step that has settled, when it did nothing, and how long the host took for a layer."""
+"""Reads the trace of one rank: the GPU's work in a step after warm-up, its idle gaps, and the host's time per layer."""
 
 import json
 import statistics
 
 
 def read(path):
-    """By process and thread, (start, end, name, category, arguments) in µs and in order of time."""
+    """Spans by process and thread: (start, end, name, category, arguments), in µs and in time order."""
     names, spans = {}, {}
     for event in json.loads(path.read_text())["traceEvents"]:
         at = (event["pid"], event["tid"])
@@ -18,7 +18,7 @@ def read(path):
 
 
 def steps(spans):
-    """The same cut where the program begins anew, the first steps left out: they touch all memory for the first time."""
+    """Splits the spans into steps, without the first ones, which touch all memory for the first time."""
     found = []
     for span in spans:
         if not found or span[2] == spans[0][2]:
@@ -28,13 +28,13 @@ def steps(spans):
 
 
 def gaps(spans):
-    """Times between two spans in which the GPU had nothing of its compute stream to do, longest first."""
+    """Gaps between spans in which the GPU's compute stream was idle, longest first."""
     found = [(after[0] - before[1], before[2], after[2]) for before, after in zip(spans, spans[1:])]
     return sorted(found, reverse=True)
 
 
 def layers(spans, category):
-    """The median of what layers between the first and the last took in it, in µs."""
+    """The median time of the layers between the first and the last in a category, in µs."""
     most = max((span[4].get("layer", 0) for span in spans), default=0)
     inner = [span[1] - span[0] for span in spans if span[3] == category and 0 < span[4].get("layer", 0) < most]
     return round(statistics.median(inner), 1) if inner else None
@@ -44,7 +44,7 @@ def figures(path):
     spans = read(path)
     gpu = next(own for (process, thread), own in spans.items() if process.endswith("its GPU") and thread == "compute")
     host = next(own for (process, thread), own in spans.items() if process == "rank 0, measured" and thread == "compute")
-    # The GPU's own slices have no arguments: the host's of the same name do.
+    # Spans of the GPU have no arguments; the host's spans of the same name have them.
     arguments = {span[2]: span[4] for span in host}
     gpu = [(*span[:4], arguments.get(span[2], {})) for span in gpu]
     of_gpu, of_host = steps(gpu), steps(host)

@@ -1,15 +1,16 @@
-// GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward, and a sum, element by element: the bits of the CPU's
-// (ops/src/kernel/activation.rs).
+// GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward, and addition. Elementwise, bit-identical to the
+// CPU's (ops/src/kernel/activation.rs).
 #include "math.cuh"
 #include "pack.cuh"
 
-// `a` and `b` are the inputs, `d` the gradient of the result; `x` and `y` are written. What an entry does not use is 0.
+// `a` and `b` are the inputs, `d` the gradient of the result, `x` and `y` the outputs. Fields that an entry does not
+// use are 0.
 struct ActivationArgs {
     uint64_t a, b, d, x, y;
     uint64_t count;
 };
 
-// Of one input, and of two; `f` gets where to put a result.
+// Apply `f` to the elements of one input, or of two. `f` gets a pointer for each result.
 template <class T, class F> DEVICE void one(const ActivationArgs& a, uint64_t x, uint64_t y, F f) {
     each<Pack<T>::COUNT>(a.count, {as_mut<T>(y)}, f, as<T>(x));
 }
@@ -60,12 +61,12 @@ template <class T> DEVICE void gelu_erf_backward(const ActivationArgs& a) { back
 template <class T> DEVICE void silu(const ActivationArgs& a) { forward<Silu, T>(a); }
 template <class T> DEVICE void silu_backward(const ActivationArgs& a) { backward<Silu, T>(a); }
 
-// NaN where x is.
+// NaN for NaN.
 template <class T> DEVICE void relu(const ActivationArgs& a) {
     one<T>(a, a.a, a.y, [](float* y, float x) { *y = x < 0.0f ? 0.0f : x; });
 }
 
-// At 0 the gradient passes, as candle has it.
+// At 0 the gradient is passed through, as in candle.
 template <class T> DEVICE void relu_backward(const ActivationArgs& a) {
     two<T>(a, a.a, a.d, a.x, [](float* dx, float x, float d) { *dx = x < 0.0f ? 0.0f : d; });
 }
@@ -75,7 +76,7 @@ template <class T> DEVICE void swiglu(const ActivationArgs& a) {
     two<T>(a, a.a, a.b, a.y, [](float* y, float gate, float up) { *y = gate * sigmoid(gate).value * up; });
 }
 
-// Gradient of gate to `x`, of up to `y`; either may be where its input or the upstream gradient is.
+// Writes the gradient of gate to `x` and of up to `y`; either may overwrite its input or the upstream gradient.
 template <class T> DEVICE void swiglu_backward(const ActivationArgs& a) {
     auto gradients = [](float* to, float gate, float up, float d) {
         Sigmoid s = sigmoid(gate);

@@ -1,34 +1,36 @@
-// Causal attention over tiles of keys, forward and backward, without a matrix of scores in memory (Dao et al., "FlashAttention",
-// 2022; Dao, "FlashAttention-2", 2023).
+// Causal attention over tiles of keys, forward and backward, without a matrix of scores in memory (Dao et al.,
+// "FlashAttention", 2022; Dao, "FlashAttention-2", 2023).
 //
-// A block of 16 × 16 threads takes a tile of queries of one head, or of keys of one key and value head. Thread (y, x) has some
-// consecutive rows of it, and of each every sixteenth column from x on. Tiles of keys begin at multiples of KEYS, whatever the
-// queries, so a row's bits depend on that row and what it sees alone. Nothing is added by atomics: gradients of queries have a kernel of their
-// own, and one block adds up those of a tile of keys, head by head and query by query. These are the kernels of f32, with fused
-// multiply-adds; attention_tensor.cu has those of narrower types.
+// A block of 16 × 16 threads processes a tile of queries of one head, or of keys of one key and value head. Thread (y,
+// x) holds some consecutive rows of the tile, and of each row every sixteenth column starting at x. Tiles of keys begin
+// at multiples of KEYS, independent of the queries, so a row's bits depend only on that row and the keys that it sees.
+// No atomics are used: the gradient of q has its own kernel, and one block adds up the gradients of a tile of keys,
+// head by head and query by query. These are the f32 kernels, with fused multiply-adds; attention_tensor.cu has those
+// of narrower types.
 #include "attention.cuh"
 
 constexpr unsigned SIDE = 16;
 constexpr unsigned KEYS = 32;
 
-// What a block works on, and this thread in it.
+// The block's work, and this thread's place in the block.
 struct Seat : Place {
     unsigned x, y;
     DEVICE Seat(const AttentionArgs& a, unsigned heads, unsigned rows)
         : Place(a, heads, rows), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
 };
 
-// Queries of a tile of the forward and of the gradient of q, for heads padded to SIZE.
+// Queries per tile in the forward and in the gradient of q, for heads padded to SIZE.
 template <unsigned SIZE> constexpr unsigned QUERIES_OF = SIZE <= 64 ? 64 : 32;
 
-// A tile of COUNT rows of SIZE floats and one of padding, so that columns of it lie in different banks.
+// A tile of rows of SIZE floats, each padded by one float so that the elements of a column are in different banks.
 template <unsigned SIZE> struct Tile {
     static constexpr unsigned WIDTH = SIZE + 1;
     float* at;
     DEVICE float* row(unsigned i) const { return at + i * WIDTH; }
 };
 
-// COUNT rows of a tile: those of one head from position `first` on, zeros beyond its size and beyond the sequence.
+// Fills COUNT rows of a tile with one head's rows from position `first` on, with zeros beyond the head's size and the
+// sequence.
 template <unsigned COUNT, unsigned SIZE>
 DEVICE void fill(
     Tile<SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned first, const AttentionArgs& a) {
@@ -39,13 +41,13 @@ DEVICE void fill(
     }
 }
 
-// Over the sixteen threads that share rows.
+// Reduces over the sixteen threads that share rows.
 template <class OP> DEVICE float over_side(float x) {
     for (unsigned distance = SIDE / 2; distance > 0; distance /= 2) x = OP::of(x, __shfl_xor_sync(ALL, x, distance));
     return x;
 }
 
-// rows · columnsᵀ of two tiles: products[r][c] of row y·ROWS + r with column x + 16·c.
+// Computes rows · columnsᵀ of two tiles: to[r][c] is the product of row y·ROWS + r with column x + 16·c.
 template <unsigned SIZE, unsigned ROWS, unsigned COLUMNS>
 DEVICE void products(Tile<SIZE> rows, Tile<SIZE> columns, unsigned y, unsigned x, float (&to)[ROWS][COLUMNS]) {
     for (unsigned r = 0; r < ROWS; r++) {
@@ -61,7 +63,7 @@ DEVICE void products(Tile<SIZE> rows, Tile<SIZE> columns, unsigned y, unsigned x
     }
 }
 
-// Rows of a tile to one head's: those that thread (y, x) has, from position `first` on.
+// Writes the rows of a tile that thread (y, x) holds to one head's rows, from position `first` on.
 template <unsigned ROWS, unsigned PARTS>
 DEVICE void put(
     const float (&rows)[ROWS][PARTS], uint64_t to, uint64_t stride, uint64_t offset, unsigned first, const Seat& place,
@@ -83,7 +85,7 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     Tile<SIZE> q{room}, k{q.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> p{v.row(KEYS)};
     Seat place(a, a.heads, QUERIES);
-    // The tiles with most keys first.
+    // The tiles with the most keys come first.
     unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
@@ -115,7 +117,7 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
                 top = Max::of(top, scores[r][c]);
             }
             top = over_side<Max>(top);
-            // A row that sees nothing of this tile, nor of those before it, stays as it is.
+            // A row that has seen no key so far stays unchanged.
             float base = top == -INFINITY ? 0.0f : top;
             float correction = exponential(largest[r] - base), sum = 0.0f;
             for (unsigned c = 0; c < COLUMNS; c++) {
@@ -148,7 +150,7 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     put(out, a.out, a.out_row, place.at(a, a.out_row, place.head), begin, place, a);
 }
 
-// A warp takes one position of one head.
+// Each warp processes one position of one head.
 ENTRY(attention_deltas_f32, AttentionArgs, 256) {
     Place place(a, a.heads, blockDim.x / WARP);
     unsigned position = place.tile * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -160,15 +162,16 @@ ENTRY(attention_deltas_f32, AttentionArgs, 256) {
     if (lane == 0) as_mut<float>(a.deltas)[place.statistic(a, place.head) + position] = delta;
 }
 
-// The probability of a score, and the gradient of the score from that of the probability; both 0 where it is not seen.
+// The probability of a score, and the gradient of the score; both 0 for an unseen key.
 struct Scored { float p, d; };
 
-// What the forward left of a query; one beyond the sequence has its first key nowhere, and sees nothing.
+// What the forward saved of a query. A query beyond the sequence has a first key beyond all positions, and sees
+// nothing.
 struct Query {
     unsigned position, first;
     float log_sum, delta;
 
-    // Of its product with the key at some position, and of the gradient of that probability.
+    // Takes the product with the key at position `key`, and the gradient of that probability.
     DEVICE Scored scored(const AttentionArgs& a, unsigned key, float product, float dp) const {
         bool is_seen = first <= key && key <= position;
         float p = is_seen ? exponential(fmaf(product, a.scale, -log_sum)) : 0.0f;
@@ -227,7 +230,7 @@ template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
 }
 
 template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
-    // As many queries as keys in a tile.
+    // A tile has as many queries as keys.
     constexpr unsigned ROWS = KEYS / SIDE, PARTS = SIZE / SIDE;
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> k{room}, v{k.row(KEYS)}, q{v.row(KEYS)}, upstream{q.row(KEYS)};
@@ -242,7 +245,8 @@ template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
         for (unsigned e = 0; e < PARTS; e++) dk[r][e] = dv[r][e] = 0.0f;
     }
     for (unsigned head = place.head * group; head < (place.head + 1) * group; head++) {
-        // Queries before a key do not see it; from the first that begins behind this tile on nobody does.
+        // Starts at `begin`: queries before a key do not see it. Ends at the first query that sees only keys after this
+        // tile.
         for (unsigned query = begin; query < a.time && place.first(a, query) < begin + KEYS; query += KEYS) {
             __syncthreads();
             fill<KEYS>(q, a.q, a.q_row, place.at(a, a.q_row, head), query, a);

@@ -1,21 +1,22 @@
-// Causal attention as in attention.cu, of 16-bit numbers by tensor cores: products of what is stored, sums in f32, probabilities and
-// gradients of scores rounded to the type before they are multiplied (as in Dao, "FlashAttention-2", 2023).
+// Causal attention as in attention.cu, for 16-bit types on tensor cores: operands as stored, sums in f32, probabilities
+// and gradients of scores rounded to the type before they are multiplied (as in Dao, "FlashAttention-2", 2023).
 //
-// Each of the four warps of a block has one or two bands of sixteen queries or keys, and their factors in registers. What they are
-// multiplied with passes in stages of two tiles of ROWS rows: while one is in use, the next arrives. At first the second stage
-// holds factors that go into the registers. What a warp reads from shared memory is multiplied with all its bands: with one, shared memory
-// is slower than the tensor cores.
+// Each of a block's four warps has one or two bands of sixteen queries or keys, and holds their factors in registers.
+// The other operands pass through shared memory in stages of two tiles of ROWS rows: while one stage is in use, the
+// next arrives. At first the second stage holds the factors that are loaded into registers. A warp multiplies what it
+// reads from shared memory with all its bands: with a single band, shared memory is slower than the tensor cores.
 //
-// The backward is two kernels that both compute scores and gradients of probabilities: seven products, where one kernel would have five
-// and add up the gradient of q beyond a block. docs/gpu-kernels.md has what that would cost.
+// The backward is two kernels that both compute scores and gradients of probabilities: seven products, where a single
+// kernel would have five but would have to add up the gradient of q across blocks. docs/gpu-kernels.md has the cost of
+// that.
 #include "attention_tiles.cuh"
 
 template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
-    // The tile of queries is both of a stage's if a warp has two bands.
+    // If a warp has two bands, the tile of queries takes both tiles of a stage.
     constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
     Place place(a, a.heads, QUERIES);
-    // The tiles with most keys first.
+    // The tiles with the most keys come first.
     unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads), band = begin + threadIdx.x / WARP * BANDS * 16;
@@ -26,7 +27,8 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     arrive();
     Factors queries[BANDS][STEPS];
     Sums out[BANDS][STEPS];
-    // Of the rows that a thread shares: the largest product and, of its own columns, Σ 2^(c·(product − largest)).
+    // For the rows that a thread shares: the largest product and, over the thread's own columns, Σ 2^(c·(product −
+    // largest)).
     float largest[BANDS][2], sums[BANDS][2];
     UNROLL
     for (unsigned b = 0; b < BANDS; b++) {
@@ -44,7 +46,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
         Stage<T, SIZE> now(room, stage);
         arrive();
         if (key + ROWS < end) begin_keys(Stage<T, SIZE>(room, stage ^ 1), key + ROWS, place, kv_head, a);
-        // Nobody in this warp sees what is behind its last query.
+        // No query of this warp sees a key after the warp's last query.
         if (band + 16 * BANDS <= key) continue;
         Sums scores[BANDS][PARTS];
         for (unsigned part = 0; part < PARTS; part++) {
@@ -80,7 +82,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
                     }
                 }
                 top = over_row<Max>(top);
-                // A row that sees nothing of this tile, nor of those before it, stays as it is.
+                // A row that has seen no key so far stays unchanged.
                 base[half] = top == -INFINITY ? 0.0f : top * c;
                 float correction = top == -INFINITY ? 1.0f : power_of_two((largest[b][half] - top) * c);
                 largest[b][half] = top;
@@ -125,7 +127,8 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     }
 }
 
-// What a warp has of its queries: factors, and for each thread the rows that it shares. Those beyond the sequence see nothing.
+// A warp's queries: factors, and statistics of the rows that each thread shares. Queries beyond the sequence see
+// nothing.
 template <class T, unsigned SIZE> struct Queries {
     static constexpr unsigned BANDS = BANDS_OF<SIZE>, STEPS = SIZE / 16;
     Factors of[BANDS][STEPS], upstream[BANDS][STEPS];
@@ -133,7 +136,8 @@ template <class T, unsigned SIZE> struct Queries {
     unsigned firsts[BANDS][2];
     float log_sums[BANDS][2], deltas[BANDS][2];
 
-    // The gradient of q by sixteen keys of a stage, the first of which is at position `key`; `all` see all of them.
+    // Adds the contribution of sixteen keys of a stage to the gradient of q; the first key is at position `key`. `all`:
+    // every query sees every key.
     DEVICE void add(Stage<T, SIZE> keys, unsigned part, unsigned key, unsigned query, float c, bool all) {
         Sums scores[BANDS], dp[BANDS];
         UNROLL
@@ -165,7 +169,7 @@ template <class T, unsigned SIZE> struct Queries {
     }
 };
 
-// The gradient of q, and Σ out·d_out for the gradients of k and v.
+// Computes the gradient of q, and Σ out·d_out for the gradients of k and v.
 template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
@@ -236,7 +240,7 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
     }
 }
 
-// Of the queries of a tile, in shared memory: ln Σ e^score, deltas, and the first key that each sees.
+// Statistics of the queries of a tile, in shared memory: ln Σ e^score, deltas, and the first key that each query sees.
 struct Statistics {
     float *log_sums, *deltas;
     uint32_t* firsts;
@@ -244,7 +248,7 @@ struct Statistics {
     DEVICE Statistics(float* room, unsigned i)
         : log_sums(room + 3 * i * ROWS), deltas(log_sums + ROWS), firsts(reinterpret_cast<uint32_t*>(deltas + ROWS)) {}
 
-    // Begins to fill in those from `begin` on, zeros beyond the sequence.
+    // Begins to fill in the statistics from `begin` on, with zeros beyond the sequence.
     DEVICE void begin_fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
         constexpr unsigned PIECE = 4, PIECES = ROWS / PIECE;
         uint64_t at = place.statistic(a, head) + begin, first = uint64_t(place.sample) * a.time + begin;
@@ -265,14 +269,14 @@ struct Statistics {
     }
 };
 
-// As `Queries`, of keys: here a row is a key, and a column a query.
+// Like `Queries`, for keys: here a row is a key and a column a query.
 template <class T, unsigned SIZE> struct Keys {
     static constexpr unsigned BANDS = BANDS_OF<SIZE>, STEPS = SIZE / 16;
     Factors of[BANDS][STEPS], values[BANDS][STEPS];
     Sums dk[BANDS][STEPS], dv[BANDS][STEPS];
 
-    // The gradients of k and v by sixteen queries of a stage, the first of which is at position `query`. Those beyond the sequence are
-    // zeros, and their gradients too: they add nothing.
+    // Adds the contributions of sixteen queries of a stage to the gradients of k and v; the first query is at position
+    // `query`. Queries beyond the sequence are zeros, as are their gradients, so they add nothing.
     DEVICE void add(
         Stage<T, SIZE> queries, Statistics statistics, unsigned part, unsigned query, unsigned key, float c, bool all) {
         Sums p[BANDS], dp[BANDS];
@@ -321,7 +325,7 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
     float* statistics = reinterpret_cast<float*>(Stage<T, SIZE>(room, 2).first.at);
     Place place(a, a.kv_heads, KEYS);
     unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS, band = begin + threadIdx.x / WARP * BANDS * 16;
-    // Queries before a key do not see it; from the first tile that begins behind these on nobody does.
+    // Queries before a key do not see it. The loop ends at the first tile of queries that see only later keys.
     unsigned end = begin / ROWS, beyond = (a.time + ROWS - 1) / ROWS;
     while (end < beyond) {
         unsigned middle = (end + beyond) / 2;

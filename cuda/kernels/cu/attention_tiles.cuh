@@ -1,14 +1,14 @@
-// Tiles of attention on tensor cores: from memory to shared memory and registers, and sums back to memory.
+// Attention tiles on tensor cores: loads from memory to shared memory and registers, and stores of sums to memory.
 #pragma once
 #include "attention.cuh"
 #include "tensor.cuh"
 
-// Of a block.
+// Threads per block.
 constexpr unsigned THREADS = 128;
-// Queries or keys of a tile.
+// Queries or keys per tile.
 constexpr unsigned ROWS = 64;
 constexpr float LOG2_E = 1.44269504088896340736f;
-// Bands of a warp: the most that fit into its registers.
+// Bands per warp: the most that fit into its registers.
 template <unsigned SIZE> constexpr unsigned BANDS_OF = SIZE <= 64 ? 2 : 1;
 
 template <class T, unsigned SIZE> struct Stage {
@@ -16,7 +16,8 @@ template <class T, unsigned SIZE> struct Stage {
     DEVICE Stage(T* room, unsigned i) : first{room + 2 * i * ROWS * (SIZE + 8)}, second{first.row(ROWS)} {}
 };
 
-// Begins to fill COUNT rows of a tile with one head's rows from position `begin` on, and with zeros beyond its size and the sequence.
+// Begins to fill COUNT rows of a tile with one head's rows from position `begin` on, with zeros beyond the head's size
+// and the sequence.
 template <unsigned COUNT, class T, unsigned SIZE>
 DEVICE void begin_fill(
     Tile<T, SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, const AttentionArgs& a) {
@@ -42,7 +43,8 @@ DEVICE void begin_fill(
     }
 }
 
-// Of 16 × 16 numbers in memory what `factors` of a tile of them would give: of one head, from a position and a column on.
+// Loads 16 × 16 numbers of one head directly from memory, from a position and a column on, in the layout that `factors`
+// of a tile returns.
 template <class T>
 DEVICE Factors from_memory(
     uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, unsigned column, const AttentionArgs& a) {
@@ -61,7 +63,7 @@ DEVICE Factors from_memory(
     return f;
 }
 
-// One of the two ways: rows of both tiles of a stage from the same position on.
+// Begins to fill both tiles of a stage: with k and v here, with q and d_out below.
 template <class T, unsigned SIZE>
 DEVICE void begin_keys(Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
     begin_fill<ROWS>(stage.first, a.k, a.k_row, place.at(a, a.k_row, head), begin, a);
@@ -75,13 +77,13 @@ DEVICE void begin_queries(
     begin_fill<ROWS>(stage.second, a.d_out, a.out_row, place.at(a, a.out_row, head), begin, a);
 }
 
-// The copies that each thread has begun are there for all of them, and all are done with what they read before.
+// Waits until the copies of all threads have arrived, and until all threads are done with what they read before.
 DEVICE void arrive() {
     end_copies();
     __syncthreads();
 }
 
-// Sums of a warp's sixteen rows to one head's, times `factor` of each thread's rows, from position `begin` on.
+// Writes a warp's sixteen rows of sums to one head's rows from position `begin` on, each times the row's `factor`.
 template <class T, unsigned STEPS>
 DEVICE void put(
     const Sums (&rows)[STEPS], const float (&factor)[2], uint64_t to, uint64_t stride, uint64_t offset, unsigned begin,
@@ -104,7 +106,7 @@ DEVICE void put(
     }
 }
 
-// Over the four threads that share rows.
+// Reduces over the four threads that share rows.
 template <class OP> DEVICE float over_row(float x) {
     x = OP::of(x, __shfl_xor_sync(ALL, x, 1));
     return OP::of(x, __shfl_xor_sync(ALL, x, 2));

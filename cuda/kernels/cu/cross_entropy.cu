@@ -1,8 +1,8 @@
 // Softmax and negative log-likelihood over the rows of logits [rows, classes].
 //
-// Forward, in one pass: each row's largest logit, Σ e^(x − largest) and its target's logit. Then the mean of the rows' losses, summed in f64 in an
-// order that depends on their number alone. Backward: softmax times a factor, less the factor at the target, in place if one likes. A
-// target that is no class makes the loss and the gradient of its row NaN.
+// Forward, in one pass: each row's largest logit, Σ e^(x − largest) and the target's logit. Then the mean of the rows'
+// losses, summed in f64 in an order that depends only on the number of rows. Backward: softmax times a factor, minus
+// the factor at the target, optionally in place. A target out of range makes its row's loss and gradient NaN.
 #include "fault.cuh"
 #include "math.cuh"
 #include "pack.cuh"
@@ -11,36 +11,36 @@ struct CrossEntropyArgs {
     uint64_t logits;
     // u32 of [rows].
     uint64_t targets;
-    // Three floats a row: written by the forward, read by the backward.
+    // Three floats per row: written by the forward, read by the backward.
     uint64_t statistics;
-    // Gradient of the logits; backward only. May be where the logits are. Its rows begin as many bytes apart.
+    // Gradient of the logits; backward only. May overwrite the logits. Its row stride in bytes is that of the logits.
     uint64_t out;
     uint64_t classes;
-    // Logits from the beginning of one row to that of the next.
+    // Row stride of the logits, in elements.
     uint64_t stride;
-    // Where the gradient of the mean is, one float; 0 if it is `gradient`.
+    // Address of the mean's gradient, one float; 0 to use `gradient` instead.
     uint64_t upstream;
     float gradient;
-    // That the mean is over.
+    // The number of rows of the mean.
     float rows;
 };
 
 template <class T> DEVICE const T* row_of(const CrossEntropyArgs& a) { return as<T>(a.logits) + blockIdx.x * a.stride; }
 
-// Packs of a row that a thread has on their way at a time.
+// Packs of a row that a thread loads at a time.
 template <class T> constexpr unsigned TURN = 16 / Pack<T>::COUNT;
 
-// The largest of some numbers, and Σ e^(x − largest); of none, or of −∞ alone, −∞ and 0.
+// The largest of some numbers, and Σ e^(x − largest). For no numbers, or only −∞: −∞ and 0.
 struct Softmax {
     float largest, sum;
 
-    // As if it had been known from the beginning that there is a larger one.
+    // Rescales the sum to a larger maximum.
     DEVICE void raise(float to) {
         if (to > largest) sum *= exponential(largest - to), largest = to;
     }
 };
 
-// A turn of a thread: packs from `first` on, `step` apart, all of them there if it is WHOLE.
+// One turn of a thread: packs from `first` on, `step` apart. WHOLE: all of them are within the row.
 template <bool WHOLE, bool PACKED, class T>
 DEVICE void take(Softmax& all, const T* x, uint64_t first, uint64_t step, uint64_t size) {
     constexpr unsigned N = Pack<T>::COUNT;
@@ -67,7 +67,7 @@ DEVICE void take(Softmax& all, const T* x, uint64_t first, uint64_t step, uint64
     each_of([&](float x) { all.sum += exponential(x - from); });
 }
 
-// A thread's part of a row, packs that are a block apart from each other, in one pass.
+// Processes a thread's part of a row in one pass: packs that are one block width apart.
 template <bool PACKED, class T> DEVICE Softmax softmax(const T* x, uint64_t size) {
     constexpr unsigned N = Pack<T>::COUNT;
     Softmax all = {-INFINITY, 0.0f};
@@ -93,8 +93,9 @@ template <class T> DEVICE void cross_entropy(const CrossEntropyArgs& a) {
     }
 }
 
-// From logits of one type to a gradient of another, of at most its size, sixteen bytes of the gradient a thread and turn. A thread's gradient
-// may lie on a logit that another thread reads in the same turn or has read before, and on none that is read later.
+// Computes a gradient of one type from logits of another at least as large, sixteen bytes of the gradient per thread
+// and turn. A thread's gradient may overwrite a logit that another thread reads in the same turn or has read before,
+// but none that is read later.
 template <bool PACKED, class From, class To> DEVICE void row_gradient(const CrossEntropyArgs& a, const From* x, To* out) {
     constexpr unsigned N = Pack<To>::COUNT;
     const float* statistics = as<float>(a.statistics) + 3 * uint64_t(blockIdx.x);
@@ -117,7 +118,7 @@ template <bool PACKED, class From, class To> DEVICE void row_gradient(const Cros
         UNROLL
         for (unsigned i = 0; i < N; i++) {
             p[i] = scaled * exponential(p[i] - largest);
-            // As the CPU has it, so that what comes next multiplies no subnormal numbers there.
+            // Flushed to 0 as on the CPU, so that later operations there do not multiply subnormal numbers.
             p[i] = fabsf(p[i]) < 1e-30f ? 0.0f : p[i];
             p[i] = first + i == target ? p[i] - factor : p[i];
         }
@@ -140,10 +141,10 @@ template <class From, class To> DEVICE void gradient(const CrossEntropyArgs& a) 
 }
 
 template <class T> DEVICE void cross_entropy_backward(const CrossEntropyArgs& a) { gradient<T, T>(a); }
-// Of f32 logits.
+// For f32 logits.
 template <class T> DEVICE void cross_entropy_backward_to(const CrossEntropyArgs& a) { gradient<float, T>(a); }
 
-// The mean of the losses of rows, one float.
+// The mean of the rows' losses, one float.
 struct MeanLossArgs {
     uint64_t statistics, loss;
     uint64_t rows;
@@ -164,15 +165,15 @@ ENTRY(mean_loss, MeanLossArgs, 256) {
     if (threadIdx.x == 0) *as_mut<float>(a.loss) = float(sums[0] / double(a.rows));
 }
 
-// Gradients that were made for one gradient of the loss, for the one that it has.
+// Rescales gradients that were computed for an expected gradient of the loss to the actual one.
 struct RescaleArgs {
     uint64_t x, y;
-    // Where the loss's gradient is, one float.
+    // Address of the loss's gradient, one float.
     uint64_t upstream;
     uint64_t count;
-    // That x was made for.
+    // The expected gradient that x was computed for.
     float gradient;
-    // Onto what is there, or instead of it.
+    // Whether to add to y instead of overwriting it.
     uint32_t add;
 };
 
@@ -187,10 +188,10 @@ template <class T> DEVICE void rescale(const RescaleArgs& a) {
     }
 }
 
-// That the loss has the gradient that was foreseen, where what was made for that is used up.
+// Checks that the loss has the expected gradient, for results computed with it that can no longer be rescaled.
 struct ForeseenArgs {
     uint64_t upstream;
-    // A Fault: of `what`, with the bits of both.
+    // A Fault, filled in with `what` and the bits of both gradients.
     uint64_t fault, what;
     float gradient;
     uint32_t unused;

@@ -1,8 +1,8 @@
-// What every kernel is written with: entries, dynamic shared memory, numbers as they are stored, sums over a block.
+// Basics for every kernel: entries, dynamic shared memory, conversions of stored numbers, reductions over a block.
 //
-// The same source is compiled by nvcc for a device and by a C++ compiler for the host, where tests/emulated/emulator.h stands for
-// the device. There is no header of CUDA's in it. Contraction is off (-fmad=false): a fused multiply-add is written fmaf, so both
-// compilers make the same roundings.
+// nvcc compiles this source for a device, and a C++ compiler compiles it for the host, where tests/emulated/emulator.h
+// emulates the device. It includes no CUDA header. Contraction is off (-fmad=false): fused multiply-adds are written as
+// fmaf, so both compilers round identically.
 #pragma once
 
 #include <math.h>
@@ -12,18 +12,18 @@
 #define DEVICE __device__ __forceinline__
 #define ENTRY(NAME, ARGS, THREADS) \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ARGS a)
-// Shared memory of as many bytes as the launch says.
+// Dynamic shared memory, of the size that the launch sets.
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = reinterpret_cast<TYPE*>(dynamic_shared)
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 DEVICE float of_bits(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t to_bits(float x) { return __float_as_uint(x); }
-// In front of a loop over an array that is to be in registers, where nvcc would leave it a loop.
+// Before a loop over an array that must be in registers, where nvcc would not unroll by itself.
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL
 #endif
 
-// An entry for each of the types that parameters and activations are stored in.
+// Defines an entry for each type that parameters and activations are stored in.
 #define KERNEL(NAME, ARGS, THREADS) \
     ENTRY(NAME##_f32, ARGS, THREADS) { NAME<float>(a); } \
     ENTRY(NAME##_bf16, ARGS, THREADS) { NAME<Bf16>(a); } \
@@ -35,7 +35,7 @@ struct F16 { uint16_t bits; };
 DEVICE float load(float x) { return x; }
 DEVICE float load(Bf16 x) { return of_bits(uint32_t(x.bits) << 16); }
 
-// Rounded once, to nearest, ties to even; NaN stays a quiet NaN.
+// Rounds once, to nearest, ties to even; a NaN becomes a quiet NaN.
 DEVICE void store(float& to, float x) { to = x; }
 
 #ifdef __CUDACC__
@@ -47,7 +47,7 @@ DEVICE float load(F16 x) {
 }
 DEVICE void store(F16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 
-// Two numbers, the first in the low half.
+// Packs two numbers, the first in the low half.
 DEVICE uint32_t pair(Bf16, float low, float high) {
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -73,7 +73,7 @@ template <class T> DEVICE uint32_t pair(T, float low, float high) {
 template <class T> DEVICE const T* as(uint64_t address) { return reinterpret_cast<const T*>(address); }
 template <class T> DEVICE T* as_mut(uint64_t address) { return reinterpret_cast<T*>(address); }
 
-// Where this thread is among all of a launch in one dimension, and how many those are.
+// The index of this thread in a one-dimensional launch, and the number of threads.
 DEVICE uint64_t global_thread() { return uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 DEVICE uint64_t global_threads() { return uint64_t(gridDim.x) * blockDim.x; }
 
@@ -83,8 +83,8 @@ constexpr unsigned ALL = 0xffffffffu;
 struct Add { DEVICE static float of(float a, float b) { return a + b; } };
 struct Max { DEVICE static float of(float a, float b) { return a < b ? b : a; } };
 
-// `OP` over the threads of a block, of each of N numbers, for all threads, in a tree that depends on the size of the block alone. `room`
-// holds N floats for each warp.
+// Reduces each of N numbers with `OP` over the threads of a block, for all threads, in a tree that depends only on the
+// block size. `room` holds N floats per warp.
 template <class OP, unsigned N> DEVICE void over_block(float (&x)[N], float* room) {
     UNROLL
     for (unsigned distance = WARP / 2; distance > 0; distance /= 2) {

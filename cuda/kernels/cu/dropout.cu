@@ -1,14 +1,15 @@
-// Elements become 0 with a probability, others are multiplied by a scale: the CPU's bits (ops/src/dropout.rs).
+// Sets elements to 0 with a probability and scales the others; bit-identical to the CPU's (ops/src/dropout.rs).
 //
-// Whether an element is kept is a function of a key, its sample and its place in the sample: a word of Philox4x32-10 (Salmon, Moraes,
-// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A thread takes a pack, each four elements of which are one counter's.
+// Whether an element is kept is a function of a key, its sample and its index in the sample: a word of Philox4x32-10
+// (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A thread processes a pack;
+// every four elements of it come from one counter.
 #include "pack.cuh"
 
 struct DropoutArgs {
     // [samples, size]; y may be x.
     uint64_t x, y;
     uint64_t samples, size;
-    // Of the first sample; others follow.
+    // Number of the first sample; further samples count on from it.
     uint64_t first_sample;
     uint32_t key[2];
     float probability, scale;
@@ -27,7 +28,7 @@ DEVICE Words philox(Words counter, uint32_t key0, uint32_t key1) {
     return counter;
 }
 
-// Sample by sample: blockIdx.y takes samples, blockIdx.x packs of them.
+// blockIdx.y strides over samples, blockIdx.x over the packs of a sample.
 template <bool PACKED, class T> DEVICE void drop(const DropoutArgs& a) {
     constexpr unsigned N = Pack<T>::COUNT;
     for (uint64_t sample = blockIdx.y; sample < a.samples; sample += gridDim.y) {

@@ -1,21 +1,22 @@
-// Rows of a table by index, and the gradient of the table: row `id` is the sum of the rows of dy at the positions of `id`, in the order
-// of the positions, which are the CPU's bits (ops/src/embedding.rs).
+// Embedding lookup, and the gradient of the table: row `id` is the sum of the rows of dy at the positions of `id`,
+// added in the order of the positions, which makes it bit-identical to the CPU's (ops/src/embedding.rs).
 //
-// For that the positions are sorted by index: a bitonic network over keys that are all different, so its result has no choice. Chunks
-// of keys are sorted in shared memory; only steps over longer distances are launches of their own.
+// For that the positions are sorted by index, with a bitonic network over keys that are all distinct, so the sorted
+// order is unique. Chunks of keys are sorted in shared memory; only steps over longer distances are launches of their
+// own.
 #include "pack.cuh"
 
 struct GatherArgs {
     // [entries, size]
     uint64_t table;
-    // u32 of [count]. One that is no row gives a row of NaN.
+    // u32 of [count]. An index out of range gives a row of NaN.
     uint64_t indices;
     // [count, size]
     uint64_t y;
     uint64_t count, size, entries;
 };
 
-// A block takes a row.
+// Each block processes a row.
 template <bool PACKED, class T> DEVICE void look_up(const GatherArgs& a) {
     constexpr unsigned N = Pack<T>::COUNT;
     float none[N];
@@ -38,19 +39,20 @@ template <class T> DEVICE void gather(const GatherArgs& a) {
 
 KERNEL(gather, GatherArgs, 256)
 
-// Keys of a block.
+// Keys per block.
 constexpr uint64_t CHUNK = 2048;
 
 struct SortArgs {
     uint64_t indices;
-    // u64 of a power of two of at least CHUNK and `count`: index · 2³² + position; all ones behind the last.
+    // u64; the count is a power of two, at least CHUNK and `count`. A key is index · 2³² + position; keys after the
+    // last are all ones.
     uint64_t keys;
     uint64_t count;
-    // Keys of a run that is being sorted, and the distance of those that are compared.
+    // Keys per run that is being sorted, and the distance of the keys that are compared.
     uint64_t run, distance;
 };
 
-// The smaller one goes to the front in every other run, to the back in those between.
+// Orders a pair of keys: ascending in every other run, descending in those between.
 DEVICE void order(uint64_t& front, uint64_t& back, bool rises) {
     if ((front > back) == rises) {
         uint64_t was = front;
@@ -59,7 +61,7 @@ DEVICE void order(uint64_t& front, uint64_t& back, bool rises) {
     }
 }
 
-// The steps within a chunk, each thread with a pair of keys, `begin` being the chunk's first key of all.
+// The steps within a chunk, one pair of keys per thread. `begin` is the global index of the chunk's first key.
 DEVICE void steps(uint64_t* keys, uint64_t begin, uint64_t run) {
     uint64_t longest = run / 2 < CHUNK / 2 ? run / 2 : CHUNK / 2;
     for (uint64_t distance = longest; distance > 0; distance /= 2) {
@@ -69,7 +71,7 @@ DEVICE void steps(uint64_t* keys, uint64_t begin, uint64_t run) {
     }
 }
 
-// Makes the keys of a chunk, and sorts them.
+// Creates the keys of a chunk and sorts them.
 ENTRY(sort_chunks, SortArgs, 1024) {
     DYNAMIC_SHARED(uint64_t, keys);
     uint64_t begin = blockIdx.x * CHUNK;
@@ -82,14 +84,14 @@ ENTRY(sort_chunks, SortArgs, 1024) {
     for (uint64_t i = threadIdx.x; i < CHUNK; i += blockDim.x) as_mut<uint64_t>(a.keys)[begin + i] = keys[i];
 }
 
-// One step over at least a chunk, each thread with a pair of keys.
+// One step over a distance of at least a chunk, one pair of keys per thread.
 ENTRY(sort_step, SortArgs, 1024) {
     uint64_t front = global_thread() / a.distance * 2 * a.distance + global_thread() % a.distance;
     uint64_t* keys = as_mut<uint64_t>(a.keys);
     order(keys[front], keys[front + a.distance], (front & a.run) == 0);
 }
 
-// The steps that are left of a run.
+// The remaining steps of a run, within chunks.
 ENTRY(sort_rest, SortArgs, 1024) {
     DYNAMIC_SHARED(uint64_t, keys);
     uint64_t begin = blockIdx.x * CHUNK;
@@ -103,19 +105,20 @@ ENTRY(sort_rest, SortArgs, 1024) {
 struct ScatterArgs {
     // [count, size]
     uint64_t dy;
-    // Sorted.
+    // The sorted keys.
     uint64_t keys;
-    // f32 of [entries, size]. Only rows with a position are touched.
+    // f32 of [entries, size]. Rows without a position are not touched.
     uint64_t to;
     uint64_t count, size, entries;
-    // Onto what is there, or instead of it.
+    // Whether to add to the existing rows instead of overwriting them.
     uint64_t add;
 };
 
-// Rows that are on their way at a time: memory answers late.
+// Rows that are loaded at a time, to hide memory latency.
 constexpr unsigned AT_ONCE = 8;
 
-// A block takes the index whose first position is the blockIdx.x-th of the sorted ones, a thread a pack of columns.
+// A block processes the index whose first position is the blockIdx.x-th sorted key; a thread processes a pack of
+// columns.
 template <bool PACKED, class T> DEVICE void sum_positions(const ScatterArgs& a) {
     constexpr unsigned N = Pack<T>::COUNT;
     const uint64_t* keys = as<uint64_t>(a.keys);

@@ -1,18 +1,19 @@
-// The norm of gradients, to the bits of optim/src/norm.rs: squares of each 1024 gradients of a parameter are added in f64 in one order, their
-// sums exactly, as integers, whose order makes no difference. What comes of it stays on the device, where updates read it.
+// The gradient norm, bit-identical to optim/src/norm.rs: squares of every 1024 gradients of a parameter are added in
+// f64 in a fixed order, and these sums are added exactly, as integers, in any order. The verdict stays on the device,
+// where updates read it.
 #pragma once
 #include "pack.cuh"
 
-// For updates on the device and, in memory of its own, for the host.
+// For updates on the device and, as a separate copy, for the host.
 struct Verdict {
     double norm, clip;
-    // What gradients are multiplied by.
+    // Factor for the gradients.
     float scale;
-    // 0 where no update is made.
+    // 0 if the update is skipped.
     uint32_t admitted;
 };
 
-// A type in which gradients would travel between ranks: a rank alone rounds them all the same, when it reads them.
+// The type in which gradients would travel between ranks. A single rank rounds them to it when it reads them.
 enum Travelled : uint32_t { AS_F32, AS_BF16, AS_F16 };
 
 template <class T> DEVICE float rounded_to(float x) {
@@ -24,7 +25,7 @@ DEVICE float travelled(float x, uint32_t as) {
     return as == AS_BF16 ? rounded_to<Bf16>(x) : as == AS_F16 ? rounded_to<F16>(x) : x;
 }
 
-// Of the ranges of a launch, the one that a block works on: the last that begins at it or before.
+// Finds the range that a block works on: the last range whose first block is this block or an earlier one.
 template <class RANGE> DEVICE const RANGE& range_of_block(const RANGE* ranges, unsigned used) {
     unsigned first = 0, end = used;
     while (end - first > 1) {
@@ -38,7 +39,7 @@ template <class RANGE> DEVICE const RANGE& range_of_block(const RANGE* ranges, u
 struct SquaresRange {
     // f32 of [count].
     uint64_t grads, count;
-    // Among the sums of the launch.
+    // Index of the range's first sum in the launch.
     uint32_t first_sum;
     uint32_t first_block;
     uint32_t travelled, unused;
@@ -48,13 +49,13 @@ constexpr unsigned SQUARES_RANGES = 112;
 
 struct SquareSumsArgs {
     SquaresRange ranges[SQUARES_RANGES];
-    // f64, one for each 1024 gradients of a range.
+    // f64, one for every 1024 gradients of a range.
     uint64_t sums;
     uint32_t used, unused;
 };
 
 constexpr uint64_t SQUARES = 1024;
-// Threads that make a sum: each has four of its sixteen lanes.
+// Threads that compute one sum: each has four of the sixteen lanes.
 constexpr unsigned TOGETHER = 4;
 
 // Element i goes to lane i mod 16; the lanes are folded in halves.
@@ -67,7 +68,7 @@ ENTRY(square_sums, SquareSumsArgs, 256) {
     double lanes[4] = {0.0, 0.0, 0.0, 0.0};
     auto add = [&](int k, float grad) {
         double x = double(travelled(grad, range.travelled));
-        // Exact, so that a fused multiply-add gives the same bits.
+        // The square is exact, so a fused multiply-add gives the same bits.
         lanes[k] += x * x;
     };
     bool is_aligned = in_packs(grads);
@@ -81,7 +82,7 @@ ENTRY(square_sums, SquareSumsArgs, 256) {
             if (i + k < end) add(k, grads[i + k]);
         }
     }
-    // All threads of a warp take part, those beyond the end with nothing.
+    // All threads of a warp take part; those beyond the end contribute nothing.
     for (unsigned distance = TOGETHER / 2; distance > 0; distance /= 2) {
         UNROLL for (int k = 0; k < 4; k++) lanes[k] += __shfl_down_sync(ALL, lanes[k], distance, TOGETHER);
     }
@@ -89,19 +90,19 @@ ENTRY(square_sums, SquareSumsArgs, 256) {
     if (lane == 0 && first < range.count) as_mut<double>(a.sums)[range.first_sum + sum] = total;
 }
 
-// The limbs of optim/src/exact_sum.rs: digits of 32 bits, from 2^-1074 on, and how many NaNs and infinities there were.
+// The limbs of optim/src/exact_sum.rs: digits of 32 bits, from 2^-1074 on, and counts of NaNs and infinities.
 constexpr int DIGITS = 67, NANS = DIGITS, INFINITIES = DIGITS + 1, LIMBS = DIGITS + 3;
-// Threads for the limbs of one sum, each of which has one.
+// Threads for the limbs of one sum, one limb each.
 constexpr unsigned FOR_LIMBS = 96;
 
 struct LimbsArgs {
-    // f64 of [count], none below zero.
+    // f64 of [count], non-negative.
     uint64_t sums, count;
     // i64 of [blocks][LIMBS].
     uint64_t partials;
 };
 
-// Each block adds up a part of the sums. Memory holds too few sums for an i64 to overflow.
+// Each block adds up a part of the sums. Memory holds too few sums to overflow an i64.
 ENTRY(limbs, LimbsArgs, FOR_LIMBS) {
     uint64_t each = (a.count + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each;
     uint64_t end = first + each < a.count ? first + each : a.count;
@@ -114,7 +115,7 @@ ENTRY(limbs, LimbsArgs, FOR_LIMBS) {
             total += limb == (significand ? NANS : INFINITIES);
             continue;
         }
-        // significand · 2^(position - 1074); subnormal numbers share the exponent of the first normal ones.
+        // significand · 2^(position - 1074); subnormal numbers use the exponent of the smallest normal ones.
         int position = exponent ? exponent - 1 : 0;
         significand |= uint64_t(exponent != 0) << 52;
         int digit = limb - position / 32, shift = position % 32;
@@ -127,15 +128,16 @@ ENTRY(limbs, LimbsArgs, FOR_LIMBS) {
 }
 
 struct VerdictArgs {
-    // As the limbs of sums have left them; of no blocks the sum is zero.
+    // The partial limbs of the sums; with no blocks the sum is zero.
     uint64_t partials, blocks;
-    // i64 of [LIMBS], or 0: for whoever has more to add.
+    // i64 of [LIMBS] for callers that add further sums, or 0.
     uint64_t limbs;
-    // Verdict each, or 0: on the device, and in memory of the host.
+    // Output addresses of a Verdict, or 0: on the device, and in host memory.
     uint64_t device, host;
-    // What the loss was multiplied by; the largest norm that is not clipped, 0 for any; the largest that makes an update.
+    // The factor that the loss was multiplied by; the largest norm that is not clipped, 0 to disable clipping; the
+    // largest norm for which the update is made.
     double loss_scale, max_norm, limit;
-    // Whether one that is not finite makes none.
+    // Whether a non-finite norm skips the update.
     uint64_t skips_overflow;
 };
 
@@ -145,10 +147,10 @@ DEVICE double double_of(uint64_t bits) {
     return x;
 }
 
-// Of digits in 0..2^32, of which there are no more than `top`.
+// Digit i of digits in 0..2^32, the highest of which is `top`.
 DEVICE uint64_t digit_at(const int64_t* digits, int top, int i) { return i <= top ? uint64_t(digits[i]) : 0; }
 
-// Rounded once, to nearest, ties to even. Settles the carries first, so that every digit but the last is in 0..2^32.
+// Rounds once, to nearest, ties to even. First propagates the carries, so that every digit but the last is in 0..2^32.
 DEVICE double sum_of(int64_t* limbs) {
     int top = -1;
     for (int i = 0; i < DIGITS; i++) {
@@ -158,7 +160,7 @@ DEVICE double sum_of(int64_t* limbs) {
         if (limbs[i]) top = i;
     }
     if (limbs[NANS]) return double_of(uint64_t(0x7ff8) << 48);
-    // Past the end: 2^-1074 · 2^2112 and more.
+    // Overflow: 2^-1074 · 2^2112 and more.
     if (limbs[INFINITIES] || top == DIGITS - 1) return double_of(uint64_t(0x7ff0) << 48);
     if (top < 0) return 0.0;
     int length = 32 * top;
@@ -173,15 +175,15 @@ DEVICE double sum_of(int64_t* limbs) {
         for (int i = 0; i < half / 32; i++) below |= digit_at(limbs, top, i);
         if (digit >> half % 32 & 1 && (below || significand & 1)) significand++;
     }
-    // A significand of 53 bits brings the 1 of its exponent field, one of fewer is subnormal.
+    // A significand of 53 bits contributes the 1 of its exponent field; a shorter one is subnormal.
     uint64_t exponent = dropped ? uint64_t(dropped) << 52 : 0;
     return double_of(exponent + significand);
 }
 
-// Blocks of the limbs that are added at the same time.
+// Blocks whose limbs are added concurrently.
 constexpr unsigned ROWS = 8;
 
-// One block: adds up the limbs, makes the norm and what follows from it.
+// One block: adds up the limbs, and computes the norm and the verdict.
 ENTRY(verdict, VerdictArgs, ROWS * FOR_LIMBS) {
     DYNAMIC_SHARED(int64_t, rows);
     unsigned limb = threadIdx.x % FOR_LIMBS, row = threadIdx.x / FOR_LIMBS;

@@ -1,17 +1,17 @@
-// Indices of any of three types as u32, each held against its limit.
+// Converts indices of any of three types to u32 and checks each against its limit.
 //
-// One block, so that the first index that is out of range is known without atomics. There are as many as tokens: what they are for
-// takes a thousand times as long.
+// A single block finds the first index out of range without atomics. There are only as many indices as tokens, and the
+// work that uses them takes a thousand times as long.
 #include "fault.cuh"
 
-// Stands for an index that is out of range. No limit is above it.
+// Replaces an index out of range. Every limit is at most this value.
 constexpr uint32_t NO_INDEX = 0xffffffffu;
 
 struct IndicesArgs {
     uint64_t from;
     // u32 of [count].
     uint64_t to;
-    // A Fault: of `what`, with the index, its position and the limit.
+    // A Fault, filled in with `what`, the index, its position and the limit.
     uint64_t fault, what;
     uint64_t count, limit;
 };
@@ -21,7 +21,7 @@ template <class T> DEVICE void indices(const IndicesArgs& a) {
     uint64_t first = a.count;
     for (uint64_t i = threadIdx.x; i < a.count; i += blockDim.x) {
         T index = as<T>(a.from)[i];
-        // A negative one is above every limit.
+        // A negative index converts to a value above every limit.
         bool is_below = uint64_t(int64_t(index)) < a.limit;
         as_mut<uint32_t>(a.to)[i] = is_below ? uint32_t(index) : NO_INDEX;
         if (!is_below && first == a.count) first = i;

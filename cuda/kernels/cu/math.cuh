@@ -1,4 +1,4 @@
-// Elementary functions with the bits of the CPU's (ops/src/kernel/math.rs), operation by operation.
+// Elementary functions that match the CPU's (ops/src/kernel/math.rs) operation by operation, and so bit by bit.
 #pragma once
 #include "device.cuh"
 
@@ -30,7 +30,8 @@ DEVICE Sigmoid sigmoid(float x) {
     return x < 0.0f ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-// The standard normal distribution function: erfc's Chebyshev fit in Press et al., "Numerical Recipes", section 6.2.
+// The standard normal distribution function, with erfc's Chebyshev fit from Press et al., "Numerical Recipes", section
+// 6.2.
 DEVICE float normal_cdf(float x) {
     float z = fabsf(x) * 0.707106781186547524400844362104849039f;
     float t = 1.0f / fmaf(z, 0.5f, 1.0f);

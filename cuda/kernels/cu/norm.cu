@@ -1,28 +1,29 @@
 // Layer norm and RMS norm over the rows of [rows, size], forward and backward.
 //
-// Forward a block takes a row. Backward it takes some, one after the other, and adds up what they give to the gradients of the weights;
-// these partial sums are added in an order that depends on the shape alone.
+// In the forward a block processes one row. In the backward it processes several rows, one after the other, and adds up
+// their contributions to the gradients of the weights; these partial sums are then added in an order that depends only
+// on the shape.
 #include "pack.cuh"
 
 struct NormArgs {
-    // x; and, if it is not 0, a branch that is added to it first, the sum going to `total`.
+    // x and, if not 0, a branch that is added to it first; the sum goes to `total`.
     uint64_t x, branch, total;
     uint64_t weight, bias;
     // y forward, the gradient of x backward.
     uint64_t out;
-    // Backward only. The gradient of y; if it is not 0, a gradient that x has already, to which this one is added; f32 of
-    // [blocks, 2, size], or [blocks, 1, size] without a bias: Σ dy·x̂ and Σ dy of each block's rows.
+    // Backward only. The gradient of y; if not 0, an earlier gradient of x, to which this one is added; f32 of [blocks,
+    // 2, size], or [blocks, 1, size] without a bias: Σ dy·x̂ and Σ dy over each block's rows.
     uint64_t d, before, partials;
     uint64_t rows, size;
-    // Rows of a block.
+    // Rows per block.
     uint32_t together;
     float eps;
 };
 
-// Packs of a row that each thread keeps in registers.
+// Packs of a row that each thread holds in registers.
 constexpr unsigned KEPT = 2;
 
-// A thread's part of a row, packs that are a block apart from each other: the first KEPT in registers, the rest in memory.
+// A thread's part of a row, packs that are one block width apart: the first KEPT in registers, the rest in memory.
 template <bool PACKED, class T> struct Row {
     static constexpr unsigned N = Pack<T>::COUNT;
     const T* at;
@@ -41,7 +42,8 @@ template <bool PACKED, class T> struct Row {
     }
 };
 
-// Calls `f` for each pack of a thread: with its place in the registers, or KEPT if it is in memory alone, and its first number.
+// Calls `f` for each of a thread's packs, with its index in the registers, or KEPT if it is only in memory, and the
+// index of its first number.
 template <class T, class F> DEVICE void each_pack(uint64_t size, F f) {
     constexpr unsigned N = Pack<T>::COUNT;
     uint64_t first = uint64_t(threadIdx.x) * N, step = uint64_t(blockDim.x) * N;
@@ -52,7 +54,7 @@ template <class T, class F> DEVICE void each_pack(uint64_t size, F f) {
     for (; first < size; first += step) f(KEPT, first);
 }
 
-// Calls `f` for each number of a pack that there is.
+// Calls `f` for each number of a pack that is within the row.
 template <bool PACKED, unsigned N, class F> DEVICE void each_number(uint64_t left, F f) {
     UNROLL
     for (unsigned i = 0; i < N; i++) {
@@ -62,7 +64,7 @@ template <bool PACKED, unsigned N, class F> DEVICE void each_number(uint64_t lef
 
 struct Moments { float mean, scale; };
 
-// The variance in a second pass over the differences.
+// The variance is computed in a second pass, from the differences to the mean.
 template <bool CENTRED, bool PACKED, class T>
 DEVICE Moments moments(const Row<PACKED, T>& x, uint64_t size, float eps, float* room) {
     constexpr unsigned N = Pack<T>::COUNT;
@@ -105,7 +107,7 @@ template <bool CENTRED, bool PACKED, class T> DEVICE void normalise(const NormAr
             store_pack<PACKED>(total + first, a.size - first, pack);
             if (k < KEPT) x.kept[k] = pack;
         });
-        // Each thread reads below what it wrote here.
+        // Below, each thread reads only what it wrote here.
         x.at = total;
     }
     weight.load(as<T>(a.weight), a.size);
@@ -140,7 +142,7 @@ template <bool CENTRED, bool PACKED, class T> DEVICE void differentiate(const No
     float d_weight[KEPT][N] = {}, d_bias[KEPT][N] = {};
     for (uint64_t row = first_row; row < end; row++) {
         Row<PACKED, T> next_x, next_d, before;
-        // The next row is on its way while this one is worked on, where that takes no more registers than there are.
+        // Loads the next row while this one is processed, unless that needs too many registers.
         if (PACKED && row + 1 < end) {
             next_x.load(as<T>(a.x) + (row + 1) * a.size, a.size);
             next_d.load(as<T>(a.d) + (row + 1) * a.size, a.size);
@@ -190,7 +192,7 @@ template <bool CENTRED, bool PACKED, class T> DEVICE void differentiate(const No
             });
             Pack<T> pack = Pack<T>::of(to);
             if (a.before) {
-                // As if this gradient were stored first.
+                // Rounds as if this gradient had been stored first.
                 UNROLL
                 for (unsigned i = 0; i < N; i++) to[i] = bs[i] + pack[i];
                 pack = Pack<T>::of(to);
@@ -215,7 +217,8 @@ template <bool CENTRED, bool PACKED, class T> DEVICE void differentiate(const No
     }
 }
 
-// Whether all rows of all operands begin at multiples of sixteen bytes. A missing operand is at 0, a multiple.
+// Whether all rows of all operands begin at multiples of sixteen bytes. A missing operand has address 0, which is a
+// multiple.
 template <class T> DEVICE bool in_packs(const NormArgs& a) {
     uint64_t all = a.x | a.branch | a.total | a.weight | a.bias | a.out | a.d | a.before | a.partials;
     return a.size % Pack<T>::COUNT == 0 && all % 16 == 0;
@@ -232,14 +235,15 @@ template <class T> DEVICE void layer_norm_backward(const NormArgs& a) { backward
 template <class T> DEVICE void rms_norm(const NormArgs& a) { forward<false, T>(a); }
 template <class T> DEVICE void rms_norm_backward(const NormArgs& a) { backward<false, T>(a); }
 
-// The partial sums of a weight or a bias, each `stride` behind the one before, to its gradient, f32; onto what is there, or instead of it.
+// Adds the partial sums of a weight or a bias, which are `stride` apart, into its gradient, f32; adds to the existing
+// value or overwrites it.
 struct NormSumsArgs {
     uint64_t partials, to;
     uint64_t blocks, size, stride;
     uint64_t add;
 };
 
-// A warp adds every sixteenth block's, a thread a column; then these sums are added in the order of the warps.
+// A warp adds every sixteenth block's sums, one column per thread; then these sums are added in warp order.
 ENTRY(norm_sums, NormSumsArgs, 512) {
     DYNAMIC_SHARED(float, room);
     uint64_t column = uint64_t(blockIdx.x) * WARP + threadIdx.x % WARP;

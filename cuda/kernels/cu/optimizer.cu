@@ -1,29 +1,30 @@
-// A step of any optimizer over flat shards, the norm that it is held against, and numbers from one type into another: all with the bits of
-// the CPU's (optim/), so that what a card and its host share of an update makes no difference.
+// Optimizer steps over flat shards, the gradient norm that precedes them, and conversions between types. All are
+// bit-identical to the CPU's (optim/), so an update may be split between a GPU and its host.
 #include "gradient_norm.cuh"
 #include "pack.cuh"
 
 struct UpdateRange {
-    // f32 of [count] each: master parameters, the optimizer's states (0 where there are fewer) and reduced gradients.
+    // f32 of [count] each: master parameters, optimizer states (0 for those that the optimizer lacks) and reduced
+    // gradients.
     uint64_t params, states[2];
     uint64_t grads;
-    // The parameters that layers read, in the entry's type; 0 if those are the master parameters.
+    // The working parameters, in the entry's type; 0 if layers read the master parameters.
     uint64_t working;
     uint64_t count;
     uint32_t first_block;
-    // Which of the two sets, and how gradients travelled.
+    // Which of the two sets of factors, and the type in which gradients travelled.
     uint16_t factors, travelled;
 };
 
 constexpr unsigned UPDATE_RANGES = 64;
-// Elements of a block.
+// Elements per block.
 constexpr uint64_t TILE = 4096;
 
 struct UpdateArgs {
     UpdateRange ranges[UPDATE_RANGES];
-    // In the order that optim/src/factors.rs gives for each formula: with weight decay and without.
+    // With weight decay and without, each in the order that optim/src/factors.rs gives for the formula.
     float factors[2][8];
-    // A Verdict, whose scale replaces the factors' scale; or 0.
+    // A Verdict, whose scale replaces that of the factors; or 0.
     uint64_t verdict;
     uint32_t used, formula;
 };
@@ -32,7 +33,7 @@ struct Adam {
     static constexpr int STATES = 2;
     DEVICE static void moments(const float* f, float& param, float grad, float& m, float& v) {
         m = fmaf(f[2], grad - m, m);
-        // (1−β₂)g before the second g: g² alone overflows f32 from 1.8e19 on.
+        // Multiplies by 1−β₂ before squaring: g² alone overflows f32 from 1.8e19 on.
         v = fmaf(f[4] * grad, grad, f[3] * v);
         param = fmaf(f[7], m / fmaf(sqrtf(v), f[5], f[6]), param);
     }
@@ -79,7 +80,7 @@ struct Lion {
         grad = grad * f[1];
         float direction = fmaf(f[3], grad, f[2] * m);
         m = fmaf(f[5], grad, f[4] * m);
-        // A NaN stays one: it must not pass for "no change".
+        // A NaN stays NaN, so that it never looks like "no change".
         float sign = direction > 0.0f ? 1.0f : direction < 0.0f ? -1.0f : direction;
         param = fmaf(f[6], sign, param * f[0]);
     }
@@ -94,10 +95,10 @@ struct Adagrad {
     }
 };
 
-// Aligned, so that they are read and written at once: a pack in f32, half of one in 16 bits.
+// Aligned, so that it is read and written in one access: a whole pack in f32, half a pack in 16-bit types.
 template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
 
-// The range and a block's part of it.
+// A range, and a block's part of it.
 template <class T, class FORMULA> struct Update {
     float factors[8];
     const float* __restrict__ grads;
@@ -130,7 +131,7 @@ template <class T, class FORMULA> struct Update {
     }
 };
 
-// Element i of memory that begins at `address` can be read as four.
+// Whether element i of an array at `address` can be accessed as a Four.
 template <class T> DEVICE bool is_aligned(uint64_t address, uint64_t i) {
     return (address + i * sizeof(T)) % sizeof(Four<T>) == 0;
 }
@@ -150,7 +151,7 @@ template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
     update.working = as_mut<T>(range.working);
     update.travelled_as = range.travelled;
     uint64_t count = range.count, block = blockIdx.x - range.first_block;
-    // Up to where the parameters are aligned; the rest of memory is so there, or not at all.
+    // The elements before the first aligned parameter. The other arrays are aligned from there on, or not at all.
     uint64_t head = range.params % sizeof(Four<float>) ? 4 - range.params / sizeof(float) % 4 : 0;
     head = head < count ? head : count;
     bool aligned = is_aligned<float>(range.grads, head) && is_aligned<T>(range.working, range.working ? head : 0);
@@ -168,7 +169,7 @@ template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
     if (threadIdx.x < count - tail) update.one(tail + threadIdx.x);
 }
 
-// One pass over memory, whatever the optimizer. The entry's type is that of the working parameters.
+// Updates in one pass over memory, whatever the optimizer. The entry's type is that of the working parameters.
 template <class T> DEVICE void update(const UpdateArgs& a) {
     switch (a.formula) {
         case 0: return all<T, AdamW>(a);
@@ -186,30 +187,30 @@ struct CastArgs {
     uint64_t count;
 };
 
-// From the entry's type, exactly.
+// Converts from the entry's type to f32, exactly.
 template <class T> DEVICE void widen(const CastArgs& a) {
     each<Pack<T>::COUNT>(a.count, {as_mut<float>(a.to)}, [](float* y, float x) { *y = x; }, as<T>(a.from));
 }
 
-// To the entry's type, rounded once.
+// Converts from f32 to the entry's type, rounded once.
 template <class T> DEVICE void narrow(const CastArgs& a) {
     each<Pack<T>::COUNT>(a.count, {as_mut<T>(a.to)}, [](float* y, float x) { *y = x; }, as<float>(a.from));
 }
 
-// Onto f32: gradients of several micro-batches.
+// Adds to an f32 array, for gradients of several micro-batches.
 template <class T> DEVICE void add_to(const CastArgs& a) {
     auto sum = [](float* y, float before, float x) { *y = before + x; };
     each<Pack<T>::COUNT>(a.count, {as_mut<float>(a.to)}, sum, as<float>(a.to), as<T>(a.from));
 }
 
 struct AddTravelledArgs {
-    // f32 both.
+    // Both are f32.
     uint64_t from, to;
     uint64_t count;
     uint32_t from_travelled, to_travelled;
 };
 
-// The same of gradients that are rounded when they are read.
+// Like add_to, for gradients that are rounded when they are read.
 ENTRY(add_travelled, AddTravelledArgs, 256) {
     auto sum = [&](float* y, float before, float x) {
         *y = travelled(before, a.to_travelled) + travelled(x, a.from_travelled);

@@ -1,11 +1,11 @@
-// Memory sixteen bytes at a time, the widest access of a thread, and loops over numbers in such packs.
+// Memory access in packs of sixteen bytes, the widest access of a thread, and loops over such packs.
 //
-// A packed access takes an address that is a multiple of 16. Where an array, or a row of one, does not begin at a multiple, the same
-// thread takes the same numbers one by one: what is computed does not depend on where it lies.
+// A packed access needs an address that is a multiple of 16. Where an array, or a row of one, is not aligned, the same
+// thread accesses the same numbers one by one: results do not depend on the alignment.
 #pragma once
 #include "device.cuh"
 
-// N numbers that lie one behind the other, as they are stored.
+// N consecutive numbers in their stored type.
 template <class T, unsigned N = 16 / sizeof(T)> struct Pack {
     static constexpr unsigned COUNT = N, PER_WORD = 4 / sizeof(T);
     uint32_t words[N / PER_WORD];
@@ -19,7 +19,7 @@ template <class T, unsigned N = 16 / sizeof(T)> struct Pack {
         }
         return pack;
     }
-    // Where zeros are.
+    // Sets number i, which must be zero before.
     DEVICE void put(unsigned i, T x) {
         if constexpr (PER_WORD == 1) words[i] = to_bits(x);
         else words[i / 2] |= uint32_t(x.bits) << (i % 2 * 16);
@@ -31,14 +31,14 @@ template <class T, unsigned N = 16 / sizeof(T)> struct Pack {
     DEVICE float operator[](unsigned i) const { return load(stored(i)); }
 };
 
-// Sixteen bytes.
+// Load and store sixteen bytes.
 #ifdef __CUDACC__
 DEVICE void load_words(uint32_t* words, const void* from) {
     uint4 all = *static_cast<const uint4*>(from);
     words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
 }
 DEVICE void store_words(void* to, const uint32_t* words) {
-    // nvcc makes four stores of an assignment, now and then.
+    // nvcc sometimes splits an assignment into four stores.
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1]),
                  "r"(words[2]), "r"(words[3])
                  : "memory");
@@ -61,7 +61,8 @@ template <class T, unsigned N> DEVICE void store_pack(T* to, const Pack<T, N>& p
     for (unsigned i = 0; i < N * sizeof(T) / 16; i++) store_words(to + 16 / sizeof(T) * i, pack.words + 4 * i);
 }
 
-// The same of an array that is not PACKED and ends after `left` numbers, behind which there are zeros.
+// Access a pack of an array that ends after `left` numbers, one by one unless PACKED. Numbers after the end are read as
+// zeros.
 template <bool PACKED, class T> DEVICE Pack<T> load_pack(const T* from, uint64_t left) {
     if constexpr (PACKED) {
         return load_pack<Pack<T>::COUNT>(from);
@@ -85,10 +86,10 @@ template <bool PACKED, class T> DEVICE void store_pack(T* to, uint64_t left, con
     }
 }
 
-// Packs of an array that a thread has on their way at a time.
+// Packs of an array that a thread loads at a time.
 constexpr unsigned IN_FLIGHT = 2;
 
-// The packs that a thread takes, `apart` from each other; zeros behind the last of `packs`.
+// The packs that a thread processes, `apart` from each other; zeros after the last of `packs`.
 template <class T, unsigned N> struct Packs {
     Pack<T, N> of[IN_FLIGHT];
 
@@ -116,8 +117,9 @@ DEVICE void store_packs(To* const (&to)[OUTPUTS], F f, uint64_t at, uint64_t apa
     }
 }
 
-// `f` of `count` numbers one by one: gets where to put the results, one for each array in `to`, and the numbers of all others. A thread
-// reads all that it takes in a turn before it writes, so an array that is written may be one that is read, if both have one type.
+// Applies `f` to `count` numbers one by one. `f` gets a pointer for the result of each array in `to`, and the numbers
+// of all other arrays. A thread reads everything of a turn before it writes, so an output may overwrite an input of the
+// same type.
 template <unsigned N, class To, unsigned OUTPUTS, class F, class... From>
 DEVICE void each(uint64_t count, To* const (&to)[OUTPUTS], F f, const From*... from) {
     bool aligned = in_packs(from...);

@@ -1,25 +1,26 @@
-// Rotation of pairs (x[i], x[i + half]) of each head by its position's angle: the bits of the CPU's
+// Rotates the pairs (x[i], x[i + half]) of each head by the position's angle; bit-identical to the CPU's
 // (ops/src/kernel/rotary.rs).
 #include "pack.cuh"
 
-// x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half], with positions at least time. y may be x.
+// x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half], with at least `time` positions. y
+// may be x.
 struct RotaryArgs {
     uint64_t x, cos, sin, y;
     // batch·time
     uint64_t tokens;
     uint32_t time, heads, half;
-    // Rotates by the angle, or back by it.
+    // Whether to rotate by the opposite angle.
     uint32_t back;
 };
 
-// A block takes a token, a thread packs of pairs.
+// One token per block; a thread processes packs of pairs.
 template <bool PACKED, class T> DEVICE void rotate(const RotaryArgs& a) {
     constexpr unsigned N = Pack<T>::COUNT;
     uint32_t packs = (a.half + N - 1) / N;
     for (uint64_t token = blockIdx.x; token < a.tokens; token += gridDim.x) {
         uint64_t angles = uint64_t(uint32_t(token % a.time)) * a.half, row = token * a.heads * 2 * a.half;
         for (uint64_t at = threadIdx.x; at < uint64_t(a.heads) * packs; at += blockDim.x) {
-            // There are fewer than 2³² elements in a token.
+            // A token has fewer than 2³² elements.
             uint32_t head = uint32_t(at) / packs, i = uint32_t(at) % packs * N, left = a.half - i;
             uint64_t first = row + uint64_t(head) * 2 * a.half + i, second = first + a.half;
             const float *cos = as<float>(a.cos) + angles + i, *sin = as<float>(a.sin) + angles + i;

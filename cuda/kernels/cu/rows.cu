@@ -1,9 +1,9 @@
-// A row added to, or put into, all rows of a matrix; and the sum of all rows.
+// Broadcasts a row to all rows of a matrix; and sums all rows.
 //
-// Sums over rows go as those of a norm's weights do: rows by 64 in order, then those partial sums in order.
+// Sums over rows are added like those of a norm's weights: every 64 rows in order, then those partial sums in order.
 #include "device.cuh"
 
-// y[row, column] = from[column]. A thread takes a column; blockIdx.y is the first of its rows.
+// y[row, column] = from[column]. One column per thread; blockIdx.y is its first row.
 struct SpreadArgs {
     uint64_t from, y;
     uint64_t rows, size;
@@ -16,18 +16,18 @@ template <class T> DEVICE void spread(const SpreadArgs& a) {
     for (uint64_t row = blockIdx.y; row < a.rows; row += gridDim.y) as_mut<T>(a.y)[row * a.size + column] = value;
 }
 
-// Rows whose sum is one partial sum.
+// Rows that are added into one partial sum.
 constexpr uint64_t BLOCK = 64;
-// Numbers that a thread has on their way from memory at a time.
+// Numbers that a thread loads at a time.
 constexpr int AT_ONCE = 16;
 
-// Neighbouring columns, of 8 bytes.
+// Adjacent columns, 8 bytes.
 template <class T> struct alignas(8) Columns {
     static constexpr int COUNT = 8 / sizeof(T);
     T at[COUNT];
 };
 
-// f32 of [blocks of rows, size]. A thread takes some columns, blockIdx.y the rows.
+// f32 of [blocks of rows, size]. A thread processes some columns of the rows of blockIdx.y.
 struct RowSumsArgs {
     uint64_t x, partials;
     uint64_t rows, size;
@@ -42,7 +42,7 @@ template <class T> DEVICE void row_sums(const RowSumsArgs& a) {
     as_mut<float>(a.partials)[uint64_t(blockIdx.y) * a.size + column] = sum;
 }
 
-// The same sums, where x begins at a multiple of 8 bytes and so does each of its rows.
+// Like row_sums, if x and each of its rows are aligned to 8 bytes.
 template <class T> DEVICE void row_sums_wide(const RowSumsArgs& a) {
     constexpr int N = Columns<T>::COUNT;
     uint64_t at = global_thread(), step = a.size / N;
@@ -64,7 +64,8 @@ template <class T> DEVICE void row_sums_wide(const RowSumsArgs& a) {
     UNROLL for (int j = 0; j < N; j++) to[j] = sums[j];
 }
 
-// The partial sums in order, f32 of [size]; onto what is there, or instead of it.
+// Adds the partial sums in order, f32 of [size]. `add`: 0 overwrites the existing value, 1 adds the sum to it, 2 starts
+// the sum with it.
 struct PartialSumsArgs {
     uint64_t partials, to;
     uint64_t blocks, size;

@@ -1,12 +1,14 @@
-// Products of 16-bit matrices by tensor cores, from shared memory to registers, warp by warp (PTX ISA, "Matrix multiply-accumulate
-// operation using mma instruction": m16n8k16), and copies that arrive in shared memory while a thread goes on.
+// Products of 16-bit matrices on tensor cores, warp by warp, with operands loaded from shared memory to registers (PTX
+// ISA, "Matrix multiply-accumulate operation using mma instruction": m16n8k16), and asynchronous copies to shared
+// memory.
 //
-// Of 16 × 16 numbers thread 4·g + t of a warp has those in rows g and g + 8 and in columns 2t, 2t + 1, 2t + 8 and 2t + 9.
+// Of 16 × 16 numbers, thread 4·g + t of a warp holds those in rows g and g + 8 and in columns 2t, 2t + 1, 2t + 8 and 2t
+// + 9.
 #pragma once
 #include "device.cuh"
 
-// What a thread has of 16 × 16 sums: the last bit of an index is that of the column, the next one the half of the rows, the highest the half
-// of the columns.
+// A thread's share of 16 × 16 sums. The lowest bit of an index selects the column of a pair, the next the half of the
+// rows, the highest the half of the columns.
 struct Sums {
     float at[8];
 
@@ -14,11 +16,12 @@ struct Sums {
     DEVICE static unsigned column(unsigned i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 };
 
-// What a thread has of 16 × 16 factors: pairs of neighbours, in the order of `Sums`. Read as transposed ones the two halves of the rows
-// and those of the columns change their roles.
+// A thread's share of 16 × 16 factors: pairs of neighbours, in the order of `Sums`. When transposed, the halves of the
+// rows and the halves of the columns swap roles.
 struct Factors { uint32_t of[4]; };
 
-// Rows of WIDTH numbers in shared memory. With eight numbers of padding eight rows lie in different banks, if the rest is a power of two.
+// Rows of SIZE numbers in shared memory, padded by eight so that eight rows are in different banks if SIZE is a power
+// of two.
 template <class T, unsigned SIZE> struct Tile {
     static constexpr unsigned WIDTH = SIZE + 8;
     T* at;
@@ -26,19 +29,19 @@ template <class T, unsigned SIZE> struct Tile {
 };
 
 #ifdef __CUDACC__
-// In front of a loop that is to stay one, where nvcc would unroll it and run out of registers.
+// Before a loop that nvcc would otherwise unroll, running out of registers.
 #define ROLLED _Pragma("unroll 1")
 DEVICE uint32_t in_shared(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
 
-// Begins to copy 16 bytes, or to write 16 zero bytes without reading any.
+// Begins to copy 16 bytes, or to write 16 zero bytes without reading anything.
 DEVICE void begin_copy(void* to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(to)), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");
 }
-// Waits for the copies that this thread has begun.
+// Waits for the copies begun by this thread.
 DEVICE void end_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Thread i of a warp gives row i % 8 of the matrix i / 8, of 8 × 8 numbers.
+// Thread i of a warp passes the address of row i % 8 of matrix i / 8; the matrices are 8 × 8.
 DEVICE Factors load_matrices(const void* row) {
     Factors f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -56,7 +59,7 @@ DEVICE Factors load_matrices_transposed(const void* row) {
     return f;
 }
 
-// Four of the sums of a · b, where b has eight columns.
+// Computes four of the sums of a · b, where b has eight columns.
 #define MULTIPLY(TYPE, NAME) \
     DEVICE void multiply_eight(TYPE, float* to, const Factors& a, uint32_t b0, uint32_t b1) { \
         asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
@@ -67,11 +70,11 @@ DEVICE Factors load_matrices_transposed(const void* row) {
 MULTIPLY(Bf16, "bf16")
 MULTIPLY(F16, "f16")
 
-// Two neighbours in memory, the first at a multiple of 4 bytes.
+// Two adjacent numbers in memory, aligned to 4 bytes.
 DEVICE uint32_t load_pair(const void* from) { return *static_cast<const uint32_t*>(from); }
 DEVICE void store_pair(void* to, uint32_t both) { *static_cast<uint32_t*>(to) = both; }
 
-// 2^x within 2 units in the last place; subnormal ones are 0.
+// 2^x within 2 units in the last place; subnormal results are flushed to 0.
 DEVICE float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -99,19 +102,19 @@ DEVICE void store_pair(void* to, uint32_t both) { emulator::store_pair(to, both)
 DEVICE float power_of_two(float x) { return exp2f(x); }
 #endif
 
-// 16 × 16 numbers of a tile, from a row and a column on, which are multiples of 8: as the left factor of a product.
+// Loads 16 × 16 numbers of a tile, from a row and a column on, both multiples of 8, as the left factor of a product.
 template <class T, unsigned SIZE> DEVICE Factors factors(Tile<T, SIZE> tile, unsigned row, unsigned column) {
     unsigned lane = threadIdx.x % WARP;
     return load_matrices(tile.row(lane % 16) + lane / 16 * 8 + (row * tile.WIDTH + column));
 }
 
-// As the right factor of `multiply_transposed`, so that what one instruction takes is in neighbouring registers.
+// Loads the right factor of `multiply_transposed`, so that the operands of one instruction are in adjacent registers.
 template <class T, unsigned SIZE> DEVICE Factors columns(Tile<T, SIZE> tile, unsigned row, unsigned column) {
     unsigned lane = threadIdx.x % WARP;
     return load_matrices(tile.row(lane / 16 * 8 + lane % 8) + lane / 8 % 2 * 8 + (row * tile.WIDTH + column));
 }
 
-// As the right factor of `multiply`.
+// Loads the right factor of `multiply`.
 template <class T, unsigned SIZE> DEVICE Factors transposed(Tile<T, SIZE> tile, unsigned row, unsigned column) {
     unsigned lane = threadIdx.x % WARP;
     return load_matrices_transposed(tile.row(lane % 16) + lane / 16 * 8 + (row * tile.WIDTH + column));

@@ -1,8 +1,8 @@
-//! Activations and sums of two, element by element, with the bits of the CPU's.
+//! Elementwise activations and additions, bit-identical to the CPU's.
 
 use crate::launch::{Address, Dtype, Launch, Source};
 
-/// `ActivationArgs` of `cu/activation.cu`.
+/// Matches `ActivationArgs` of `cu/activation.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Args {
@@ -17,9 +17,9 @@ pub struct Args {
 /// Elementwise functions of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
-    /// GELU's tanh form.
+    /// GELU in its tanh form.
     GeluTanh,
-    /// GELU by the error function.
+    /// GELU with the error function.
     GeluErf,
     /// x·σ(x).
     Silu,
@@ -28,7 +28,7 @@ pub enum Function {
 }
 
 impl Function {
-    /// All of them.
+    /// All functions.
     pub const ALL: [Self; 4] = [Self::GeluTanh, Self::GeluErf, Self::Silu, Self::Relu];
 
     fn name(self) -> &'static str {
@@ -41,24 +41,24 @@ impl Function {
     }
 }
 
-/// y = f(x) of `count` elements; y may be x. `None` if there are none.
+/// Computes y = f(x) for `count` elements; y may be x. Returns `None` if `count` is 0.
 pub fn forward(f: Function, dtype: Dtype, count: u64, x: Address, y: Address) -> Option<Launch<Args>> {
     Launch::over_packs(Source::Activation, f.name(), dtype, count, Args { a: x, y, count, ..Args::default() })
 }
 
-/// dx = dy·f′(x); dx may be x or dy.
+/// Computes dx = dy·f′(x); dx may be x or dy.
 pub fn backward(f: Function, dtype: Dtype, count: u64, x: Address, dy: Address, dx: Address) -> Option<Launch<Args>> {
     let args = Args { a: x, d: dy, x: dx, count, ..Args::default() };
     Launch::over_packs(Source::Activation, &format!("{}_backward", f.name()), dtype, count, args)
 }
 
-/// y = gate·σ(gate)·up; y may be either.
+/// Computes y = gate·σ(gate)·up; y may be gate or up.
 pub fn swiglu(dtype: Dtype, count: u64, [gate, up]: [Address; 2], y: Address) -> Option<Launch<Args>> {
     let args = Args { a: gate, b: up, y, count, ..Args::default() };
     Launch::over_packs(Source::Activation, "swiglu", dtype, count, args)
 }
 
-/// The gradients of gate and up; they may be where gate, up or dy are.
+/// Computes the gradients of gate and up; they may overwrite gate, up or dy.
 pub fn swiglu_backward(
     dtype: Dtype,
     count: u64,
@@ -70,7 +70,7 @@ pub fn swiglu_backward(
     Launch::over_packs(Source::Activation, "swiglu_backward", dtype, count, args)
 }
 
-/// y = a + b; y may be either.
+/// Computes y = a + b; y may be a or b.
 pub fn add(dtype: Dtype, count: u64, [a, b]: [Address; 2], y: Address) -> Option<Launch<Args>> {
     Launch::over_packs(Source::Activation, "add", dtype, count, Args { a, b, y, count, ..Args::default() })
 }

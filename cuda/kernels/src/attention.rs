@@ -1,10 +1,10 @@
-//! Causal attention, forward and backward, in memory that grows with the sequence and not with its square.
+//! Causal attention, forward and backward, with memory linear in the sequence length.
 
 use std::fmt;
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 
-/// `AttentionArgs` of `cu/attention.cuh`.
+/// Matches `AttentionArgs` of `cu/attention.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Args {
@@ -32,32 +32,32 @@ pub struct Args {
     together: u32,
 }
 
-/// Sizes of q, `[batch, time, heads, size]`, and of k and v, `[batch, time, kv_heads, size]`, and how they lie.
+/// Sizes and memory layout of q, `[batch, time, heads, size]`, and of k and v, `[batch, time, kv_heads, size]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
-    /// Sequences, at least 1.
+    /// Number of sequences, at least 1.
     pub batch: u32,
-    /// Positions of each, at least 1.
+    /// Positions per sequence, at least 1.
     pub time: u32,
-    /// A multiple of `kv_heads`.
+    /// Number of query heads, a multiple of `kv_heads`.
     pub heads: u32,
-    /// At least 1.
+    /// Number of key and value heads, at least 1.
     pub kv_heads: u32,
-    /// Of a head, at most [`LARGEST_HEAD`].
+    /// Elements per head, at most [`LARGEST_HEAD`].
     pub size: u32,
-    /// Of all but statistics.
+    /// Type of all tensors except the statistics.
     pub dtype: Dtype,
-    /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`, as then their gradients are.
+    /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`; their gradients then have the same layout.
     pub packed: bool,
-    /// u32 of `[batch, time]`: the first position that each sees, never more than itself and never decreasing in a sequence. 0 where
-    /// all see from position 0 on.
+    /// The first position that each position attends to, u32 of `[batch, time]`: never after the position itself, and
+    /// non-decreasing within a sequence. 0 if all positions attend from position 0 on.
     pub firsts: Address,
 }
 
-/// Floats of the largest head.
+/// The largest supported head size, in elements.
 pub const LARGEST_HEAD: u32 = 128;
 
-/// A geometry that no kernel is for.
+/// A geometry that no kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unfit {
     size: u32,
@@ -76,19 +76,19 @@ impl fmt::Display for Unfit {
 
 impl std::error::Error for Unfit {}
 
-/// Queries or keys that a block takes, and the bytes of shared memory that it needs.
+/// The number of queries or keys that a block processes, and the bytes of shared memory that it needs.
 #[derive(Clone, Copy)]
 struct Block {
     rows: u32,
     shared_bytes: u32,
 }
 
-/// The kernels for heads up to some size.
+/// The kernels for heads up to `size` elements.
 struct Kernels {
     source: Source,
     threads: u32,
     size: u32,
-    /// Of the result times its gradient, where the kernel of queries does not do it.
+    /// The kernel for Σ out·d_out, if the kernel of queries does not compute it.
     deltas: Option<Block>,
     forward: Block,
     queries: Block,
@@ -96,7 +96,7 @@ struct Kernels {
 }
 
 impl Kernels {
-    /// Those of `cu/attention.cu`: tiles of floats, each row with one beside it.
+    /// The kernels of `cu/attention.cu`: tiles of f32, each row padded by one element.
     fn of_floats(size: u32) -> Self {
         const KEYS: u32 = 32;
         let rows = if size <= 64 { 64 } else { 32 };
@@ -108,7 +108,7 @@ impl Kernels {
             source: Source::Attention,
             threads: THREADS,
             size,
-            // A warp takes a position.
+            // One warp per position.
             deltas: Some(Block { rows: THREADS / 32, shared_bytes: 0 }),
             forward: block(rows, &[(rows + 2 * KEYS, size), (rows, KEYS)]),
             queries: block(rows, &[(2 * rows + 2 * KEYS, size), (rows, KEYS)]),
@@ -116,7 +116,7 @@ impl Kernels {
         }
     }
 
-    /// Those of `cu/attention_tensor.cu`: two stages of two tiles of 16-bit numbers, each row with 16 bytes beside it.
+    /// The kernels of `cu/attention_tensor.cu`: two stages of two tiles of 16-bit numbers, each row padded by 16 bytes.
     fn of_halves(size: u32) -> Self {
         const ROWS: u32 = 64;
         let stages = 2 * 2 * ROWS * (size + 8) * 2;
@@ -129,7 +129,7 @@ impl Kernels {
             deltas: None,
             forward: block,
             queries: block,
-            // And of each query of a stage two floats and its first key.
+            // Plus two floats and the index of the first key for each query of a stage.
             keys: Block { shared_bytes: stages + 2 * ROWS * 3 * 4, ..block },
         }
     }
@@ -169,7 +169,7 @@ impl Geometry {
         }
     }
 
-    /// `kernel` of `heads` of each sample, by blocks of which each takes some positions of one.
+    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some positions of one head.
     fn launch(&self, kernels: &Kernels, kernel: &str, block: Block, heads: u32, args: Args) -> Launch<Args> {
         let heads = self.batch * heads;
         let grid = [self.time.div_ceil(block.rows) * heads, 1, 1];
@@ -178,11 +178,11 @@ impl Geometry {
         Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
     }
 
-    /// How many of `heads` heads run with their blocks interleaved. The heads are split into groups of about equal size, so that the operands that
-    /// the blocks of one group share fit into the L2 cache.
+    /// How many of `heads` heads run with their blocks interleaved. The heads are split into groups of about equal
+    /// size, so that the operands that the blocks of one group share fit into the L2 cache.
     fn together(&self, heads: u32) -> u32 {
         const CACHE: u64 = 32 << 20;
-        // Two numbers of each element: k and v, or q and the gradient of the result.
+        // Two elements per position and head dimension: k and v, or q and the gradient of the result.
         let bytes = 2 * u64::from(self.time) * u64::from(self.size) * if self.dtype == Dtype::F32 { 4 } else { 2 };
         // Each key head serves several query heads.
         let bytes = bytes * u64::from((self.batch * self.heads).div_ceil(heads));
@@ -192,7 +192,8 @@ impl Geometry {
 }
 
 impl Launch<Args> {
-    /// The same with the blocks of other numbers of heads mixed than fit a cache: another order of blocks, and the same bits.
+    /// Returns the launch with the blocks of `heads` heads interleaved, instead of as many as fit into the cache. This
+    /// changes the order of the blocks, but not the bits.
     #[must_use]
     pub fn with_heads_together(self, heads: u32) -> Self {
         Self { args: Args { together: heads.max(1), ..self.args }, ..self }
@@ -200,7 +201,7 @@ impl Launch<Args> {
 }
 
 impl Args {
-    /// With `in_pieces` as it is for these addresses.
+    /// Sets `in_pieces` from the alignment of the addresses.
     fn checked(self) -> Self {
         const PIECE: u64 = 16;
         let numbers = [self.q_row, self.k_row, self.v_row, self.out_row, self.size.into()].map(|count| 2 * count);
@@ -213,31 +214,32 @@ impl Args {
 /// Writes `out`, `[batch, time, heads, size]`, and `log_sums`, f32 of `[batch, heads, time]`, which the backward reads.
 ///
 /// # Errors
-/// No kernel is for this geometry.
+/// No kernel supports this geometry.
 pub fn forward(of: &Geometry, qkv: [Address; 3], out: Address, log_sums: Address) -> Result<Launch<Args>, Unfit> {
     let kernels = of.kernels()?;
     let kernel = format!("attention_{}", kernels.size);
     Ok(of.launch(&kernels, &kernel, kernels.forward, of.heads, of.args(qkv, out, log_sums).checked()))
 }
 
-/// What [`backward`] reads.
+/// The inputs of [`backward`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Saved {
-    /// As for [`forward`].
+    /// The q, k and v passed to [`forward`].
     pub qkv: [Address; 3],
-    /// What that wrote.
+    /// The `out` that [`forward`] wrote.
     pub out: Address,
-    /// What that wrote.
+    /// The `log_sums` that [`forward`] wrote.
     pub log_sums: Address,
     /// The gradient of `out`.
     pub d_out: Address,
 }
 
-/// Launches in this order: Σ out·d_out into `deltas`, f32 of `[batch, heads, time]`, of f32 only; the gradient of q, and of 16-bit types
-/// `deltas` too; the gradients of k and v. All lie as what they are of, and not in its place.
+/// Returns the launches of the backward, in order: for f32 only, Σ out·d_out into `deltas`, f32 of `[batch, heads,
+/// time]`; the gradient of q, and for 16-bit types also `deltas`; the gradients of k and v. Each gradient has the
+/// layout of its tensor and must not overlap it.
 ///
 /// # Errors
-/// No kernel is for this geometry.
+/// No kernel supports this geometry.
 pub fn backward(
     of: &Geometry,
     saved: &Saved,

@@ -1,8 +1,8 @@
-//! Softmax cross-entropy of rows of logits, and its gradient.
+//! Softmax cross-entropy over rows of logits, and its gradient.
 
 use crate::launch::{Address, Dtype, Launch, SUMS_BYTES, Source, THREADS};
 
-/// `CrossEntropyArgs` of `cu/cross_entropy.cu`.
+/// Matches `CrossEntropyArgs` of `cu/cross_entropy.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Args {
@@ -17,7 +17,7 @@ pub struct Args {
     rows: f32,
 }
 
-/// `MeanLossArgs`.
+/// Matches `MeanLossArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeanArgs {
@@ -26,7 +26,7 @@ pub struct MeanArgs {
     rows: u64,
 }
 
-/// `RescaleArgs`.
+/// Matches `RescaleArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RescaleArgs {
@@ -38,7 +38,7 @@ pub struct RescaleArgs {
     add: u32,
 }
 
-/// `ForeseenArgs`.
+/// Matches `ForeseenArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForeseenArgs {
@@ -49,33 +49,34 @@ pub struct ForeseenArgs {
     unused: u32,
 }
 
-/// Logits of `[rows, classes]`, and their targets: u32 of `[rows]`. A target that is not below `classes` makes its row's loss and gradient NaN.
+/// Logits of `[rows, classes]` and targets, u32 of `[rows]`. A target not below `classes` makes its row's loss and
+/// gradient NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
-    /// At least 1.
+    /// Number of rows, at least 1.
     pub rows: u32,
-    /// At least 1.
+    /// Number of classes, at least 1.
     pub classes: u32,
-    /// Elements from the beginning of one row to that of the next.
+    /// Row stride in elements.
     pub stride: u64,
-    /// Of the logits.
+    /// Type of the logits.
     pub dtype: Dtype,
-    /// Where they are.
+    /// Device address of the logits.
     pub logits: Address,
-    /// Where those are.
+    /// Device address of the targets.
     pub targets: Address,
 }
 
-/// The gradient of a loss.
+/// The gradient of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Upstream {
-    /// Known to the host.
+    /// A value known to the host.
     Known(f32),
-    /// An f32 in the device's memory.
+    /// An f32 in device memory.
     At(Address),
 }
 
-/// Threads of a row, the same for all types: most are long, a vocabulary each.
+/// Threads per row, the same for all types. Rows are usually long: a vocabulary each.
 fn threads(classes: u32) -> u32 {
     classes.div_ceil(4).min(512).next_power_of_two().max(32)
 }
@@ -90,21 +91,23 @@ fn of_rows(logits: &Logits, kernel: &str, dtype: Dtype, rest: Args) -> Launch<Ar
 const NOTHING: Args =
     Args { logits: 0, targets: 0, statistics: 0, out: 0, classes: 0, stride: 0, upstream: 0, gradient: 0.0, rows: 0.0 };
 
-/// Of each row its largest logit, Σ e^(x − largest) and its target's logit: f32 of `[rows, 3]`.
+/// Computes for each row the largest logit, Σ e^(x − largest) and the target's logit: f32 of `[rows, 3]`.
 pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
     of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
 }
 
-/// The mean of the losses of `rows` rows, at least one, an f32.
+/// Computes the mean of the losses of `rows` rows, an f32. `rows` is at least 1.
 pub fn mean_loss(rows: u32, statistics: Address, loss: Address) -> Launch<MeanArgs> {
     let args = MeanArgs { statistics, loss, rows: rows.into() };
     let (source, entry) = (Source::CrossEntropy, "mean_loss".into());
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }
 
-/// (softmax − one at the target)·gradient/`rows`, for the gradient of a mean over so many rows, of which the logits may be a part.
+/// Computes (softmax − one-hot(target))·gradient/`rows`, the gradient of a mean over `rows` rows. The logits may be a
+/// part of these rows.
 ///
-/// `out` is of `dtype`, that of the logits or, where those are f32, any. It may be the logits: its rows begin as many bytes apart.
+/// `out` has type `dtype`: the type of the logits or, for f32 logits, any type. It may overwrite the logits; its row
+/// stride in bytes is that of the logits.
 pub fn backward(
     logits: &Logits,
     statistics: Address,
@@ -119,7 +122,8 @@ pub fn backward(
     of_rows(logits, kernel, dtype, Args { statistics, out, upstream, gradient, rows: rows as f32, ..NOTHING })
 }
 
-/// y becomes x·upstream/`gradient`, x itself where they are equal; with `add` that is added to it. `None` if there are no elements.
+/// Computes y = x·upstream/`gradient`, or x itself if the two are equal; with `add`, adds the result to y. Returns
+/// `None` if there are no elements.
 pub fn rescale(
     dtype: Dtype,
     count: u64,
@@ -131,8 +135,8 @@ pub fn rescale(
     Launch::over_packs(Source::CrossEntropy, "rescale", dtype, count, args)
 }
 
-/// Leaves `what`, which is not 0, with the bits of both in the [`Fault`](crate::indices::Fault) at `fault` if upstream is not `gradient`
-/// and nothing is there yet.
+/// Checks that upstream equals `gradient`. If not, and if no fault is recorded yet, records `what` (not 0) with the
+/// bits of both in the [`Fault`](crate::indices::Fault) at `fault`.
 pub fn foreseen((gradient, upstream): (f32, Address), fault: Address, what: u64) -> Launch<ForeseenArgs> {
     let args = ForeseenArgs { upstream, fault, what, gradient, unused: 0 };
     let (source, entry) = (Source::CrossEntropy, "foreseen".into());

@@ -1,4 +1,4 @@
-//! The kernels in the memory of a device, and their launch on a stream.
+//! Loads the kernels into a device and launches them on a stream.
 
 #![allow(unsafe_code)]
 
@@ -10,10 +10,10 @@ use zero_cuda::{CudaError, Device, Footprint, Function, Module, Stream};
 
 use crate::launch::{Launch, Source};
 
-/// Shared memory that a launch may ask for without further words.
+/// Dynamic shared memory, in bytes, that every launch may use without raising a limit.
 const ALWAYS_ALLOWED: u32 = 48 << 10;
 
-/// The kernels on one device, each file loaded when something of it is first launched.
+/// The kernels on one device. A source file's module is loaded at the first launch of one of its kernels.
 #[derive(Debug)]
 pub struct Kernels {
     device: Arc<Device>,
@@ -30,7 +30,7 @@ struct Loaded {
 #[derive(Debug)]
 struct Known {
     function: Function,
-    /// Bytes that a launch may ask for.
+    /// The current limit on dynamic shared memory, in bytes.
     shared_bytes: u32,
 }
 
@@ -45,7 +45,7 @@ impl Loaded {
         if let Some(module) = self.modules.get(&source) {
             return Ok(Arc::clone(module));
         }
-        // SAFETY: who made the kernels has answered for the images.
+        // SAFETY: the creator of the `Kernels` has promised that the images are valid.
         let module = unsafe { Module::load(&of.device, (of.images)(source)) }?;
         self.modules.insert(source, Arc::clone(&module));
         Ok(module)
@@ -53,30 +53,31 @@ impl Loaded {
 }
 
 impl Kernels {
-    /// Those that nvcc has compiled into this program.
+    /// The kernels that nvcc compiled into this program.
     pub fn new(device: &Arc<Device>) -> Self {
-        // SAFETY: what nvcc writes with `-fatbin` is a whole fat binary.
+        // SAFETY: nvcc's `-fatbin` output is a whole fat binary.
         unsafe { Self::of_images(device, Source::image) }
     }
 
-    /// Those of other images.
+    /// Kernels from other images.
     ///
     /// # Safety
-    /// Each is what [`Module::load`] asks for, and was made of the file of that name in `cu/`.
+    /// Each image must meet the requirements of [`Module::load`] and be compiled from the file of that name in `cu/`.
     pub unsafe fn of_images(device: &Arc<Device>, images: fn(Source) -> &'static [u8]) -> Self {
         Self { device: Arc::clone(device), images, loaded: Mutex::default() }
     }
 
-    /// Their device.
+    /// The device of the kernels.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Loads all of them now. Loading may wait until the device is idle, and so for a collective that waits for another rank's launch, which
-    /// may wait for its loading: a program calls this before its first collective.
+    /// Loads all kernels now. Loading may wait until the device is idle, and a collective may keep it busy until
+    /// another rank launches, which in turn may wait for its own loading. To avoid that deadlock, call this before the
+    /// first collective.
     ///
     /// # Errors
-    /// There is no code for this device, or no memory for it.
+    /// The kernels have no code for this device, or the device is out of memory.
     pub fn load_all(&self) -> Result<(), CudaError> {
         let mut loaded = self.lock();
         for source in Source::ALL {
@@ -88,26 +89,29 @@ impl Kernels {
         Ok(())
     }
 
-    /// What each entry of a source takes of the device.
+    /// Returns the resources that each entry of a source needs.
     ///
     /// # Errors
-    /// As of [`load_all`](Self::load_all).
+    /// See [`load_all`](Self::load_all).
     pub fn footprints(&self, source: Source) -> Result<Vec<(String, Footprint)>, CudaError> {
         let functions = self.lock().module(self, source)?.functions()?;
         functions.into_iter().map(|(name, function)| Ok((name, function.footprint()?))).collect()
     }
 
-    /// Puts a launch on a stream of the same device. Returns before it runs.
+    /// Enqueues a launch on a stream of the same device, without waiting for it.
     ///
     /// # Safety
-    /// What the functions that made the launch say of its addresses is so until the stream has done it, and nobody else writes there.
+    /// Until the stream has run the launch, its addresses must be valid as documented at the function that made it, and
+    /// what it writes must not be accessed by others.
     ///
     /// # Errors
-    /// What the driver says: there is no code for this device, or a block has not as much shared memory. Or the grid is too large.
+    /// The driver has no code for this device, a block needs more shared memory than the device has, or the grid is too
+    /// large.
     pub unsafe fn launch<A>(&self, launch: &Launch<A>, stream: &Stream) -> Result<(), CudaError> {
         launch.check_grid().map_err(|words| CudaError::invalid("cuLaunchKernel", words))?;
         let function = self.function(launch)?;
-        // SAFETY: every entry takes the struct that its launch has, whose size the tests compare; the caller answers for the addresses.
+        // SAFETY: every entry takes the struct of its launch, as the tests verify by size; the caller ensures that the
+        // addresses are valid.
         unsafe { stream.launch(&function, launch.grid, launch.threads, launch.shared_bytes, &launch.args) }
     }
 
@@ -118,11 +122,11 @@ impl Kernels {
     fn function<A>(&self, launch: &Launch<A>) -> Result<Function, CudaError> {
         let mut loaded = self.lock();
         if !loaded.functions.contains_key(&launch.entry) {
-            let name = CString::new(launch.entry.as_str()).expect("names of entries hold no zero");
+            let name = CString::new(launch.entry.as_str()).expect("an entry's name contains no NUL byte");
             let function = loaded.module(self, launch.source)?.function(&name)?;
             loaded.functions.insert(launch.entry.clone(), function.into());
         }
-        let known = loaded.functions.get_mut(&launch.entry).expect("put there if it was not");
+        let known = loaded.functions.get_mut(&launch.entry).expect("inserted above");
         if launch.shared_bytes > known.shared_bytes {
             known.function.allow_shared(launch.shared_bytes)?;
             known.shared_bytes = launch.shared_bytes;

@@ -1,8 +1,8 @@
-//! Rows of a table by index, and the gradient of the table, with the bits of the CPU's.
+//! Embedding lookup and the gradient of the table, bit-identical to the CPU's.
 
 use crate::launch::{Address, Dtype, Launch, MOST, Source, THREADS, threads_for};
 
-/// `GatherArgs` of `cu/embedding.cu`.
+/// Matches `GatherArgs` of `cu/embedding.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatherArgs {
@@ -14,7 +14,7 @@ pub struct GatherArgs {
     entries: u64,
 }
 
-/// `SortArgs`.
+/// Matches `SortArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SortArgs {
@@ -25,7 +25,7 @@ pub struct SortArgs {
     distance: u64,
 }
 
-/// `ScatterArgs`.
+/// Matches `ScatterArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScatterArgs {
@@ -38,41 +38,42 @@ pub struct ScatterArgs {
     add: u64,
 }
 
-/// Rows that are looked up in a table of `[entries, size]`.
+/// The sizes of a lookup in a table of `[entries, size]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lookup {
-    /// How many.
+    /// Number of indices.
     pub count: u32,
     /// Rows of the table.
     pub entries: u32,
-    /// Elements of a row.
+    /// Elements per row.
     pub size: u32,
-    /// Of the table and of what is looked up.
+    /// Type of the table and of the rows that are looked up.
     pub dtype: Dtype,
 }
 
-/// y, `[count, size]`, becomes the rows of the table at u32 indices of `[count]`. An index that is not below `entries` gives NaN.
-/// `None` if there is nothing to look up.
+/// Gathers the table's rows at u32 indices of `[count]` into y, `[count, size]`. An index not below `entries` gives a
+/// row of NaN. Returns `None` if there is nothing to look up.
 pub fn gather(of: &Lookup, table: Address, indices: Address, y: Address) -> Option<Launch<GatherArgs>> {
     let (count, size, entries) = (u64::from(of.count), u64::from(of.size), of.entries.into());
     let args = GatherArgs { table, indices, y, count, size, entries };
-    // A block takes a row; what is beyond is taken in turns.
+    // One row per block; blocks loop over the rows beyond the grid's limit.
     let threads = threads_for(of.size.div_ceil(of.dtype.pack()), THREADS);
     let grid = [of.count.min(MOST[0]), 1, 1];
     let launch = Launch { threads, ..Launch::new(Source::Embedding, "gather", of.dtype, grid, args) };
     (count > 0 && size > 0).then_some(launch)
 }
 
-/// Keys that a block sorts.
+/// Keys that one block sorts.
 const CHUNK: u64 = 2048;
 
-/// How many u64 [`sort`] needs for `count` positions.
+/// The number of u64 that [`sort`] needs for `count` positions.
 #[must_use]
 pub fn keys(count: u32) -> u64 {
     u64::from(count).next_power_of_two().max(CHUNK)
 }
 
-/// Sorts the positions of u32 indices of `[count]` by index, then by position, into `keys`, u64 of [`keys`]. All launches, in order.
+/// Sorts the positions of u32 indices of `[count]` by index, then by position, into `keys`, u64 of [`keys`]. Returns
+/// the launches in order.
 pub fn sort(count: u32, indices: Address, keys: Address) -> impl Iterator<Item = Launch<SortArgs>> {
     let all = self::keys(count);
     let launch = move |entry: &str, run: u64, distance: u64| Launch {
@@ -95,8 +96,9 @@ pub fn sort(count: u32, indices: Address, keys: Address) -> impl Iterator<Item =
         .map(move |(entry, run, distance)| launch(entry, run, distance))
 }
 
-/// Row `id` of `to`, f32 of `[entries, size]`, becomes the sum of the rows of dy, `[count, size]`, at the positions of `id`, in their order;
-/// with `add` that is added to it. Other rows are left as they are. `keys` are [`sort`]ed. `None` if there is nothing to add up.
+/// Sets row `id` of `to`, f32 of `[entries, size]`, to the sum of the rows of dy, `[count, size]`, at the positions of
+/// `id`, added in order; with `add`, adds that sum to the row. Leaves other rows unchanged. `keys` must be the output
+/// of [`sort`]. Returns `None` if there is nothing to add.
 pub fn scatter(of: &Lookup, dy: Address, keys: Address, to: Address, add: bool) -> Option<Launch<ScatterArgs>> {
     let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
     let args = ScatterArgs { dy, keys, to, count, size, entries, add: add.into() };

@@ -1,4 +1,5 @@
-//! A host that stands for a device: kernels compiled by the host's C++ compiler and run by `tests/emulated/emulator.h`, for tests.
+//! Emulates a device on the host for tests: kernels compiled by the host's C++ compiler and run by
+//! `tests/emulated/emulator.h`.
 
 #![allow(unsafe_code)]
 
@@ -16,21 +17,21 @@ use tempfile::TempDir;
 use crate::indices::Fault;
 use crate::launch::{Address, Dtype, Launch, Source};
 
-/// Orders in which blocks, and the threads of a block between two barriers, may run: first to last, last to first, and two that mix them, with
-/// several blocks at a time that take turns at barriers. A kernel whose result depends on it has a race. In the first two the emulator also
-/// watches all that is read and written.
+/// Orders in which blocks, and the threads of a block between two barriers, may run: first to last, last to first, and
+/// two that mix them, with several blocks at a time that take turns at barriers. A kernel whose result depends on the
+/// order has a race. In the first two orders the emulator also checks all memory accesses.
 pub const ORDERS: [u32; 4] = [0, 1, 2, 3];
 
-/// The kernels, compiled for this machine.
+/// All kernels, compiled for this machine.
 pub struct Emulator {
     sources: HashMap<Source, Compiled>,
 }
 
 impl Emulator {
-    /// Compiles them; `None` where there is no C++ compiler, neither `c++` nor what `CXX` names.
+    /// Compiles the kernels. Returns `None` without a C++ compiler, which is `CXX` or `c++`.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// The compiler's messages.
     fn new() -> Result<Option<Self>, String> {
         let compiled = std::thread::scope(|scope| {
             let threads = Source::ALL.map(|source| (source, scope.spawn(move || Compiled::new(&file(source)))));
@@ -46,10 +47,11 @@ impl Emulator {
         Ok(Some(Self { sources }))
     }
 
-    /// The one that all tests of a program share; where there is no C++ compiler, says so and gives `None`.
+    /// Returns the emulator that all tests of a program share. Without a C++ compiler, prints a message and returns
+    /// `None`.
     ///
     /// # Panics
-    /// The compiler does not like the kernels.
+    /// The kernels do not compile.
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Emulator>> = OnceLock::new();
         let compile = || Self::new().unwrap_or_else(|said| panic!("{said}"));
@@ -60,31 +62,32 @@ impl Emulator {
         emulator
     }
 
-    /// As [`Compiled::run`].
+    /// Runs a launch; see [`Compiled::run`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`Compiled::run`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`Compiled::run`].
     pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32) -> Result<(), String> {
         let compiled = &self.sources[&launch.source];
         let how = if order < 2 { How::Watched } else { How::Plain };
-        // SAFETY: the caller promises what that asks for.
+        // SAFETY: the caller upholds the contract of `Compiled::run`.
         unsafe { compiled.run(launch, order, how) }
     }
 }
 
-/// The bytes of a library with the kernels of a file, which a mock of the driver takes for a module; `None` where there is no C++ compiler.
+/// Returns the bytes of a library with the kernels of a file, which the mock driver loads as a module. Returns `None`
+/// without a C++ compiler.
 ///
 /// # Errors
-/// What the compiler says.
+/// The compiler's messages.
 pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
     let Some((_folder, library)) = compile(&file(source), How::Plain)? else { return Ok(None) };
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
 }
 
-/// Of the sources that `ZERO_TRAIN_KERNEL_SOURCES` names, or of the crate's own.
+/// The source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names or in the crate's own.
 fn file(source: Source) -> PathBuf {
     let named = std::env::var_os("ZERO_TRAIN_KERNEL_SOURCES").map(PathBuf::from);
     let folder = named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"));
@@ -94,13 +97,13 @@ fn file(source: Source) -> PathBuf {
 /// How kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Fast; what they read and write shows in results alone.
+    /// Fast; wrong accesses show only in the results.
     Plain,
-    /// An access beyond all [`Memory`], and two that nothing orders, end the launch.
+    /// Checked: an access outside of all [`Memory`], or two unordered conflicting accesses, end the launch.
     Watched,
 }
 
-/// Makes a library of a file, in a folder that goes when it is dropped.
+/// Compiles a file to a library in a temporary folder, which is deleted when the value is dropped.
 fn compile(source: &Path, how: How) -> Result<Option<(TempDir, PathBuf)>, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let to = folder.path().join("kernels.so");
@@ -113,31 +116,31 @@ fn compile(source: &Path, how: How) -> Result<Option<(TempDir, PathBuf)>, String
     if !output.status.success() {
         return Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
     }
-    // Without a C++ compiler it makes an empty file.
+    // Without a C++ compiler the script writes an empty file.
     let made = std::fs::metadata(&to).map_err(|error| error.to_string())?;
     Ok((made.len() > 0).then_some((folder, to)))
 }
 
-/// One file of kernels, compiled for this machine.
+/// One source file of kernels, compiled for this machine.
 pub struct Compiled {
     plain: Library,
     watched: Library,
-    /// Where they lie.
+    /// The folders of the libraries.
     _folders: [TempDir; 2],
 }
 
 impl Compiled {
-    /// Compiles a file; `None` where there is no C++ compiler, neither `c++` nor what `CXX` names.
+    /// Compiles a file. Returns `None` without a C++ compiler, which is `CXX` or `c++`.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// The compiler's messages.
     pub fn new(source: &Path) -> Result<Option<Self>, String> {
         let Some((plain_folder, plain)) = compile(source, How::Plain)? else { return Ok(None) };
         let Some((watched_folder, watched)) = compile(source, How::Watched)? else { return Ok(None) };
-        // SAFETY: the library was made a moment ago of a source that runs nothing when it is loaded.
+        // SAFETY: the library was just compiled from a source that runs no code when it is loaded.
         let load = |path: PathBuf| unsafe { Library::new(path) }.map_err(|error| error.to_string());
         let (plain, watched) = (load(plain)?, load(watched)?);
-        // SAFETY: a variable of check.h of that type, which nobody reads before a launch.
+        // SAFETY: `emulated_memory` of check.h has this type, and nothing reads it before a launch.
         unsafe {
             let memory = watched.get::<*mut extern "C" fn() -> Ranges>(b"emulated_memory");
             **memory.map_err(|error| error.to_string())? = all_memory;
@@ -148,11 +151,13 @@ impl Compiled {
     /// Runs a launch to its end, with threads in one of the [`ORDERS`].
     ///
     /// # Errors
-    /// What the emulator found wrong: a grid that is too large, a barrier that not all threads reach, a write beyond the shared memory,
-    /// arguments of another size than the kernel's; and what [`How::Watched`] finds.
+    /// A fault that the emulator detected: a grid that is too large, a barrier that not all threads reach, a write
+    /// beyond the shared memory, arguments of another size than the kernel's; and the faults that [`How::Watched`]
+    /// detects.
     ///
     /// # Safety
-    /// The addresses in the arguments are those of [`Memory`] that lives and is as large as the kernel reads and writes.
+    /// The addresses in the arguments must be those of live [`Memory`] that is at least as large as what the kernel
+    /// reads and writes.
     pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32, how: How) -> Result<(), String> {
         launch.check_grid()?;
         let name = &launch.entry;
@@ -160,23 +165,23 @@ impl Compiled {
             How::Plain => &self.plain,
             How::Watched => &self.watched,
         };
-        // SAFETY: every entry of the sources has such a value beside it, by the macro ENTRY of the emulator.
+        // SAFETY: the emulator's macro ENTRY defines a value of this type and name for every entry.
         let entry = unsafe { library.get::<*const Entry>(format!("{name}_entry").as_bytes()) };
         let entry = entry.map_err(|error| error.to_string())?;
         let args = std::ptr::from_ref(&launch.args).cast();
         let (bytes, block, shared) = (size_of::<A>(), [launch.threads, 1, 1], launch.shared_bytes as usize);
-        // SAFETY: the value lives as long as the library; the arguments are read for the length of the call; addresses in them are the
-        // caller's promise.
+        // SAFETY: the value lives as long as the library; the arguments are only read during the call; the caller
+        // ensures that the addresses in them are valid.
         let failure = unsafe { ((**entry).run)(args, bytes, launch.grid.as_ptr(), block.as_ptr(), shared, order) };
         if failure.is_null() {
             return Ok(());
         }
-        // SAFETY: a literal of the library, which is loaded.
+        // SAFETY: the message is a literal of the library, which is still loaded.
         Err(format!("{name}: {}", unsafe { CStr::from_ptr(failure) }.to_string_lossy()))
     }
 }
 
-/// `emulator::Entry` of the emulator.
+/// Matches `emulator::Entry` of the emulator.
 #[repr(C)]
 struct Entry {
     bytes: usize,
@@ -184,7 +189,7 @@ struct Entry {
     run: unsafe extern "C" fn(*const c_void, usize, *const u32, *const u32, usize, u32) -> *const c_char,
 }
 
-/// `emulator::Range` of the emulator.
+/// Matches `emulator::Range` of the emulator.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Range {
@@ -192,14 +197,14 @@ struct Range {
     bytes: usize,
 }
 
-/// `emulator::Ranges` of the emulator.
+/// Matches `emulator::Ranges` of the emulator.
 #[repr(C)]
 struct Ranges {
     of: *const Range,
     count: usize,
 }
 
-/// All [`Memory`], valid until the thread asks again.
+/// All live [`Memory`]. The result is valid until the thread's next call.
 extern "C" fn all_memory() -> Ranges {
     thread_local!(static RANGES: RefCell<Vec<Range>> = const { RefCell::new(Vec::new()) });
     RANGES.with_borrow_mut(|ranges| {
@@ -208,14 +213,14 @@ extern "C" fn all_memory() -> Ranges {
     })
 }
 
-/// Where all [`Memory`] begins, and its bytes.
+/// The start address and the size in bytes of all live [`Memory`].
 static LIVE: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 fn live() -> MutexGuard<'static, BTreeMap<usize, usize>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes before and behind what a kernel may touch.
+/// Bytes before and after the memory that a kernel may access.
 pub const SENTINELS: usize = 256;
 const SENTINEL: u8 = 0xa5;
 
@@ -223,7 +228,7 @@ fn words(bytes: &[u8]) -> Vec<u128> {
     bytes.as_chunks().0.iter().map(|&word| u128::from_ne_bytes(word)).collect()
 }
 
-/// Memory that a kernel may read and write, with sentinels around it. Nothing else may be there.
+/// Memory that a kernel may read and write, surrounded by sentinels that must stay unchanged.
 #[derive(Debug)]
 pub struct Memory {
     words: Vec<u128>,
@@ -231,13 +236,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `bytes` bytes with all bits set: numbers of every type are NaN.
+    /// Allocates `bytes` bytes with all bits set, which is NaN in every type.
     #[must_use]
     pub fn unwritten(bytes: usize) -> Self {
         Self::of(&vec![0xff; bytes])
     }
 
-    /// Numbers in a type, each rounded once.
+    /// Allocates values in a type, each rounded once.
     #[must_use]
     pub fn floats(dtype: Dtype, values: &[f32]) -> Self {
         Self::of(&match dtype {
@@ -247,7 +252,7 @@ impl Memory {
         })
     }
 
-    /// Whole numbers.
+    /// Allocates u32 values.
     #[must_use]
     pub fn integers(values: &[u32]) -> Self {
         Self::of(&values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>())
@@ -266,13 +271,13 @@ impl Memory {
         memory
     }
 
-    /// All bytes from [`SENTINELS`] before the first on, for a copy in other memory.
+    /// Returns all bytes, starting [`SENTINELS`] bytes before the first, for a copy in other memory.
     #[must_use]
     pub fn whole(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    /// The same memory, with what became of the copy.
+    /// Returns memory of the same size with the contents of a modified copy.
     ///
     /// # Panics
     /// The sizes differ.
@@ -282,25 +287,25 @@ impl Memory {
         Self::placed(words(whole), self.bytes)
     }
 
-    /// Where it begins, a multiple of 16.
+    /// The address of the first byte, a multiple of 16.
     pub fn address(&mut self) -> Address {
         (self.words.as_mut_ptr().expose_provenance() + SENTINELS) as Address
     }
 
-    /// What is there.
+    /// Returns the contents.
     ///
     /// # Panics
-    /// Something was written beyond its ends.
+    /// A sentinel was overwritten.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let all = self.whole();
         let (before, rest) = all.split_at(SENTINELS);
         let (own, after) = rest.split_at(self.bytes);
-        assert!(before.iter().chain(after).all(|&byte| byte == SENTINEL), "a write beyond the ends of memory");
+        assert!(before.iter().chain(after).all(|&byte| byte == SENTINEL), "write beyond the ends of memory");
         own.to_vec()
     }
 
-    /// The same as numbers of a type.
+    /// Returns the contents as numbers of a type.
     #[must_use]
     pub fn to_floats(&self, dtype: Dtype) -> Vec<f32> {
         let bytes = self.bytes();
@@ -311,16 +316,16 @@ impl Memory {
         }
     }
 
-    /// The same as u64.
+    /// Returns the contents as u64.
     #[must_use]
     pub fn to_integers(&self) -> Vec<u64> {
         self.bytes().as_chunks().0.iter().map(|&x| u64::from_ne_bytes(x)).collect()
     }
 
-    /// The same as what is left for the host.
+    /// Returns the contents as a fault record.
     ///
     /// # Panics
-    /// There is no room for that.
+    /// The memory is too small for one.
     #[must_use]
     pub fn to_fault(&self) -> Fault {
         let words = self.to_integers();

@@ -1,13 +1,15 @@
-//! The norm of gradients on a device, with the bits of `zero_optim::norm`, and what updates make of it without the host.
+//! The gradient norm on a device, bit-identical to `zero_optim::norm`, and the verdict that updates read without the
+//! host.
 //!
-//! Three launches, one behind the other: [`square_sums`] adds up squares in f64, [`limbs`] the sums as integers, and [`verdict`] finishes.
+//! Three launches, in order: [`square_sums`] adds squares in f64, [`limbs`] adds these sums as integers, and
+//! [`verdict`] computes the result.
 
 use zero_optim::exact_sum::LIMBS;
 use zero_optim::norm::Limits;
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 
-/// `SquaresRange` of `cu/gradient_norm.cuh`.
+/// Matches `SquaresRange` of `cu/gradient_norm.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct SquaresRange {
@@ -19,7 +21,7 @@ struct SquaresRange {
     unused: u32,
 }
 
-/// `SquareSumsArgs`.
+/// Matches `SquareSumsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SquareSumsArgs {
@@ -29,7 +31,7 @@ pub struct SquareSumsArgs {
     unused: u32,
 }
 
-/// `LimbsArgs`.
+/// Matches `LimbsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LimbsArgs {
@@ -38,7 +40,7 @@ pub struct LimbsArgs {
     partials: Address,
 }
 
-/// `VerdictArgs`.
+/// Matches `VerdictArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VerdictArgs {
@@ -53,17 +55,17 @@ pub struct VerdictArgs {
     skips_overflow: u64,
 }
 
-/// `Verdict`: what comes of a norm, as the device leaves it.
+/// Matches `Verdict`: the result of a norm, as the device writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// If it is no number, the NaN that `f64::NAN` is.
+    /// The norm. A NaN has the bits of `f64::NAN`.
     pub norm: f64,
     /// As in [`zero_optim::norm::Verdict`].
     pub clip: f64,
-    /// Likewise.
+    /// As in [`zero_optim::norm::Verdict`].
     pub scale: f32,
-    /// 0 where no update is made.
+    /// 0 if the update is skipped.
     pub admitted: u32,
 }
 
@@ -73,33 +75,34 @@ impl From<Verdict> for zero_optim::norm::Verdict {
     }
 }
 
-/// Consecutive gradients of a parameter, f32, the first of which begins a sum.
+/// Consecutive f32 gradients of a parameter, starting on a block of [`SQUARES`] elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Squared {
-    /// Where they are.
+    /// Device address of the first gradient.
     pub grads: Address,
-    /// How many.
+    /// Number of gradients.
     pub count: u64,
-    /// The type to which they are rounded when they are read.
+    /// The type to which gradients are rounded when they are read.
     pub travelled: Dtype,
 }
 
-/// Gradients whose squares make one sum, counted from the first of a parameter, as in `zero_optim::norm`.
+/// Gradients whose squares are added into one sum, counted from the first of a parameter, as in `zero_optim::norm`.
 pub const SQUARES: u64 = zero_optim::norm::BLOCK as u64;
-/// Ranges that one launch takes at most.
+/// The most ranges of one launch.
 pub const SQUARES_RANGES: usize = 112;
-/// Sums that a block makes.
+/// Sums computed by one block.
 const SUMS: u64 = THREADS as u64 / 4;
-/// Sums that are worth a block of their own.
+/// Sums that justify another block.
 const SUMS_EACH: u64 = 64;
-/// Blocks that add up limbs, at most.
+/// The most blocks that add limbs.
 const MOST_BLOCKS: u64 = 1024;
 /// Threads for the limbs of one sum.
 const FOR_LIMBS: u32 = 96;
-/// Blocks of limbs that are added at the same time in the end.
+/// Blocks' limbs that the last kernel adds concurrently.
 const ROWS: u32 = 8;
 
-/// The sums of squares of every [`SQUARES`] gradients, in f64, range after range. `None` without gradients.
+/// Computes the sum of squares of every [`SQUARES`] gradients, in f64, range after range. Returns `None` without
+/// gradients.
 ///
 /// # Panics
 /// There are more than [`SQUARES_RANGES`] ranges.
@@ -116,7 +119,7 @@ pub fn square_sums(squared: &[Squared], sums: Address) -> Option<Launch<SquareSu
     (used > 0).then(|| of("square_sums", first_block, THREADS, 0, args))
 }
 
-/// i64 that [`limbs`] writes for `count` sums.
+/// The number of i64 that [`limbs`] writes for `count` sums.
 #[must_use]
 pub fn partials(count: u64) -> usize {
     blocks(count) as usize * LIMBS
@@ -126,13 +129,14 @@ fn blocks(count: u64) -> u64 {
     count.div_ceil(SUMS_EACH).min(MOST_BLOCKS)
 }
 
-/// The limbs of `count` sums, f64 that are not below zero, in several parts: [`partials`] of i64. `None` if there are no sums.
+/// Adds the limbs of `count` non-negative f64 sums, in several partial results: i64 of [`partials`]. Returns `None` if
+/// there are no sums.
 pub fn limbs(count: u64, sums: Address, partials: Address) -> Option<Launch<LimbsArgs>> {
     (count > 0).then(|| of("limbs", blocks(count) as u32, FOR_LIMBS, 0, LimbsArgs { sums, count, partials }))
 }
 
-/// What the limbs of `count` sums come to. Their total goes to `to_limbs` ([`LIMBS`] of i64), the [`Verdict`] to `device` and to `host`, as far as
-/// these are not 0.
+/// Computes the verdict from the limbs of `count` sums. Writes the total limbs to `to_limbs` ([`LIMBS`] of i64) and the
+/// [`Verdict`] to `device` and to `host`; addresses of 0 are skipped.
 pub fn verdict(
     count: u64,
     partials: Address,

@@ -1,29 +1,29 @@
-//! Indices of any type as u32, held against their limit, and what is left for the host where one is above.
+//! Converts indices of any type to u32, checks their range, and records the first fault for the host.
 
 use crate::launch::{Address, Launch, Source};
 
 /// Types of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexType {
-    /// Bytes.
+    /// Unsigned bytes.
     U8,
-    /// What kernels take.
+    /// The type that kernels take.
     U32,
-    /// candle's widest.
+    /// candle's widest type.
     I64,
 }
 
-/// `Fault` of `cu/fault.cuh`: what went wrong first. Zeros at first, in memory of the host that the device writes.
+/// Matches `Fault` of `cu/fault.cuh`: the first fault. Initially zeros, in host memory that the device writes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
-    /// 0 as long as nothing did.
+    /// The kind of fault; 0 if none occurred.
     pub what: u64,
-    /// What is said about it.
+    /// Details of the fault; their meaning depends on `what`.
     pub details: [u64; 3],
 }
 
-/// `IndicesArgs` of `cu/indices.cu`.
+/// Matches `IndicesArgs` of `cu/indices.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Args {
@@ -37,8 +37,9 @@ pub struct Args {
 
 const THREADS: u32 = 1024;
 
-/// `count` indices to u32. One that is not below `limit` becomes 2³² − 1; the first of them leaves `what`, which is not 0, with the
-/// index, its position and the limit in the [`Fault`] at `fault`, if nothing is there yet.
+/// Converts `count` indices to u32. An index not below `limit` becomes 2³² − 1. For the first such index, and if no
+/// fault is recorded yet, the kernel records `what` (not 0) with the index, its position and the limit in the [`Fault`]
+/// at `fault`.
 pub fn indices(
     of: IndexType,
     count: u32,

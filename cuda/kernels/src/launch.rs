@@ -1,6 +1,6 @@
-//! What is launched: an entry of a source, with arguments.
+//! Kernel launches: an entry of a source file, with arguments.
 
-/// Where something begins in the device's memory; 0 is nowhere.
+/// A device address; 0 is null.
 pub type Address = u64;
 
 /// Types that parameters and activations are stored in. Kernels compute in f32.
@@ -8,17 +8,17 @@ pub type Address = u64;
 pub enum Dtype {
     /// IEEE single precision.
     F32,
-    /// The upper half of that.
+    /// bfloat16, the upper half of f32.
     Bf16,
     /// IEEE half precision.
     F16,
 }
 
 impl Dtype {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// `Travelled` of `cu/gradient_norm.cuh`.
+    /// The type's number in `Travelled` of `cu/gradient_norm.cuh`.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -27,7 +27,7 @@ impl Dtype {
         }
     }
 
-    /// Numbers in sixteen bytes, the widest access of a thread.
+    /// Elements in sixteen bytes, the widest access of a thread.
     pub(crate) fn pack(self) -> u32 {
         if self == Self::F32 { 4 } else { 8 }
     }
@@ -41,7 +41,7 @@ impl Dtype {
     }
 }
 
-/// A file of kernels.
+/// A source file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// `cu/activation.cu`
@@ -69,7 +69,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// All of them.
+    /// All source files.
     pub const ALL: [Self; 11] = [
         Self::Activation,
         Self::Attention,
@@ -84,7 +84,7 @@ impl Source {
         Self::Rows,
     ];
 
-    /// Its file's name without the extension.
+    /// The file name without the extension.
     pub fn name(self) -> &'static str {
         match self {
             Self::Activation => "activation",
@@ -101,7 +101,7 @@ impl Source {
         }
     }
 
-    /// What nvcc made of it: a fat binary for `cuModuleLoadData`, which begins at a multiple of 16.
+    /// nvcc's output: a fat binary for `cuModuleLoadData`, aligned to 16 bytes.
     #[cfg(feature = "cuda")]
     pub fn image(self) -> &'static [u8] {
         macro_rules! image {
@@ -125,43 +125,43 @@ impl Source {
     }
 }
 
-/// The driver reads images as words.
+/// Aligns images, which the driver reads as words.
 #[cfg(feature = "cuda")]
 #[repr(align(16))]
 struct Aligned<B>(B);
 
-/// An entry to start, by `cuLaunchKernel` with one argument.
+/// A kernel launch, for `cuLaunchKernel` with one argument.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch<A> {
-    /// Where the entry is.
+    /// The source file of the entry.
     pub source: Source,
-    /// Its name.
+    /// The name of the entry.
     pub entry: String,
-    /// Blocks in x, y and z.
+    /// Number of blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a block, all in x.
+    /// Threads per block, all in x.
     pub threads: u32,
-    /// Bytes of shared memory of a block. Above 48 KiB the function's attribute must allow it first.
+    /// Dynamic shared memory per block, in bytes. Above 48 KiB the function's attribute must be raised first.
     pub shared_bytes: u32,
-    /// What it is called with, by value.
+    /// The argument, passed by value.
     pub args: A,
 }
 
-/// Blocks that a grid may have in x, y and z.
+/// The largest grid in x, y and z.
 pub(crate) const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// Blocks of a launch whose threads go through elements in strides: enough to fill any device.
+/// The most blocks of a launch whose threads stride over the elements: enough to fill any device.
 const MOST_BLOCKS: u64 = 4096;
-/// As in `cu/pack.cuh`.
+/// Packs that a thread loads at a time, as in `cu/pack.cuh`.
 const IN_FLIGHT: u32 = 2;
-/// Threads of most blocks.
+/// Threads per block of most launches.
 pub(crate) const THREADS: u32 = 256;
-/// Threads of a block that handles `packs` packs: whole warps, at most `most`.
+/// Threads of a block that processes `packs` packs: whole warps, at most `most`.
 pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
     packs.clamp(1, most).next_multiple_of(32)
 }
 
-/// Bytes of a float for each warp of the largest block.
+/// Bytes of one float per warp of the largest block.
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
 impl<A> Launch<A> {
@@ -174,19 +174,19 @@ impl<A> Launch<A> {
         fits.then_some(()).ok_or_else(words)
     }
 
-    /// `kernel` of a type, for `count` elements of which each thread takes some; `None` if there are none.
+    /// A launch of `kernel` for a type and `count` elements, over which the threads stride; `None` if `count` is 0.
     pub(crate) fn over(source: Source, kernel: &str, dtype: Dtype, count: u64, args: A) -> Option<Self> {
         let blocks = count.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32;
         let launch = Self::new(source, kernel, dtype, [blocks, 1, 1], args);
         (count > 0).then_some(launch)
     }
 
-    /// `kernel` of a type, for `count` elements of which each thread takes some packs; `None` if there are none.
+    /// Like [`over`](Self::over), but each thread processes packs of elements.
     pub(crate) fn over_packs(source: Source, kernel: &str, dtype: Dtype, count: u64, args: A) -> Option<Self> {
         Self::over(source, kernel, dtype, count.div_ceil(u64::from(IN_FLIGHT * dtype.pack())), args)
     }
 
-    /// `kernel` of a type, with blocks of the usual size and no shared memory.
+    /// A launch of `kernel` for a type, with blocks of the usual size and no shared memory.
     pub(crate) fn new(source: Source, kernel: &str, dtype: Dtype, grid: [u32; 3], args: A) -> Self {
         let entry = format!("{kernel}_{}", dtype.suffix());
         Self { source, entry, grid, threads: THREADS, shared_bytes: 0, args }

@@ -1,12 +1,14 @@
-//! CUDA kernels of what candle has no backward for, or wastes memory traffic on: their sources, and how each is launched.
+//! CUDA kernels for operations that candle has no backward for or runs with wasted memory traffic: their sources and
+//! their launches.
 //!
-//! Nothing here needs a device or a toolkit. A function such as [`norm::forward`] gives a [`Launch`]: an entry, its arguments, how
-//! many blocks of how many threads. Who has a stream launches it; the tests launch it on a host, by the emulator behind feature
-//! `emulated`. Feature `cuda` compiles the sources of `cu/` with nvcc, and gives `Kernels`, which launches them.
+//! The crate itself needs neither a device nor a toolkit. A function such as [`norm::forward`] returns a [`Launch`]: an
+//! entry point, its arguments, and the numbers of blocks and threads. A caller with a stream launches it; the tests run
+//! it on the host with the emulator of the feature `emulated`. The feature `cuda` compiles the sources in `cu/` with
+//! nvcc and provides `Kernels`, which launches them.
 //!
-//! All kernels are deterministic: no atomics, every sum in an order that depends on the shape alone. What the CPU computes element by
-//! element (activations, rotary embedding, dropout, AdamW, rounding), the gradient of an embedding and the sums of squares of a gradient
-//! norm have the CPU's bits.
+//! All kernels are deterministic: they use no atomics, and the order of every sum depends only on the shape.
+//! Elementwise operations (activations, rotary embedding, dropout, AdamW, rounding), embedding gradients and the sums
+//! of squares of the gradient norm are bit-identical to the CPU's.
 
 #![deny(unsafe_code)]
 

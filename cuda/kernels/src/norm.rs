@@ -1,11 +1,11 @@
 //! Layer norm and RMS norm over rows, and the gradients of their weights.
 //!
-//! A backward is a launch of [`backward`] for the gradient of x, which adds up what some rows each give to the gradients of the weights, and
-//! one of [`sums`] for each of them.
+//! A backward consists of a launch of [`backward`], which computes the gradient of x and partial sums over groups of
+//! rows for the gradients of the weights, and a launch of [`sums`] for each weight.
 
 use crate::launch::{Address, Dtype, Launch, SUMS_BYTES, Source, threads_for};
 
-/// `NormArgs` of `cu/norm.cu`.
+/// Matches `NormArgs` of `cu/norm.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Args {
@@ -24,7 +24,7 @@ pub struct Args {
     eps: f32,
 }
 
-/// `NormSumsArgs`.
+/// Matches `NormSumsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SumsArgs {
@@ -36,16 +36,16 @@ pub struct SumsArgs {
     add: u64,
 }
 
-/// Rows of `size` elements that are normalised.
+/// The sizes of a norm over rows of `size` elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rows {
-    /// At least 1.
+    /// Number of rows, at least 1.
     pub rows: u32,
-    /// At least 1.
+    /// Elements per row, at least 1.
     pub size: u32,
-    /// Of x, y, weights and the gradients of x and y.
+    /// Type of x, y, the weights and the gradients of x and y.
     pub dtype: Dtype,
-    /// Added to the variance or the mean square.
+    /// ε, added to the variance or to the mean square.
     pub eps: f32,
 }
 
@@ -54,20 +54,20 @@ pub struct Rows {
 pub enum Weights {
     /// (x − mean)/√(variance + ε)·weight + bias
     Layer {
-        /// Factors.
+        /// The factors.
         weight: Address,
-        /// Summands.
+        /// The summands.
         bias: Address,
     },
     /// x/√(mean(x²) + ε)·weight
     Rms {
-        /// Factors.
+        /// The factors.
         weight: Address,
     },
 }
 
 impl Weights {
-    /// Parameters.
+    /// Number of parameter vectors.
     fn vectors(self) -> u32 {
         match self {
             Self::Layer { .. } => 2,
@@ -84,22 +84,22 @@ impl Weights {
 }
 
 impl Rows {
-    /// Rows whose contributions to the gradients of weights are one partial sum: a block's. Blocks enough for all of a device, of which a
-    /// thread has the next row on its way while it works on one.
+    /// Number of rows that one block processes, and adds into one partial sum. The blocks fill the whole device, and
+    /// each thread loads the next row while it works on the current one.
     fn together(&self) -> u32 {
         self.rows.div_ceil(512).max(8)
     }
 
-    /// How many f32 [`backward`] leaves for [`sums`].
+    /// The number of f32 that [`backward`] writes for [`sums`].
     #[must_use]
     pub fn partials(&self, weights: Weights) -> usize {
         self.rows.div_ceil(self.together()) as usize * weights.vectors() as usize * self.size as usize
     }
 }
 
-/// Packs of a row that a thread has in registers, as in `cu/norm.cu`.
+/// Packs of a row that a thread holds in registers, as in `cu/norm.cu`.
 const KEPT: u32 = 2;
-/// Threads of a block.
+/// The most threads of a block.
 const MOST_THREADS: u32 = 512;
 
 fn of_rows(rows: &Rows, kernel: &str, blocks: u32, args: Args) -> Launch<Args> {
@@ -109,13 +109,13 @@ fn of_rows(rows: &Rows, kernel: &str, blocks: u32, args: Args) -> Launch<Args> {
     Launch { threads, shared_bytes: SUMS_BYTES, ..launch }
 }
 
-/// y = norm(x); y may be x.
+/// Computes y = norm(x); y may be x.
 pub fn forward(rows: &Rows, weights: Weights, x: Address, y: Address) -> Launch<Args> {
     let (kernel, args) = weights.args();
     of_rows(rows, kernel, rows.rows, Args { x, out: y, ..args })
 }
 
-/// total = x + branch and y = norm(total), in one pass; total may be either.
+/// Computes total = x + branch and y = norm(total) in one pass; total may be x or branch.
 pub fn forward_residual(
     rows: &Rows,
     weights: Weights,
@@ -126,8 +126,8 @@ pub fn forward_residual(
     of_rows(rows, kernel, rows.rows, Args { x, branch, total, out: y, ..args })
 }
 
-/// dx, the gradient of x; and `partials`, of which [`Rows::partials`] says how many there are. `before` is a gradient that x has already, to
-/// which dx is added after it was rounded; 0 if there is none. dx may be x, dy or `before`.
+/// Computes dx, the gradient of x, and `partials`, whose number is [`Rows::partials`]. `before` is an earlier gradient
+/// of x, to which the rounded dx is added; 0 if there is none. dx may overwrite x, dy or `before`.
 pub fn backward(
     rows: &Rows,
     weights: Weights,
@@ -148,7 +148,8 @@ pub enum Parameter {
     Bias,
 }
 
-/// The gradient of a parameter out of what [`backward`] left, f32 of `[size]`. With `add` onto what is there.
+/// Computes the gradient of a parameter, f32 of `[size]`, from the partial sums of [`backward`]. With `add`, adds it to
+/// the existing value.
 pub fn sums(rows: &Rows, weights: Weights, of: Parameter, [partials, to]: [Address; 2], add: bool) -> Launch<SumsArgs> {
     let size = u64::from(rows.size);
     let partials = partials + if of == Parameter::Bias { 4 * size } else { 0 };

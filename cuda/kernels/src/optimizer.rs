@@ -1,11 +1,11 @@
-//! A step of an optimizer over flat shards, and numbers from one type into another. The norm that comes before it is in
+//! Optimizer steps over flat shards, and conversions between types. The norm that precedes a step is in
 //! [`gradient_norm`](crate::gradient_norm).
 
 use zero_optim::Factors;
 
 use crate::launch::{Address, Dtype, Launch, Source};
 
-/// `UpdateRange` of `cu/optimizer.cu`.
+/// Matches `UpdateRange` of `cu/optimizer.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct UpdateRange {
@@ -19,7 +19,7 @@ struct UpdateRange {
     travelled: u16,
 }
 
-/// `UpdateArgs` of `cu/optimizer.cu`.
+/// Matches `UpdateArgs` of `cu/optimizer.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateArgs {
@@ -30,7 +30,7 @@ pub struct UpdateArgs {
     formula: u32,
 }
 
-/// `CastArgs`.
+/// Matches `CastArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CastArgs {
@@ -39,7 +39,7 @@ pub struct CastArgs {
     count: u64,
 }
 
-/// `AddTravelledArgs`.
+/// Matches `AddTravelledArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AddTravelledArgs {
@@ -50,36 +50,36 @@ pub struct AddTravelledArgs {
     to_travelled: u32,
 }
 
-/// Elements that one pass updates alike.
+/// A range of elements that are updated in the same way.
 #[derive(Clone, Copy, Debug)]
 pub struct Updated {
     /// Master parameters, f32.
     pub params: Address,
-    /// The optimizer's states, f32; 0 for those that it does not have.
+    /// The optimizer's states, f32; 0 for states that it lacks.
     pub states: [Address; 2],
     /// Reduced gradients, f32.
     pub grads: Address,
     /// The type to which gradients are rounded when they are read.
     pub travelled: Dtype,
-    /// The parameters that layers read, which are written in passing; 0 if those are the masters.
+    /// The working parameters that layers read, written in the same pass; 0 if the layers read the master parameters.
     pub working: Address,
-    /// Elements of each.
+    /// Number of elements of each array.
     pub count: u64,
     /// Whether weight decay applies.
     pub decay: bool,
 }
 
-/// Ranges that one launch takes at most.
+/// The most ranges of one launch.
 pub const UPDATE_RANGES: usize = 64;
-/// Elements of a block.
+/// Elements per block.
 const TILE: u64 = 4096;
 
-/// One pass over ranges. `with_decay` and `without` are the factors of one step; where `verdict` is not 0, the verdict there has the
-/// scale of gradients, and may say that nothing is updated. `working` is the type of the parameters that layers read. `None` if there are no
-/// elements.
+/// Updates ranges in one pass. `with_decay` and `without` are the factors of one step. If `verdict` is not 0, the
+/// verdict at that address provides the gradient scale and may skip the update. `working` is the type of the working
+/// parameters. Returns `None` if there are no elements.
 ///
 /// # Panics
-/// There are more than [`UPDATE_RANGES`] ranges, or the factors are of two formulas.
+/// There are more than [`UPDATE_RANGES`] ranges, or the two sets of factors have different formulas.
 pub fn update(
     working: Dtype,
     [with_decay, without]: [&Factors; 2],
@@ -101,22 +101,22 @@ pub fn update(
     (used > 0).then(|| Launch::new(Source::Optimizer, "update", working, [blocks, 1, 1], args))
 }
 
-/// To f32, exactly.
+/// Converts to f32, exactly.
 pub fn widen(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Option<Launch<CastArgs>> {
     Launch::over_packs(Source::Optimizer, "widen", from_dtype, count, CastArgs { from, to, count })
 }
 
-/// From f32, rounded to nearest, ties to even.
+/// Converts from f32, rounded to nearest, ties to even.
 pub fn narrow(to_dtype: Dtype, count: u64, from: Address, to: Address) -> Option<Launch<CastArgs>> {
     Launch::over_packs(Source::Optimizer, "narrow", to_dtype, count, CastArgs { from, to, count })
 }
 
-/// to += from, where `to` is f32.
+/// Computes to += from, where `to` is f32.
 pub fn add_to(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Option<Launch<CastArgs>> {
     Launch::over_packs(Source::Optimizer, "add_to", from_dtype, count, CastArgs { from, to, count })
 }
 
-/// The same where gradients, f32 both, are rounded to a type when they are read.
+/// Like [`add_to`] for f32 gradients that are rounded to a type when they are read.
 pub fn add_travelled(
     count: u64,
     [from, to]: [Address; 2],

@@ -1,8 +1,8 @@
-//! Rotary position embedding, with the bits of the CPU's.
+//! Rotary position embedding, bit-identical to the CPU's.
 
 use crate::launch::{Address, Dtype, Launch, MOST, Source, THREADS, threads_for};
 
-/// `RotaryArgs` of `cu/rotary.cu`.
+/// Matches `RotaryArgs` of `cu/rotary.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Args {
@@ -17,17 +17,18 @@ pub struct Args {
     back: u32,
 }
 
-/// Which way pairs are turned.
+/// The direction of rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// By the position's angle: forward.
     Forth,
-    /// By its opposite: backward.
+    /// By the opposite angle: backward.
     Back,
 }
 
-/// Rotates x, `[batch, time, heads, size]` with an even size, to y, which may be x. The tables hold the f32 cosines and sines of
-/// `[positions, size / 2]`, at least `time` positions. `None` if there is nothing to rotate.
+/// Rotates x, `[batch, time, heads, size]` with an even size, and writes y, which may be x. The tables hold the f32
+/// cosines and sines of `[positions, size / 2]`, for at least `time` positions. Returns `None` if there is nothing to
+/// rotate.
 pub fn rotary(
     dtype: Dtype,
     [batch, time, heads, size]: [u32; 4],
@@ -37,7 +38,7 @@ pub fn rotary(
 ) -> Option<Launch<Args>> {
     let (half, tokens) = (size / 2, u64::from(batch) * u64::from(time));
     let args = Args { x, cos, sin, y, tokens, time, heads, half, back: u32::from(turn == Turn::Back) };
-    // A block takes a token; what is beyond is taken in turns.
+    // One token per block; blocks loop over the tokens beyond the grid's limit.
     let grid = [tokens.min(MOST[0].into()) as u32, 1, 1];
     let packs = u64::from(heads) * u64::from(half.div_ceil(dtype.pack()));
     let threads = threads_for(packs.min(THREADS.into()) as u32, THREADS);

@@ -1,8 +1,8 @@
-//! A row put into all rows of a matrix, and the sum of all rows: what a bias is, and its gradient, with the bits of the CPU's.
+//! Broadcasts a row to all rows of a matrix (a bias), and sums all rows (its gradient), bit-identical to the CPU's.
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 
-/// `SpreadArgs` of `cu/rows.cu`.
+/// Matches `SpreadArgs` of `cu/rows.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpreadArgs {
@@ -12,7 +12,7 @@ pub struct SpreadArgs {
     size: u64,
 }
 
-/// `RowSumsArgs`.
+/// Matches `RowSumsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSumsArgs {
@@ -22,7 +22,7 @@ pub struct RowSumsArgs {
     size: u64,
 }
 
-/// `PartialSumsArgs`.
+/// Matches `PartialSumsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PartialSumsArgs {
@@ -33,36 +33,36 @@ pub struct PartialSumsArgs {
     add: u64,
 }
 
-/// What becomes of what is there already.
+/// How a sum combines with the existing value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Onto {
-    /// It is overwritten.
+    /// Overwrites the existing value.
     Nothing,
-    /// The whole sum is added to it.
+    /// Adds the complete sum to the existing value.
     Sum,
-    /// The sum begins with it.
+    /// Starts the sum with the existing value.
     Start,
 }
 
-/// Rows whose sum is one partial sum.
+/// Rows that are added into one partial sum.
 pub const BLOCK: u32 = 64;
 
-/// Blocks that rows are spread over at most: enough to fill any device.
+/// The most blocks in y for [`spread`]: enough to fill any device.
 const MOST_ROWS: u32 = 1024;
-/// Threads of a block that take several columns each.
+/// Threads of a block whose threads process several columns each.
 const WIDE_THREADS: u32 = 128;
 
-/// Every one of `rows` of y becomes `from`, of `size` elements. `None` if there are none.
+/// Copies `from`, of `size` elements, to each of the `rows` rows of y. Returns `None` if there are no elements.
 pub fn spread(dtype: Dtype, [rows, size]: [u32; 2], from: Address, y: Address) -> Option<Launch<SpreadArgs>> {
     let args = SpreadArgs { from, y, rows: rows.into(), size: size.into() };
     let grid = [size.div_ceil(THREADS), rows.min(MOST_ROWS), 1];
     (rows > 0 && size > 0).then(|| Launch::new(Source::Rows, "spread", dtype, grid, args))
 }
 
-/// The sums of every [`BLOCK`] rows of x, f32 of `[blocks, size]`, for at least one row and column.
+/// Sums every [`BLOCK`] rows of x into f32 of `[blocks, size]`. There must be at least one row and one column.
 pub fn sums(dtype: Dtype, [rows, size]: [u32; 2], x: Address, partials: Address) -> Launch<RowSumsArgs> {
     let (args, blocks) = (RowSumsArgs { x, partials, rows: rows.into(), size: size.into() }, rows.div_ceil(BLOCK));
-    // Of 8 bytes, where x begins at a multiple of that and so does each row.
+    // Columns per 8-byte access, if x and each of its rows are aligned to 8 bytes.
     let columns = if dtype == Dtype::F32 { 2 } else { 4 };
     if x.is_multiple_of(8) && size.is_multiple_of(columns) {
         let grid = [(size / columns).div_ceil(WIDE_THREADS), blocks, 1];
@@ -71,7 +71,7 @@ pub fn sums(dtype: Dtype, [rows, size]: [u32; 2], x: Address, partials: Address)
     Launch::new(Source::Rows, "row_sums", dtype, [size.div_ceil(THREADS), blocks, 1], args)
 }
 
-/// The sum of what [`sums`] left, f32 of `[size]`.
+/// Adds the partial sums of [`sums`], f32 of `[size]`.
 pub fn total([rows, size]: [u32; 2], partials: Address, to: Address, onto: Onto) -> Launch<PartialSumsArgs> {
     let add = match onto {
         Onto::Nothing => 0,

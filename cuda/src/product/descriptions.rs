@@ -1,4 +1,4 @@
-//! What cuBLASLt is told of a product: how its matrices lie, what is computed, and what the algorithm has to be.
+//! Descriptors for cuBLASLt: matrix layouts, the computation, and constraints on the algorithm.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -12,11 +12,11 @@ use cudarc::cublaslt::sys::{
 use super::{ALIGNMENT, Element, Epilogue, ProductError, done};
 use crate::MOST_WORKSPACE;
 
-/// How a matrix lies in memory.
+/// The memory layout of a matrix.
 pub(super) struct Layout(pub(super) lt::cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// Column-major.
+    /// Describes a column-major matrix.
     pub(super) fn new(element: Element, [rows, columns]: [usize; 2], stride: usize) -> Result<Self, ProductError> {
         let mut layout = std::ptr::null_mut();
         let (rows, columns, stride) = (rows as u64, columns as u64, i64::try_from(stride).unwrap_or(i64::MAX));
@@ -35,11 +35,11 @@ impl Drop for Layout {
     }
 }
 
-/// What is computed, and how.
+/// The computation: transposes, compute type and epilogue.
 pub(super) struct Description(pub(super) lt::cublasLtMatmulDesc_t);
 
 impl Description {
-    /// Of factors that are turned or not, as cuBLASLt counts them.
+    /// Describes a product of factors that are transposed or not, in cuBLASLt's order of the factors.
     pub(super) fn new(turned: [bool; 2], epilogue: Epilogue, columns: usize) -> Result<Self, ProductError> {
         let mut raw = std::ptr::null_mut();
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F);
@@ -61,7 +61,7 @@ impl Description {
         Ok(this)
     }
 
-    /// Says where what the epilogue reads and writes is.
+    /// Sets the pointers to the epilogue's inputs and outputs.
     pub(super) fn point(&self, epilogue: Epilogue) -> Result<(), ProductError> {
         if let Some(bias) = epilogue.bias() {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
@@ -74,7 +74,7 @@ impl Description {
 
     fn set<T>(&self, attribute: Attribute, value: &T) -> Result<(), ProductError> {
         let from = std::ptr::from_ref(value).cast::<c_void>();
-        // SAFETY: the description lives; the value is copied during the call, which refuses one of another size.
+        // SAFETY: the description lives; cuBLASLt copies the value during the call and rejects a wrong size.
         done("cublasLtMatmulDescSetAttribute", unsafe {
             lt::cublasLtMatmulDescSetAttribute(self.0, attribute, from, size_of::<T>())
         })
@@ -88,7 +88,7 @@ impl Drop for Description {
     }
 }
 
-/// What an algorithm has to be.
+/// Constraints on the algorithm.
 pub(super) struct Preference(pub(super) lt::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -113,7 +113,7 @@ impl Preference {
 
     fn set<T>(&self, attribute: Wanted, value: &T) -> Result<(), ProductError> {
         let from = std::ptr::from_ref(value).cast::<c_void>();
-        // SAFETY: the preference lives; the value is copied during the call, which refuses one of another size.
+        // SAFETY: the preference lives; cuBLASLt copies the value during the call and rejects a wrong size.
         done("cublasLtMatmulPreferenceSetAttribute", unsafe {
             lt::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, from, size_of::<T>())
         })

@@ -1,8 +1,9 @@
-//! Matrix products that do something with their sums before they write them, by cuBLASLt.
+//! Matrix products with a fused epilogue, by cuBLASLt.
 //!
-//! A bias, an activation or its slope then costs no pass over memory of its own. Which of its algorithms a product takes, cuBLASLt says once
-//! for each shape, by its own heuristic: nothing is timed, so a shape has the same algorithm, and the same bits, in every run. Sums are in
-//! f32 and are never rounded on the way: schemes that do, and those that add up in place, are excluded.
+//! The epilogue applies a bias, an activation or an activation's derivative to the sums before they are written, which
+//! saves a pass over memory. cuBLASLt's heuristic chooses the algorithm once per shape and nothing is timed, so a shape
+//! uses the same algorithm, and gives the same bits, in every run. Sums are in f32 and never rounded to a narrower type
+//! in between: the reduction schemes that round, and those that accumulate in place, are excluded.
 #![allow(unsafe_code)]
 
 mod descriptions;
@@ -18,21 +19,22 @@ use descriptions::{Description, Layout, Preference};
 
 use crate::{CudaError, Device, Stream, check};
 
-/// Bytes that addresses and rows are multiples of. More is promised to no algorithm, so that none depends on where its matrices happen to be.
+/// Alignment of addresses and row strides in bytes. Larger alignments are never announced, so that the choice of
+/// algorithm does not depend on where the matrices are.
 const ALIGNMENT: usize = 16;
-/// Elements that rows of what GELU is taken of are a multiple of.
+/// The row stride of GELU's operand is a multiple of this many elements.
 const AUX_ALIGNMENT: usize = 8;
 
-/// A call of cuBLASLt's, or of the driver's on its behalf, that failed.
+/// A failed call of cuBLASLt, or of the driver on its behalf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProductError {
-    /// The driver's.
+    /// The driver's error.
     Driver(CudaError),
-    /// cuBLASLt's own.
+    /// cuBLASLt's error.
     CublasLt {
-        /// The function.
+        /// The name of the function.
         call: &'static str,
-        /// What it gave.
+        /// The status that it returned.
         status: cublasStatus_t,
     },
 }
@@ -61,12 +63,12 @@ fn done(call: &'static str, status: cublasStatus_t) -> Result<(), ProductError> 
     }
 }
 
-/// Type of the elements of all matrices of a product.
+/// Element type of all matrices of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// IEEE single precision.
     F32,
-    /// The upper half of that.
+    /// bfloat16, the upper half of f32.
     Bf16,
     /// IEEE half precision.
     F16,
@@ -92,32 +94,33 @@ impl Element {
 /// A row-major matrix, or the transpose of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factor {
-    /// Where it begins.
+    /// Device address of the first element.
     pub address: u64,
-    /// Elements from one row to the next, before it was turned.
+    /// Row stride in elements, before the transposition.
     pub stride: usize,
-    /// Whether it is a transpose.
+    /// Whether the factor is the transpose of the stored matrix.
     pub is_turned: bool,
 }
 
-/// What is done with the sums before they are rounded and written.
+/// The operation on the sums before they are rounded and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epilogue {
-    /// A row is added to all rows.
+    /// Adds a row vector to all rows.
     Bias {
-        /// Where the row is.
+        /// Device address of the row.
         bias: u64,
     },
-    /// That, and then GELU in its tanh form.
+    /// Adds a row vector to all rows, then applies GELU in its tanh form.
     BiasGelu {
-        /// Where the row is.
+        /// Device address of the row.
         bias: u64,
-        /// Where the operand of GELU goes, rounded: a matrix like the result. GELU itself reads the operand before it is rounded.
+        /// Device address of the output for GELU's operand, rounded: a matrix like the result. GELU itself reads the
+        /// operand before it is rounded.
         sum: u64,
     },
-    /// They are multiplied by the slope of GELU's tanh form.
+    /// Multiplies by the derivative of GELU's tanh form.
     GeluSlope {
-        /// Where the matrix is that the slope is taken at, like the result.
+        /// Device address of the matrix at which the derivative is taken; shaped like the result.
         sum: u64,
     },
 }
@@ -146,28 +149,28 @@ impl Epilogue {
     }
 }
 
-/// A product of `rows` × `inner` and `inner` × `columns` elements to a row-major matrix without gaps.
+/// A product of a `rows` × `inner` and an `inner` × `columns` matrix. The result is a contiguous row-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Of all matrices.
+    /// Element type of all matrices.
     pub element: Element,
-    /// Of the left factor and the result.
+    /// Rows of the left factor and the result.
     pub rows: usize,
-    /// Of the right factor and the result.
+    /// Columns of the right factor and the result.
     pub columns: usize,
     /// Columns of the left factor and rows of the right one.
     pub inner: usize,
-    /// The first factor.
+    /// The left factor.
     pub left: Factor,
-    /// The second factor.
+    /// The right factor.
     pub right: Factor,
-    /// Where the result goes.
+    /// Device address of the result.
     pub to: u64,
-    /// What is done with it.
+    /// The operation on the sums.
     pub epilogue: Epilogue,
 }
 
-/// What an algorithm is chosen by.
+/// The key by which algorithms are cached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     element: Element,
@@ -188,7 +191,7 @@ impl Product {
         }
     }
 
-    /// Whether everything begins where tensor cores can read it.
+    /// Whether all addresses and strides are aligned for tensor cores.
     fn is_aligned(&self) -> bool {
         let Self { epilogue, left, right, .. } = self;
         let addresses = [Some(left.address), Some(right.address), Some(self.to), epilogue.bias(), epilogue.sum()];
@@ -199,17 +202,17 @@ impl Product {
     }
 }
 
-/// cuBLASLt on a device, with what it said of the shapes that it was asked about.
+/// cuBLASLt on a device, with a cache of the algorithms chosen per shape.
 pub struct CublasLt {
     device: Arc<Device>,
     handle: lt::cublasLtHandle_t,
-    /// `None`: it has no algorithm.
+    /// `None` if cuBLASLt has no algorithm for the shape.
     plans: Mutex<HashMap<Shape, Option<Plan>>>,
 }
 
-// SAFETY: cuBLASLt may be called with a handle from every thread.
+// SAFETY: cuBLASLt may be called with one handle from every thread.
 unsafe impl Send for CublasLt {}
-// SAFETY: as above; descriptions are changed behind the lock alone.
+// SAFETY: as above; descriptions are changed only while the lock is held.
 unsafe impl Sync for CublasLt {}
 
 impl std::fmt::Debug for CublasLt {
@@ -219,10 +222,10 @@ impl std::fmt::Debug for CublasLt {
 }
 
 impl CublasLt {
-    /// Opens it.
+    /// Opens cuBLASLt.
     ///
     /// # Errors
-    /// The library is not here, or not for this device.
+    /// The library is missing or does not support this device.
     pub fn new(device: &Arc<Device>) -> Result<Self, ProductError> {
         device.make_current()?;
         let mut handle = std::ptr::null_mut();
@@ -231,14 +234,15 @@ impl CublasLt {
         Ok(Self { device: Arc::clone(device), handle, plans: Mutex::default() })
     }
 
-    /// Puts a product on a stream and returns before it is done. False: cuBLASLt cannot do this one, because of its sizes or of where its
-    /// matrices begin, and nothing was put there.
+    /// Enqueues a product on a stream, without waiting for it. Returns false, without enqueuing anything, if cuBLASLt
+    /// does not support the product's sizes or alignment.
     ///
     /// # Safety
-    /// All matrices are where the product says, of its sizes, when the stream gets to it, and nobody else's as far as they are written.
+    /// When the stream reaches the product, all matrices must be at their addresses and have the product's sizes, and
+    /// what the product writes must not be accessed by others.
     ///
     /// # Errors
-    /// What cuBLASLt or the driver says of a product that can be done.
+    /// cuBLASLt or the driver rejects a supported product.
     pub unsafe fn multiply(&self, product: &Product, stream: &Stream) -> Result<bool, ProductError> {
         if !product.is_aligned() {
             return Ok(false);
@@ -254,8 +258,8 @@ impl CublasLt {
         let (one, zero, stream) = (1f32, 0f32, stream.raw());
         let number = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
         let mut workspace = 0;
-        // SAFETY: the handle and the plan live, numbers are read during the call, and the caller answers for the matrices. What the algorithm
-        // takes meanwhile is taken and given back in the order of the stream.
+        // SAFETY: the handle and the plan live, scalars are read during the call, and the caller ensures that the matrices
+        // are valid. The workspace is allocated and freed in stream order.
         unsafe {
             if plan.workspace > 0 {
                 check("cuMemAllocAsync", sys::cuMemAllocAsync(&raw mut workspace, plan.workspace, stream))?;
@@ -286,19 +290,19 @@ impl CublasLt {
         Ok(true)
     }
 
-    /// How a product of this shape is done; `None` if it cannot be.
+    /// Chooses an algorithm for this shape; `None` if cuBLASLt has none.
     fn plan(&self, product: &Product) -> Result<Option<Plan>, ProductError> {
         let Product { element, rows, columns, inner, left, right, .. } = *product;
-        // To cuBLASLt, for which matrices are column-major, all are their transposes: the result is rightᵀ·leftᵀ.
+        // cuBLASLt's matrices are column-major, so it sees the transpose of each: the result is rightᵀ·leftᵀ.
         let lies = |turned: bool, [rows, columns]: [usize; 2]| if turned { [rows, columns] } else { [columns, rows] };
         let right_of = Layout::new(element, lies(right.is_turned, [inner, columns]), right.stride)?;
         let left_of = Layout::new(element, lies(left.is_turned, [rows, inner]), left.stride)?;
         let to = Layout::new(element, [columns, rows], columns)?;
         let description = Description::new([right.is_turned, left.is_turned], product.epilogue, columns)?;
         let wanted = Preference::new()?;
-        // SAFETY: an algorithm and numbers, of which any bits are some.
+        // SAFETY: the result consists of plain numbers, for which all bit patterns are valid.
         let (mut found, mut count) = (unsafe { std::mem::zeroed::<lt::cublasLtMatmulHeuristicResult_t>() }, 0);
-        // SAFETY: all descriptions live; writes one result and one number.
+        // SAFETY: all descriptions live; the call writes one result and one number.
         let said = unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
@@ -313,7 +317,7 @@ impl CublasLt {
                 &raw mut count,
             )
         };
-        // Which of the two a library says of what it has no kernel for, has changed between releases.
+        // Which of the two statuses a library returns for unsupported products differs between releases.
         let is_refused =
             matches!(said, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
         if !is_refused {
@@ -336,13 +340,13 @@ impl Drop for CublasLt {
     }
 }
 
-/// How products of a shape are done.
+/// The algorithm for a shape.
 struct Plan {
     description: Description,
     left: Layout,
     right: Layout,
     to: Layout,
     algorithm: lt::cublasLtMatmulAlgo_t,
-    /// Bytes.
+    /// Size of the workspace in bytes.
     workspace: usize,
 }

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes a folder of libraries that stand for NVIDIA's, or brings it up to date: `build.sh FOLDER`. The C compiler is cc, or what CC names.
+# Builds or updates a folder of libraries that stand in for NVIDIA's: `build.sh FOLDER`. The C compiler is cc, or the
+# one that CC names.
 set -eu
 from=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -11,11 +12,11 @@ compile() {
     [ ! -e "$name" ] || [ -n "$(find "$from" -type f -newer "$name")" ] || return 0
     ${CC:-cc} -std=gnu11 -O3 -ffp-contract=off -fPIC -shared -pthread "-Wl,-soname,$name" '-Wl,-rpath,$ORIGIN' \
         -o "$name.$$" "$from/$source" "$@"
-    # At once: another program may be loading it.
+    # Renamed atomically: another program may be loading the old file.
     mv "$name.$$" "$name"
 }
 compile libcuda.so.1 driver.c -ldl
-# They call the driver's streams.
+# These libraries use the driver's streams.
 compile libnccl.so.2 nccl.c ./libcuda.so.1
 compile libcublas.so.13 cublas.c ./libcuda.so.1
 compile libcublasLt.so.13 cublaslt.c ./libcuda.so.1 -lm

@@ -1,8 +1,9 @@
-// The part of driver.c that counts what the host asks for: tests read the counters by name, and with MOCK_COUNTS set the program prints them to
-// standard error when it ends, with the launches of each kernel and the bytes of those that are watched.
+// The part of driver.c that counts driver calls. Tests read the counters by name. With MOCK_COUNTS set the program
+// prints them to standard error at exit, with the launches of each kernel and the bytes that watched kernels access.
 //
-// "up" is host to device, "down" device to host, "within" device to device, also between two devices. A host wait is a call that a real
-// driver returns from only when work on the device is done: mock_waits counts them all, the others say which.
+// "up" is host to device, "down" device to host, "within" device to device, also between two devices. A host wait is a
+// call that a real driver returns from only when work on the device is done: mock_waits counts all of them, the other
+// counters count each kind.
 #define COUNTERS(X) \
     X(launches) X(collectives) X(products) X(lt_products) X(product_bytes_read) X(product_bytes_written) \
     X(copies_up) X(bytes_up) X(copies_down) X(bytes_down) X(copies_within) X(bytes_within) X(fills) X(bytes_filled) \
@@ -14,7 +15,7 @@
 COUNTERS(DEFINE)
 #define COUNT(NAME, BY) ((void)__atomic_fetch_add(&mock_##NAME, (long)(BY), __ATOMIC_RELAXED))
 #define COUNT_WAIT(KIND) (COUNT(waits, 1), COUNT(waits_##KIND, 1))
-// What a copy from pageable memory copies before it returns; larger ones wait for the stream.
+// A copy from pageable memory of up to this size is staged during the call; larger ones wait for the stream.
 enum { STAGED_BYTES = 64 << 10 };
 
 void mock_count(long *counter, long by) { __atomic_fetch_add(counter, by, __ATOMIC_RELAXED); }

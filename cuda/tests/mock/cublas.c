@@ -1,4 +1,4 @@
-// libcublas.so.13 on the mock of the driver: matrix products on the handle's stream, as cuBLAS defines them, column by column.
+// libcublas.so.13 on the mock driver: column-major matrix products on the handle's stream, as cuBLAS defines them.
 #include "products.h"
 
 enum { COMPUTE_16F = 64, COMPUTE_16F_PEDANTIC = 65, COMPUTE_64F = 70, COMPUTE_64F_PEDANTIC = 71 };
@@ -35,7 +35,7 @@ int cublasSetPointerMode_v2(Handle *handle, int mode) { handle->pointer_mode = m
 int cublasGetPointerMode_v2(Handle *handle, int *mode) { *mode = handle->pointer_mode; return 0; }
 
 static int is_type(int type) { return type == R32F || type == R64F || type == R16F || type == R16BF; }
-// As it is, or with rows for columns.
+// Describes an operand, transposed or not.
 static int set(Matrix *matrix, const void *start, int type, int turned, int rows, int step, long long batch_step) {
     if (turned < 0 || turned > 2 || step < (rows > 1 ? rows : 1)) return INVALID_VALUE;
     *matrix = (Matrix){(char *)start, type, turned ? step : 1, turned ? 1 : step, batch_step};
@@ -52,7 +52,7 @@ int cublasGemmStridedBatchedEx(Handle *handle, int turn_a, int turn_b, int m, in
     if (!code) code = set(&of.c, c, type_c, 0, m, step_c, batch_c);
     if (code) return code;
     of.in_f64 = compute == COMPUTE_64F || compute == COMPUTE_64F_PEDANTIC;
-    // Operands are of one type; the result is of the same or, for those of sixteen bits, f32.
+    // Both operands have one type; the result has the same type or, for 16-bit operands, may be f32.
     int fits = type_a == type_b && (type_c == type_a || (type_c == R32F && width(type_a) == 2));
     if (!fits || of.in_f64 != (type_a == R64F)) return NOT_SUPPORTED;
     if (compute == COMPUTE_16F || compute == COMPUTE_16F_PEDANTIC) {

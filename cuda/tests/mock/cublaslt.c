@@ -1,7 +1,8 @@
-// libcublasLt.so.13 on the mock of the driver: matrix products with an epilogue, as cuBLASLt defines them, column by column.
+// libcublasLt.so.13 on the mock driver: column-major matrix products with an epilogue, as cuBLASLt defines them.
 //
-// It has the epilogues that we use: a bias, a bias and GELU with its operand, and GELU's slope. It refuses what the documentation forbids: sizes,
-// types, leading dimensions, alignment, an algorithm for another product, too small a workspace.
+// It supports the epilogues that we use: a bias, a bias and GELU with its operand, and GELU's derivative. It rejects
+// what the documentation forbids: wrong sizes, types, leading dimensions or alignment, an algorithm chosen for another
+// product, a workspace that is too small.
 #include <math.h>
 
 #include "products.h"
@@ -69,7 +70,7 @@ int cublasLtMatmulPreferenceSetAttribute(Preference *of, int attribute, const vo
     }
 }
 
-// The product of a description and its matrices; c is where it goes. What cannot be has the code of the real library.
+// The product of a description and its matrices; c is the output. Unsupported products return the real library's code.
 static int product_of(Product *of, const Description *by, const Layout *a, const Layout *b, const Layout *c, const Layout *d) {
     const Layout *both[2] = {a, b};
     uint64_t rows[2], columns[2];
@@ -84,13 +85,13 @@ static int product_of(Product *of, const Description *by, const Layout *a, const
     of->c = (Matrix){NULL, d->type, 1, d->step, 0};
     if (rows[0] != d->rows || columns[1] != d->columns || columns[0] != rows[1] || memcmp(c, d, sizeof *c)) return INVALID_VALUE;
     if (by->compute != COMPUTE_32F || by->scale != R32F || a->type == R64F) return NOT_SUPPORTED;
-    // Operands are of one type; the result is of the same or, for those of sixteen bits, f32.
+    // Both operands have one type; the result has the same type or, for 16-bit operands, may be f32.
     if (a->type != b->type || (d->type != a->type && d->type != R32F)) return NOT_SUPPORTED;
     const Layout *all[3] = {a, b, d};
     for (int i = 0; i < 3; i++) {
         if (all[i]->step < (int64_t)all[i]->rows) return INVALID_VALUE;
         if (all[i]->type != R32F && all[i]->type != R16F && all[i]->type != R16BF) return NOT_SUPPORTED;
-        // What has an epilogue goes to the tensor cores, which take no others.
+        // Products with an epilogue run on tensor cores, which need this alignment.
         if (by->epilogue != EPILOGUE_DEFAULT && all[i]->step * width(all[i]->type) % ALIGNMENT) return NOT_SUPPORTED;
     }
     int with_bias = by->epilogue == BIAS || by->epilogue == GELU_AUX_BIAS, with_aux = by->epilogue == GELU_AUX_BIAS || by->epilogue == DGELU;
@@ -100,11 +101,11 @@ static int product_of(Product *of, const Description *by, const Layout *a, const
     return 0;
 }
 
-// What an algorithm is for; and how much it takes, which depends on that alone.
+// The product that an algorithm is for. It alone determines the size of the workspace.
 typedef struct { uint64_t workspace, m, n, k; unsigned epilogue; int types[2], turned[2]; } Way;
 typedef struct { uint64_t data[8]; } Algorithm;
 _Static_assert(sizeof(Way) <= sizeof(Algorithm), "an algorithm has room");
-int mock_workspace; // bytes of every algorithm, if a test sets it
+int mock_workspace; // workspace bytes of every algorithm, if a test sets it
 static Way way_of(const Product *of, const Description *by) {
     Way way;
     memset(&way, 0, sizeof way);
@@ -121,7 +122,7 @@ int cublasLtMatmulAlgoGetHeuristic(Handle *handle, const Description *by, const 
     Product of = {0};
     int code = product_of(&of, by, a, b, c, d);
     if (code) return code;
-    // Sums that are rounded to the result's type on the way, and those in place, are not as exact.
+    // Reductions that round to the result's type in between, and reductions in place, are less exact.
     if (preference->reductions & ~2u) return NOT_SUPPORTED;
     for (int i = 0; i < 4; i++) if (preference->alignment[i] < ALIGNMENT) return NOT_SUPPORTED;
     Way way = way_of(&of, by);
@@ -156,7 +157,7 @@ static void multiply_with_epilogue(void *argument) {
     of->beta = 0;
     memset(job->workspace, 0x5A, job->workspace_bytes);
     product_f32(of, of->a.start, of->b.start, (char *)sums);
-    // Rounded once, behind the epilogue.
+    // The result is rounded once, after the epilogue.
     for (int column = 0; column < of->n; column++) {
         for (int row = 0; row < of->m; row++) {
             size_t at = place(&to, row, column), at_aux = row + column * (size_t)by->aux_step;

@@ -1,5 +1,5 @@
-// libcurand.so.10 on the mock of the driver: numbers that follow from seed and place, on the generator's stream. They are not those of the
-// real library.
+// libcurand.so.10 on the mock driver: random numbers as a function of seed and position, on the generator's stream.
+// They differ from those of the real library.
 #include <math.h>
 
 #include "mock.h"
@@ -24,7 +24,7 @@ int curandSetPseudoRandomGeneratorSeed(Generator *generator, uint64_t seed) {
 }
 int curandSetGeneratorOffset(Generator *generator, uint64_t offset) { generator->offset = offset; return 0; }
 
-// In (0, 1], as cuRAND's are; of a counter by SplitMix64.
+// Uniform in (0, 1], like cuRAND's numbers; SplitMix64 of a counter.
 static double uniform(uint64_t seed, uint64_t place) {
     uint64_t x = seed * 0xd1342543de82ef95 + (place + 1) * 0x9e3779b97f4a7c15;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -36,7 +36,7 @@ static void generate(void *argument) {
     for (size_t i = 0; i < job->count; i++) {
         double value = uniform(job->seed, job->offset + i);
         if (job->normal) {
-            // Two of them from two, by Box and Muller.
+            // The Box-Muller transform makes two normal numbers from two uniform ones.
             uint64_t pair = job->offset + (i & ~(size_t)1);
             double size = sqrt(-2 * log(uniform(job->seed, pair))), angle = 2 * M_PI * uniform(job->seed, pair + 1);
             value = job->mean + job->deviation * size * (i & 1 ? sin(angle) : cos(angle));

@@ -1,10 +1,11 @@
-// libcuda.so.1 that works on the memory of the host, for tests on machines without a GPU.
+// libcuda.so.1 on host memory, for tests on machines without a GPU.
 //
-// What it keeps of the real one: streams do their work in order, each on a thread of its own, so that what does not wait for an
-// event finds memory that is not written yet; calls fail without a current context; what a kernel does wrong is an error of all later
-// calls; a device has so much memory and no more. What it does not keep: any speed.
+// Like the real driver: streams work in order, each on its own thread, so that code that does not wait for an event
+// finds memory that is not written yet; calls fail without a current context; a kernel's error fails all later calls; a
+// device has a limited amount of memory. Unlike the real driver, it is slow.
 //
-// MOCK_DEVICES says how many devices there are (8), MOCK_DEVICE_BYTES how large the memory of each is (8 GiB); MOCK_COUNTS prints counters.h.
+// MOCK_DEVICES sets the number of devices (default 8), MOCK_DEVICE_BYTES the memory of each (default 8 GiB);
+// MOCK_COUNTS prints the counters of counters.h.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -16,12 +17,12 @@
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209,
     INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, NOT_PERMITTED = 800, MOST_DEVICES = 64 };
-static __thread int current; // number of the device, from 1
+static __thread int current; // number of the current device, from 1
 #define NEEDS_CONTEXT if (!current) return INVALID_CONTEXT
 
 int mock_current(void) { return current; }
 
-// What went wrong on a stream shows at later calls, for as long as the program runs.
+// An error on a stream fails all later calls, until the program ends.
 static int failed;
 #define NEEDS_HEALTH if (__atomic_load_n(&failed, __ATOMIC_ACQUIRE)) return LAUNCH_FAILED
 static void mock_fail(const char *why) {
@@ -61,12 +62,12 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = devi
 int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0, 16); uuid[15] = device; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const struct { int attribute, value; } known[] = {
-        {1, 1024}, // threads of a block
-        {8, 48 << 10}, // bytes of shared memory of a block, unasked
-        {10, 32}, // threads of a warp
+        {1, 1024}, // threads per block
+        {8, 48 << 10}, // bytes of shared memory per block, by default
+        {10, 32}, // threads per warp
         {16, 4}, // multiprocessors
         {75, 9}, {76, 0}, // compute capability
-        {97, 227 << 10}, // bytes of shared memory of a block, asked for
+        {97, 227 << 10}, // bytes of shared memory per block, opt-in
         {115, 1}, // has memory pools
     };
     (void)device;

@@ -1,6 +1,6 @@
-// Matrix products in REAL, by name GEMM: included by products.h once for each type that sums are in.
+// Matrix products computed in REAL, named GEMM: products.h includes this file once for each accumulator type.
 
-// Elements of a matrix in REAL; the index counts elements of its type.
+// Reads an element as REAL; the index counts elements of the matrix's type.
 static inline REAL SUFFIXED(read)(const void *from, int type, size_t index) {
     switch (type) {
         case R32F: return ((const float *)from)[index];
@@ -18,7 +18,7 @@ static inline void SUFFIXED(write)(void *to, int type, size_t index, REAL value)
     }
 }
 
-// A tile of sums, each in the order of k. Lanes are rows, so how many there are changes no bit.
+// A tile of sums, each in the order of k. Vector lanes are rows, so the vector width does not change the bits.
 CLONES static void SUFFIXED(tile)(int k, const REAL (*a)[ROWS], const REAL (*b)[COLUMNS], REAL sums[COLUMNS][ROWS]) {
     REAL own[COLUMNS][ROWS] = {{0}};
     for (int p = 0; p < k; p++) {
@@ -51,7 +51,7 @@ static void SUFFIXED(product)(const Product *of, const char *a, const char *b, c
                 for (int row = 0; row < high; row++) {
                     size_t at = place(&of->c, i + row, j + column);
                     REAL value = (REAL)of->alpha * sums[column][row];
-                    // What is there is not read without need: it may be NaN.
+                    // c is read only if beta is not 0: it may be uninitialized and hold NaN.
                     if (of->beta != 0) value += (REAL)of->beta * SUFFIXED(read)(c, of->c.type, at);
                     SUFFIXED(write)(c, of->c.type, at, value);
                 }

@@ -1,12 +1,13 @@
-// The part of driver.c that is memory: that of the host, counted as if it were a device's.
+// The part of driver.c that manages memory: host memory, counted as if it were a device's.
 //
-// Around each piece lie bytes that nobody may write. It is full of ones (NaN) when the stream comes to its allocation, and also when the
-// stream comes to its end; then it waits a while before the host gets it back, and who has written there meanwhile is found.
+// Guard bytes surround each piece. A piece is filled with ones (NaN) when the stream reaches its allocation, and again
+// when the stream reaches its free. It then stays in quarantine for a while before the host gets it back, so that
+// writes to freed memory are detected.
 enum { ROOM = 256, GUARD = 0xC3, UNWRITTEN = 0xFF, GONE = 0xFF, PLAIN = 0, POOLED = 1, PINNED = 2 };
 static const size_t QUARANTINE = (size_t)64 << 20;
 
 typedef struct Block { size_t bytes; int device, kind; struct Block *next; } Block;
-// Devices that may read and write what is taken out of it are bits of `readers`, but for its own.
+// Bits of `readers` are the devices that may access the pool's memory, besides its own device.
 typedef struct { uint64_t plain, used, most_used, reserved, most_reserved, threshold, readers; Block *live; Chunk *chunks; } Pool;
 static Pool pools[MOST_DEVICES + 1];
 static Block *pinned, *gone, **last_gone = &gone;
@@ -54,7 +55,7 @@ static void check(Block *block) {
         mock_fail("a write beyond the ends of an allocation");
     }
 }
-// The end of a piece, once nothing of what is under way may touch it.
+// Frees a piece, once no work in flight may touch it.
 static void give_back(void *argument) {
     Block *block = argument;
     if (block->kind == POOLED) withdraw(&pools[block->device].live, block);
@@ -79,11 +80,12 @@ static void give_back(void *argument) {
 }
 static void unwritten(void *argument) { memset(start_of(argument), UNWRITTEN, ((Block *)argument)->bytes); }
 
-// What it holds without use is `keep` at most from now on.
+// Limits the unused memory that the pool holds to `keep` bytes.
 static void shrink(Pool *pool, uint64_t keep) {
     if (pool->reserved > keep) pool->reserved -= take_chunks(&pool->chunks, NULL, pool->reserved - keep);
 }
-// Counted when the host asks, so that a test gets the same numbers each time. What a pool has reserved is what is in use and what it holds.
+// Memory is counted when the host makes the call, so that a test gets the same numbers each time. A pool's reserved
+// memory is what is in use plus the unused memory that it holds.
 static int allocate(uint64_t *address, size_t bytes, int kind, Stream *on) {
     NEEDS_CONTEXT;
     if (!bytes) return INVALID_VALUE;
@@ -95,7 +97,7 @@ static int allocate(uint64_t *address, size_t bytes, int kind, Stream *on) {
         pool->plain = plain;
         pool->used = used;
         if (kind == POOLED) pool->reserved += bytes - take_chunks(&pool->chunks, seen_by(on), bytes);
-        // What the pool holds without use is there for others.
+        // Unused memory of the pool is available to others.
         shrink(pool, device_bytes() - plain);
         if (used > pool->most_used) pool->most_used = used;
         if (pool->reserved > pool->most_reserved) pool->most_reserved = pool->reserved;
@@ -113,7 +115,7 @@ static void uncount(const Block *block, Stream *on) {
     *(is_pooled ? &pool->used : &pool->plain) -= block->bytes;
     pthread_mutex_unlock(&memory_lock);
 }
-// A pool keeps what its threshold allows when somebody waits.
+// When the host waits, a pool releases the unused memory beyond its threshold.
 static void release_reserved(void) {
     pthread_mutex_lock(&memory_lock);
     Pool *pool = &pools[current];
@@ -186,7 +188,7 @@ int cuMemPoolGetAttribute(Pool *pool, int attribute, uint64_t *value) {
     pthread_mutex_unlock(&memory_lock);
     return 0;
 }
-// The threshold; and a high-water mark may be set to zero, which begins it anew.
+// Sets the threshold, or resets a high-water mark (the only value allowed is zero).
 int cuMemPoolSetAttribute(Pool *pool, int attribute, const uint64_t *value) {
     if ((attribute != 4 && attribute != 6 && attribute != 8) || (attribute != 4 && *value)) return INVALID_VALUE;
     pthread_mutex_lock(&memory_lock);
@@ -232,8 +234,9 @@ static int holds(Block **list, const char *start) {
 }
 static int is_pinned(const char *start) { return holds(&pinned, start); }
 
-// Access to memory of one device's from another: plain memory is open to all devices that reach it, a pool's memory to the devices that it was opened to.
-typedef struct { int type, device, flags; } Access; // of kind 1, a device; 3 is to read and write
+// Cross-device access: plain memory is open to all devices that can reach it, pool memory only to devices that have
+// been granted access.
+typedef struct { int type, device, flags; } Access; // type 1 is a device; flags 3 is read and write
 int cuMemPoolSetAccess(Pool *pool, const Access *access, size_t count) {
     for (size_t i = 0; i < count; i++) {
         int can = 0, owner = (int)(pool - pools) - 1, reader = access[i].device;
@@ -258,7 +261,7 @@ void mock_reach(const void *start) {
 typedef struct { char *to; const char *from; size_t bytes; char staged[]; } Copy;
 static void copy(void *argument) {
     Copy *job = argument;
-    if (job->from != job->staged) usleep(50); // time for those who do not wait to be wrong
+    if (job->from != job->staged) usleep(50); // time for unsynchronized code to fail
     memmove(job->to, job->from, job->bytes);
     free(job);
 }
@@ -271,7 +274,7 @@ static int copy_on(Stream *stream, void *to, const void *from, size_t bytes, int
     mock_enqueue(stream, copy, job);
     return 0;
 }
-// As the driver does: what is not pinned is read during the call, and written before it returns.
+// Like the driver, reads unpinned memory during the call, and writes it before the call returns.
 static int copy_up(Stream *on, uint64_t to, const void *from, size_t bytes) {
     int pageable = !is_pinned(from);
     COUNT(copies_up, 1), COUNT(bytes_up, bytes), COUNT(pageable_up, pageable);

@@ -1,5 +1,5 @@
-//! Stands in for the driver, NCCL, cuBLAS and cuRAND where there are none: compiled from C and loaded under their names, for all tests of a
-//! program.
+//! A mock of the driver, NCCL, cuBLAS and cuRAND for machines without them. It is compiled from C and loaded under the
+//! libraries' names, for all tests of a program.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use std::sync::{Arc, OnceLock};
 
 use zero_cuda::{Device, Library, Module};
 
-/// Runs on the devices of this machine instead.
+/// The environment variable that runs the tests on this machine's real devices instead.
 pub(crate) const REAL: &str = "ZERO_TRAIN_CUDA_TESTS";
 
-/// Whether there is something to test on; if not, why is printed. On real devices there is, or the test fails.
+/// Whether there are devices to test on; prints the reason if not. Panics if real devices are requested and missing.
 ///
-/// On real devices a test says `skipped: needs N GPUs` or `skipped: only the mock can do this`, and nothing else: `scripts/card.sh` takes
-/// every other word about skipping for a failure.
+/// On real devices a test may only print `skipped: needs N GPUs` or `skipped: only the mock can do this`:
+/// `scripts/card.sh` treats every other message about skipping as a failure.
 pub(crate) fn ready() -> bool {
     static READY: OnceLock<Result<(), String>> = OnceLock::new();
     match READY.get_or_init(prepare) {
@@ -29,12 +29,12 @@ pub(crate) fn ready() -> bool {
     }
 }
 
-/// Whether these are real devices.
+/// Whether the tests run on real devices.
 pub(crate) fn is_real() -> bool {
     env::var_os(REAL).is_some()
 }
 
-/// Whether the mock runs, for what real devices cannot be told to do; if not, that is printed.
+/// Whether the mock runs, for tests of faults that real devices cannot be made to have; prints a message if not.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn only_the_mock() -> bool {
     if is_real() {
@@ -43,7 +43,7 @@ pub(crate) fn only_the_mock() -> bool {
     !is_real() && ready()
 }
 
-/// Whether there are `count` devices; prints it if not.
+/// Whether `count` devices exist; prints a message if not.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn has_gpus(count: usize) -> bool {
     let is_enough = ready() && Device::count().expect("a driver") >= count;
@@ -53,15 +53,16 @@ pub(crate) fn has_gpus(count: usize) -> bool {
     is_enough
 }
 
-/// Whether NCCL connects `ranks` ranks: each has a device of its own, or NCCL was told that they may share one. Prints it if not.
+/// Whether NCCL can connect `ranks` ranks: each has its own device, or NCCL is configured to let ranks share one.
+/// Prints a message if not.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn connects(ranks: usize) -> bool {
     let may_share = env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|is_set| is_set == "1");
     if may_share { ready() } else { has_gpus(ranks) }
 }
 
-/// Whether an error says that the program was built without kernels, which is printed. On real devices that is a failure: a program without
-/// kernels would pass all tests by skipping them.
+/// Whether an error says that the program was built without kernels; prints the error then. Panics on real devices,
+/// because a program without kernels would pass all tests by skipping them.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn has_no_kernels(error: &dyn std::fmt::Display) -> bool {
     let said = error.to_string();
@@ -73,7 +74,7 @@ pub(crate) fn has_no_kernels(error: &dyn std::fmt::Display) -> bool {
     is_empty
 }
 
-/// The device of a rank: its own, as long as there are as many.
+/// The device of a rank; ranks share devices if there are too few.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn device_of(rank: usize) -> Arc<Device> {
     let devices = Device::count().expect("a driver");
@@ -109,44 +110,44 @@ fn build(folder: &Path) -> Result<Vec<PathBuf>, String> {
         .arg(folder)
         .output()
         .map_err(|error| format!("no shell for the mock: {error}"))?;
-    // A compiler that is there must like it.
+    // If a compiler exists, it must accept the sources.
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // Whoever asks for a library of such a name gets this one, once it is loaded; the others use the driver.
+    // A library loaded under such a name satisfies later lookups of that name; cudart and nvrtc use the driver.
     let libraries = [Library::Cuda, Library::Nccl, Library::Cublas, Library::CublasLt, Library::Curand];
     Ok(libraries.map(|library| folder.join(library.file())).into())
 }
 
 fn load(file: &Path) {
     let name = CString::new(file.as_os_str().as_encoded_bytes()).expect("a path");
-    // SAFETY: the library was made for this, and does nothing when it is loaded.
+    // SAFETY: the mock library runs no code when it is loaded.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!handle.is_null(), "{} does not load", file.display());
 }
 
-/// A variable of the mock, by which a test makes something go wrong.
+/// A variable of the mock, through which a test injects faults.
 fn variable<T>(name: &CStr) -> *mut T {
-    // SAFETY: a C string; the libraries were loaded for all to see.
+    // SAFETY: the name is a C string; the libraries were loaded with global visibility.
     let found: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     assert!(!found.is_null(), "the mock has no {name:?}");
     found.cast()
 }
 
-/// Sets a number of the mock's.
+/// Sets an integer variable of the mock.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn set(name: &CStr, value: c_int) {
-    // SAFETY: all that tests set are of that type; the mock's threads read it as a whole.
+    // SAFETY: all variables that tests set are of that type; the mock's threads read them without tearing.
     unsafe { variable::<c_int>(name).write_volatile(value) };
 }
 
-/// A count of the mock's.
+/// Reads a counter of the mock.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn read(name: &CStr) -> c_long {
-    // SAFETY: all that tests read are of that type; the mock's threads write it as a whole.
+    // SAFETY: all counters that tests read are of that type; the mock's threads write them without tearing.
     unsafe { variable::<c_long>(name).read_volatile() }
 }
 
-/// Compiles kernels of ours that check and count what they read and write; with `mock_watches` set they run instead of those that are loaded from
-/// now on. False where there is no C++ compiler, which is printed.
+/// Compiles our kernels with checks and counts of their memory accesses. While `mock_watches` is set, they run instead
+/// of the kernels that are loaded from now on. Returns false and prints a message if there is no C++ compiler.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn watch_kernels() -> bool {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("watched");
@@ -170,7 +171,7 @@ pub(crate) fn watch_kernels() -> bool {
     let watch: extern "C" fn(*const c_char) -> c_int =
         unsafe { std::mem::transmute(variable::<c_void>(c"mock_watch")) };
     for file in made {
-        if std::fs::metadata(&file).expect("it was made").len() == 0 {
+        if std::fs::metadata(&file).expect("the compiled library exists").len() == 0 {
             println!("skipped: no C++ compiler (c++, or what CXX names)");
             return false;
         }
@@ -180,7 +181,8 @@ pub(crate) fn watch_kernels() -> bool {
     true
 }
 
-/// By name of each kernel that was looked up: launches so far, and bytes that it has read, written and accessed if it is watched.
+/// For each kernel that was looked up, by name: the number of launches, and the bytes read, written and accessed (0
+/// unless the kernel is watched).
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn kernels() -> BTreeMap<String, [i64; 4]> {
     type Next = extern "C" fn(*const c_void, *mut *const c_char, *mut *const [c_long; 4]) -> *const c_void;
@@ -189,7 +191,7 @@ pub(crate) fn kernels() -> BTreeMap<String, [i64; 4]> {
     let (mut name, mut counts, mut all) = (std::ptr::null(), std::ptr::null(), BTreeMap::<String, [i64; 4]>::new());
     let mut function = next(std::ptr::null(), &raw mut name, &raw mut counts);
     while !function.is_null() {
-        // SAFETY: a function of the mock's lives for good; its threads write each count as a whole.
+        // SAFETY: the mock never frees functions, and its threads write each count without tearing.
         let (name_of, counts_of) = unsafe { (CStr::from_ptr(name), counts.read_volatile()) };
         let sums = all.entry(name_of.to_str().expect("names are ASCII").into()).or_default();
         sums.iter_mut().zip(counts_of).for_each(|(sum, count)| *sum += count);
@@ -198,9 +200,9 @@ pub(crate) fn kernels() -> BTreeMap<String, [i64; 4]> {
     all
 }
 
-/// What the driver answers to kernels that are none.
+/// Returns the driver's error for an image that is not a module.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn load_nothing(device: &Arc<Device>) -> String {
-    // SAFETY: an image that is only zeros is refused.
-    unsafe { Module::load(device, &[0; 64]) }.map(|_| ()).expect_err("no image").to_string()
+    // SAFETY: the driver rejects an image of zeros.
+    unsafe { Module::load(device, &[0; 64]) }.map(|_| ()).expect_err("an image of zeros is rejected").to_string()
 }

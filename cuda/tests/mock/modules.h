@@ -1,7 +1,7 @@
-// The part of driver.c that is kernels. A module is a library of emulated kernels (cuda/kernels/tests/emulated/emulator.h), whose blocks run
-// on the stream's thread.
+// The part of driver.c that runs kernels. A module is a library of emulated kernels
+// (cuda/kernels/tests/emulated/emulator.h), whose blocks run on the stream's thread.
 
-// Where the bytes of an ELF file end: behind its table of sections.
+// The size of an ELF file: its section table is last.
 static size_t elf_bytes(const unsigned char *image) {
     uint64_t sections;
     uint16_t size, count;
@@ -10,7 +10,7 @@ static size_t elf_bytes(const unsigned char *image) {
     memcpy(&count, image + 60, sizeof count);
     return sections + (size_t)size * count;
 }
-// The bytes behind a line of text, in base64. The caller frees them.
+// Decodes the base64 text that follows the first line. The caller frees the result.
 static unsigned char *decoded(const char *text) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     unsigned char value[256] = {0}, *bytes = malloc(strlen(text)), *to = bytes;
@@ -23,8 +23,9 @@ static unsigned char *decoded(const char *text) {
     }
     return bytes;
 }
-// Loading may wait until a device is idle, which it is not while a collective on it waits for others: a hang, if those wait for this one. With
-// `mock_refuse_lazy_loading` set such a load is an error.
+// Loading a kernel may wait until a device is idle. A device with a collective in flight is not idle while the
+// collective waits for other ranks, so the program hangs if those wait for this one. With `mock_refuse_lazy_loading`
+// set, such a load is an error.
 int mock_refuse_lazy_loading;
 static int collectives[MOST_DEVICES + 1];
 void mock_collective(int device, int change) { __atomic_fetch_add(&collectives[device], change, __ATOMIC_RELAXED); }
@@ -35,7 +36,7 @@ static int may_load(void) {
 }
 
 typedef struct { void *library; int device; unsigned count; char **names; } Module;
-// Finds the names of all entries, which the library exports with `_entry` behind.
+// Finds the names of all entries, which the library exports with the suffix `_entry`.
 static void find_entries(Module *module, const unsigned char *image) {
     const Elf64_Ehdr *head = (const void *)image;
     const Elf64_Shdr *sections = (const void *)(image + head->e_shoff);
@@ -51,17 +52,19 @@ static void find_entries(Module *module, const unsigned char *image) {
         }
     }
 }
-// `emulator::Traffic` of the emulator.
+// Matches `emulator::Traffic` of the emulator.
 typedef struct { size_t read, written, accessed; } Traffic;
 static void count_traffic(const Traffic *of);
-// A library that watches what its kernels read and write (EMULATED_NVCC_CHECKS of scripts/emulated-nvcc) asks where memory is, and tells of traffic.
+// A library that watches its kernels' memory accesses (EMULATED_NVCC_CHECKS of scripts/emulated-nvcc) asks which memory
+// is valid, and reports its traffic.
 static void listen_to(void *library) {
     Ranges (**memory)(void) = dlsym(library, "emulated_memory");
     void (**traffic)(const Traffic *) = dlsym(library, "emulated_traffic");
     if (memory) *memory = all_memory;
     if (traffic) *traffic = count_traffic;
 }
-// Libraries that watch: with `mock_watches` set their kernels run instead of those of the same names that were looked up later.
+// Watching libraries: while `mock_watches` is set, their kernels run instead of the kernels of the same names that were
+// looked up later.
 enum { MOST_WATCHED = 32 };
 static void *watched[MOST_WATCHED];
 static int watched_count;
@@ -79,7 +82,7 @@ static int load(Module **module, const unsigned char *image) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int written = file >= 0 && write(file, image, bytes) == (ssize_t)bytes;
-    // The file stays open: another one of this path would be taken for the same library.
+    // The file stays open: the loader would take another file at this path for the same library.
     void *library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) return INVALID_IMAGE;
     listen_to(library);
@@ -112,17 +115,17 @@ int cuModuleUnload(Module *module) {
     return code;
 }
 
-// `emulator::Entry` of the emulator.
+// Matches `emulator::Entry` of the emulator.
 typedef struct {
     size_t bytes;
     void (*collect)(void *const *parameters, void *to);
     const char *(*run)(
         const void *args, size_t bytes, const unsigned *grid, const unsigned *block, size_t shared, unsigned order);
 } Entry;
-// Launches, and the bytes that a watched kernel reads, writes and accesses in all of them.
+// Number of launches, and the bytes that a watched kernel read, wrote and accessed in all of them.
 enum { LAUNCHES, READ, WRITTEN, ACCESSED, COUNTS };
 typedef struct Function { const Entry *entry, *watched; int most_shared, device; long counts[COUNTS]; struct Function *next; char name[]; } Function;
-// Functions live as long as the program, as nobody gives them back.
+// Functions are never freed, because the driver's API does not release them.
 static Function *functions;
 static void print_launches(void) {
     for (Function *of = __atomic_load_n(&functions, __ATOMIC_ACQUIRE); of; of = of->next) {
@@ -133,7 +136,7 @@ static void print_launches(void) {
         fprintf(stderr, "\n");
     }
 }
-// The functions that were asked for, one after the other: the first is behind none.
+// Iterates over the functions that were looked up; `before` is NULL for the first.
 const Function *mock_function(const Function *before, const char **name, const long **counts) {
     const Function *of = before ? before->next : __atomic_load_n(&functions, __ATOMIC_ACQUIRE);
     if (of) *name = of->name, *counts = of->counts;
@@ -168,7 +171,7 @@ int cuModuleEnumerateFunctions(Function **all, unsigned room, Module *module) {
 }
 int cuFuncGetName(const char **name, Function *function) { *name = function->name; return 0; }
 int cuFuncLoad(Function *function) { (void)function; NEEDS_CONTEXT; return 0; }
-// 8 is the most shared memory that a launch may ask for.
+// Attribute 8 is the largest dynamic shared memory that a launch may request.
 int cuFuncSetAttribute(Function *function, int attribute, int value) {
     NEEDS_CONTEXT;
     if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
@@ -177,7 +180,7 @@ int cuFuncSetAttribute(Function *function, int attribute, int value) {
 }
 int cuFuncGetAttribute(int *value, int attribute, Function *function) {
     switch (attribute) {
-        case 0: *value = 1024; return 0; // threads of a block
+        case 0: *value = 1024; return 0; // threads per block
         case 1: case 3: case 4: *value = 0; return 0; // shared and local bytes, registers
         case 8: *value = function->most_shared; return 0;
         default: return INVALID_VALUE;
@@ -187,7 +190,7 @@ int cuFuncGetAttribute(int *value, int attribute, Function *function) {
 typedef struct { Function *function; unsigned grid[3], block[3], shared; char args[] __attribute__((aligned(16))); } Start;
 static void start(void *argument) {
     Start *job = argument;
-    static unsigned order; // of blocks and threads: another one each time
+    static unsigned order; // of blocks and threads: changes with each launch
     running = job->function;
     const Entry *entry = mock_watches && running->watched ? running->watched : running->entry;
     const char *failure = entry->run(
@@ -212,7 +215,7 @@ int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsig
     Start *job = calloc(1, sizeof *job + function->entry->bytes);
     *job = (Start){function, {x, y, z}, {threads_x, threads_y, threads_z}, shared};
     function->entry->collect(parameters, job->args);
-    // What looks like an address is one.
+    // Every value that looks like an address is treated as one.
     for (size_t at = 0; at + sizeof(void *) <= function->entry->bytes; at += sizeof(void *)) mock_use(stream, *(void **)(job->args + at));
     mock_enqueue(stream, start, job);
     return 0;

@@ -1,8 +1,9 @@
-// libnccl.so.2 on the mock of the driver, whose streams it uses, for tests on machines without a GPU.
+// libnccl.so.2 on the mock driver and its streams, for tests on machines without a GPU.
 //
-// What it keeps of the real one: a communicator does not block, is not ready before all ranks have come, and must not be used before it
-// is; what a group has begun ends when all ranks have begun it, or by an abort. What it does not keep: messages beside each other (the
-// calls of a group are one exchange between all ranks of the communicator).
+// Like the real library: a communicator does not block, is not ready before all ranks have joined, and must not be used
+// before it is ready; an operation of a group ends when all ranks have begun it, or by an abort. Unlike the real
+// library, messages do not run concurrently (the calls of a group are one exchange between all ranks of the
+// communicator).
 #include "mock.h"
 
 enum { SUCCESS = 0, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
@@ -16,7 +17,7 @@ typedef struct World {
     int size, joined, left;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    long arrived; // at barriers, all ranks together
+    long arrived; // barrier arrivals of all ranks together
     Call *calls[RANKS];
     int count[RANKS];
     struct World *next;
@@ -27,9 +28,9 @@ typedef struct { Comm *comm; Stream *stream; Call *calls; int count, device; } B
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static World *worlds;
 
-// What a test asks to go wrong, for the ranks and sizes of communicators that it names (-1: none).
-int mock_fails_rank = -1;  // an asynchronous error when it begins something
-int mock_hangs_rank = -1;  // its stream never comes to the others
+// Faults that tests inject, for the ranks and communicator sizes that they name (-1: none).
+int mock_fails_rank = -1;  // an asynchronous error when it begins an operation
+int mock_hangs_rank = -1;  // its stream never joins the others
 int mock_absent_rank = -1; // never connects
 long mock_live;            // communicators that are neither destroyed nor aborted
 
@@ -78,7 +79,7 @@ int ncclCommGetAsyncError(Comm *comm, int *error) {
     pthread_mutex_unlock(&world->lock);
     return SUCCESS;
 }
-// Real NCCL says that all has come to the others when they have come to this as well.
+// Real NCCL reports success only when all other ranks have come this far as well.
 int ncclCommFinalize(Comm *comm) {
     pthread_mutex_lock(&comm->world->lock);
     comm->finalized = 1;
@@ -89,7 +90,7 @@ int ncclCommFinalize(Comm *comm) {
 static int end(Comm *comm, int aborted) {
     World *world = comm->world;
     pthread_mutex_lock(&world->lock);
-    // A rank that is gone keeps nobody from leaving.
+    // A rank that has left does not keep others from leaving.
     world->left += aborted && !comm->finalized;
     comm->aborted = aborted;
     pthread_cond_broadcast(&world->changed);
@@ -113,7 +114,7 @@ static uint16_t narrow(float value, int dtype) {
     uint32_t wide; memcpy(&wide, &value, 4);
     return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
 }
-// One more contribution, in the order of the ranks: no tree. 16-bit floats are rounded each time.
+// Adds one more contribution, in rank order instead of a tree. 16-bit floats are rounded each time.
 #define COMBINE(type, a, b) ((type)(max ? ((a) > (b) ? (a) : (b)) : (a) + (b)))
 static void combine(char *into, const char *more, size_t count, int dtype, int max) {
     for (size_t i = 0; i < count; i++) {
@@ -126,7 +127,8 @@ static void combine(char *into, const char *more, size_t count, int dtype, int m
     }
 }
 
-// Whether all ranks came; an abort sends this one away, but not from the middle of what all have begun.
+// Returns whether all ranks arrived. An abort releases this rank, except from the middle of an operation that all ranks
+// have begun.
 static int barrier(Comm *comm, int begun) {
     World *world = comm->world;
     long target = ++comm->phase * world->size;
@@ -139,7 +141,7 @@ static int barrier(Comm *comm, int begun) {
     pthread_mutex_unlock(&world->lock);
     return whole;
 }
-// What this rank gets out of call `i`, in memory of its own, and how much.
+// Computes this rank's result of call `i` in newly allocated memory, with its size.
 static char *result(Comm *comm, int i, size_t *bytes) {
     World *world = comm->world;
     Call *own = &world->calls[comm->rank][i];
@@ -147,7 +149,7 @@ static char *result(Comm *comm, int i, size_t *bytes) {
     size_t one = own->count * unit;
     *bytes = own->kind == ALL_GATHER ? one * size : own->kind == SEND ? 0 : own->kind == REDUCE && own->root != comm->rank ? 0 : one;
     char *made = malloc(*bytes + 1);
-    // On this rank's stream, so on its device.
+    // The device of this rank's stream must be able to access the buffers.
     for (int rank = 0; rank < size && *bytes; rank++) if (world->calls[rank][i].from) mock_reach(world->calls[rank][i].from);
     if (own->kind == ALL_GATHER)
         for (int rank = 0; rank < size; rank++) memcpy(made + rank * one, world->calls[rank][i].from, one);
@@ -180,7 +182,7 @@ static void exchange(void *argument) {
         for (int i = 0; i < bundle->count; i++) free(made[i]);
         free(made);
         free(bytes);
-        barrier(comm, 1); // nobody's calls go before all have looked at them
+        barrier(comm, 1); // no rank's calls are freed before all have read them
     }
     mock_collective(bundle->device, -1);
     pthread_mutex_lock(&world->lock);
@@ -204,7 +206,7 @@ static int add(Comm *comm, Stream *stream, Call call) {
     open_bundle.stream = stream;
     return SUCCESS;
 }
-// As the real one, whose own thread puts the kernels on the stream after the call has come back.
+// Like the real library, whose own thread enqueues the kernels after the call has returned.
 static void *launch(void *argument) {
     Bundle *bundle = argument;
     Comm *comm = bundle->comm;

@@ -1,11 +1,13 @@
-// The part of driver.c that is what a pool holds for later: what was freed on a stream, for those who come behind that.
+// The part of driver.c that holds freed pool memory for reuse.
 //
-// A stream uses again what was freed on it. Another one does where it is known to come later (uses.h): it has waited for an event behind the
-// free, itself or by way of other streams, or the host has waited. Everything else is taken from the device anew. The real driver may also
-// find that a free was carried out already, or make one stream wait for the other; a program that counts on it is slower or larger by chance.
+// A stream reuses memory that was freed on it. Another stream reuses it only where the order is certain (uses.h): the
+// stream has waited for an event after the free, itself or through other streams, or the host has waited. All other
+// memory is newly taken from the device. The real driver may also notice that a free has completed, or make one stream
+// wait for the other; a program that relies on that has unpredictable speed and memory use.
 typedef struct Chunk { uint64_t bytes; Point freed; struct Chunk *next; } Chunk;
 
-// Takes what who has seen that may use again, or whatever there is, and says how much of `bytes` that was.
+// Takes up to `bytes` bytes from the chunks that a caller with this `seen` may reuse (any chunk if `seen` is NULL), and
+// returns how many bytes it took.
 static uint64_t take_chunks(Chunk **chunks, const Seen *seen, uint64_t bytes) {
     uint64_t taken = 0;
     pthread_mutex_lock(&uses_lock);

@@ -1,13 +1,14 @@
-// Matrix products on the memory of the host, column by column: what the mocks of cuBLAS and of cuBLASLt share.
+// Column-major matrix products on host memory, shared by the mocks of cuBLAS and cuBLASLt.
 //
-// Sums are in f32 (in f64 for f64), in the order of k; real ones have another order, and TF32 or f16 inside where that is asked for.
+// Sums are in f32 (in f64 for f64), in the order of k. The real libraries use another order, and TF32 or f16 internally
+// on request.
 #pragma once
 #include "mock.h"
 
 enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { R32F = 0, R64F = 1, R16F = 2, R16BF = 14 };
 
-// Bits of a float, and the two types of sixteen bits, rounded to nearest even.
+// Conversions between the bits of a float and the two 16-bit types, rounded to nearest, ties to even.
 static float of_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t to_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 static float of_bfloat16(uint16_t bits) { return of_bits((uint32_t)bits << 16); }
@@ -24,12 +25,12 @@ static uint16_t to_half(float x) {
     uint32_t bits = to_bits(x) & 0x7fffffff, sign = to_bits(x) >> 16 & 0x8000;
     if (bits > 0x7f800000) return 0x7e00;
     if (bits >= 0x477ff000) return sign | 0x7c00;
-    // Beside 1/2 a float has the subnormals' unit in the last place.
+    // Floats next to 1/2 have the same unit in the last place as f16's subnormals.
     if (bits < 0x38800000) return sign | (to_bits(of_bits(bits) + 0.5f) - to_bits(0.5f));
     return sign | (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
 }
 
-// An element is `row_step` and `column_step` elements from the next of its column and row.
+// An element is `row_step` elements from the next in its column and `column_step` from the next in its row.
 typedef struct { char *start; int type; size_t row_step, column_step; long long batch_step; } Matrix;
 typedef struct { Matrix a, b, c; int m, n, k, batches, in_f64; double alpha, beta; const void *alpha_at, *beta_at; } Product;
 static size_t place(const Matrix *matrix, size_t row, size_t column) {
@@ -52,7 +53,7 @@ enum { ROWS = 64, COLUMNS = 4 }; // of a tile
 #include "gemm.h"
 
 static int width(int type) { return type == R32F ? 4 : type == R64F ? 8 : 2; }
-// Operands and result, each once.
+// Counts the operands and the result, each once.
 static void count_bytes(const Product *of) {
     long a = (long)of->m * of->k * width(of->a.type), b = (long)of->k * of->n * width(of->b.type);
     long c = (long)of->m * of->n * width(of->c.type);

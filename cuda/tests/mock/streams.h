@@ -1,4 +1,4 @@
-// The part of driver.c that is streams and events.
+// The part of driver.c that runs streams and events.
 typedef struct Task { void (*run)(void *); void *argument; struct Task *next; } Task;
 struct Stream {
     pthread_mutex_t lock;
@@ -6,9 +6,9 @@ struct Stream {
     Task *first, *last;
     long begun, done;
     int closed, device, priority, place;
-    Seen seen; // before its next work; of itself the number of its last
+    Seen seen; // visible to its next work; its own entry is the number of its last work
     pthread_t thread;
-    struct Stream *next; // of all that there are
+    struct Stream *next; // in the list of all streams
 };
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static Stream *streams;
@@ -45,7 +45,7 @@ static Stream *begin_stream(int device) {
     pthread_mutex_unlock(&streams_lock);
     return stream;
 }
-// What a handle stands for: the default stream of the current device, that of this thread, or itself.
+// Resolves a handle: the default stream of the current device, the default stream of this thread, or the handle itself.
 static Stream *stream_of(Stream *handle) {
     static Stream *shared[MOST_DEVICES + 1];
     static __thread Stream *own[MOST_DEVICES + 1];
@@ -91,12 +91,12 @@ static void wait_for(Stream *stream) {
     pthread_mutex_unlock(&stream->lock);
     host_sees(seen);
 }
-// From the lowest to the highest; the real one takes every number, and makes it one of these.
+// Priorities range from LEAST to GREATEST; the real driver also clamps other values to this range.
 enum { LEAST = 0, GREATEST = -5 };
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { NEEDS_CONTEXT; *least = LEAST; *greatest = GREATEST; return 0; }
 int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
     NEEDS_CONTEXT;
-    if (flags != 1) return INVALID_VALUE; // one that waits for no other
+    if (flags != 1) return INVALID_VALUE; // only non-blocking streams
     *stream = begin_stream(current);
     if (!*stream) return OUT_OF_MEMORY;
     (*stream)->priority = priority > LEAST ? LEAST : priority < GREATEST ? GREATEST : priority;
@@ -110,7 +110,7 @@ static void *bury(void *argument) {
     free(stream);
     return NULL;
 }
-// What is on it is finished behind the caller's back.
+// The work on it finishes in the background.
 int cuStreamDestroy_v2(Stream *stream) {
     pthread_mutex_lock(&streams_lock);
     for (Stream **place = &streams; *place; place = &(*place)->next) {
@@ -149,9 +149,10 @@ int cuStreamSynchronize(Stream *handle) {
     COUNT_WAIT(stream);
     return synchronize(handle);
 }
-// For all that is on the streams of a device.
+// Waits for all work on the streams of a device.
 static void wait_for_streams(int device) {
-    // New ones come first in the list, and are not waited for; none goes while it is locked.
+    // New streams are added at the front of the list and are not waited for; no stream is removed while the list is
+    // locked.
     pthread_mutex_lock(&streams_lock);
     for (Stream *stream = streams; stream; stream = stream->next) if (stream->device == device) wait_for(stream);
     pthread_mutex_unlock(&streams_lock);
@@ -164,13 +165,13 @@ int cuCtxSynchronize(void) {
     NEEDS_HEALTH;
     return 0;
 }
-// No graphs.
+// Graph capture is not supported.
 int cuStreamIsCapturing(Stream *stream, int *status) { (void)stream; *status = 0; return 0; }
 
 typedef struct { void (*call)(void *); void *argument; Seen *seen; } Call;
 static void call_host(void *argument) {
     Call *call = argument;
-    // It may tell the host.
+    // The function may signal the host, which then sees all earlier work.
     host_sees(call->seen);
     call->call(call->argument);
     free(call);
@@ -183,7 +184,7 @@ int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *argument) {
     return 0;
 }
 
-// An event is one moment, shared by those who wait for it: a new record makes a new one.
+// An event is a reference-counted moment, shared by those who wait for it; recording again creates a new one.
 typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int happened, holders; struct timespec when; Seen *seen; } Moment;
 typedef struct { pthread_mutex_t lock; Moment *moment; int timed; } Event;
 static void let_go(Moment *moment) {

@@ -1,20 +1,20 @@
-// The part of driver.c that knows which work uses which memory, and which work is ordered before which: by the stream that both are on, by
-// events, or because the host has waited.
+// The part of driver.c that tracks which work uses which memory, and how work is ordered: by the stream that it is on,
+// by events, or because the host has waited.
 //
-// Memory of the pool that is used on a stream that does not know of its allocation, or after it was freed, or freed on a stream that does not know
-// of a use on another one, is reported, whether anything went wrong this time or not.
+// It reports the use of pool memory on a stream that is not ordered after the allocation, or after the free, and a free
+// on a stream that is not ordered after a use on another stream, whether or not the race did harm this time.
 enum { MOST_STREAMS = 1024 };
-// Work has a number on its stream. Of others is known for each stream the last number that is done before.
+// Work is numbered within its stream. `at` has, for each stream, the number of the last work known to be done before.
 typedef struct { int count; long at[MOST_STREAMS]; } Seen;
 typedef struct { int place; long number; } Point;
 // The last work on a stream that used a piece.
 typedef struct Use { Point point; struct Use *next; } Use;
-// Of a device's memory or of what is pinned: where it was taken.
+// A piece of device memory or of pinned memory; `since` is the point of its allocation.
 typedef struct { const char *start; size_t bytes; int is_free; Point since; Use *uses; } Piece;
 
 static pthread_mutex_t uses_lock = PTHREAD_MUTEX_INITIALIZER;
 static Seen seen_by_host;
-// Streams that are gone leave their places to others, who go on with their numbers.
+// A new stream takes the place of a closed one and continues its numbering.
 static long last_numbers[MOST_STREAMS];
 static int places, free_places[MOST_STREAMS], free_count;
 static Piece **pieces; // by address
@@ -25,7 +25,7 @@ static void see(Seen *to, const Seen *from) {
     if (from->count > to->count) to->count = from->count;
 }
 static int has_seen(const Seen *seen, Point point) { return point.number <= seen->at[point.place]; }
-// What is seen now, no larger than it has to be.
+// A copy of what is seen now, no larger than necessary.
 static Seen *copy_of(const Seen *of) {
     pthread_mutex_lock(&uses_lock);
     size_t bytes = offsetof(Seen, at) + of->count * sizeof *of->at;
@@ -56,7 +56,7 @@ static void leave_place(int place, const Seen *seen) {
     free_places[free_count++] = place;
     pthread_mutex_unlock(&uses_lock);
 }
-// One more piece of work, which comes after all that the host has waited for.
+// Numbers one more piece of work, which comes after everything that the host has waited for.
 static void number_next(int place, Seen *seen) {
     pthread_mutex_lock(&uses_lock);
     see(seen, &seen_by_host);
@@ -64,7 +64,7 @@ static void number_next(int place, Seen *seen) {
     pthread_mutex_unlock(&uses_lock);
 }
 
-// How many pieces begin at or before an address. The lock is held.
+// Returns the number of pieces that begin at or before an address. The caller holds the lock.
 static size_t pieces_before(const void *address) {
     size_t low = 0, high = piece_count;
     while (low < high) {
@@ -78,7 +78,7 @@ static Piece *piece_around(const void *address) {
     Piece *piece = before ? pieces[before - 1] : NULL;
     return piece && (const char *)address < piece->start + piece->bytes ? piece : NULL;
 }
-// Taken for what comes next on the stream, of which `place` and `seen` are; at once without one.
+// Adds a piece allocated by the next work on the stream with this `place` and `seen`; immediately if `seen` is NULL.
 static void piece_begins(const char *start, size_t bytes, int place, const Seen *seen) {
     Piece *piece = calloc(1, sizeof *piece);
     pthread_mutex_lock(&uses_lock);
@@ -93,7 +93,7 @@ static void forget_uses(Piece *piece) {
     for (Use *use = piece->uses, *next; use; use = next) next = use->next, free(use);
     piece->uses = NULL;
 }
-// Freed in the order of a stream; at once without one.
+// Frees a piece in the order of a stream; immediately if there is no stream.
 static void piece_ends(const char *start, Seen *seen) {
     const char *wrong = NULL;
     pthread_mutex_lock(&uses_lock);
@@ -111,7 +111,7 @@ static void piece_ends(const char *start, Seen *seen) {
     pthread_mutex_unlock(&uses_lock);
     if (wrong) mock_fail(wrong);
 }
-// The host has it back.
+// Removes a piece whose memory the host has got back.
 static void piece_is_gone(const char *start) {
     pthread_mutex_lock(&uses_lock);
     size_t behind = pieces_before(start);
@@ -123,7 +123,8 @@ static void piece_is_gone(const char *start) {
     }
     pthread_mutex_unlock(&uses_lock);
 }
-// `emulator::Ranges` of the emulator: all memory of devices and all that is pinned, by address, until the thread asks again.
+// Matches `emulator::Ranges` of the emulator: all device and pinned memory, by address. Valid until the thread asks
+// again.
 typedef struct { uint64_t start; size_t bytes; } Range;
 typedef struct { const Range *of; size_t count; } Ranges;
 static Ranges all_memory(void) {
@@ -135,7 +136,7 @@ static Ranges all_memory(void) {
     pthread_mutex_unlock(&uses_lock);
     return (Ranges){of, count};
 }
-// What comes next on a stream uses the piece around an address, if there is one.
+// Registers that the next work on a stream uses the piece around an address, if there is one.
 static void piece_is_used(const void *address, int place, Seen *seen) {
     const char *wrong = NULL;
     pthread_mutex_lock(&uses_lock);

@@ -1,5 +1,6 @@
-//! Optimizers, schedules, norms, exact sums and roundings have the same bits on every processor: those of `golden.txt`, which was
-//! recorded on x86-64. After a change that is meant to change bits: `UPDATE_GOLDEN=1 cargo test -p zero-optim --test golden`.
+//! Optimizers, schedules, norms, exact sums and roundings are bit-identical on every processor. The expected digests in
+//! `golden.txt` were recorded on x86-64. After an intended change of results, run `UPDATE_GOLDEN=1 cargo test -p
+//! zero-optim --test golden`.
 
 mod record;
 
@@ -10,7 +11,7 @@ use zero_optim::{
     Adagrad, AdamW, ExactSum, Lion, Optimizer, Schedule, Sgd, Step, Warmup, read_half, rounded, update, write_half,
 };
 
-/// Numbers of both signs and of 21 magnitudes around 1, made of integers alone.
+/// Values of both signs and 21 different exponents around 1, computed from integers only.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let number = |i: u64| {
         let bits = (i + 1 + (seed << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -44,7 +45,7 @@ fn optimizers(record: &mut Record) {
     ] {
         let mut values = vec![numbers(1, 1037)];
         values.extend(optimizer.states().iter().map(|_| vec![0.0; 1037]));
-        // Early steps, and late ones of which one has no decay.
+        // Early and late steps, one of them without decay.
         for (step, decay) in [(1, true), (2, true), (3, false), (1000, true), (123_456_789, true)] {
             let step = Step { step, lr: 3e-3, grad_scale: 0.3, decay };
             let (params, states) = values.split_at_mut(1);
@@ -96,7 +97,7 @@ fn sums(record: &mut Record) {
 
 fn roundings(record: &mut Record) {
     let mut values = numbers(9, 1000);
-    // Ties, subnormal numbers of all three types, and what is too large for f16.
+    // Ties, subnormal numbers of all three types, and values too large for f16.
     values.extend((0..2000u32).map(|i| f32::from_bits(0x3f80_0000 + (i << 11))));
     values.extend((0..2000u32).map(|i| f32::from_bits(i << 15)));
     values.extend([65504.0, 65519.9, 65520.0, -1e9, f32::MAX, f32::INFINITY, -0.0]);

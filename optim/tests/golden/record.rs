@@ -1,8 +1,8 @@
-//! Digests of results, held against a file of digests that was recorded once: for results that have the same bits everywhere.
+//! Compares digests of results with a recorded file, for results that are bit-identical on every processor.
 
 use std::collections::BTreeMap;
 
-/// Digests by name, in the order of the names.
+/// Digests by name, in name order.
 #[derive(Default)]
 pub(crate) struct Record {
     found: BTreeMap<String, u64>,
@@ -10,28 +10,29 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Adds the digest of these words, FNV-1a over words of 32 bits: no two results that differ in one word have the same.
+    /// Adds the FNV-1a digest of 32-bit words. Two results that differ in exactly one word have different digests.
     ///
     /// # Panics
-    /// The name is taken.
+    /// The name has been added before.
     pub(crate) fn add(&mut self, name: impl Into<String>, words: impl IntoIterator<Item = u32>) {
         let step = |hash: u64, word: u32| (hash ^ u64::from(word)).wrapping_mul(0x0000_0100_0000_01B3);
         let digest = words.into_iter().fold(0xCBF2_9CE4_8422_2325, step);
         let name = name.into();
-        assert!(self.found.insert(name.clone(), digest).is_none(), "{name} is there twice");
+        assert!(self.found.insert(name.clone(), digest).is_none(), "duplicate name {name}");
     }
 
-    /// Leaves a digest out on this machine.
-    #[allow(dead_code, reason = "not every user of this file has such")]
+    /// Skips a digest on this machine.
+    #[allow(dead_code, reason = "not every test that includes this file skips digests")]
     pub(crate) fn skip(&mut self, name: String, why: &str) {
         println!("skipped: {name}: {why}");
         self.skipped.push(name);
     }
 
-    /// Compares with the file at `path`, or writes it where `UPDATE_GOLDEN` is set; digests that were skipped stay as they were.
+    /// Compares with the file at `path`, or writes the file if `UPDATE_GOLDEN` is set; skipped digests keep their
+    /// recorded value.
     ///
     /// # Panics
-    /// Digests differ, or the file has others.
+    /// Digests differ, or the file has other names.
     pub(crate) fn compare(self, path: &str) {
         let recorded: BTreeMap<String, u64> = std::fs::read_to_string(path).map_or(BTreeMap::new(), |text| {
             let line = |line: &str| {

@@ -1,37 +1,39 @@
-//! What measured runs say of predictions that were not measured: a factor for each setting, by ridge regression.
+//! Corrects predictions from measured runs: a factor per setting, by ridge regression.
 //!
-//! The logarithm of measured over predicted is taken for a sum of one term for all, and one for each setting (a key with its value) that a
+//! The logarithm of measured over predicted is modelled as a sum of a common term and one term for each setting (a key
+//! with its value) of a configuration. Terms are regularized towards zero: without measurements, or for an unmeasured
+//! setting, they are zero.
 //! configuration has. Terms are kept small: with no measurement, or of a setting that was not measured, they are zero.
 
 use std::collections::BTreeMap;
 
-/// How strongly the term of a setting, and that for all, are kept at zero: so many measurements would have to speak against it.
+/// Regularization of a setting's term and of the common term, as a number of measurements that would contradict them.
 const OF_A_SETTING: f64 = 1.0;
 const OF_ALL: f64 = 0.05;
-/// Predictions are never taken for more certain than this, in logarithms.
+/// Lower bound on the uncertainty of predictions, in logarithms.
 const LEAST_SPREAD: f64 = 0.02;
-/// And as uncertain as this, before anything was measured.
+/// Uncertainty before any measurement, in logarithms.
 const FIRST_SPREAD: f64 = 0.15;
 
 /// A setting: a key and its value.
 pub(super) type Setting = (String, String);
 
-/// Settings as `--set` takes them.
+/// Formats settings as `--set` takes them.
 pub(super) fn overrides(settings: &[Setting]) -> impl Iterator<Item = String> {
     settings.iter().map(|(path, value)| format!("{path}={value}"))
 }
 
-/// Terms by setting.
+/// The fitted terms.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Correction {
     all: f64,
     terms: BTreeMap<Setting, f64>,
-    /// What is left between corrected and measured: a standard deviation, in logarithms.
+    /// Standard deviation between corrected and measured times, in logarithms.
     pub(super) spread: f64,
 }
 
 impl Correction {
-    /// Of configurations: what each has set, and measured over predicted.
+    /// Fits the terms to configurations: the settings of each, and measured over predicted.
     pub(super) fn fit(measured: &[(&[Setting], f64)]) -> Self {
         let mut ids: BTreeMap<&Setting, usize> = BTreeMap::new();
         for setting in measured.iter().flat_map(|(settings, _)| settings.iter()) {
@@ -57,7 +59,7 @@ impl Correction {
         if measured.len() > 1 {
             let off = measured.iter().map(|(settings, ratio)| (ratio.ln() - correction.term(settings)).powi(2));
             let found = (off.sum::<f64>() / (measured.len() - 1) as f64).sqrt();
-            // Terms fit what they were made of better than the rest: the first guess counts as two measurements.
+            // The residuals of a fit underestimate the spread, so the initial guess counts as two measurements.
             let count = measured.len() as f64;
             correction.spread = ((found.powi(2) * count + 2.0 * FIRST_SPREAD.powi(2)) / (count + 2.0)).sqrt();
             correction.spread = correction.spread.max(LEAST_SPREAD);
@@ -65,7 +67,7 @@ impl Correction {
         correction
     }
 
-    /// By what to multiply the prediction of a configuration with these settings.
+    /// Returns the factor for the prediction of a configuration with these settings.
     pub(super) fn factor(&self, settings: &[Setting]) -> f64 {
         self.term(settings).exp()
     }
@@ -75,7 +77,7 @@ impl Correction {
     }
 }
 
-/// Solves a system whose matrix is symmetric and positive definite: Gauss's elimination needs no pivots then.
+/// Solves a system with a symmetric positive definite matrix, for which Gaussian elimination needs no pivoting.
 fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     let size = right.len();
     for column in 0..size {
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_is_slower_than_predicted_is_found_out() {
+    fn a_setting_that_is_slower_than_predicted_is_detected() {
         let (slow, other) = (setting("stage", "3"), setting("micro", "4"));
         let cases = [
             (vec![], 1.1),
@@ -122,10 +124,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_corrects_nothing() {
+    fn no_measurements_give_no_correction() {
         let none = Correction::fit(&[]);
         assert_eq!((none.factor(&[setting("a", "b")]), none.spread), (1.0, FIRST_SPREAD));
-        // A single measurement speaks of all.
+        // A single measurement affects all configurations.
         let one = Correction::fit(&[(&[], 1.2)]);
         assert!((one.factor(&[setting("a", "b")]) - 1.19).abs() < 0.01, "{one:?}");
     }

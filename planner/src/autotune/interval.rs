@@ -1,26 +1,26 @@
-//! Means of few runs, and how sure they are.
+//! Means of a few runs, with confidence intervals.
 
-/// A mean and the interval in which the true one lies with 95 % confidence, of quantities that are compared by their ratio.
+/// A geometric mean with its 95 % confidence interval, for quantities that are compared by their ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// The geometric mean.
     pub mean: f64,
-    /// The interval's ends. Of a single sample nothing is known: they are 0 and infinity.
+    /// The lower end of the interval. For a single sample the ends are 0 and infinity.
     pub low: f64,
-    /// The upper one.
+    /// The upper end.
     pub high: f64,
 }
 
-/// Two-sided 97.5 % points of Student's t for 1, 2, … degrees of freedom.
+/// 97.5 % quantiles of Student's t distribution for 1, 2, … degrees of freedom.
 const T: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// For more of them.
+/// The quantile for more degrees of freedom.
 const NORMAL: f64 = 1.960;
 
 impl Interval {
-    /// Of positive samples; `None` of none.
+    /// Computes the interval of positive samples; `None` without samples.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
         let count = samples.len() as f64;
@@ -39,14 +39,14 @@ impl Interval {
         Some(Self { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() })
     }
 
-    /// Whether the true mean is above `value`, as far as one can tell.
+    /// Whether the true mean is above `value`, with that confidence.
     #[must_use]
     pub fn is_above(&self, value: f64) -> bool {
         self.low > value
     }
 }
 
-/// The middle one of some times; of an even number the lower. Zero of none.
+/// Returns the median of some times, the lower of two middle ones; zero without any.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_samples_say_little() {
+    fn few_samples_give_wide_intervals() {
         assert_eq!(Interval::of(&[]), None);
         let one = Interval::of(&[2.0]).unwrap();
         assert!((one.mean - 2.0).abs() < 1e-12 && one.low == 0.0 && one.high == f64::INFINITY && !one.is_above(0.1));
@@ -68,15 +68,15 @@ mod tests {
         assert!((equal.high - equal.low).abs() < 1e-9);
     }
 
-    /// Of many intervals of five samples, nineteen in twenty hold the true mean.
+    /// Of many intervals over five samples each, 95 % contain the true mean.
     #[test]
-    fn intervals_hold_the_mean_as_often_as_they_say() {
+    fn intervals_contain_the_mean_at_their_confidence_level() {
         let mut state = 7u64;
         let mut uniform = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 11) as f64 / (1u64 << 53) as f64
         };
-        // A sum of twelve is nearly normal, with variance 1.
+        // A sum of twelve uniform numbers is nearly normal, with variance 1.
         let mut normal = || (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
         let holds = (0..4000).filter(|_| {
             let samples: Vec<f64> = (0..5).map(|_| (0.1 * normal()).exp()).collect();

@@ -1,4 +1,4 @@
-//! `results.jsonl`, and `sweep.jsonl` of a sweep: a line for each thing that was found out, from which a search goes on after an interruption.
+//! `results.jsonl`, and `sweep.jsonl` of a sweep: a line for each finding, from which an interrupted search continues.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use zero_engine::Error;
 
-/// The file, open at its end.
+/// A journal file, open at its end.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Begins a new one of this name in `autotuning.results_dir`, whose first line is `head`.
+    /// Creates a journal of this name in `autotuning.results_dir`; its first line is `head`.
     pub(super) fn create(folder: &Path, name: &str, head: &Value) -> Result<Self, Error> {
         let path = folder.join(name);
         let file = File::create(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
@@ -25,10 +25,10 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Goes on with the one of the folder, if there is one; gives its lines after the head.
+    /// Reopens the journal of the folder, if it exists, and returns its lines after the head.
     ///
     /// # Errors
-    /// One of another search: its head is not `head`.
+    /// The journal belongs to another search: its head is not `head`.
     pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
         let path = folder.join(name);
         let failed = |source| Error::Io { path: path.clone(), source };
@@ -37,7 +37,7 @@ impl Journal {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // The last line may be cut, if the machine was.
+        // The last line may be truncated if the machine crashed.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut lines = text[..whole].lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
         if lines.next().as_ref() != Some(head) {
@@ -53,7 +53,7 @@ impl Journal {
         Ok(Some((Self { path, file }, lines)))
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub(super) fn write(&mut self, line: &Value) -> Result<(), Error> {
         let written = self.file.write_all(format!("{line}\n").as_bytes());
         written.map_err(|source| Error::Io { path: self.path.clone(), source })

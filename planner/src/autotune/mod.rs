@@ -1,11 +1,11 @@
-//! Autotuning: the fastest configuration that fits.
+//! Autotuning: finds the fastest configuration that fits.
 //!
-//! All candidates are planned, and those whose plan does not fit are never started. Short profiles fill cost tables, by which the simulator
-//! predicts a step of each candidate. The best are run, in processes of their own, in turn with each other, until it is clear which is fastest;
-//! what the runs say corrects the predictions.
+//! All candidates are planned, and those that do not fit are never started. Short profiles fill cost tables, from which
+//! the simulator predicts the step time of each candidate. The best candidates run in processes of their own, taking
+//! turns, until it is clear which is the fastest; the measurements correct the predictions.
 //!
-//! [`tune`] is what `zero-train autotune` calls, and [`sweep()`] what it calls with `--sweep`: hyperparameters, by the evaluation loss. Both
-//! start copies of that program for their runs.
+//! `zero-train autotune` calls [`tune`], and with `--sweep` it calls [`sweep()`], which searches hyperparameters by the
+//! evaluation loss. Both start copies of that program for their runs.
 
 mod correction;
 mod interval;
@@ -46,29 +46,30 @@ use trial::{Ended, Trial};
 use zero_engine::Error;
 use zero_engine::costs::CostTable;
 
-/// Where runs are written down.
+/// The file that records runs.
 const JOURNAL: &str = "results.jsonl";
-/// Measured steps of a profile, after two that are not, at most.
+/// The most measured steps of a profile, after two warm-up steps.
 const PROFILE_STEPS: &str = "4";
-/// Seconds after which it begins no other one: in each of a large model, every layer runs many times.
+/// Seconds after which a profile begins no further step: for a large model, each step runs every layer many times.
 const PROFILE_SECONDS: &str = "6";
-/// Micro-batches of such a step, where the configuration has so many.
+/// The most micro-batches of a profiled step.
 const PROFILE_MICRO_BATCHES: usize = 4;
-/// Seconds for which a run measures steps, though they be so short that it takes more of them than is asked for.
+/// A run measures steps for at least this many seconds; with short steps it measures more of them than configured.
 const AT_LEAST: &str = "1";
-/// Who looks on.
+/// Observes a search.
 pub trait Watch {
-    /// All rows, whenever one has changed.
+    /// Called with all rows whenever one has changed.
     fn rows(&mut self, rows: &[Row], changed: Option<usize>, tuning: &Autotuning);
 
-    /// What goes on.
+    /// Called with a message about the progress.
     fn say(&mut self, word: &str);
 }
 
-/// Searches.
+/// Searches for the fastest configuration.
 ///
 /// # Errors
-/// A configuration that is wrong by itself, data that cannot be read, a folder that cannot be written. A trial that fails is none.
+/// The configuration is invalid, the data cannot be read, or a folder cannot be written. A failed trial is not an
+/// error.
 pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error> {
     let began = Instant::now();
     let (base, tuning, head) = begin(request)?;
@@ -85,7 +86,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let mut rows: Vec<Row> =
         candidates.into_iter().enumerate().map(|(id, candidate)| outlook.row(id, candidate)).collect();
     if rows[0].state == State::Refused {
-        // That is the user's own: its error is worth all its lines.
+        // This is the user's own configuration: return its full error.
         planner.memory_plan(&base)?;
     }
     let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
@@ -120,7 +121,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     results::finish(&found, rows, tuning.clone(), journal, end, began)
 }
 
-/// The folder of the results, and what an earlier search left there.
+/// Opens the folder of the results and loads the results of an earlier search.
 fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal), Error> {
     let folder = tuning.results_dir.clone();
     let failed = unwritable(&folder);
@@ -130,7 +131,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
         return Ok((folder, journal));
     }
     refuse_to_overwrite(tuning, JOURNAL)?;
-    // Only what a search writes.
+    // Removes only files that a search writes.
     for entry in std::fs::read_dir(folder.join("costs")).map_err(failed)?.flatten() {
         if entry.path().extension().is_some_and(|extension| extension == "json") {
             std::fs::remove_file(entry.path()).map_err(failed)?;
@@ -143,7 +144,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
     Ok((folder, journal))
 }
 
-/// Puts a line of an earlier search where it belongs.
+/// Applies a line of an earlier search to its row.
 fn replay(line: &Value, rows: &mut [Row]) {
     let row = line["id"].as_u64().and_then(|id| rows.get_mut(id as usize));
     let Some(row) = row.filter(|row| line["settings"] == settings(row)) else { return };
@@ -173,7 +174,7 @@ struct Bench<'a> {
     request: &'a Request<'a>,
     outlook: &'a Outlook<'a>,
     folder: &'a Path,
-    /// The user's text, as it was when the search began.
+    /// The user's file, as it was when the search began.
     file: PathBuf,
     tuning: &'a Autotuning,
     journal: Journal,
@@ -200,7 +201,8 @@ impl Bench<'_> {
         trial.run()
     }
 
-    /// Measures layers, transfers and the disk for all that are to be predicted; whether the user wants an end.
+    /// Profiles layers, transfers and the disk for all candidates to be predicted. Returns the tables and whether the
+    /// user interrupted.
     fn profile(&mut self, rows: &[Row]) -> Result<(Tables, bool), Error> {
         let mut tables = Tables::default();
         let mut wanted: std::collections::BTreeMap<Conditions, Vec<(usize, usize)>> = std::collections::BTreeMap::new();
@@ -217,7 +219,7 @@ impl Bench<'_> {
         for (conditions, of) in &wanted {
             let micro_batches: Vec<usize> = of.iter().map(|(micro, _)| *micro).collect();
             for micro in measured(&micro_batches) {
-                // The first one is the one with the fewest settings.
+                // The first match is the candidate with the fewest settings.
                 if let Some((_, id)) = of.iter().find(|(of, _)| *of == micro) {
                     asked.push((conditions.clone(), micro, *id));
                 }
@@ -227,7 +229,7 @@ impl Bench<'_> {
             let config = self.outlook.resolve(rows[id].candidate.ranks, &rows[id].candidate.settings).ok()?;
             Some((self.outlook.conditions(&config, &rows[id].candidate), config.train_micro_batch_size_per_gpu, id))
         }));
-        // The user's own first, whatever becomes of the rest.
+        // The user's own configuration first, so that it is profiled even if time runs out.
         let own = self.outlook.conditions(self.base, &rows[0].candidate);
         asked.sort_by_key(|(conditions, ..)| *conditions != own);
         let enough = self.tuning.budget_seconds.map(|seconds| Duration::from_secs(seconds) / 2);
@@ -250,7 +252,7 @@ impl Bench<'_> {
                 zero_engine::format::counted(conditions.threads, "thread", "threads"),
             ));
             let settings = &rows[*id].candidate.settings;
-            // What a gradient is added to is read as well.
+            // Accumulating a gradient also reads the previous sum, so the profile must accumulate as well.
             let accumulation = self.outlook.resolve(rows[*id].candidate.ranks, settings);
             let accumulation =
                 accumulation.map_or(1, |config| config.gradient_accumulation_steps.min(PROFILE_MICRO_BATCHES));
@@ -328,7 +330,7 @@ impl Measure for Bench<'_> {
     }
 }
 
-/// What `bench step --json` says: seconds of its steps, and the most bytes of a rank.
+/// Parses the output of `bench step --json`: the seconds of its steps, and the peak bytes of a rank.
 fn read(text: &str) -> Option<(Vec<f64>, u64)> {
     let line = text.lines().rev().find(|line| line.starts_with('{'))?;
     let value: Value = serde_json::from_str(line).ok()?;

@@ -1,21 +1,21 @@
-//! What is to be best, and which way: a higher throughput, a lower latency, more arithmetic a second.
+//! The metrics to optimize and their direction: throughput, latency, or floating-point operations per second.
 
 use zero_config::Metric;
 
-/// What a step does, as far as a metric counts it.
+/// The work of a step, as far as a metric counts it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepWork {
-    /// Samples of a global batch.
+    /// Samples per global batch.
     pub samples: usize,
-    /// Tokens of a sample; `None` where the data alone say it, or there are none.
+    /// Tokens per sample; `None` if only the data determine it, or if the model has no tokens.
     pub tokens: Option<usize>,
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     pub parameters: usize,
-    /// Ranks that share it.
+    /// Ranks that share the work.
     pub ranks: usize,
 }
 
-/// The value of `metric` for a step of so many seconds.
+/// Computes the value of `metric` for a step that takes `seconds`.
 #[must_use]
 pub fn value(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     let samples = work.samples as f64;
@@ -23,19 +23,20 @@ pub fn value(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     match metric {
         Metric::Throughput => tokens / seconds,
         Metric::Latency => seconds,
-        // Kaplan et al. 2020, section 2.1: two for each weight and token forward, twice as many backward; what is computed again does not count.
+        // Kaplan et al. 2020, section 2.1: two operations per weight and token in the forward, four in the backward;
+        // recomputation does not count.
         Metric::Flops => 6.0 * work.parameters as f64 * tokens / seconds / work.ranks as f64,
     }
 }
 
-/// What is minimised, whatever the metric: the ratio of two costs is how many times better one is.
+/// Computes the cost to minimize, for any metric: the ratio of two costs is the factor by which one is better.
 #[must_use]
 pub fn cost(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     let value = value(metric, work, seconds);
     if is_better_higher(metric) { 1.0 / value } else { value }
 }
 
-/// Whether more of it is better.
+/// Whether higher values are better.
 #[must_use]
 pub fn is_better_higher(metric: Metric) -> bool {
     match metric {
@@ -44,7 +45,7 @@ pub fn is_better_higher(metric: Metric) -> bool {
     }
 }
 
-/// What a value of the metric is counted in.
+/// The unit of the metric's values.
 #[must_use]
 pub fn unit(metric: Metric, work: &StepWork) -> &'static str {
     match (metric, work.tokens) {
@@ -59,7 +60,7 @@ pub fn unit(metric: Metric, work: &StepWork) -> &'static str {
 mod tests {
     use super::*;
 
-    /// One rank takes its time; two are faster and waste some of it; a small batch is done first.
+    /// One rank wastes the least; two ranks are faster but less efficient; a small batch has the lowest latency.
     #[test]
     fn each_metric_has_its_own_best_and_the_right_direction() {
         let work = |samples, ranks| StepWork { samples, tokens: Some(10), parameters: 1000, ranks };

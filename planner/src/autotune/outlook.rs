@@ -1,4 +1,4 @@
-//! What a candidate comes to before anything of it runs: refused, too large, or worth a run.
+//! Plans candidates before they run: each is refused, too large, or worth a run.
 
 use zero_config::{Config, Source};
 use zero_pipeline::Timeline;
@@ -13,31 +13,31 @@ use crate::plan::{MemoryPlan, Planner};
 use zero_engine::Error;
 use zero_engine::costs::forms::tokens;
 
-/// How a candidate becomes a configuration.
+/// Turns candidates into configurations.
 pub(super) struct Outlook<'a> {
     pub(super) source: &'a Source,
-    /// Those of the command line.
+    /// Overrides of the command line.
     pub(super) overrides: &'a [String],
     pub(super) planner: &'a Planner,
-    /// Compute threads of each rank of a configuration, on this machine.
+    /// Number of compute threads of each rank of a configuration on this machine.
     pub(super) threads: &'a dyn Fn(&Config) -> usize,
 }
 
 impl Outlook<'_> {
-    /// Overrides of a candidate, as `--set` takes them.
+    /// All overrides of a candidate, as `--set` takes them.
     pub(super) fn overrides(&self, settings: &[Setting]) -> Vec<String> {
         self.overrides.iter().cloned().chain(overrides(settings)).collect()
     }
 
-    /// Its configuration.
+    /// Resolves the configuration of a candidate.
     ///
     /// # Errors
-    /// The first thing that is wrong with it, in words.
+    /// A description of the first error.
     pub(super) fn resolve(&self, ranks: usize, settings: &[Setting]) -> Result<Config, String> {
         resolve(self.source, &self.overrides(settings), ranks)
     }
 
-    /// Its row: planned, and neither predicted nor measured.
+    /// Plans a candidate and returns its row, without prediction or measurement.
     pub(super) fn row(&self, id: usize, candidate: Candidate) -> Row {
         let found = self.resolve(candidate.ranks, &candidate.settings).and_then(|config| {
             let memory_plan = self.memory_plan(&config).map_err(|error| error.to_string())?;
@@ -67,13 +67,13 @@ impl Outlook<'_> {
         row
     }
 
-    /// Its plan, on as many threads as its ranks would have.
+    /// Plans a configuration with the number of threads that its ranks would have.
     pub(super) fn memory_plan(&self, config: &Config) -> Result<MemoryPlan, Error> {
         zero_model::ops::set_threads((self.threads)(config));
         self.planner.memory_plan(config)
     }
 
-    /// What its cost table must hold for.
+    /// The conditions that a candidate's cost table must match.
     pub(super) fn conditions(&self, config: &Config, candidate: &Candidate) -> Conditions {
         let replicas = config.data_parallel_size();
         let others = candidate.settings.iter().filter(|(path, _)| !super::space::is_ours(path));
@@ -84,10 +84,10 @@ impl Outlook<'_> {
         }
     }
 
-    /// A step of a row, by the tables.
+    /// Simulates a step of a row with the tables.
     ///
     /// # Errors
-    /// What they have not, in words.
+    /// A description of what the tables lack.
     pub(super) fn timeline(&self, row: &Row, tables: &Tables) -> Result<Timeline, String> {
         let config = self.resolve(row.candidate.ranks, &row.candidate.settings)?;
         let table = tables.of(&self.conditions(&config, &row.candidate), &config)?;
@@ -96,10 +96,10 @@ impl Outlook<'_> {
     }
 }
 
-/// The configuration of a file with these overrides.
+/// Resolves the configuration of a file with these overrides.
 ///
 /// # Errors
-/// The first thing that is wrong with it, in words.
+/// A description of the first error.
 pub(super) fn resolve(source: &Source, overrides: &[String], ranks: usize) -> Result<Config, String> {
     let first =
         |errors: zero_config::Errors| errors.iter().next().map_or_else(String::new, |error| error.message.clone());

@@ -1,4 +1,4 @@
-//! What a search is asked for and what it gives back; what both kinds of searches begin with.
+//! The inputs and outputs of a search, and the setup that both kinds of searches share.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -12,51 +12,53 @@ use super::row::Row;
 use crate::memory::Limit;
 use crate::plan::Planner;
 
-/// Of what the machine has, a trial may hold so much; the rest is the system's and the tuner's.
+/// Share of the machine's memory that a trial may use; the rest is for the system and the tuner.
 const SHARE_OF_MEMORY: f64 = 0.95;
-/// Bytes that a rank holds besides what it counts.
+/// Bytes of a rank that its allocator does not count.
 const BESIDES: u64 = 64 << 20;
 
-/// What is to be tuned.
+/// The inputs of a search.
 pub struct Request<'a> {
     /// The user's file.
     pub source: Source,
     /// Overrides of the command line, as `--set` takes them.
     pub overrides: Vec<String>,
-    /// The most ranks; `None`: those of the file.
+    /// The most ranks; `None` for the file's number.
     pub ranks: Option<usize>,
-    /// `zero-train` itself.
+    /// The path of `zero-train` itself.
     pub program: PathBuf,
-    /// Compute threads of each rank of a configuration, on this machine.
+    /// Number of compute threads of each rank of a configuration on this machine.
     pub threads: &'a dyn Fn(&Config) -> usize,
-    /// Opens the data of the configuration, and plans those that train on them.
+    /// Opens the data of the configuration and returns a planner for it.
     pub planner: &'a dyn Fn(&Config) -> Result<Planner, Error>,
-    /// Where results are written, if not to `autotuning.results_dir`.
+    /// The folder for results, if not `autotuning.results_dir`.
     pub results_dir: Option<PathBuf>,
-    /// Go on with what an earlier search has found out.
+    /// Whether to continue from the results of an earlier search.
     pub resume: bool,
-    /// Set when the user wants an end.
+    /// Set when the user interrupts the search.
     pub stop: &'a AtomicBool,
 }
 
-/// What was found.
+/// The outcome of a search.
 #[derive(Debug)]
 pub struct Tuned {
     /// All configurations, the user's own first.
     pub rows: Vec<Row>,
-    /// The best one that ran; `None` if none did.
+    /// The best configuration that ran; `None` if none did.
     pub best: Option<usize>,
-    /// How many times better than the user's own it is; of runs that were not in turn, an interval from 0 to infinity.
+    /// How many times better it is than the user's own. If the two never ran in the same round, the interval is 0 to
+    /// infinity.
     pub gain: Option<Interval>,
-    /// What was tuned for.
+    /// The settings of the search.
     pub tuning: Autotuning,
-    /// The files that were written: `best.yaml` if there is a best one, `report.html`, `results.jsonl`.
+    /// The files written: `best.yaml` if there is a best configuration, `report.html`, `results.jsonl`.
     pub files: Vec<PathBuf>,
-    /// Whether the user ended it.
+    /// Whether the user interrupted the search.
     pub interrupted: bool,
 }
 
-/// The user's configuration, what it says of tuning, and the first line of a journal: who wants what.
+/// Loads the user's configuration and its autotuning settings, and builds the first line of a journal, which identifies
+/// the search.
 pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value), Error> {
     let base = zero_config::load(request.source.clone(), &request.overrides)?.resolve(request.ranks)?;
     base.model_and_data()?;
@@ -72,7 +74,7 @@ pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value)
     Ok((base, tuning, head))
 }
 
-/// An error of the folder of the results, or of one in it.
+/// Builds an error about the results folder, or a folder in it.
 pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Copy + '_ {
     |source| {
         let error = Error::Io { path: folder.to_path_buf(), source };
@@ -80,7 +82,7 @@ pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Co
     }
 }
 
-/// Refuses a folder that has this journal already, unless that may be overwritten.
+/// Rejects a folder that already has this journal, unless it may be overwritten.
 pub(super) fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<(), Error> {
     let folder = &tuning.results_dir;
     if tuning.overwrite || !folder.join(journal).exists() {
@@ -101,10 +103,10 @@ pub(super) fn too_much(bytes: u64) -> String {
     format!("it held {}, more than this machine can give", zero_engine::bytes(bytes))
 }
 
-/// Bytes that a trial of so many ranks may hold, if that is known.
+/// The bytes that a trial with this number of ranks may use, if known.
 pub(super) fn memory(base: &Config, ranks: usize) -> Option<u64> {
     let machine = Limit::of_machine().map(|limit| (limit.bytes as f64 * SHARE_OF_MEMORY) as u64);
-    // The ranks themselves end at this limit; what is above it is what no plan counts, the program and its threads.
+    // The ranks themselves stop at their limit; the margin is for what no plan counts, the program and its threads.
     let own = base.training.memory_limit.map(|bytes| ranks as u64 * (bytes + bytes / 4 + BESIDES));
     machine.into_iter().chain(own).min()
 }

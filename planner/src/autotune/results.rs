@@ -1,4 +1,4 @@
-//! What a search leaves behind: `best.yaml`, `report.html`, the metric's file, and the last line of `results.jsonl`.
+//! Writes the results of a search: `best.yaml`, `report.html`, the metric's file, and the last line of `results.jsonl`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::tables::Tables;
 use crate::memory::Limit;
 use zero_engine::Error;
 
-/// What the results are of.
+/// The search that the results belong to.
 pub(super) struct Found<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) base: &'a Config,
@@ -75,9 +75,9 @@ fn best_yaml(found: &Found<'_>, row: &Row) -> Result<String, Error> {
     edited(found.request, found.request.ranks.map(|_| row.candidate.ranks), &row.candidate.settings)
 }
 
-/// The user's file with other values, and so many ranks where they are to be written.
+/// Edits values in the user's file, and sets the number of ranks if `ranks` is given.
 pub(super) fn edited(request: &Request<'_>, ranks: Option<usize>, settings: &[Setting]) -> Result<String, Error> {
-    // What the command line said of the file belongs to the configuration as much as what was found.
+    // Overrides of the command line belong to the configuration as well as the settings found.
     let typed = request.overrides.iter().filter_map(|change| change.split_once('='));
     let typed = typed.map(|(path, value)| (path.trim().to_string(), value.to_string()));
     let mut changes: BTreeMap<String, String> = typed.collect();
@@ -88,7 +88,7 @@ pub(super) fn edited(request: &Request<'_>, ranks: Option<usize>, settings: &[Se
     Ok(zero_config::edit(&request.source, &changes)?)
 }
 
-/// What the report shows.
+/// The data of the report.
 fn data(found: &Found<'_>, tuned: &Tuned, began: Instant) -> Value {
     let (rows, metric) = (&tuned.rows, tuned.tuning.metric);
     let count = |states: &[State]| rows.iter().filter(|row| states.contains(&row.state)).count();
@@ -126,7 +126,7 @@ fn data(found: &Found<'_>, tuned: &Tuned, began: Instant) -> Value {
     })
 }
 
-/// JSON has no infinity.
+/// Returns `None` for non-finite values, which JSON cannot represent.
 fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
@@ -148,7 +148,7 @@ fn spans(timeline: &Timeline) -> Value {
     json!({ "seconds": timeline.makespan(), "rows": rows.collect::<Vec<_>>() })
 }
 
-/// Cores and memory, as far as the system says.
+/// Cores and memory, as far as the system reports them.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut words = zero_engine::format::counted(cores, "core", "cores");

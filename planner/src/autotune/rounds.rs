@@ -1,16 +1,17 @@
-//! How fast the machine was in each round, so that runs of different rounds can be compared.
+//! Estimates how fast the machine was in each round, so that runs of different rounds can be compared.
 //!
-//! The logarithm of a run's time is taken for a sum of two terms, one of its configuration and one of its round, found by least squares. Rounds
-//! are tied to each other by configurations that ran in several of them.
+//! The logarithm of a run's time is modelled as the sum of a term for its configuration and a term for its round,
+//! fitted by least squares. Configurations that ran in several rounds tie the rounds together.
 
 use std::collections::BTreeMap;
 
 use super::row::Row;
 
-/// Sweeps of the solver: each solves one half of the terms exactly, and few rounds hang together by long chains.
+/// Sweeps of the solver. Each solves for half of the terms exactly; long chains of rounds, which converge slowly, are
+/// rare.
 const SWEEPS: usize = 60;
 
-/// By how much slower than in the middle of all rounds the machine was in each.
+/// Returns for each round how many times slower the machine was than on average.
 pub(super) fn slowness(rows: &[Row]) -> BTreeMap<usize, f64> {
     let runs: Vec<(usize, usize, f64)> =
         rows.iter().flat_map(|row| row.runs.iter().map(|run| (row.id, run.round, run.seconds().ln()))).collect();
@@ -39,8 +40,8 @@ mod tests {
     use crate::autotune::space::Candidate;
 
     #[test]
-    fn a_slow_round_is_found_out_by_who_ran_in_it() {
-        // Row 0 runs in all rounds, each other in one; in round 2 everything takes twice as long.
+    fn a_slow_round_is_detected_from_its_runs() {
+        // Row 0 runs in all rounds, each other row in one; in round 2 everything takes twice as long.
         let (own, slow) = ([1.0, 0.8, 1.5, 0.7], [1.0, 1.0, 2.0, 1.0]);
         let run = |row: usize, round: usize| Run { round, step_seconds: vec![own[row] * slow[round]], peak_bytes: 0 };
         let rows: Vec<Row> = (0..4)

@@ -1,4 +1,4 @@
-//! A configuration with all that is known of it: a row of the table.
+//! A row of the results table: a configuration with everything known about it.
 
 use std::collections::BTreeMap;
 
@@ -15,27 +15,27 @@ use super::space::Candidate;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Settings that contradict each other, or a model that cannot be cut so.
+    /// Its settings contradict each other, or the model cannot be split this way.
     Refused,
-    /// Its plan needs more memory than a rank may have: it is never started.
+    /// Its plan needs more memory than a rank may have; it is never started.
     #[serde(rename = "too large")]
     TooLarge,
-    /// It fits, and was not measured.
+    /// It fits and has not been measured.
     Predicted,
     /// It ran.
     Measured,
-    /// It ran, and ended with an error.
+    /// It started and ended with an error.
     Failed,
-    /// It took longer than a trial may.
+    /// It exceeded the time limit of a trial.
     #[serde(rename = "timed out")]
     TimedOut,
-    /// It took more memory than there is, and was ended.
+    /// It exceeded the memory limit and was stopped.
     #[serde(rename = "out of memory")]
     OutOfMemory,
 }
 
 impl State {
-    /// As it is written in tables and files.
+    /// The name in tables and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,12 +49,12 @@ impl State {
         }
     }
 
-    /// Whether it ran, and not to its end.
+    /// Whether it started but did not finish.
     pub(super) fn has_fallen(self) -> bool {
         matches!(self, Self::Failed | Self::TimedOut | Self::OutOfMemory)
     }
 
-    /// That of a name.
+    /// The state of this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         let all = [
             Self::Refused,
@@ -69,74 +69,74 @@ impl State {
     }
 }
 
-/// One start of a configuration.
+/// One run of a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// In which round: runs of one round came one after another, and can be compared as pairs.
+    /// The round of the run. Runs of one round took turns and can be compared in pairs.
     pub round: usize,
-    /// Of each measured step.
+    /// Seconds of each measured step.
     pub step_seconds: Vec<f64>,
-    /// The most bytes that a rank held by the program's own count.
+    /// Peak bytes of a rank, by the program's own count.
     pub peak_bytes: u64,
 }
 
 impl Run {
-    /// The middle step.
+    /// The median step time.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         median(&self.step_seconds)
     }
 }
 
-/// What is planned for a configuration.
+/// The plan of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Planned {
-    /// The most bytes that a rank needs.
+    /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
-    /// Of its disk.
+    /// Bytes of its disk.
     pub disk_bytes: u64,
-    /// That a rank may have, if that is known.
+    /// The limit in bytes per rank, if known.
     pub limit_bytes: Option<u64>,
-    /// What a step does.
+    /// The work of a step.
     pub work: StepWork,
 }
 
-/// A configuration.
+/// A configuration and its results.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Its place among all; 0 is the user's own configuration.
+    /// Index among all rows; 0 is the user's own configuration.
     pub id: usize,
-    /// What it is.
+    /// The configuration.
     pub candidate: Candidate,
-    /// How far it has come.
+    /// How far it has come in the search.
     pub state: State,
     /// Why it came no further.
     pub reason: Option<String>,
-    /// `None` where it is refused.
+    /// `None` if it was refused.
     pub planned: Option<Planned>,
-    /// Seconds of a step, by the simulator and the cost table.
+    /// Seconds per step, from the simulator and the cost table.
     pub predicted: Option<f64>,
-    /// The same, after what the measured ones have taught.
+    /// The prediction, corrected by the measurements.
     pub corrected: Option<f64>,
     /// Its runs, in order.
     pub runs: Vec<Run>,
 }
 
 impl Row {
-    /// Seconds of a step over all its runs.
+    /// Seconds per step over all runs.
     #[must_use]
     pub fn seconds(&self) -> Option<Interval> {
         let runs: Vec<f64> = self.runs.iter().map(Run::seconds).collect();
         let mut of = Interval::of(&runs)?;
         if let [run] = &self.runs[..] {
-            // Its steps are all there is to tell how sure it is; they know nothing of other runs.
+            // With a single run only the spread of its steps is known, not the spread between runs.
             let steps = run.step_seconds.iter().copied();
             (of.low, of.high) = (steps.clone().fold(f64::INFINITY, f64::min), steps.fold(0.0, f64::max));
         }
         Some(of)
     }
 
-    /// What is minimised: by its runs, as if all rounds had been as fast.
+    /// The cost to minimize, from its runs, adjusted for the speed of the machine in each round.
     pub(super) fn measured_cost(&self, slowness: &BTreeMap<usize, f64>, metric: Metric) -> Option<f64> {
         let evened = |run: &Run| run.seconds() / slowness.get(&run.round).copied().unwrap_or(1.0);
         let runs: Vec<f64> = self.runs.iter().map(evened).collect();
@@ -144,12 +144,12 @@ impl Row {
         (!runs.is_empty()).then(|| cost(metric, &planned.work, median(&runs)))
     }
 
-    /// By its prediction.
+    /// The cost to minimize, from its prediction.
     pub(super) fn predicted_cost(&self, metric: Metric) -> Option<f64> {
         Some(cost(metric, &self.planned.as_ref()?.work, self.corrected.or(self.predicted)?))
     }
 
-    /// How many times as much as `other` it costs, in the rounds in which both ran; `None` if there is none.
+    /// Returns how many times as much as `other` it costs, over the rounds in which both ran; `None` if there are none.
     #[must_use]
     pub fn over(&self, other: &Self, metric: Metric) -> Option<Interval> {
         let (own, others) = (&self.planned.as_ref()?.work, &other.planned.as_ref()?.work);
@@ -160,7 +160,7 @@ impl Row {
         Interval::of(&pairs.collect::<Vec<_>>())
     }
 
-    /// What differs from the user's file, as a line.
+    /// The differences to the user's file, as a line.
     #[must_use]
     pub fn words(&self) -> String {
         if self.candidate.settings.is_empty() {
@@ -169,7 +169,7 @@ impl Row {
         overrides(&self.candidate.settings).collect::<Vec<_>>().join(" ")
     }
 
-    /// As JSON, for files and the report.
+    /// The row as JSON, for files and the report.
     #[must_use]
     pub fn value(&self, metric: Metric) -> Value {
         let settings: serde_json::Map<String, Value> =

@@ -1,8 +1,8 @@
-//! Which configurations are tried: what `autotuning.space` says of a key, and for the keys that decide how fast a step is, values of our own
-//! where it says nothing.
+//! Enumerates the configurations to try: the values in `autotuning.space`, and our own values for the keys that
+//! determine the step time where the space does not list them.
 //!
-//! A value that makes no difference is not tried: a ZeRO stage where there is one replica, a schedule where there is one stage. The global batch
-//! is kept, by accumulating as many micro-batches as it takes, unless its size is one of the things to be tried.
+//! Values that make no difference are skipped: a ZeRO stage with one replica, a schedule with one pipeline stage. The
+//! global batch size is kept by adjusting the accumulation, unless it is itself one of the keys to try.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use zero_config::{Autotuning, Config, Dimension, Origin};
 use super::correction::Setting;
 use zero_engine::Error;
 
-/// More configurations than this are not even planned.
+/// The most configurations to plan.
 const MOST: usize = 20_000;
 
 const RANKS: &str = "launcher.num_processes";
@@ -30,7 +30,7 @@ const BUCKET: &str = "zero_optimization.reduce_bucket_size";
 const STATE: &str = "zero_optimization.offload_optimizer.device";
 const PARAMETERS: &str = "zero_optimization.offload_param.device";
 
-/// Those that have values of our own.
+/// The keys that have values of our own.
 const OURS: [&str; 15] = [
     RANKS,
     STAGES,
@@ -49,7 +49,7 @@ const OURS: [&str; 15] = [
     PARAMETERS,
 ];
 
-/// Learning rates, which go with the square root of the global batch.
+/// Learning rates, which are scaled with the square root of the global batch size.
 const RATES: [&str; 5] = [
     "optimizer.params.lr",
     "scheduler.params.warmup_max_lr",
@@ -58,24 +58,24 @@ const RATES: [&str; 5] = [
     "scheduler.params.lr_range_test_min_lr",
 ];
 
-/// A configuration that may be tried.
+/// A configuration to try.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// What differs from the user's file, as `--set` takes it.
+    /// The differences to the user's file, as `--set` takes them.
     pub settings: Vec<(String, String)>,
 }
 
-/// What the user's configuration says, and what is to be tried.
+/// The user's configuration and the tuning settings.
 struct Space<'a> {
     base: &'a Config,
     tuning: &'a Autotuning,
-    /// Of the user's configuration, by path.
+    /// The values of the user's configuration, by path.
     values: BTreeMap<String, String>,
 }
 
-/// A configuration as far as it is decided.
+/// A partially decided configuration.
 #[derive(Debug, Clone)]
 struct Partial {
     ranks: usize,
@@ -84,10 +84,10 @@ struct Partial {
     settings: Vec<Setting>,
 }
 
-/// All candidates; the first one is the user's own configuration.
+/// Returns all candidates; the first is the user's own configuration.
 ///
 /// # Errors
-/// More than [`MOST`].
+/// There are more than [`MOST`].
 pub(super) fn candidates(base: &Config, tuning: &Autotuning) -> Result<Vec<Candidate>, Error> {
     let values = base.leaves().into_iter().map(|(path, value)| (path, plain(&value).to_string())).collect();
     let space = Space { base, tuning, values };
@@ -125,7 +125,7 @@ impl Space<'_> {
                 one(PREFETCH, self.where_it_matters(PREFETCH, matters, || self.base_and(PREFETCH, &["0"])))
             },
             &|p| {
-                // A bucket holds segments back; layer by layer is what `auto` is.
+                // A bucket delays the segments in it; `auto` reduces layer by layer.
                 let matters = p.zero != "3" && replicas(p) > 1;
                 one(BUCKET, self.where_it_matters(BUCKET, matters, || self.base_and(BUCKET, &["500000000"])))
             },
@@ -165,7 +165,7 @@ impl Space<'_> {
         Ok(more)
     }
 
-    /// Ranks, stages and ZeRO stages.
+    /// Numbers of ranks, pipeline stages and ZeRO stages.
     fn meshes(&self) -> Vec<Partial> {
         let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
         let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
@@ -182,7 +182,7 @@ impl Space<'_> {
                 false => powers(ranks).chain([ranks]).filter(|&stages| ranks.is_multiple_of(stages)).collect(),
             };
             for stages in numbers(STAGES, &stages) {
-                // `auto` of the ranks goes with them.
+                // An `auto` number of ranks depends on the stages.
                 if !ranks.is_multiple_of(stages) {
                     continue;
                 }
@@ -197,7 +197,7 @@ impl Space<'_> {
         all
     }
 
-    /// Global batch, micro-batch and accumulation, with the learning rates that belong to the batch.
+    /// Global batch, micro-batch and accumulation, with the learning rates adjusted to the batch size.
     fn batches(&self, replicas: usize) -> Vec<Vec<Setting>> {
         let tuning = self.tuning;
         let kept = self.base.train_batch_size;
@@ -231,7 +231,7 @@ impl Space<'_> {
                     continue;
                 }
                 let mut settings = vec![];
-                // Of the three, those that the file leaves out follow from the others.
+                // Of the three keys, those that the file leaves out follow from the others.
                 if self.is_typed(BATCH) || !self.is_typed(MICRO) {
                     settings.push((BATCH.to_string(), batch.to_string()));
                 }
@@ -260,7 +260,7 @@ impl Space<'_> {
         let all: BTreeSet<usize> = powers.chain([own]).filter(fits).collect();
         let all: Vec<usize> = all.into_iter().collect();
         match tuning.num_tuning_micro_batch_sizes {
-            // As far apart as they can be.
+            // Evenly spaced over the range.
             Some(few) if few < all.len() => {
                 let at = |index: usize| if few == 1 { all.len() - 1 } else { index * (all.len() - 1) / (few - 1) };
                 (0..few).map(|index| all[at(index)]).collect()
@@ -290,7 +290,7 @@ impl Space<'_> {
         });
         for switch in switches {
             if switch != "true" {
-                // A file that says nothing says this.
+                // This is the default of a file without the key.
                 all.push(if own == "true" { vec![setting(RECOMPUTE, &switch)] } else { vec![] });
                 continue;
             }
@@ -306,7 +306,7 @@ impl Space<'_> {
             }
             for interval in intervals {
                 let mut settings = vec![setting(RECOMPUTE, "true")];
-                // It is what the section says by itself.
+                // 1 is the section's own default.
                 if interval != "1" || !self.value(INTERVAL).is_empty() {
                     settings.push(setting(INTERVAL, &interval));
                 }
@@ -320,19 +320,19 @@ impl Space<'_> {
         self.base_and(SCHEDULE, &["1f1b", "zb_h1"])
     }
 
-    /// Tiers for which the file names a folder.
+    /// The tiers that are possible: those for which the file names a folder.
     fn devices(&self, path: &str) -> Vec<String> {
         let folder = path.replace(".device", ".nvme_path");
         let has_folder = self.values.get(&folder).is_some_and(|folder| folder != "null");
         self.base_and(path, if has_folder { &["none", "nvme"] } else { &[] })
     }
 
-    /// What `autotuning.space` says of a key.
+    /// The values of a key in `autotuning.space`.
     fn said(&self, path: &str) -> Option<&[String]> {
         self.tuning.space.iter().find(|of| of.path == path).map(|of| &of.values[..])
     }
 
-    /// What is said of a key, else our values, unless only few keys are to be tried.
+    /// The listed values of a key, else our own, unless only few keys are to be tried.
     fn or_ours(&self, path: &str, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         match self.said(path) {
             Some(values) => values.iter().map(|value| plain(value).to_string()).collect(),
@@ -341,7 +341,8 @@ impl Space<'_> {
         }
     }
 
-    /// As [`or_ours`](Self::or_ours) where it matters; elsewhere one value, that of the file if it is one of them.
+    /// Like [`or_ours`](Self::or_ours) if the key matters; otherwise a single value, that of the file if it is one of
+    /// them.
     fn where_it_matters(&self, path: &str, matters: bool, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         if matters {
             return self.or_ours(path, ours);
@@ -361,7 +362,7 @@ impl Space<'_> {
         std::iter::once(own.to_string()).chain(others).collect()
     }
 
-    /// What the user's configuration has; a switch of a section that is not there is off.
+    /// The value in the user's configuration; the switch of a missing section is off.
     fn value(&self, path: &str) -> &str {
         match self.values.get(path) {
             Some(value) => value,
@@ -387,7 +388,7 @@ fn plain(value: &str) -> &str {
     inner('"').or_else(|| inner('\'')).unwrap_or(value)
 }
 
-/// Whether a key is one that decides how a step is carried out, and not what a layer takes.
+/// Whether a key affects how a step is executed, but not the cost of a layer.
 pub(super) fn is_ours(path: &str) -> bool {
     OURS.contains(&path)
 }

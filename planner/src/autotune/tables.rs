@@ -1,7 +1,8 @@
-//! Cost tables for all candidates: few of them are measured, in short runs, and the rest lies between.
+//! Cost tables for all candidates: a few are measured in short runs, the others are interpolated.
 //!
-//! A table holds for ranks, threads, micro-batch and whatever the model is built of. Of each combination of the others, the smallest and the
-//! largest micro-batch are measured, and as many between that no two neighbours are further apart than a factor of four.
+//! A table depends on the ranks, threads and micro-batch and on everything that the model is built from. For each
+//! combination of the other conditions, the smallest and the largest micro-batch are measured, and enough between them
+//! that neighbours differ by at most a factor of four where possible.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +11,17 @@ use zero_config::{Config, OffloadDevice};
 use super::correction::Setting;
 use zero_engine::costs::CostTable;
 
-/// What a table holds for, the micro-batch aside.
+/// The conditions that a table holds for, except the micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Conditions {
-    /// Ranks that exchange gradients; where each is a stage of its own, all of them.
+    /// Ranks that exchange gradients; all ranks if each is a pipeline stage of its own.
     pub(super) ranks: usize,
     pub(super) threads: usize,
-    /// Settings that may change what a layer is, or takes.
+    /// Settings that may change a layer or its cost.
     pub(super) others: Vec<Setting>,
 }
 
-/// The tables that there are.
+/// The measured tables.
 #[derive(Debug, Default)]
 pub(super) struct Tables(BTreeMap<Conditions, BTreeMap<usize, CostTable>>);
 
@@ -29,10 +30,10 @@ impl Tables {
         self.0.entry(conditions).or_default().insert(table.micro_batch(), table);
     }
 
-    /// The table for a configuration.
+    /// Returns the table for a configuration.
     ///
     /// # Errors
-    /// What there is not, in words.
+    /// A description of what was not measured.
     pub(super) fn of(&self, conditions: &Conditions, config: &Config) -> Result<CostTable, String> {
         let micro = config.train_micro_batch_size_per_gpu;
         let all = self.0.get(conditions).ok_or("no layer was measured with these ranks and threads")?;
@@ -53,13 +54,13 @@ impl Tables {
     }
 }
 
-/// Whether something lives on a disk.
+/// Whether the configuration offloads anything to a disk.
 pub(super) fn uses_disk(config: &Config) -> bool {
     let kept = config.activation_checkpointing.as_ref().map_or(OffloadDevice::None, |kept| kept.device);
     [config.zero.offload_optimizer.device, config.zero.offload_param.device, kept].contains(&OffloadDevice::Nvme)
 }
 
-/// Which of some micro-batches are measured.
+/// Chooses the micro-batches to measure.
 pub(super) fn measured(micro_batches: &[usize]) -> Vec<usize> {
     let mut sorted = micro_batches.to_vec();
     sorted.sort_unstable();
@@ -67,7 +68,7 @@ pub(super) fn measured(micro_batches: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = sorted.first().copied().into_iter().collect();
     for pair in sorted.windows(2) {
         let last = chosen.last().copied().unwrap_or(1);
-        // The next one would be too far away.
+        // The next one would be more than a factor of four away.
         if pair[1] > 4 * last && pair[0] != last {
             chosen.push(pair[0]);
         }

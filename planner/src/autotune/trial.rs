@@ -1,4 +1,4 @@
-//! A trial: a process group of its own, with a deadline and a limit on its memory. Whatever becomes of it, the tuner goes on.
+//! Runs a trial: a process group with a deadline and a memory limit. The tuner continues however the trial ends.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -11,49 +11,49 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How often a trial is looked at.
+/// How often a trial is checked.
 const EVERY: Duration = Duration::from_millis(20);
-/// And its memory: reading it takes the kernel some time.
+/// Every how many checks the memory is read, which takes the kernel some time.
 const MEMORY_EVERY: u32 = 10;
-/// Of what a trial prints, so many bytes are kept.
+/// The most bytes of a trial's output that are kept.
 const KEPT: u64 = 1 << 20;
 
-/// What to run.
+/// A trial to run.
 pub(super) struct Trial<'a> {
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<OsString>,
-    /// How long it may take.
+    /// The longest time that it may take.
     pub(super) deadline: Duration,
-    /// Bytes that all its processes may hold together.
+    /// Bytes that all its processes may use together.
     pub(super) memory: Option<u64>,
-    /// Set when the user wants an end.
+    /// Set when the user interrupts the search.
     pub(super) stop: &'a AtomicBool,
 }
 
-/// What became of it.
+/// How a trial ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// Well, with what it printed.
+    /// Successfully, with its output.
     Well(String),
-    /// Not well, with its status if it has one, and why.
+    /// With an error: its exit status, if it has one, and the reason.
     Badly { status: Option<i32>, reason: String },
-    /// The caller did not want it to go on.
+    /// The caller dropped it.
     Dropped,
-    /// It was ended at its deadline.
+    /// It was stopped at its deadline.
     TimedOut,
-    /// It was ended when it held so many bytes.
+    /// It was stopped when it used this many bytes.
     TooLarge(u64),
-    /// The user wants an end.
+    /// The user interrupted the search.
     Interrupted,
 }
 
 impl Trial<'_> {
-    /// Runs it until it ends, one way or another; then none of its processes is left.
+    /// Runs the trial to its end; afterwards none of its processes is left.
     pub(super) fn run(self) -> Ended {
         self.run_while(&|| true)
     }
 
-    /// The same, as long as `goes_on` says so, which is asked again and again.
+    /// Like [`run`](Self::run), but stops the trial when `goes_on` returns false. `goes_on` is polled.
     pub(super) fn run_while(self, goes_on: &dyn Fn() -> bool) -> Ended {
         let mut command = Command::new(self.program);
         command
@@ -85,7 +85,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Its status, if it ended by itself.
+    /// Waits for the trial; returns its status if it ended by itself.
     fn watch(&self, running: &mut Running, goes_on: &dyn Fn() -> bool) -> Option<ExitStatus> {
         let started = Instant::now();
         for look in 0u32.. {
@@ -113,14 +113,14 @@ impl Trial<'_> {
     }
 }
 
-/// A process group under way.
+/// A running process group.
 struct Running {
     child: Child,
     group: Pid,
     readers: Option<[JoinHandle<String>; 2]>,
-    /// The most bytes that were seen.
+    /// The most bytes seen so far.
     most: u64,
-    /// The caller did not want it to go on.
+    /// Whether the caller dropped it.
     is_dropped: bool,
 }
 
@@ -132,9 +132,9 @@ impl Running {
         Self { child, group, readers: out.zip(errors).map(|(out, errors)| [out, errors]), most: 0, is_dropped: false }
     }
 
-    /// Ends what is left of the group; gives what it printed.
+    /// Kills the rest of the group and returns its output.
     fn end(&mut self) -> (String, String) {
-        // There may be none left.
+        // The group may be empty already.
         let _ = kill_process_group(self.group, Signal::KILL);
         let _ = self.child.wait();
         let [out, errors] = self
@@ -153,7 +153,7 @@ impl Drop for Running {
     }
 }
 
-/// All that comes, of which the beginning is kept.
+/// Reads everything and keeps the beginning.
 fn read(pipe: impl Read) -> String {
     let mut pipe = pipe;
     let mut kept = vec![];
@@ -162,7 +162,7 @@ fn read(pipe: impl Read) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Why it ended badly: its own error if it said one.
+/// The reason for the failure: the trial's own error message if it printed one.
 fn reason(status: ExitStatus, errors: &str) -> String {
     let lines: Vec<&str> = errors.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     let said = lines.iter().position(|line| line.starts_with("error: ")).map(|at| &lines[at..]);
@@ -178,8 +178,8 @@ fn reason(status: ExitStatus, errors: &str) -> String {
     }
 }
 
-/// Bytes that the processes of a group hold. Pages that several of them share count once where the sum of all would be above `limit`:
-/// that takes longer to find out.
+/// Returns the bytes that the processes of a group use. If their sum is above `limit`, counts shared pages only once,
+/// which takes longer.
 fn held(group: Pid, limit: u64) -> u64 {
     let processes = members(group);
     let resident: u64 = processes.iter().filter_map(|&pid| field(&format!("/proc/{pid}/status"), "VmRSS:")).sum();
@@ -190,11 +190,11 @@ fn held(group: Pid, limit: u64) -> u64 {
     shares.sum()
 }
 
-/// The processes of a group.
+/// Returns the processes of a group.
 fn members(group: Pid) -> Vec<i32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return vec![] };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    // `pid (name) state parent group …`, and a name may have anything in it.
+    // The format is `pid (name) state parent group …`, and the name may contain anything.
     let is_member = |pid: &i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let rest = stat.rsplit_once(')').map(|(_, rest)| rest);
@@ -203,7 +203,7 @@ fn members(group: Pid) -> Vec<i32> {
     pids.filter(is_member).collect()
 }
 
-/// A field in kilobytes, as bytes.
+/// Returns a field given in kilobytes, in bytes.
 fn field(path: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -226,12 +226,12 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_a_trial_says_is_its_result_or_its_reason() {
+    fn the_output_of_a_trial_is_its_result_or_its_reason() {
         let stop = AtomicBool::new(false);
         assert_eq!(run("echo one; echo two", LONG, None, &stop), Ended::Well("one\ntwo\n".into()));
         let error = "echo training >&2; printf 'error: no such file\\n  help: none\\n' >&2; exit 3";
         assert_eq!(run(error, LONG, None, &stop), badly(Some(3), "status 3: no such file"));
-        // The word alone is no failure, and neither is a last line an error of ours.
+        // The word "error" alone is no failure, and the last line is not an error of ours either.
         assert_eq!(run("echo 'error: 0.1' >&2", LONG, None, &stop), Ended::Well(String::new()));
         assert_eq!(
             run("echo core dumped >&2; kill -SEGV $$", LONG, None, &stop),
@@ -244,11 +244,11 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_is_ended_with_all_its_processes() {
+    fn a_hanging_trial_is_stopped_with_all_its_processes() {
         let stop = AtomicBool::new(false);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
-        // A child that would go on by itself.
+        // A child that outlives its parent.
         let script = format!("sleep 600 & echo $! > {}; sleep 600", file.display());
         assert_eq!(run(&script, Duration::from_millis(500), None, &stop), Ended::TimedOut);
         let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
@@ -262,9 +262,9 @@ mod tests {
     }
 
     #[test]
-    fn one_that_takes_all_memory_is_ended_before_the_machine_is() {
+    fn a_trial_above_the_memory_limit_is_stopped() {
         let stop = AtomicBool::new(false);
-        // The shell doubles a text until somebody stops it.
+        // The shell doubles a string until it is stopped.
         let bomb = "x=0123456789abcdef; while :; do x=$x$x; done";
         match run(bomb, LONG, Some(64 << 20), &stop) {
             Ended::TooLarge(bytes) => assert!(bytes > 64 << 20),
@@ -273,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn the_user_can_end_it() {
+    fn the_user_can_interrupt_a_trial() {
         let stop = AtomicBool::new(true);
         assert_eq!(run("sleep 600", LONG, None, &stop), Ended::Interrupted);
     }
 
     #[test]
-    fn one_that_is_not_wanted_any_more_is_ended() {
+    fn a_dropped_trial_is_stopped() {
         let (stop, looks) = (AtomicBool::new(false), std::cell::Cell::new(0));
         let arguments = ["-c", "sleep 600"].map(OsString::from).to_vec();
         let trial = Trial { program: Path::new("sh"), arguments, deadline: LONG, memory: None, stop: &stop };

@@ -1,19 +1,20 @@
-//! What a pipeline stage knows of its messages: when it can be sure that the other stage has one.
+//! Computes when a pipeline stage can be sure that its messages have arrived at other stages.
 //!
-//! A message that has arrived is memory again. No clock says when that is, but a stage that is given something knows all that
-//! its sender knew when it was sent: Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System", 1978.
+//! The memory of a message is free once it has arrived. No clock is needed to know when: a stage that receives a
+//! message knows everything that its sender knew when it was sent (Lamport, "Time, Clocks, and the Ordering of Events
+//! in a Distributed System", 1978).
 
 use std::collections::BTreeMap;
 
 use zero_pipeline::{Channel, Instruction, Message, Program};
 
-/// By message that a stage sends, the place in its program from which on it has surely arrived; a message that is not here may be under
-/// way to the end.
+/// For each message that a stage sends, the position in its program from which on the message has certainly arrived. A
+/// message that is missing here may be in flight until the end.
 pub(crate) type Arrivals = BTreeMap<Message, usize>;
 
-/// Of all stages, from the programs of all of them.
+/// Computes the arrivals of all stages from their programs.
 pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
-    // In one order, however long a stage must wait: what is known does not depend on time.
+    // The programs run in one fixed order, however long a stage waits: knowledge does not depend on time.
     let mut stages = vec![Stage::default(); programs.len()];
     let mut under_way: BTreeMap<Message, Knowledge> = BTreeMap::new();
     let mut moved = true;
@@ -39,7 +40,7 @@ pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
     stages.into_iter().map(|stage| stage.arrived).collect()
 }
 
-/// Messages that have arrived, by channel: how many of its first.
+/// Arrived messages: for each channel, the number of its first messages that have arrived.
 type Knowledge = BTreeMap<Channel, usize>;
 
 #[derive(Clone, Default)]
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_tells_what_its_sender_had_received() {
+    fn an_answer_confirms_what_its_sender_had_received() {
         let (a, b) = (activations(0, 0, 1), activations(1, 0, 1));
         let (x, y) = (gradients(0, 1, 0), gradients(1, 1, 0));
         let first = program(vec![send(a), send(b), take(x), take(y)]);
@@ -99,12 +100,12 @@ mod tests {
         let after_both = program(vec![take(a), take(b), send(x), send(y)]);
         let known = arrivals(&[first, after_both]);
         assert_eq!(known[0], BTreeMap::from([(a, 2), (b, 2)]));
-        // Nobody tells the second stage of its gradients.
+        // Nobody tells the second stage that its gradients have arrived.
         assert!(known[1].is_empty());
     }
 
     #[test]
-    fn what_a_third_stage_has_is_known_from_the_second() {
+    fn arrivals_at_a_third_stage_are_known_through_the_second() {
         let (a, far) = (activations(0, 0, 1), activations(0, 0, 2));
         let (told, back) = (gradients(0, 2, 1), gradients(0, 1, 0));
         let programs =
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_that_wait_for_each_other_end_it() {
+    fn a_deadlock_ends_the_walk() {
         let (a, x) = (activations(0, 0, 1), gradients(0, 1, 0));
         let stuck = [program(vec![take(x), send(a)]), program(vec![take(a), send(x)])];
         assert_eq!(arrivals(&stuck), [BTreeMap::new(), BTreeMap::new()]);

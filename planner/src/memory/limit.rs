@@ -1,21 +1,22 @@
-//! How much memory a rank may hold: what the configuration says, else its share of what this machine, or its control group, has.
+//! The memory limit of a rank: from the configuration, else the rank's share of the memory of this machine or control
+//! group.
 
 use std::fs;
 use std::path::Path;
 
 use zero_config::Config;
 
-/// A limit, and whose it is.
+/// A memory limit and its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes of a rank.
+    /// Bytes per rank.
     pub bytes: u64,
-    /// Where it comes from, in words.
+    /// The source, in words.
     pub source: &'static str,
 }
 
 impl Limit {
-    /// The limit of a rank of a configuration, with so many ranks on this machine. `None` where nothing says one.
+    /// Returns the limit of a rank, with `local_ranks` ranks on this machine; `None` if no limit is known.
     #[must_use]
     pub fn of_rank(config: &Config, local_ranks: usize) -> Option<Self> {
         if let Some(bytes) = config.training.memory_limit {
@@ -25,7 +26,7 @@ impl Limit {
         Some(Self { bytes: all.bytes / local_ranks.max(1) as u64, ..all })
     }
 
-    /// What all ranks of this machine may hold together.
+    /// Returns the limit for all ranks of this machine together.
     #[must_use]
     pub fn of_machine() -> Option<Self> {
         let machine = physical().map(|bytes| Self { bytes, source: "its share of this machine's memory" });
@@ -34,7 +35,7 @@ impl Limit {
     }
 }
 
-/// The machine's memory.
+/// The machine's physical memory in bytes.
 fn physical() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
@@ -54,13 +55,13 @@ fn group() -> Option<u64> {
             "memory" => (Path::new("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // A group has no more than those above it.
+        // The limits of all ancestors also apply to a group.
         for folder in Path::new(path.trim_start_matches('/')).ancestors() {
             let found = limit(&root.join(folder).join(name));
             smallest = found.into_iter().chain(smallest).min();
         }
     }
-    // Without a limit, version 1 says a number near the largest there is.
+    // Without a limit, cgroup version 1 reports a number near the largest possible.
     smallest.filter(|&bytes| bytes < 1 << 60)
 }
 
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_configuration_says_counts_alone() {
+    fn the_configured_limit_takes_precedence() {
         let config = |text: &str| Config::with_world_size("ds.yaml", text, 1).unwrap();
         let base = "train_micro_batch_size_per_gpu: 1\noptimizer: {type: AdamW}\n";
         let said = Limit::of_rank(&config(&format!("{base}training: {{memory_limit: 6GiB}}")), 4).unwrap();

@@ -1,26 +1,26 @@
-//! Bytes by category while a program is walked, and the buffers that are kept for their next use.
+//! Counts bytes by category while a program is walked, and tracks the buffers that are kept for reuse.
 
 use std::collections::BTreeMap;
 
 use zero_partition::{CATEGORIES, Category};
 
-/// The most bytes at a time.
+/// Peak bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Peaks {
-    /// Of everything together that is on the host.
+    /// All categories together, on the host.
     pub total: u64,
-    /// Of everything together that is on the GPU.
+    /// All categories together, on the GPU.
     pub gpu: u64,
-    /// Of each of [`CATEGORIES`].
+    /// Each of [`CATEGORIES`].
     pub by_category: [u64; CATEGORIES.len()],
 }
 
-/// What is there now, and the most that was.
+/// The bytes in use now, and their peaks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter {
     now: [u64; CATEGORIES.len()],
     on_gpu: u64,
-    /// What of each category is on the GPU unless it is said otherwise.
+    /// Whether each category is on the GPU, unless stated otherwise at the call.
     pub(crate) usually_on_gpu: [bool; CATEGORIES.len()],
     pub(crate) peaks: Peaks,
 }
@@ -34,7 +34,7 @@ impl Meter {
         self.free_at(category, bytes, self.usually_on_gpu[category as usize]);
     }
 
-    /// On the GPU, or on the host.
+    /// Adds bytes on the GPU or on the host.
     pub(crate) fn add_at(&mut self, category: Category, bytes: u64, on_gpu: bool) {
         self.now[category as usize] += bytes;
         self.on_gpu += if on_gpu { bytes } else { 0 };
@@ -48,7 +48,7 @@ impl Meter {
         self.on_gpu = self.on_gpu.saturating_sub(if on_gpu { bytes } else { 0 });
     }
 
-    /// Something that is there for a moment.
+    /// Adds bytes and frees them at once, so that they count only for the peaks.
     pub(crate) fn flash(&mut self, category: Category, bytes: u64) {
         self.add(category, bytes);
         self.free(category, bytes);
@@ -63,12 +63,12 @@ impl Meter {
     }
 }
 
-/// Buffers that wait, by size: those of `zero_partition`'s pool by elements, those of the disk by bytes.
+/// Idle buffers by size: those of `zero_partition`'s pool in elements, those of the disk in bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Idle(BTreeMap<u64, usize>);
 
 impl Idle {
-    /// Whether one of the size waited.
+    /// Takes an idle buffer; returns whether there was one of this size.
     pub(crate) fn take(&mut self, size: u64) -> bool {
         match self.0.get_mut(&size) {
             Some(count) if *count > 0 => {
@@ -83,7 +83,7 @@ impl Idle {
         *self.0.entry(size).or_default() += 1;
     }
 
-    /// All of them go: the sum of their sizes.
+    /// Drops all buffers; returns the sum of their sizes.
     pub(crate) fn clear(&mut self) -> u64 {
         std::mem::take(&mut self.0).into_iter().map(|(size, count)| size * count as u64).sum()
     }

@@ -1,7 +1,9 @@
-//! Memory that is known before the run: a rank's program, walked with the sizes that carrying it out will ask the allocator for.
+//! Computes memory before the run: walks a rank's program with the sizes that its execution will request from the
+//! allocator.
 //!
-//! The walk allocates, frees and keeps what the executor and `ShardedState` do, in their order; layers say what they take
-//! (`zero_model::memory`). What is planned is what the allocator counts (`zero_comm::heap`), so a test can hold one against the other.
+//! The walk allocates, frees and keeps the same buffers as the executor and `ShardedState`, in the same order; layers
+//! report what they allocate (`zero_model::memory`). The planned bytes are what the allocator counts
+//! (`zero_comm::heap`), so a test compares the two.
 
 mod arrivals;
 mod limit;
@@ -24,18 +26,18 @@ use zero_engine::Engine;
 use zero_engine::costs::forms::Table;
 use zero_engine::timing;
 
-/// What the engine itself takes beside what a program asks for: its lists, the metrics of a step.
+/// Memory of the engine itself beyond what a program requests: its lists, the metrics of a step.
 const OWN: u64 = 64 << 10;
 
-/// A rank's program, with what it knows of its messages.
+/// A rank's program, with the known arrivals of its messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Script<'a> {
     pub(crate) program: &'a Program,
     pub(crate) arrivals: &'a Arrivals,
 }
 
-/// The most that a rank needs at a time: in steps, of which the second finds the buffers that the first has left, and in an
-/// evaluation after them.
+/// Peak bytes of a rank over two steps, of which the second reuses the buffers of the first, and an evaluation after
+/// them.
 pub(crate) fn peaks(
     work: WalkInputs<'_>,
     config: &Config,
@@ -59,7 +61,8 @@ pub(crate) fn peaks(
     peaks
 }
 
-/// What an engine keeps of its programs, and of when they were carried out, and what monitors keep: what is measured beside the categories is among activations.
+/// Memory that the engine keeps for its programs, their timeline and the monitors. Memory outside of the categories is
+/// counted as activations.
 fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     let instructions = step.instructions.len() + evaluation.instructions.len();
     let monitors = monitors(config);
@@ -68,14 +71,14 @@ fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
 }
 
-/// The most that monitors keep on rank 0: each the steps that wait, and as much again while it writes them.
+/// Peak memory of the monitors on rank 0: each keeps the waiting steps, and as much again while it writes them.
 fn monitors(config: &Config) -> u64 {
     let is_on =
         [config.csv_monitor.enabled, config.tensorboard.enabled, config.mlflow.enabled, config.prometheus.enabled];
     is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
 }
 
-/// The copy of a rank's state that is written while it trains on.
+/// The copy of a rank's state that is written while training continues.
 fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
@@ -84,8 +87,8 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at), kinds)
 }
 
-/// What the sockets of a rank take, where ranks talk over TCP by choice: a chunk for each peer in each group. Shared memory has none on
-/// the heap.
+/// Memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The shared-memory
+/// transport uses no heap.
 fn transport(config: &Config, mesh: Mesh) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;
@@ -97,7 +100,7 @@ fn transport(config: &Config, mesh: Mesh) -> u64 {
     (peers * zero_comm::TCP_CHUNK) as u64
 }
 
-/// What an engine's rank was planned to need; `None` where what its layers take cannot be known.
+/// Returns the planned peaks of an engine's rank; `None` if the memory of its layers is unknown.
 pub fn planned(engine: &Engine) -> Option<Peaks> {
     let (zero, stage_plan) = (engine.zero(), engine.stage_plan());
     let table = Table::of(engine.config(), engine.model())?;

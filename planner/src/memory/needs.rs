@@ -1,4 +1,4 @@
-//! What the ranks of a pipeline stage need, by category and tier.
+//! The memory needs of the ranks of a pipeline stage, by category and tier.
 
 use zero_partition::{CATEGORIES, DiskBytes, disk_bytes};
 use zero_pipeline::{Coordinates, StageId};
@@ -8,16 +8,16 @@ use super::{Peaks, Script, arrivals, peaks};
 use zero_engine::costs::forms::Table;
 use zero_engine::costs::subject::Subject;
 
-/// What the busiest rank of a stage needs.
+/// The needs of the busiest rank of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Needs {
     pub(crate) peaks: Peaks,
     pub(crate) disk: DiskBytes,
-    /// Whether what layers take is in it: it is not where a layer computes otherwise than by our operations.
+    /// Whether the memory of layers is included. It is unknown if a layer uses operations that are not ours.
     pub(crate) with_activations: bool,
 }
 
-/// What each stage of a subject needs.
+/// Computes the needs of each stage of a subject.
 pub(crate) fn needs(subject: &Subject<'_>) -> Vec<Needs> {
     let table = subject.table();
     let evaluations = subject.stage_plan.evaluation(subject.layout.shape(), 1);
@@ -39,7 +39,7 @@ fn of_stage(
     evaluation: Script<'_>,
 ) -> Needs {
     let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.optimizer.states().len());
-    // Shards differ by some blocks: of many ranks a few stand for all.
+    // Shards differ by a few blocks at most, so a few ranks stand for many.
     let last = subject.stage_plan.mesh.data() - 1;
     let mut replicas = if last < 4 { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
     replicas.dedup();

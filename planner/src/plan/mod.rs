@@ -1,4 +1,4 @@
-//! What a configuration comes to, before anything runs: who has which layers, what it needs, and the step as a grid.
+//! Plans a configuration before it runs: which rank has which layers, what it needs, and the step as a grid.
 
 mod text;
 
@@ -22,18 +22,18 @@ use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::stage_plan::StagePlan;
 
-/// A plan as far as its memory goes: enough to tell whether a configuration fits, and nothing of it is checked.
+/// The memory part of a plan: enough to tell whether a configuration fits. The programs are not validated.
 pub struct MemoryPlan {
     config: Config,
     settings: Settings,
     model: Model,
     layout: Layout,
     stage_plan: StagePlan,
-    /// By stage.
+    /// The program of each stage.
     programs: Vec<Program>,
-    /// By stage.
+    /// The needs of each stage.
     needs: Vec<Needs>,
-    /// Of `training.cost_table`.
+    /// From `training.cost_table`.
     table: Option<CostTable>,
     choice: Option<Choice>,
 }
@@ -41,18 +41,18 @@ pub struct MemoryPlan {
 /// The plan of a training step of all ranks.
 pub struct Plan {
     memory_plan: MemoryPlan,
-    /// Of two replicas.
+    /// The simulation of two replicas.
     simulation: Simulation,
-    /// By the cost table of the configuration.
+    /// The prediction from the configuration's cost table.
     prediction: Option<Result<Prediction, String>>,
 }
 
-/// What one rank of a stage has.
+/// The share of one rank of a stage.
 struct Share {
     layers: String,
     parameters: usize,
     state: StateBytes,
-    /// Payload of a step, activations and their gradients aside: their size shows when they are made.
+    /// Bytes sent per step, except activations and their gradients, whose sizes are only known at run time.
     sent: u64,
     alive: usize,
 }
@@ -64,24 +64,24 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// `vocabulary` is that of the data's tokenizer, for `model.vocab_size: auto`.
+    /// Creates a planner. `vocabulary` is the vocabulary size of the data's tokenizer, for `model.vocab_size: auto`.
     #[must_use]
     pub fn new(vocabulary: Option<usize>) -> Self {
         Self { vocabulary }
     }
 
-    /// The plan of a configuration that is resolved for its number of ranks; starts nothing.
+    /// Plans a configuration that is resolved for its number of ranks. Starts nothing.
     ///
     /// # Errors
-    /// Whatever would keep the ranks from starting.
+    /// Any error that would keep the ranks from starting.
     pub fn plan(&self, config: &Config) -> Result<Plan, Error> {
         self.memory_plan(config)?.plan()
     }
 
-    /// The plan as far as its memory goes.
+    /// Plans the memory of a configuration.
     ///
     /// # Errors
-    /// A model that cannot be built or cut.
+    /// The model cannot be built or split into stages.
     pub fn memory_plan(&self, config: &Config) -> Result<MemoryPlan, Error> {
         let layers = configured_model::from_config(config, self.vocabulary)?;
         MemoryPlan::new(with_total_steps(config.clone(), 1), layers)
@@ -89,13 +89,14 @@ impl Planner {
 }
 
 impl MemoryPlan {
-    /// The memory_plan for a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    /// Plans the memory of a configuration that is resolved for its number of ranks. Starts nothing, and holds no
+    /// parameters.
     ///
     /// # Errors
-    /// A model that cannot be built or cut.
+    /// The model cannot be built or split into stages.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let model = model.build(Settings::new(&config)?.dtype)?;
-        // What is to be measured is taken for equal.
+        // Costs that would have to be measured are assumed equal.
         let equal = CutCosts::equal(model.layers().len());
         let mut config = config;
         let choice = choose(&config, &model, Some(&equal))?;
@@ -119,13 +120,13 @@ impl MemoryPlan {
         Ok(Self { config, settings, model, layout, stage_plan, programs, needs, table, choice })
     }
 
-    /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
+    /// Peak bytes of the busiest rank, as the allocator counts them: without the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.peaks.total).max().unwrap_or(0)
     }
 
-    /// The most bytes that a rank needs of its disk.
+    /// The most bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
@@ -142,41 +143,42 @@ impl MemoryPlan {
         }
     }
 
-    /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
+    /// Predicts the time of a step from the configuration's cost table, or returns what the table lacks; `None` if the
+    /// configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<Result<Prediction, String>> {
         Some(self.predict(self.table.as_ref()?))
     }
 
-    /// How long a step takes by a cost table.
+    /// Predicts the time of a step from a cost table.
     ///
     /// # Errors
-    /// What the table has not, in words.
+    /// A description of what the table lacks.
     pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
         let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
         Ok(Prediction::of(&self.timeline(table)?, tokens))
     }
 
-    /// A step by a cost table: what each rank does when.
+    /// Simulates a step with a cost table: what each rank does at which time.
     ///
     /// # Errors
-    /// What the table has not, in words.
+    /// A description of what the table lacks.
     pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
         let simulated = self.stage_plan.simulate(&self.programs, self.layout.shape(), &costs);
         Ok(simulated.map_err(|e| e.to_string())?.timeline)
     }
 
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.model.elements()
     }
 
-    /// Checks the programs of all ranks, and sees when they do what.
+    /// Validates the programs of all ranks and simulates them.
     ///
     /// # Errors
-    /// Programs that must not run.
+    /// A program is invalid.
     pub fn plan(self) -> Result<Plan, Error> {
         let (stage_plan, shape) = (&self.stage_plan, self.layout.shape());
         stage_plan.validate(&self.programs, shape)?;
@@ -189,77 +191,79 @@ impl MemoryPlan {
 }
 
 impl Plan {
-    /// The plan of a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    /// Plans a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
     ///
     /// # Errors
-    /// Whatever would keep the ranks from starting: a model that cannot be built or cut, programs that must not run.
+    /// Any error that would keep the ranks from starting: the model cannot be built or split into stages, or a program
+    /// is invalid.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         MemoryPlan::new(config, model)?.plan()
     }
 
-    /// Whether the disks have room for what is to live there.
+    /// Checks that the disks have room for offloaded data.
     ///
     /// # Errors
-    /// The key of a folder that has not.
+    /// The key of a folder that is too small or not writable.
     pub fn check_disks(&self) -> Result<(), Error> {
         check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan.stages, &self.memory_plan.settings)
     }
 
-    /// The step as a grid: a row for each stage, a column for each slot of time, as if every chunk of layers took equally
-    /// long, a backward twice as long as a forward, and communication no time.
+    /// Draws the step as a grid with a row per stage and a column per time slot. Assumes that every chunk of layers
+    /// takes equally long, a backward twice as long as a forward, and communication no time.
     #[must_use]
     pub fn grid(&self, columns: usize) -> String {
         let few = self.memory_plan.stage_plan.of_two_replicas();
         grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
     }
 
-    /// The share of a step in which even the busiest stage waits, under the same assumptions.
+    /// The fraction of a step in which even the busiest stage is idle, under the same assumptions.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         self.simulation.timeline.bubble()
     }
 
-    /// Runs the programs of all ranks on a table of costs.
+    /// Simulates the programs of all ranks with a table of costs.
     ///
     /// # Errors
-    /// If the table is for another model.
+    /// The table is for another model.
     pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
-    /// The most bytes that a rank needs at a time: what the allocator will count, and not the program itself.
+    /// Peak bytes of the busiest rank, as the allocator counts them: without the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.memory_plan.peak_bytes()
     }
 
-    /// The most bytes that a rank needs of its disk.
+    /// The most bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.memory_plan.disk_bytes()
     }
 
-    /// Whether what layers take is known, and in the figures.
+    /// Whether the memory of the layers' activations is known and included.
     #[must_use]
     pub fn knows_activations(&self) -> bool {
         self.memory_plan.needs.iter().all(|needs| needs.with_activations)
     }
 
-    /// How long a step takes by the cost table of the configuration, or what that has not; `None` where it names none.
+    /// The predicted time of a step from the configuration's cost table, or what the table lacks; `None` if the
+    /// configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<&Result<Prediction, String>> {
         self.prediction.as_ref()
     }
 
-    /// How long a step takes by a cost table.
+    /// Predicts the time of a step from a cost table.
     ///
     /// # Errors
-    /// As [`MemoryPlan::predict`].
+    /// See [`MemoryPlan::predict`].
     pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
         self.memory_plan.predict(table)
     }
 
-    /// The program of a stage.
+    /// Returns the program of a stage.
     #[must_use]
     pub fn program(&self, stage: StageId) -> &Program {
         &self.memory_plan.programs[stage]
@@ -288,7 +292,7 @@ impl Plan {
         }
     }
 
-    /// The plan as JSON.
+    /// Returns the plan as JSON.
     #[must_use]
     pub fn value(&self) -> Value {
         let mesh = self.memory_plan.stage_plan.mesh;

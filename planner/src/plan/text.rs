@@ -1,4 +1,4 @@
-//! A plan as a user reads it: tables of stages, memory and time.
+//! Prints a plan for the user: tables of stages, memory and time.
 
 use std::fmt;
 
@@ -78,10 +78,10 @@ impl Plan {
         self.memory_plan.settings.zero.on_gpu.layers
     }
 
-    /// The most bytes at a time, by category: they have their peaks at different times, so the sum is less than their sum.
+    /// Peak bytes by category. The categories peak at different times, so the total peak is less than the sum.
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
-        // With a GPU, what is there at a time is told apart by the memory that it is in.
+        // With a GPU, the totals are listed separately for its memory and the host's.
         let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["at a time"] };
         let heads = ["stage"].iter().chain(&names).chain(at_a_time).chain(&["disk"]);
         let mut rows = vec![heads.map(ToString::to_string).collect::<Vec<_>>()];
@@ -115,7 +115,7 @@ impl Plan {
         writeln!(f, "a step takes {:.1} ms by the cost table{tokens}:", prediction.step_seconds * 1e3)?;
         let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
         let mut rows = vec![names.map(String::from).to_vec()];
-        // Of a stage, its first rank.
+        // The first rank stands for its stage.
         for stage in 0..self.memory_plan.stage_plan.mesh.pipe() {
             let rank = prediction.ranks[ranks(self.memory_plan.stage_plan.mesh, stage).start];
             let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
@@ -125,10 +125,8 @@ impl Plan {
         table(f, &rows)
     }
 
-    /// Bytes of state of a rank at each ZeRO stage over numbers of ranks: Figure 1 of the ZeRO paper, for this model.
-    ///
-    /// # Errors
-    /// A number of ranks that is none.
+    /// Returns a table of the bytes of state per rank at each ZeRO stage for several numbers of ranks: Figure 1 of the
+    /// ZeRO paper, for this model.
     #[must_use]
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
         let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
@@ -148,13 +146,13 @@ impl Plan {
             rows.push(std::iter::once(ranks.to_string()).chain((0..4).map(of_stage)).collect());
         }
         let mut text = String::new();
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = table(&mut text, &rows);
         text
     }
 }
 
-/// Columns aligned to the right.
+/// Right-aligns the columns.
 fn table(f: &mut impl fmt::Write, rows: &[Vec<String>]) -> fmt::Result {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

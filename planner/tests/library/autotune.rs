@@ -1,4 +1,4 @@
-//! The search as a library, over a program that stands in for `zero-train`: what its trials do is planted.
+//! Tests the search with a program that stands in for `zero-train`, whose trials have planted results.
 
 use crate::planted;
 
@@ -10,10 +10,10 @@ use planted::Planted;
 use zero_config::Config;
 use zero_planner::autotune::{Row, State, Tuned, Watch, tune};
 
-/// Looks on, and may end the search.
+/// Observes the search and may interrupt it.
 struct Onlooker<'a> {
     stop: &'a AtomicBool,
-    /// After so many runs.
+    /// Number of runs after which it interrupts.
     stop_after: usize,
     runs: usize,
 }
@@ -29,7 +29,8 @@ impl Watch for Onlooker<'_> {
     fn say(&mut self, _: &str) {}
 }
 
-/// `script` is given `$ranks` and `$set`, all overrides in one line, and prints nothing: it calls `takes` with milliseconds.
+/// `script` gets `$ranks` and `$set`, all overrides in one line. It prints nothing itself but calls `takes` with
+/// milliseconds.
 fn plant(more: &str, script: &str) -> Planted {
     let before = "case \"$2\" in costs) echo 'error: nothing to profile' >&2; exit 3;; esac\n\
                   takes() { echo \"{\\\"step_ms\\\": [$1, $1, $1], \\\"peak_bytes\\\": 1000}\"; }";
@@ -49,7 +50,7 @@ fn setting<'a>(row: &'a Row, key: &str) -> Option<&'a str> {
     row.candidate.settings.iter().find(|(path, _)| path == key).map(|(_, value)| value.as_str())
 }
 
-/// One rank wastes nothing, two are done first, and a small batch is done at once.
+/// One rank is the most efficient, two are faster, and a small batch has the lowest latency.
 #[test]
 fn each_metric_picks_its_own_best() {
     for (metric, ranks, batch) in [("throughput", 2, None), ("latency", 2, Some("2")), ("flops", 1, None)] {
@@ -66,13 +67,13 @@ fn each_metric_picks_its_own_best() {
         assert_eq!((best.candidate.ranks, setting(best, "train_batch_size")), (ranks, batch), "{metric}");
         if batch.is_some() {
             let rate: f64 = setting(best, "optimizer.params.lr").map_or(0.0, |rate| rate.parse().unwrap());
-            assert_eq!(rate, 0.0, "a rate that was not written is not scaled");
+            assert_eq!(rate, 0.0, "a rate that the file does not set is not scaled");
         }
     }
 }
 
 #[test]
-fn a_crash_a_hang_and_a_bomb_are_rows_and_not_the_end() {
+fn crashes_hangs_and_memory_bombs_do_not_end_the_search() {
     let more = "train_micro_batch_size_per_gpu: 1\ntrain_batch_size: 4\ntraining: {memory_limit: 64MB}\nautotuning:\n  trial_timeout_seconds: 3\n  \
                 fast: true\n  repeats: 2\n  space: {train_micro_batch_size_per_gpu: [1, 2]}\n";
     let planted = plant(
@@ -105,7 +106,7 @@ fn a_crash_a_hang_and_a_bomb_are_rows_and_not_the_end() {
     assert_eq!(setting(best(&tuned), "train_micro_batch_size_per_gpu"), Some("2"));
     let gain = tuned.gain.unwrap();
     assert!((gain.mean - 2.0).abs() < 1e-9, "{gain:?}");
-    // The file is the user's but for what had to change, and resolves to what ran.
+    // The file is the user's except for the necessary changes, and resolves to the configuration that ran.
     let text = fs::read_to_string(planted.results().join("best.yaml")).unwrap();
     assert!(text.contains("# a comment that stays") && text.contains("train_micro_batch_size_per_gpu: 2"), "{text}");
     let config = Config::with_world_size("best.yaml", &text, 2).unwrap();
@@ -115,7 +116,7 @@ fn a_crash_a_hang_and_a_bomb_are_rows_and_not_the_end() {
 }
 
 #[test]
-fn what_does_not_fit_is_never_started() {
+fn configurations_that_do_not_fit_are_never_started() {
     let more = "train_micro_batch_size_per_gpu: 1\ntraining: {memory_limit: 1MiB}\nautotuning: {fast: true}\n";
     let mut planted = plant(more, "takes 100");
     planted.text = planted.text.replace("n_embd: 16", "n_embd: 256");
@@ -127,7 +128,7 @@ fn what_does_not_fit_is_never_started() {
 }
 
 #[test]
-fn an_interrupted_search_goes_on_and_measures_nothing_twice() {
+fn an_interrupted_search_continues_without_repeating_measurements() {
     let more = "train_micro_batch_size_per_gpu: 1\ntrain_batch_size: 8\nautotuning: {fast: true, repeats: 1, tuner_early_stopping: 0}\n";
     let script = "case \"$set\" in\n*stage=2*size_per_gpu=4*) takes 10;;\n*) takes 100;;\nesac";
     let planted = plant(more, script);
@@ -146,10 +147,10 @@ fn an_interrupted_search_goes_on_and_measures_nothing_twice() {
     let journal = planted.results().join("results.jsonl");
     let is_json = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
     assert!(fs::read_to_string(&journal).unwrap().lines().all(is_json));
-    other_results_are_not_taken_for_ones_own(&journal);
+    results_of_another_search_are_rejected(&journal);
 }
 
-fn other_results_are_not_taken_for_ones_own(journal: &Path) {
+fn results_of_another_search_are_rejected(journal: &Path) {
     let other = plant("train_micro_batch_size_per_gpu: 2\n", "takes 1");
     fs::create_dir_all(other.results()).unwrap();
     fs::copy(journal, other.results().join("results.jsonl")).unwrap();

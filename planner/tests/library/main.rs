@@ -1,4 +1,4 @@
-//! The searches over a program that stands in for `zero-train`, and the page that they write. A file is a subject.
+//! Tests the searches with a program that stands in for `zero-train`, and the report page. One file per subject.
 
 mod autotune;
 mod planted;

@@ -1,4 +1,4 @@
-//! The page of an autotuning run in a real browser: light, dark, on a phone and on paper, with usual results and with hostile ones.
+//! Tests the report page in a real browser: light, dark, on a phone and in print, with usual and with hostile results.
 
 #[allow(dead_code)] // its own tests use the rest
 #[path = "../../src/autotune/report/mod.rs"]
@@ -7,7 +7,7 @@ mod report;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// `tests/report/NAME` run by node, or nothing where there is no node, which is said.
+/// Runs `tests/report/NAME` with node; prints a message and returns `None` without node.
 fn node(name: &str, folder: &Path) -> Option<Output> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report").join(name);
     let output = Command::new("node").arg(script).arg(folder).output();
@@ -16,7 +16,7 @@ fn node(name: &str, folder: &Path) -> Option<Output> {
 
 #[test]
 fn the_page_shows_what_was_found() {
-    // Kept after the test: the pictures are to be looked at.
+    // The folder is kept after the test, so that its pictures can be inspected.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
@@ -33,7 +33,7 @@ fn the_page_shows_what_was_found() {
     let Some(output) = node("check.mjs", &folder) else { return };
     let said = String::from_utf8_lossy(&output.stdout);
     print!("{said}");
-    // 77 is what the script ends with where no browser starts.
+    // The script exits with 77 if no browser starts.
     let is_right = output.status.success() || output.status.code() == Some(77);
     assert!(is_right, "{said}{}", String::from_utf8_lossy(&output.stderr));
 }

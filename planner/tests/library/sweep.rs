@@ -1,4 +1,4 @@
-//! A sweep as a library, over a program that stands in for `zero-train`: the losses of its trials are planted.
+//! Tests a sweep with a program that stands in for `zero-train`, whose trials have planted losses.
 
 use crate::planted;
 
@@ -9,10 +9,10 @@ use planted::Planted;
 use zero_config::Config;
 use zero_planner::autotune::{SweepTrial, SweepWatch, Swept, TrialState, sweep};
 
-/// Looks on, and may end the sweep.
+/// Observes the sweep and may interrupt it.
 struct Onlooker<'a> {
     stop: &'a AtomicBool,
-    /// After so many trials.
+    /// Number of trials after which it interrupts.
     stop_after: usize,
     trials: usize,
     said: Vec<String>,
@@ -31,7 +31,7 @@ impl SweepWatch for Onlooker<'_> {
     }
 }
 
-/// `script` calls `trains` with the losses of its evaluations, of which there is one every ten steps.
+/// `script` calls `trains` with the losses of its evaluations, one for every ten steps.
 fn plant(more: &str, script: &str) -> Planted {
     let before = "trains() { mkdir -p \"$out\"; step=10; for loss in \"$@\"; do \
                   echo \"{\\\"step\\\": $step, \\\"eval_loss\\\": $loss}\" >> \"$out/metrics.jsonl\"; step=$((step + 10)); done; }";
@@ -50,7 +50,7 @@ fn states(swept: &Swept) -> Vec<TrialState> {
 }
 
 #[test]
-fn the_lowest_loss_wins_and_whatever_happens_to_a_trial_is_a_row() {
+fn the_lowest_loss_wins_and_failed_trials_are_recorded() {
     let more = "optimizer: {type: AdamW, params: {lr: 0.5}} # mine\ntraining: {memory_limit: 64MB}\nautotuning:\n  trial_timeout_seconds: 5\n  sweep:\n    max_steps: 50\n    space:\n      \
                 optimizer.params.lr: [0.001, 0.002, 0.003, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07]\n";
     let planted = plant(
@@ -86,7 +86,8 @@ fn the_lowest_loss_wins_and_whatever_happens_to_a_trial_is_a_row() {
         let reason = swept.trials[id].reason.as_deref();
         assert!(reason.is_some_and(|reason| reason.contains(told)), "{id}: {reason:?}");
     }
-    // The best is what it was at its best, not at its end; those that did not finish are no better by having been good for a while.
+    // A finished trial is judged by its best evaluation, not its last. Trials that did not finish do not win, however
+    // good they were before.
     let best = &swept.trials[swept.best.unwrap()];
     assert_eq!((best.words().as_str(), best.best().unwrap().step), ("optimizer.params.lr=0.002", 20));
     let text = fs::read_to_string(planted.results().join("sweep-best.yaml")).unwrap();
@@ -95,13 +96,13 @@ fn the_lowest_loss_wins_and_whatever_happens_to_a_trial_is_a_row() {
 }
 
 #[test]
-fn an_interrupted_sweep_goes_on_with_the_same_points_and_trains_none_twice() {
+fn an_interrupted_sweep_continues_with_the_same_points() {
     for method in ["tpe", "random"] {
         let more = format!(
             "optimizer: {{type: AdamW}}\ntraining: {{eval_every: 10}}\nautotuning:\n  sweep:\n    method: {method}\n    trials: 7\n    max_steps: 30\n    seed: 3\n    space:\n      \
              optimizer.params.lr: {{low: 1e-5, high: 1e-1, log: true}}\n      training.seed: {{low: 1, high: 5}}\n"
         );
-        // The loss is a digit of the rate: anything that depends on it alone.
+        // The loss is a digit of the rate, so it depends on the rate alone.
         let script =
             "rate=${set##*lr=}\nrate=${rate%% *}\ndigit=$(echo \"$rate\" | tr -dc 1-9 | cut -c1)\ntrains 10 9 $digit";
         let planted = plant(&more, script);
@@ -118,7 +119,7 @@ fn an_interrupted_sweep_goes_on_with_the_same_points_and_trains_none_twice() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_runs() {
+fn mistakes_are_reported_before_anything_runs() {
     let told = |more: &str| {
         let planted = plant(more, "exit 1");
         let mut onlooker = Onlooker { stop: &planted.stop, stop_after: 1, trials: 0, said: vec![] };
@@ -138,7 +139,7 @@ fn mistakes_are_told_before_anything_runs() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_refused_and_the_sweep_goes_on() {
+fn contradictory_settings_are_refused_and_the_sweep_continues() {
     let more = "gradient_accumulation_steps: 1\ntraining: {eval_every: 10}\nautotuning:\n  sweep:\n    max_steps: 30\n    space: {train_batch_size: [2, 3]}\n";
     let planted = plant(more, "trains 3 2 1");
     let (swept, _) = search(&planted, false, usize::MAX);

@@ -1,4 +1,5 @@
-// A headless Chromium spoken to over a pipe, in its own protocol: nothing to install beside the browser itself.
+// Controls a headless Chromium over a pipe with the DevTools protocol: nothing but the browser itself must be
+// installed.
 import { spawn, spawnSync } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -12,10 +13,11 @@ export function findBrowser() {
   return (named ? [named] : NAMES).find(name => spawnSync(name, ["--version"], { timeout: 60_000 }).status === 0);
 }
 
-/// Starts `program`; `send(method, parameters, session)` asks it, `on(event, listener)` hears from it.
+/// Starts `program`; `send(method, parameters, session)` sends a command, `on(event, listener)` registers for events.
 export function start(program) {
   const profile = mkdtempSync(join(tmpdir(), "report-browser-"));
-  // The sandbox needs rights that containers lack; the only pages opened are our own. Shared memory may be small there.
+  // The sandbox needs privileges that containers lack, and only our own pages are opened. Shared memory may be small in
+  // containers.
   const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", `--user-data-dir=${profile}`];
   const child = spawn(program, [...flags, "about:blank"], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
   const waiting = new Map(), listeners = [];
@@ -46,7 +48,8 @@ export function start(program) {
   return { send, on, close };
 }
 
-/// Opens `address` in a tab of its own: `evaluate(f, ...arguments)` runs a function there, `call` speaks the protocol with it.
+/// Opens `address` in a new tab: `evaluate(f, ...arguments)` runs a function in the page, `call` sends protocol
+/// commands to it.
 export async function open(browser, address, { width, height = 900, isDark = false, media = "screen" }) {
   const { targetId } = await browser.send("Target.createTarget", { url: "about:blank" });
   const { sessionId } = await browser.send("Target.attachToTarget", { targetId, flatten: true });
@@ -68,7 +71,7 @@ export async function open(browser, address, { width, height = 900, isDark = fal
     if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
     return result.value;
   };
-  // Two frames, so that what answers to a change of size has been drawn.
+  // Two frames, so that the reactions to a change of size have been drawn.
   await evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
   const close = () => browser.send("Target.closeTarget", { targetId });
   return { call, evaluate, close, complaints, requests };

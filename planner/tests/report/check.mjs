@@ -1,6 +1,7 @@
-// Holds pages of autotuning runs to what they are made from, in a real browser: node check.mjs FOLDER
+// Checks report pages against their data, in a real browser: node check.mjs FOLDER
 //
-// FOLDER has NAME.json and NAME.html; pictures of all pages are left in FOLDER/pictures. Ends with 77 where there is no browser.
+// FOLDER has NAME.json and NAME.html; screenshots of all pages are written to FOLDER/pictures. Exits with 77 without a
+// browser.
 import assert from "node:assert/strict";
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
@@ -8,7 +9,7 @@ import { pathToFileURL } from "node:url";
 import { findBrowser, open, start } from "./browser.mjs";
 import { contents, faults, showAll, sortBy } from "./inside.mjs";
 
-// A4 without its margins, in CSS pixels.
+// A4 without margins, in CSS pixels.
 const PAPER = { width: 688, height: 1016 };
 const VIEWS = [
   { name: "phone", width: 360, height: 740 },
@@ -32,7 +33,7 @@ if (!program) {
 }
 mkdirSync(pictures, { recursive: true });
 const browser = start(program);
-// A browser that does not answer must not hold up the tests for ever. It ends when its pipe does.
+// A browser that does not answer must not block the tests forever. It exits when its pipe closes.
 setTimeout(() => {
   console.log("gave up after 15 minutes");
   process.exit(1);
@@ -68,7 +69,7 @@ async function check(name, data, view) {
   if (name === "uncertain") await attempt(() => uncertain(shown));
   if (view.media === "print") await attempt(() => paper(page, name));
   else await attempt(() => interaction(page, data, shown));
-  // What the controls brought up is held to the same.
+  // The page must also pass after the controls have been used.
   wrong.push(...(await page.evaluate(faults)), ...page.complaints);
   const asked = page.requests.filter(url => url !== address);
   if (asked.length > 0) wrong.push(`asked for ${asked}`);
@@ -77,7 +78,7 @@ async function check(name, data, view) {
   failed += wrong.length > 0 ? 1 : 0;
 }
 
-/// Pictures of the page from its top, in pieces that can be looked at.
+/// Screenshots of the whole page from the top, in pieces of readable size.
 async function picture(page, name, width) {
   const height = await page.evaluate(() => document.documentElement.scrollHeight), piece = 1500;
   for (let y = 0; y < Math.min(height, 4 * piece); y += piece) {
@@ -87,7 +88,7 @@ async function picture(page, name, width) {
   }
 }
 
-/// All six sections, with as many marks as the results have.
+/// The page has all six sections, with as many marks as the results have.
 function matches(data, shown) {
   const rows = (data?.rows ?? []).map(row => row ?? {}), is = state => row => row.state === state;
   assert.deepEqual(shown.headings.slice(1), HEADINGS);
@@ -119,7 +120,7 @@ function matches(data, shown) {
   for (const [state, text] of shown.groups) assert.ok(text.includes(`(${rows.filter(is(state)).length.toLocaleString("en")})`), text);
 }
 
-/// Words and figures of the page that shows a usual run.
+/// The text and figures of the page of a usual run.
 function sample(data, shown) {
   const best = data.rows.find(row => row.id === data.best), whole = value => Math.round(value).toLocaleString("en");
   assert.equal(shown.title, "Autotuning report: ds.yaml");
@@ -137,7 +138,7 @@ function sample(data, shown) {
   assert.match(shown.rows[0][3], /^[\d,.]+ ± [\d.]+$/);
 }
 
-/// Marks stay apart, however wide their intervals are, which is said.
+/// Marks stay apart however wide their intervals are, and the page says so.
 function uncertain(shown) {
   for (const [index, section] of ["memory", "accuracy"].entries()) {
     assert.ok(shown.spread[index] > 0.3, `marks of ${section} lie in ${shown.spread[index]} of the chart's height`);
@@ -145,7 +146,7 @@ function uncertain(shown) {
   }
 }
 
-/// Sorting, showing all, and reading marks by the keyboard.
+/// Sorting, showing all rows, and reading marks with the keyboard.
 async function interaction(page, data, shown) {
   const rows = (data?.rows ?? []).length, numbers = cells => cells.map(cell => (cell === "–" ? null : parseFloat(cell.replaceAll(",", ""))));
   if (rows > 1) {
@@ -178,7 +179,7 @@ async function interaction(page, data, shown) {
   }
 }
 
-/// Nothing that is only of use on a screen, black on white, and no chart that a page cannot hold. Leaves a PDF beside the pictures.
+/// In print: no controls, black on white, and no chart larger than a page. Writes a PDF next to the screenshots.
 async function paper(page, name) {
   const seen = await page.evaluate(height => ({
     controls: [...document.querySelectorAll("button, output, .hint")].filter(e => e.getClientRects().length > 0).length,

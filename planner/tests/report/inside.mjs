@@ -1,6 +1,7 @@
-// What is asked of the page from the inside. Each function is sent to the browser as text, so it uses nothing of this file.
+// Checks that run inside the page. Each function is sent to the browser as text, so it must not use anything else in
+// this file.
 
-/// Everything whose faults a reader would see: overflow, text cut off or on top of other text, too little contrast.
+/// Returns all visible faults: overflow, text that is cut off or overlaps other text, low contrast.
 export function faults() {
   const found = [];
   const root = document.documentElement;
@@ -34,7 +35,7 @@ export function faults() {
     for (const [text, box] of texts)
       if (box.left < frame.left - 0.5 || box.right > frame.right + 0.5 || box.top < frame.top - 0.5 || box.bottom > frame.bottom + 0.5) found.push(`outside of its chart: ${text}`);
     texts.forEach(([text, a], i) => texts.slice(i + 1).forEach(([other, b]) => {
-      // Boxes of text are taller than the letters in them.
+      // Text boxes are taller than their letters.
       if (a.left < b.right && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom) found.push(`“${text}” on “${other}”`);
     }));
     for (const mark of svg.querySelectorAll(".mark, .span, .front, .interval, .tolerance")) {
@@ -44,7 +45,7 @@ export function faults() {
     if (/NaN|Infinity|undefined/.test(svg.outerHTML)) found.push(`not a number in ${svg.querySelector("title").textContent}`);
   }
   for (const svg of document.querySelectorAll("svg")) if (!svg.querySelector("title")?.textContent) found.push("a drawing without a title");
-  // A table with room to stack its cells is not scrolled sideways.
+  // A table that can stack its cells must not scroll sideways.
   for (const box of document.querySelectorAll(".box")) if (root.clientWidth < 480 && box.scrollWidth > box.clientWidth) found.push(`a table of ${box.scrollWidth} px in ${box.clientWidth}`);
   const text = document.querySelector("main").innerText;
   if (/(^|\s)-0(\s|$)/m.test(document.querySelector("main").textContent) || [...document.querySelectorAll(".tick")].some(e => e.textContent.startsWith("-0"))) found.push("a negative zero");
@@ -53,7 +54,7 @@ export function faults() {
   return found;
 }
 
-/// What there is, for comparison with the results.
+/// Returns the page's contents, for comparison with the results.
 export function contents() {
   const count = selector => document.querySelectorAll(selector).length;
   const text = selector => document.querySelector(selector)?.innerText ?? "";
@@ -78,7 +79,7 @@ export function contents() {
   };
 }
 
-/// Presses the heading of a column; the keyboard does the same, since it is a button.
+/// Clicks the heading of a column; the keyboard does the same, because the heading is a button.
 export function sortBy(column) {
   document.querySelectorAll("#rows th button")[column].click();
 }

@@ -1,10 +1,10 @@
 // Writes the results that the page is tested with: node samples.mjs FOLDER
 //
-// `sample.json` is what a run on a small machine looks like; the others are what must not break the page.
+// `sample.json` resembles a run on a small machine; the others test that unusual data do not break the page.
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 
-// A fixed sequence, so that every run tests the same pages.
+// A fixed random sequence, so that every run tests the same pages.
 function numbers(seed) {
   let state = seed;
   return () => {
@@ -15,7 +15,8 @@ function numbers(seed) {
 
 const GIB = 2 ** 30;
 
-/// A space of stages, micro-batches, recomputation, offload and pipelines over two ranks; `copies` widens it by bucket sizes.
+/// A space of stages, micro-batches, recomputation, offload and pipelines over two ranks; `copies` multiplies it by
+/// bucket sizes.
 function realistic(copies) {
   const random = numbers(7), rows = [], limit = 11.5 * GIB;
   const base = { stage: 1, micro: 4, interval: 0, offload: "none", pipe: 1, bucket: 0 };
@@ -63,7 +64,8 @@ function realistic(copies) {
     median_error: 0.061, rows, timeline: timeline(2, 6, 4, best.seconds.median) };
 }
 
-/// A pipeline of as many stages as ranks: `layers` a stage, `micros` micro-batches, with collectives, messages and the disk beside them.
+/// A pipeline with one rank per stage: `layers` per stage, `micros` micro-batches, with overlapping collectives,
+/// messages and disk transfers.
 function timeline(ranks, layers, micros, seconds) {
   const random = numbers(3), rows = [];
   for (let rank = 0; rank < ranks; rank++) {
@@ -125,7 +127,7 @@ function hostile() {
   return data;
 }
 
-/// Sixteen ranks and so many spans that most are narrower than a pixel.
+/// Sixteen ranks with so many spans that most are narrower than a pixel.
 function large() {
   const data = realistic(11);
   data.timeline = timeline(16, 12, 10, 1.2);
@@ -135,7 +137,7 @@ function large() {
 const nothing = () => ({ version: 1, configuration: null, machine: null, program: null, date: null, seconds: null, metric: null, limit_bytes: null, base: null,
   best: null, gain: null, counts: null, median_error: null, rows: [], timeline: null });
 
-/// One that was measured and is the user's own, by operations a second, with no limit near.
+/// A single measured configuration, the user's own, by operations per second, without a memory limit.
 function alone() {
   const data = realistic(1), own = data.rows.find(row => row.id === data.base);
   own.metric = { value: 1.9e11, low: 1.88e11, high: 1.93e11 };
@@ -144,7 +146,7 @@ function alone() {
     gain: { ratio: 1, low: 1, high: 1 }, counts: { candidates: 1, measured: 1 }, timeline: { seconds: null, rows: [] } };
 }
 
-/// Of two runs each, so that intervals are many times wider than what the medians tell apart.
+/// Two runs each, so that intervals are much wider than the differences between medians.
 function uncertain() {
   const data = realistic(1);
   for (const row of data.rows.filter(row => row.metric)) {

@@ -1,5 +1,5 @@
-//! The kernels on a card: a mock of the driver that runs emulated kernels on streams of its own, or with `ZERO_TRAIN_CUDA_TESTS=1` the
-//! driver and the GPU of this machine.
+//! Runs the kernels on a card: the mock driver with emulated kernels on its own streams, or with
+//! `ZERO_TRAIN_CUDA_TESTS=1` the real driver and a GPU of this machine.
 #![allow(dead_code, reason = "not all of the programs that include this file need all of it")]
 
 #[path = "../../../tests/mock/mod.rs"]
@@ -18,10 +18,10 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// The one that all tests of a program share; `None` where a mock lacks what it needs, and that is printed.
+    /// Returns the card that all tests of a program share, or prints why there is none and returns `None`.
     ///
     /// # Panics
-    /// The GPU of this machine is asked for, and cannot run the kernels in this program.
+    /// The GPU of this machine is requested, and cannot run the kernels in this program.
     pub(crate) fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Card>> = OnceLock::new();
         if !mock::ready() {
@@ -40,26 +40,26 @@ impl Card {
             Kernels::new(&device)
         } else {
             emulated_images()?;
-            // SAFETY: the mock takes these libraries for modules.
-            unsafe { Kernels::of_images(&device, |source| &emulated_images().expect("looked at before")[&source]) }
+            // SAFETY: the mock loads these libraries as modules.
+            unsafe { Kernels::of_images(&device, |source| &emulated_images().expect("compiled above")[&source]) }
         };
         Some(Self { kernels, device })
     }
 
-    /// Memory of the device with these bytes.
+    /// Allocates device memory with these bytes.
     pub(crate) fn upload(&self, bytes: &[u8], stream: &Stream) -> Allocation {
         let mut pinned = Pinned::new(&self.device, bytes.len()).unwrap();
         pinned.copy_from_slice(bytes);
         let mut allocation = Allocation::new(&self.device, bytes.len()).unwrap();
-        // SAFETY: both live until the stream is waited for.
+        // SAFETY: both live until the stream is synchronized below.
         unsafe { allocation.fill_from(&pinned, stream) }.unwrap();
         stream.synchronize().unwrap();
         allocation
     }
 
-    /// Puts a launch behind what is on the stream. Tests hold memory of the sizes that their launches ask for until they have waited.
+    /// Enqueues a launch. Tests keep memory of the sizes that their launches need until they have waited.
     pub(crate) fn launch<A>(&self, launch: &Launch<A>, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: as said above.
+        // SAFETY: the tests uphold the contract above.
         unsafe { self.kernels.launch(launch, stream) }
     }
 }

@@ -1,4 +1,4 @@
-//! Every entry of every source is loaded, and takes of the device what a kernel may. `--nocapture` prints a line of JSON for each.
+//! Loads every entry of every source and checks its resource use. `--nocapture` prints a line of JSON for each.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use zero_kernels::Source;
 
 use crate::card::{Card, mock};
 
-/// Local bytes of a thread that are not worth a word: what spills goes through the first cache.
+/// Local memory per thread, in bytes, that needs no justification: small spills stay in the L1 cache.
 const FEW_BYTES: u32 = 32;
-/// Entries with more, each with the reason.
+/// Entries that use more, each with the reason.
 const LARGER: [(&str, &str); 0] = [];
 
-/// The sources, as they were when this was compiled.
+/// The text of the sources at compile time.
 macro_rules! text {
     ($name:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/", $name, ".cu"))
@@ -34,7 +34,8 @@ fn text(source: Source) -> &'static str {
     }
 }
 
-/// The entries of a source that `ENTRY` and `KERNEL` make at the beginning of a line; those that other macros make are left to the driver.
+/// The entries that `ENTRY` and `KERNEL` define at the start of a line. Entries of other macros are not found here,
+/// only by the driver.
 fn written(source: Source) -> Vec<String> {
     let names = |line: &str| {
         let (kind, rest) = line.split_once('(')?;
@@ -49,7 +50,7 @@ fn written(source: Source) -> Vec<String> {
 }
 
 #[test]
-fn every_entry_loads_and_takes_no_more_than_it_may() {
+fn every_entry_loads_and_stays_within_its_limits() {
     let Some(card) = Card::shared() else { return };
     card.kernels.load_all().unwrap();
     let (mut all, mut larger) = (BTreeSet::new(), vec![]);
@@ -77,7 +78,7 @@ fn every_entry_loads_and_takes_no_more_than_it_may() {
     println!("{} entries", all.len());
     assert!(larger.is_empty(), "{larger:?}");
     assert!(LARGER.iter().all(|(name, _)| all.contains(*name)), "LARGER names an entry that does not exist");
-    // On a GPU all of them use registers: otherwise the driver was not asked.
+    // On a GPU every entry uses registers: if not, the driver was not asked.
     if mock::is_real() && std::env::var_os("CARD_MOCK").is_none() {
         let of = |source| card.kernels.footprints(source).unwrap();
         assert!(Source::ALL.into_iter().flat_map(of).all(|(_, of)| of.registers > 0 && of.most_threads > 0));
@@ -85,7 +86,7 @@ fn every_entry_loads_and_takes_no_more_than_it_may() {
 }
 
 #[test]
-fn images_begin_where_the_driver_reads_words() {
+fn images_are_aligned() {
     for source in Source::ALL {
         assert_eq!(source.image().as_ptr().addr() % 16, 0, "{source:?}");
         assert!(!mock::is_real() || !source.image().is_empty(), "this program was built without kernels");

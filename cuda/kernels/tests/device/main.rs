@@ -1,4 +1,4 @@
-//! How kernels come to a device and onto its streams (`tests/card`).
+//! Loads kernels into a device and launches them on its streams (`tests/card`).
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
@@ -17,20 +17,20 @@ use zero_kernels::{Dtype, Launch};
 use zero_optim::norm::{Limits, block_square_sums};
 use zero_optim::{AdamW, ExactSum, Optimizer, Step, update};
 
-/// The card, and a stream.
+/// The card and a stream.
 struct Bench {
     card: &'static Card,
     stream: Stream,
 }
 
 impl Bench {
-    /// `None` where there is neither a device nor what a mock needs.
+    /// Returns `None` if neither a device nor a usable mock is available.
     fn new() -> Option<Self> {
         let card = Card::shared()?;
         Some(Self { card, stream: Stream::new(&card.device).unwrap() })
     }
 
-    /// Memory of the device that holds these numbers.
+    /// Allocates device memory with these numbers.
     fn upload(&self, values: &[f32]) -> Allocation {
         self.card.upload(&values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>(), &self.stream)
     }
@@ -63,7 +63,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn an_update_has_the_bits_of_the_cpus() {
+fn an_update_is_bit_identical_to_the_cpus() {
     let Some(bench) = Bench::new() else { return };
     let count = 5000;
     let rule = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
@@ -106,7 +106,7 @@ fn an_update_has_the_bits_of_the_cpus() {
     }
 }
 
-/// A stream that waits for the event of another finds what that has written.
+/// A stream that waits for another stream's event sees what that stream wrote.
 #[test]
 fn streams_wait_for_events() {
     let Some(bench) = Bench::new() else { return };
@@ -129,14 +129,14 @@ fn streams_wait_for_events() {
     }
 }
 
-/// With heads of 128 a block has more shared memory than it gets unasked.
+/// With heads of 128 elements a block needs more shared memory than the default limit.
 #[test]
 fn attention_gets_the_shared_memory_that_it_needs() {
     let Some(bench) = Bench::new() else { return };
     let of =
         Geometry { batch: 1, time: 40, heads: 1, kv_heads: 1, size: 128, dtype: Dtype::F32, packed: false, firsts: 0 };
     let count = 40 * 128;
-    // Equal keys: a position's result is the mean of the values up to it.
+    // All keys are equal, so a position's result is the mean of the values up to it.
     let [q, k, v] = [numbers(count, 1.0), vec![0.25; count], numbers(count, 2.0)];
     let at = [&q, &k, &v].map(|values| bench.upload(values));
     let (out, log_sums) = (bench.upload(&vec![f32::NAN; count]), bench.upload(&[f32::NAN; 40]));
@@ -156,7 +156,7 @@ fn attention_gets_the_shared_memory_that_it_needs() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error() {
+fn missing_kernels_are_errors() {
     let Some(bench) = Bench::new() else { return };
     let launch = widen(Dtype::F32, 1, 0, 0).unwrap();
     let unknown = Launch { entry: "widen_f8".into(), ..launch };
@@ -167,9 +167,9 @@ fn what_is_not_there_is_an_error() {
     assert_eq!(error.call, "cuFuncSetAttribute", "{error}");
 }
 
-/// More rows of blocks than a grid has.
+/// Requests more rows of blocks than a grid can have.
 #[test]
-fn a_grid_that_no_device_takes_is_refused() {
+fn too_large_a_grid_is_rejected() {
     let Some(bench) = Bench::new() else { return };
     let launch = Launch { grid: [1, 1 << 16, 1], ..widen(Dtype::Bf16, 1, 0, 0).unwrap() };
     let error = bench.try_launch(&launch, &bench.stream).unwrap_err();

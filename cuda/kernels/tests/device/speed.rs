@@ -1,9 +1,10 @@
-//! How fast each kernel is on the card, at the sizes of two models, against the ceilings of the card: `device --ignored --nocapture speed`
-//! prints a line of JSON for each. On the mock (without a GPU, or with `CARD_MOCK`) sizes are tiny and times mean nothing.
+//! Measures the speed of each kernel on the card, at the sizes of two models, and compares it with the card's ceilings:
+//! `device --ignored --nocapture speed` prints a line of JSON for each. On the mock (without a GPU, or with
+//! `CARD_MOCK`) sizes are tiny and times are meaningless.
 //!
-//! Times are by events over many launches, which go through different memory in turn so that the second cache does not help. A kernel's
-//! bytes are those that it must read and write once; its operations those that its mathematics asks for, two for each multiply-add. The
-//! shortest ones take as long as the host needs for a launch.
+//! Events time many launches, which cycle through different memory so that the L2 cache does not help. A kernel's bytes
+//! are those that it must read and write once; its operations are those that its mathematics requires, two per
+//! multiply-add. The shortest kernels are limited by the host's launch time.
 
 use std::env;
 
@@ -24,10 +25,10 @@ use zero_optim::{AdamW, Optimizer, Step};
 use crate::card::mock;
 use crate::{Bench, numbers};
 
-/// Dense products of bf16 on an H100 SXM or H200, from their data sheets.
+/// Dense bf16 throughput of an H100 SXM or H200, from their data sheets.
 const NOMINAL_TFLOPS: f64 = 989.0;
 
-/// What a model's step launches kernels for.
+/// The sizes of a model, for its kernel launches.
 #[derive(Clone, Copy)]
 struct Model {
     name: &'static str,
@@ -36,9 +37,9 @@ struct Model {
     width: u32,
     hidden: u32,
     vocab: u32,
-    /// Of 64 elements: of queries, and of keys and values.
+    /// Query heads, and key and value heads; 64 elements each.
     heads: [u32; 2],
-    /// Of the logits that are there at a time.
+    /// Rows of logits in memory at a time.
     rows: u32,
 }
 
@@ -67,7 +68,7 @@ const MODELS: [Model; 2] = [
 const TINY: Model =
     Model { name: "tiny", batch: 1, time: 40, width: 128, hidden: 96, vocab: 130, heads: [2, 1], rows: 8 };
 
-/// Places in the device's memory, one behind the other.
+/// Allocates consecutive ranges of the device's memory.
 struct Room {
     next: Address,
 }
@@ -79,20 +80,20 @@ impl Room {
         here
     }
 
-    /// Several of a size.
+    /// Allocates several ranges of one size.
     fn take_each<const N: usize>(&mut self, bytes: u64) -> [Address; N] {
         [(); N].map(|()| self.take(bytes))
     }
 }
 
-/// What puts a kernel's launches on the stream.
+/// Enqueues a kernel's launches on the stream.
 type Work<'a> = Box<dyn Fn() + 'a>;
 
-/// How a kernel is measured.
+/// The setup in which a kernel is measured.
 struct Bed<'a> {
     bench: &'a Bench,
     model: Model,
-    /// What kernels read and write; numbers in −1..1, whatever their type.
+    /// The kernels' operands; valid numbers in −1..1 in every type.
     memory: &'a Allocation,
     warm_up: u32,
     launches: u32,
@@ -105,7 +106,7 @@ impl<'a> Bed<'a> {
         Box::new(move || launches.iter().for_each(|launch| bench.launch(launch)))
     }
 
-    /// Microseconds of each of many turns.
+    /// Returns the microseconds per turn, over many turns.
     fn time(&self, mut turn: impl FnMut(u32)) -> f64 {
         let [start, end] = [(); 2].map(|()| Event::timed(&self.bench.card.device).unwrap());
         (0..self.warm_up).for_each(&mut turn);
@@ -116,7 +117,8 @@ impl<'a> Bed<'a> {
         1e3 * f64::from(start.milliseconds_until(&end).unwrap()) / f64::from(self.launches)
     }
 
-    /// Prints a line about what `make` puts into a room: a kernel that moves at least some bytes and takes at least some operations.
+    /// Prints a line about the work that `make` allocates in a room: a kernel that moves at least `bytes` bytes and
+    /// takes at least `flops` operations.
     fn measure(&self, kernel: &str, bytes: u64, flops: u64, make: impl Fn(&mut Room) -> Work<'a>) {
         let mut room = Room { next: 0 };
         drop(make(&mut room));
@@ -203,7 +205,7 @@ impl<'a> Bed<'a> {
             });
             let nowhere = if is_layer { Weights::Layer { weight: 0, bias: 0 } } else { Weights::Rms { weight: 0 } };
             let partials = 4 * of.partials(nowhere) as u64;
-            // Alone, and added to a gradient that is there.
+            // Alone, and added to an existing gradient.
             for (is_added, what) in [(false, "backward"), (true, "backward added")] {
                 let bytes = if is_added { 8 } else { 6 } * w + partials;
                 self.measure(&format!("{name} {what}"), bytes, 0, |room| {
@@ -232,10 +234,10 @@ impl<'a> Bed<'a> {
         });
     }
 
-    /// Logits in f32 that become gradients in bf16, or both in bf16.
+    /// Logits in f32 with gradients in bf16, and both in bf16.
     fn head(&self, targets: Address) {
         let Model { rows, vocab: classes, .. } = self.model;
-        // As the head has them.
+        // The same stride as in the model's head.
         let stride = u64::from(classes.next_multiple_of(8));
         let n = u64::from(rows) * stride;
         for (dtype, size) in [(Dtype::F32, 4), (Dtype::Bf16, 2)] {
@@ -270,7 +272,7 @@ impl<'a> Bed<'a> {
         });
         let keys = 8 * embedding::keys(count);
         self.measure("sort", keys, 0, |room| self.work(embedding::sort(count, indices, room.take(keys))));
-        // With the keys, which are sorted first, once.
+        // The bytes include the keys, which are sorted once beforehand.
         let sorted = Room { next: self.memory.address() }.take(keys);
         self.work(embedding::sort(count, indices, sorted))();
         self.measure("scatter", 6 * n, 0, |room| {
@@ -283,7 +285,7 @@ impl<'a> Bed<'a> {
         });
     }
 
-    /// Of a layer's parameters.
+    /// The update of one layer's parameters.
     fn update(&self) {
         let width = u64::from(self.model.width);
         let (count, t) = (12 * width * width, Dtype::Bf16);
@@ -311,7 +313,7 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// Two products over the lower half of the scores forward, five backward.
+    /// The forward takes two products over the lower half of the scores, the backward five.
     fn attention(&self) {
         let Model { batch, time, heads: [heads, kv_heads], .. } = self.model;
         let of = Geometry { batch, time, heads, kv_heads, size: 64, dtype: Dtype::Bf16, packed: false, firsts: 0 };
@@ -343,7 +345,7 @@ fn speed() {
     let (bytes, models, warm_up, launches) =
         if is_mock { (4 << 20, &[TINY][..], 1, 2) } else { (4 << 30, &MODELS[..], 3, 32) };
     let memory = Allocation::new(&bench.card.device, bytes).unwrap();
-    // Pairs of bf16 are numbers as f32, too.
+    // Pairs of bf16 are also valid f32.
     let pattern = bench.upload(&numbers(1 << 16, 1.0));
     let rows = (bytes / pattern.len()) as u32;
     bench.launch(&rows::spread(Dtype::F32, [rows, 1 << 16], pattern.address(), memory.address()).unwrap());
@@ -352,7 +354,7 @@ fn speed() {
     let copied = (bytes as u64 / 4) as usize;
     let us = bed.time(|_| {
         let (from, to) = (memory.address(), memory.address() + 2 * copied as Address);
-        // SAFETY: both lie in memory that nothing else uses now.
+        // SAFETY: both ranges lie in memory that nothing else uses now.
         unsafe { bench.stream.copy(from, to, copied) }.unwrap();
     });
     bed.copy_gb_s = 2.0 * copied as f64 / us / 1e3;

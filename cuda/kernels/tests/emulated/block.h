@@ -1,6 +1,7 @@
-// Blocks on one thread of the host: the threads of a block are fibers, which give way to each other at barriers and where a warp meets only.
+// Runs blocks on one host thread: the threads of a block are fibers, which yield to each other only at barriers and at
+// warp operations.
 //
-// Several blocks may be resident: each goes on until all of its threads wait, then the next one has its turn.
+// Several blocks may be resident: each runs until all of its threads wait; then the next block runs.
 #pragma once
 
 #include <link.h>
@@ -15,7 +16,7 @@
 #include <vector>
 
 #define DEVICE inline
-// Storage that belongs to the thread is all that a kernel declares in this way, so it is found as one segment of the library.
+// Only a kernel's shared declarations use thread-local storage, so they form one segment of the library.
 #define __shared__ thread_local
 
 struct Dim3 { unsigned x, y, z; };
@@ -23,7 +24,7 @@ static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
-// Watched threads keep more there.
+// Checked threads need a larger stack.
 #ifdef EMULATED_CHECKS
 constexpr size_t STACK = 256 << 10;
 #else
@@ -32,17 +33,17 @@ constexpr size_t STACK = 64 << 10;
 constexpr size_t SENTINELS = 64;
 constexpr unsigned WARP_THREADS = 32;
 constexpr unsigned MOST_THREADS = 1024;
-// Blocks that are there at a time where they take turns.
+// Number of resident blocks when blocks take turns.
 constexpr unsigned RESIDENT = 3;
-// Bytes that a thread hands to others of its warp.
+// The most bytes that a thread passes to other lanes of its warp.
 constexpr size_t HANDED = 24;
 enum class State : uint8_t { READY, AT_BLOCK, AT_WARP, DONE };
-// What the lanes of a warp meet for. Only __syncwarp orders memory; matrices need all 32 lanes.
+// The warp operations. Only __syncwarp orders memory; matrix operations need all 32 lanes.
 enum class Meeting : uint8_t { SYNC, SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, VOTE, LOAD_MATRICES, MULTIPLY };
 
-// Runs one thread after the other, until one waits; that one keeps it.
+// Runs one thread after another until one waits; the waiting thread then keeps the fiber.
 struct Fiber {
-    // Begins with a context; after that _setjmp and _longjmp switch, without the system call that swapcontext makes.
+    // Starts with a context; later switches use _setjmp and _longjmp, which avoid swapcontext's system call.
     ucontext_t context;
     jmp_buf resume;
     bool begun = false;
@@ -52,36 +53,37 @@ struct Fiber {
 struct Thread {
     State state;
     Meeting meeting;
-    // Which of the two it hands next: who is late reads what was handed before.
+    // Which of the two buffers it writes next: a late lane still reads the other one.
     bool turn;
-    // Where it waits; none before it begins.
+    // The fiber on which it waits; null before it begins.
     Fiber* fiber;
-    // Lanes that the meeting is for, as the caller says, those that came, and the turn of each.
+    // The lanes in the caller's mask, the lanes that have arrived, and each arrived lane's turn.
     uint32_t mask, came, turns;
     alignas(8) unsigned char handed[2][HANDED];
 };
 
-// What a caller says of a launch: sizes, bytes of dynamic shared memory, and the order: 0 first to last, 1 last to first, one block after the
-// other; 2 and 3 mixed, several blocks at a time, which take turns where all threads of one wait.
+// A launch: sizes, bytes of dynamic shared memory, and the order. Order 0 runs first to last, 1 last to first, one
+// block after the other; 2 and 3 are mixed, with several resident blocks that switch when all threads of one wait.
 struct Launch {
     const unsigned *grid, *block;
     size_t shared_bytes;
     unsigned order;
 };
 
-// What the kernels of this library have declared as shared.
+// The storage of everything that the library's kernels declare as shared.
 struct Segment { void* start; size_t bytes; };
 
 struct Kernel { void (*run)(const void* args); const void* args; size_t bytes; };
 
-// Of 16 bytes, which a thread has begun and not waited for; zeros come from nowhere.
+// An asynchronous 16-byte copy that a thread has begun and not waited for; `from` is null to copy zeros.
 struct Copy { void* to; const void* from; };
 
-// A block that is resident.
+// A resident block.
 struct Block {
     Dim3 index;
     unsigned done;
-    // Dynamic shared memory with sentinels behind it, and what the kernel has declared, as long as another block has its place.
+    // Dynamic shared memory followed by sentinels, and a copy of the declared shared memory while another block uses
+    // its storage.
     std::unique_ptr<unsigned char[]> memory;
     unsigned char* shared;
     bool is_clean;
@@ -102,12 +104,12 @@ static std::vector<Fiber*> idle;
 static jmp_buf scheduler;
 static unsigned char* shared;
 
-// The order of `of` things.
+// Maps a position in the schedule to one of `of` indices.
 static uint64_t in_order(uint64_t place, uint64_t of) {
     switch (order) {
         case 0: return place;
         case 1: return of - 1 - place;
-        // A prime that no size is a multiple of: a bijection.
+        // A multiplier that is prime and divides no size makes this a bijection.
         default: return (place * 2654435761ull + order * 40503u) % of;
     }
 }
@@ -117,10 +119,10 @@ static void become(unsigned thread) {
     threadIdx = Dim3{thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
 }
 
-// Whether what is read and written is the kernel's, and not the emulator's.
+// Whether the current memory accesses are the kernel's and not the emulator's.
 static bool watched;
 
-// Ends the launch.
+// Ends the launch with a message.
 [[noreturn]] static void fail(const char* why) {
     watched = false;
     failure = why;
@@ -144,7 +146,8 @@ static void fiber_main() {
             if (!block->begun[current].empty()) fail("a thread ends before its copies");
             block->threads[current].state = State::DONE;
             block->done++;
-            // The next one goes on here if it has not begun: most kernels have no barrier, and need one fiber.
+            // The next thread runs on this fiber if it has not begun: most kernels have no barrier and need only one
+            // fiber.
             if (place == count) break;
             unsigned next = unsigned(in_order(place, count));
             if (block->threads[next].state != State::READY || block->threads[next].fiber) break;
@@ -190,8 +193,8 @@ static Fiber* fiber_for(Thread& thread) {
     return fiber;
 }
 
-// Lets those lanes of a warp go on whom all have come to whom their mask names. Lanes that have ended, or that a block of this size does not
-// have, may be named: nobody waits for them.
+// Resumes the lanes of a warp whose masks are complete. A mask may name lanes that have ended or that do not exist in a
+// block of this size: nobody waits for those.
 static bool release_warp(unsigned first) {
     Thread* lanes = block->threads + first;
     unsigned size = count - first < WARP_THREADS ? count - first : WARP_THREADS;
@@ -226,7 +229,7 @@ static bool release_warp(unsigned first) {
     return released;
 }
 
-// Lets those threads of the block go on that wait for nobody any more; whether there are any.
+// Resumes the threads of the block that no longer wait; returns whether there are any.
 static bool release() {
     unsigned at_block = 0;
     for (unsigned i = 0; i < count; i++) at_block += block->threads[i].state == State::AT_BLOCK;
@@ -242,7 +245,7 @@ static bool release() {
     return released;
 }
 
-// Runs all threads of the block that can, until they wait or end.
+// Runs every thread of the block that can run, until it waits or ends.
 static void pass() {
     for (place = 0; place < count;) {
         unsigned i = unsigned(in_order(place++, count));

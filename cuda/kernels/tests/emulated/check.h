@@ -1,9 +1,11 @@
-// Watches what kernels read and write, as compute-sanitizer's memcheck and racecheck do, in a library that is compiled with -DEMULATED_CHECKS and
-// -fsanitize=thread: the compiler puts a call before each access, to the functions here instead of libtsan's.
+// Checks the memory accesses of kernels, like compute-sanitizer's memcheck and racecheck, in a library compiled with
+// -DEMULATED_CHECKS and -fsanitize=thread. The compiler inserts a call before each access; the functions here take the
+// place of libtsan's.
 //
-// An access must be within memory that there is. Two threads that touch the same bytes, one of which writes, must have a barrier of their block
-// between them, or a __syncwarp of their warp; a shuffle does not do. Threads of two blocks must not at all, unless both are atomic. That holds
-// whatever the order of threads is, so blocks run one after the other here.
+// An access must be within valid memory. If two threads of a block access the same bytes and one writes, a barrier of
+// the block, or a __syncwarp of their warp, must come between; a shuffle is not enough. Threads of different blocks
+// must not conflict at all, unless both accesses are atomic. These rules hold for every order of threads, so blocks run
+// one after the other here.
 #pragma once
 
 #ifndef EMULATED_CHECKS
@@ -30,27 +32,27 @@ static inline void end_checks() {}
 
 namespace emulator {
 
-// Memory that there is, by address.
+// The valid memory, by address.
 struct Range { uintptr_t start; size_t bytes; };
 struct Ranges { const Range* of; size_t count; };
 
-// Bytes of memory that is not shared: those that a launch reads before it writes them, and those that it writes, each once; and those of all
-// accesses. What is accessed by single bytes and by larger numbers as well counts for both.
+// Bytes of global memory: those that a launch reads before it writes them, and those that it writes, each counted once;
+// and the bytes of all accesses. A cell that is accessed both byte by byte and in larger units counts for both.
 struct Traffic { size_t read, written, accessed; };
 
 }  // namespace emulator
 
-// Who loads the library may set it to what tells of all memory, for the length of a launch of the thread that asks. Without it, or if there is none,
-// only shared memory is watched.
+// The loader of the library may set this to a function that returns the valid memory for the length of a launch of the
+// calling thread. If it is unset, or returns no memory, only shared memory is checked.
 extern "C" __attribute__((visibility("default"))) emulator::Ranges (*emulated_memory)() = nullptr;
-// The same for the traffic of each launch, of which the thread that asked for it tells at its end.
+// The loader may set this to receive the traffic of each launch, at its end, on the thread that launched.
 extern "C" __attribute__((visibility("default"))) void (*emulated_traffic)(const emulator::Traffic*) = nullptr;
 
 namespace emulator {
 
 constexpr bool CHECKS = true;
 
-// A stretch of a kernel's, or what the emulator does in its midst.
+// A scope of kernel code, or of emulator code called by a kernel.
 template <bool OF_KERNEL> struct Watch {
     bool before = watched;
     UNWATCHED Watch() { watched = OF_KERNEL; }
@@ -59,11 +61,12 @@ template <bool OF_KERNEL> struct Watch {
 using OfKernel = Watch<true>;
 using NotOfKernel = Watch<false>;
 
-// Who did something: the clock, that goes on where threads are ordered, a bit for atomics, and the thread.
+// Identifies an access: the clock (advanced wherever threads are ordered), a bit for atomics, and the thread.
 using Stamp = uint64_t;
 constexpr unsigned CLOCK = 16;
 constexpr Stamp ATOMIC = 1 << 15, THREAD = MOST_THREADS - 1;
-// Of two bytes, or of one where single bytes are accessed: the last that wrote, and the last two threads that read.
+// The history of two bytes, or of one where single bytes are accessed: the last writer, and the last two threads that
+// read.
 struct Cell { Stamp writer, readers[2]; };
 struct Watched {
     uintptr_t start;
@@ -72,17 +75,17 @@ struct Watched {
     Cell *pairs, *singles;
 };
 
-// The dynamic shared memory, the declared one, and what the caller has said, by address.
+// The dynamic shared memory, the declared shared memory, and the memory that the loader named, by address.
 constexpr size_t SHARED = 2;
 static std::vector<Watched> memory;
-// Of the thread that runs.
+// The stack of the running thread.
 static uintptr_t stack;
 static Watched* last;
-// Where no kernel's data are, but arguments, constants and variables of threads: the library, the arguments.
+// Memory that holds arguments, constants and thread-local variables, but no kernel data: the library and the arguments.
 static uintptr_t library_start, library_bytes;
 static uint64_t now = 1, launch_began, block_began, barrier;
 static Traffic traffic;
-// When a thread has last heard of another one of its warp.
+// The clock at which a thread was last synchronized with each other lane of its warp.
 static uint64_t heard[MOST_THREADS][WARP_THREADS];
 
 static int find_library(dl_phdr_info* library, size_t, void*) {
@@ -124,9 +127,9 @@ static void end_checks() {
 static void on_stack(const void* of) { stack = reinterpret_cast<uintptr_t>(of); }
 // A block begins.
 static void order_blocks() { block_began = barrier = ++now; }
-// All threads of the block go on behind a barrier.
+// All threads of the block resume after a barrier.
 static void order_block() { barrier = ++now; }
-// Lanes of a warp go on behind a __syncwarp: each knows what each knew.
+// Lanes of a warp resume after a __syncwarp: each is now synchronized with everything that any of them was.
 static void order_warp(unsigned first, uint32_t came) {
     now++;
     uint64_t known[WARP_THREADS] = {};
@@ -140,7 +143,7 @@ static void order_warp(unsigned first, uint32_t came) {
     }
 }
 
-// Ends the launch with a message; who asked for it frees nothing, as there is one at most.
+// Ends the launch with a message. The message is never freed, as there is at most one.
 __attribute__((noinline, format(printf, 1, 2))) static void fail_with(const char* format, ...) {
     watched = false;
     char text[300];
@@ -154,7 +157,7 @@ __attribute__((noinline, format(printf, 1, 2))) static void fail_with(const char
 
 static const char* place_of(const Watched& of) { return of.is_shared ? "shared memory" : "memory"; }
 
-// Whether what another did is not ordered before what this thread does.
+// Whether another thread's access is unordered relative to this one.
 UNWATCHED static inline bool races(Stamp other, Stamp own) {
     uint64_t then = other >> CLOCK;
     if (then < launch_began || (other & own & ATOMIC)) return false;
@@ -206,12 +209,12 @@ template <bool WRITES, size_t BYTES> UNWATCHED static void check(const void* at,
     Cell*& cells = unit == 1 ? of->singles : of->pairs;
     if (!cells) cells = static_cast<Cell*>(calloc(of->bytes / unit + 1, sizeof(Cell)));
     Stamp own = now << CLOCK | (atomic ? ATOMIC : 0) | current;
-    // What other blocks did in shared memory was in theirs.
+    // Older shared-memory accesses belong to earlier blocks, which had their own shared memory.
     uint64_t oldest = of->is_shared ? block_began : launch_began;
     size_t touched = 0;
     for (size_t i = offset / unit; i < (offset + bytes) / unit; i++) {
         Cell& cell = cells[i];
-        // Cells are of this launch.
+        // Cells are cleared at each launch.
         touched += WRITES ? !cell.writer : !cell.writer && !cell.readers[0];
         if (cell.writer >> CLOCK >= oldest && races(cell.writer, own)) found(*of, of->start + i * unit, WRITES, cell.writer, true);
         if (WRITES) {
@@ -231,14 +234,14 @@ template <bool WRITES, size_t BYTES> UNWATCHED static void check(const void* at,
     traffic.accessed += bytes;
 }
 
-// What the emulator does for a kernel.
+// An access that the emulator makes on behalf of a kernel.
 UNWATCHED static inline void access(const void* at, size_t bytes, bool writes, bool atomic = false) {
     NotOfKernel accesses;
     if (writes) check<true, 0>(at, bytes, atomic);
     else check<false, 0>(at, bytes);
 }
-// What a kernel does.
-// Whether that is so: another thread of the host may be about to launch another kernel.
+// An access in kernel code. is_of_kernel checks the stack, because another thread of the host may be about to launch
+// another kernel.
 UNWATCHED static inline bool is_of_kernel() {
     return watched && reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) - stack < STACK;
 }
@@ -251,7 +254,7 @@ template <bool WRITES, size_t BYTES> UNWATCHED static inline void access(const v
 
 }  // namespace emulator
 
-// What the compiler calls.
+// The functions that the compiler inserts calls to.
 #define WATCH extern "C" __attribute__((used, visibility("hidden"), no_sanitize_thread)) void
 #define OF_SIZE(BYTES) \
     WATCH __tsan_read##BYTES(void* at) { emulator::access<false, BYTES>(at); } \

@@ -1,4 +1,4 @@
-// Stands for the toolkit's header of this name.
+// Stands in for the toolkit's header of this name.
 #pragma once
 #include "narrow.h"
 

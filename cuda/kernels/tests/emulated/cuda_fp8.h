@@ -1,4 +1,4 @@
-// Stands for the toolkit's header of this name: of eight-bit numbers only E4M3.
+// Stands in for the toolkit's header of this name; of the 8-bit types it has only E4M3.
 #pragma once
 #include "cuda_fp16.h"
 
@@ -8,7 +8,7 @@ struct __nv_fp8_e4m3 {
     uint8_t __x;
 
     __nv_fp8_e4m3() = default;
-    // Too large becomes the largest, 448, as CUDA's own constructors have it.
+    // Values too large saturate to the largest, 448, as in CUDA's own constructors.
     template <class T> explicit __nv_fp8_e4m3(T value) {
         float x = float(value), size = fabsf(x);
         uint32_t bits = to_bits(size);

@@ -1,9 +1,9 @@
-// Stands for a CUDA device: block.h runs the threads of blocks, warp.h lets the lanes of a warp meet, check.h watches what they read and write. Here
-// a launch goes over its blocks.
+// Emulates a CUDA device: block.h runs the threads of blocks, warp.h the operations of warps, check.h checks memory
+// accesses. This file runs a launch over its blocks.
 //
-// The order in which blocks and threads run is the caller's: a kernel whose result depends on it has a race. Shared memory is full of NaNs when
-// a block begins, and the dynamic one has sentinels behind it. A block whose threads wait for what cannot come ends the launch with a message.
-// A library runs one launch at a time.
+// The caller chooses the order of blocks and threads: a kernel whose result depends on it has a race. Shared memory is
+// filled with NaNs when a block begins, and sentinels follow the dynamic shared memory. A block whose threads wait for
+// something that cannot come ends the launch with a message. A library runs one launch at a time.
 #pragma once
 
 #include <mutex>
@@ -35,10 +35,10 @@ static int find_segment(dl_phdr_info* library, size_t, void* to) {
 
 // The running launch.
 static Segment declared;
-// Whose declared shared memory is in its place.
+// The block whose declared shared memory is in place.
 static Block* placed;
 
-// Lets a block have its turn.
+// Switches to a block.
 static void enter(Block* next) {
     block = next;
     blockIdx = next->index;
@@ -62,7 +62,7 @@ static void begin(Block* next, uint64_t index, size_t shared_bytes) {
         next->begun[i].clear();
     }
     enter(next);
-    // Without a barrier threads have shared nothing.
+    // Without a barrier, threads cannot have shared anything.
     if (waited || !next->is_clean) {
         memset(shared, 0xff, shared_bytes + SENTINELS);
         memset(declared.start, 0xff, declared.bytes);
@@ -72,7 +72,8 @@ static void begin(Block* next, uint64_t index, size_t shared_bytes) {
     order_blocks();
 }
 
-// After the threads of the block that has its turn have gone on: whether it has ended; what is wrong with it.
+// Called after the threads of the current block have run: returns whether the block has ended, and fails if it is stuck
+// or faulty.
 static bool end(size_t shared_bytes) {
     if (block->done < count) return false;
     placed = nullptr;
@@ -93,7 +94,7 @@ static const char* launch(const Launch& of, const Kernel& what) {
         slot->shared = slot->memory.get() + (16 - reinterpret_cast<uintptr_t>(slot->memory.get()) % 16) % 16;
         slot->is_clean = false;
     }
-    anchor = 0; // makes this thread have the segment
+    anchor = 0; // makes this thread allocate the segment
     dl_iterate_phdr(find_segment, &declared);
     placed = nullptr;
     kernel = what;
@@ -116,15 +117,16 @@ static const char* launch(const Launch& of, const Kernel& what) {
             here -= !is_here[i];
         }
     }
-    // A failure leaves some in the middle of a kernel.
+    // After a failure, some fibers are in the middle of a kernel.
     idle.clear();
     fibers.clear();
     end_checks();
     return failure;
 }
 
-// What a launch needs to know of a kernel: the bytes of its arguments, how they are collected from the pointers that cuLaunchKernel gets,
-// and what runs it: arguments, blocks and threads in each dimension, shared bytes, the order. Gives what went wrong, or null.
+// The emulator's interface to a kernel: the size of its arguments, a function that collects them from the pointers
+// passed to cuLaunchKernel, and a function that runs it with arguments, blocks and threads in each dimension, shared
+// bytes, and the order. It returns an error message or null.
 struct Entry {
     size_t bytes;
     void (*collect)(void* const* parameters, void* to);
@@ -156,7 +158,7 @@ template <class... A, void (*KERNEL)(A...), unsigned THREADS> struct Of<KERNEL, 
 
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = reinterpret_cast<TYPE*>(emulator::shared)
 
-// Makes a kernel known under its name: `NAME_entry`.
+// Exports a kernel as `NAME_entry`.
 #define EMULATED(NAME, THREADS) \
     extern "C" __attribute__((visibility("default"))) const emulator::Entry NAME##_entry = emulator::Of<NAME, THREADS>::ENTRY;
 

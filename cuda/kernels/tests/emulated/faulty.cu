@@ -1,15 +1,16 @@
-// Kernels with faults, and some without, for the emulator's own test. Each takes the address of 64 floats, one for each of its threads.
+// Kernels with faults, and some without, for the emulator's own test. Each takes the address of 64 floats, one per
+// thread.
 #include "../../cu/pack.cuh"
 #include "../../cu/tensor.cuh"
 
-// Reads what another thread writes, without a barrier between.
+// Reads what another thread writes, without a barrier in between.
 ENTRY(faulty_race, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     room[threadIdx.x] = float(threadIdx.x);
     as_mut<float>(a)[threadIdx.x] = room[(threadIdx.x + 1) % blockDim.x];
 }
 
-// Each block adds one to what the block before it has left.
+// Each block adds one to the previous block's result.
 ENTRY(faulty_blocks, uint64_t, 64) {
     float* x = as_mut<float>(a);
     if (threadIdx.x == 0) x[blockIdx.x] = blockIdx.x ? x[blockIdx.x - 1] + 1.0f : 1.0f;
@@ -26,8 +27,8 @@ ENTRY(faulty_turns, uint64_t, 64) {
     }
 }
 
-// The threads of a warp hand each other something through shared memory, with no more than a shuffle between, with a __syncwarp for a part of
-// them, and with one for all.
+// The threads of a warp exchange values through shared memory: with only a shuffle in between, with a __syncwarp of
+// some of them, and with a __syncwarp of all.
 DEVICE void through_shared(uint64_t a, unsigned from) {
     DYNAMIC_SHARED(float, room);
     as_mut<float>(a)[threadIdx.x] = room[from];
@@ -55,7 +56,7 @@ ENTRY(faulty_synced, uint64_t, 64) {
 
 ENTRY(faulty_atomic, uint64_t, 64) { atomicAdd(as_mut<float>(a), 1.0f); }
 
-// Half of the threads wait for all of them, the others for their warp alone.
+// Half of the threads wait for the whole block, the others only for their warp.
 ENTRY(faulty_divergence, uint64_t, 64) {
     if (threadIdx.x % 2) {
         __syncthreads();
@@ -64,7 +65,7 @@ ENTRY(faulty_divergence, uint64_t, 64) {
     }
 }
 
-// The mask names all lanes, and half of them are behind a barrier that they do not reach before.
+// The mask names all lanes, but half of them wait at a barrier first.
 ENTRY(faulty_absent, uint64_t, 64) {
     if (threadIdx.x % 32 < 16) __shfl_xor_sync(ALL, 1.0f, 1);
     __syncthreads();
@@ -72,7 +73,7 @@ ENTRY(faulty_absent, uint64_t, 64) {
 
 ENTRY(faulty_unnamed, uint64_t, 64) { __shfl_xor_sync(0x0000ffff, 1.0f, 1); }
 
-// Lanes meet, some for one thing and some for another.
+// Lanes of a warp meet for different operations.
 ENTRY(faulty_crossed, uint64_t, 64) {
     if (threadIdx.x % 2) {
         __shfl_xor_sync(ALL, 1.0f, 1);
@@ -88,7 +89,7 @@ ENTRY(faulty_ended, uint64_t, 64) {
     load_matrices(room);
 }
 
-// Half of a warp adds up; the other half asks lanes that have ended.
+// Half of a warp computes a sum; the other half reads from lanes that have ended.
 ENTRY(faulty_halves, uint64_t, 64) {
     if (threadIdx.x >= 32) return;
     float x = float(threadIdx.x);
@@ -97,7 +98,7 @@ ENTRY(faulty_halves, uint64_t, 64) {
         as_mut<float>(a)[threadIdx.x] = x;
         return;
     }
-    // A lane counts as ended here when it comes to its end, whenever that is: the barrier lets all others come to theirs.
+    // A lane counts as ended only when it returns; the barrier lets all other lanes return first.
     __syncthreads();
     as_mut<float>(a)[threadIdx.x] = __shfl_sync(ALL, x, threadIdx.x - 16);
 }
@@ -107,7 +108,7 @@ ENTRY(faulty_overrun, uint64_t, 64) {
     room[threadIdx.x + 1] = 0.0f;
 }
 
-// A float behind all of them, written or read.
+// Writes or reads one float past the end.
 ENTRY(faulty_beyond, uint64_t, 64) {
     if (threadIdx.x == 0) as_mut<float>(a)[64] = 0.0f;
 }
@@ -118,7 +119,7 @@ ENTRY(faulty_read_beyond, uint64_t, 64) {
     x[threadIdx.x] = next;
 }
 
-// Copies 16 bytes and does not wait for them, or reads them before it waits.
+// Begins a copy of 16 bytes and does not wait for it, or reads the bytes before waiting.
 ENTRY(faulty_hasty, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     if (threadIdx.x < 16) begin_copy(room + 4 * threadIdx.x, as<float>(a) + 4 * threadIdx.x, true);
@@ -132,7 +133,7 @@ ENTRY(faulty_early, uint64_t, 64) {
     end_copies();
 }
 
-// Writes where a copy may be on its way, although there is a barrier behind its begin.
+// Writes to the target of a copy in flight, although a barrier separates the write from the start of the copy.
 ENTRY(faulty_overwritten, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     if (threadIdx.x < 16) begin_copy(room + 4 * threadIdx.x, as<float>(a) + 4 * threadIdx.x, true);
@@ -141,13 +142,13 @@ ENTRY(faulty_overwritten, uint64_t, 64) {
     end_copies();
 }
 
-// A row of a matrix that begins between two multiples of 16 bytes.
+// A row of a matrix that is not aligned to 16 bytes.
 ENTRY(faulty_odd, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     load_matrices(room + 1);
 }
 
-// Sixteen bytes that begin between two multiples of sixteen.
+// A 16-byte access that is not aligned to 16 bytes.
 ENTRY(faulty_read_askew, uint64_t, 64) {
     if (threadIdx.x == 0) as_mut<float>(a)[0] = load_pack<4>(as<float>(a) + 1)[0];
 }

@@ -1,4 +1,4 @@
-// Sixteen-bit numbers on the host, by their bits. All roundings are to nearest, ties to even.
+// 16-bit floats on the host, by their bits. All roundings are to nearest, ties to even.
 #pragma once
 
 #include <math.h>
@@ -32,7 +32,7 @@ struct Binary16 {
         } else if (bits >= 0x477ff000) {
             half = 0x7c00;
         } else if (bits < 0x38800000) {
-            // Below 2^-14: beside 1/2 a float has the subnormals' unit in the last place.
+            // Below 2^-14. Floats next to 1/2 have the same unit in the last place as f16's subnormals.
             half = to_bits(of_bits(bits) + 0.5f) - to_bits(0.5f);
         } else {
             half = (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
@@ -50,7 +50,7 @@ struct Bfloat16 {
     }
 };
 
-// Rounded so that a second rounding, to fewer bits, gives what one alone would.
+// Rounds to odd, so that a second rounding to fewer bits gives the same result as a single rounding.
 static inline float to_odd(double x) {
     float near = float(x);
     if (isnan(x) || isinf(near) || double(near) == x) return near;

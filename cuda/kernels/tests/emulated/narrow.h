@@ -1,4 +1,4 @@
-// A number of sixteen bits that computes as a float and is rounded after each operation.
+// A 16-bit float that computes in f32 and is rounded after each operation.
 #pragma once
 #include <type_traits>
 

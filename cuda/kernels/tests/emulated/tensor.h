@@ -1,5 +1,5 @@
-// What cu/tensor.cuh takes from a device: products of 16-bit matrices by the threads of a warp, and copies that arrive when they are waited for;
-// and the accesses of cu/pack.cuh.
+// The device functions that cu/tensor.cuh needs: products of 16-bit matrices by the threads of a warp, and copies that
+// arrive when they are waited for; and the accesses of cu/pack.cuh.
 #pragma once
 
 #include "emulator.h"
@@ -8,13 +8,13 @@ namespace emulator {
 
 static inline bool in_pieces(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// An access of 16 bytes of memory, between there and registers.
+// A 16-byte access between memory and registers.
 static inline void copy_pack(void* to, const void* from, const void* memory) {
     if (!in_pieces(memory)) fail("an access of 16 bytes that does not begin at a multiple");
     memcpy(to, from, 16);
 }
 
-// What is copied is NaN until it is waited for.
+// The target of a copy is NaN until the copy is waited for.
 static inline void begin_copy(void* to, const void* from) {
     if (!in_pieces(to) || !in_pieces(from)) fail("a copy of 16 bytes that do not begin at a multiple");
     access(to, 16, true);
@@ -26,7 +26,7 @@ static inline void begin_copy(void* to, const void* from) {
 static inline void end_copies() {
     NotOfKernel accesses;
     for (const Copy& copy : block->begun[current]) {
-        // Anywhere between its begin and here it may have been read and written.
+        // The copy may have read and written at any time between its start and here.
         if (copy.from) access(copy.from, 16, false);
         access(copy.to, 16, true);
         if (copy.from) memcpy(copy.to, copy.from, 16);
@@ -49,7 +49,7 @@ static inline void store_pair(void* to, uint32_t both) {
     memcpy(to, &both, 4);
 }
 
-// Thread i gives row i % 8 of the matrix i / 8, of 8 x 8 numbers, and gets two neighbours of each.
+// Thread i passes the address of row i % 8 of matrix i / 8; the matrices are 8 x 8. It receives two neighbours of each.
 static inline void load_matrices(uint32_t* to, const void* row, bool transposed) {
     if (!in_pieces(row)) fail("a row of a matrix that does not begin at a multiple of 16 bytes");
     FromWarp<const void*> rows(Meeting::LOAD_MATRICES, ALL_LANES, row);
@@ -66,9 +66,10 @@ static inline void load_matrices(uint32_t* to, const void* row, bool transposed)
     }
 }
 
-// to += a * b: of 16 x 8 sums thread 4 g + t has those in rows g and g + 8 and in columns 2 t and 2 t + 1; of a, 16 x 16, a pair in
-// row g, one in row g + 8, and the same eight columns on; of b, 16 x 8, in column g the pairs in rows 2 t and 2 t + 8. A device's sums are not
-// these to the last bit: here they are exact to a double.
+// to += a * b. Of the 16 x 8 sums, thread 4 g + t holds those in rows g and g + 8 and in columns 2 t and 2 t + 1. Of a,
+// 16 x 16, it holds a pair in row g, a pair in row g + 8, and the same pairs eight columns further. Of b, 16 x 8, it
+// holds in column g the pairs in rows 2 t and 2 t + 8. A device's sums may differ in the last bit: here they are
+// computed in double.
 template <class WIDENED> void multiply(float* to, const uint32_t* a, uint32_t b0, uint32_t b1, WIDENED widened) {
     struct Operands { uint32_t a[4], b[2]; };
     FromWarp<Operands> warp(Meeting::MULTIPLY, ALL_LANES, Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
@@ -80,7 +81,7 @@ template <class WIDENED> void multiply(float* to, const uint32_t* a, uint32_t b0
         for (unsigned column = 0; column < 2; column++) {
             Operands of_b = warp[(pair * 2 + column) * 4 + t];
             for (unsigned i = 0; i < 4; i++) {
-                // The half of the rows, and that of what is summed over.
+                // The half of the rows, and the half of the summed dimension.
                 unsigned half = i % 2, over = i / 2;
                 for (unsigned shift = 0; shift < 32; shift += 16) {
                     double x = widened(uint16_t(row.a[i] >> shift)), y = widened(uint16_t(of_b.b[over] >> shift));

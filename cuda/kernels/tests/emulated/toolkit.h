@@ -1,4 +1,4 @@
-// What nvcc declares without being asked, as far as candle's kernels use it.
+// What nvcc declares implicitly, as far as candle's kernels use it.
 #pragma once
 #include <assert.h>
 
@@ -14,7 +14,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// `__global__` stays as it is, and the compiler of scripts/emulated-nvcc finds kernels by it.
+// `__global__` is not defined away: scripts/emulated-nvcc finds kernels by it.
 
 #undef assert
 #define assert(CONDITION) ((CONDITION) ? void() : emulator::fail("assertion failed: " #CONDITION))
@@ -51,7 +51,7 @@ static inline double __longlong_as_double(long long bits) {
     return x;
 }
 
-// One thread runs at a time, and gives way where it waits only.
+// Only one thread runs at a time, and it yields only where it waits.
 template <class T, class F> T atomically(T* address, F next) {
     emulator::access(address, sizeof(T), true, true);
     emulator::NotOfKernel accesses;

@@ -1,7 +1,8 @@
-// What the lanes of a warp hand each other.
+// Data exchange between the lanes of a warp.
 //
-// As on a device a mask must name its caller, and a lane waits for all lanes that it names and that have not ended, with the same mask and
-// for the same operation. What comes of a lane that did not take part is NaN. None of these but __syncwarp orders memory.
+// As on a device, a mask must include its caller, and a lane waits for all lanes in its mask that have not ended, with
+// the same mask and for the same operation. A value from a lane that did not take part is NaN. Of these operations,
+// only __syncwarp orders memory.
 #pragma once
 
 #include "block.h"
@@ -20,7 +21,7 @@ static void meet(Meeting meeting, uint32_t mask) {
     wait(State::AT_WARP);
 }
 
-// Hands something to this warp, and has what each lane has handed.
+// Passes a value to the warp, and gives access to the value of each lane.
 template <class T> struct FromWarp {
     const Thread* lanes;
     uint32_t came, turns;
@@ -44,7 +45,7 @@ template <class T> struct FromWarp {
     }
 };
 
-// What the lanes that came say of a condition.
+// Collects the votes of the lanes that took part.
 static uint32_t ballot(uint32_t mask, bool condition) {
     FromWarp<bool> said(Meeting::VOTE, mask, condition);
     uint32_t votes = 0;
@@ -59,7 +60,7 @@ static uint32_t ballot(uint32_t mask, bool condition) {
 static inline void __syncthreads() { emulator::wait(emulator::State::AT_BLOCK); }
 static inline void __syncwarp(uint32_t mask = emulator::ALL_LANES) { emulator::meet(emulator::Meeting::SYNC, mask); }
 
-// Of the lanes of a part of the warp, `width` of them, a power of two.
+// Shuffles within groups of `width` lanes, a power of two.
 template <class T> T __shfl_sync(uint32_t mask, T value, unsigned from, unsigned width = 32) {
     unsigned own = emulator::lane();
     return emulator::FromWarp<T>(emulator::Meeting::SHUFFLE, mask, value)[own / width * width + from % width];

@@ -1,17 +1,17 @@
-//! Attention against f64.
+//! Compares attention with f64.
 
 use zero_kernels::attention::{Geometry, Saved, backward, forward};
 use zero_kernels::{Address, Dtype};
 
 use crate::{Memory, epsilon, numbers, on_device, rounded};
 
-/// Of [batch, time, heads, size] each: q, k, v, the gradient of the result.
+/// q, k, v and the gradient of the result, [batch, time, heads, size] each.
 struct Case {
     of: Geometry,
     qkv: [Vec<f32>; 3],
     d_out: Vec<f32>,
     firsts: Vec<u32>,
-    /// Heads whose blocks are mixed, if it is not for the launch to say.
+    /// Heads whose blocks are interleaved, if not chosen by the launch.
     together: Option<u32>,
 }
 
@@ -21,7 +21,7 @@ impl Case {
         let values = |seed, heads| rounded(of.dtype, &numbers(seed, count(heads)));
         let q: Vec<f32> = values(1, of.heads).iter().map(|x| 2.0 * x).collect();
         let position = |at: u32| at % of.time;
-        // Documents of lengths that fit no tile.
+        // Documents whose lengths do not match any tile.
         let first = |at: u32| if documents { position(at) / 41 * 41 } else { 0 };
         Self {
             of,
@@ -36,7 +36,7 @@ impl Case {
         (((sample * self.of.time + position) * heads + head) * self.of.size) as usize
     }
 
-    /// The result and the gradients of q, k and v, in f64; beside each number what its terms come to without their signs.
+    /// The result and the gradients of q, k and v, in f64; each with the sum of the magnitudes of its terms.
     fn exact(&self) -> [Vec<[f64; 2]>; 4] {
         let Geometry { batch, time, heads, kv_heads, size, .. } = self.of;
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
@@ -75,7 +75,7 @@ impl Case {
         all
     }
 
-    /// The same by the kernels.
+    /// The same results from the kernels.
     fn found(&self) -> Option<[Vec<f32>; 4]> {
         let dtype = self.of.dtype;
         on_device(|device| {
@@ -103,7 +103,7 @@ impl Case {
                 let [dq, dk, dv] = gradients.map(|memory| memory.to_floats(dtype));
                 return [out.to_floats(dtype), dq, dk, dv];
             }
-            // One buffer, in which the three follow each other at each position.
+            // One buffer in which q, k and v follow each other at each position.
             let width = (of.heads * of.size) as usize;
             let all: Vec<f32> = (0..self.d_out.len() / width)
                 .flat_map(|row| self.qkv.each_ref().map(|of| &of[row * width..(row + 1) * width]))
@@ -123,9 +123,9 @@ impl Case {
         })
     }
 
-    /// Each number is as near to the exact one as its terms allow. Of 16 bits, a probability or the gradient of a score, Σ out·d_out by way of
-    /// the result, and the number itself are rounded to the type, or to its smallest numbers; of f32, scores reach 6 and have errors of 6
-    /// units, and e^score has them all.
+    /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types these are rounded to
+    /// the type, or to its smallest numbers: a probability or the gradient of a score, Σ out·d_out through the result,
+    /// and the number itself. For f32, scores reach 6 and have errors of 6 units, which e^score inherits.
     fn check(&self) {
         let Some(found) = self.found() else { return };
         let of = &self.of;
@@ -153,7 +153,8 @@ fn every_type_and_every_size_of_a_head() {
     for (size, time) in [(1, 3), (32, 33), (40, 65), (64, 64), (96, 40), (128, 35)] {
         Case::new(Geometry { size, time, ..one }, false).check();
     }
-    // In tiles of 64 and 128, by copies of 16 bytes where all are whole; tiles that all see, and such that some warps do not.
+    // Tiles of 64 and of 128 rows, with 16-byte copies if all rows are aligned; tiles that every row sees, and tiles
+    // that some warps do not see.
     for (size, time) in [(1, 3), (17, 65), (64, 130), (64, 260), (100, 70), (128, 64), (128, 132)] {
         Case::new(Geometry { size, time, dtype: Dtype::Bf16, ..one }, false).check();
     }
@@ -164,7 +165,7 @@ fn every_type_and_every_size_of_a_head() {
 
 /// A block finds its tile and its head whatever the order of blocks.
 #[test]
-fn heads_that_are_together_leave_no_trace() {
+fn interleaving_heads_changes_no_bits() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let of = Geometry { batch: 1, time: 132, heads: 4, kv_heads: 2, size: 8, dtype, ..SMALL };
         let found = |together| Case { together, ..Case::new(of, false) }.found();
@@ -186,9 +187,9 @@ fn documents_do_not_see_each_other_and_packed_buffers_have_the_same_bits() {
     packed.check();
 }
 
-/// Documents that come before in a buffer leave no trace, and neither do other samples.
+/// Earlier documents in a buffer do not influence a row's bits, and neither do other samples.
 #[test]
-fn a_rows_bits_depend_on_what_it_sees_alone() {
+fn a_rows_bits_depend_only_on_what_it_sees() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         bits_depend_on_what_is_seen(Geometry { batch: 2, time: 82, heads: 1, dtype, ..SMALL });
     }
@@ -198,7 +199,7 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
     let whole = Case::new(of, true);
     let mut changed = Case::new(of, true);
     let row = of.size as usize;
-    // All but the second document of the second sample.
+    // Changes everything but the second document of the second sample.
     let kept = (82 + 41) * row..(82 + 82) * row;
     for values in changed.qkv.iter_mut().chain([&mut changed.d_out]) {
         values[..kept.start].iter_mut().for_each(|x| *x = 1.5 - *x);
@@ -212,7 +213,7 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
 }
 
 #[test]
-fn what_no_kernel_is_for_is_refused() {
+fn unsupported_geometries_are_rejected() {
     let message = |of: Geometry| forward(&of, [0; 3], 0, 0).unwrap_err().to_string();
     let large = message(Geometry { size: 160, ..SMALL });
     assert_eq!(large, "attention on a GPU: a head has 1 to 128 elements, not 160");

@@ -1,4 +1,4 @@
-//! Cross-entropy against f64.
+//! Compares cross-entropy with f64.
 
 use zero_kernels::Dtype;
 use zero_kernels::cross_entropy::{Logits, Upstream, backward, foreseen, forward, mean_loss, rescale};
@@ -11,7 +11,7 @@ fn losses_and_the_gradient_in_place() {
     for (rows, classes) in [(1, 1), (7, 50), (3, 3000)] {
         for dtype in Dtype::ALL {
             let count = (rows * classes) as usize;
-            // A shift that only a largest element taken off can bear.
+            // An offset that overflows unless the largest element is subtracted.
             let x: Vec<f32> = numbers(1, count).iter().map(|x| 8.0 * x + 200.0).collect();
             let x = rounded(dtype, &x);
             let targets: Vec<u32> = (0..rows).map(|row| (row * 37 + 5) % classes).collect();
@@ -47,7 +47,8 @@ fn losses_and_the_gradient_in_place() {
     }
 }
 
-/// f32 logits in rows with a gap between; their gradients as `dtype` in the first bytes of each, or where `dtype` is f32.
+/// Takes f32 logits in rows with gaps; computes their gradients as `dtype`, in place at the start of each row, and as
+/// f32.
 fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) -> Option<(Vec<u32>, Vec<f32>, u32)> {
     let (rows, classes) = (logits.len(), logits[0].len());
     let mut spread = vec![-7.0; rows * stride];
@@ -68,7 +69,7 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
         };
         device.run(&forward(&of, statistics.address()));
         device.run(&mean_loss(of.rows, statistics.address(), loss.address()));
-        // Of a mean over more rows than are here.
+        // The mean is over more rows than this buffer has.
         let launch = backward(&of, statistics.address(), (Upstream::Known(2.0), 100), (dtype, at));
         device.run(&launch);
         let narrow = x.to_floats(dtype);
@@ -81,8 +82,8 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
 }
 
 #[test]
-fn logits_with_gaps_become_gradients_of_fewer_bits_in_place() {
-    // More than a turn of a block's threads, and not a multiple of it.
+fn gradients_of_strided_logits_are_narrowed_in_place() {
+    // More than one turn of a block's threads, and not a multiple of it.
     let (rows, classes, stride) = (3, 1300, 1304);
     let logits: Vec<Vec<f32>> = (0..rows).map(|row| numbers(row, classes).iter().map(|x| 3.0 * x).collect()).collect();
     let targets = [5, 1299, 0];
@@ -99,7 +100,7 @@ fn logits_with_gaps_become_gradients_of_fewer_bits_in_place() {
 }
 
 #[test]
-fn a_target_that_is_no_class_spoils_the_loss_and_its_own_row() {
+fn a_target_out_of_range_makes_the_loss_and_its_row_nan() {
     let logits: Vec<Vec<f32>> = (0..3).map(|row| numbers(row, 9)).collect();
     for dtype in Dtype::ALL {
         let Some((good, _, loss)) = gradients(&logits, 9, &[1, 8, 3], dtype) else { return };
@@ -112,7 +113,7 @@ fn a_target_that_is_no_class_spoils_the_loss_and_its_own_row() {
 }
 
 #[test]
-fn gradients_for_another_gradient_of_the_loss() {
+fn gradients_are_rescaled_to_the_gradient_of_the_loss() {
     for dtype in Dtype::ALL {
         let (x, before) = (rounded(dtype, &numbers(1, 300)), rounded(dtype, &numbers(2, 300)));
         for (upstream, add) in [(0.25f32, false), (0.25, true), (0.75, false), (0.75, true)] {

@@ -1,4 +1,5 @@
-//! Activations and rotary embedding against f64, dropout and rows to the bit. (Their bits against the CPU's operations: `ops/tests/ops`.)
+//! Compares activations and rotary embedding with f64, dropout and rows bit by bit. (`ops/tests/ops` compares their
+//! bits with the CPU's operations.)
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
@@ -8,7 +9,7 @@ use zero_kernels::rows::{self, BLOCK, Onto};
 
 use crate::{Memory, assert_near, epsilon, numbers, on_device, rounded};
 
-/// Φ(x), by the complementary error function's continued fraction and series.
+/// Φ(x), by numerical integration of the density.
 fn cdf(x: f64) -> f64 {
     // Simpson's rule over the density.
     let (n, from) = (4000, -12.0);
@@ -67,7 +68,7 @@ fn swiglu_and_its_gradients() {
             let mut y = Memory::unwritten(count * 4);
             let n = count as u64;
             device.run(&activation::swiglu(dtype, n, [g.address(), u.address()], y.address()).unwrap());
-            // In the place of gate and up.
+            // The gradients overwrite gate and up.
             let (from, to) = ([g.address(), u.address()], [g.address(), u.address()]);
             device.run(&activation::swiglu_backward(dtype, n, from, d.address(), to).unwrap());
             (y.to_floats(dtype)[..count].to_vec(), g.to_floats(dtype), u.to_floats(dtype))
@@ -86,7 +87,7 @@ fn swiglu_and_its_gradients() {
 }
 
 #[test]
-fn pairs_turn_and_turn_back() {
+fn pairs_are_rotated_and_rotated_back() {
     let shape @ [batch, time, heads, size] = [2u32, 5, 3, 8];
     let (count, half, positions) = ((batch * time * heads * size) as usize, size as usize / 2, 7);
     let angle = |at: usize| (at / half) as f64 * 100f64.powf(-((at % half) as f64) / half as f64);
@@ -130,8 +131,8 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 #[test]
-fn elements_are_dropped_by_their_place_alone() {
-    // The first of its authors' known answers.
+fn dropout_depends_only_on_an_elements_index() {
+    // The first known answer of the authors.
     assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     let mask = Mask { key: [7, 9], first_sample: (1 << 32) - 1, probability: 0.3, scale: 1.0 / 0.7 };
     for [samples, size] in [[1u64, 1u64], [3, 10], [2, 1028]] {
@@ -156,12 +157,12 @@ fn elements_are_dropped_by_their_place_alone() {
 }
 
 #[test]
-fn a_row_goes_into_all_rows_and_all_rows_into_one() {
+fn rows_are_broadcast_and_summed() {
     for [rows, size] in [[1u32, 1], [63, 5], [64, 300], [2 * BLOCK + 7, 33], [1030, 3], [17 * BLOCK + 21, 20], [3, 516]]
     {
         for dtype in Dtype::ALL {
             let (x, before) = (rounded(dtype, &numbers(7, (rows * size) as usize)), numbers(8, size as usize));
-            // Blocks of rows in order, then these: to the bit.
+            // Sums blocks of rows in order, then the partial sums in order, to get the same bits.
             let mut partials = vec![vec![0f32; size as usize]; rows.div_ceil(BLOCK) as usize];
             for (row, x) in x.chunks(size as usize).enumerate() {
                 partials[row / BLOCK as usize].iter_mut().zip(x).for_each(|(sum, x)| *sum += x);

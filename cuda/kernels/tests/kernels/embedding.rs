@@ -1,4 +1,5 @@
-//! Indices, the rows that they name, and the gradient of the table, to the bit. (Against the CPU's operation: `ops/tests/ops`.)
+//! Compares index conversion, embedding lookup and the gradient of the table bit by bit. (`ops/tests/ops` compares with
+//! the CPU's operation.)
 
 use zero_kernels::Dtype;
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
@@ -6,14 +7,14 @@ use zero_kernels::indices::{Fault, IndexType, indices};
 
 use crate::{Memory, numbers, on_device, rounded};
 
-/// Indices as u32, and what is left for the host.
+/// Converts indices to u32; returns them with the recorded fault.
 fn taken(of: IndexType, bytes: &[u8], count: u32, limit: u32) -> Option<(Vec<u64>, Fault)> {
     on_device(|device| {
         let mut from = Memory::integers(&bytes.chunks(4).map(word).collect::<Vec<_>>());
         let (mut to, mut fault) = (Memory::unwritten(count as usize * 4), Memory::integers(&[0; 8]));
         let at = [from.address(), to.address()];
         device.run(&indices(of, count, limit, at, fault.address(), 4));
-        // What is there stays there.
+        // The first recorded fault is not overwritten.
         device.run(&indices(of, count, 1, at, fault.address(), 5));
         device.run(&indices(of, count, limit, at, fault.address(), 6));
         (to.bytes().chunks(4).map(|bytes| word(bytes).into()).collect(), fault.to_fault())
@@ -27,7 +28,7 @@ fn word(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn the_first_index_out_of_range_is_left_for_the_host() {
+fn the_first_index_out_of_range_is_recorded() {
     const NONE: u64 = u32::MAX as u64;
     let of_i64 = |values: &[i64]| values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>();
     let what = |index: i64, position, limit| Fault { what: 4, details: [index as u64, position, limit] };
@@ -35,7 +36,7 @@ fn the_first_index_out_of_range_is_left_for_the_host() {
     let mut many: Vec<i64> = (0..3000).map(|i| i % 70).collect();
     let Some((found, fault)) = taken(IndexType::I64, &of_i64(&many), 3000, 70) else { return };
     assert!(found.iter().zip(&many).all(|(&found, &want)| found == want as u64));
-    // The second launch found one that is not below 1.
+    // The second launch found an index that is not below 1.
     assert_eq!(fault, Fault { what: 5, details: [1, 1, 1] });
 
     (many[2999], many[1030], many[1025]) = (70, -1, 1 << 32);
@@ -72,7 +73,7 @@ fn rows_are_looked_up() {
     assert!(gather(&Lookup { count: 0, ..of(Dtype::F32) }, 0, 0, 0).is_none());
 }
 
-/// Indices of which some come often, most once or never, and each hundredth is none.
+/// Indices of which some are frequent, most occur once or never, and every hundredth is invalid.
 fn some_indices(count: usize) -> Vec<u32> {
     let index = |i: usize| if i % 100 == 99 { u32::MAX } else { ((i * i * 7 + i) % 211 % (1 + i % 300)) as u32 };
     (0..count).map(index).collect()

@@ -1,4 +1,4 @@
-//! The norm of gradients, and what comes of it: the bits of `zero_optim`.
+//! The gradient norm and its verdict are bit-identical to `zero_optim`.
 
 use zero_kernels::Dtype;
 use zero_kernels::gradient_norm::{SQUARES, Squared, Verdict, limbs, partials, square_sums, verdict};
@@ -9,7 +9,7 @@ use zero_optim::norm::{Limits, block_square_sums};
 use crate::{Device, Memory, numbers, on_device, rounded};
 
 #[test]
-fn sums_of_squares_have_the_bits_of_the_cpus() {
+fn sums_of_squares_are_bit_identical_to_the_cpus() {
     let counts = [1, 15, 1024, 1025, 0, 70 * 1024 + 77, 3];
     // Two of the ranges are not aligned.
     let starts: Vec<usize> =
@@ -45,7 +45,7 @@ fn sums_of_squares_have_the_bits_of_the_cpus() {
     assert_eq!(SQUARES, zero_optim::norm::BLOCK as u64);
 }
 
-/// The limbs and the verdict on sums.
+/// Computes the limbs and the verdict of sums.
 fn judged(device: &Device, sums: &[f64], limits: &Limits) -> (Vec<i64>, Verdict) {
     let words: Vec<u32> = sums.iter().flat_map(|x| [x.to_bits() as u32, (x.to_bits() >> 32) as u32]).collect();
     let (count, mut from) = (sums.len() as u64, Memory::integers(&words));
@@ -64,7 +64,7 @@ fn judged(device: &Device, sums: &[f64], limits: &Limits) -> (Vec<i64>, Verdict)
 }
 
 #[test]
-fn a_norm_and_its_clip_have_the_bits_of_the_hosts() {
+fn a_norm_and_its_clip_are_bit_identical_to_the_hosts() {
     let plain = Limits { loss_scale: 1.0, max_norm: 1.0, limit: f64::INFINITY, skips_overflow: false };
     let fp16 = Limits { loss_scale: 1536.0, max_norm: 0.0, limit: 1e3, skips_overflow: true };
     let many: Vec<f64> = (0..70_000u64).map(|i| f64::from_bits(i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 2)).collect();
@@ -75,7 +75,7 @@ fn a_norm_and_its_clip_have_the_bits_of_the_hosts() {
         vec![tiny],
         vec![f64::MIN_POSITIVE, tiny, 1e-310],
         vec![0.3],
-        // Ties to even, and just above one.
+        // Ties to even, and values just above a tie.
         vec![1.0, half_ulp],
         vec![1.0, half_ulp, tiny],
         vec![1.0 + f64::EPSILON, half_ulp],
@@ -94,7 +94,7 @@ fn a_norm_and_its_clip_have_the_bits_of_the_hosts() {
         for limits in [plain, fp16] {
             let Some((limbs, got)) = on_device(|device| {
                 let (limbs, made) = judged(device, sums, &limits);
-                // NaN is equal to itself by its bits alone.
+                // Compared by bits, because NaN is not equal to itself.
                 (limbs, (made.norm.to_bits(), made.clip.to_bits(), made.scale.to_bits(), made.admitted))
             }) else {
                 return;

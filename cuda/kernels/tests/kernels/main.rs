@@ -1,9 +1,9 @@
-//! The kernels against the same in f64 or the CPU's bits: on an emulated device, and with feature `cuda` through the driver on a card
-//! (`tests/card`). Skipped where there is no C++ compiler.
+//! Compares the kernels with f64 or with the CPU's bits: on an emulated device, and with the feature `cuda` through the
+//! driver on a card (`tests/card`). Skipped without a C++ compiler.
 //!
-//! A case is a closure for [`on_device`]: it makes [`Memory`], launches with [`Device::run`], and returns what the kernels wrote, which must
-//! be the same in every run. Results go to memory that is [`Memory::unwritten`] before, and are compared outside of the closure. Inputs
-//! are [`numbers`].
+//! A case is a closure for [`on_device`]: it creates [`Memory`], launches with [`Device::run`], and returns what the
+//! kernels wrote, which must be the same in every run. Results go to [`Memory::unwritten`] memory and are compared
+//! outside of the closure. Inputs are [`numbers`].
 #![allow(unsafe_code)]
 
 mod attention;
@@ -29,8 +29,9 @@ use memory::{Device, Memory};
 use zero_kernels::emulated::{self, Compiled, Emulator, How, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
 
-/// What a case gives, the same for every order of threads on the emulator, and each time on a card. With a card the emulator runs one order
-/// and the mock, of which each launch has another, the rest; a GPU is asked alone, as it may have no compiler beside it.
+/// Runs a case and returns its result, which must be the same for every order of threads on the emulator, and in every
+/// run on a card. With the mock, the emulator runs one order and the mock, which uses another order at each launch, the
+/// others; on a GPU only the GPU runs, since its machine may have no compiler.
 fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
     let mut results = vec![];
     if !is_gpu() {
@@ -58,19 +59,19 @@ fn is_gpu() -> bool {
     cfg!(feature = "cuda") && env::var_os("ZERO_TRAIN_CUDA_TESTS").is_some()
 }
 
-/// What `ZERO_TRAIN_TEST_SEED` says: other inputs for all tests. 0 if it is not set.
+/// The value of `ZERO_TRAIN_TEST_SEED`, which varies the inputs of all tests. 0 if unset.
 fn test_seed() -> u32 {
     static SEED: OnceLock<u32> = OnceLock::new();
     *SEED.get_or_init(|| {
         let Ok(text) = env::var("ZERO_TRAIN_TEST_SEED") else { return 0 };
         let seed = text.parse().unwrap_or_else(|_| panic!("ZERO_TRAIN_TEST_SEED: a number below 2³², not {text}"));
-        // Whatever tests keep to themselves.
-        writeln!(std::io::stderr(), "ZERO_TRAIN_TEST_SEED={seed}").expect("somebody reads it");
+        // Written to stderr directly, so that the test harness does not capture it.
+        writeln!(std::io::stderr(), "ZERO_TRAIN_TEST_SEED={seed}").expect("stderr can be written");
         seed
     })
 }
 
-/// Numbers without a pattern, in −1..1: others for each seed, and for each of the test's.
+/// Pseudorandom numbers in −1..1; they depend on `seed` and on the test seed.
 fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let seed = seed.wrapping_add(test_seed().wrapping_mul(0x9e37_79b9));
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
@@ -82,12 +83,12 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The numbers as they are after rounding to a type.
+/// The numbers after rounding to a type.
 fn rounded(dtype: Dtype, values: &[f32]) -> Vec<f32> {
     emulated::Memory::floats(dtype, values).to_floats(dtype)
 }
 
-/// Units in the last place of a type, relative.
+/// The relative unit in the last place of a type.
 fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 2f64.powi(-23),
@@ -96,7 +97,8 @@ fn epsilon(dtype: Dtype) -> f64 {
     }
 }
 
-/// Every number within `units` of the type's, or of `scale`, of what is expected.
+/// Asserts that every error is at most `units` units in the last place of the expected number in the type, plus as many
+/// f32 units of `scale`.
 fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, scale: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -106,9 +108,9 @@ fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, 
     }
 }
 
-/// Memory of the emulator is none of a card's.
+/// Memory of the emulator is not memory of a card, so cases must use `crate::Memory`.
 #[test]
-fn cases_make_memory_where_they_run() {
+fn cases_use_the_memory_of_their_device() {
     if is_gpu() {
         return;
     }
@@ -120,13 +122,13 @@ fn cases_make_memory_where_they_run() {
     }
 }
 
-/// A launch of `tests/emulated/faulty.cu`.
+/// A launch of a kernel of `tests/emulated/faulty.cu`.
 fn faulty<A>(entry: &str, args: A) -> Launch<A> {
     let (source, entry) = (Source::Norm, format!("faulty_{entry}"));
     Launch { source, entry, grid: [1, 1, 1], threads: 64, shared_bytes: 64 * 4, args }
 }
 
-/// The emulator finds what it is there to find.
+/// The emulator detects each kind of fault.
 #[test]
 fn faults_are_found() {
     if is_gpu() {
@@ -135,11 +137,12 @@ fn faults_are_found() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/faulty.cu");
     let Some(kernels) = Compiled::new(&file).unwrap() else { return };
     let numbers = || emulated::Memory::floats(Dtype::F32, &[1.0; 64]);
-    // SAFETY: the kernels of this file read and write at most 64 floats; those that go beyond are watched or reach the sentinels alone.
+    // SAFETY: the kernels of this file access at most 64 floats; those that go beyond are watched or only reach the
+    // sentinels.
     let run = |launch: &Launch<u64>, order, how| unsafe { kernels.run(launch, order, how) };
     let alone = |entry, how| run(&faulty(entry, numbers().address()), 0, how);
 
-    // What threads or blocks do without an order shows in the results of other orders.
+    // Unordered accesses of threads or blocks show in the results of other orders.
     for (entry, blocks) in [("race", 1), ("blocks", 4), ("turns", 4)] {
         let results = ORDERS.map(|order| {
             let mut out = emulated::Memory::floats(Dtype::F32, &[0.0; 64]);
@@ -148,7 +151,7 @@ fn faults_are_found() {
         });
         assert!(results.iter().any(|result| *result != results[0]), "the race of {entry} was not seen");
         if entry == "race" {
-            // What was never written is NaN: the first thread in the first order reads what the second one has yet to write.
+            // Unwritten memory is NaN: in the first order, the first thread reads what the second has not yet written.
             assert!(f32::from_bits(results[0][0]).is_nan());
         }
     }
@@ -188,7 +191,7 @@ fn faults_are_found() {
         assert_eq!(alone(entry, How::Watched), Ok(()), "{entry}");
     }
 
-    // What ends a launch however it runs.
+    // Faults that end a launch in every mode.
     let ends = [
         ("divergence", "a warp's mask names a lane that does not come"),
         ("absent", "a warp's mask names a lane that does not come"),
@@ -211,7 +214,7 @@ fn faults_are_found() {
         assert_eq!(alone(entry, How::Plain), Err(format!("faulty_{entry}: {askew}")));
     }
 
-    // Some lanes of a warp, and those that have ended, keep nobody waiting.
+    // Masks may name a part of a warp, and lanes that have ended do not keep others waiting.
     let mut memory = numbers();
     run(&faulty("halves", memory.address()), 0, How::Watched).unwrap();
     let halves: Vec<f32> = memory.to_floats(Dtype::F32)[..32].into();
@@ -228,7 +231,7 @@ fn faults_are_found() {
     let launch = faulty("beyond", 0u64);
     let error = run(&Launch { threads: 128, ..launch }, 0, How::Plain).unwrap_err();
     assert_eq!(error, "faulty_beyond: more threads than the kernel is compiled for");
-    // SAFETY: nothing runs with arguments of another size.
+    // SAFETY: the emulator rejects arguments of another size and runs nothing.
     let error = unsafe { kernels.run(&faulty("beyond", 1u32), 0, How::Plain) }.unwrap_err();
     assert_eq!(error, "faulty_beyond: arguments of another size");
     for grid in [[1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1], [0, 1, 1]] {

@@ -1,4 +1,4 @@
-//! Where a case runs, and its memory there: the emulator's, or a card's with the same sentinels around it.
+//! The device of a case and its memory: the emulator's, or a card's with the same sentinels around it.
 
 #[cfg(feature = "cuda")]
 pub(crate) use seat::Seat;
@@ -6,11 +6,11 @@ use zero_kernels::emulated::{self, Emulator};
 use zero_kernels::indices::Fault;
 use zero_kernels::{Address, Dtype, Launch};
 
-/// What runs the launches of a case.
+/// Runs the launches of a case.
 pub(crate) enum Device {
     /// The emulator, with the threads of a block in one order.
     Emulated { emulator: &'static Emulator, order: u32 },
-    /// A card. Memory that this thread makes while there is one is the card's.
+    /// A card. Memory that this thread creates during the case is the card's.
     #[cfg(feature = "cuda")]
     Card(std::rc::Rc<Seat>),
 }
@@ -19,7 +19,8 @@ impl Device {
     /// Runs a launch to its end. The case holds the [`Memory`] at its addresses.
     pub(crate) fn run<A>(&self, launch: &Launch<A>) {
         match self {
-            // SAFETY: every case makes the memory of its launches in front of them, in the sizes that the launch's documentation says.
+            // SAFETY: every case creates the memory of its launches beforehand, in the sizes that the launch's
+            // documentation requires.
             Self::Emulated { emulator, order } => unsafe { emulator.run(launch, *order) }.unwrap(),
             #[cfg(feature = "cuda")]
             Self::Card(seat) => seat.run(launch),
@@ -27,7 +28,8 @@ impl Device {
     }
 }
 
-/// Memory that kernels may read and write. What lies around it is looked at whenever it is read, and at its end.
+/// Memory that kernels may read and write. The surrounding sentinels are checked whenever the memory is read, and when
+/// it is dropped.
 pub(crate) struct Memory {
     host: emulated::Memory,
     #[cfg(feature = "cuda")]
@@ -35,17 +37,17 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// `bytes` bytes with all bits set: numbers of every type are NaN.
+    /// Allocates `bytes` bytes with all bits set, which is NaN in every type.
     pub(crate) fn unwritten(bytes: usize) -> Self {
         Self::placed(emulated::Memory::unwritten(bytes))
     }
 
-    /// Numbers in a type, each rounded once.
+    /// Allocates numbers in a type, each rounded once.
     pub(crate) fn floats(dtype: Dtype, values: &[f32]) -> Self {
         Self::placed(emulated::Memory::floats(dtype, values))
     }
 
-    /// Whole numbers.
+    /// Allocates u32 values.
     pub(crate) fn integers(values: &[u32]) -> Self {
         Self::placed(emulated::Memory::integers(values))
     }
@@ -58,7 +60,7 @@ impl Memory {
         }
     }
 
-    /// Where it begins, a multiple of 16.
+    /// The address of the first byte, a multiple of 16.
     pub(crate) fn address(&mut self) -> Address {
         #[cfg(feature = "cuda")]
         if let Some(copied) = &self.on_card {
@@ -111,7 +113,7 @@ mod seat {
 
     use crate::card::Card;
 
-    /// A card, and a stream for one case.
+    /// A card and the stream of one case.
     pub(crate) struct Seat {
         card: &'static Card,
         stream: Stream,
@@ -126,9 +128,9 @@ mod seat {
             SEAT.with_borrow(Clone::clone)
         }
 
-        /// What `case` gives on the card.
+        /// Runs `case` on the card and returns its result.
         pub(crate) fn taken<R>(card: &'static Card, case: impl FnOnce(Rc<Self>) -> R) -> R {
-            /// Gets up, whatever became of the case.
+            /// Clears the thread's seat, even if the case panics.
             struct Leave;
             impl Drop for Leave {
                 fn drop(&mut self) {
@@ -147,7 +149,7 @@ mod seat {
         }
     }
 
-    /// Memory of the card that holds what memory of the host held, and the sentinels of that.
+    /// A copy of host memory and its sentinels on the card.
     pub(crate) struct Copied {
         seat: Rc<Seat>,
         allocation: Allocation,
@@ -162,7 +164,7 @@ mod seat {
             self.allocation.address() + SENTINELS as Address
         }
 
-        /// As it is now.
+        /// Returns the current contents.
         pub(crate) fn download(&self, from: &emulated::Memory) -> emulated::Memory {
             let mut whole = vec![0; self.allocation.len()];
             self.allocation.copy_to(&mut whole, &self.seat.stream).unwrap();

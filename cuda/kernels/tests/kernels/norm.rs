@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm against f64.
+//! Compares layer norm and RMS norm with f64.
 
 use zero_kernels::Dtype;
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
@@ -7,7 +7,7 @@ use crate::{Memory, assert_near, numbers, on_device, rounded};
 
 const EPS: f64 = 1e-5;
 
-/// What a norm does in f64: y, the gradients of x, weight and bias.
+/// The f64 results of a norm: y and the gradients of x, weight and bias.
 struct Exact {
     y: Vec<f64>,
     dx: Vec<f64>,
@@ -40,8 +40,8 @@ fn exact(centred: bool, [x, dy, weight, bias]: [&[f32]; 4]) -> Exact {
 
 #[test]
 fn norms_and_the_gradients_of_all_they_read() {
-    // Fewer elements than threads, more of them, more than threads have in registers, more rows than one partial sum has, and than there are
-    // partial sums for eight each.
+    // Fewer elements than threads, more than threads, more than fit the threads' registers; more rows than one partial
+    // sum covers, and more than the partial sums cover with eight rows each.
     for (rows, size) in [(1, 1), (3, 100), (21, 48), (10, 1000), (2, 8208), (4101, 1)] {
         for dtype in Dtype::ALL {
             for centred in [true, false] {
@@ -70,7 +70,7 @@ fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
         let mut partials = Memory::unwritten(of.partials(weights) * 4);
         let (from, to) = ([at_x.address(), at_dy.address(), 0], [dx.address(), partials.address()]);
         device.run(&norm::backward(&of, weights, from, to));
-        // Onto the ones that are there.
+        // Added to the existing gradients.
         let at = [partials.address(), d_weight.address()];
         device.run(&norm::sums(&of, weights, Parameter::Weight, at, true));
         if centred {
@@ -85,7 +85,7 @@ fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
     let want = exact(centred, [&x, &dy, &weight, &bias]);
     let what = format!("{rows} × {size}, centred {centred}");
     assert_near(&format!("y of {what}"), dtype, &y, &want.y, 3.0, 4.0);
-    // A row of one element has a variance of 0, and a scale of 1/√ε.
+    // A row of one element has variance 0, so its scale is 1/√ε.
     let scale = if size == 1 { EPS.powf(-0.5) * 4.0 } else { 16.0 };
     assert_near(&format!("dx of {what}"), dtype, &dx, &want.dx, 3.0, scale);
     let plus_one = |sums: &[f64]| sums.iter().map(|x| x + 1.0).collect::<Vec<_>>();
@@ -94,9 +94,9 @@ fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
     assert_near(&format!("bias of {what}"), Dtype::F32, &d_bias, &want_bias, 4.0, scale);
 }
 
-/// The sum and its norm in one pass are the two after each other, bit for bit.
+/// The fused sum and norm are bit-identical to the two run separately.
 #[test]
-fn a_residual_connection_comes_first() {
+fn a_fused_residual_norm_matches_separate_launches() {
     let of = Rows { rows: 5, size: 300, dtype: Dtype::Bf16, eps: EPS as f32 };
     let count = 1500;
     let [x, branch] = [1, 2].map(|seed| rounded(of.dtype, &numbers(seed, count)));
@@ -106,7 +106,7 @@ fn a_residual_connection_comes_first() {
             [&x, &branch, &weight, &bias].map(|values| Memory::floats(of.dtype, values));
         let [mut y, mut alone] = [(); 2].map(|()| Memory::floats(of.dtype, &vec![f32::NAN; count]));
         let weights = Weights::Layer { weight: w.address(), bias: b.address() };
-        // The sum in the place of x.
+        // The sum overwrites x.
         let (from, to) = ([x.address(), branch.address()], [x.address(), y.address()]);
         device.run(&norm::forward_residual(&of, weights, from, to));
         device.run(&norm::forward(&of, weights, x.address(), alone.address()));
@@ -118,9 +118,9 @@ fn a_residual_connection_comes_first() {
     assert_eq!(total, rounded(of.dtype, &x.iter().zip(&branch).map(|(x, b)| x + b).collect::<Vec<_>>()));
 }
 
-/// So is the gradient of x on one that is there already, and their sum.
+/// The gradient of x added to an existing one is bit-identical to computing it and adding afterwards.
 #[test]
-fn a_gradient_that_is_there_is_added_to() {
+fn a_gradient_is_added_to_an_existing_one() {
     for dtype in Dtype::ALL {
         let of = Rows { rows: 11, size: 304, dtype, eps: EPS as f32 };
         let count = 11 * 304;
@@ -134,7 +134,7 @@ fn a_gradient_that_is_there_is_added_to() {
             let mut alone = Memory::unwritten(count * 4);
             let from = [x.address(), dy.address()];
             device.run(&norm::backward(&of, weights, [from[0], from[1], 0], [alone.address(), partials.address()]));
-            // In the place of the one that is there.
+            // The result overwrites the existing gradient.
             let to = [before.address(), partials.address()];
             device.run(&norm::backward(&of, weights, [from[0], from[1], to[0]], to));
             (alone.to_floats(dtype)[..count].to_vec(), before.to_floats(dtype))

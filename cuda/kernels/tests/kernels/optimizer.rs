@@ -1,4 +1,4 @@
-//! Optimizers and roundings: the CPU's bits.
+//! Optimizer steps and roundings are bit-identical to the CPU's.
 
 use half::{bf16, f16};
 use zero_kernels::Dtype;
@@ -12,11 +12,12 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Ranges of one launch: by where they begin, so that some are read four at a time, with a head and a tail or without, and some are not.
+/// Ranges of one launch. Their starts differ, so that some are accessed four elements at a time, with or without a head
+/// and a tail, and some are not.
 const RANGES: [std::ops::Range<usize>; 5] = [0..1, 4..24, 27..5000, 5001..5004, 5008..6000];
 
 #[test]
-fn an_update_has_the_bits_of_the_cpus() {
+fn an_update_is_bit_identical_to_the_cpus() {
     let count = 6000;
     let adamw = |decoupled| AdamW { weight_decay: 0.1, decoupled, ..AdamW::default() };
     let sgd = |momentum, nesterov| Sgd { momentum, dampening: 0.1, nesterov, weight_decay: 0.1 };
@@ -31,18 +32,18 @@ fn an_update_has_the_bits_of_the_cpus() {
     ];
     let grads: Vec<Vec<f32>> = (0..3)
         .map(|step| {
-            // From squares that vanish in f32 to ones that pass its end.
+            // From gradients whose squares underflow in f32 to gradients whose squares overflow.
             let all = numbers(10 + step, count).into_iter().zip((-30..30).cycle());
             all.map(|(x, power)| x * 2f32.powi(power / 3)).collect()
         })
         .collect();
     let start = numbers(1, count);
     let step_of = |step: usize, decay| Step { step: step as u64 + 1, lr: 1e-2, grad_scale: 0.37, decay };
-    // Every second range is decayed, and the last two are not aligned with their gradients.
+    // Every second range has weight decay, and the last two have unaligned gradients.
     let decays = |range: usize| range.is_multiple_of(2);
     for (optimizer, dtype) in optimizers.iter().flat_map(|optimizer| Dtype::ALL.map(|dtype| (optimizer, dtype))) {
         let held = optimizer.states().len();
-        // Gradients that travelled in the type of the parameters.
+        // The gradients travelled in the type of the parameters.
         let Some((params, states, working)) = on_device(|device| {
             let mut params = Memory::floats(Dtype::F32, &start);
             let mut states: Vec<Memory> = (0..held).map(|_| Memory::floats(Dtype::F32, &vec![0.0; count])).collect();
@@ -93,9 +94,9 @@ fn an_update_has_the_bits_of_the_cpus() {
     }
 }
 
-/// The scale of a verdict takes the place of the factors'; one that does not admit leaves everything as it is.
+/// A verdict's scale replaces the scale of the factors; a verdict that is not admitted leaves everything unchanged.
 #[test]
-fn an_update_does_what_the_verdict_says() {
+fn an_update_follows_the_verdict() {
     let (count, start, grads) = (100, numbers(1, 100), numbers(2, 100));
     let sgd = Optimizer::Sgd(Sgd::default());
     let step = |grad_scale| Step { step: 1, lr: 0.5, grad_scale, decay: false };
@@ -145,7 +146,7 @@ fn gradients_that_travelled_are_rounded_before_they_are_added() {
     }
 }
 
-/// All of the 65536 numbers of sixteen bits, and those between and beside them.
+/// Covers all 65536 16-bit values, and values between and next to them.
 #[test]
 fn numbers_are_rounded_to_nearest_even() {
     let close = |x: f32| [x.to_bits().wrapping_sub(1), x.to_bits(), x.to_bits().wrapping_add(1)].map(f32::from_bits);
@@ -186,7 +187,7 @@ fn numbers_are_rounded_to_nearest_even() {
 }
 
 #[test]
-fn f32_stays_what_it_is() {
+fn f32_stays_unchanged() {
     let all = numbers(3, 1000);
     let Some((narrowed, widened, doubled)) = on_device(|device| {
         let mut from = Memory::floats(Dtype::F32, &all);

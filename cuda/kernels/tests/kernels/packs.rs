@@ -1,5 +1,5 @@
-//! Kernels that move sixteen bytes at a time give the same bits wherever their operands lie, for numbers of elements with and without a
-//! rest, in one turn of a launch's threads and in several.
+//! Kernels that access sixteen bytes at a time give the same bits whatever the alignment of their operands, for numbers
+//! of elements with and without a remainder, in one turn of a launch's threads and in several.
 
 use zero_kernels::activation::{self, Function};
 use zero_kernels::cross_entropy::{self, Logits, Upstream, rescale};
@@ -18,7 +18,7 @@ fn bytes(dtype: Dtype) -> usize {
     if dtype == Dtype::F32 { 4 } else { 2 }
 }
 
-/// Numbers that begin some elements behind a multiple of 16 bytes.
+/// Numbers that begin `behind` elements after a multiple of 16 bytes.
 struct Placed {
     memory: Memory,
     dtype: Dtype,
@@ -35,7 +35,7 @@ impl Placed {
         self.memory.address() + (self.behind * bytes(self.dtype)) as Address
     }
 
-    /// Their bits. What is in front of them is as it was.
+    /// Returns their bits. Panics if something wrote before them.
     fn bits(&self) -> Vec<u32> {
         let all = self.memory.to_floats(self.dtype);
         assert!(all[..self.behind].iter().all(|&x| x == -7.0), "a write in front of memory");
@@ -43,11 +43,12 @@ impl Placed {
     }
 }
 
-/// Operands: the type of each, and its numbers.
+/// The type and the numbers of each operand.
 type Operands = Vec<(Dtype, Vec<f32>)>;
 
-/// What all operands hold after `run`: the same with all at multiples of 16 bytes, with each of them behind one, and with all.
-fn is_the_same_everywhere(what: &str, operands: &Operands, run: impl Fn(&Device, &[Address])) {
+/// Checks that all operands hold the same after `run` in each of these alignments: all at multiples of 16 bytes, each
+/// one alone shifted, and all shifted.
+fn check_all_alignments(what: &str, operands: &Operands, run: impl Fn(&Device, &[Address])) {
     let places = std::iter::once(vec![0; operands.len()])
         .chain((0..operands.len()).map(|odd| (0..operands.len()).map(|i| usize::from(i == odd)).collect()))
         .chain([vec![1; operands.len()], vec![3; operands.len()]]);
@@ -73,7 +74,7 @@ fn operand(dtype: Dtype, seed: u32, count: usize) -> (Dtype, Vec<f32>) {
     (dtype, rounded(dtype, &numbers(seed, count)))
 }
 
-/// Blocks as the launch says, and one, whose threads come back.
+/// Runs a launch as it is, or with a single block, whose threads then take several turns.
 fn in_turns<A>(device: &Device, launch: Option<Launch<A>>, one: bool) {
     let launch = launch.unwrap();
     let grid = if one { [1, 1, 1] } else { launch.grid };
@@ -83,35 +84,35 @@ fn in_turns<A>(device: &Device, launch: Option<Launch<A>>, one: bool) {
 #[test]
 fn elements_one_by_one() {
     for dtype in Dtype::ALL {
-        // More than a turn of a block.
+        // Counts up to more than one turn of a block.
         for (count, one) in [(1, false), (7, false), (8, false), (4099, false), (4099 * 2, true)] {
             let (n, what) = (count as u64, format!("{dtype:?} {count}"));
             let [a, b, c] = [1, 2, 3].map(|seed| operand(dtype, seed, count));
             let wide = operand(Dtype::F32, 4, count);
             let [y, z] = [(); 2].map(|()| (dtype, vec![f32::NAN; count]));
-            is_the_same_everywhere(&format!("gelu {what}"), &vec![a.clone(), y.clone()], |device, at| {
+            check_all_alignments(&format!("gelu {what}"), &vec![a.clone(), y.clone()], |device, at| {
                 in_turns(device, activation::forward(Function::GeluTanh, dtype, n, at[0], at[1]), one);
             });
-            is_the_same_everywhere(&format!("relu's {what}"), &vec![a.clone(), b.clone(), y.clone()], |device, at| {
+            check_all_alignments(&format!("relu's {what}"), &vec![a.clone(), b.clone(), y.clone()], |device, at| {
                 in_turns(device, activation::backward(Function::Relu, dtype, n, at[0], at[1], at[2]), one);
             });
-            is_the_same_everywhere(&format!("add {what}"), &vec![a.clone(), b.clone()], |device, at| {
+            check_all_alignments(&format!("add {what}"), &vec![a.clone(), b.clone()], |device, at| {
                 in_turns(device, activation::add(dtype, n, [at[0], at[1]], at[0]), one);
             });
             let all = vec![a.clone(), b.clone(), c, y, z];
-            is_the_same_everywhere(&format!("swiglu's {what}"), &all, |device, at| {
+            check_all_alignments(&format!("swiglu's {what}"), &all, |device, at| {
                 in_turns(device, activation::swiglu_backward(dtype, n, [at[0], at[1]], at[2], [at[3], at[4]]), one);
             });
-            is_the_same_everywhere(&format!("add_to {what}"), &vec![a.clone(), wide.clone()], |device, at| {
+            check_all_alignments(&format!("add_to {what}"), &vec![a.clone(), wide.clone()], |device, at| {
                 in_turns(device, add_to(dtype, n, at[0], at[1]), one);
             });
-            is_the_same_everywhere(&format!("widen and narrow {what}"), &vec![a.clone(), wide], |device, at| {
+            check_all_alignments(&format!("widen and narrow {what}"), &vec![a.clone(), wide], |device, at| {
                 in_turns(device, narrow(dtype, n, at[1], at[0]), one);
                 in_turns(device, widen(dtype, n, at[0], at[1]), one);
             });
             for add in [false, true] {
                 let all = vec![a.clone(), b.clone(), operand(Dtype::F32, 5, 1)];
-                is_the_same_everywhere(&format!("rescale {what}"), &all, |device, at| {
+                check_all_alignments(&format!("rescale {what}"), &all, |device, at| {
                     in_turns(device, rescale(dtype, n, [at[0], at[1]], (0.25, at[2]), add), one);
                 });
             }
@@ -120,7 +121,7 @@ fn elements_one_by_one() {
 }
 
 #[test]
-fn a_sum_is_that_of_the_numbers() {
+fn add_gives_the_rounded_sum() {
     for dtype in Dtype::ALL {
         let (a, b) = (rounded(dtype, &numbers(1, 1000)), rounded(dtype, &numbers(2, 1000)));
         let Some(sum) = on_device(|device| {
@@ -138,7 +139,7 @@ fn a_sum_is_that_of_the_numbers() {
 #[test]
 fn norms() {
     for dtype in Dtype::ALL {
-        // Whole packs, a rest, and more than threads have in registers.
+        // Whole packs, packs and a remainder, and more than fits the threads' registers.
         for (rows, size) in [(9u32, 48u32), (9, 45), (2, 8208)] {
             let (of, count) = (Rows { rows, size, dtype, eps: 1e-5 }, (rows * size) as usize);
             let [x, other] = [1, 2].map(|seed| operand(dtype, seed, count));
@@ -146,14 +147,14 @@ fn norms() {
             let [y, total] = [(); 2].map(|()| (dtype, vec![f32::NAN; count]));
             let what = format!("{dtype:?} {rows} × {size}");
             let all = vec![x.clone(), other.clone(), weight.clone(), bias.clone(), y.clone(), total];
-            is_the_same_everywhere(&format!("forward {what}"), &all, |device, at| {
+            check_all_alignments(&format!("forward {what}"), &all, |device, at| {
                 let weights = Weights::Layer { weight: at[2], bias: at[3] };
                 device.run(&norm::forward_residual(&of, weights, [at[0], at[1]], [at[5], at[4]]));
             });
             let partials = (Dtype::F32, vec![f32::NAN; of.partials(Weights::Layer { weight: 0, bias: 0 })]);
             let sums = (Dtype::F32, vec![f32::NAN; size as usize]);
             let all = vec![x, other.clone(), weight, other, y, partials, sums];
-            is_the_same_everywhere(&format!("backward {what}"), &all, |device, at| {
+            check_all_alignments(&format!("backward {what}"), &all, |device, at| {
                 let weights = Weights::Layer { weight: at[2], bias: 0 };
                 device.run(&norm::backward(&of, weights, [at[0], at[1], at[3]], [at[4], at[5]]));
                 device.run(&norm::sums(&of, weights, Parameter::Bias, [at[5], at[6]], false));
@@ -173,7 +174,7 @@ fn pairs_of_heads() {
                 operand(Dtype::F32, 2, table),
                 operand(Dtype::F32, 3, table),
             ];
-            is_the_same_everywhere(&format!("rotary {dtype:?} {shape:?}"), &all, |device, at| {
+            check_all_alignments(&format!("rotary {dtype:?} {shape:?}"), &all, |device, at| {
                 device.run(&rotary(dtype, shape, [at[2], at[3]], [at[0], at[1]], Turn::Back).unwrap());
             });
         }
@@ -188,7 +189,7 @@ fn samples_with_dropout() {
             let count = (samples * size) as usize;
             let all = vec![operand(dtype, 1, count), (dtype, vec![f32::NAN; count])];
             for one in [false, true] {
-                is_the_same_everywhere(&format!("dropout {dtype:?} {samples} × {size}"), &all, |device, at| {
+                check_all_alignments(&format!("dropout {dtype:?} {samples} × {size}"), &all, |device, at| {
                     in_turns(device, dropout(dtype, [samples, size], &mask, [at[0], at[1]]), one);
                 });
             }
@@ -207,18 +208,18 @@ fn rows_of_tables_and_their_sums() {
                 (operand(dtype, 1, (entries * size) as usize), operand(dtype, 2, (count * size) as usize));
             let to = operand(Dtype::F32, 3, (entries * size) as usize);
             let all = vec![table, (dtype, vec![0.5; (count * size) as usize])];
-            is_the_same_everywhere(&format!("gather {what}"), &all, |device, at| {
+            check_all_alignments(&format!("gather {what}"), &all, |device, at| {
                 let mut ids = Memory::integers(&ids);
                 in_turns(device, gather(&of, at[0], ids.address(), at[1]), size == 9);
             });
-            is_the_same_everywhere(&format!("scatter {what}"), &vec![dy.clone(), to], |device, at| {
+            check_all_alignments(&format!("scatter {what}"), &vec![dy.clone(), to], |device, at| {
                 let (mut ids, mut room) = (Memory::integers(&ids), Memory::unwritten(8 * keys(count) as usize));
                 sort(count, ids.address(), room.address()).for_each(|launch| device.run(&launch));
                 device.run(&scatter(&of, at[0], room.address(), at[1], true).unwrap());
             });
             let all =
                 vec![dy, (Dtype::F32, vec![f32::NAN; size as usize]), (Dtype::F32, vec![f32::NAN; size as usize])];
-            is_the_same_everywhere(&format!("sums {what}"), &all, |device, at| {
+            check_all_alignments(&format!("sums {what}"), &all, |device, at| {
                 device.run(&rows::sums(dtype, [count, size], at[0], at[1]));
                 device.run(&rows::total([count, size], at[1], at[2], Onto::Nothing));
             });
@@ -229,10 +230,11 @@ fn rows_of_tables_and_their_sums() {
 #[test]
 fn losses_and_their_gradients() {
     for dtype in Dtype::ALL {
-        // One row's gap makes the next one begin elsewhere; more than a turn of a block's threads.
+        // With a gap after each row, the next row has another alignment; the last size takes more than one turn of a
+        // block's threads.
         for (classes, stride) in [(8u32, 8u64), (13, 13), (45, 48), (4 * 512 * 4 + 3, 4 * 512 * 4 + 3)] {
             let row = rounded(dtype, &numbers(1, classes as usize).iter().map(|x| 9.0 * x).collect::<Vec<_>>());
-            // The same numbers in each row.
+            // All rows have the same numbers.
             let logits = (0..3).flat_map(|_| {
                 let gap = std::iter::repeat_n(-7.0, stride as usize - classes as usize);
                 row.iter().copied().chain(gap)
@@ -240,14 +242,14 @@ fn losses_and_their_gradients() {
             let logits: Vec<f32> = logits.collect();
             let all =
                 vec![(dtype, logits.clone()), (dtype, vec![f32::NAN; logits.len()]), (Dtype::F32, vec![f32::NAN; 9])];
-            is_the_same_everywhere(&format!("cross-entropy {dtype:?} {classes}"), &all, |device, at| {
+            check_all_alignments(&format!("cross-entropy {dtype:?} {classes}"), &all, |device, at| {
                 let mut targets = Memory::integers(&[3; 3]);
                 let targets = targets.address();
                 let of = Logits { rows: 3, classes, stride, dtype, logits: at[0], targets };
                 device.run(&cross_entropy::forward(&of, at[2]));
                 device.run(&cross_entropy::backward(&of, at[2], (Upstream::Known(2.0), 3), (dtype, at[1])));
             });
-            // Wherever a row begins.
+            // The results must not depend on where a row begins.
             let Some((statistics, gradient)) = on_device(|device| {
                 let (mut x, mut targets) = (Placed::new(dtype, &logits, 1), Memory::integers(&[3; 3]));
                 let mut statistics = Memory::unwritten(36);
@@ -269,9 +271,9 @@ fn losses_and_their_gradients() {
     }
 }
 
-/// Logits that stand for what cannot be, in whole turns of a thread, leave the others as they are.
+/// Logits of −∞, in whole turns of a thread, leave the others unchanged.
 #[test]
-fn logits_of_minus_infinity_have_no_share() {
+fn logits_of_minus_infinity_do_not_contribute() {
     for dtype in Dtype::ALL {
         let (classes, some) = (5000u32, 4..9);
         let share = |x: f32| (x - 1.0).exp();

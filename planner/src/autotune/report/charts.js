@@ -1,4 +1,5 @@
-// What charts are made of: elements, scales, axes, legends, and a line of text that reads the mark under the pointer or the arrow keys.
+// Building blocks of charts: elements, scales, axes, legends, and a line of text that describes the mark under the
+// pointer or selected by the arrow keys.
 
 function make(name, attributes, ...children) {
   const isShape = /^(svg|g|path|rect|circle|line|text|title|desc|defs|pattern)$/.test(name);
@@ -26,7 +27,7 @@ function linear(low, high, from, to) {
   } };
 }
 
-// An empty chart with its axes. The name of the upright axis stands above it, where it takes no width.
+// An empty chart with its axes. The name of the vertical axis stands above it, where it takes no width.
 function chart(title, description, x, y, xName, yName, width, height) {
   const id = title.replace(/\W+/g, "-").toLowerCase();
   const svg = make("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "application", tabindex: 0,
@@ -54,7 +55,7 @@ const SHAPES = {
   cross: (x, y, r) => `M${at(x - r)} ${at(y - r)}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`,
 };
 
-// How a row is drawn: the best and the user's own apart from the others, those that were not measured hollow.
+// The style of a row: the best and the user's own stand out, unmeasured rows are hollow.
 function markOf(row, results) {
   const hollow = row.state === "measured" ? "" : " hollow";
   if (row === results.best) return ["diamond", `best${hollow}`, 7];
@@ -65,7 +66,7 @@ function markOf(row, results) {
 
 const shape = ([kind, name, size], x, y) => make("path", { class: `mark ${name}`, d: SHAPES[kind](x, y, size) });
 
-// The marks' names beside them; where both would stand at one height, one goes above and one below.
+// Labels beside the marks; if two would overlap, one goes above and one below.
 function nameMarks(svg, marks, right, top, bottom) {
   const [best, own] = marks, placed = [];
   for (const [mark, other] of [[own, best], [best, own]]) {
@@ -78,7 +79,7 @@ function nameMarks(svg, marks, right, top, bottom) {
   }
 }
 
-// As far as the axis goes.
+// Clamped to the axis.
 function drawInterval(svg, [x], y, { low, high }, by) {
   const end = value => y.of(clamp(y.low, value / by, y.high));
   if (known(low) && known(high)) svg.append(make("line", { class: "interval", x1: x, x2: x, y1: end(low), y2: end(high) }));
@@ -86,7 +87,7 @@ function drawInterval(svg, [x], y, { low, high }, by) {
 
 const pointAt = ([x, y], text) => ({ x0: x, x1: x, y0: y, y1: y, row: 0, text });
 
-// What the two scatter charts have in common, as far as it is there.
+// The legend items that both scatter charts share and that occur in the data.
 function usualMarks({ best, base }, shown) {
   const entries = [[best === base ? "your own, the best" : "best", "diamond", "best", 5, row => row === best], ["your own configuration", "square", "own", 4, row => row === base && row !== best],
     ["measured", "circle", "measured", 4.5, row => row.state === "measured" && row !== best && row !== base],
@@ -100,7 +101,7 @@ function legend(entries) {
   return make("ul", { class: "legend" }, ...entries.map(([label, drawn]) => make("li", null, swatch(label, drawn), label)));
 }
 
-// Marks are boxes {x0, x1, y0, y1, row, text}, in the order in which the arrow keys go through them.
+// Marks are boxes {x0, x1, y0, y1, row, text}, in the order of the arrow keys.
 function explore(svg, marks, width) {
   const readout = make("output", { class: "readout quiet" }, "Point at a mark, or use the arrow keys, to read it.");
   const ring = make("rect", { class: "selected", visibility: "hidden" });

@@ -1,4 +1,4 @@
-// Puts the page together, and draws the charts again whenever their width changes: on a turned phone, and on paper.
+// Builds the page, and redraws the charts whenever their width changes: on a rotated phone, and for printing.
 
 const results = read(JSON.parse(document.getElementById("data").textContent));
 const section = id => document.getElementById(id);
@@ -6,7 +6,7 @@ const section = id => document.getElementById(id);
 function draw() {
   for (const [id, one] of [["memory", drawMemory], ["accuracy", drawAccuracy], ["timeline", drawTimeline]]) {
     const figure = section(id).querySelector("figure"), text = section(id).querySelector(".text");
-    // Readers of the page have the marks' text from the table too, so a chart may be drawn anew under them.
+    // Screen readers get the marks' text from the table as well, so charts may be redrawn at any time.
     figure.replaceChildren();
     one(figure, text, results, Math.max(240, Math.floor(figure.clientWidth)));
   }

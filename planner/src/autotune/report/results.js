@@ -1,4 +1,4 @@
-// What the page is about: the data as Rust wrote it, with everything that is missing made plain.
+// Normalizes the data that Rust wrote: missing values get defaults.
 
 const GROUPS = [
   ["too large", "Does not fit into memory"],
@@ -54,13 +54,13 @@ function read(raw) {
   return results;
 }
 
-// What differs from the user's own file, in one line.
+// The differences to the user's own file, on one line.
 function settingsOf(row, results) {
   if (row.settings.length === 0) return row === results.base ? `${results.configuration} as it is` : "no difference";
   return row.settings.map(([key, value]) => `${results.short.get(key)}:\u00a0${value}`).join(", ");
 }
 
-// Measured ones first, the best of them before the others; then those that were predicted only; then the rest, as they came.
+// Sorts measured rows first, the best of them at the top; then predicted rows; then the rest in their original order.
 function place(results) {
   const sign = results.metric.isHigherBetter ? -1 : 1;
   const group = row => (row.state === "measured" ? 0 : row.state === "predicted" ? 1 : 2);

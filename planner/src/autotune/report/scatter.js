@@ -5,7 +5,8 @@ const rangeOf = (values, pad) => {
   return [low - more < 0 && low >= 0 ? 0 : low - more, high + more];
 };
 
-// The same of measured values: intervals widen it by half as much again at most, so that a wide one, of two runs say, does not push the marks together.
+// The range of measured values. Intervals widen it by at most half, so that a wide one (from two runs, say) does not
+// squeeze the marks together.
 const rangeOfMeasured = (values, rows, by, pad) => {
   const low = Math.min(...values), high = Math.max(...values), room = (high - low || Math.abs(high) / 5) / 2;
   const ends = rows.flatMap(row => [row.low, row.high]).filter(known), near = ends.map(end => clamp(low - room, end, high + room));
@@ -13,13 +14,13 @@ const rangeOfMeasured = (values, rows, by, pad) => {
   return [...range, ends.some(end => end / by < range[0] || end / by > range[1]) ? ["Intervals that end at an edge go on beyond it."] : []];
 };
 
-// A value with its interval in words.
+// A value with its interval, as text.
 function measured({ value, low, high }, unit) {
   const [by] = unitOf(unit, [value]);
   return amount(value, unit, 4) + (known(low) && known(high) ? ` (${digits(low / by, 4)} to ${digits(high / by, 4)})` : "");
 }
 
-// The measured rows that no other beats in both speed and memory, from the least memory to the most.
+// The Pareto front: measured rows that no other row beats in both speed and memory, in order of memory.
 function front(rows, metric) {
   const sign = metric.isHigherBetter ? 1 : -1, found = [];
   for (const row of [...rows].sort((a, b) => a.planned - b.planned || sign * (b.metric.value - a.metric.value)))
@@ -33,7 +34,7 @@ function drawMemory(figure, text, results, width) {
   const value = row => (isDone(row) ? row.metric.value : row.predicted);
   const all = results.rows.filter(row => known(row.planned) && known(value(row)));
   if (all.length === 0) return void (text.textContent = "Nothing was measured or predicted whose memory is known.");
-  // What needs far more than there is would squeeze all that matters into a corner.
+  // Rows that need far more memory than available would squeeze the others into a corner.
   const drawn = known(limit) ? all.filter(row => isDone(row) || row.planned <= limit * 1.25) : all;
   const [shown, beyond] = drawn.length > 0 ? [drawn, all.length - drawn.length] : [all, 0];
   const planned = shown.map(row => row.planned), largest = Math.max(...planned);
@@ -61,7 +62,7 @@ function drawMemory(figure, text, results, width) {
     svg.append(make("path", { class: "front", d: steps.join("") }));
   }
   for (const row of done) drawInterval(svg, spot(row), y, row.metric, by);
-  // The more is known of a row, the later it is drawn, so that nothing hides it.
+  // Rows with more information are drawn later, so that nothing hides them.
   const weight = row => (row === results.best ? 4 : row === results.base ? 3 : isDone(row) ? 2 : row.state === "predicted" ? 1 : 0);
   for (const row of [...shown].sort((a, b) => weight(a) - weight(b))) svg.append(shape(markOf(row, results), ...spot(row)));
   const label = (row, words) => row && shown.includes(row) ? { x: spot(row)[0], y: spot(row)[1], label: words } : null;
@@ -100,7 +101,7 @@ function drawAccuracy(figure, text, results, width) {
   const x = linear(low, high, gutter, size - 8);
   const svg = chart("Predicted against measured step time", `${shown.length} measured; the diagonal is an exact prediction.`,
     x, y, `predicted step (${name})`, `measured step (${name})`, size, size);
-  // A line through the origin as far as it runs inside of the chart; one that only touches a corner is that corner.
+  // The part of a line through the origin that is inside the chart; a single point if it only touches a corner.
   const line = factor => {
     const ends = [Math.max(low, low / factor), Math.min(high, high / factor)];
     return ends[0] < ends[1] ? ends.map(v => [x.of(v), y.of(v * factor)]) : [factor > 1 ? [x.of(low), y.of(high)] : [x.of(high), y.of(low)]];

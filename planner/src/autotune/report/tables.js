@@ -1,4 +1,4 @@
-// The headline, the table of all configurations and the reasons of those that were rejected.
+// The headline, the table of all configurations, and the reasons of the rejected ones.
 
 const MOST_ROWS = 50, MOST_REASONS = 12, MOST_NAMED = 3;
 
@@ -36,14 +36,14 @@ function about(results) {
   return [program, machine, date, known(seconds) ? `took ${duration(seconds)}` : "", numbers].filter(Boolean).join(" · ");
 }
 
-// Says how many of all are shown, on paper too, and shows all when asked.
+// States how many rows are shown (also in print), and shows all on request.
 function offerRest(note, shown, all, what, show) {
   const button = make("button", { type: "button" }, `Show all ${all.toLocaleString("en")}`);
   button.addEventListener("click", () => { note.replaceChildren(); show(); });
   note.replaceChildren(`The first ${shown} of ${all.toLocaleString("en")} ${what}. `, button);
 }
 
-// Columns: heading, what it is sorted by, what is shown, and whether that is a number.
+// Columns: heading, sort key, displayed text, and whether it is a number.
 function columns(results) {
   const { rows, metric } = results;
   const [bytes, bytesName] = unitOf("B", rows.flatMap(row => [row.planned, row.used]));
@@ -78,7 +78,8 @@ function table(section, results) {
     const button = make("button", { type: "button" }, name);
     const head = make("th", { scope: "col", "data-name": name, class: isNumber ? "number" : null, "aria-sort": index === 0 ? "ascending" : null }, button);
     button.addEventListener("click", () => {
-      // Numbers that a reader looks for at the top are large; places and words begin at the small end. Unknown is last in both.
+      // Columns where large values are interesting start in descending order; ids and text start in ascending order.
+      // Unknown values are last in both.
       const before = head.getAttribute("aria-sort"), order = before ? (before === "ascending" ? "descending" : "ascending") : isNumber && index > 0 ? "descending" : "ascending";
       const sign = order === "ascending" ? 1 : -1;
       sorted = [...results.rows].sort((a, b) => {

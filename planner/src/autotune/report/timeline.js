@@ -1,6 +1,6 @@
 // The timeline of one step: a row for each lane of each rank, a rectangle for each instruction.
 
-// What a kind of instruction is drawn as. `await_*` in the lane of compute is time that communication did not hide.
+// How each kind of instruction is drawn. `await_*` in the compute lane is communication time that was not hidden.
 const KINDS = [
   ["forward", "forward", /^(forward|keep|discard)/],
   ["recompute", "recomputation", /^recompu/],
@@ -13,7 +13,7 @@ const KINDS = [
   ["wait", "waiting", /^(await|wait|communication)/],
   ["other", "other", /^/],
 ];
-// As many pixels as fit on a sheet of paper with the text around them.
+// The height in pixels that fits on a printed page with the surrounding text.
 const MOST_HEIGHT = 720;
 const THIRD = 1 / 3, NARROW = 3;
 
@@ -21,7 +21,7 @@ function drawTimeline(figure, text, results, width) {
   const { rows, seconds } = results.timeline;
   const lanes = rows.filter(row => row.spans.length > 0);
   if (lanes.length === 0) return void (text.textContent = "No timeline was recorded.");
-  // A heading for each rank, its lanes below it.
+  // A heading for each rank, followed by its lanes.
   let y = 0, rank = null;
   const places = lanes.map(row => {
     const heading = row.rank !== rank ? (y += rank === null ? 14 : 24) : null, top = y + 4;
@@ -46,7 +46,7 @@ function drawTimeline(figure, text, results, width) {
     const open = new Map();
     const close = (kind, [from, to]) => {
       if (to - from < THIRD) return void dropped++;
-      // What is wide enough is set off from its neighbour.
+      // Wide spans get a gap to their neighbour.
       const [over, under] = kind === "wait" ? [5.5, 10.5] : [0, height], end = at(to - (to - from > NARROW ? 0.75 : 0));
       paths.set(kind, `${paths.get(kind) ?? ""}M${at(from)} ${top + over}H${end}V${top + under}H${at(from)}z`);
     };

@@ -1,11 +1,11 @@
 "use strict";
-// Numbers and settings in words. Whatever is unknown is a dash; nothing here trusts the type of what it is given.
+// Formats numbers and settings. Unknown values become a dash; nothing here relies on the types of its arguments.
 
 const known = value => typeof value === "number" && Number.isFinite(value);
 const DASH = "–";
 const clamp = (low, value, high) => Math.min(high, Math.max(low, value));
 
-// With so many significant digits, but no fewer than those before the point.
+// Rounds to this many significant digits, but keeps all digits before the decimal point.
 function digits(value, significant = 3) {
   if (!known(value)) return DASH;
   const size = Math.abs(value);
@@ -17,7 +17,7 @@ function digits(value, significant = 3) {
 const fixed = (value, decimals) =>
   value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 
-// A value and the larger half of its interval, to two digits of the latter.
+// A value and the larger half of its interval, the latter to two digits.
 function within(value, low, high) {
   const half = Math.max(value - low, high - value);
   if (!known(value) || !known(half) || half <= 0 || half < Math.abs(value) * 1e-6) return digits(value, 4);
@@ -25,7 +25,7 @@ function within(value, low, high) {
   return `${fixed(value, decimals)} ± ${fixed(half, decimals)}`;
 }
 
-// One unit for all the values of a column or an axis: what they are divided by, and its name.
+// A common unit for all values of a column or an axis: the divisor and its name.
 function unitOf(unit, values) {
   const largest = Math.max(0, ...values.filter(known).map(Math.abs));
   const first = steps => steps.find(([by]) => largest >= by) ?? steps[steps.length - 1];
@@ -52,7 +52,8 @@ function duration(seconds) {
 const percent = share => `${digits(share * 100, share < 0.1 ? 2 : 3)} %`;
 const plural = (count, one, many) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 
-// The shortest ends of dotted keys, of two words or more, that still tell them apart: `stages` alone says little.
+// The shortest suffixes of dotted keys that still distinguish them, at least two words long: `stages` alone says
+// little.
 function shortKeys(keys) {
   const ends = keys.map(key => key.split(".").map((_, index, words) => words.slice(index).join(".")));
   const isOnly = end => ends.filter(other => other.includes(end)).length === 1;

@@ -1,9 +1,11 @@
-//! Which configurations are measured, in which order, and until when.
+//! Decides which configurations are measured, in which order, and when to stop.
 //!
-//! First each is measured once, a few in a round and the best so far beside them, in the order that `autotuning.tuner_type` says: `model_based` takes the best prediction that is left, corrects
-//! all predictions by what it finds, and ends when no prediction is better than what was measured. Then those that may be the best run in turn
-//! with each other, round after round, so that whatever slows the machine down slows all of them: half of them go after each round while there
-//! are many, and one goes when its ratio to the leader, round by round, is above 1 with 95 % confidence.
+//! First, each configuration is measured once, a few per round together with the best so far, in the order of
+//! `autotuning.tuner_type`. `model_based` takes the best remaining prediction, corrects all predictions by the
+//! measurements, and stops when no prediction is better than the best measurement. Then the contenders for the best run
+//! round after round, taking turns, so that a slowdown of the machine affects all of them. Half of the contenders are
+//! dropped after each round while there are many. A contender is also dropped when its ratio to the leader, paired by
+//! round, is above 1 with 95 % confidence.
 
 use std::time::Duration;
 
@@ -15,61 +17,62 @@ use super::rounds::slowness;
 use super::row::{Row, Run, State};
 use zero_engine::Error;
 
-/// What a run of a configuration came to.
+/// The outcome of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum RunOutcome {
-    /// It ran; in which round is not for it to say.
+    /// It ran.
     Ran { step_seconds: Vec<f64>, peak_bytes: u64 },
-    /// It did not, and why.
+    /// It failed, with the state and the reason.
     Fell(State, String),
-    /// The user wants an end.
+    /// The user interrupted the search.
     Interrupted,
 }
 
 /// Runs configurations.
 pub(super) trait Measure {
-    /// Starts one.
+    /// Runs one configuration in a round.
     fn run(&mut self, row: &Row, round: usize) -> Result<RunOutcome, Error>;
 
-    /// Since the search began, what came before its first run included.
+    /// The time since the search began, including the preparation before the first run.
     fn elapsed(&self) -> Duration;
 
-    /// Is told of all rows whenever one has changed.
+    /// Called with all rows whenever one has changed.
     fn changed(&mut self, rows: &[Row], changed: usize);
 
-    /// Is told why the search goes on otherwise.
+    /// Called with a message when the search changes course.
     fn say(&mut self, word: &str);
 }
 
 /// Why a search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// There is nothing more to find out.
+    /// Nothing is left to measure.
     Done,
-    /// `autotuning.budget_seconds` are over.
+    /// `autotuning.budget_seconds` have passed.
     Budget,
-    /// The user wanted it.
+    /// The user interrupted it.
     Interrupted,
 }
 
-/// Rounds of those that may be the best: as many of them at a time at first.
+/// The most contenders in the first round of the comparison.
 const CONTENDERS: usize = 8;
-/// Those are contenders that took at most so many times as long as the best one.
+/// Contenders take at most this many times as long as the best.
 const NEAR: f64 = 1.2;
-/// So many are measured for the first time in one round.
+/// The most configurations that are measured for the first time in one round.
 const AT_A_TIME: usize = 3;
-/// So many in a row were no better, before predictions are believed that no other one is.
+/// Number of configurations in a row that must be no better before the search trusts the predictions that no other one
+/// is.
 const CONVINCED: usize = 3;
-/// Those are alike of which one takes at most so many times as long as the other.
+/// Configurations tie if one takes at most this many times as long as the other.
 const ALIKE: f64 = 1.01;
-/// Rounds in which the user's own configuration runs, though it be slower: for the gain.
+/// Rounds in which the user's own configuration runs even if it is slower, to determine the gain.
 const OWN_ROUNDS: usize = 3;
 
-/// A search under way.
+/// A running search.
 pub(super) struct Search<'a> {
     rows: &'a mut [Row],
     tuning: &'a Autotuning,
-    /// What all trials of this search took, and how many they were.
+    /// Total time and number of the trials in this search.
     spent: (Duration, u32),
 }
 
@@ -78,10 +81,10 @@ impl<'a> Search<'a> {
         Self { rows, tuning, spent: (Duration::ZERO, 0) }
     }
 
-    /// Measures until there is nothing more to find out.
+    /// Measures until nothing is left to measure.
     ///
     /// # Errors
-    /// Those of `measure`, which are not those of a trial.
+    /// Errors of `measure` itself; a failed trial is not an error.
     pub(super) fn run(&mut self, measure: &mut impl Measure) -> Result<End, Error> {
         match self.explore(measure)? {
             Some(end) => Ok(end),
@@ -93,7 +96,7 @@ impl<'a> Search<'a> {
         self.tuning.metric
     }
 
-    /// Measures each once; `None` if that came to its own end.
+    /// Measures each configuration once; returns `None` to go on with the comparison.
     fn explore(&mut self, measure: &mut impl Measure) -> Result<Option<End>, Error> {
         loop {
             self.correct();
@@ -105,13 +108,13 @@ impl<'a> Search<'a> {
             if next.is_empty() {
                 return Ok(None);
             }
-            // Two that ran are worth more when it is known which is better than a third one.
+            // Knowing which of two measured configurations is better is worth more than measuring a third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
                 measure.say("what is left of autotuning.budget_seconds is for the best in turn");
                 return Ok(None);
             }
-            // The best one so far runs beside them: the machine may be slower than it was then.
+            // The best so far runs along, because the machine may be slower now than it was then.
             next.extend(self.best());
             let round = self.rounds();
             for id in next {
@@ -122,7 +125,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The next ones to be measured for the first time; none if there is no reason to go on.
+    /// The next configurations to measure for the first time; empty if the exploration should end.
     fn next(&self, measure: &mut impl Measure) -> Vec<usize> {
         let mut open: Vec<&Row> = self.rows.iter().filter(|row| row.state == State::Predicted).collect();
         let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count();
@@ -143,7 +146,7 @@ impl<'a> Search<'a> {
             TunerType::GridSearch => {}
             TunerType::Random => open.sort_by_key(|row| crc32c::crc32c(&(row.id as u64 ^ 0x5eed).to_le_bytes())),
             TunerType::ModelBased => open.sort_by(|a, b| {
-                // Of those that are as good, to a thousandth, the one that changes least.
+                // Of predictions within 0.1 %, the one that changes least comes first.
                 let rounded = |row: &Row| (predicted(row).ln() * 1000.0).round();
                 rounded(a).total_cmp(&rounded(b)).then_with(|| changes(a).cmp(&changes(b)))
             }),
@@ -152,7 +155,7 @@ impl<'a> Search<'a> {
             && let (Some(best), Some(found)) = (open.first(), self.best().and_then(|id| self.costs()[id]))
         {
             let spread = self.correction().spread;
-            // Of one that is not predicted nothing can be said.
+            // Without a prediction, a configuration cannot be ruled out.
             let is_hopeless = predicted(best).is_finite() && predicted(best) * (-spread).exp() >= found;
             if is_hopeless && self.without_gain() >= CONVINCED {
                 measure.say(&format!(
@@ -162,15 +165,15 @@ impl<'a> Search<'a> {
                 return vec![];
             }
         }
-        // The others are measured against the user's own.
+        // The user's own configuration comes first: the others are compared with it.
         open.sort_by_key(|row| row.id != 0);
         let few = if patience > 0 { patience - self.without_gain() } else { AT_A_TIME };
         open.iter().take(AT_A_TIME.min(left).min(few)).map(|row| row.id).collect()
     }
 
-    /// How many were measured since the last one that was better than all before.
+    /// Number of configurations measured since the last improvement.
     fn without_gain(&self) -> usize {
-        // The first run of each tells when it was measured.
+        // A row's first run tells when it was measured.
         let mut measured: Vec<(usize, f64)> = self
             .rows
             .iter()
@@ -187,7 +190,7 @@ impl<'a> Search<'a> {
         since
     }
 
-    /// Runs those that may be the best in turn.
+    /// Runs the contenders in turn.
     fn compare(&mut self, measure: &mut impl Measure) -> Result<End, Error> {
         let Some(best) = self.best() else { return Ok(End::Done) };
         let costs: Vec<f64> = self.costs().into_iter().map(|cost| cost.unwrap_or(f64::INFINITY)).collect();
@@ -203,7 +206,7 @@ impl<'a> Search<'a> {
                 break;
             }
             measure.say(&format!("round {round}: {} configurations in turn", contenders.len()));
-            // There and back: who runs first in one round runs last in the next.
+            // The order alternates: the first in one round is the last in the next.
             contenders.reverse();
             let number = self.rounds();
             for &id in &contenders {
@@ -212,7 +215,7 @@ impl<'a> Search<'a> {
                     false => self.measure(id, number, measure)?.then_some(End::Interrupted),
                 };
                 if let Some(end) = end {
-                    // Of half a round, those that ran have nothing to be compared with.
+                    // The runs of an incomplete round have nothing to be compared with.
                     self.rows.iter_mut().for_each(|row| row.runs.retain(|run| run.round != number));
                     return Ok(end);
                 }
@@ -224,7 +227,7 @@ impl<'a> Search<'a> {
         Ok(End::Done)
     }
 
-    /// Lets those go that are not the best, or not likely to be.
+    /// Drops contenders that are slower than the leader, or unlikely to be the best.
     fn thin_out(&self, contenders: &mut Vec<usize>, round: usize) {
         let metric = self.metric();
         let costs = self.costs();
@@ -237,18 +240,18 @@ impl<'a> Search<'a> {
             let slower = self.rows[id].over(&self.rows[leader], metric).is_some_and(|ratio| ratio.is_above(1.0));
             match id {
                 _ if id == leader => true,
-                // It stays until the gain is known.
+                // The user's own configuration stays until the gain is known.
                 0 => !slower || round < OWN_ROUNDS.min(self.tuning.repeats),
                 _ => !slower && likely.contains(&id),
             }
         });
-        // Alone with a configuration that is surely slower, the leader has nothing more to show.
+        // A leader that is alone, because all others are surely slower, needs no further rounds.
         if contenders[..] == [leader] {
             contenders.clear();
         }
     }
 
-    /// Measures one; whether the user wants an end.
+    /// Measures a configuration; returns whether the user interrupted.
     fn measure(&mut self, id: usize, round: usize, measure: &mut impl Measure) -> Result<bool, Error> {
         let began = measure.elapsed();
         let outcome = measure.run(&self.rows[id], round)?;
@@ -262,7 +265,7 @@ impl<'a> Search<'a> {
             }
             RunOutcome::Fell(state, reason) => {
                 let row = &mut self.rows[id];
-                // One that ran before and does not now is not to be relied on.
+                // A configuration that ran before and fails now is unreliable.
                 (row.state, row.reason) = (state, Some(reason));
             }
         }
@@ -275,7 +278,8 @@ impl<'a> Search<'a> {
         self.rows.iter().flat_map(|row| &row.runs).map(|run| run.round + 1).max().unwrap_or(0)
     }
 
-    /// How many more trials the budget allows, if they take as long as those before; without a budget, any number.
+    /// Number of further trials that the budget allows, if they take as long as the previous ones; without a budget,
+    /// any number.
     fn left(&self, measure: &impl Measure) -> usize {
         let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
         let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
@@ -287,12 +291,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What is minimised, by row; only of those that run.
+    /// The costs to minimize, by row; only for configurations that run.
     fn costs(&self) -> Vec<Option<f64>> {
         costs(self.rows, self.metric())
     }
 
-    /// The best one of those that run.
+    /// The best configuration that runs.
     fn best(&self) -> Option<usize> {
         best(self.rows, self.metric())
     }
@@ -315,14 +319,15 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What is minimised, by row; only of those that run.
+/// The costs to minimize, by row; only for configurations that run.
 fn costs(rows: &[Row], metric: Metric) -> Vec<Option<f64>> {
     let slowness = slowness(rows);
     let cost = |row: &Row| row.measured_cost(&slowness, metric).filter(|_| row.state == State::Measured);
     rows.iter().map(cost).collect()
 }
 
-/// The best one of those that ran to the last: a single lucky run makes none.
+/// Returns the best configuration. If several ran in turn up to the last round, only those compete, so that a single
+/// lucky run does not win.
 pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
     let costs = costs(rows, metric);
     let cost = |row: &&Row| costs[row.id].unwrap_or(f64::INFINITY);
@@ -331,13 +336,13 @@ pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
     let in_turn = run().filter(|row| row.runs.len() > 1 && row.runs.iter().any(|run| run.round == last));
     let finalists: Vec<&Row> = if in_turn.clone().count() > 1 { in_turn.collect() } else { run().collect() };
     let least = finalists.iter().map(cost).fold(f64::INFINITY, f64::min);
-    // No run tells a hundredth apart: what the user's file need not change it does not.
+    // Runs cannot resolve a difference of 1 %. Within that, the configuration that changes the user's file least wins.
     let near = finalists.iter().filter(|row| cost(row) <= least * ALIKE);
     near.min_by(|a, b| changes(a).cmp(&changes(b)).then(cost(a).total_cmp(&cost(b)))).map(|row| row.id)
 }
 
-/// How many times better a row is than the user's own: round by round where both ran, or else as if all rounds had been as fast, and then
-/// nobody knows how sure that is.
+/// Returns how many times better a row is than the user's own. Compares round by round if both ran in the same rounds;
+/// otherwise compares the runs adjusted for the speed of their rounds, with unknown confidence.
 pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> {
     let paired = rows[0].over(&rows[of], metric);
     paired.or_else(|| {
@@ -346,7 +351,7 @@ pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> 
     })
 }
 
-/// How much of the user's file it changes.
+/// Number of settings that differ from the user's file.
 fn changes(row: &Row) -> usize {
     row.candidate.settings.len()
 }

@@ -21,15 +21,15 @@ impl Random {
     }
 }
 
-/// Configurations of four keys, what a step of each takes, and what goes wrong.
+/// Configurations of four keys, with planted step times and failures.
 struct Planted {
     seconds: Vec<f64>,
     falls: Vec<Option<State>>,
     noise: f64,
-    /// How much slower the machine is in each round.
+    /// Factor by which the machine becomes slower in each round.
     drift: f64,
     random: Random,
-    /// Of its clock, and what a run takes.
+    /// Elapsed time of the clock, and the time per run.
     elapsed: Duration,
     each: Duration,
     runs: usize,
@@ -67,7 +67,7 @@ fn tuning(text: &str) -> Autotuning {
     zero_config::Config::with_world_size("ds.yaml", &text, 1).unwrap().autotuning
 }
 
-/// 64 configurations. Predictions are off by a factor for each value of a key, and by chance.
+/// Creates 64 configurations. Predictions are off by a factor for each value of a key, and by chance.
 fn planted(seed: u64) -> (Vec<Row>, Planted) {
     let mut random = Random(seed);
     let keys = ["zero_optimization.stage", "train_micro_batch_size_per_gpu", "pipeline.stages"];
@@ -120,7 +120,7 @@ fn search(rows: &mut [Row], planted: &mut Planted, tuning: &Autotuning) -> End {
     Search::new(rows, tuning).run(planted).unwrap()
 }
 
-/// How much slower the one that was chosen is than the best there is.
+/// How much slower the chosen configuration is than the best one.
 fn regret(rows: &[Row], planted: &Planted, metric: Metric) -> f64 {
     let least = planted.seconds.iter().copied().fold(f64::INFINITY, f64::min);
     best(rows, metric).map_or(f64::INFINITY, |id| planted.seconds[id] / least - 1.0)
@@ -144,9 +144,9 @@ fn a_fifth_of_the_configurations_is_enough_to_be_near_the_best() {
     assert!(regrets[95] <= 0.05, "{:?}", &regrets[85..]);
 }
 
-/// The machine becomes slower and slower: who ran first would win, if they did not run in turn.
+/// The machine becomes slower and slower: without taking turns, the first to run would win.
 #[test]
-fn a_machine_that_slows_down_slows_all_of_them() {
+fn a_machine_that_slows_down_does_not_change_the_result() {
     let tuning = tuning("");
     let mut regrets = vec![];
     for seed in 0..40 {
@@ -169,10 +169,10 @@ fn every_order_ends_when_it_should() {
         assert_eq!(tried(&rows), 10, "{kind}");
         let first_ten = rows.iter().take(10).all(|row| !row.runs.is_empty());
         assert_eq!(first_ten, kind == "gridsearch");
-        assert!(!rows[0].runs.is_empty(), "the user's own is always among them");
+        assert!(!rows[0].runs.is_empty(), "the user's own configuration always runs");
     }
     let (mut rows, mut planted) = planted(1);
-    // The first one is the best: nothing after it is better.
+    // The first configuration is the best, so none after it is better.
     planted.seconds[0] = 0.01;
     search(&mut rows, &mut planted, &tuning("tuner_type: gridsearch, tuner_early_stopping: 4, repeats: 1"));
     assert_eq!(tried(&rows), 5);
@@ -182,7 +182,7 @@ fn every_order_ends_when_it_should() {
     assert_eq!((tried(&rows), best(&rows, all.metric)), (1, Some(0)));
 }
 
-/// The user's configuration alone.
+/// Only the user's configuration.
 fn planted_one() -> (Vec<Row>, Planted) {
     let (mut rows, planted) = planted(1);
     rows.truncate(1);
@@ -190,10 +190,10 @@ fn planted_one() -> (Vec<Row>, Planted) {
 }
 
 #[test]
-fn what_fails_is_a_row_and_not_the_end() {
+fn a_failed_run_does_not_end_the_search() {
     let tuning = tuning("");
     let (mut rows, mut planted) = planted(3);
-    // The user's own, and those that are predicted to be best.
+    // Failures of the user's own configuration, and of those that are predicted to be best.
     let mut order: Vec<usize> = (1..64).collect();
     order.sort_by(|&a, &b| rows[a].predicted.unwrap().total_cmp(&rows[b].predicted.unwrap()));
     let states = [State::Failed, State::TimedOut, State::OutOfMemory];
@@ -216,7 +216,7 @@ fn what_fails_is_a_row_and_not_the_end() {
 }
 
 #[test]
-fn an_end_keeps_what_is_measured_and_a_search_goes_on_from_there() {
+fn an_interrupted_search_keeps_its_measurements_and_continues() {
     let tuning = tuning("");
     let (mut rows, mut planted) = planted(5);
     planted.stop_after = 4;
@@ -228,9 +228,9 @@ fn an_end_keeps_what_is_measured_and_a_search_goes_on_from_there() {
     assert!(tried(&rows) > 4 && regret(&rows, &planted, tuning.metric) <= 0.05);
 }
 
-/// Runs of ten seconds: what they found must be compared before the budget is over.
+/// Runs take ten seconds; the best must be compared before the budget is over.
 #[test]
-fn a_budget_ends_the_search_with_a_gain_that_is_known() {
+fn a_search_that_runs_out_of_budget_has_a_known_gain() {
     for (budget, least) in [(120, 3), (300, 5)] {
         let tuning = tuning(&format!("budget_seconds: {budget}"));
         for seed in 0..20 {
@@ -249,7 +249,7 @@ fn a_budget_ends_the_search_with_a_gain_that_is_known() {
     assert_eq!((search(&mut rows, &mut planted, &tuning), tried(&rows)), (End::Budget, 0));
 }
 
-/// A gain between runs of different rounds is found by way of what ran in both.
+/// The gain between runs of different rounds is found through configurations that ran in both rounds.
 #[test]
 fn a_gain_needs_no_common_round() {
     let metric = Metric::Throughput;
@@ -264,9 +264,9 @@ fn a_gain_needs_no_common_round() {
     assert!((gain.mean - 2.0).abs() < 1e-6 && gain.high.is_infinite(), "{gain:?}");
 }
 
-/// Without cost tables there are no predictions; the search is then one in the order of the list.
+/// Without cost tables there are no predictions; the search then goes through the list in order.
 #[test]
-fn without_predictions_it_measures_until_it_loses_patience() {
+fn without_predictions_the_search_stops_early() {
     let tuning = tuning("");
     let (mut rows, mut planted) = planted(2);
     rows.iter_mut().for_each(|row| row.predicted = None);

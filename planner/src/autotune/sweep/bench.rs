@@ -1,4 +1,4 @@
-//! Trials as processes of `zero-train`, whose evaluations are read while they train.
+//! Runs trials as processes of `zero-train` and reads their evaluations while they train.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use crate::autotune::request::{Request, memory, too_long, too_much};
 use crate::autotune::trial::{Ended, Trial};
 use zero_engine::Error;
 
-/// The status of a run that diverged: `Error::exit_status`.
+/// The exit status of a run that diverged; see `Error::exit_status`.
 const DIVERGED: i32 = 5;
 
 /// Runs this program.
@@ -27,27 +27,27 @@ pub(super) struct Bench<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) base: &'a Config,
     pub(super) tuning: &'a Autotuning,
-    /// Overrides of all trials, before their settings.
+    /// Overrides of all trials, applied before a trial's settings.
     pub(super) overrides: Vec<String>,
-    /// The user's text, as it was when the sweep began.
+    /// The user's file, as it was when the sweep began.
     pub(super) file: PathBuf,
-    /// Where each trial has its folder.
+    /// The folder with the folders of the trials.
     pub(super) folder: PathBuf,
     pub(super) journal: Journal,
     pub(super) watch: &'a mut dyn SweepWatch,
 }
 
-/// What was seen of a trial while it ran.
+/// The evaluations of a running trial.
 #[derive(Default)]
 struct Seen {
     evaluations: Vec<Evaluation>,
-    /// Why it need not go on.
+    /// Why the trial should stop.
     verdict: Option<(TrialState, String)>,
 }
 
 impl Seen {
-    /// Reads what is new. Evaluations are judged one by one, so that it does not count how often somebody looked: what a trial did after the
-    /// verdict, it might as well not have done.
+    /// Reads new evaluations. They are judged one by one, so that the result does not depend on the polling interval:
+    /// evaluations after the verdict are ignored.
     fn look(&mut self, metrics: &mut Metrics, judge: &Judge<'_>) {
         for evaluated in metrics.new_ones() {
             if self.verdict.is_some() {
@@ -68,7 +68,8 @@ impl Seen {
 }
 
 impl Bench<'_> {
-    /// How long a trial may take. The default is meant for runs of a few steps, and a trial is a whole training.
+    /// The longest time of a trial. The default timeout is meant for runs of a few steps, so it does not apply to a
+    /// whole training.
     fn deadline(&self) -> Duration {
         match self.base.origins.get("autotuning.trial_timeout_seconds") {
             Origin::Default => Duration::MAX,
@@ -76,7 +77,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The configuration of a trial, or why there is none.
+    /// Resolves the configuration of a trial, or returns why it is invalid.
     fn resolve(&self, overrides: &[String]) -> Result<Config, String> {
         let config = outlook::resolve(&self.request.source, overrides, self.base.world_size)?;
         match no_evaluation(&config) {
@@ -100,7 +101,7 @@ impl Bench<'_> {
     }
 }
 
-/// Why there will be no evaluation, if there will be none.
+/// Returns why there will be no evaluation, if so.
 fn no_evaluation(config: &Config) -> Option<String> {
     match (config.training.eval_every, config.training.max_steps) {
         (0, _) => Some("training.eval_every is 0, and a sweep is judged by the evaluation loss".into()),
@@ -125,7 +126,7 @@ impl Train for Bench<'_> {
             }
         };
         let out = self.folder.join(format!("{id:03}"));
-        // That of a trial that was interrupted.
+        // Remove the folder of an interrupted trial.
         match std::fs::remove_dir_all(&out) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::Io { path: out, source });

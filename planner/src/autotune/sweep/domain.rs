@@ -1,4 +1,4 @@
-//! Where the values of a hyperparameter lie: so many listed ones, or all numbers between two, as coordinates from 0 to 1.
+//! Domains of hyperparameters, either listed values or a range of numbers, with coordinates from 0 to 1.
 
 use zero_config::{Dimension, Interval};
 use zero_model::random::Stream;
@@ -6,9 +6,9 @@ use zero_model::random::Stream;
 /// A coordinate of a point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Coordinate {
-    /// The listed value of this index.
+    /// The index of a listed value.
     Index(usize),
-    /// So far from the lower end of the range to the upper one, 0 to 1; of logarithms where it is logarithmic.
+    /// The position between the ends of the range, from 0 to 1; on a logarithmic scale if the range is logarithmic.
     Share(f64),
 }
 
@@ -17,7 +17,7 @@ pub(super) enum Coordinate {
 pub(super) struct Domain<'a>(pub(super) &'a Dimension);
 
 impl Domain<'_> {
-    /// How many values there are; `None` where they are real numbers.
+    /// Number of values; `None` for real numbers.
     pub(super) fn len(&self) -> Option<u64> {
         match self.0.range {
             None => Some(self.0.values.len() as u64),
@@ -26,7 +26,8 @@ impl Domain<'_> {
         }
     }
 
-    /// That of a uniform number in [0, 1). Whole numbers at the ends of a range are as likely as the others.
+    /// Maps a uniform number in [0, 1) to a coordinate. Whole numbers at the ends of a range are as likely as the
+    /// others.
     pub(super) fn at(&self, uniform: f64) -> Coordinate {
         match self.0.range {
             None => Coordinate::Index(((uniform * self.0.values.len() as f64) as usize).min(self.0.values.len() - 1)),
@@ -38,7 +39,7 @@ impl Domain<'_> {
         }
     }
 
-    /// That of the `index`th value.
+    /// The coordinate of the value with this index.
     pub(super) fn nth(&self, index: u64) -> Coordinate {
         match self.0.range {
             None => Coordinate::Index(index as usize),
@@ -46,7 +47,7 @@ impl Domain<'_> {
         }
     }
 
-    /// The place among all values, where they can be counted.
+    /// The index of a value, where values can be counted.
     pub(super) fn index(&self, coordinate: Coordinate) -> u64 {
         match (coordinate, self.0.range) {
             (Coordinate::Index(index), _) => index as u64,
@@ -55,7 +56,7 @@ impl Domain<'_> {
         }
     }
 
-    /// The coordinate of the value that a share comes to: values are whole, or have four digits.
+    /// Rounds a position to the coordinate of an actual value: values are whole, or have four digits.
     pub(super) fn settled(&self, of: f64) -> Coordinate {
         let share = |range: &Interval| share(range, number(range, of));
         Coordinate::Share(self.0.range.as_ref().map_or(of, share))
@@ -85,7 +86,7 @@ fn share(range: &Interval, x: f64) -> f64 {
     ((scale(range, x.clamp(range.low, range.high)) - low) / (high - low)).clamp(0.0, 1.0)
 }
 
-/// The value at a share of the range, as it is tried.
+/// The value at a position in the range, rounded as it will be tried.
 fn number(range: &Interval, share: f64) -> f64 {
     let (low, high) = (scale(range, range.low), scale(range, range.high));
     let x = unscale(range, low + share * (high - low));
@@ -93,7 +94,7 @@ fn number(range: &Interval, share: f64) -> f64 {
     x.clamp(range.low, range.high)
 }
 
-/// Uniform numbers in [0, 1) for one trial, each a function of the seed, the trial, and how many were drawn before.
+/// Uniform numbers in [0, 1) for one trial; each is a function of the seed, the trial, and the number of earlier draws.
 pub(super) struct Draws {
     stream: Stream,
     drawn: u64,
@@ -129,7 +130,7 @@ mod tests {
         let values: Vec<f64> =
             uniform.iter().map(|&u| Domain(&log).text(Domain(&log).at(u)).parse().unwrap()).collect();
         assert!(values.iter().all(|x| (1e-5..=1e-1).contains(x)));
-        // Each decade has a quarter.
+        // Each decade has a quarter of the values.
         for decade in [1e-5, 1e-4, 1e-3, 1e-2] {
             let inside = values.iter().filter(|&&x| x >= decade && x < decade * 10.0).count();
             assert!((900..1100).contains(&inside), "{decade}: {inside}");

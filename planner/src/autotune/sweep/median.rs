@@ -1,16 +1,17 @@
-//! The median rule: whether a trial is so far behind that it is not worth its end.
+//! The median rule: stops a trial that is far behind the others.
 //!
-//! Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2: a trial is stopped at a step when the best
-//! it has reached is worse than the median, over the trials that are complete, of the mean of what each had reported up to that step.
+//! Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2: a trial is stopped at a
+//! step if its best value so far is worse than the median, over the completed trials, of the mean of the values that
+//! each had reported up to that step.
 
 use super::trial::Evaluation;
 
-/// So many trials must be complete.
+/// Number of completed trials that the rule needs.
 const COMPLETE: usize = 3;
-/// A trial is not judged before it was evaluated so often.
+/// Number of evaluations before a trial is judged.
 const EVALUATIONS: usize = 2;
 
-/// The median that a trial is behind of, after its last evaluation; `None` while it may go on.
+/// Returns the median that a trial is behind after its last evaluation; `None` while it may go on.
 pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f64> {
     let last = own.last()?;
     if own.len() < EVALUATIONS || complete.len() < COMPLETE {
@@ -27,7 +28,7 @@ pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f
     (best > median).then_some(median)
 }
 
-/// Of the evaluations up to a step.
+/// The mean of the evaluations up to a step.
 fn mean(of: &[Evaluation], step: u64) -> Option<f64> {
     let until: Vec<f64> = of.iter().filter(|of| of.step <= step).map(|of| f64::from(of.loss)).collect();
     (!until.is_empty()).then(|| until.iter().sum::<f64>() / until.len() as f64)
@@ -42,14 +43,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_worse_than_the_median_of_means_is_stopped() {
-        // Means after two evaluations: 3.5, 4.5, 5.5; what comes later does not count.
+    fn a_trial_worse_than_the_median_of_means_is_stopped() {
+        // The means after two evaluations are 3.5, 4.5 and 5.5; later evaluations do not count.
         let others = [losses(&[4.0, 3.0, 0.1]), losses(&[5.0, 4.0, 0.1]), losses(&[6.0, 5.0, 0.1])];
         let complete: Vec<&[Evaluation]> = others.iter().map(Vec::as_slice).collect();
         assert_eq!(behind(&losses(&[5.0, 4.6]), &complete), Some(4.5));
         assert_eq!(behind(&losses(&[5.0, 4.5]), &complete), None, "no worse");
         assert_eq!(behind(&losses(&[4.4, 9.0]), &complete), None, "its best counts, not its last");
-        // The median of an even number lies between the two in the middle: 4.5 and 5.5.
+        // With an even number, the median lies between the two middle values, 4.5 and 5.5.
         let more = losses(&[9.0, 9.0]);
         let four = [complete.clone(), vec![&more[..]]].concat();
         assert_eq!(behind(&losses(&[9.0, 5.0]), &four), None);
@@ -57,10 +58,10 @@ mod tests {
     }
 
     #[test]
-    fn none_is_judged_too_early() {
+    fn no_trial_is_judged_too_early() {
         let other = losses(&[1.0, 1.0]);
-        assert_eq!(behind(&losses(&[9.0, 9.0]), &[&other, &other]), None, "two are complete");
-        assert_eq!(behind(&losses(&[9.0]), &[&other, &other, &other]), None, "its first evaluation");
+        assert_eq!(behind(&losses(&[9.0, 9.0]), &[&other, &other]), None, "only two trials are complete");
+        assert_eq!(behind(&losses(&[9.0]), &[&other, &other, &other]), None, "only one evaluation");
         assert_eq!(behind(&losses(&[9.0, 9.0]), &[&other, &other, &other]), Some(1.0));
         assert_eq!(behind(&[], &[&other, &other, &other]), None);
     }

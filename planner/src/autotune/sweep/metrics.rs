@@ -1,4 +1,4 @@
-//! `metrics.jsonl` of a trial while it is written.
+//! Reads a trial's `metrics.jsonl` while it is written.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,20 +8,20 @@ use serde_json::Value;
 
 use super::trial::Evaluation;
 
-/// The file, and what was read of it.
+/// The file and the read position.
 pub(super) struct Metrics {
     path: PathBuf,
-    /// Bytes of whole lines.
+    /// Bytes of the complete lines read so far.
     read: u64,
-    /// Evaluations come every so many steps.
+    /// Number of steps between evaluations.
     every: u64,
 }
 
-/// What an evaluation said.
+/// The result of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Evaluated {
     Loss(Evaluation),
-    /// Its loss is infinite or not a number.
+    /// The loss is infinite or NaN.
     NotFinite {
         step: u64,
     },
@@ -32,9 +32,9 @@ impl Metrics {
         Self { path, read: 0, every }
     }
 
-    /// The evaluations that were added since the last call.
+    /// Returns the evaluations added since the last call.
     pub(super) fn new_ones(&mut self) -> Vec<Evaluated> {
-        // It is not there before the first step, and what cannot be read now may be later.
+        // The file does not exist before the first step; a read that fails now may succeed later.
         let Ok(mut file) = File::open(&self.path) else { return vec![] };
         let mut bytes = vec![];
         if file.seek(SeekFrom::Start(self.read)).and_then(|_| file.read_to_end(&mut bytes)).is_err() {
@@ -50,7 +50,7 @@ impl Metrics {
         let step = line["step"].as_u64()?;
         match line["eval_loss"].as_f64().map(|loss| loss as f32) {
             Some(loss) if loss.is_finite() => Some(Evaluated::Loss(Evaluation { step, loss })),
-            // What is not finite is written as null, as is an evaluation that was not made.
+            // A non-finite loss is written as null, and so is a missing evaluation.
             _ => (self.every > 0 && step.is_multiple_of(self.every)).then_some(Evaluated::NotFinite { step }),
         }
     }

@@ -1,7 +1,8 @@
-//! A sweep: the configuration is trained with different hyperparameters, and the lowest evaluation loss wins.
+//! A sweep: trains the configuration with different hyperparameters; the lowest evaluation loss wins.
 //!
-//! `search.rs` goes through the trials, whose points `propose.rs` and `tpe.rs` choose, and `median.rs` says which are not worth their end.
-//! [`sweep`] is what `zero-train autotune --sweep` calls; it starts copies of that program, one at a time, each with all ranks.
+//! `search.rs` runs the trials, `propose.rs` and `tpe.rs` choose their points, and `median.rs` decides which trials to
+//! stop early. `zero-train autotune --sweep` calls [`sweep`], which starts copies of that program, one at a time, each
+//! with all ranks.
 
 mod bench;
 mod domain;
@@ -28,41 +29,41 @@ use bench::Bench;
 use zero_engine::Error;
 use zero_engine::format::counted;
 
-/// Files of a sweep.
+/// The files of a sweep.
 const JOURNAL: &str = "sweep.jsonl";
 const BEST: &str = "sweep-best.yaml";
-/// Where the trials have their folders.
+/// The folder with the folders of the trials.
 const TRIALS: &str = "sweep";
-/// Where the file does not say how often a trial is evaluated.
+/// Number of evaluations per trial, if the file does not set their interval.
 const EVALUATIONS: usize = 10;
 
-/// Who looks on.
+/// Observes a sweep.
 pub trait SweepWatch {
-    /// A trial has ended.
+    /// Called when a trial has ended.
     fn trial(&mut self, trial: &SweepTrial);
 
-    /// What goes on.
+    /// Called with a message about the progress.
     fn say(&mut self, word: &str);
 }
 
-/// What was found.
+/// The outcome of a sweep.
 #[derive(Debug)]
 pub struct Swept {
     /// All trials, in their order.
     pub trials: Vec<SweepTrial>,
-    /// The one that finished with the lowest evaluation loss; `None` if none finished.
+    /// The trial that finished with the lowest evaluation loss; `None` if none finished.
     pub best: Option<usize>,
-    /// The files that were written: `sweep-best.yaml` if there is a best one, `sweep.jsonl`.
+    /// The files written: `sweep-best.yaml` if there is a best trial, `sweep.jsonl`.
     pub files: Vec<PathBuf>,
-    /// Whether the user ended it.
+    /// Whether the user interrupted the sweep.
     pub interrupted: bool,
 }
 
 /// Searches `autotuning.sweep` for the hyperparameters with the lowest evaluation loss.
 ///
 /// # Errors
-/// A configuration without the section, or that is wrong by itself; a grid of too many combinations; a folder that cannot be written. A
-/// trial that fails is none.
+/// The configuration lacks the section or is invalid, a grid has too many combinations, or a folder cannot be written.
+/// A failed trial is not an error.
 pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept, Error> {
     let began = Instant::now();
     let (base, tuning, head) = begin(request)?;
@@ -96,10 +97,10 @@ fn method(sweep: &Sweep) -> String {
     format!("{dimensions}, by {}", sweep.method)
 }
 
-/// Overrides of all trials.
+/// The overrides of all trials.
 fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<Vec<String>, Error> {
     const EVAL_EVERY: &str = "training.eval_every";
-    // What the command line of a trial says anyway.
+    // Keys that the command line of a trial sets anyway.
     let ours = ["launcher.num_processes", "training.output_dir"];
     if let Some(dimension) = sweep.space.iter().find(|dimension| ours.contains(&dimension.path.as_str())) {
         let message = format!(
@@ -108,7 +109,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
         );
         return Err(Error::setting("autotuning.sweep.space", message, "leave it out"));
     }
-    // Trials leave nothing to go on from, and one that dies is not started again.
+    // Trials save no checkpoints, and a trial that dies is not restarted.
     let mut changes: Vec<String> =
         ["training.save_every=0", "training.save_last=false", "training.sample=", "launcher.max_restarts=0"]
             .map(String::from)
@@ -145,7 +146,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
     Ok(changes)
 }
 
-/// The journal, and what an earlier sweep has written there.
+/// Opens the journal and reads what an earlier sweep wrote.
 fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>), Error> {
     let folder = tuning.results_dir.join(TRIALS);
     let failed = unwritable(&folder);
@@ -154,7 +155,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec
         return Ok(found);
     }
     refuse_to_overwrite(tuning, JOURNAL)?;
-    // Only what a sweep writes.
+    // Removes only what a sweep writes.
     for entry in std::fs::read_dir(&folder).map_err(failed)?.flatten() {
         let is_trial = entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
         if is_trial {
@@ -165,7 +166,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec
     Ok((Journal::create(&tuning.results_dir, JOURNAL, head)?, vec![]))
 }
 
-/// Writes the best file and the journal's end.
+/// Writes the best file and the last line of the journal.
 fn finish(
     request: &Request<'_>,
     folder: &Path,

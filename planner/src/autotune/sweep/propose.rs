@@ -1,4 +1,4 @@
-//! Which point of the space is next: all in turn, or at random. (Where earlier ones were good: `tpe.rs`.)
+//! Chooses the next point of the space: on a grid or at random. (`tpe.rs` chooses it from earlier results.)
 
 use zero_config::{Sweep, SweepMethod};
 
@@ -6,27 +6,27 @@ use super::domain::{Coordinate, Domain, Draws};
 use super::tpe::Tpe;
 use zero_engine::Error;
 
-/// Most combinations of a grid.
+/// The most combinations of a grid.
 const MOST: u64 = 10_000;
-/// A point that was tried is drawn again so often; then the next one that was not is taken.
+/// Number of times that a point already tried is redrawn; after that the next untried point is taken.
 const REDRAWN: usize = 64;
 
 /// A coordinate for each hyperparameter, in the order of the file.
 pub(super) type Point = Vec<Coordinate>;
 
-/// A point that was tried, and the loss that it came to; `None` where it came to nothing.
+/// A point that was tried, and its loss; `None` if the trial gave none.
 pub(super) type Tried = (Point, Option<f64>);
 
-/// Chooses points. The same history gives the same point.
+/// Chooses points. The same history always gives the same point.
 pub(super) trait Strategy {
-    /// The next point; `None` when there is no other.
+    /// Returns the next point; `None` if none is left.
     fn propose(&self, history: &[Tried]) -> Option<Point>;
 }
 
-/// That of a sweep, and how many trials it comes to at most.
+/// Returns the strategy of a sweep and the most trials that it makes.
 ///
 /// # Errors
-/// A grid that is too large.
+/// The grid is too large.
 pub(super) fn strategy(sweep: &Sweep) -> Result<(Box<dyn Strategy + '_>, usize), Error> {
     let space: Vec<Domain<'_>> = sweep.space.iter().map(Domain).collect();
     let all = count(&space);
@@ -43,12 +43,12 @@ pub(super) fn strategy(sweep: &Sweep) -> Result<(Box<dyn Strategy + '_>, usize),
     })
 }
 
-/// Points of a space; `None` where it has no end.
+/// Number of points of a space; `None` if it is infinite.
 fn count(space: &[Domain<'_>]) -> Option<u64> {
     space.iter().try_fold(1u64, |all, domain| Some(all.saturating_mul(domain.len()?)))
 }
 
-/// The `index`th point; the last hyperparameter changes first.
+/// The point with this index; the last hyperparameter changes fastest.
 fn nth(space: &[Domain<'_>], mut index: u64) -> Point {
     let mut point: Point = vec![];
     for domain in space.iter().rev() {
@@ -85,7 +85,7 @@ pub(super) struct Random<'a> {
 }
 
 impl Random<'_> {
-    /// A point that `draw` gives and that was not tried, or one near it; `None` when all were.
+    /// Returns an untried point from `draw`, or one near it; `None` if all points were tried.
     pub(super) fn untried(&self, history: &[Tried], mut draw: impl FnMut() -> Point) -> Option<Point> {
         let is_new = |point: &Point| !history.iter().any(|(tried, _)| tried == point);
         let mut point = draw();
@@ -97,7 +97,7 @@ impl Random<'_> {
             point = draw();
         }
         let first = index(&self.space, &point);
-        // Of more points than were tried one is new.
+        // Among one more point than were tried, at least one is new.
         let near = (0..all.min(history.len() as u64 + 1)).map(|by| nth(&self.space, (first + by) % all));
         { near }.find(is_new)
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grid_has_all_combinations_and_an_end() {
+    fn a_grid_visits_all_combinations_once() {
         let space = vec![values(&["a", "b"]), values(&["1", "2", "3"])];
         let grid = sweep(space, SweepMethod::Grid, 2);
         assert_eq!(all(&grid, 100), ["a 1", "a 2", "a 3", "b 1", "b 2", "b 3"]);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn none_of_few_points_is_drawn_twice() {
+    fn few_points_are_drawn_without_repetition() {
         let whole = Interval { low: 1.0, high: 7.0, log: true, is_integer: true };
         let space =
             vec![values(&["a", "b", "c"]), Dimension { path: "other".into(), values: vec![], range: Some(whole) }];
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides() {
+    fn the_seed_determines_the_points() {
         let real = Interval { low: 0.0, high: 1.0, log: false, is_integer: false };
         let space = vec![Dimension { path: "key".into(), values: vec![], range: Some(real) }];
         let one = sweep(space, SweepMethod::Random, 5);

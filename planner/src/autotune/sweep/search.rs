@@ -1,4 +1,4 @@
-//! The order of a sweep: a point, its training, its outcome, and the next point. It knows no process.
+//! The sequence of a sweep: a point, its training, its outcome, and the next point. It does not know about processes.
 
 use std::time::Instant;
 
@@ -13,22 +13,22 @@ use crate::autotune::correction::Setting;
 use crate::autotune::search::End;
 use zero_engine::Error;
 
-/// Why a trial is not to go on after its last evaluation.
+/// Returns why a trial should stop after its last evaluation, or `None`.
 pub(super) type Judge<'a> = dyn Fn(&[Evaluation]) -> Option<String> + 'a;
 
-/// Trains.
+/// Trains trials.
 pub(super) trait Train {
-    /// Trains with these settings, and asks `judge` after each evaluation; `None` when the user wants an end.
+    /// Trains with these settings, and calls `judge` after each evaluation. Returns `None` if the user interrupted.
     fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<TrialOutcome>, Error>;
 
-    /// Is told of a trial that it has trained.
+    /// Called for each trial that it has trained.
     fn ended(&mut self, trial: &SweepTrial) -> Result<(), Error>;
 }
 
-/// Goes through all trials; `lines` are those that an earlier sweep has written, whose trials are not trained again.
+/// Runs all trials. `lines` are the lines that an earlier sweep wrote; its trials are not trained again.
 ///
 /// # Errors
-/// A grid that is too large, and those of `train`.
+/// The grid is too large, or `train` fails.
 pub(super) fn run(
     sweep: &Sweep,
     lines: &[Value],
@@ -74,12 +74,13 @@ mod tests {
     use super::*;
     use zero_config::{Dimension, Interval, SweepMethod};
 
-    /// Trains on a planted loss: the settings' distance from 1e-3, in decades, and less with each evaluation.
+    /// Trains on a planted loss: the distance of the settings from 1e-3, in decades, which shrinks with each
+    /// evaluation.
     #[derive(Default)]
     struct Planted {
         trained: Vec<String>,
         lines: Vec<Value>,
-        /// After so many trainings the user wants an end.
+        /// Number of trainings after which the user interrupts.
         end_after: Option<usize>,
     }
 
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn those_behind_the_median_are_stopped_and_the_rest_finish() {
+    fn trials_behind_the_median_are_stopped_and_the_rest_finish() {
         let grid = sweep(SweepMethod::Grid, &["1e-4", "1e-3", "0.5", "1e-2", "1e-6", "3e-3"]);
         let (trials, end) = run(&grid, &[], None, &mut Planted::default()).unwrap();
         assert_eq!(end, End::Done);
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_sweep_has_trained_is_not_trained_again() {
+    fn trials_of_an_earlier_sweep_are_not_trained_again() {
         for method in [SweepMethod::Tpe, SweepMethod::Random] {
             let sweep = sweep(method, &[]);
             let mut whole = Planted::default();
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_ends_it_but_takes_nothing_away() {
+    fn the_budget_ends_a_sweep_but_keeps_its_results() {
         let sweep = sweep(SweepMethod::Random, &[]);
         let mut part = Planted { end_after: Some(4), ..Planted::default() };
         run(&sweep, &[], None, &mut part).unwrap();

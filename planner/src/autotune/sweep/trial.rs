@@ -1,4 +1,4 @@
-//! A trial of a sweep: its settings, its evaluations, and what became of it.
+//! A trial of a sweep: its settings, its evaluations, and its outcome.
 
 use std::cmp::Ordering;
 
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::autotune::correction::{Setting, overrides};
 
-/// An evaluation while a trial trained.
+/// An evaluation during a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
-    /// After so many optimizer steps.
+    /// Number of optimizer steps before it.
     pub step: u64,
     /// The evaluation loss.
     pub loss: f32,
@@ -20,17 +20,17 @@ pub struct Evaluation {
 pub enum TrialState {
     /// It trained all its steps.
     Finished,
-    /// It was behind the others: the median rule.
+    /// The median rule stopped it.
     Stopped,
-    /// Its loss stopped being a finite number, or it was told to stop by `training.spikes`.
+    /// Its loss became non-finite, or `training.spikes` stopped it.
     Diverged,
-    /// Its settings contradict each other: it was never started.
+    /// Its settings contradict each other; it was never started.
     Refused,
     /// It ended with another error.
     Failed,
-    /// It took longer than a trial may.
+    /// It exceeded the time limit of a trial.
     TimedOut,
-    /// It took more memory than there is, and was ended.
+    /// It exceeded the memory limit and was stopped.
     OutOfMemory,
 }
 
@@ -38,7 +38,7 @@ impl TrialState {
     const ALL: [Self; 7] =
         [Self::Finished, Self::Stopped, Self::Diverged, Self::Refused, Self::Failed, Self::TimedOut, Self::OutOfMemory];
 
-    /// As it is written in tables and files.
+    /// The name in tables and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl TrialState {
     }
 }
 
-/// What became of a trial.
+/// The outcome of a trial.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TrialOutcome {
     pub(super) state: TrialState,
@@ -68,7 +68,7 @@ pub(super) struct TrialOutcome {
 /// A trial that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SweepTrial {
-    /// Its place among all, from 0 on.
+    /// Index among all trials, from 0.
     pub id: usize,
     /// Its hyperparameters: keys and values, as `--set` takes them.
     pub settings: Vec<Setting>,
@@ -76,7 +76,7 @@ pub struct SweepTrial {
     pub state: TrialState,
     /// Why it came no further.
     pub reason: Option<String>,
-    /// In order of their steps; every loss is finite.
+    /// In step order; every loss is finite.
     pub evaluations: Vec<Evaluation>,
 }
 
@@ -86,13 +86,13 @@ impl SweepTrial {
         Self { id, settings, state, reason, evaluations }
     }
 
-    /// The evaluation with the lowest loss, the first of several.
+    /// The evaluation with the lowest loss; the earliest of several.
     #[must_use]
     pub fn best(&self) -> Option<Evaluation> {
         self.evaluations.iter().copied().min_by(|a, b| a.loss.total_cmp(&b.loss))
     }
 
-    /// The better one first: those that finished by their losses, those that were stopped by theirs, then the others.
+    /// Orders better trials first: finished trials by loss, then stopped trials by loss, then the others.
     #[must_use]
     pub fn compare(&self, other: &Self) -> Ordering {
         let key = |trial: &Self| {
@@ -113,7 +113,7 @@ impl SweepTrial {
         overrides(&self.settings).collect::<Vec<_>>().join(" ")
     }
 
-    /// As a line of `sweep.jsonl`.
+    /// The trial as a line of `sweep.jsonl`.
     #[must_use]
     pub fn value(&self) -> Value {
         let settings: Map<String, Value> =
@@ -126,7 +126,7 @@ impl SweepTrial {
         })
     }
 
-    /// The outcome that such a line tells, if it is of the trial with this number and these settings.
+    /// Parses the outcome from such a line, if it is about the trial with this number and these settings.
     pub(super) fn outcome(line: &Value, id: usize, settings: &[Setting]) -> Option<TrialOutcome> {
         let told: Map<String, Value> = settings.iter().map(|(path, value)| (path.clone(), json!(value))).collect();
         if line["event"] != "trial" || line["id"] != id || line["settings"] != Value::Object(told) {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_gives_the_same_trial_again() {
+    fn a_line_round_trips_to_the_same_trial() {
         for state in TrialState::ALL {
             let evaluations = vec![Evaluation { step: 7, loss: 0.1 }, Evaluation { step: 14, loss: f32::MIN_POSITIVE }];
             let settings = vec![("a.b".to_string(), "[1, 2]".to_string()), ("c".to_string(), "0.1".to_string())];

@@ -1,4 +1,4 @@
-//! The buffers of `ShardedState`: gradients, gathered parameters, and the pool through which they go.
+//! The buffers of `ShardedState`: gradients, gathered parameters, and the pool that they come from.
 
 use zero_partition::{Category, Order};
 use zero_pipeline::{LayerId, Placement, SegmentId, Tier};
@@ -6,7 +6,7 @@ use zero_pipeline::{LayerId, Placement, SegmentId, Tier};
 use super::Walk;
 
 impl Walk<'_> {
-    /// A buffer of a gradient. On a GPU the driver keeps what waits, and does not count it.
+    /// Takes a gradient buffer. On a GPU the driver keeps freed buffers and does not count them.
     pub(super) fn take(&mut self, category: Category, elements: u64) {
         match self.is_resident {
             true => self.meter.add_at(category, elements * 4, true),
@@ -21,12 +21,12 @@ impl Walk<'_> {
         }
     }
 
-    /// What is said of gradients from now on is of this segment.
+    /// Sets the segment whose gradients the following calls are about.
     fn about(&mut self, id: SegmentId) {
         self.is_resident = self.residents[id];
     }
 
-    /// A gradient that travels, beside its own buffer.
+    /// Adds a gradient in transit, in addition to its own buffer.
     fn add(&mut self, category: Category, bytes: u64) {
         self.meter.add_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
@@ -35,7 +35,7 @@ impl Walk<'_> {
         self.meter.free_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
 
-    /// Parameters that are gathered, of the working dtype.
+    /// Adds gathered parameters, in the working dtype.
     fn add_gathered(&mut self, elements: u64) {
         match (self.on_gpu().layers, self.is_half()) {
             (true, _) => self.meter.add_at(Category::Staging, elements * self.work.width, true),
@@ -52,7 +52,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A buffer of floats from the pool; where none waits there, new memory of the category.
+    /// Takes a buffer of floats from the pool, or allocates one in the category.
     pub(super) fn take_on_host(&mut self, category: Category, elements: u64) {
         if self.pool.take(elements) {
             self.meter.free(Category::Staging, elements * 4);
@@ -60,7 +60,7 @@ impl Walk<'_> {
         self.meter.add(category, elements * 4);
     }
 
-    /// Gives a buffer of floats up to the pool, if that keeps buffers so long.
+    /// Returns a buffer of floats to the pool, if the pool keeps buffers of this size.
     pub(super) fn give_on_host(&mut self, category: Category, elements: u64) {
         self.meter.free(category, elements * 4);
         if elements > 0 && elements <= self.longest() {
@@ -83,14 +83,15 @@ impl Walk<'_> {
             }
         }
         if self.on_gpu().layers {
-            // What goes to the host is made on the GPU, and stays there until the next layer's is made.
+            // A gradient for the host is computed on the GPU, and stays there until the next layer's gradient is
+            // computed.
             self.meter.add_at(Category::Staging, made, true);
             let before = std::mem::replace(&mut self.brought, made);
             self.meter.free_at(Category::Staging, before, true);
         }
     }
 
-    /// A summand of staging becomes a part of the sum.
+    /// Moves a summand from staging into the sum.
     pub(super) fn add_up(&mut self, id: SegmentId, elements: u64) {
         self.about(id);
         self.meter.free_at(Category::Staging, elements * 4, self.is_resident);
@@ -190,7 +191,7 @@ impl Walk<'_> {
         self.reduced[id] = !is_sharded;
     }
 
-    /// Sharded gradients become the reduced ones.
+    /// Replaces sharded gradients by the reduced ones.
     pub(super) fn settle(&mut self, id: SegmentId) {
         self.about(id);
         let elements = self.part(id, self.segment(id).placements.gradients);
@@ -209,7 +210,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a gather of this segment is the only shard, as it came from the disk.
+    /// Whether gathering this segment just uses the only shard, read from the disk.
     fn is_whole(&self, id: SegmentId) -> bool {
         self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme
     }
@@ -253,7 +254,7 @@ impl Walk<'_> {
         pieces.into_iter().for_each(|elements| self.free_gathered(elements));
     }
 
-    /// A buffer of the working dtype on the host.
+    /// Adds a buffer of the working dtype on the host.
     pub(super) fn blank(&mut self, elements: u64) {
         match self.is_half() {
             true => self.meter.add(Category::Staging, elements * 2),
@@ -286,7 +287,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Elements of what a refresh takes beside the parameters.
+    /// The elements of each temporary buffer of a refresh.
     fn refreshed(&self, id: SegmentId) -> Vec<u64> {
         let on_gpu = self.on_gpu();
         if on_gpu.layers && self.work.layout.ranks() == 1 {

@@ -1,4 +1,4 @@
-//! Aligned buffers, through which goes what lives on a disk.
+//! Aligned buffers for data that is offloaded to a disk.
 
 use zero_comm::SharedAllocator;
 use zero_partition::{Category, disk_buffers};
@@ -7,13 +7,14 @@ use zero_tier::{ALIGNMENT, BufferPool};
 
 use super::{Values, Walk};
 
-/// Whether so many bytes of a vector go to the disk and come from it where they are: in the binary's allocator they begin on a page.
+/// Whether a vector of this size is read and written in place, without an aligned buffer: the allocator aligns large
+/// vectors to pages.
 fn is_lent(bytes: u64) -> bool {
     bytes >= SharedAllocator::LARGE as u64
 }
 
 impl Walk<'_> {
-    /// The page through which the end of a vector goes that is no whole one. It is not kept.
+    /// Takes the buffer for the last, partial page of a vector. It is not kept for reuse.
     fn page(&mut self, bytes: u64) -> Vec<u64> {
         let page = ALIGNMENT as u64;
         if bytes.is_multiple_of(page) {
@@ -35,7 +36,7 @@ impl Walk<'_> {
         }
     }
 
-    /// An aligned buffer.
+    /// Takes an aligned buffer.
     pub(super) fn buffer(&mut self, bytes: u64) -> u64 {
         let class = BufferPool::size_class(bytes as usize) as u64;
         if !self.buffers.take(class) {
@@ -63,7 +64,7 @@ impl Walk<'_> {
                     self.meter.add(Category::Staging, bytes);
                     self.page(bytes)
                 } else {
-                    // Buffers of their own, which are not kept.
+                    // These buffers are not kept for reuse.
                     sizes.iter().for_each(|&bytes| self.meter.add(Category::Staging, bytes));
                     sizes
                 }
@@ -98,7 +99,7 @@ impl Walk<'_> {
             Item::Tile { .. } => drop(self.tiles.insert(item, moved)),
             Item::Activations { layer, micro_batch } => {
                 let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
-                // Read into a buffer of their dtype, and out of that of the disk.
+                // Read from the disk's buffer into a buffer of the inputs' dtype.
                 self.meter.add(Category::Activations, bytes);
                 if let Some(before) = layer.checked_sub(1) {
                     self.values.insert((before, micro_batch), Values { bytes, kept: true, ..Values::default() });
@@ -108,7 +109,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A buffer of inputs that are kept on the disk.
+    /// Takes a buffer for inputs that are kept on the disk.
     fn kept_buffer(&mut self, layer: usize) -> u64 {
         let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
         let class = BufferPool::size_class(zero_tier::align(bytes) as usize) as u64;
@@ -139,10 +140,10 @@ impl Walk<'_> {
             }
             Item::Tile { segment, .. } => {
                 let mut classes = self.tiles.remove(&item).unwrap_or_default();
-                // Gradients are not written back: their buffer is free at once. It comes behind the state's.
+                // Gradients are not written back, so their buffer is free at once. It comes after the state's.
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
-                    // Plain SGD has no state, and without a master nothing comes before them.
+                    // Plain SGD has no state, and without a master copy no buffer comes before the gradients'.
                     let has_state = tiers.optimizer == Tier::Nvme && (self.states() > 0 || self.is_half());
                     let class = classes.remove(usize::from(has_state));
                     self.buffers.give(class);
@@ -151,7 +152,7 @@ impl Walk<'_> {
             }
             Item::Activations { layer, micro_batch } => {
                 let class = self.kept_buffer(layer);
-                // A copy on the way, which has gone when the buffer is on its way.
+                // A temporary copy, freed before the write of the buffer begins.
                 let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
                 self.meter.flash(Category::Staging, bytes);
                 if let Some(before) = layer.checked_sub(1) {

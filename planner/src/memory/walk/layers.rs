@@ -1,4 +1,4 @@
-//! What layers take: leaves, outputs, what is kept for backwards, and gradients on their way.
+//! The memory of layers: leaves, outputs, tensors saved for backwards, and gradients between layers.
 
 use zero_partition::Category;
 use zero_pipeline::LayerId;
@@ -6,7 +6,7 @@ use zero_pipeline::LayerId;
 use super::{Values, Walk};
 
 impl Walk<'_> {
-    /// The outputs of the layer before, or what was received of them.
+    /// The outputs of the previous layer, computed here or received.
     pub(super) fn incoming(&mut self, layer: LayerId, micro_batch: usize) -> Option<&mut Values> {
         self.values.get_mut(&(layer.checked_sub(1)?, micro_batch))
     }
@@ -22,7 +22,7 @@ impl Walk<'_> {
         }
     }
 
-    /// `again`: on the inputs that were kept, which are kept no longer.
+    /// `again`: a recomputation, from the kept inputs, which are released afterwards.
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();
@@ -48,7 +48,7 @@ impl Walk<'_> {
         let memory = &table.layers[layer];
         let outputs = memory.outputs.iter().map(|form| form.bytes()).sum();
         if layer > 0 {
-            // The outputs of the layer before are this one's leaves, and stay until its backward.
+            // The outputs of the previous layer are this layer's leaves, and stay until its backward.
             self.let_go(layer - 1, micro_batch, |values| {
                 (values.flows, values.saved) = (false, true);
                 values.kept &= !again;

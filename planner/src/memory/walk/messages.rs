@@ -1,4 +1,4 @@
-//! Messages between pipeline stages.
+//! The memory of messages between pipeline stages.
 
 use zero_partition::Category;
 use zero_pipeline::{Content, Message, Placement};
@@ -20,7 +20,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Lets go of what has surely arrived. What may be under way counts as being so: memory is not to depend on who is faster.
+    /// Frees messages that have certainly arrived. A message that may be in flight still counts, so that the result
+    /// does not depend on timing.
     pub(super) fn gone(&mut self) {
         while let Some(&(place, message)) = self.leaving.first()
             && place < self.place
@@ -49,10 +50,10 @@ impl Walk<'_> {
                 let upstream = self.upstream.remove(&micro_batch).unwrap_or(0);
                 self.meter.free(Category::Activations, upstream);
             }
-            // Staging, as it was.
+            // Stays in staging.
             Content::TiedGradient { segment, .. } => self.open[segment] = false,
             Content::TiedParameters { segment } => match self.segment(segment).placements.parameters {
-                // A copy of the shard, which the pool takes afterwards.
+                // A copy of the shard, which then returns to the pool.
                 Placement::Sharded => self.meter.add(Category::Staging, bytes),
                 Placement::Replicated => self.blank(bytes / self.work.width),
             },

@@ -1,4 +1,5 @@
-//! Carries out a rank's program on sizes alone: what the executor and `ShardedState` take, give up and keep, in their order.
+//! Walks a rank's program on sizes alone: allocates, frees and keeps what the executor and `ShardedState` do, in their
+//! order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,72 +16,73 @@ use super::meter::{Idle, Meter, Peaks};
 use super::{Arrivals, Script};
 use zero_engine::costs::forms::Table;
 
-/// What a rank's memory depends on.
+/// The inputs that determine a rank's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct WalkInputs<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) stages: &'a Stages,
     pub(crate) at: Coordinates,
     pub(crate) options: &'a ZeroOptions,
-    /// Bytes of an element of the working dtype.
+    /// Bytes per element of the working dtype.
     pub(crate) width: u64,
-    /// `None`: what layers take is not known, and left out.
+    /// `None` if the memory of layers is unknown; it is then left out.
     pub(crate) table: Option<&'a Table>,
 }
 
-/// The outputs of a layer of a micro-batch: who holds their values.
+/// The outputs of a layer for a micro-batch, and what keeps them alive.
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
     bytes: u64,
-    /// For the backward of the next layer, whose leaves they are.
+    /// Saved for the backward of the next layer, whose leaves they are.
     saved: bool,
-    /// For the next layer, or for a message.
+    /// Input of the next layer, or of a message.
     flows: bool,
-    /// For the next layer to be run again.
+    /// Kept for the recomputation of the next layer.
     kept: bool,
 }
 
-/// A rank while it is walked.
+/// The state of a rank during the walk.
 pub(crate) struct Walk<'a> {
     work: WalkInputs<'a>,
     meter: Meter,
     pool: Idle,
     /// Aligned buffers of the disk, by size class.
     buffers: Idle,
-    /// Those of inputs that are kept on the disk.
+    /// Aligned buffers for inputs that are kept on the disk.
     kept_buffers: Idle,
-    /// By segment: an open gradient, the heights of its partial sums, reduced gradients in memory.
+    /// By segment: whether its gradient is open, the heights of its partial sums, whether its reduced gradient is in
+    /// memory.
     open: Vec<bool>,
     sums: Vec<Vec<u32>>,
     reduced: Vec<bool>,
-    /// By layer whose outputs they are, and micro-batch.
+    /// By producing layer and micro-batch.
     values: BTreeMap<(LayerId, usize), Values>,
-    /// What forwards have left for backwards.
+    /// Bytes that forwards have saved for backwards.
     saved: BTreeMap<(LayerId, usize), u64>,
     /// Gradients of the outputs of the layer whose backward is next, by micro-batch.
     upstream: BTreeMap<usize, u64>,
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
-    /// Of those, the ones that will surely have arrived before they are awaited, by the place from which on they have.
+    /// Messages in flight that certainly arrive before the program awaits them, with the position of their arrival.
     leaving: BTreeSet<(usize, Message)>,
-    /// From which place in the program on a message has surely arrived.
+    /// The position in the program from which on each message has certainly arrived.
     arrivals: Arrivals,
     place: usize,
     loaded: u64,
     trains: bool,
-    /// Tiles that are in memory: the size classes of their buffers.
+    /// The size classes of the buffers of tiles in memory.
     tiles: BTreeMap<Item, Vec<u64>>,
     moving: BTreeMap<Item, Vec<u64>>,
-    /// Bytes of a layer's gradients that are on their way from the GPU.
+    /// Bytes of a layer's gradients in transit from the GPU to the host.
     brought: u64,
-    /// Of each segment, whether its state is on the GPU.
+    /// By segment, whether its state is on the GPU.
     residents: Vec<bool>,
-    /// Whether that of the segment is that is spoken of.
+    /// Whether the state of the current segment is on the GPU.
     is_resident: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// A rank as it is before its first step.
+    /// Creates a rank before its first step.
     pub(crate) fn new(work: WalkInputs<'a>) -> Self {
         let segments = work.layout.segments().len();
         let mut walk = Self {
@@ -112,7 +114,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// The most bytes so far.
+    /// The peaks so far.
     pub(crate) fn peaks(&self) -> Peaks {
         self.meter.peaks
     }
@@ -129,7 +131,7 @@ impl<'a> Walk<'a> {
         self.segment(id).shard(self.work.at.replica).len() as u64
     }
 
-    /// Elements of this rank's part by a placement.
+    /// Elements of this rank's part under a placement.
     fn part(&self, id: SegmentId, placement: Placement) -> u64 {
         match placement {
             Placement::Replicated => self.elements(id),
@@ -145,7 +147,7 @@ impl<'a> Walk<'a> {
         self.work.options.on_gpu
     }
 
-    /// Parameters, masters and optimizer state.
+    /// Adds parameters, master copies and optimizer state.
     fn state(&mut self) {
         let (states, on_gpu) = (self.work.options.optimizer.states().len() as u64, self.on_gpu());
         for id in 0..self.work.layout.segments().len() {
@@ -163,7 +165,7 @@ impl<'a> Walk<'a> {
             }
             if self.work.stages.owner(id) == self.work.at.stage && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
-                // On the host there is one too where the parameters themselves are on the GPU.
+                // If the parameters are on the GPU, the host also holds a master copy.
                 let has_master = self.is_half() || (is_on_gpu && !self.residents[id]);
                 self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
                 self.meter.add_at(Category::OptimizerState, own * 4 * states, self.residents[id]);
@@ -176,7 +178,7 @@ impl<'a> Walk<'a> {
         self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
     }
 
-    /// Carries out a program once.
+    /// Walks a program once.
     pub(crate) fn run(&mut self, script: Script<'_>) {
         let program = script.program;
         self.arrivals.clone_from(script.arrivals);
@@ -190,7 +192,7 @@ impl<'a> Walk<'a> {
             let idle = self.kept_buffers.clear();
             self.meter.free(Category::Staging, idle);
         }
-        // What the executor's micro-batches hold goes with them.
+        // At the end of the program, the executor drops what its micro-batches hold.
         self.meter.free(Category::Activations, std::mem::take(&mut self.loaded));
         for (_, values) in std::mem::take(&mut self.values) {
             if values.saved || values.flows || values.kept {
@@ -206,7 +208,7 @@ impl<'a> Walk<'a> {
         match instruction {
             Instruction::Load { .. } => {
                 let bytes = self.work.table.map_or(0, |table| table.batch);
-                // Tokens are read into one buffer and taken out of it.
+                // Tokens are read into one buffer and copied out of it.
                 self.meter.add(Category::Activations, bytes);
                 self.loaded += bytes;
             }
@@ -271,7 +273,7 @@ impl<'a> Walk<'a> {
                 match message.content {
                     Content::TiedGradient { segment, .. } => self.take(Category::Staging, self.elements(segment)),
                     Content::TiedParameters { .. } => self.blank(bytes / self.work.width),
-                    // Announced first: room is made when it comes.
+                    // The first message announces its size; its memory is allocated on arrival.
                     Content::Activations { micro_batch: 0, .. } | Content::Gradients { micro_batch: 0, .. } => {}
                     _ => self.meter.add(Category::Communication, bytes),
                 }

@@ -1,4 +1,4 @@
-//! A folder with a configuration and a program that stands in for `zero-train`: what the tests of both searches share.
+//! A folder with a configuration and a program that stands in for `zero-train`, shared by the tests of both searches.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
 use std::fs;
@@ -11,7 +11,7 @@ use zero_config::Config;
 use zero_planner::Planner;
 use zero_planner::autotune::Request;
 
-/// The folder.
+/// The folder of a test.
 pub struct Planted {
     folder: TempDir,
     pub text: String,
@@ -19,7 +19,7 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// `script` is given `$ranks`, `$out` and `$set`, all overrides in one line.
+    /// `script` gets `$ranks`, `$out` and `$set`, all overrides in one line.
     pub fn new(data: &str, more: &str, before: &str, script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let corpus = folder.path().join("corpus.txt");
@@ -66,7 +66,7 @@ impl Planted {
         }
     }
 
-    /// How often the program was started for a run.
+    /// How many times the program was started for a run.
     pub fn runs(&self) -> usize {
         fs::read_to_string(self.path().join("runs")).map_or(0, |text| text.lines().count())
     }

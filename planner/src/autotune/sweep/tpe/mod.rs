@@ -1,19 +1,19 @@
-//! A tree of Parzen estimators: points like those that were good, and unlike the others.
+//! A tree-structured Parzen estimator (TPE): proposes points that resemble the good ones and differ from the others.
 //!
-//! Bergstra, Bardenet, Bengio, Kégl 2011, "Algorithms for hyper-parameter optimization", section 4. The trials are split by their losses;
-//! of each hyperparameter the values of the good ones have the density l, those of the others g, and of some draws from l the one is tried
-//! at which l/g, and with it the expected improvement, is largest.
+//! Bergstra, Bardenet, Bengio, Kégl 2011, "Algorithms for hyper-parameter optimization", section 4. The trials are
+//! split by loss. For each hyperparameter, the values of the good trials have the density l and those of the others the
+//! density g. Of some draws from l, the one with the largest l/g is tried, which maximizes the expected improvement.
 
 use super::domain::{Coordinate, Domain, Draws};
 use super::propose::{Point, Random, Strategy, Tried};
 
-/// So many trials are drawn at random, or a third of all when that is less.
+/// Number of random trials at the start, or a third of all trials if that is less.
 const RANDOM: usize = 8;
-/// Of all trials this part is good: the paper's γ.
+/// The fraction of trials that count as good: the paper's γ.
 const GOOD: f64 = 0.15;
-/// Draws from l for each hyperparameter.
+/// Draws from l per hyperparameter.
 const CANDIDATES: usize = 24;
-/// A draw that falls outside of the range is repeated so often.
+/// Number of times that a draw outside of the range is repeated.
 const REDRAWN: usize = 64;
 
 /// The strategy.
@@ -33,7 +33,7 @@ impl Strategy for Tpe<'_> {
         if history.len() < self.first {
             return self.random.propose(history);
         }
-        // What came to nothing is as bad as can be.
+        // A trial without a loss ranks worst.
         let mut sorted: Vec<&Tried> = history.iter().collect();
         sorted.sort_by(|a, b| a.1.unwrap_or(f64::INFINITY).total_cmp(&b.1.unwrap_or(f64::INFINITY)));
         let split = (GOOD * sorted.len() as f64).ceil() as usize;
@@ -47,7 +47,7 @@ impl Strategy for Tpe<'_> {
                 index => index,
             });
             let rated = candidates.map(|at| (l.at(at).ln() - g.at(at).ln(), at));
-            // The first of those that are alike.
+            // Ties go to the first draw.
             let best = rated.reduce(|best, other| if other.0 > best.0 { other } else { best });
             best.map_or_else(|| domain.at(draws.next()), |(_, at)| at)
         };
@@ -58,9 +58,9 @@ impl Strategy for Tpe<'_> {
 
 /// A density over one hyperparameter.
 enum Density {
-    /// Of each value: how often it is there, and once more.
+    /// For each value, its count plus one.
     Counts(Vec<f64>),
-    /// A bell around each share, and an even density that weighs as much as one of them.
+    /// A bell around each observed position, and a uniform density with the weight of one bell.
     Bells(Vec<Bell>),
 }
 
@@ -81,7 +81,7 @@ impl Density {
             })
             .collect();
         shares.sort_by(f64::total_cmp);
-        // As wide as it is far to the farther neighbour; the ends of the range are neighbours, too.
+        // The width is the distance to the farther neighbour; the ends of the range count as neighbours.
         let narrowest = 1.0 / (1.0 + shares.len() as f64).min(100.0);
         let bell = |(index, &middle): (usize, &f64)| {
             let before = if index == 0 { 0.0 } else { shares[index - 1] };
@@ -91,7 +91,7 @@ impl Density {
         Self::Bells(shares.iter().enumerate().map(bell).collect())
     }
 
-    /// Of a coordinate; more than 0.
+    /// The density at a coordinate; always positive.
     fn at(&self, at: Coordinate) -> f64 {
         match (self, at) {
             (Self::Counts(counts), Coordinate::Index(index)) => counts[index],
@@ -124,11 +124,11 @@ impl Density {
     }
 }
 
-/// A normal density, cut to 0 to 1.
+/// A normal density, truncated to 0 to 1.
 struct Bell {
     middle: f64,
     width: f64,
-    /// What of it lies inside.
+    /// The mass inside the range.
     inside: f64,
 }
 
@@ -150,7 +150,7 @@ impl Bell {
     }
 }
 
-/// The part of a standard normal distribution that lies below z, to 1e-7: Abramowitz and Stegun 26.2.17.
+/// The standard normal distribution function to 1e-7: Abramowitz and Stegun 26.2.17.
 fn normal_below(z: f64) -> f64 {
     const B: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
     let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());

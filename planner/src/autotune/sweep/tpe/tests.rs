@@ -1,4 +1,4 @@
-//! What the estimator finds on planted losses.
+//! Tests the estimator on planted losses.
 
 use zero_config::{Dimension, Interval, Sweep, SweepMethod};
 
@@ -24,14 +24,14 @@ fn best(history: &[Tried]) -> f64 {
     history.iter().filter_map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min)
 }
 
-/// A bowl over two logarithms, with its floor at 1e-3 and 3e-2.
+/// A bowl over two logarithms, with its minimum at 1e-3 and 3e-2.
 fn bowl(texts: &[String]) -> Option<f64> {
     let of = |index: usize, floor: f64| (texts[index].parse::<f64>().unwrap() / floor).log10().powi(2);
     Some(of(0, 1e-3) + of(1, 3e-2))
 }
 
 #[test]
-fn it_is_better_than_chance_on_a_bowl() {
+fn the_estimator_beats_random_search_on_a_bowl() {
     let space = vec![range("a", 1e-6, 1.0), range("b", 1e-5, 1e1)];
     let mean = |method: SweepMethod| {
         let of = |seed| best(&run(&Sweep { space: space.clone(), method, trials: 40, max_steps: None, seed }, bowl));
@@ -43,7 +43,7 @@ fn it_is_better_than_chance_on_a_bowl() {
 }
 
 #[test]
-fn it_learns_which_value_is_good_although_some_come_to_nothing() {
+fn the_estimator_finds_the_good_value_although_some_trials_fail() {
     let names = ["p", "q", "r", "s", "t", "u", "v", "w"].map(String::from).to_vec();
     let kind = Dimension { path: "kind".into(), values: names, range: None };
     let space = vec![kind, range("a", 1e-6, 1.0)];
