@@ -26,8 +26,8 @@ struct Measured {
     losses: Vec<f32>,
     /// Peak bytes over all ranks, as counted by the engine.
     peak_bytes: i64,
-    /// Peak resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched it,
-    /// so the sum over the ranks exceeds the memory in use.
+    /// Peak resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched
+    /// it, so the sum over the ranks exceeds the memory in use.
     peak_resident_bytes: Vec<i64>,
     /// Peak GPU memory of each rank, in bytes; `None` for training on the CPU.
     peak_gpu_bytes: Option<Vec<i64>>,

@@ -1,8 +1,8 @@
-//! `zero-train bench ops`: times every operation of the models at the shapes of two GPTs, and compares it with the limit
-//! of the processor.
+//! `zero-train bench ops`: times every operation of the models at the shapes of two GPTs, and compares it with the
+//! limit of the processor.
 //!
-//! The limit of a matrix product is the rate of multiply-adds in registers; candle's product is timed too. The limit
-//! of any other operation is a copy of the bytes that it must read and write, in the same cache. Limit and subject
+//! The limit of a matrix product is the rate of multiply-adds in registers; candle's product is timed too. The limit of
+//! any other operation is a copy of the bytes that it must read and write, in the same cache. Limit and subject
 //! alternate, so that a noisy neighbour slows both.
 
 mod cases;
