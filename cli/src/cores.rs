@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn lists_are_parsed_and_formatted() {
         for list in ["0", "0-3", "0-1,4", "2,4,6-9"] {
-            let cores = Cores::grouped(parse(list).expect("a list").into_iter(), |cpu| cpu);
+            let cores = Cores::grouped(parse(list).expect("a valid list").into_iter(), |cpu| cpu);
             assert_eq!(cores.to_string(), list);
             assert_eq!(cores.and(&cores), cores);
         }
@@ -168,9 +168,9 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (0..8).collect::<Vec<_>>());
             let sizes: Vec<usize> = shares.iter().map(Cores::len).collect();
-            assert!(sizes.iter().max().expect("one") - sizes.iter().min().expect("one") <= 1);
+            assert!(sizes.iter().max().expect("a share") - sizes.iter().min().expect("a share") <= 1);
         }
-        assert_eq!(cores.share(1, 2).expect("enough").cpus(), [2, 3, 6, 7]);
+        assert_eq!(cores.share(1, 2).expect("enough cores").cpus(), [2, 3, 6, 7]);
         assert_eq!(cores.share(0, 5), None);
     }
 
@@ -179,12 +179,12 @@ mod tests {
         std::thread::spawn(|| {
             let all = Cores::allowed();
             let one = all.share(all.len() - 1, all.len()).expect("a core");
-            one.bind().expect("a core of its own process");
+            one.bind().expect("a core that this process may use");
             assert_eq!(Cores::allowed(), one);
-            let child = std::thread::spawn(Cores::allowed).join().expect("a thread");
+            let child = std::thread::spawn(Cores::allowed).join().expect("the child thread panicked");
             assert_eq!(child, one);
         })
         .join()
-        .expect("bound");
+        .expect("the bound thread panicked");
     }
 }

@@ -125,7 +125,7 @@ fn moved(subject: &Steps) -> Moved {
 struct InStep {
     /// From the first read of a tile to its last write.
     update: Duration,
-    /// Of the arithmetic in it.
+    /// Sum of its arithmetic.
     updating: Duration,
     /// Sum over all arithmetic of the step.
     computing: Duration,

@@ -64,7 +64,7 @@ pub(crate) struct Output {
     /// Streams to show with a rank prefix on each line. Without it, the standard output of all ranks and the standard
     /// error of local rank 0 are shown unchanged, and the last lines of another rank's errors if it fails first.
     pub(crate) tee: Option<Tee>,
-    /// Show all ranks unchanged if `tee` is not set.
+    /// Without `tee`, show the output of all ranks unchanged.
     pub(crate) all: bool,
 }
 
@@ -227,7 +227,7 @@ mod tests {
     fn tee_has_the_syntax_of_torchrun() {
         assert_eq!("3".parse(), Ok(Tee::All(3)));
         assert_eq!("0:3,2:1".parse(), Ok(Tee::Ranks(vec![(0, 3), (2, 1)])));
-        let tee: Tee = "0:3,2:1".parse().expect("valid");
+        let tee: Tee = "0:3,2:1".parse().expect("a valid selection");
         assert_eq!([tee.of(0), tee.of(1), tee.of(2)], [3, 0, 1]);
         for wrong in ["4", "", "0:4", "x:1", "0:1,2", "-1"] {
             assert!(wrong.parse::<Tee>().is_err(), "{wrong}");
@@ -244,7 +244,7 @@ mod tests {
         plan.prepare(&mut command, true);
         let mut child = command.spawn().expect("a shell");
         let printed = plan.follow(&mut child);
-        child.wait().expect("it ends");
+        child.wait().expect("the shell ends");
         let (last, hidden) = printed.last_lines();
         assert!(hidden && last.starts_with("line 62\n") && last.ends_with("line 100\nend"), "{last}");
         let read = |name: &str| fs::read_to_string(folder.path().join("attempt_1/5").join(name)).expect("a file");

@@ -129,16 +129,16 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let out = folder.path().join("run");
         save(&out, 10);
-        let before = Before::look(&out).expect("it can be listed");
+        let before = Before::look(&out).expect("the folder can be listed");
         // The first attempt has not created its folder yet: the existing folder belongs to another run.
         let anew = |keeps_folder| Whence { from: vec![], keeps_folder };
-        assert_eq!(before.whence().expect("found"), anew(false));
-        fs::rename(&out, folder.path().join("run.1")).expect("moved aside");
+        assert_eq!(before.whence().expect("the checkpoints can be listed"), anew(false));
+        fs::rename(&out, folder.path().join("run.1")).expect("renamed");
         fs::create_dir(&out).expect("a folder");
-        assert_eq!(before.whence().expect("found"), anew(true));
+        assert_eq!(before.whence().expect("the checkpoints can be listed"), anew(true));
         let own = save(&out, 5);
         let expected = Whence { from: vec![(5, own)], keeps_folder: true };
-        assert_eq!(before.whence().expect("found"), expected);
+        assert_eq!(before.whence().expect("the checkpoints can be listed"), expected);
     }
 
     #[test]
@@ -147,22 +147,25 @@ mod tests {
         let out = folder.path().join("run");
         save(&out, 10);
         save(&out, 20);
-        let before = Before::look(&out).expect("it can be listed");
+        let before = Before::look(&out).expect("the folder can be listed");
         // The run has resumed from step 10 and reached step 15; step 20 is from before.
         let own = save(&out, 15);
-        assert_eq!(before.whence().expect("found").from, [(15, own.clone())]);
+        assert_eq!(before.whence().expect("the checkpoints can be listed").from, [(15, own.clone())]);
         let older = own;
         // The run writes step 20 again.
-        fs::rename(out.join("checkpoints/step-00000020"), out.join("checkpoints/old")).expect("moved");
+        fs::rename(out.join("checkpoints/step-00000020"), out.join("checkpoints/old")).expect("renamed");
         let own = save(&out, 20);
-        assert_eq!(before.whence().expect("found").from, [(15, older), (20, own)]);
+        assert_eq!(before.whence().expect("the checkpoints can be listed").from, [(15, older), (20, own)]);
     }
 
     #[test]
     fn a_new_folder_belongs_to_the_run() {
         let folder = tempfile::tempdir().expect("a folder");
-        let before = Before::look(&folder.path().join("run")).expect("nothing to list");
-        assert_eq!(before.whence().expect("found"), Whence { from: vec![], keeps_folder: true });
+        let before = Before::look(&folder.path().join("run")).expect("a missing folder is empty");
+        assert_eq!(
+            before.whence().expect("the checkpoints can be listed"),
+            Whence { from: vec![], keeps_folder: true }
+        );
     }
 
     #[test]
@@ -175,10 +178,10 @@ mod tests {
         let with =
             |min_ranks| Recovery { max_restarts: 1, min_ranks, before: None, unchanged: &|| Ok(()), smaller: &smaller };
         let next = |min_ranks, left| with(min_ranks).next(&team(4), left).map(|team| team.ranks);
-        assert_eq!(next(None, 3).expect("as before"), 4);
-        assert_eq!(next(Some(1), 4).expect("nobody is lost"), 4);
-        assert_eq!(next(Some(1), 3).expect("fewer"), 2);
-        let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few"));
+        assert_eq!(next(None, 3).expect("the same number of ranks"), 4);
+        assert_eq!(next(Some(1), 4).expect("no rank is lost"), 4);
+        assert_eq!(next(Some(1), 3).expect("a smaller team"), 2);
+        let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few ranks"));
         assert_eq!(error(3, 3), "3 ranks cannot go on with the same train_batch_size: 8 samples over 3 ranks");
         assert_eq!(error(3, 2), "2 of 4 ranks are left, and launcher.min_ranks is 3");
     }

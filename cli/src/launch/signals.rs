@@ -75,7 +75,7 @@ mod tests {
     fn handlers_are_detected() {
         let own = rustix::process::getpid();
         assert!(!catches(own, signal_hook::consts::SIGWINCH));
-        signal_hook::flag::register(signal_hook::consts::SIGWINCH, Arc::default()).expect("allowed");
+        signal_hook::flag::register(signal_hook::consts::SIGWINCH, Arc::default()).expect("a handler can be installed");
         assert!(catches(own, signal_hook::consts::SIGWINCH));
     }
 }

@@ -31,7 +31,7 @@ const SHOWN: usize = 12;
 pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // The second one ends the program at once.
+        // A second signal ends the program at once.
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
@@ -180,7 +180,7 @@ fn table(rows: &[Row], metric: Metric) -> Vec<String> {
     lines
 }
 
-/// Describes the last run of a row.
+/// Describes the last run of a row's configuration.
 fn sentence(row: &Row, metric: Metric) -> String {
     let work = row.planned.as_ref().map(|planned| planned.work);
     let (Some(work), Some(run), State::Measured) = (work, row.runs.last(), row.state) else {

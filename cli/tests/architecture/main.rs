@@ -60,8 +60,8 @@ fn crates() -> Vec<Crate> {
     let code = |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(String::from).collect() };
     let row = |line: &str| {
         let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
-        let [folder, name, uses, unsafe_in] = cells[..] else { panic!("four columns: {line}") };
-        let only = |cell| code(cell).pop().unwrap_or_else(|| panic!("a name in backticks: {line}"));
+        let [folder, name, uses, unsafe_in] = cells[..] else { panic!("expected four columns: {line}") };
+        let only = |cell| code(cell).pop().unwrap_or_else(|| panic!("expected a name in backticks: {line}"));
         Crate {
             folder: only(folder).trim_end_matches('/').to_string(),
             name: only(name),
@@ -78,13 +78,13 @@ fn crates() -> Vec<Crate> {
 fn sources() -> BTreeMap<String, String> {
     fn walk(folder: &Path, files: &mut BTreeMap<String, String>) {
         let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        for path in entries.map(|entry| entry.expect("an entry").path()) {
+        for path in entries.map(|entry| entry.expect("cannot list a folder").path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
                 walk(&path, files);
             } else if name.ends_with(".rs") {
                 let relative = path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
-                files.insert(relative, fs::read_to_string(&path).expect("a source file is text"));
+                files.insert(relative, fs::read_to_string(&path).expect("a source file is not UTF-8"));
             }
         }
     }

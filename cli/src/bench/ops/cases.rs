@@ -60,7 +60,7 @@ pub(super) fn cases(shape: &Shape, dtype: DType) -> Result<Vec<Case>> {
     let size = dtype.size_in_bytes() as f64;
     // FLOPs of two products over the unmasked half of the scores.
     let attention = (2 * rows * time * width) as f64;
-    // Bytes of an activation.
+    // Bytes of an activation with this many columns.
     let bytes = |columns: usize| (rows * columns) as f64 * size;
     let (x, wide) = (leaf(&[batch, time, width])?, leaf(&[batch, time, inner])?);
     let mut all = vec![];

@@ -78,7 +78,7 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
             assert!(errors.starts_with("error: the ranks were not started alike: "), "{errors}");
             assert!(errors.contains(message) && errors.lines().count() == 1, "{errors}");
         }
-        assert!(!case.path("run").exists(), "nothing was written");
+        assert!(!case.path("run").exists(), "a rejected run wrote files");
     }
     // A setting that may differ between hosts.
     for (status, errors) in started(None, &["--set", "launcher.bind_cores_to_rank=false"]) {

@@ -69,7 +69,7 @@ fn two_hosts_with_two_ranks_are_bit_identical_to_one_host_with_four() {
         for launcher in start_both(&case, &hosts, &args) {
             assert_eq!(launcher.end(), (Some(0), String::new()));
         }
-        assert!((case.losses(out), case.shards(out, 20)) == expected, "other bits over {how}");
+        assert!((case.losses(out), case.shards(out, 20)) == expected, "not bit-identical over {how}");
         assert_eq!(case.report(out)["transport"], how);
     }
     for rank in 0..4 {
@@ -93,7 +93,7 @@ fn a_rank_that_dies_on_the_other_host_is_restarted_bit_identically() {
             .filter(|line| line.starts_with("restart 1 of 2: rank 2 was killed by signal 9; 4 ranks from step "));
         assert_eq!(told.count(), 1, "{errors}");
     }
-    assert!((case.losses("run"), case.shards("run", 200)) == on_one_host(&case, 200), "other bits");
+    assert!((case.losses("run"), case.shards("run", 200)) == on_one_host(&case, 200), "not bit-identical to one host");
     assert_eq!(case.report("run")["restarts"][0]["ranks"], 4);
 }
 

@@ -89,7 +89,7 @@ impl Launcher {
         let output = running.wait_with_output().unwrap();
         let took = started.elapsed();
         assert_eq!(output.status.code(), Some(0), "{}: {}", self.name, said(&output));
-        assert!((case.losses("theirs"), case.shards("theirs", 20)) == own, "{}: other bits", self.name);
+        assert!((case.losses("theirs"), case.shards("theirs", 20)) == own, "{}: not bit-identical", self.name);
         let report = case.report("theirs");
         assert_eq!(
             (&report["world_size"], &report["transport"]),

@@ -61,7 +61,7 @@ fn two_hosts_are_bit_identical_to_one_despite_a_short_network_failure() {
     for rank in ranks {
         assert_eq!(rank.end(), (Some(0), String::new()));
     }
-    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "other bits");
+    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "not bit-identical to one host");
 }
 
 #[test]
@@ -116,5 +116,5 @@ fn connections_without_the_token_are_rejected_and_do_not_disturb_the_job() {
     for rank in [first, second] {
         assert_eq!(rank.end(), (Some(0), String::new()));
     }
-    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "other bits");
+    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "not bit-identical to one host");
 }

@@ -54,7 +54,7 @@ fn the_best_configuration_can_be_trained() {
     let best = case.command(&["--config", "tuned/best.yaml", "--quiet", "--max-steps", "3", "--out", "best"]);
     let output = { best }.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(case.metrics("best")[0]["samples"], 4, "the global batch is kept");
+    assert_eq!(case.metrics("best")[0]["samples"], 4, "the global batch has changed");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn an_interrupted_search_writes_its_results_and_can_be_resumed() {
     let output = autotune(&case, &["--resume"]);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
-    assert!(!said.contains("profile 1 of "), "the cost tables exist already: {said}");
+    assert!(!said.contains("profile 1 of "), "the resumed search profiles again: {said}");
 }
 
 /// Starts a search on a pseudo-terminal with this many rows and columns. Returns the process and the controlling end of

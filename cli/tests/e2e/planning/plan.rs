@@ -156,7 +156,7 @@ fn stages_over_ranks_follow_the_closed_forms() {
             _ => 1.0,
         };
         let bytes = number.parse::<f64>().unwrap() * scale;
-        assert!((bytes - expected).abs() <= 0.03 * expected + 5e4, "{cell}, and {expected} by the formula");
+        assert!((bytes - expected).abs() <= 0.03 * expected + 5e4, "{cell} is printed, the formula gives {expected}");
     };
     let two = row("2");
     for (cell, expected) in two[1..].iter().zip([16.0, 12.0, 10.0, 8.0]) {
@@ -180,7 +180,7 @@ fn a_configuration_that_does_not_fit_is_rejected_before_launch() {
         told.contains(": `training.memory_limit`") && told.contains("--set activation_checkpointing.enabled=true"),
         "{told}"
     );
-    assert!(!case.path("run").exists(), "something was started");
+    assert!(!case.path("run").exists(), "a run was started");
     // The advised setting does fit.
     let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap();
     let changes: Vec<&str> = advice.trim().split(": ").next().unwrap().split(' ').collect();
@@ -202,7 +202,7 @@ fn a_tiled_mlp_is_advised() {
     let tiles = ["--set", "model.tiled_mlp_rows=64"];
     let of = |more: &[&str]| json(&case, &[&long[..], more].concat())["planned_peak_bytes"].as_u64().unwrap();
     let (whole, tiled) = (of(&[]), of(&tiles));
-    assert!(tiled < whole, "{whole}, in tiles {tiled}");
+    assert!(tiled < whole, "{whole} bytes untiled, {tiled} bytes tiled");
     let limit = format!("{}", (whole + tiled) / 2);
     let told = plan(&case, &[&long[..], &["--device-memory", &limit]].concat());
     let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));

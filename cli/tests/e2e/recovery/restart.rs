@@ -68,7 +68,10 @@ fn a_killed_rank_is_restarted_and_the_run_is_bit_identical_to_an_undisturbed_one
     let told = report["restarts"].as_array().unwrap();
     assert_eq!((told.len(), &told[1]["reason"]), (2, &Value::from("rank 0 was killed by signal 9")));
     assert!(told[1]["step"].as_u64().unwrap() >= 50 && told[1]["ranks"] == 2, "{report}");
-    assert!(case.path("run.1").exists() && !case.path("run.2").exists(), "the older run is moved aside once");
+    assert!(
+        case.path("run.1").exists() && !case.path("run.2").exists(),
+        "the older run is not moved aside exactly once"
+    );
     assert_eq!(case.metrics("run.1").len(), 40);
 }
 

@@ -396,7 +396,7 @@ fn an_unsupported_address_is_rejected_before_anything_starts() {
         assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.starts_with("error: ") && errors.contains(expected), "{errors}");
         assert!(errors.contains("\n  in: mlflow.tracking_uri\n  help: "), "{errors}");
-        assert!(!case.path("run").exists(), "nothing is written");
+        assert!(!case.path("run").exists(), "a run folder was written");
     }
 }
 

@@ -94,7 +94,7 @@ fn verify_agrees_under_pipelines() {
         let out = train(&case, &args, &options(false));
         assert!(out.contains("verified: largest relative difference"), "{out}");
     }
-    assert!(!case.path("run").exists(), "nothing is written");
+    assert!(!case.path("run").exists(), "a run folder was written");
 }
 
 /// Evaluation, checkpoints during training and a sample of text at the end also give the same results.
@@ -193,9 +193,10 @@ fn a_stage_may_own_no_parameters() {
         options.extend(["--set".into(), "pipeline.partition_method=uniform".into()]);
         let out = format!("alone-{zero_stage}");
         train(&case, &["--quiet", "-n", "4", "--max-steps", "2", "--out", &out], &options);
-        let report: Value =
-            serde_json::from_str(&std::fs::read_to_string(case.path(&format!("{out}/report.json"))).expect("a report"))
-                .expect("JSON");
+        let report: Value = serde_json::from_str(
+            &std::fs::read_to_string(case.path(&format!("{out}/report.json"))).expect("report.json exists"),
+        )
+        .expect("report.json is valid");
         assert_eq!(report["pipeline"]["stages"][3], serde_json::json!(["lm_head"]), "{}", report["pipeline"]);
         assert_eq!(report["optimizer_steps"], 2);
     }
