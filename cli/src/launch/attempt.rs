@@ -50,8 +50,8 @@ struct Rank {
 /// An attempt whose ranks on this host have all ended.
 pub(super) struct Ended {
     ranks: Vec<Rank>,
-    /// Index of the rank that failed first. A rank that ended because it lost a peer counts only if no other rank
-    /// failed, whichever the launcher noticed first.
+    /// Index of the rank that failed first. A rank that ended because it lost a peer counts only if no rank failed for
+    /// another reason, even if the launcher noticed its end first.
     first: Option<usize>,
     /// Number of ranks that died by themselves: not because they lost a peer, and not because the launcher ended them.
     lost: usize,

@@ -137,7 +137,7 @@ impl Line {
     /// Connects to the launchers of all hosts and waits for them. All must have the same `terms`.
     ///
     /// # Errors
-    /// Fails if a host does not connect in time or was started with other terms, or if a signal stops this launcher.
+    /// Fails if a host does not connect in time or has different terms, or if a signal stops this launcher.
     pub(super) fn open(
         hosts: &Hosts,
         reach: &Reach,

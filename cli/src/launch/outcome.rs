@@ -67,8 +67,8 @@ impl std::fmt::Display for Failure {
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttemptOutcome {
-    /// The rank that failed first. A rank that ended because it lost a peer counts only if no other rank failed,
-    /// whichever the launcher noticed first.
+    /// The rank that failed first. A rank that ended because it lost a peer counts only if no rank failed for another
+    /// reason, even if the launcher noticed its end first.
     pub(super) first: Option<Failure>,
     /// Number of ranks that died by themselves: not because they lost a peer, and not because a launcher ended them.
     pub(super) lost: usize,

@@ -36,7 +36,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let Ok([source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
-        // The best settings are written into the text of the file, so there must be only one.
+        // The search writes the best settings into the text of the file, so there must be exactly one file.
         let told = "autotune takes one --config: merge the files, or give what the others say by --set";
         Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
     };

@@ -75,7 +75,8 @@ fn without_a_network_both_ranks_time_out_and_name_each_other() {
     for (rank, alone) in ranks.into_iter().enumerate() {
         let (status, errors) = alone.end();
         assert_eq!(status, Some(4), "{errors}");
-        // Generous, for a busy machine: without a timeout of ours the kernel would retry for a quarter of an hour.
+        // The limit is generous for busy machines. Without our timeout, the kernel would retry for a quarter of an
+        // hour.
         assert!(gone.elapsed() < Duration::from_secs(60), "rank {rank} took {:?}", gone.elapsed());
         // The reported operation may differ: an operation also fails when an earlier one of the same rank has timed
         // out.

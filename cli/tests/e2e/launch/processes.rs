@@ -1,4 +1,5 @@
-//! `zero-train launch` on one host: the flags of other launchers, other programs, the output of ranks, and ending them.
+//! `zero-train launch` on one host: the flags of other launchers, other programs, the output of ranks, and failed
+//! ranks.
 
 use crate::case;
 

@@ -6,7 +6,7 @@ use std::fs;
 
 use case::{Case, text};
 
-/// Creates a case whose data have one row in which every input is `value`. Also returns the arguments of its runs.
+/// Creates a case whose data contain one row in which every input is `value`. Also returns the arguments of its runs.
 fn with_row(columns: usize, value: &str) -> (Case, Vec<String>) {
     let case = Case::new();
     let cell = |row: usize, column: usize| if row == 40 { value.to_string() } else { ((row * column) % 7).to_string() };
