@@ -1,4 +1,4 @@
-//! `zero-train checkpoint`: what is in a checkpoint, whether it is as it was written, and weights from and for others.
+//! `zero-train checkpoint`: inspects and verifies checkpoints, imports pretrained weights, and exports weights.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,23 @@ use zero_train::{Error, ExportDtype, Weights, bytes, counted};
 use crate::arguments::Floats;
 use crate::printed::show;
 
-/// The newest checkpoint that a path means, with its manifest.
+/// Returns the newest checkpoint of `path` with its manifest. `path` is a checkpoint, a run, or a run's `checkpoints`
+/// folder.
 fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
     let folder = zero_checkpoint::newest_meant(path).map_err(of_folder)?;
     let manifest = Manifest::read(&folder).map_err(of_folder)?;
     Ok((folder, manifest))
 }
 
-/// An error of the folder that the command line names.
+/// Converts an error about the folder named on the command line.
 fn of_folder(error: CheckpointError) -> Error {
     Error::from(error).named("<DIR>", "name a checkpoint's folder, a run's, or its `checkpoints`")
 }
 
-/// Prints what is in a checkpoint; returns the exit status.
+/// Prints the contents of a checkpoint. Returns the exit status.
 ///
 /// # Errors
-/// There is none, or its manifest is damaged.
+/// Fails if `path` contains no checkpoint, or if its manifest is damaged.
 pub(crate) fn inspect(path: &Path, as_json: bool) -> anyhow::Result<u8> {
     let (folder, manifest) = newest(path)?;
     if as_json {
@@ -40,7 +41,7 @@ fn elements(parameter: &ParameterEntry) -> usize {
     parameter.shape.iter().product()
 }
 
-/// Which shards have a part of a parameter.
+/// Returns the indices of the shards that contain a piece of the parameter.
 fn shards(parameter: &ParameterEntry) -> BTreeSet<usize> {
     parameter.pieces.iter().map(|piece| piece.shard).collect()
 }
@@ -73,7 +74,7 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     text + &table(&rows)
 }
 
-/// `0-3, 7`.
+/// Formats the indices as ranges, such as `0-3, 7`.
 fn ranges(of: &BTreeSet<usize>) -> String {
     let mut ranges: Vec<(usize, usize)> = vec![];
     for &index in of {
@@ -86,7 +87,7 @@ fn ranges(of: &BTreeSet<usize>) -> String {
     ranges.into_iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// Columns as wide as they need to be, below an empty line.
+/// Aligns the columns, and starts with an empty line.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
@@ -113,10 +114,11 @@ fn value(folder: &Path, manifest: &Manifest) -> Value {
     })
 }
 
-/// Reads all of the checkpoints that a path means, and prints what is not as it was written; returns the exit status.
+/// Reads every byte of the checkpoints in `path` and prints any damage. Returns the exit status: 1 if a checkpoint is
+/// damaged.
 ///
 /// # Errors
-/// There is no checkpoint.
+/// Fails if `path` contains no checkpoint.
 pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
     let meant = zero_checkpoint::meant(path).map_err(of_folder)?;
     let (mut intact, mut damaged) = (None, 0);
@@ -142,7 +144,7 @@ pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
     Ok(1)
 }
 
-/// What to do where none that was asked for is intact.
+/// Returns the advice for the case that all verified checkpoints are damaged.
 fn earlier(path: &Path) -> Result<String, CheckpointError> {
     let root = path.parent().unwrap_or(path);
     let others = zero_checkpoint::committed(root)?.into_iter().filter(|(_, other)| other != path).count();
@@ -152,7 +154,7 @@ fn earlier(path: &Path) -> Result<String, CheckpointError> {
     })
 }
 
-/// Makes a checkpoint of pretrained weights, and prints where; returns the exit status.
+/// Converts pretrained weights to a checkpoint, and prints its path. Returns the exit status.
 ///
 /// # Errors
 /// See [`zero_train::import`].
@@ -172,7 +174,7 @@ pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Exports the weights of a checkpoint, and prints what was written and what was not; returns the exit status.
+/// Exports the weights of a checkpoint, and prints what was written and what was left out. Returns the exit status.
 ///
 /// # Errors
 /// See [`zero_train::export`].

@@ -1,51 +1,53 @@
-//! The cores of this host that this job may use, and each rank's share of them.
+//! Determines the cores of this host that the job may use, and each rank's share of them.
 //!
-//! A rank that wanders over the cores meets other ranks there and leaves its caches behind, and a collective waits for
-//! whoever was last. So each rank is bound to cores of its own, which its compute threads and its communication share. A rank
-//! gets whole cores: two hardware threads of one core do not compute faster than one.
+//! A rank that migrates between cores competes with other ranks and loses its cached data, and a collective waits for
+//! the slowest rank. Each rank is therefore bound to its own cores, which its compute threads and its communication
+//! share. A rank gets whole cores, because two hardware threads of one core do not compute faster than one.
 
 use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Cores in order, each as the hardware threads that it has.
+/// An ordered list of cores, each with its hardware threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<Vec<usize>>);
 
 impl Cores {
-    /// What this process may run on.
+    /// Returns the cores that this process may run on.
     pub(crate) fn allowed() -> Self {
         let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Self::grouped((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)), siblings)
     }
 
-    /// Those of a list that is written as `0-27,32-59`; `None` if it is written otherwise.
+    /// Parses a list of hardware threads such as `0-27,32-59`; `None` if the list is invalid or empty.
     pub(crate) fn listed(list: &str) -> Option<Self> {
         let cpus = parse(list)?;
         (!cpus.is_empty()).then(|| Self::grouped(cpus.into_iter(), siblings))
     }
 
-    /// Those that are in `other` too.
+    /// Returns the intersection with `other`.
     pub(crate) fn and(&self, other: &Self) -> Self {
         let both = other.cpus();
         let kept = self.0.iter().map(|core| core.iter().copied().filter(|cpu| both.contains(cpu)).collect::<Vec<_>>());
         Self(kept.filter(|core| !core.is_empty()).collect())
     }
 
-    /// All that this machine has switched on; `None` if it does not say.
+    /// Returns all online cores of this machine; `None` if the system does not report them.
     pub(crate) fn of_machine() -> Option<Self> {
         Self::listed(fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim())
     }
 
-    /// What the process that started this one may run on; `None` where it is not to be seen.
+    /// Returns the cores that the parent process may run on; `None` if its status cannot be read.
     pub(crate) fn of_parent() -> Option<Self> {
         let parent = rustix::process::getppid()?.as_raw_nonzero();
         let status = fs::read_to_string(format!("/proc/{parent}/status")).ok()?;
         Self::listed(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim())
     }
 
-    /// How many of these cores one of `ranks` can count on that `parent` has started and bound to them, each rank for itself or
-    /// several to the same; `None` if it has not bound them.
+    /// Returns the number of cores that each of `ranks` ranks can use, if a launcher with the cores `parent` has bound
+    /// this rank to `self`; `None` if it has not bound the rank.
+    ///
+    /// The launcher may have bound each rank to its own cores, or several ranks to the same cores.
     pub(crate) fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
         let is_bound = parent.and(self) == *self && parent.cpus().len() > self.cpus().len();
         is_bound.then(|| self.len().min(parent.len() / ranks.max(1)).max(1))
@@ -58,29 +60,29 @@ impl Cores {
         Self(named.chunk_by(|a, b| a.0 == b.0).map(|core| core.iter().map(|(_, cpu)| *cpu).collect()).collect())
     }
 
-    /// Number of cores.
+    /// Returns the number of cores.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Hardware threads in order.
+    /// Returns all hardware threads in ascending order.
     pub(crate) fn cpus(&self) -> Vec<usize> {
         let mut all: Vec<usize> = self.0.iter().flatten().copied().collect();
         all.sort_unstable();
         all
     }
 
-    /// The share of one of `ranks`: neighbouring cores, no fewer and at most one more than another rank's. `None` if there is
-    /// not one for each.
+    /// Returns the share of `rank`: neighbouring cores. The shares of all ranks differ by at most one core. `None` if
+    /// there are fewer cores than ranks.
     pub(crate) fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
         let n = self.len();
         (n >= ranks).then(|| Self(self.0[rank * n / ranks..(rank + 1) * n / ranks].to_vec()))
     }
 
-    /// Binds this thread, and all that it starts from now on.
+    /// Binds this thread, and all threads that it starts from now on, to these cores.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// Returns the error of the operating system.
     pub(crate) fn bind(&self) -> std::io::Result<()> {
         let mut set = CpuSet::new();
         self.cpus().into_iter().filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
@@ -88,7 +90,7 @@ impl Cores {
     }
 }
 
-/// `0-1,4`.
+/// Formats the hardware threads as a list such as `0-1,4`.
 impl std::fmt::Display for Cores {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, run) in self.cpus().chunk_by(|a, b| a + 1 == *b).enumerate() {
@@ -103,7 +105,7 @@ impl std::fmt::Display for Cores {
     }
 }
 
-/// The first hardware thread of the core that `cpu` belongs to.
+/// Returns the first hardware thread of the core of `cpu`.
 fn siblings(cpu: usize) -> usize {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let list = fs::read_to_string(path).ok().and_then(|list| parse(list.trim()));
@@ -129,9 +131,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read_and_written() {
+    fn lists_are_parsed_and_formatted() {
         for list in ["0", "0-3", "0-1,4", "2,4,6-9"] {
-            let cores = Cores::grouped(parse(list).expect("a list").into_iter(), |cpu| cpu);
+            let cores = Cores::grouped(parse(list).expect("a valid list").into_iter(), |cpu| cpu);
             assert_eq!(cores.to_string(), list);
             assert_eq!(cores.and(&cores), cores);
         }
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_rank_counts_on_its_own_cores_or_its_part_of_those_that_it_shares() {
+    fn a_bound_rank_uses_its_own_cores_or_its_part_of_shared_cores() {
         let cores = |cpus: std::ops::Range<usize>| Cores::grouped(cpus, |cpu| cpu);
         let parent = cores(0..16);
         for (own, ranks, expected) in
@@ -149,7 +151,7 @@ mod tests {
         {
             assert_eq!(cores(own.clone()).of_bound_rank(&parent, ranks), Some(expected), "{own:?} {ranks}");
         }
-        // All of what its parent has, or something else, is no binding.
+        // The same cores as the parent's, or cores that the parent does not have, are no binding.
         assert_eq!(parent.of_bound_rank(&parent, 2), None);
         assert_eq!(cores(14..18).of_bound_rank(&parent, 2), None);
         assert!(Cores::of_parent().is_some_and(|parent| parent.len() > 0));
@@ -157,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_core_goes_to_one_rank_and_hardware_threads_stay_together() {
-        // Siblings are four apart, as on many machines.
+        // The hardware threads of a core are numbered four apart, as on many machines.
         let cores = Cores::grouped(0..8, |cpu| cpu % 4);
         assert_eq!(cores.len(), 4);
         for ranks in 1..=4 {
@@ -166,23 +168,23 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (0..8).collect::<Vec<_>>());
             let sizes: Vec<usize> = shares.iter().map(Cores::len).collect();
-            assert!(sizes.iter().max().expect("one") - sizes.iter().min().expect("one") <= 1);
+            assert!(sizes.iter().max().expect("a share") - sizes.iter().min().expect("a share") <= 1);
         }
-        assert_eq!(cores.share(1, 2).expect("enough").cpus(), [2, 3, 6, 7]);
+        assert_eq!(cores.share(1, 2).expect("enough cores").cpus(), [2, 3, 6, 7]);
         assert_eq!(cores.share(0, 5), None);
     }
 
     #[test]
-    fn a_thread_is_bound_and_so_is_what_it_starts() {
+    fn a_binding_is_inherited_by_new_threads() {
         std::thread::spawn(|| {
             let all = Cores::allowed();
             let one = all.share(all.len() - 1, all.len()).expect("a core");
-            one.bind().expect("a core of its own process");
+            one.bind().expect("a core that this process may use");
             assert_eq!(Cores::allowed(), one);
-            let child = std::thread::spawn(Cores::allowed).join().expect("a thread");
+            let child = std::thread::spawn(Cores::allowed).join().expect("the child thread panicked");
             assert_eq!(child, one);
         })
         .join()
-        .expect("bound");
+        .expect("the bound thread panicked");
     }
 }

@@ -1,4 +1,4 @@
-//! `zero-train doctor`: what this machine offers for training, and what is missing.
+//! `zero-train doctor`: reports what this machine offers for training, and what is missing.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use zero_train::Limit;
 use crate::cores::Cores;
 use crate::process_setup::{CONNECTIONS, LOADING};
 
-/// What was found, a line for each.
+/// Returns the report, one line per item.
 pub(crate) fn report() -> String {
     let mut text = String::new();
     let mut line = |what: &str, found: &str| writeln!(text, "{what:<14}{found}").unwrap_or(());
@@ -67,7 +67,7 @@ fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The variables of the driver that a run sets, unless the user has: with what value, and whose it is.
+/// Describes the driver's environment variables that a run sets unless the user has set them.
 fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
     let told = |(name, value): (&str, &str), of: &str| match set(name) {
         Some(value) => format!("{name}={value}, as it is set here"),
@@ -76,7 +76,7 @@ fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
     format!("{}; {}", told(CONNECTIONS, ""), told(LOADING, " in runs of several ranks"))
 }
 
-/// The instruction set that kernels use, and the others that they could use here.
+/// Describes the instruction set that kernels use, and the others that this processor supports.
 fn instructions() -> String {
     let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     format!("{}; {VARIABLE} can choose {}", Isa::current(), names.join(", "))
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_user_has_set_for_the_driver_stays() {
+    fn driver_variables_of_the_user_are_kept() {
         let ours = driver_reads(|_| None);
         assert_eq!(ours, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=EAGER in runs of several ranks");
         let theirs = driver_reads(|name| (name == LOADING.0).then(|| "LAZY".into()));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_and_all_that_is_missing_has_a_line() {
+    fn every_device_and_every_missing_library_has_a_line() {
         let device = |peers| Found { name: "H200".into(), capability: (9, 0), memory: 150_000_000_000, peers };
         let found = Inventory {
             driver: (13, 0),

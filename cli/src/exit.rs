@@ -1,7 +1,8 @@
-//! How a rank that has failed ends, so that the launcher which started it blames the right one.
+//! Ends a failed rank in a way that lets the launcher that started it blame the right rank.
 //!
-//! torchrun and DeepSpeed's launcher look at their processes now and then, and blame the first that they find ended. A rank that has lost
-//! another one ends within milliseconds of it; so it says at once what has happened, and waits before it ends.
+//! torchrun and DeepSpeed's launcher poll their processes, and blame the first one that they find ended. A rank that
+//! has lost a peer would end within milliseconds of the peer and could be blamed instead. It therefore reports the
+//! failure at once, but waits before it exits.
 
 use std::fs;
 use std::sync::Arc;
@@ -11,23 +12,24 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Where torchrun looks for what its report says of a rank.
+/// Names the file from which torchrun reads a rank's error for its report.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
-/// DeepSpeed's launcher looks once a second.
+/// Longer than the poll interval of DeepSpeed's launcher, which is one second.
 const WAIT: Duration = Duration::from_secs(3);
-/// The exit status of a rank that has lost another.
+/// The exit status of a rank that has lost a peer.
 const LOST_PEER: u8 = 4;
 
-/// Leaves what the user has read for the launcher's report, and ends not before the launcher has seen who was lost.
+/// Writes `message` to the error file of torchrun, if there is one. After the loss of a peer, waits until a polling
+/// launcher has had time to notice which rank was lost.
 pub(crate) fn report_and_wait(message: &str, status: u8) {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let looks = set("TORCHELASTIC_RUN_ID") || set("CROSS_SIZE") && set("LOCAL_SIZE");
     let waits = status == LOST_PEER && looks && !crate::process_setup::launched_by_us();
     if set(ERROR_FILE) {
-        // torchrun takes the earliest for the cause: the time of a rank that waits is when it ends.
+        // torchrun blames the rank with the earliest timestamp, so a rank that waits writes the time when it will end.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let ends = if waits { now + WAIT } else { now };
-        // Whoever can do without the file can do without a second error.
+        // The file is optional, so a failure to write it is not reported.
         let _ = std::env::var(ERROR_FILE).map(|path| fs::write(path, reply(message, ends).to_string()));
     }
     if waits {
@@ -39,7 +41,7 @@ fn reply(message: &str, ends: Duration) -> Value {
     json!({"message": {"message": message, "extraInfo": {"timestamp": ends.as_secs().to_string()}}})
 }
 
-/// Until the launcher says that all shall end.
+/// Waits until the launcher sends SIGTERM or SIGINT, but no longer than [`WAIT`].
 fn wait() {
     let told = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -58,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn torchrun_finds_message_and_time_where_it_looks() {
+    fn the_error_file_has_the_fields_that_torchrun_reads() {
         let reply = reply("error: a\n  help: b", Duration::from_millis(7900));
         assert_eq!(reply["message"]["message"], "error: a\n  help: b");
         assert_eq!(reply["message"]["extraInfo"], json!({"timestamp": "7"}));

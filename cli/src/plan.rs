@@ -1,4 +1,4 @@
-//! `zero-train plan`: what a configuration needs, and what would make it fit.
+//! `zero-train plan`: prints how much memory a configuration needs, and which changes would make it fit.
 
 use zero_config::Config;
 use zero_train::{Limit, Plan, Planner, Ranks};
@@ -8,10 +8,10 @@ use crate::input::load;
 use crate::printed::{show, warn};
 use crate::process_setup;
 
-/// Plans, and prints what the arguments ask for.
+/// Plans the configuration and prints what the arguments ask for. Returns the exit status.
 ///
 /// # Errors
-/// A configuration that cannot be trained.
+/// Fails if the configuration cannot be trained.
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let mut overrides = args.config.set.clone();
     overrides.extend(args.costs.iter().map(|table| format!("training.cost_table={:?}", table.display().to_string())));
@@ -27,7 +27,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         return Ok(0);
     }
     show(&format!("{plan}\n"));
-    // How much other machines have is not known here.
+    // With `--world-size`, the ranks run on other machines, whose memory is unknown.
     let here = args.world_size.is_none();
     let limit = match args.device_memory {
         Some(bytes) => Some(Limit { bytes, source: "`--device-memory`" }),
@@ -73,7 +73,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// By how much a plan does not fit into a limit, in words, and what would make it fit.
+/// Describes by how much a plan exceeds a limit, and which changes would make it fit.
 pub(crate) fn does_not_fit(
     plan: &Plan,
     limit: Limit,
@@ -96,7 +96,7 @@ pub(crate) fn does_not_fit(
         found.iter().for_each(|advice| text += &format!("\n    {advice}"));
         return Ok(text);
     }
-    // Where all ranks are on this machine, fewer have more each.
+    // If all ranks run on this machine, fewer ranks get more memory each.
     let machine = Limit::of_machine().filter(|all| all.bytes / config.world_size as u64 == limit.bytes);
     let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
     let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };

@@ -1,11 +1,11 @@
-//! The bar that a terminal shows while training.
+//! Draws the progress bar of training on a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use zero_train::train::Bar;
 
 struct Drawn(ProgressBar);
 
-/// Draws a bar of `steps` steps at `from`.
+/// Draws a bar of `steps` steps that starts at step `from`.
 pub(crate) fn draw(from: u64, steps: u64) -> Box<dyn Bar> {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  eta {eta}");
     let bar = ProgressBar::new(steps).with_position(from);

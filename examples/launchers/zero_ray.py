@@ -1,10 +1,10 @@
-"""Trains with zero-train on a Ray cluster, one actor a rank.
+"""Trains with zero-train on a Ray cluster, with one actor per rank.
 
     RAY_DEDUP_LOGS=0 python zero_ray.py -n 2 [--cpus 4] [--max-restarts 3] -- zero-train --config ds.yaml
     ray job submit --working-dir . -- python zero_ray.py -n 2 -- ./zero-train --config ds.yaml
 
-The exit status is that of the rank that failed first. After a restart the ranks go on from the newest checkpoint, which all hosts
-must be able to read. Ranks on several hosts need `launcher.interface` in their configuration.
+The exit status is that of the rank that failed first. After a restart, the ranks resume from the newest checkpoint, which
+all hosts must be able to read. Ranks on several hosts need `launcher.interface` in their configuration.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LAST_LINES = 20
 
 @ray.remote(max_concurrency=2)
 class Rank:
-    """One rank. What its process prints goes to the driver."""
+    """One rank. Ray forwards the output of its process to the driver."""
 
     process = None
 
@@ -55,8 +55,8 @@ class Rank:
 
 
 def status_of(reference):
-    """The exit status of a rank, as a shell would say it; that of a killed one if its actor or host died. Says why it failed: what
-    actors print may come to the driver too late."""
+    """Waits for a rank and returns its exit status, in the convention of a shell. If its actor or host died, the status is
+    that of a killed process. Prints the error of a failed rank, as the output of actors may reach the driver too late."""
     try:
         status, last = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -67,14 +67,15 @@ def status_of(reference):
 
 
 def attempt(ranks, cpus, command, number, token):
-    """Starts all ranks; returns 0, or the first status that was no consequence of another's."""
+    """Starts all ranks and waits for them. Returns 0, or the status of the first rank that failed by itself rather than
+    because it lost a peer."""
     group = placement_group([{"CPU": cpus}] * ranks, strategy="PACK")
     ray.get(group.ready())
     actors = [
         Rank.options(num_cpus=cpus, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
         for index in range(ranks)
     ]
-    # Neighbouring ranks share a host.
+    # Sorted by node, so that consecutive ranks share a host.
     placed = sorted(zip(ray.get([actor.where.remote() for actor in actors]), range(ranks)))
     nodes = [node for (node, _, _), _ in placed]
     _, address, port = placed[0][0]

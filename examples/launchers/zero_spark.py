@@ -1,10 +1,10 @@
-"""Trains with zero-train on a Spark cluster, one barrier task a rank.
+"""Trains with zero-train on a Spark cluster, with one barrier task per rank.
 
     spark-submit --conf spark.task.cpus=4 zero_spark.py -n 2 [--max-restarts 3] -- zero-train --config ds.yaml
 
-Files and folders that the configuration names must be there on all hosts. After a restart the ranks go on from the newest checkpoint.
-Ranks on several hosts need `launcher.interface` in their configuration. The exit status is 1 when a rank fails; the message says
-which and why.
+The files and folders that the configuration names must exist on all hosts. After a restart, the ranks resume from the newest
+checkpoint. Ranks on several hosts need `launcher.interface` in their configuration. The exit status is 1 if a rank fails;
+the message names the rank and its error.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LAST_LINES = 20
 
 
 def train_as(command, attempt, token):
-    """What a task does: finds its place among all, and runs the command there."""
+    """Returns the function of a task: it determines its rank and runs the command as that rank."""
 
     def task(_):
         context = BarrierTaskContext.get()
@@ -63,7 +63,8 @@ def main():
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         parser.error("what shall the ranks run?")
-    # A failed stage is not tried again by Spark: this does it, and says so to the ranks.
+    # This script restarts the ranks itself, with `--resume auto` and the number of the attempt. Spark must not retry a
+    # failed stage.
     spark = SparkSession.builder.appName("zero-train").config("spark.stage.maxConsecutiveAttempts", "1").getOrCreate()
     ranks = spark.sparkContext.parallelize(range(arguments.n), arguments.n).barrier()
     token, failure = secrets.token_hex(32), None

@@ -1,4 +1,4 @@
-//! A model of candle-transformers as one layer: ResNet-18 computes the same bits here as in plain candle.
+//! Uses a model of candle-transformers as one layer: ResNet-18 gives bit-identical results to plain candle.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use zero_train::{Batch, Config, Engine, Layers, ops::cross_entropy};
 
 const CLASSES: usize = 4;
 
-/// The scores of a ResNet-18 on `ranks` ranks at ZeRO stage 3, and all of its parameters and buffers.
+/// Computes the scores of a ResNet-18 on `ranks` ranks with ZeRO stage 3. Returns them with all parameters and buffers.
 fn scores(images: &Tensor, ranks: usize) -> (Vec<Vec<f32>>, HashMap<String, Tensor>) {
     let rank = |comm| {
         let model = Layers::new().layer("resnet", |vb| resnet18(CLASSES, vb)).loss(cross_entropy);
@@ -30,7 +30,7 @@ fn scores(images: &Tensor, ranks: usize) -> (Vec<Vec<f32>>, HashMap<String, Tens
         for buffer in engine.model().buffers() {
             tensors.insert(buffer.name().to_string(), tensor(buffer.values(), buffer.shape().clone()));
         }
-        // candle has no backward for the pooling of its ResNet; the error says so.
+        // candle has no backward for the max pooling in its ResNet, so training fails with an error that names it.
         let targets = Tensor::zeros(2 * ranks, DType::U32, &Device::Cpu).expect("targets");
         let batch = Batch::new(images.repeat((ranks, 1, 1, 1)).expect("images"), targets);
         let error = engine.train_batch(&batch).expect_err("a backward through max_pool2d").to_string();
@@ -47,7 +47,7 @@ fn scores(images: &Tensor, ranks: usize) -> (Vec<Vec<f32>>, HashMap<String, Tens
 }
 
 #[test]
-fn a_resnet_of_candle_transformers_is_a_layer() {
+fn a_resnet_of_candle_transformers_works_as_a_layer() {
     let pixels: Vec<f32> = (0..2 * 3 * 32 * 32).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
     let images = Tensor::from_vec(pixels, (2, 3, 32, 32), &Device::Cpu).expect("images");
     let (sharded, tensors) = scores(&images, 2);

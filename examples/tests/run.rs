@@ -1,16 +1,17 @@
-//! Every example runs, alone and on two ranks; each asserts what it shows.
+//! Runs every example with one rank and with two. The examples assert their own results.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
-/// Starts the program as `ranks` ranks, in the variables that torchrun would set, in an empty folder. What rank 0 printed.
+/// Runs the program as `ranks` ranks in an empty folder, with the environment variables that torchrun sets. Returns the
+/// standard output of rank 0.
 fn run(program: &str, ranks: usize) -> String {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let start = |rank: usize| {
         let mut command = Command::new(program);
         command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // candle's threads wait for each other in busy loops, and there are more of them here than cores.
+        // candle's threads wait for each other in busy loops, which is slow with more threads than cores.
         command.env("CANDLE_NUM_THREADS", "1");
         for name in ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
             command.env_remove(name);

@@ -1,4 +1,6 @@
-//! `zero-train bench comm`: collectives between processes of this machine, each in turn with its floor.
+//! `zero-train bench comm`: times collectives between processes of this machine, alternating each with its floor.
+//!
+//! The floor of a collective is its memory traffic alone.
 
 use std::time::Duration;
 
@@ -8,10 +10,10 @@ use zero_comm::{Operation, Options, Transport, token};
 
 use crate::launch::{self, Job, Team};
 
-/// Starts the ranks, and is them.
+/// Starts the ranks, or runs the benchmark if this process is one of them. Returns the exit status.
 ///
 /// # Errors
-/// Ranks that do not meet, or lose each other.
+/// Fails if `transport` is unknown, if the ranks cannot connect, or if one of them is lost.
 pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &str) -> anyhow::Result<u8> {
     let transport = match transport {
         "auto" => Transport::Auto,
@@ -62,7 +64,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     Ok(0)
 }
 
-/// Median, smallest and largest, in parts of a second.
+/// Formats the median, minimum and maximum in a unit of which a second has `parts`.
 fn spread(times: &[Duration], parts: f64) -> String {
     let scaled = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * parts;
     let (low, high) = (scaled(times.iter().min().copied()), scaled(times.iter().max().copied()));

@@ -1,4 +1,4 @@
-//! `zero-train bench costs`: a cost table, for plans that say how long a step takes.
+//! `zero-train bench costs`: measures a cost table, from which plans predict the time of a step.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use zero_train::CostLength;
 use super::ranks::{Role, take_part};
 use crate::arguments::ConfigArgs;
 
-/// Measures on all ranks, and writes the table on rank 0.
+/// Measures on all ranks and writes the table on rank 0. Returns the exit status.
 ///
 /// # Errors
-/// What training itself would say, and a place that cannot be written to.
+/// Fails as training would, or if `out` cannot be written.
 pub(crate) fn costs(args: &ConfigArgs, out: &Path, length: &CostLength) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),

@@ -1,8 +1,8 @@
-//! Figures as benchmarks print them.
+//! Formats the medians and ranges that benchmarks print.
 
 use std::time::Duration;
 
-/// Median and spread of times, in milliseconds.
+/// Formats the median, minimum and maximum of times in milliseconds.
 pub(super) fn summary(times: &[Duration]) -> String {
     let ms = |d: Option<&Duration>| d.map_or(0.0, |d| d.as_secs_f64() * 1e3);
     let mut sorted = times.to_vec();
@@ -11,7 +11,7 @@ pub(super) fn summary(times: &[Duration]) -> String {
     format!("{median:>9.3} ms  ({:.3} – {:.3})", ms(sorted.first()), ms(sorted.last()))
 }
 
-/// Median and spread of anything else, in `unit`.
+/// Formats the median, minimum and maximum of `values`, followed by their `unit`.
 pub(super) fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
     values.sort_by(f64::total_cmp);
     let at = |index: usize| values.get(index).copied().unwrap_or(0.0);

@@ -1,4 +1,4 @@
-//! `zero-train bench io`: the disk tier in turn with the disk alone.
+//! `zero-train bench io`: times the disk tier, alternating with plain reads and writes of the same disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,33 +9,34 @@ use zero_tier::{Backend, DiskError, Options};
 
 use super::figures::summary;
 
-/// What was measured, as `--json` prints it.
+/// The result, as `--json` prints it.
 #[derive(Serialize)]
 struct Measured {
     /// `io_uring` or `threads`.
     backend: &'static str,
-    /// Past the page cache.
+    /// Whether I/O bypasses the page cache.
     direct: bool,
-    /// Bytes of the file.
+    /// Size of the file.
     file_bytes: u64,
     notices: Vec<String>,
     loads: Vec<MeasuredLoad>,
 }
 
-/// One load through the disk tier and without it, run by run.
+/// Times of one load through the disk tier and of its floor, one entry per run.
 #[derive(Serialize)]
 struct MeasuredLoad {
     load: &'static str,
-    /// Bytes that each run moved.
+    /// Bytes moved by each run.
     bytes: u64,
     tier_ms: Vec<f64>,
     floor_ms: Vec<f64>,
 }
 
-/// Reads, writes and updates a file of this size in the folder, each in turn with its floor.
+/// Reads, writes and updates a file of this size in `folder`, alternating each load with its floor. Returns the exit
+/// status.
 ///
 /// # Errors
-/// A folder that will not do, or those of the disk.
+/// Fails if the folder is unsuitable or the disk fails.
 pub(crate) fn io(folder: &Path, size: &Size, options: &Options, json: bool) -> anyhow::Result<u8> {
     let explained = |error: DiskError| anyhow::anyhow!("{error}\n  help: {}", error.help());
     let mut bench = Bench::new(folder, size, options).map_err(explained)?;

@@ -1,4 +1,5 @@
-//! `zero-train bench`: figures of this machine, the subject in turn with its floor.
+//! `zero-train bench`: benchmarks on this machine. Most alternate their subject with a floor, the plainest way to do
+//! the same work.
 
 mod comm;
 mod costs;
@@ -24,10 +25,10 @@ pub(crate) use profile::profile;
 pub(crate) use save::save;
 pub(crate) use step::{Length, step};
 
-/// AdamW in turn with its floor.
+/// Times AdamW on one thread, alternating with its floor. Returns the exit status.
 ///
 /// # Errors
-/// None; the signature is that of all benchmarks.
+/// Never fails; all benchmarks have this signature.
 pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
     let (subject, floor) = zero_optim::bench::adamw(millions * 1_000_000, repeats);
     let of_rate = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();

@@ -1,8 +1,10 @@
-//! `zero-train bench offload`: the steps of a configuration whose state lives on a disk, in turn with the disk alone.
+//! `zero-train bench offload`: times the training steps of a configuration with state on a disk, alternating with plain
+//! I/O on the same disk.
 //!
-//! The update is what reads and writes most: each tile of optimizer state comes, is updated and goes, beside others that come and go. It
-//! is timed inside of real steps. Its floor is the same number of bytes, read and written plainly past the page cache, to and from as much
-//! memory; where the arithmetic of the update takes longer than that, the arithmetic is the floor.
+//! Most I/O belongs to the update: it fetches, updates and writes back each tile of optimizer state, overlapped with
+//! the transfers of other tiles. The benchmark times the update inside real steps. The floor reads and writes the same
+//! number of bytes past the page cache, using the same amount of memory. If the arithmetic of the update takes longer
+//! than this I/O, the arithmetic is the floor.
 
 use std::time::Duration;
 
@@ -17,14 +19,14 @@ use super::figures::{spread, summary};
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
-/// Bytes that are read and written.
+/// Bytes read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moved {
     read: u64,
     written: u64,
 }
 
-/// Times of a load, of its floor on the disk, and of its arithmetic.
+/// Times of the subject, of its floor on the disk, and of its arithmetic; one entry per step.
 #[derive(Debug, Default)]
 struct Times {
     subject: Vec<Duration>,
@@ -32,12 +34,14 @@ struct Times {
     computing: Vec<Duration>,
 }
 
-/// Times steps and the update in them; rank 0 tells of its own disk, which all ranks use at the same time.
+/// Times whole steps and the update in each of them. Returns the exit status.
+///
+/// Rank 0 prints its own times. All ranks run their floors at the same time, as they share the disk.
 ///
 /// # Errors
-/// What training itself would say, or a configuration without anything on a disk.
+/// Fails as training would, or if the configuration offloads no optimizer state to a disk.
 pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
-    // The timeline says when the update began and ended.
+    // The start and end of the update come from the timeline, which needs `training.trace`.
     let traced = ConfigArgs { set: [&args.set[..], &["training.trace=true".into()]].concat(), ..args.clone() };
     let (config, cores, comm) = match take_part(&traced)? {
         Role::Launcher(status) => return Ok(status),
@@ -83,7 +87,8 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// What the updates of a step move: tiles of state, with their gradients and parameters as far as those live there too.
+/// Returns the bytes that the updates of one step read and write: tiles of optimizer state, plus gradients and
+/// parameters if they are offloaded too.
 fn of_update(subject: &Steps) -> Moved {
     let engine = subject.engine();
     let (zero, is_half) = (engine.zero(), engine.config().working_dtype() != Dtype::F32);
@@ -102,31 +107,31 @@ fn of_update(subject: &Steps) -> Moved {
     update
 }
 
-/// Bytes of the tiles that are in memory at a time: what is read and written goes to and from these.
+/// Returns the size of the buffers for tiles in flight, in bytes. The floor transfers to and from this much memory.
 fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
-    // The states with a master if there is one, gradients, and parameters.
+    // Besides the states: gradient and parameter in f32, or gradient, master copy and half-precision parameter.
     let width = if config.working_dtype() == Dtype::F32 { 4 + 4 } else { 4 + 4 + 2 };
     config.zero.offload_optimizer.buffer_count * zero.layout().tile() * (4 * zero.state_names().len() + width)
 }
 
-/// What this rank's disk did so far.
+/// Returns the bytes that this rank has read from and written to its disk so far.
 fn moved(subject: &Steps) -> Moved {
     let used = subject.engine().zero().disk_use().unwrap_or_default();
     Moved { read: used.read, written: used.written }
 }
 
-/// Times in a step.
+/// Times within one step.
 struct InStep {
-    /// From the first read of a tile to the last write.
+    /// From the first read of a tile to its last write.
     update: Duration,
-    /// Of the arithmetic in it.
+    /// Sum of its arithmetic.
     updating: Duration,
-    /// Of all arithmetic.
+    /// Sum over all arithmetic of the step.
     computing: Duration,
 }
 
-/// Times in the last step, whose spans begin at `seen`.
+/// Returns the times of the last step; its spans begin at index `seen`.
 fn in_step(subject: &Steps, seen: usize) -> InStep {
     let engine = subject.engine();
     let instructions = &engine.program().instructions;

@@ -1,7 +1,7 @@
-//! `zero-train bench pipeline`: measured steps of a paced pipeline beside simulated ones.
+//! `zero-train bench pipeline`: compares measured steps of a paced pipeline with simulated ones.
 //!
-//! A paced layer sleeps instead of computing, so that a pipeline of more ranks than this machine has cores takes the time that
-//! its schedule gives it, and a figure that differs from the simulation is the engine's doing.
+//! A paced layer sleeps instead of computing. A pipeline with more ranks than this machine has cores then takes exactly
+//! the time of its schedule, so any difference from the simulation is overhead of the engine.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use zero_model::sink::{self, Slot};
 use zero_train::pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_train::{Activations, Batch, Config, Engine, Layer, Layers, Pass, Plan};
 
-/// How long a chunk takes for a micro-batch: each of forward, input's and weights' backward.
+/// Time of one stage for one micro-batch, for each of forward, backward of the inputs and backward of the weights.
 const PACE: Duration = Duration::from_millis(20);
 
 const SCHEDULES: [(&str, usize); 4] = [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1)];
@@ -35,7 +35,7 @@ impl Layer for Paced {
 
 struct Pace(Duration);
 
-/// A sleep ends late, by a tenth of a millisecond or more: the rest is waited for awake.
+/// Waits for `pace`. A sleep ends late by 0.1 ms or more, so the last part is a busy wait.
 fn pause(pace: Duration) {
     const AWAKE: Duration = Duration::from_micros(300);
     let end = Instant::now() + pace;
@@ -76,7 +76,8 @@ impl CustomOp2 for Pace {
     }
 }
 
-/// Paced layers, one a chunk, between two that take no time: an embedding of nothing, and a mean.
+/// Builds a model of `chunks` paced layers, one per chunk, between two activations that take no time. The loss is the
+/// mean of the outputs.
 fn model(chunks: usize, pace: Duration) -> Layers {
     Layers::new()
         .layer("first", |_: VarBuilder| Ok(candle_nn::Activation::Relu))
@@ -95,10 +96,10 @@ fn config(stages: usize, schedule: &str, micro_batches: usize) -> std::result::R
     Config::with_world_size("bench", text, stages)
 }
 
-/// Prints a table: each schedule at each number of stages, simulated and measured.
+/// Prints the simulated and measured step times of each schedule at each number of stages. Returns the exit status.
 ///
 /// # Errors
-/// If a rank fails.
+/// Fails if a rank fails.
 pub(crate) fn pipeline(stages: &[usize], micro_batches: usize, repeats: usize) -> anyhow::Result<u8> {
     println!(
         "paced stages: {} ms for each of forward, backward and weights; {micro_batches} micro-batches; medians of {repeats} steps",
@@ -160,7 +161,8 @@ fn measured(config: &Config, chunks: usize, pace: Duration, repeats: usize) -> a
         let panicked = |_| Err(anyhow::anyhow!("internal error: a rank panicked"));
         started.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect()
     });
-    // All ranks end a step together, at the loss. The first step makes connections.
+    // All ranks end a step together, at the loss, so the times of one rank are enough. The first step is not counted:
+    // it opens connections.
     let times = times.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     Ok(times[0][1..].to_vec())
 }

@@ -1,4 +1,4 @@
-//! `zero-train bench profile`: a training step's time by operation, measured inside of it.
+//! `zero-train bench profile`: breaks down the time of a training step by operation, measured inside real steps.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use zero_train::TimeCategory;
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
-/// Prints each operation's share of a step on rank 0, and the rate of the products as a share of the peak.
+/// Prints each operation's share of a step on rank 0, and the rate of matrix products as a percentage of the peak.
+/// Returns the exit status.
 ///
 /// # Errors
-/// What training itself would say.
+/// Fails as training would.
 pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),
@@ -34,7 +35,7 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     measure::start();
     for _ in 0..steps {
         peaks.push(measure::peak_flops(dtype));
-        // So that the first collective does not wait for a rank whose loop took longer.
+        // Without it, the first collective would wait for the rank that measured its peak last.
         comm.barrier().wait()?;
         whole += subject.step()?.duration;
     }

@@ -1,4 +1,4 @@
-//! Ranks of a benchmark of training steps.
+//! Starts and connects the ranks of benchmarks that run training steps.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::input::load;
 use crate::launch::{self, Job, Team};
 use crate::process_setup;
 
-/// Steps before those that are measured: the first one touches all memory.
+/// Steps before the measured ones. The first one faults in all memory.
 pub(super) const WARM_UP: usize = 2;
 
-/// What a process of a benchmark of training steps is.
+/// The role of this process in a benchmark.
 pub(super) enum Role {
-    /// Its ranks have come and gone, with this status.
+    /// It launched the ranks, which have ended with this exit status.
     Launcher(u8),
-    /// One of them, with the line that says on which cores.
+    /// It is a rank. `cores` is a line that describes its cores.
     Rank { config: Box<Config>, cores: String, comm: Arc<dyn Communicator> },
 }
 
-/// Starts the ranks, or joins them as one.
+/// Launches the ranks and waits for them, or joins them if the environment says that this process is a rank.
 pub(super) fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
     let is_rank = place != LauncherEnvironment::alone();

@@ -1,7 +1,9 @@
-//! `zero-train bench save`: what checkpoints cost training, in turn with the copying and the writing alone.
+//! `zero-train bench save`: measures how long checkpoints stall training, alternating with a plain copy and a plain
+//! file write.
 //!
-//! A save in the background makes the ranks wait for a copy of their state. Its floor is a plain copy of as many bytes, between memory
-//! that has been touched, by one thread. A save that is waited for writes them; its floor is one file of zeros, written and synced.
+//! A background save stalls the ranks while it copies their state. Its floor is a copy of the same number of bytes by
+//! one thread, between buffers whose pages are already faulted in. A synchronous save stalls them until the checkpoint
+//! is written. Its floor writes the same number of bytes to one file per rank and syncs it.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +18,7 @@ use super::figures::{spread, summary};
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
-/// What is timed in turn, on one rank.
+/// Times on one rank, one entry per round.
 #[derive(Debug, Default)]
 struct Times {
     copy: Vec<Duration>,
@@ -28,10 +30,10 @@ struct Times {
     waited: Vec<Duration>,
 }
 
-/// Times saves of a configuration into `folder`; rank 0 tells of itself.
+/// Times checkpoints of a configuration in `folder`. Rank 0 prints its own times. Returns the exit status.
 ///
 /// # Errors
-/// What training itself would say; a folder that cannot be written.
+/// Fails as training would, or if `folder` cannot be written.
 pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::Result<u8> {
     let sets = ["training.save_async=true", "training.keep_last=1"].map(String::from);
     let with = ConfigArgs { set: [&args.set[..], &sets].concat(), ..args.clone() };
@@ -47,7 +49,7 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
     let own = subject.engine().checkpoint_bytes();
     let source = vec![1u8; own as usize];
     let mut target = source.clone();
-    // The first touches the memory of the copy.
+    // The first save faults in the memory of the copy.
     subject.engine_mut().save_checkpoint_in_background(&root, Value::Null)?;
     subject.engine_mut().finish_save()?;
     let mut times = Times::default();
@@ -110,7 +112,7 @@ fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// How many times its floor something took, of what was timed in turn.
+/// Formats the ratios of subject to floor, round by round.
 fn over(subject: &[Duration], floor: &[Duration]) -> String {
     spread(subject.iter().zip(floor).map(|(s, f)| s.as_secs_f64() / f.as_secs_f64()).collect(), 2, "×")
 }

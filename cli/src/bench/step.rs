@@ -1,4 +1,4 @@
-//! `zero-train bench step`: training steps of a configuration, without the run around them.
+//! `zero-train bench step`: times the training steps of a configuration, without logging or checkpoints.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::figures::summary;
 use super::ranks::{Role, take_part};
 use crate::arguments::ConfigArgs;
 
-/// What the steps took, for people or as JSON for scripts.
+/// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Measured {
     ranks: usize,
@@ -22,41 +22,41 @@ struct Measured {
     opened_ms: f64,
     step_ms: Vec<f64>,
     tokens_per_step: usize,
-    /// Of all steps, from the first one on, those that are not measured included.
+    /// Losses of all steps, including the warm-up.
     losses: Vec<f32>,
-    /// The most bytes that a rank held, by the program's own count.
+    /// Peak bytes over all ranks, as counted by the engine.
     peak_bytes: i64,
-    /// Largest resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched
-    /// it: added up, these are more than the machine held.
+    /// Peak resident set of each rank's process, in bytes. A page of shared memory counts for each rank that touched
+    /// it, so the sum over the ranks exceeds the memory in use.
     peak_resident_bytes: Vec<i64>,
-    /// The most bytes of its GPU that each rank used at a time; `None` on the processor.
+    /// Peak GPU memory of each rank, in bytes; `None` for training on the CPU.
     peak_gpu_bytes: Option<Vec<i64>>,
 }
 
-/// How many steps are taken.
+/// The number of steps to run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Length {
-    /// Before those that are measured.
+    /// Steps before the measured ones.
     pub(crate) warm_up: usize,
-    /// At least so many are measured.
+    /// Minimum number of measured steps.
     pub(crate) steps: usize,
-    /// And as many as take so long.
+    /// Minimum time of all measured steps together.
     pub(crate) at_least: Duration,
 }
 
-/// Steps that are taken at most so that they take long enough.
+/// Maximum number of additional steps to reach [`Length::at_least`].
 const MOST_MORE: usize = 1 << 16;
 
-/// Training steps of a configuration, without writing a run.
+/// Times training steps without writing a run folder. Returns the exit status.
 ///
 /// # Errors
-/// What training itself would say.
+/// Fails as training would.
 pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
     };
-    // Before there is an engine, which takes what is allocated after it for its own.
+    // Allocated before the engine, which counts all later allocations as its own.
     let most = length.warm_up + length.steps + MOST_MORE;
     let (mut times, mut losses) = (Vec::with_capacity(most), Vec::with_capacity(most));
     let started = Instant::now();
@@ -75,7 +75,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
     take(length.steps, &mut times)?;
     let left = length.at_least.saturating_sub(times.iter().sum());
     let more = left.as_secs_f64() / zero_comm::bench::median(&times).as_secs_f64().max(1e-6);
-    // As many on all ranks, whose clocks differ.
+    // Ranks measure slightly different times, and all must run the same number of steps.
     let more = comm.all_reduce(Buffer::I64(vec![more.ceil() as i64]), ReduceOp::Max).wait()?.into_i64()?;
     take(more.first().map_or(0, |&more| (more as usize).min(MOST_MORE)), &mut times)?;
     let peak = zero_train::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;

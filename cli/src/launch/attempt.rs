@@ -1,7 +1,8 @@
-//! One attempt of a run: its ranks from their start until the last has ended.
+//! One attempt of a run: starts the ranks of this host and waits until all have ended.
 //!
-//! When a rank dies, those that train notice by themselves, and the launcher ends those that do not train yet; it says which died
-//! first, and ends what is left after a second: by SIGTERM, and when that does not help by SIGKILL.
+//! When a rank dies, the ranks that already train notice by themselves, and the launcher kills those that do not train
+//! yet. After one second it sends SIGTERM to the remaining ranks, and after a grace period SIGKILL. It reports which
+//! rank failed first.
 
 use std::io::Write;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -21,27 +22,27 @@ use super::output::Printed;
 use super::signals::{Signals, catches, send};
 use crate::process_setup;
 
-/// How long the other ranks may take to end by themselves after one has died.
+/// Time for the other ranks to end by themselves after one has died.
 const GRACE: Duration = Duration::from_millis(1000);
 
-/// What the ranks of an attempt are told.
+/// The parameters of an attempt.
 pub(super) struct Attempt<'a> {
     pub(super) number: usize,
     pub(super) team: &'a Team,
     pub(super) job: &'a Job<'a>,
-    /// Of a single host, whose ranks meet in a store of the attempt's own.
+    /// The token of a single-host job, whose ranks connect through a store of the attempt's own.
     pub(super) token: Option<&'a TokenFile>,
     pub(super) restarts: &'a Restarts,
-    /// To the other hosts.
+    /// The connection to the launchers of the other hosts.
     pub(super) line: Option<&'a Line>,
 }
 
 struct Rank {
-    /// Of all ranks.
+    /// Global rank.
     number: usize,
     child: Child,
     status: Option<ExitStatus>,
-    /// The launcher has told it to end.
+    /// Whether the launcher has sent it a signal to end.
     was_ended: bool,
     printed: Printed,
 }
@@ -49,13 +50,14 @@ struct Rank {
 /// An attempt whose ranks on this host have all ended.
 pub(super) struct Ended {
     ranks: Vec<Rank>,
-    /// The one that failed first: if one of two lost the other, that other, whichever was seen first.
+    /// Index of the rank that failed first. A rank that ended because it lost a peer counts only if no rank failed for
+    /// another reason, even if the launcher noticed its end first.
     first: Option<usize>,
-    /// How many died by themselves: not of the loss of another, and not because the launcher ended them.
+    /// Number of ranks that died by themselves: not because they lost a peer, and not because the launcher ended them.
     lost: usize,
 }
 
-/// Where the ranks meet.
+/// The address of the store through which the ranks connect.
 struct Meeting {
     address: String,
     port: u16,
@@ -63,7 +65,7 @@ struct Meeting {
 }
 
 impl Attempt<'_> {
-    /// Starts the ranks of this host and waits for all.
+    /// Starts the ranks of this host and waits until all have ended.
     pub(super) fn carry_out(&self, signals: &Signals) -> anyhow::Result<Ended> {
         let meeting = self.meeting()?;
         let mut ended = Ended { ranks: vec![], first: None, lost: 0 };
@@ -138,7 +140,7 @@ impl Attempt<'_> {
             command.env(process_setup::RESTARTED, self.restarts.to_json());
         }
         let output = self.job.output.plan(self.number, rank, local_rank)?;
-        // What goes straight to the terminal leaves a progress bar there.
+        // Rank 0 of a training run writes its errors straight to the terminal, so that it can draw a progress bar.
         output.prepare(&mut command, !(self.job.what.is_ours() && local_rank == 0));
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().map_err(|error| {
@@ -146,7 +148,7 @@ impl Attempt<'_> {
             anyhow::anyhow!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}")
         })?;
         if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {
-            // A rank that ends before it has read everything says why itself.
+            // A rank that ends before it has read everything reports its own error.
             let _ = pipe.write_all(text.as_bytes());
         }
         let printed = output.follow(&mut child);
@@ -167,7 +169,7 @@ impl Ended {
                 }
                 let Some(status) = rank.child.try_wait()? else { continue };
                 rank.status = Some(status);
-                // What the launcher ends is no cause.
+                // A rank that the launcher ended is not a cause of the failure.
                 if status.success() || rank.was_ended {
                     continue;
                 }
@@ -182,7 +184,7 @@ impl Ended {
                     line.tell_of_failure();
                 }
                 if failure.signal.is_some() {
-                    // They would wait for it to come to the meeting.
+                    // Ranks without a handler do not train yet, and would wait for the dead rank to connect.
                     self.end(Signal::KILL, |rank| !catches(rank, SIGTERM));
                 }
             }
@@ -199,7 +201,7 @@ impl Ended {
         Ok(())
     }
 
-    /// Sends a signal to those of the running ranks, once each.
+    /// Sends a signal to the running ranks that `which` selects. Any signal but SIGKILL is sent to a rank only once.
     fn end(&mut self, signal: Signal, which: impl Fn(Pid) -> bool) {
         for rank in self.ranks.iter_mut().filter(|rank| rank.status.is_none()) {
             let process = Pid::from_child(&rank.child);
@@ -218,12 +220,12 @@ impl Ended {
         self.ranks[index].status.map(|status| Failure::new(self.ranks[index].number, status))
     }
 
-    /// How it ended on this host.
+    /// Returns how the attempt ended on this host.
     pub(super) fn outcome(&self) -> AttemptOutcome {
         AttemptOutcome { first: self.first.and_then(|first| self.failure(first)), lost: self.lost }
     }
 
-    /// Prints what the rank that failed first has said last, unless it is on the terminal already.
+    /// Prints the last lines of the rank that failed first, unless they are on the terminal already.
     pub(super) fn tell(&self) {
         if let Some(first) = self.first {
             let (lines, unseen) = self.ranks[first].printed.last_lines();
@@ -231,9 +233,9 @@ impl Ended {
         }
     }
 
-    /// Says what rank 0 cannot have said; `all` is how it ended on all hosts.
+    /// Reports the failure, unless rank 0 has already reported it. `all` is the outcome on all hosts.
     pub(super) fn report(&self, is_ours: bool, all: AttemptOutcome) {
-        // All that was printed shall be where it goes.
+        // Waits until the output of all ranks has been written.
         self.ranks.iter().for_each(|rank| drop(rank.printed.last_lines()));
         let Some(cause) = all.first else { return };
         let Some(first) = self.first else {
@@ -241,18 +243,18 @@ impl Ended {
         };
         let own = self.failure(first);
         let (lines, unseen) = self.ranks[first].printed.last_lines();
-        // Stopped by a signal after a checkpoint: no error. The same mistake, which rank 0 has told of: not twice.
+        // A stop by a signal after a checkpoint is no error. An error that all ranks share was reported by rank 0.
         let is_told = |own: Failure| {
             matches!(own.code, Some(2 | 3 | 5)) && self.ranks[0].status.is_some_and(|status| status.code() == own.code)
         };
         if unseen && !own.is_some_and(|own| own.is_stop() || is_ours && is_told(own)) {
             eprint!("{lines}");
         } else if !is_ours && !unseen && !lines.is_empty() {
-            // It has scrolled by among what the others have printed.
+            // The lines have scrolled by, mixed with the output of other ranks.
             eprintln!("the last lines of rank {}:", self.ranks[first].number);
             lines.lines().for_each(|line| eprintln!("  {line}"));
         }
-        // A rank of training says itself why it ends, unless it is killed.
+        // A training rank reports its own error, unless it is killed.
         if cause.signal.is_some() || !is_ours && !cause.is_stop() || Some(cause) != own && !cause.is_stop() {
             eprintln!("error: {cause}; it was the first to end, the others followed");
         }

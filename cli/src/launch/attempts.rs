@@ -1,4 +1,4 @@
-//! One attempt after another: starts ranks, and starts them again when one has died.
+//! Runs one attempt after another: starts the ranks, and restarts them when one has died.
 
 use anyhow::Context;
 use zero_comm::token::TokenFile;
@@ -11,11 +11,11 @@ use super::outcome::AttemptOutcome;
 use super::recovery::{self, Recovery};
 use super::signals::Signals;
 
-/// Starts ranks, waits for all, and returns the exit status. With a `recovery`, ranks that died are started again, as often as it
-/// says.
+/// Starts the ranks, waits until all have ended, and returns the exit status. With a `recovery`, restarts the ranks
+/// when one has died, up to its `max_restarts` times.
 ///
 /// # Errors
-/// If a process cannot be started, or another host is lost.
+/// Fails if a process cannot be started, or if another host is lost.
 pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) -> anyhow::Result<u8> {
     let signals = Signals::listen()?;
     let limit = recovery.map_or(0, |recovery| recovery.max_restarts);
@@ -67,7 +67,7 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
     }
 }
 
-/// What launchers of several hosts must have in common.
+/// Returns the settings that must be the same for the launchers of all hosts.
 fn terms(team: &Team, job: &Job<'_>, limit: usize) -> Vec<(String, String)> {
     let term = |name: &str, value: usize| (name.to_string(), value.to_string());
     vec![
@@ -83,7 +83,7 @@ fn finish(ended: &Ended, job: &Job<'_>, all: AttemptOutcome) -> u8 {
     all.first.map_or(0, |first| first.exit_status())
 }
 
-/// What there is to know when it is decided how a job goes on.
+/// The inputs of the decision whether to restart.
 struct Judge<'a> {
     signals: &'a Signals,
     recovery: Option<&'a Recovery<'a>>,
@@ -93,7 +93,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// What comes after an attempt of `team`, and the ranks of the next.
+    /// Decides what follows an attempt of `team`. Returns the decision and the team of the next attempt.
     fn decide(&self, all: AttemptOutcome, team: &Team) -> (Decision, Team) {
         let number = self.restarts.restarts.len();
         let death = all.first.filter(|first| first.is_death(self.job.what.is_ours()));
@@ -126,7 +126,7 @@ fn counted(ranks: usize) -> String {
     zero_train::counted(ranks, "rank", "ranks")
 }
 
-/// Who goes on from where.
+/// Describes how many ranks continue, and from which checkpoint.
 fn told(ranks: usize, whence: &recovery::Whence) -> String {
     let ranks = counted(ranks);
     match whence.from.last() {

@@ -1,8 +1,9 @@
-//! The launchers of several hosts: they begin together, tell each other when a rank has failed, and do next what that of host 0 says.
+//! Coordinates the launchers of several hosts: they start together, tell each other when a rank has failed, and follow
+//! the decisions of host 0.
 //!
-//! They talk through a store that the launcher of host 0 serves, where the ranks meet too. Each leaves one value there, under its own key,
-//! and writes it anew ten times a second; whoever does not is lost. A value says all there is to say, so it does not matter when it is
-//! read, or how often.
+//! They communicate through a store on the launcher of host 0, which the ranks use too. Each launcher owns one key and
+//! writes its value ten times a second. A launcher that stops writing is considered lost. A value holds the complete
+//! state of its launcher, so it does not matter when or how often the others read it.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,88 +19,88 @@ use zero_train::train::Restarts;
 use super::outcome::AttemptOutcome;
 use super::signals::Signals;
 
-/// The port where launchers meet by default, PyTorch's.
+/// The default port of the store, the same as PyTorch's.
 const DEFAULT_PORT: u16 = 29500;
-/// How long a scheduler may take from the first host to the last.
+/// Timeout for all launchers to connect. A scheduler may start the hosts minutes apart.
 const GATHERING: Duration = Duration::from_secs(600);
-/// Between two looks at the others.
+/// Interval between two exchanges of states.
 const TICK: Duration = Duration::from_millis(100);
-/// How much longer than a rank's, which says more, a launcher's patience is.
+/// How much longer than a rank a launcher waits for another host. The ranks give up first, as their errors say more.
 const AFTER_RANKS: Duration = Duration::from_secs(5);
-/// How long the last words of a job may take.
+/// Timeout for the other launchers to learn that the job has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The hosts of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hosts {
-    /// How many.
+    /// Number of hosts.
     pub(crate) count: usize,
-    /// Which of them this is.
+    /// Index of this host.
     pub(crate) index: usize,
-    /// Host 0, as all reach it; `None` of a single host.
+    /// Address of host 0 as the other hosts reach it; `None` for a single host.
     pub(crate) address: Option<String>,
-    /// Port on host 0.
+    /// Port of the store on host 0.
     pub(crate) port: Option<u16>,
     /// Name of the job.
     pub(crate) run: Option<String>,
 }
 
 impl Hosts {
-    /// This one alone.
+    /// Creates the description of a single host.
     pub(crate) const fn alone() -> Self {
         Self { count: 1, index: 0, address: None, port: None, run: None }
     }
 
-    /// Where ranks and launchers of several hosts meet.
+    /// Returns the address and port of the store that ranks and launchers of several hosts use.
     fn meeting(&self) -> (String, u16) {
         (self.address.clone().unwrap_or_else(|| "127.0.0.1".into()), self.port.unwrap_or(DEFAULT_PORT))
     }
 }
 
-/// How launchers of several hosts talk.
+/// How launchers of several hosts communicate.
 #[derive(Debug, Clone)]
 pub(crate) struct Reach {
-    /// The address of this host to listen on; `None`: the one that host 0 is reached by.
+    /// The address of this host to listen on. `None` listens on the address by which the others reach host 0.
     pub(crate) listen: Option<IpAddr>,
     /// The job's token.
     pub(crate) token: String,
-    /// How long a rank waits for another.
+    /// How long a rank waits for another rank.
     pub(crate) timeout: Duration,
 }
 
-/// What host 0 says after an attempt.
+/// The decision of host 0 after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Decision {
     /// The job has ended.
     End(AttemptOutcome),
-    /// The ranks are started again.
+    /// The launchers restart the ranks.
     Restart {
-        /// What they are told.
+        /// The restarts so far, passed to the ranks.
         restarts: Restarts,
-        /// What the user is told.
+        /// The message for the user.
         told: String,
     },
 }
 
-/// What a launcher tells the others.
+/// The state of a launcher, as it publishes it to the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
-    /// Changes each time.
+    /// Heartbeat: incremented by each write.
     beat: u64,
-    /// Of this launcher: one that is started in its place has another.
+    /// Random ID of this launcher process. A launcher that replaces it has another ID.
     id: u64,
-    /// The launchers that it has met, by host; 0 of one that it has not.
+    /// IDs of the launchers whose state it has read, by host; 0 for a host that it has not heard of.
     met: Vec<u64>,
-    /// What must be the same on all hosts.
+    /// Settings that must be the same on all hosts.
     terms: Vec<(String, String)>,
     attempt: usize,
-    /// A rank of this attempt has failed.
+    /// Whether a rank of this attempt has failed on this host.
     failed: bool,
-    /// How this attempt has ended.
+    /// How this attempt has ended on this host.
     outcome: Option<AttemptOutcome>,
-    /// What comes after it; of host 0.
+    /// What follows the attempt; only host 0 decides.
     decision: Option<Decision>,
-    /// Knows that the job has ended.
+    /// Whether it knows that the job has ended.
     leaves: bool,
 }
 
@@ -111,20 +112,20 @@ struct Seen {
 struct Shared {
     own: Mutex<State>,
     others: Mutex<Vec<Option<Seen>>>,
-    /// Why the others are not to be reached.
+    /// Why the other launchers cannot be reached.
     lost: Mutex<Option<String>>,
-    /// All have met all: nobody else is let in.
+    /// Whether all launchers have met. From then on, a launcher with a new ID is an error.
     gathered: AtomicBool,
     closing: AtomicBool,
 }
 
-/// The line to the launchers of the other hosts.
+/// The connection to the launchers of the other hosts.
 pub(super) struct Line {
     hosts: Hosts,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     patience: Duration,
-    /// Where all meet, on host 0.
+    /// The store, on host 0.
     server: Option<StoreServer>,
 }
 
@@ -133,10 +134,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Line {
-    /// Waits for the launchers of all hosts, which must agree about `terms`.
+    /// Connects to the launchers of all hosts and waits for them. All must have the same `terms`.
     ///
     /// # Errors
-    /// A host that does not come, or was started differently; a signal that stops this one.
+    /// Fails if a host does not connect in time or has different terms, or if a signal stops this launcher.
     pub(super) fn open(
         hosts: &Hosts,
         reach: &Reach,
@@ -168,7 +169,7 @@ impl Line {
         };
         let thread = Some(std::thread::spawn(move || talk.run()));
         let line = Self { hosts: hosts.clone(), shared, thread, patience, server };
-        // The others shall see why, before what host 0 serves is gone.
+        // On failure, host 0 keeps the store up until the others have seen why.
         line.gather(signals).inspect_err(|_| line.leave())?;
         Ok(line)
     }
@@ -180,7 +181,8 @@ impl Line {
                 let others = locked(&self.shared.others);
                 self.agree(&others)?;
                 let (own, id) = (self.hosts.index, locked(&self.shared.own).id);
-                // It must know this one too: one that has met an earlier launcher of this host is of another job.
+                // The other launcher must know this one too: if it has met an earlier launcher of this host, it
+                // belongs to another job.
                 let has_met =
                     |host: usize| others[host].as_ref().is_some_and(|seen| seen.state.met.get(own) == Some(&id));
                 (0..self.hosts.count).find(|&host| host != own && !has_met(host))
@@ -222,21 +224,21 @@ impl Line {
         Ok(())
     }
 
-    /// Where the ranks of this host reach the store.
+    /// Returns the address and port at which the ranks of this host reach the store.
     pub(super) fn meeting(&self) -> (String, u16) {
         match &self.server {
-            // Whatever name host 0 has for others, this is where it listens.
+            // Host 0 may have another address for the other hosts; this is the one that it listens on.
             Some(server) => (server.address().ip().to_string(), server.address().port()),
             None => self.hosts.meeting(),
         }
     }
 
-    /// Says that a rank of this host has failed.
+    /// Tells the other launchers that a rank of this host has failed.
     pub(super) fn tell_of_failure(&self) {
         locked(&self.shared.own).failed = true;
     }
 
-    /// Whether a rank of another host has failed in this attempt, or another host is lost.
+    /// Returns whether a rank of another host has failed in this attempt, or another host is lost.
     pub(super) fn has_failure(&self, attempt: usize) -> bool {
         let others = locked(&self.shared.others);
         let failed = |seen: &Seen| seen.state.attempt == attempt && seen.state.failed;
@@ -245,7 +247,7 @@ impl Line {
         failed || self.lost().is_some()
     }
 
-    /// Which host is lost, and why it is thought so.
+    /// Returns a message that names the lost host and the reason, if a host is lost.
     fn lost(&self) -> Option<String> {
         if let Some(lost) = locked(&self.shared.lost).clone() {
             return Some(lost);
@@ -256,10 +258,10 @@ impl Line {
         Some(format!("host {host} has not been heard of for {:.0?}", self.patience))
     }
 
-    /// On host 0: how the attempt has ended on all hosts.
+    /// Waits for the outcomes of all hosts and combines them. For host 0.
     ///
     /// # Errors
-    /// A lost host.
+    /// Fails if a host is lost.
     pub(super) fn outcome_of_all(&self, attempt: usize, own: AttemptOutcome) -> anyhow::Result<AttemptOutcome> {
         locked(&self.shared.own).outcome = Some(own);
         loop {
@@ -278,15 +280,15 @@ impl Line {
         }
     }
 
-    /// On host 0: what all do next.
+    /// Publishes the decision. For host 0.
     pub(super) fn decide(&self, decision: Decision) {
         locked(&self.shared.own).decision = Some(decision);
     }
 
-    /// On the other hosts: what host 0 says after an attempt.
+    /// Publishes the outcome on this host and waits for the decision of host 0. For the other hosts.
     ///
     /// # Errors
-    /// Host 0 is lost.
+    /// Fails if a host is lost.
     pub(super) fn decision(&self, attempt: usize, own: AttemptOutcome) -> anyhow::Result<Decision> {
         locked(&self.shared.own).outcome = Some(own);
         loop {
@@ -305,20 +307,21 @@ impl Line {
         }
     }
 
-    /// Begins the next attempt. What host 0 has decided stays to be read.
+    /// Begins the next attempt. The last decision of host 0 stays published.
     pub(super) fn begin(&self, attempt: usize) {
         let mut own = locked(&self.shared.own);
         (own.attempt, own.failed, own.outcome) = (attempt, false, None);
     }
 
-    /// Sees to it that all others know that the job has ended.
+    /// Waits until the other launchers know that the job has ended, or [`FAREWELL`] has passed.
     pub(super) fn leave(&self) {
         locked(&self.shared.own).leaves = true;
         let end = Instant::now() + FAREWELL;
         let others_know = || locked(&self.shared.others).iter().flatten().all(|seen| seen.state.leaves);
         let is_said = || locked(&self.shared.own).beat;
         let before = is_said();
-        // Host 0 serves what the others read; they need to have written once more.
+        // Host 0 serves the store, so it waits until all others are done with it. Another host is done once it has
+        // written its last state.
         while Instant::now() < end && locked(&self.shared.lost).is_none() {
             let done = if self.hosts.index == 0 { others_know() } else { is_said() > before + 1 };
             if done {
@@ -344,7 +347,7 @@ impl Drop for Line {
     }
 }
 
-/// Any number but 0.
+/// Returns a random number other than 0.
 fn own_id() -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
@@ -363,7 +366,7 @@ fn serve(address: &str, port: u16, reach: &Reach) -> anyhow::Result<StoreServer>
     StoreServer::bind((listen, port), Some(&reach.token)).with_context(failed)
 }
 
-/// The thread that writes what this launcher says and reads what the others do.
+/// The thread that publishes the state of this launcher and reads the states of the others.
 struct Talk {
     place: String,
     token: String,
@@ -375,7 +378,7 @@ struct Talk {
 
 impl Talk {
     fn run(&self) {
-        // At first the others may not have been started.
+        // At first, the launcher of host 0 may not be running yet.
         let mut end = Instant::now() + GATHERING;
         let mut client = None;
         while !self.shared.closing.load(Ordering::Relaxed) {
@@ -390,7 +393,7 @@ impl Talk {
                         Some(format!("the launcher of host 0 is not to be reached: {error}{hint}"));
                     return;
                 }
-                // A connection that has failed in the middle of a message is of no use.
+                // A connection that has failed in the middle of a message cannot be used any more.
                 Err(_) => client = None,
             }
             std::thread::sleep(TICK);
@@ -407,7 +410,7 @@ impl Talk {
             own.beat += 1;
             own.clone()
         };
-        // Plain data: nothing in it could fail to serialise.
+        // Serialization of plain data cannot fail.
         client.set(&format!("{}/{}", self.keys, self.index), &serde_json::to_vec(&state).unwrap_or_default())?;
         let count = locked(&self.shared.others).len();
         for host in (0..count).filter(|&host| host != self.index) {

@@ -1,4 +1,4 @@
-//! What a launcher starts: the ranks of this host, and the program that each of them runs.
+//! Describes what a launcher starts: the ranks of this host, and the program that each of them runs.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -6,33 +6,33 @@ use std::time::Duration;
 use super::hosts::{Hosts, Reach};
 use super::output::Output;
 
-/// How long ranks that were told to end may take, where nobody says otherwise.
+/// Default time between SIGTERM and SIGKILL for ranks that should end.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The ranks of an attempt.
+/// The ranks of an attempt on each host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Team {
-    /// How many on each host.
+    /// Number of ranks per host.
     pub(crate) ranks: usize,
-    /// Compute threads of each.
+    /// Compute threads per rank.
     pub(crate) threads: usize,
-    /// Overrides of the configuration, besides those of the command line.
+    /// Overrides of the configuration, in addition to those of the command line.
     pub(crate) overrides: Vec<String>,
 }
 
 impl Team {
-    /// A team that is started with the command line alone.
+    /// Creates a team without additional overrides.
     pub(crate) fn new(ranks: usize, threads: usize) -> Self {
         Self { ranks, threads, overrides: vec![] }
     }
 }
 
-/// What is started.
+/// The program that each rank runs.
 #[derive(Debug, Clone)]
 pub(crate) enum What<'a> {
-    /// Copies of this program, with the same arguments and this standard input.
+    /// This program, with the same arguments.
     Ourselves {
-        /// The configuration, if it was read from there.
+        /// The standard input of each rank: the configuration, if this process read it from its standard input.
         standard_input: Option<&'a str>,
     },
     /// Another program and its arguments.
@@ -45,23 +45,23 @@ impl What<'_> {
     }
 }
 
-/// What a launcher does, but for the ranks.
+/// The parameters of a launcher other than its ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Job<'a> {
-    /// Where.
+    /// The hosts of the job.
     pub(crate) hosts: &'a Hosts,
-    /// How launchers talk; of several hosts.
+    /// How the launchers communicate; `None` for a single host.
     pub(crate) reach: Option<Reach>,
-    /// What.
+    /// The program that each rank runs.
     pub(crate) what: What<'a>,
-    /// Where goes what the ranks print.
+    /// Where the output of the ranks goes.
     pub(crate) output: Output,
-    /// How long ranks that were told to end may take.
+    /// Time between SIGTERM and SIGKILL for ranks that should end.
     pub(crate) grace: Duration,
 }
 
 impl<'a> Job<'a> {
-    /// Copies of this program on this host, with the same arguments and this standard input.
+    /// Creates a job that runs copies of this program on this host, with the same arguments and this standard input.
     pub(crate) fn here(standard_input: Option<&'a str>) -> Self {
         const HERE: &Hosts = &Hosts::alone();
         let what = What::Ourselves { standard_input };

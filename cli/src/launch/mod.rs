@@ -1,8 +1,9 @@
-//! Starts the ranks of this host as processes, ends them together, and starts them again when one has died.
+//! Starts the ranks of this host as processes, ends them together, and restarts them when one has died.
 //!
-//! The parent hosts the store where the ranks meet, and gives each its place in the variables that torchrun uses. It
-//! trains nothing itself. Each attempt has a number and processes of its own; the next one begins when all
-//! processes of the last have ended. Of several hosts each has a launcher, and that of host 0 says what comes next.
+//! The launcher serves the store through which the ranks connect, and passes each rank its place in the environment
+//! variables that torchrun uses. It does not train itself. Each attempt has a number and its own processes; the next
+//! attempt begins when all processes of the last one have ended. On several hosts, each host has a launcher, and the
+//! launcher of host 0 makes the decisions.
 
 mod attempt;
 mod attempts;

@@ -1,4 +1,4 @@
-//! How an attempt ended, on one host or on all of them.
+//! The outcome of an attempt, on one host or on all hosts.
 
 use std::process::ExitStatus;
 
@@ -10,12 +10,12 @@ use std::os::unix::process::ExitStatusExt;
 /// The exit status of a rank that lost a peer.
 const LOST_PEER: Option<i32> = Some(4);
 
-/// A rank that did not end well.
+/// The failure of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Failure {
-    /// Of all ranks.
+    /// Global rank.
     pub(super) rank: usize,
-    /// Its exit status, if it ended itself.
+    /// Its exit status, if no signal killed it.
     pub(super) code: Option<i32>,
     /// The signal that killed it.
     pub(super) signal: Option<i32>,
@@ -26,13 +26,16 @@ impl Failure {
         Self { rank, code: status.code(), signal: status.signal() }
     }
 
-    /// Whether it ended because another did.
+    /// Returns whether the rank ended because it lost a peer.
     pub(super) fn follows(&self) -> bool {
         self.code == LOST_PEER
     }
 
-    /// Whether it died, and was no end: not the user's mistake (2), not unreadable data (3), not a loss that is no longer finite (5),
-    /// and not a signal that asks to stop. Of a foreign program only the last is known.
+    /// Returns whether a restart may help.
+    ///
+    /// A restart cannot help against a wrong configuration (2), unreadable data (3) or a loss that is not finite (5). A
+    /// signal that asks to stop is no failure. The exit statuses of another program have no known meaning, so only such
+    /// signals are excluded there.
     pub(super) fn is_death(&self, is_ours: bool) -> bool {
         match (self.code, self.signal) {
             (Some(130 | 143), _) | (None, Some(SIGINT | SIGTERM)) => false,
@@ -41,12 +44,12 @@ impl Failure {
         }
     }
 
-    /// Whether it was stopped by a signal after a checkpoint: no error.
+    /// Returns whether a signal stopped the rank after a checkpoint, which is no error.
     pub(super) fn is_stop(&self) -> bool {
         matches!(self.code, Some(130 | 143))
     }
 
-    /// The exit status of the launcher.
+    /// Returns the exit status of the launcher after this failure.
     pub(super) fn exit_status(&self) -> u8 {
         self.code.map_or(4, |code| u8::try_from(code).unwrap_or(1))
     }
@@ -61,17 +64,18 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// The end of an attempt.
+/// How an attempt ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttemptOutcome {
-    /// Who failed first: if one of two lost the other, that other, whichever was seen first.
+    /// The rank that failed first. A rank that ended because it lost a peer counts only if no rank failed for another
+    /// reason, even if the launcher noticed its end first.
     pub(super) first: Option<Failure>,
-    /// How many died by themselves: not of the loss of another, and not because a launcher ended them.
+    /// Number of ranks that died by themselves: not because they lost a peer, and not because a launcher ended them.
     pub(super) lost: usize,
 }
 
 impl AttemptOutcome {
-    /// Of all hosts, in their order.
+    /// Combines the outcomes of all hosts, given in their order.
     pub(super) fn of_all(hosts: impl IntoIterator<Item = AttemptOutcome>) -> Self {
         hosts.into_iter().fold(Self::default(), |all, host| {
             let first = match (all.first, host.first) {
@@ -88,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_hosts_the_cause_counts_and_not_who_followed() {
+    fn the_outcome_of_several_hosts_is_the_cause_and_not_a_lost_peer() {
         let failure = |rank, code, signal| Some(Failure { rank, code, signal });
         let follower = AttemptOutcome { first: failure(0, Some(4), None), lost: 0 };
         let killed = AttemptOutcome { first: failure(3, None, Some(9)), lost: 1 };
@@ -100,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_tried_again() {
+    fn user_errors_and_stops_are_not_restarted() {
         let ended = |code| Failure { rank: 0, code: Some(code), signal: None };
         let killed = |signal| Failure { rank: 0, code: None, signal: Some(signal) };
         for code in [2, 3, 5] {

@@ -1,5 +1,5 @@
-//! Where goes what ranks print: the terminal, with the rank before each line or as it is, and files; and its last lines, for when
-//! a rank fails.
+//! Routes the output of the ranks to the terminal, with or without a rank prefix, and to log files. Keeps the last
+//! lines of each rank for error reports.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -11,19 +11,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Lines of a failed rank that are shown.
+/// Number of lines shown of a failed rank.
 const LAST: usize = 40;
-/// A longer line is shown and written in pieces.
+/// Maximum length of a line in bytes. Longer lines are shown and written in pieces.
 const LONGEST: u64 = 64 << 10;
-/// How long to wait for the end of what a rank has printed: a child of its own may keep the pipe open.
+/// Timeout for reading a rank's output to its end. A child process of the rank may keep the pipe open.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Which streams of which ranks are shown, as torchrun's `--tee`: bit 0 is standard output, bit 1 standard error.
+/// Selects the streams to show, as torchrun's `--tee` does. Bit 0 is standard output, bit 1 standard error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Tee {
-    /// The same of all.
+    /// The same streams of all ranks.
     All(u8),
-    /// By rank of this host; of those that are not named, none.
+    /// Streams by local rank. Nothing is shown of other ranks.
     Ranks(Vec<(usize, u8)>),
 }
 
@@ -56,15 +56,15 @@ impl FromStr for Tee {
     }
 }
 
-/// Where what ranks print goes.
+/// Where the output of the ranks goes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Output {
-    /// Files below this folder, of all that ranks print.
+    /// Folder for log files, which receive all output of all ranks.
     pub(crate) log_dir: Option<PathBuf>,
-    /// What is shown with the rank before each line. Without it, rank 0 of this host is shown as it is, and of others what a failed one
-    /// said last.
+    /// Streams to show with a rank prefix on each line. Without it, the standard output of all ranks and the standard
+    /// error of local rank 0 are shown unchanged, and the last lines of another rank's errors if it fails first.
     pub(crate) tee: Option<Tee>,
-    /// Without `tee`, all ranks are shown as they are.
+    /// Without `tee`, show the output of all ranks unchanged.
     pub(crate) all: bool,
 }
 
@@ -74,7 +74,7 @@ enum Stream {
     Errors,
 }
 
-/// What of a stream is shown.
+/// How a stream is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Shown {
     AsItIs,
@@ -82,19 +82,19 @@ enum Shown {
     Nothing,
 }
 
-/// What becomes of the two streams of one rank.
+/// The destinations of both streams of one rank.
 pub(super) struct Plan {
     shown: [Shown; 2],
     files: [Option<File>; 2],
 }
 
 impl Output {
-    /// Of a rank of an attempt; opens its files.
+    /// Creates the plan for a rank of an attempt, and opens its log files.
     pub(super) fn plan(&self, attempt: usize, rank: usize, local_rank: usize) -> anyhow::Result<Plan> {
         let shown = |stream: Stream| match &self.tee {
             Some(tee) if tee.of(local_rank) >> (stream as u8) & 1 == 1 => Shown::After(format!("[rank {rank}]: ")),
             Some(_) => Shown::Nothing,
-            // Ranks of training but the first print nothing but errors, and all of them the same.
+            // The other ranks of a training run print only errors, and usually the same ones as rank 0.
             None if self.all || local_rank == 0 => Shown::AsItIs,
             None if stream == Stream::Out => Shown::AsItIs,
             None => Shown::Nothing,
@@ -120,13 +120,14 @@ fn open(folder: &Path, name: &str) -> anyhow::Result<File> {
 }
 
 impl Plan {
-    /// Whether the launcher must read a stream. Standard error is read of every rank whose last lines may be wanted.
+    /// Returns whether the launcher must read a stream. It reads standard error if the last lines may be needed.
     fn is_read(&self, stream: Stream, keeps_errors: bool) -> bool {
         let index = stream as usize;
         self.files[index].is_some() || self.shown[index] != Shown::AsItIs || stream == Stream::Errors && keeps_errors
     }
 
-    /// Before the rank is started; `keeps_errors` where the last lines of its errors may be wanted.
+    /// Redirects the streams of a rank that is about to start. `keeps_errors` is set if the last lines of its errors
+    /// may be needed.
     pub(super) fn prepare(&self, command: &mut Command, keeps_errors: bool) {
         if self.is_read(Stream::Out, keeps_errors) {
             command.stdout(Stdio::piped());
@@ -136,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// Passes on what the rank prints from now on.
+    /// Starts threads that forward the output of the rank.
     pub(super) fn follow(self, child: &mut Child) -> Printed {
         let [out, errors] = self.shown;
         let [out_file, errors_file] = self.files;
@@ -147,7 +148,7 @@ impl Plan {
     }
 }
 
-/// What a rank has printed.
+/// The output of a running rank.
 pub(super) struct Printed {
     out: Option<Follower>,
     errors: Option<Follower>,
@@ -155,8 +156,8 @@ pub(super) struct Printed {
 }
 
 impl Printed {
-    /// Waits until all of it is where it goes; gives the last lines of the errors, and whether nobody has seen them yet. There are
-    /// none where they went straight to the terminal.
+    /// Waits until all output has been forwarded. Returns the last lines of standard error, and whether they were
+    /// hidden from the terminal. There are no lines if standard error goes straight to the terminal.
     pub(super) fn last_lines(&self) -> (String, bool) {
         let end = Instant::now() + PATIENCE;
         for follower in self.out.iter().chain(&self.errors) {
@@ -170,7 +171,7 @@ impl Printed {
     }
 }
 
-/// A thread that passes on what comes through a pipe.
+/// A thread that forwards the data from a pipe, and its last lines.
 struct Follower {
     thread: JoinHandle<()>,
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
@@ -184,7 +185,7 @@ impl Follower {
             let mut pipe = BufReader::new(pipe);
             let mut line = Vec::new();
             while pipe.by_ref().take(LONGEST).read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-                // Neither a full disk nor a reader that has gone is the rank's fault.
+                // A full disk or a closed terminal must not disturb the rank.
                 let _ = show(stream, &shown, &line);
                 let _ = file.as_mut().map(|file| file.write_all(&line));
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +208,7 @@ fn show(stream: Stream, shown: &Shown, line: &[u8]) -> io::Result<()> {
             [prefix.as_bytes(), line, end].concat()
         }
     };
-    // In one piece: other ranks print too.
+    // Written in one piece, because other ranks print at the same time.
     match stream {
         Stream::Out => {
             let mut out = io::stdout().lock();
@@ -223,10 +224,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_named_as_torchrun_does() {
+    fn tee_has_the_syntax_of_torchrun() {
         assert_eq!("3".parse(), Ok(Tee::All(3)));
         assert_eq!("0:3,2:1".parse(), Ok(Tee::Ranks(vec![(0, 3), (2, 1)])));
-        let tee: Tee = "0:3,2:1".parse().expect("valid");
+        let tee: Tee = "0:3,2:1".parse().expect("a valid selection");
         assert_eq!([tee.of(0), tee.of(1), tee.of(2)], [3, 0, 1]);
         for wrong in ["4", "", "0:4", "x:1", "0:1,2", "-1"] {
             assert!(wrong.parse::<Tee>().is_err(), "{wrong}");
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_goes_to_a_file_and_its_end_is_kept() {
+    fn output_goes_to_log_files_and_the_last_lines_are_kept() {
         let folder = tempfile::tempdir().expect("a folder");
         let output = Output { log_dir: Some(folder.path().into()), tee: Some(Tee::All(0)), all: false };
         let plan = output.plan(1, 5, 1).expect("a file");
@@ -243,7 +244,7 @@ mod tests {
         plan.prepare(&mut command, true);
         let mut child = command.spawn().expect("a shell");
         let printed = plan.follow(&mut child);
-        child.wait().expect("it ends");
+        child.wait().expect("the shell ends");
         let (last, hidden) = printed.last_lines();
         assert!(hidden && last.starts_with("line 62\n") && last.ends_with("line 100\nend"), "{last}");
         let read = |name: &str| fs::read_to_string(folder.path().join("attempt_1/5").join(name)).expect("a file");

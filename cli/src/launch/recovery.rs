@@ -1,4 +1,4 @@
-//! What the launcher does about a rank that died: with how many ranks the run goes on, and from where.
+//! Decides how a run recovers from a dead rank: with how many ranks it continues, and from which checkpoint.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,22 +10,22 @@ use zero_train::train::holds_a_run;
 
 use super::job::Team;
 
-/// How a run goes on.
+/// How a run recovers from a dead rank.
 pub(crate) struct Recovery<'a> {
-    /// How often.
+    /// Maximum number of restarts.
     pub(crate) max_restarts: usize,
-    /// So few ranks are enough; `None`: those that died are started again as well.
+    /// Minimum number of ranks to continue with. `None` restarts all ranks, including those that died.
     pub(crate) min_ranks: Option<usize>,
-    /// What there was before the run began; `None` of a program that has to find its checkpoints itself.
+    /// The state of the run folder before the run; `None` for another program, which finds its checkpoints itself.
     pub(crate) before: Option<Before>,
-    /// Whether what the ranks will read is what they read at first.
+    /// Fails if the configuration has changed since the run began.
     pub(crate) unchanged: &'a dyn Fn() -> anyhow::Result<()>,
-    /// The ranks of a smaller team, if so many can train with the same global batch.
+    /// Returns a team of the given number of ranks, if they can train with the same global batch size.
     pub(crate) smaller: &'a dyn Fn(usize) -> anyhow::Result<Team>,
 }
 
 impl Recovery<'_> {
-    /// The ranks of the next attempt, when `left` of those of the last have not died.
+    /// Returns the team of the next attempt, if `left` ranks of `team` have not died.
     pub(super) fn next(&self, team: &Team, left: usize) -> anyhow::Result<Team> {
         (self.unchanged)()?;
         let Some(min_ranks) = self.min_ranks else { return Ok(team.clone()) };
@@ -39,7 +39,7 @@ impl Recovery<'_> {
         for ranks in (min_ranks..=left).rev() {
             match (self.smaller)(ranks) {
                 Ok(team) => return Ok(team),
-                // That of the most ranks says most.
+                // The error for the largest number of ranks is the most useful one.
                 Err(error) => reason = reason.or(Some(error)),
             }
         }
@@ -48,39 +48,43 @@ impl Recovery<'_> {
         Err(reason.context(format!("{numbers} ranks cannot go on with the same train_batch_size")))
     }
 
-    /// Where the next attempt goes on, as far as that is ours to say.
+    /// Returns where the next attempt continues; `None` for a program that finds its checkpoints itself.
     pub(super) fn whence(&self) -> anyhow::Result<Option<Whence>> {
         self.before.as_ref().map(Before::whence).transpose()
     }
 }
 
-/// Where an attempt goes on.
+/// Where an attempt continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Whence {
-    /// From the newest of these checkpoints, the run's own, by step; if there is none, from where the first attempt began.
+    /// The run's own checkpoints by step. The attempt resumes from the newest one, or, if there is none, begins where
+    /// the first attempt began.
     pub(super) from: Vec<(u64, PathBuf)>,
-    /// The run's folder is its own already.
+    /// Whether the run folder already belongs to this run, so that it must not be moved aside.
     pub(super) keeps_folder: bool,
 }
 
-/// What there was in the run's folder before the run: it may be another run's, which the first attempt moves aside when its ranks
-/// have met, or one that this run goes on from.
+/// The contents of the run folder before the run.
+///
+/// The folder may belong to another run, which the first attempt moves aside once its ranks are connected, or to an
+/// earlier run that this one continues.
 #[derive(Debug)]
 pub(crate) struct Before {
     out: PathBuf,
-    /// The folder, if a run was in it.
+    /// Device and inode of the folder, if it contained a run.
     folder: Option<(u64, u64)>,
     checkpoints: BTreeSet<Identity>,
 }
 
-/// A folder by its path, its number and the time of its manifest: a checkpoint that is written anew is another one.
+/// Identifies a checkpoint by its path, its inode and the modification time of its manifest, so that a checkpoint
+/// written again under the same name is a different one.
 type Identity = (PathBuf, u64, i64, i64);
 
 impl Before {
-    /// Looks before anything is started.
+    /// Records the contents of `out`. Must be called before any rank starts.
     ///
     /// # Errors
-    /// A folder that cannot be listed.
+    /// Fails if the folder cannot be listed.
     pub(crate) fn look(out: &Path) -> anyhow::Result<Self> {
         let folder = if holds_a_run(out) { number(out) } else { None };
         let checkpoints = committed(out)?.into_iter().filter_map(|(_, path)| identity(&path)).collect();
@@ -99,7 +103,7 @@ fn committed(out: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
     zero_checkpoint::committed(&out.join("checkpoints")).context("cannot look for checkpoints")
 }
 
-/// Device and number of a folder.
+/// Returns the device and inode of a folder.
 fn number(folder: &Path) -> Option<(u64, u64)> {
     fs::metadata(folder).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -121,44 +125,47 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_from_its_own_checkpoints_only() {
+    fn a_run_resumes_only_from_its_own_checkpoints() {
         let folder = tempfile::tempdir().expect("a folder");
         let out = folder.path().join("run");
         save(&out, 10);
-        let before = Before::look(&out).expect("it can be listed");
-        // The first attempt has not come to its folder yet: what is there is another run's.
+        let before = Before::look(&out).expect("the folder can be listed");
+        // The first attempt has not created its folder yet: the existing folder belongs to another run.
         let anew = |keeps_folder| Whence { from: vec![], keeps_folder };
-        assert_eq!(before.whence().expect("found"), anew(false));
-        fs::rename(&out, folder.path().join("run.1")).expect("moved aside");
+        assert_eq!(before.whence().expect("the checkpoints can be listed"), anew(false));
+        fs::rename(&out, folder.path().join("run.1")).expect("renamed");
         fs::create_dir(&out).expect("a folder");
-        assert_eq!(before.whence().expect("found"), anew(true));
+        assert_eq!(before.whence().expect("the checkpoints can be listed"), anew(true));
         let own = save(&out, 5);
         let expected = Whence { from: vec![(5, own)], keeps_folder: true };
-        assert_eq!(before.whence().expect("found"), expected);
+        assert_eq!(before.whence().expect("the checkpoints can be listed"), expected);
     }
 
     #[test]
-    fn of_a_run_that_goes_on_older_steps_than_those_before_it_count_too() {
+    fn own_checkpoints_may_have_lower_steps_than_earlier_ones() {
         let folder = tempfile::tempdir().expect("a folder");
         let out = folder.path().join("run");
         save(&out, 10);
         save(&out, 20);
-        let before = Before::look(&out).expect("it can be listed");
-        // Resumed from step 10, it has come to 15; the 20 is of before.
+        let before = Before::look(&out).expect("the folder can be listed");
+        // The run has resumed from step 10 and reached step 15; step 20 is from before.
         let own = save(&out, 15);
-        assert_eq!(before.whence().expect("found").from, [(15, own.clone())]);
+        assert_eq!(before.whence().expect("the checkpoints can be listed").from, [(15, own.clone())]);
         let older = own;
-        // It has written step 20 anew.
-        fs::rename(out.join("checkpoints/step-00000020"), out.join("checkpoints/old")).expect("moved");
+        // The run writes step 20 again.
+        fs::rename(out.join("checkpoints/step-00000020"), out.join("checkpoints/old")).expect("renamed");
         let own = save(&out, 20);
-        assert_eq!(before.whence().expect("found").from, [(15, older), (20, own)]);
+        assert_eq!(before.whence().expect("the checkpoints can be listed").from, [(15, older), (20, own)]);
     }
 
     #[test]
-    fn a_folder_that_was_not_there_is_the_runs_own() {
+    fn a_new_folder_belongs_to_the_run() {
         let folder = tempfile::tempdir().expect("a folder");
-        let before = Before::look(&folder.path().join("run")).expect("nothing to list");
-        assert_eq!(before.whence().expect("found"), Whence { from: vec![], keeps_folder: true });
+        let before = Before::look(&folder.path().join("run")).expect("a missing folder is empty");
+        assert_eq!(
+            before.whence().expect("the checkpoints can be listed"),
+            Whence { from: vec![], keeps_folder: true }
+        );
     }
 
     #[test]
@@ -171,10 +178,10 @@ mod tests {
         let with =
             |min_ranks| Recovery { max_restarts: 1, min_ranks, before: None, unchanged: &|| Ok(()), smaller: &smaller };
         let next = |min_ranks, left| with(min_ranks).next(&team(4), left).map(|team| team.ranks);
-        assert_eq!(next(None, 3).expect("as before"), 4);
-        assert_eq!(next(Some(1), 4).expect("nobody is lost"), 4);
-        assert_eq!(next(Some(1), 3).expect("fewer"), 2);
-        let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few"));
+        assert_eq!(next(None, 3).expect("the same number of ranks"), 4);
+        assert_eq!(next(Some(1), 4).expect("no rank is lost"), 4);
+        assert_eq!(next(Some(1), 3).expect("a smaller team"), 2);
+        let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few ranks"));
         assert_eq!(error(3, 3), "3 ranks cannot go on with the same train_batch_size: 8 samples over 3 ranks");
         assert_eq!(error(3, 2), "2 of 4 ranks are left, and launcher.min_ranks is 3");
     }

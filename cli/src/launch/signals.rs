@@ -1,4 +1,4 @@
-//! Signals that the launcher gets and hands on.
+//! Forwards the signals that the launcher receives to the ranks.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
-/// What has come and was not handed on yet.
+/// Signals that were received but not forwarded yet.
 pub(super) struct Signals {
     stops: [(Arc<AtomicBool>, Signal); 2],
     saves: Arc<AtomicBool>,
@@ -15,7 +15,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Starts listening.
+    /// Installs the handlers of SIGINT, SIGTERM and SIGUSR1.
     pub(super) fn listen() -> std::io::Result<Self> {
         let flag = |number| {
             let flag = Arc::new(AtomicBool::new(false));
@@ -25,8 +25,10 @@ impl Signals {
         Ok(Self { stops, saves: flag(SIGUSR1)?, stopped: Cell::new(false) })
     }
 
-    /// Hands on what has come. A request to stop goes to all; a request to save to the first, which tells the others: if all were
-    /// told they might hear of it after different steps, and save twice.
+    /// Forwards the received signals to the running ranks.
+    ///
+    /// A request to stop goes to all ranks. A request to save goes only to the first, which tells the others: if all
+    /// received the signal, they might notice it after different steps and save twice.
     pub(super) fn hand_on(&self, ranks: &[Pid]) {
         for (flag, signal) in &self.stops {
             if flag.swap(false, Ordering::Relaxed) {
@@ -36,7 +38,7 @@ impl Signals {
         }
         if let Some(&first) = ranks.first()
             && self.saves.load(Ordering::Relaxed)
-            // A process that does not listen yet would end of it.
+            // SIGUSR1 would kill a process that has not installed its handler yet.
             && catches(first, SIGUSR1)
         {
             self.saves.store(false, Ordering::Relaxed);
@@ -44,7 +46,7 @@ impl Signals {
         }
     }
 
-    /// Whether the user has asked to stop.
+    /// Returns whether the user has asked to stop.
     pub(super) fn have_stopped(&self) -> bool {
         self.stopped.get() || self.stops.iter().any(|(flag, _)| flag.load(Ordering::Relaxed))
     }
@@ -52,12 +54,12 @@ impl Signals {
 
 pub(super) fn send(ranks: &[Pid], signal: Signal) {
     for &rank in ranks {
-        // It may have ended meanwhile.
+        // Fails if the rank has ended meanwhile.
         let _ = kill_process(rank, signal);
     }
 }
 
-/// Whether a process has a handler for a signal.
+/// Returns whether a process has a handler for a signal.
 pub(super) fn catches(process: Pid, signal: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -70,10 +72,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handler_is_seen() {
+    fn handlers_are_detected() {
         let own = rustix::process::getpid();
         assert!(!catches(own, signal_hook::consts::SIGWINCH));
-        signal_hook::flag::register(signal_hook::consts::SIGWINCH, Arc::default()).expect("allowed");
+        signal_hook::flag::register(signal_hook::consts::SIGWINCH, Arc::default()).expect("a handler can be installed");
         assert!(catches(own, signal_hook::consts::SIGWINCH));
     }
 }

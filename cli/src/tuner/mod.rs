@@ -1,4 +1,4 @@
-//! `zero-train autotune`: the search of the library, with its table. (With `--sweep`: `tuner/sweep.rs`.)
+//! `zero-train autotune`: runs the library's search and shows its table. `sweep` implements `--sweep`.
 
 mod sweep;
 
@@ -17,32 +17,32 @@ use zero_train::bytes;
 use crate::arguments::{AutotuneArgs, Cli};
 use crate::process_setup;
 
-/// The status of a program that was interrupted.
+/// Exit status of an interrupted search.
 const INTERRUPTED: u8 = 130;
-/// That of a search in which nothing ran.
+/// Exit status of a search in which no candidate ran.
 const NOTHING_RAN: u8 = 1;
-/// Rows of the table.
+/// Maximum number of rows in the table.
 const SHOWN: usize = 12;
 
-/// Searches, and says what it found.
+/// Runs the search or the sweep and prints the result. Returns the exit status.
 ///
 /// # Errors
-/// Those of [`tune`], or of a sweep.
+/// Returns the errors of [`tune`], or of the sweep.
 pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // The second one ends the program at once.
+        // A second signal ends the program at once.
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let Ok([source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
-        // What is found is written into the text of the file.
+        // The search writes the best settings into the text of the file, so there must be exactly one file.
         let told = "autotune takes one --config: merge the files, or give what the others say by --set";
         Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
     };
     let config = zero_config::load(source.clone(), &args.config.set)?;
     let config = config.resolve(args.config.num_processes.map(|n| n as usize))?;
-    // That training does not tune is nothing to warn of here.
+    // `autotuning.enabled` warns that training does not tune, which does not apply to this command.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");
     warnings.for_each(|warning| eprintln!("{warning}"));
     let request = Request {
@@ -76,11 +76,11 @@ fn status(interrupted: bool, has_best: bool) -> u8 {
     }
 }
 
-/// The table while the search goes on: redrawn on a terminal, lines elsewhere.
+/// Shows the progress of the search: a table that is redrawn on a terminal, or lines elsewhere.
 struct Table {
     terminal: Option<Term>,
     lines: bool,
-    /// Of what is drawn.
+    /// Number of lines on the terminal, to clear before the next drawing.
     height: usize,
     word: String,
     drawn: Vec<String>,
@@ -103,7 +103,7 @@ impl Table {
         let _ = terminal.clear_last_lines(self.height);
         let (height, width) = terminal.size();
         let (height, width) = (usize::from(height), usize::from(width).max(20));
-        // What scrolls out of sight is never cleared, and the cursor has a line of its own.
+        // Lines that scroll off the terminal could not be cleared. The cursor takes one more line.
         let lines = self.drawn.iter().take(height.saturating_sub(2)).chain(std::iter::once(&self.word));
         self.height = 0;
         for line in lines {
@@ -155,7 +155,7 @@ fn counts(rows: &[Row]) -> String {
     words
 }
 
-/// The rows that say most: the measured ones from the best on, then the best predictions.
+/// Formats the top of the table: the measured rows from best to worst, then the best predictions.
 fn table(rows: &[Row], metric: Metric) -> Vec<String> {
     let seconds = |row: &Row| row.seconds().map_or(f64::INFINITY, |of| of.mean);
     let key = |row: &Row| {
@@ -180,7 +180,7 @@ fn table(rows: &[Row], metric: Metric) -> Vec<String> {
     lines
 }
 
-/// What the last run of a row said.
+/// Describes the last run of a row's configuration.
 fn sentence(row: &Row, metric: Metric) -> String {
     let work = row.planned.as_ref().map(|planned| planned.work);
     let (Some(work), Some(run), State::Measured) = (work, row.runs.last(), row.state) else {
@@ -196,7 +196,7 @@ fn sentence(row: &Row, metric: Metric) -> String {
     format!("  {} {unit} ({predicted}), {} a rank: {}", of(run.seconds()), bytes(run.peak_bytes), row.words())
 }
 
-/// A row as a line of the table.
+/// Formats a row as a line of the table.
 fn line(row: &Row, metric: Metric) -> String {
     let work = row.planned.as_ref().map(|planned| planned.work);
     let of = |seconds: f64| work.as_ref().map_or_else(|| "-".into(), |work| figure(value(metric, work, seconds)));
@@ -229,7 +229,7 @@ fn line(row: &Row, metric: Metric) -> String {
     text
 }
 
-/// Four digits, or as many as there are before the point.
+/// Formats a value with four decimals below 10, one below 1000, none below a million, and in scientific notation above.
 fn figure(value: f64) -> String {
     match value.abs() {
         large if large >= 1e6 => format!("{value:.3e}"),

@@ -1,11 +1,11 @@
-//! `zero-train autotune --sweep`: the sweep of the library, line by line, and the table at its end.
+//! `zero-train autotune --sweep`: runs the library's sweep, prints a line per trial, and a table at the end.
 
 use zero_train::autotune::{Request, SweepTrial, SweepWatch, Swept, TrialState};
 
-/// Searches, and says what it found; whether it was interrupted, and whether a trial finished.
+/// Runs the sweep and prints the result. Returns whether it was interrupted, and whether a trial finished.
 ///
 /// # Errors
-/// Those of [`zero_train::autotune::sweep`].
+/// Returns the errors of [`zero_train::autotune::sweep`].
 pub(super) fn sweep(request: &Request<'_>, is_quiet: bool) -> anyhow::Result<(bool, bool)> {
     let swept = zero_train::autotune::sweep(request, &mut Lines { is_quiet })?;
     if !is_quiet {
@@ -41,7 +41,7 @@ fn told(trial: &SweepTrial) -> String {
     }
 }
 
-/// All trials, the best first.
+/// Formats the table of all trials, best first.
 fn table(trials: &[SweepTrial]) -> Vec<String> {
     let mut sorted: Vec<&SweepTrial> = trials.iter().collect();
     sorted.sort_by(|a, b| a.compare(b));
@@ -50,7 +50,7 @@ fn table(trials: &[SweepTrial]) -> Vec<String> {
     };
     let mut lines = vec![row("rank", "loss", "at step", "state", "hyperparameters")];
     lines.extend(sorted.iter().enumerate().map(|(index, trial)| {
-        // Only those that finished are compared for good.
+        // Only finished trials get a rank: the comparison with others is provisional.
         let rank = if trial.state == TrialState::Finished { (index + 1).to_string() } else { "-".into() };
         let (loss, step) = match trial.best() {
             Some(best) => (format!("{:.4}", best.loss), best.step.to_string()),

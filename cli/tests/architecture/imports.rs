@@ -1,14 +1,14 @@
-//! Which files of a crate import which, and the loops of those imports.
+//! Finds import cycles between the files of a crate.
 //!
-//! A path is followed to the file of its longest module: `crate::costs::Choice` is an import of `costs/mod.rs`, whatever that
-//! exports it from. Unit tests at the end of a file do not count.
+//! A path resolves to the file of its longest module prefix: `crate::costs::Choice` is an import of `costs/mod.rs`,
+//! even if that file re-exports the item. Unit tests at the end of a file are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A module's path below the root of its crate; the root's is empty.
+/// The path of a module relative to the root of its crate. The root has an empty path.
 type Module = Vec<String>;
 
-/// Files that import each other, directly or not; each loop once, sorted.
+/// Returns the groups of files that import each other, directly or indirectly. Each group is sorted and listed once.
 pub(crate) fn loops(files: &BTreeMap<String, String>) -> Vec<Vec<String>> {
     let modules: BTreeMap<Module, &String> = files.keys().map(|path| (module(path), path)).collect();
     let targets = |(path, text): (&String, &String)| (path.clone(), imports(path, text, &modules));
@@ -26,7 +26,7 @@ pub(crate) fn loops(files: &BTreeMap<String, String>) -> Vec<Vec<String>> {
     found.into_iter().collect()
 }
 
-/// All files that one imports, and that those import; itself if it is in a loop.
+/// Returns the files that a file imports directly or indirectly. Contains the file itself if it is in a cycle.
 fn reachable<'a>(path: &'a String, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a String> {
     let mut found = BTreeSet::new();
     let mut open = vec![path];
@@ -44,7 +44,8 @@ fn module(path: &str) -> Module {
     parts
 }
 
-/// The files that a file names by a path that begins with `crate`, `super` or `self`, or with a module of its own.
+/// Returns the files that a file imports by a path that begins with `crate`, `super`, `self` or one of its child
+/// modules.
 fn imports(path: &str, text: &str, modules: &BTreeMap<Module, &String>) -> BTreeSet<String> {
     let code = super::code(text);
     let code = without_tests(&code);
@@ -69,7 +70,7 @@ fn imports(path: &str, text: &str, modules: &BTreeMap<Module, &String>) -> BTree
     };
     for (at, _) in code.match_indices("::") {
         let start = code[..at].rfind(|c| !super::is_word(c)).map_or(0, |before| before + 1);
-        // The scope of a visibility is no import.
+        // The path in a visibility such as `pub(in crate::a)` is no import.
         let is_first = !code[..start].ends_with("::") && !code[..start].ends_with("(in ");
         let rest = &code[at + 2..];
         let child = [&own[..], &[code[start..at].to_string()]].concat();
@@ -85,7 +86,7 @@ fn imports(path: &str, text: &str, modules: &BTreeMap<Module, &String>) -> BTree
     found
 }
 
-/// The code before the unit tests, which are a module with a body.
+/// Returns the code before the unit tests: the first `#[cfg(test)]` module with a body.
 fn without_tests(code: &str) -> &str {
     let is_module = |(_, after): &(usize, &str)| {
         after.lines().nth(1).is_some_and(|line| line.contains("mod ") && line.ends_with('{'))
@@ -94,7 +95,7 @@ fn without_tests(code: &str) -> &str {
     attributes.find(is_module).map_or(code, |(at, _)| &code[..at])
 }
 
-/// The paths of a use tree: `a::{b, c::D}` is `a::b` and `a::c::D`.
+/// Returns the paths of a use tree: `a::b` and `a::c::D` for `a::{b, c::D}`.
 fn paths(tree: &str) -> Vec<Module> {
     let word = tree.find(|c| !super::is_word(c)).unwrap_or(tree.len());
     let (first, rest) = tree.split_at(word);
@@ -115,7 +116,7 @@ fn paths(tree: &str) -> Vec<Module> {
     below.into_iter().map(with_first).collect()
 }
 
-/// What stands between the brace that `text` begins with and the one that closes it, at its commas.
+/// Splits the text between the opening brace at the start of `text` and its closing brace at the top-level commas.
 fn branches(text: &str) -> Vec<&str> {
     let (mut depth, mut start, mut found) = (0, 1, vec![]);
     for (at, c) in text.char_indices() {
@@ -136,7 +137,7 @@ fn branches(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn loops_of_imports_are_found() {
+fn import_cycles_are_found() {
     let file = |path: &str, text: &str| (path.to_string(), text.to_string());
     let files = BTreeMap::from([
         file("lib.rs", "mod a; mod b; mod c; pub use a::A;"),

@@ -1,7 +1,8 @@
-//! Holds the tree to ARCHITECTURE.md and to the conventions of CONTRIBUTING.md: edges between crates, where `unsafe` may
-//! be, what files may be called and how long they may grow.
+//! Checks the source tree against ARCHITECTURE.md and the conventions of CONTRIBUTING.md: dependencies between crates,
+//! the places of `unsafe`, and the names and lengths of files.
 //!
-//! The page is the rule: the table of crates is read out of it, so a new edge is a change of the page, which shows in review.
+//! The tests read the table of crates from ARCHITECTURE.md. A new dependency therefore requires a change of that page,
+//! which is visible in review.
 
 mod imports;
 
@@ -9,19 +10,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Longest file, in lines.
+/// Maximum length of a file, in lines.
 const LONGEST: usize = 600;
 
-/// Files that may be longer, each with the reason.
+/// Files that may be longer, each with a reason.
 const LONGER: [(&str, &str); 0] = [];
 
-/// Names that say nothing about what is inside.
+/// Forbidden file and folder names, which do not describe the contents.
 const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "helper", "misc", "shared"];
 
-/// What a finished file does not contain, outside of comments and strings. A test that runs only when it is named says why.
+/// Code that must not occur outside of comments and string literals. `#[ignore = "…"]` with a reason is allowed.
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
 
-/// Third-party crates, each with the folder where it enters: no crate below that one depends on it.
+/// Third-party crates, each with the lowest crate that may depend on it.
 const ENTER: [(&str, &str); 7] = [
     ("anyhow", "cli"),
     ("clap", "cli"),
@@ -32,7 +33,7 @@ const ENTER: [(&str, &str); 7] = [
     ("ureq", "trainer"),
 ];
 
-/// Files of a crate that import each other in a loop, at most.
+/// Maximum number of files in an import cycle.
 const LOOP: usize = 3;
 
 fn root() -> PathBuf {
@@ -52,15 +53,15 @@ struct Crate {
     unsafe_in: Vec<String>,
 }
 
-/// The table `| folder | crate | uses | unsafe in |`, in its order.
+/// Reads the table `| folder | crate | uses | unsafe in |` of ARCHITECTURE.md, in its order.
 fn crates() -> Vec<Crate> {
     let page = read("ARCHITECTURE.md");
     let mut lines = page.lines().skip_while(|line| !line.starts_with("| folder | crate |")).skip(2);
     let code = |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(String::from).collect() };
     let row = |line: &str| {
         let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
-        let [folder, name, uses, unsafe_in] = cells[..] else { panic!("four columns: {line}") };
-        let only = |cell| code(cell).pop().unwrap_or_else(|| panic!("a name in backticks: {line}"));
+        let [folder, name, uses, unsafe_in] = cells[..] else { panic!("expected four columns: {line}") };
+        let only = |cell| code(cell).pop().unwrap_or_else(|| panic!("expected a name in backticks: {line}"));
         Crate {
             folder: only(folder).trim_end_matches('/').to_string(),
             name: only(name),
@@ -73,17 +74,17 @@ fn crates() -> Vec<Crate> {
     rows
 }
 
-/// All source files of the workspace, by path from its root, with their text.
+/// Reads all source files of the workspace. The keys are paths relative to its root.
 fn sources() -> BTreeMap<String, String> {
     fn walk(folder: &Path, files: &mut BTreeMap<String, String>) {
         let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        for path in entries.map(|entry| entry.expect("an entry").path()) {
+        for path in entries.map(|entry| entry.expect("cannot list a folder").path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
                 walk(&path, files);
             } else if name.ends_with(".rs") {
                 let relative = path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
-                files.insert(relative, fs::read_to_string(&path).expect("a source file is text"));
+                files.insert(relative, fs::read_to_string(&path).expect("a source file is not UTF-8"));
             }
         }
     }
@@ -93,7 +94,7 @@ fn sources() -> BTreeMap<String, String> {
     files
 }
 
-/// The code of a file: comments and the insides of string and character literals are blanked.
+/// Replaces each comment, string literal and character literal in a file by a space. Keeps the line breaks.
 fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -123,7 +124,7 @@ fn code(text: &str) -> String {
     out
 }
 
-/// Where the literal at the start of `text` ends.
+/// Returns the end of the literal at the start of `text`.
 fn quoted(text: &str, quote: char) -> Option<usize> {
     let mut escaped = false;
     text.char_indices().skip(1).find_map(|(at, c)| {
@@ -137,13 +138,13 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `word` stands in the code by itself.
+/// Returns whether the code contains `word` as a whole word.
 fn has_word(code: &str, word: &str) -> bool {
     code.match_indices(word)
         .any(|(at, _)| !code[..at].ends_with(is_word) && !code[at + word.len()..].starts_with(is_word))
 }
 
-/// Keys of a manifest's dependency sections that begin with `zero-`.
+/// Returns the dependencies in a manifest that begin with `zero-`, including dev-dependencies.
 fn edges(manifest: &str) -> Vec<String> {
     let mut inside = false;
     let mut found = vec![];
@@ -160,7 +161,7 @@ fn edges(manifest: &str) -> Vec<String> {
     found
 }
 
-/// Names of what a crate depends on, for its tests alone aside.
+/// Returns the dependencies in a manifest, without dev-dependencies.
 fn dependencies(manifest: &str) -> Vec<String> {
     let mut inside = false;
     let mut found = vec![];
@@ -192,24 +193,24 @@ fn the_table_lists_the_members_of_the_workspace() {
 }
 
 #[test]
-fn edges_between_crates_are_those_of_the_table_and_go_down() {
+fn dependencies_between_crates_match_the_table_and_point_down() {
     let crates = crates();
     for (index, row) in crates.iter().enumerate() {
         let mut allowed = row.uses.clone();
         allowed.sort();
         let mut found = edges(&read(&format!("{}/Cargo.toml", row.folder)));
-        // Tests of a crate may want a feature of it.
+        // A crate may list itself as a dev-dependency, to enable one of its features for its tests.
         found.retain(|name| *name != row.name);
-        assert_eq!(found, allowed, "{} uses the left ones, ARCHITECTURE.md says the right ones", row.name);
+        assert_eq!(found, allowed, "dependencies of {}: left the manifest, right ARCHITECTURE.md", row.name);
         for used in &row.uses {
             let at = crates.iter().position(|other| other.name == *used);
-            assert!(at.is_some_and(|at| at > index), "{} uses {used}, which does not stand below it", row.name);
+            assert!(at.is_some_and(|at| at > index), "{} uses {used}, which is not listed below it", row.name);
         }
     }
 }
 
 #[test]
-fn what_enters_above_is_unknown_below() {
+fn third_party_crates_are_not_used_below_their_level() {
     let crates = crates();
     for (name, folder) in ENTER {
         let at = crates.iter().position(|row| row.folder == folder).unwrap_or_else(|| panic!("no crate {folder}"));
@@ -221,13 +222,13 @@ fn what_enters_above_is_unknown_below() {
         assert!(users.contains(&folder), "{name} is not used by {folder}");
         for user in users {
             let user_at = crates.iter().position(|row| row.folder == user);
-            assert!(user_at <= Some(at), "{user} depends on {name}, which enters in {folder}");
+            assert!(user_at <= Some(at), "{user} depends on {name}, but {folder} is the lowest crate that may");
         }
     }
 }
 
 #[test]
-fn loops_of_imports_are_short() {
+fn import_cycles_are_short() {
     let sources = sources();
     for folder in ["cli", "trainer", "planner", "engine"] {
         let below = format!("{folder}/src/");
@@ -235,7 +236,7 @@ fn loops_of_imports_are_short() {
             sources.iter().filter_map(|(path, text)| Some((path.strip_prefix(&below)?.to_string(), text.clone())));
         let loops = imports::loops(&files.collect());
         let long: Vec<_> = loops.into_iter().filter(|files| files.len() > LOOP).collect();
-        assert!(long.is_empty(), "{folder}: these files import each other, and {LOOP} are the limit: {long:?}");
+        assert!(long.is_empty(), "{folder}: an import cycle has more than {LOOP} files: {long:?}");
     }
 }
 
@@ -247,18 +248,18 @@ fn every_crate_has_a_paragraph_and_invariants() {
         let start = page.find(&heading).unwrap_or_else(|| panic!("ARCHITECTURE.md has no heading{heading}"));
         let section = page[start + 4..].split("\n### ").next().unwrap_or_default();
         let (text, invariants) =
-            section.split_once("**Invariants.**").unwrap_or_else(|| panic!("{heading}: invariants"));
-        assert!(text.len() > 200 && invariants.contains("\n- "), "{heading} says too little");
+            section.split_once("**Invariants.**").unwrap_or_else(|| panic!("{heading} has no invariants"));
+        assert!(text.len() > 200 && invariants.contains("\n- "), "{heading} is too short");
     }
 }
 
 #[test]
-fn paths_that_the_pages_name_exist() {
+fn paths_in_the_documentation_exist() {
     for page in ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tour.md"] {
         for name in read(page).split('`').skip(1).step_by(2) {
             let is_path =
                 name.contains('/') && (name.ends_with(".rs") || name.ends_with('/') || name.ends_with(".yaml"));
-            assert!(!is_path || root().join(name).exists(), "{page} names {name}");
+            assert!(!is_path || root().join(name).exists(), "{page} names {name}, which does not exist");
         }
     }
 }
@@ -282,7 +283,7 @@ fn functions_of_the_tour_are_in_the_files_before_them() {
 }
 
 #[test]
-fn unsafe_stands_where_the_table_allows_it() {
+fn unsafe_occurs_only_where_the_table_allows_it() {
     let allowed: Vec<String> = crates().into_iter().flat_map(|row| row.unsafe_in).collect();
     for path in &allowed {
         assert!(root().join(path).exists(), "ARCHITECTURE.md allows unsafe in {path}");
@@ -297,27 +298,27 @@ fn unsafe_stands_where_the_table_allows_it() {
         }
     }
     for (path, used) in allowed.iter().zip(used) {
-        assert!(used, "ARCHITECTURE.md allows unsafe in {path}, and there is none");
+        assert!(used, "ARCHITECTURE.md allows unsafe in {path}, which has none");
     }
 }
 
 #[test]
-fn files_are_short_named_and_introduced() {
+fn files_are_short_and_have_meaningful_names_and_module_docs() {
     for (path, text) in sources() {
         let lines = text.lines().count();
         let excused = LONGER.iter().any(|(long, _)| *long == path);
-        assert!(lines <= LONGEST || excused, "{path} has {lines} lines; {LONGEST} are the limit");
+        assert!(lines <= LONGEST || excused, "{path} has {lines} lines; the limit is {LONGEST}");
         assert!(lines > LONGEST || !excused, "{path} needs no exception any more");
         for part in path.trim_end_matches(".rs").split('/') {
-            assert!(!NAMELESS.contains(&part), "{path}: `{part}` does not say what is inside");
+            assert!(!NAMELESS.contains(&part), "{path}: `{part}` does not describe the contents");
         }
         let first = text.lines().next().unwrap_or_default();
-        assert!(first.starts_with("//! "), "{path} does not open with `//!`: {first}");
+        assert!(first.starts_with("//! "), "{path} does not begin with `//!`: {first}");
     }
 }
 
 #[test]
-fn nothing_is_left_unfinished() {
+fn no_file_contains_unfinished_code() {
     for (path, text) in sources() {
         let code = code(&text);
         for word in UNFINISHED {
@@ -327,7 +328,7 @@ fn nothing_is_left_unfinished() {
 }
 
 #[test]
-fn code_is_told_from_comments_and_literals() {
+fn comments_and_literals_are_blanked() {
     let text =
         "let a = \"unsafe \\\" unsafe\"; // unsafe\nlet b = r#\"unsafe\"#; /* unsafe */ let c: &'static str = 'x';";
     assert!(!has_word(&code(text), "unsafe"), "{}", code(text));

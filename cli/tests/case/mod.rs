@@ -1,5 +1,5 @@
-//! The binary in a folder of its own, with a corpus and a configuration: what the tests of the binary share.
-#![allow(dead_code, unreachable_pub)] // each test file uses a part
+//! Runs the binary in a temporary folder with a corpus and a configuration. Shared by the tests of the binary.
+#![allow(dead_code, unreachable_pub)] // each test file uses only a part
 
 use std::fs;
 use std::io::Read;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with a corpus and a configuration of a tiny model.
+/// A temporary folder with a corpus and the configuration of a tiny model.
 pub struct Case {
     folder: TempDir,
 }
@@ -59,7 +59,7 @@ impl Case {
         self.command(&[&["--config", "ds.yaml"], args].concat()).output().unwrap()
     }
 
-    /// A run that must end well.
+    /// Trains, asserts success, and returns standard output.
     pub fn train(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -79,7 +79,8 @@ impl Case {
         serde_json::from_str(&fs::read_to_string(self.path(out).join("report.json")).unwrap()).unwrap()
     }
 
-    /// Checksums of the shards of a checkpoint: they hold every bit of parameters and optimizer state.
+    /// Returns the manifest's entries of the shards of a checkpoint. Their checksums cover every bit of the parameters
+    /// and the optimizer state.
     pub fn shards(&self, out: &str, step: u64) -> Value {
         let manifest = self.path(out).join(format!("checkpoints/step-{step:08}/manifest.json"));
         let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
@@ -87,7 +88,8 @@ impl Case {
     }
 }
 
-/// What a launcher tells a rank: its place among all and among those of its host, and where they meet.
+/// Sets the environment variables that a launcher passes to a rank. `rank` and `local` are `[index, count]`, `master`
+/// is the address and port where the ranks connect.
 pub fn place(command: &mut Command, rank: [usize; 2], local: [usize; 2], master: (&str, u16)) {
     for (name, [index, of]) in [(["RANK", "WORLD_SIZE"], rank), (["LOCAL_RANK", "LOCAL_WORLD_SIZE"], local)] {
         command.env(name[0], index.to_string()).env(name[1], of.to_string());
@@ -95,12 +97,12 @@ pub fn place(command: &mut Command, rank: [usize; 2], local: [usize; 2], master:
     command.env("MASTER_ADDR", master.0).env("MASTER_PORT", master.1.to_string());
 }
 
-/// A port of the loopback interface that is free now.
+/// Returns a free port of the loopback interface.
 pub fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A rank that no launcher of ours has started; killed when it is dropped.
+/// A process that the test has started without `zero-train`'s launcher, usually a rank. Dropping it kills the process.
 pub struct Alone(Child);
 
 impl Alone {
@@ -116,7 +118,7 @@ impl Alone {
         self.0.try_wait().unwrap().is_some()
     }
 
-    /// Status and errors.
+    /// Waits for the process. Returns its exit status and its standard error.
     pub fn end(mut self) -> (Option<i32>, String) {
         let mut errors = Vec::new();
         self.0.stderr.take().unwrap().read_to_end(&mut errors).unwrap();
@@ -138,7 +140,7 @@ pub fn text(bytes: &[u8]) -> String {
 pub fn wait_for(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(60), "waited a minute in vain");
+        assert!(started.elapsed() < Duration::from_secs(60), "the condition was not met within a minute");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -148,7 +150,7 @@ pub fn signal(process: u32, name: &str) {
     assert!(status.success() && status.signal().is_none());
 }
 
-/// The child of `launcher` that is rank `rank`.
+/// Returns the process ID of the rank with local rank `rank` among the children of `launcher`.
 pub fn rank_process(launcher: u32, rank: usize) -> u32 {
     let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
     let wanted = format!("LOCAL_RANK={rank}");

@@ -1,4 +1,5 @@
-//! The binary as a user runs it: real processes, real files, real networks. A file is a subject; `cargo test --test e2e restart` runs one.
+//! End-to-end tests of the binary with real processes, files and networks. Each file tests one subject;
+//! `cargo test --test e2e restart` runs a single one.
 
 #[path = "../case/mod.rs"]
 mod case;

@@ -1,4 +1,4 @@
-//! The operations that `bench ops` runs, with the work that each must do.
+//! The operations that `bench ops` runs, and the minimum work of each.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use zero_model::{Pass, backward_from};
 
 use Minimum::{Computes, Moves};
 
-/// A GPT's micro-batch.
+/// The dimensions of a GPT and of its micro-batch.
 pub(super) struct Shape {
     pub(super) name: &'static str,
     pub(super) batch: usize,
@@ -27,26 +27,27 @@ pub(super) const SHAPES: [Shape; 2] = [
     Shape { name: "124M", batch: 1, time: 256, width: 768, heads: 12, vocabulary: 50_257 },
 ];
 
-/// What an operation must do at least.
+/// The minimum work of an operation, which determines its limit.
 #[derive(Clone, Copy)]
 pub(super) enum Minimum {
-    /// Bytes, read and written.
+    /// Bytes read and written.
     Moves(f64),
     /// Floating-point operations.
     Computes(f64),
 }
 
-/// What is run, and the work of each operation in it that is not a product, by name.
+/// A function to run and the operations to report from it.
 pub(super) struct Case {
     pub(super) run: Box<dyn Fn() -> Result<()>>,
+    /// The minimum work of each operation other than matrix products, by name.
     pub(super) work: Vec<(&'static str, Minimum)>,
-    /// Bytes of all that one run reads and writes: operands, results and gradients.
+    /// Total bytes of the operands, results and gradients of one run.
     pub(super) touches: f64,
-    /// Whether products are what it is for.
+    /// Whether the case exists to measure matrix products.
     pub(super) has_products: bool,
 }
 
-/// Every operation at one shape, forward and backward.
+/// Builds the cases of all operations at one shape. Each runs the forward and the backward.
 pub(super) fn cases(shape: &Shape, dtype: DType) -> Result<Vec<Case>> {
     let &Shape { batch, time, width, heads, vocabulary, .. } = shape;
     let (rows, inner) = (batch * time, 4 * width);
@@ -57,9 +58,9 @@ pub(super) fn cases(shape: &Shape, dtype: DType) -> Result<Vec<Case>> {
     };
     let leaf = |dims: &[usize]| Ok::<_, candle_core::Error>(Var::from_tensor(&filled(dims)?)?.into_inner());
     let size = dtype.size_in_bytes() as f64;
-    // Two products, of whose scores half are not masked.
+    // FLOPs of two products over the unmasked half of the scores.
     let attention = (2 * rows * time * width) as f64;
-    // Bytes of an activation.
+    // Bytes of an activation with this many columns.
     let bytes = |columns: usize| (rows * columns) as f64 * size;
     let (x, wide) = (leaf(&[batch, time, width])?, leaf(&[batch, time, inner])?);
     let mut all = vec![];
@@ -134,7 +135,8 @@ fn case(touches: f64, work: Vec<(&'static str, Minimum)>, run: impl Fn() -> Resu
     Case { run: Box::new(run), work, touches, has_products: false }
 }
 
-/// One that reads its input and writes its output; its backward reads the output's gradient too.
+/// Builds a case whose forward reads its input and writes its output. The backward also reads the gradient of the
+/// output.
 fn elementwise(
     name: &'static str,
     backward_name: &'static str,

@@ -1,4 +1,5 @@
-//! What the chip allows: multiply-adds that stay in registers, and copies in the cache that an operation's operands are in.
+//! Measures the limits of the processor: multiply-adds that stay in registers, and copies in the cache that holds an
+//! operation's operands.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -8,7 +9,7 @@ use candle_core::DType;
 use zero_comm::bench::median;
 use zero_model::ops::{in_parallel, measure};
 
-/// FLOP/s of so many threads that do nothing but multiply and add in registers at the same time.
+/// Returns the total FLOP/s of `threads` threads that run multiply-adds in registers at the same time.
 pub(super) fn peak_flops(dtype: DType, threads: usize) -> f64 {
     if threads == 1 {
         return measure::peak_flops(dtype);
@@ -24,8 +25,10 @@ pub(super) fn peak_flops(dtype: DType, threads: usize) -> f64 {
     })
 }
 
-/// Copies as many bytes as an operation moves, each from and to the next place of a memory as large as all that one run of the operation's
-/// case touches: copies and operations find their bytes in the same cache.
+/// Copies as many bytes as an operation moves.
+///
+/// Consecutive copies cycle through buffers as large as the memory that the operation's case touches, so that copies
+/// and operations find their data at the same cache level.
 pub(super) struct Floor {
     from: Vec<u8>,
     to: Vec<u8>,
@@ -35,16 +38,17 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// For an operation that reads and writes `moved` bytes, in a case that touches `touched`.
+    /// Creates the floor of an operation that reads and writes `moved` bytes, in a case that touches `touched` bytes.
     pub(super) fn new(moved: f64, touched: f64) -> Self {
         let bytes = moved as usize / 2;
-        // Rounded down: never more memory than the case has, so that the limit is not too low.
+        // Rounded down: with more memory than the case touches, the limit would be too low.
         let places = (touched / moved).max(1.0) as usize;
         Self { from: vec![1; bytes * places], to: vec![2; bytes * places], bytes, next: 0 }
     }
 
-    /// Bytes a second that `threads` copy, read and written. What ran before has left other bytes in the caches, so every place is
-    /// copied once before copies are timed.
+    /// Returns the bytes per second, read plus written, that `threads` threads copy.
+    ///
+    /// Earlier work has left other data in the caches, so the whole buffer is copied once before the timed copies.
     pub(super) fn rate(&mut self, threads: usize) -> f64 {
         for _ in 0..self.from.len() / self.bytes {
             self.copy(threads);
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_go_around_in_as_much_memory_as_the_case_touches() {
+    fn copies_cycle_through_the_memory_of_the_case() {
         let mut floor = Floor::new(2000.0, 7000.0);
         assert_eq!((floor.bytes, floor.from.len()), (1000, 3000));
         for copied in 1..=3 {

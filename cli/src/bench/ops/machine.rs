@@ -1,9 +1,10 @@
-//! The processor that `bench ops` measures: its name and the caches of one core.
+//! Describes the processor that `bench ops` measures: its name and the caches of one core.
 
 use std::fs;
 use std::path::Path;
 
-/// In one line, as far as the system tells: `Intel(R) Xeon(R) Processor, L1 48 KiB, L2 2 MiB, L3 480 MiB (cores 0-1)`.
+/// Describes the processor in one line, with the caches that the system reports:
+/// `Intel(R) Xeon(R) Processor, L1 48 KiB, L2 2 MiB, L3 480 MiB (cores 0-1)`.
 pub(super) fn described() -> String {
     let name = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| name(&text));
     let caches = caches(Path::new("/sys/devices/system/cpu/cpu0/cache"));
@@ -19,7 +20,7 @@ fn name(cpuinfo: &str) -> Option<String> {
     fields.find(|(field, _)| field.trim() == "model name").map(|(_, name)| name.trim().to_string())
 }
 
-/// The caches for data of one core, smallest first; of those that it shares with others, with whom.
+/// Returns the data caches of one core, smallest first. A shared cache lists the cores that share it.
 fn caches(folder: &Path) -> Vec<String> {
     let cache = |index: usize| {
         let read = |what: &str| fs::read_to_string(folder.join(format!("index{index}/{what}"))).ok();
@@ -38,14 +39,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_core_gives_the_name() {
+    fn the_name_comes_from_the_first_core() {
         let text = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\nmodel name\t: another\n";
         assert_eq!(name(text).as_deref(), Some("AMD EPYC"));
         assert_eq!(name("processor\t: 0\n"), None);
     }
 
     #[test]
-    fn caches_for_data_are_listed_with_those_who_share_them() {
+    fn data_caches_list_the_cores_that_share_them() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |index: usize, fields: [(&str, &str); 4]| {
             let cache = folder.path().join(format!("index{index}"));

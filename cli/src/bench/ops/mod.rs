@@ -1,7 +1,9 @@
-//! `zero-train bench ops`: every operation of the models at the shapes of two GPT steps, in turn with what the chip allows.
+//! `zero-train bench ops`: times every operation of the models at the shapes of two GPTs, and compares it with the
+//! limit of the processor.
 //!
-//! Products are held against multiply-adds that never leave the registers, and shown beside candle's own; the others are held against a
-//! copy of as many bytes as they must read and write, in the same cache. Limit and subject alternate, so that a noisy neighbour slows both.
+//! The limit of a matrix product is the rate of multiply-adds in registers; candle's product is timed too. The limit of
+//! any other operation is a copy of the bytes that it must read and write, in the same cache. Limit and subject
+//! alternate, so that a noisy neighbour slows both.
 
 mod cases;
 mod limits;
@@ -23,12 +25,12 @@ use crate::process_setup;
 use cases::{Case, Minimum, SHAPES, Shape};
 use limits::{Floor, peak_flops};
 
-/// Rows below this share of their limit are marked.
+/// Rows below this fraction of their limit are marked.
 const ENOUGH: f64 = 0.6;
 
-/// What is measured.
+/// Selects what to measure.
 pub(crate) struct Selection {
-    /// No attention, and nothing that is element-wise.
+    /// Skip attention and element-wise operations.
     pub(crate) products_only: bool,
     /// Threads of each operation.
     pub(crate) threads: usize,
@@ -36,30 +38,32 @@ pub(crate) struct Selection {
     pub(crate) repeats: usize,
 }
 
-/// What an operation is held against besides its limit's work: kept from run to run.
+/// A reference that runs after each operation. It is kept from run to run.
 enum Beside {
-    /// The same product by the `gemm` crate.
+    /// The same matrix product by the `gemm` crate.
     Product(Gemm),
     Copy(Floor),
     Nothing,
 }
 
-/// What one operation took, and its share of its limit, in each run.
+/// The results of one operation, one entry per run.
 struct Row {
     work: Minimum,
     beside: Beside,
     times: Vec<Duration>,
-    /// FLOP/s or bytes/s, and of the limit's.
+    /// FLOP/s or bytes/s, and the fraction of the limit.
     rates: Vec<(f64, f64)>,
-    /// FLOP/s of the `gemm` crate, for a product.
+    /// FLOP/s of the `gemm` crate; empty unless the operation is a matrix product.
     gemm: Vec<f64>,
 }
 
+/// Runs the selected operations and prints one row for each. Returns the exit status.
+///
 /// # Errors
-/// What an operation says.
+/// Fails if an operation fails.
 pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     let Selection { threads, repeats, .. } = *chosen;
-    // Threads and allocator as a rank of training has them.
+    // The same thread count and allocator settings as a training rank.
     process_setup::prepare(threads, 1)?;
     set_threads(threads);
     keep_pages();
@@ -95,11 +99,13 @@ pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Makes the allocator keep what is freed from now on, as training does after its first steps: it gives pages back when more would be
-/// resident than was ever in use, here and elsewhere, and operations would wait for them to be mapped again.
+/// Makes the allocator keep freed pages from now on, as it does in training after the first steps.
+///
+/// The allocator returns pages to the operating system when the resident bytes would exceed the peak in use, including
+/// memory noted with [`SharedAllocator::note_elsewhere`]. Operations would then wait for pages to be mapped again.
 fn keep_pages() {
     const MORE_THAN_ALL_CASES: usize = 4 << 30;
-    // The arena exists from the first large allocation on.
+    // The first large allocation creates the arena.
     drop(black_box(Vec::<u8>::with_capacity(SharedAllocator::LARGE)));
     SharedAllocator::note_elsewhere(MORE_THAN_ALL_CASES);
     SharedAllocator::note_elsewhere(0);
@@ -108,7 +114,7 @@ fn keep_pages() {
 fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeMap<String, Row>) -> Result<()> {
     let peak = peak_flops(dtype, chosen.threads);
     if !case.work.is_empty() {
-        // Limits of the run before have put other bytes into the caches.
+        // The limits of the previous run have left other data in the caches.
         (case.run)()?;
     }
     measure::start();
@@ -135,7 +141,7 @@ fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeM
     Ok(())
 }
 
-/// How an operation is printed, and the work of one call; `None` for what is not to be printed.
+/// Returns the printed name of an operation and the work of one call; `None` if the operation is not reported.
 fn named(one: &Measured, case: &Case, chosen: &Selection) -> Option<(String, Minimum)> {
     let Measured { operation, shape, calls, .. } = one;
     if let (Some([m, n, k]), Some(flops)) = (shape, one.flops()) {
@@ -158,7 +164,7 @@ impl Row {
                     values
                 };
                 let mut product = Gemm::new(transposed, shape, filled(1, m * k), filled(2, k * n));
-                // The first run touches the memory that it packs into.
+                // The first run faults in the packing buffers.
                 product.run(Isa::current(), 1);
                 Beside::Product(product)
             }
@@ -168,7 +174,7 @@ impl Row {
     }
 }
 
-/// Whether the row is below [`ENOUGH`], which is marked.
+/// Prints the row, and returns whether it is marked as below [`ENOUGH`].
 fn print(name: &str, row: &Row) -> bool {
     let sorted = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);

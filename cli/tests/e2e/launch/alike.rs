@@ -1,4 +1,5 @@
-//! Ranks that another launcher starts, one by one: they are let in with the job's token, and train only if they were started alike.
+//! Ranks that are started one by one, as another launcher would: they connect only with the job's token, and train only
+//! with the same program and settings.
 
 use crate::case;
 
@@ -8,14 +9,14 @@ use std::process::Command;
 
 use case::{Alone, Case, port};
 
-/// One of several ranks of this host.
+/// Starts one of `ranks` ranks on this host.
 fn start(mut command: Command, rank: usize, ranks: usize, port: u16) -> Alone {
     case::place(&mut command, [rank, ranks], [rank, ranks], ("127.0.0.1", port));
     Alone::start(command)
 }
 
 #[test]
-fn a_token_file_that_others_can_read_is_refused_in_one_line() {
+fn a_token_file_that_others_can_read_is_rejected_with_one_error() {
     let case = Case::new();
     fs::write(case.path("token"), "secret\n").unwrap();
     let run = |mode: u32| {
@@ -42,11 +43,12 @@ fn a_token_file_that_others_can_read_is_refused_in_one_line() {
 }
 
 #[test]
-fn ranks_with_other_settings_or_another_program_refuse_to_start() {
+fn ranks_with_different_settings_or_programs_refuse_to_start() {
     let case = Case::new();
-    // Runs as well, and is another file.
+    // The same program with one byte appended, which changes the checksum of the file.
     let other = case.path("other");
-    // By another process: this one may be forking for another test, and a file that is open for writing cannot be run.
+    // Another process makes the copy. This process may fork for another test while the file is open, and a file that a
+    // child has open for writing cannot be executed.
     let copy = ["-c", "cp \"$0\" \"$1\" && printf ! >> \"$1\"", env!("CARGO_BIN_EXE_zero-train")];
     assert!(Command::new("sh").args(copy).arg(&other).status().unwrap().success());
     let started = |program: Option<&std::path::Path>, odd: &[&str]| {
@@ -76,9 +78,9 @@ fn ranks_with_other_settings_or_another_program_refuse_to_start() {
             assert!(errors.starts_with("error: the ranks were not started alike: "), "{errors}");
             assert!(errors.contains(message) && errors.lines().count() == 1, "{errors}");
         }
-        assert!(!case.path("run").exists(), "nothing was written");
+        assert!(!case.path("run").exists(), "a rejected run wrote files");
     }
-    // What a host may have of its own.
+    // A setting that may differ between hosts.
     for (status, errors) in started(None, &["--set", "launcher.bind_cores_to_rank=false"]) {
         assert_eq!((status, errors.as_str()), (Some(0), ""));
     }

@@ -1,7 +1,7 @@
-//! `zero-train launch` on two hosts of two ranks each: two network namespaces of this machine.
+//! `zero-train launch` on two hosts with two ranks each. The hosts are two network namespaces of this machine.
 //!
-//! Within a host ranks share memory, between hosts they talk over TCP, and a collective adds up within each host first. Without root or
-//! `ip` the tests say so and do nothing.
+//! Ranks of one host communicate through shared memory, ranks of different hosts over TCP. A collective reduces within
+//! each host first. Without root or `ip`, the tests print that they are skipped.
 
 use crate::case;
 use crate::launch::namespaces;
@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use case::{Alone, Case, signal, wait_for};
 use namespaces::Hosts;
 
-/// Four ranks, two on each host.
+/// Starts the launcher of one of two hosts, with two ranks.
 fn start(case: &Case, hosts: &Hosts, host: usize, args: &[&str]) -> Alone {
     let index = host.to_string();
     let place = [
@@ -45,30 +45,31 @@ fn steps(case: &Case) -> usize {
     fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// The launcher: `ip netns exec` becomes what it executes.
+/// Returns the process IDs of a launcher's ranks. `ip netns exec` replaces itself by the launcher, so its process is
+/// the launcher.
 fn ranks_of(launcher: &Alone) -> Vec<u32> {
     ranks::of(launcher.id())
 }
 
-/// Losses, and checksums of all parameters and optimizer state, of a run of four ranks on one host.
+/// Trains with four ranks on one host. Returns the losses, and the checksums of all parameters and optimizer state.
 fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
     case.train(&["--quiet", "-n", "4", "--out", "whole", "--max-steps", &steps.to_string()]);
     (case.losses("whole"), case.shards("whole", steps))
 }
 
 #[test]
-fn two_ranks_on_each_of_two_hosts_have_the_bits_of_four_on_one() {
+fn two_hosts_with_two_ranks_are_bit_identical_to_one_host_with_four() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let expected = on_one_host(&case, 20);
-    // Within each host first, and flat, over sockets alone.
+    // Hierarchical collectives, and flat ones over TCP alone.
     for (out, transport, how) in [("run", "auto", "shared memory and tcp"), ("flat", "tcp", "tcp")] {
         let transport = format!("launcher.transport={transport}");
         let args = ["--out", out, "--max-steps", "20", "--set", &transport, "--tee", "0:2", "--log-dir", "logs"];
         for launcher in start_both(&case, &hosts, &args) {
             assert_eq!(launcher.end(), (Some(0), String::new()));
         }
-        assert!((case.losses(out), case.shards(out, 20)) == expected, "other bits over {how}");
+        assert!((case.losses(out), case.shards(out, 20)) == expected, "not bit-identical over {how}");
         assert_eq!(case.report(out)["transport"], how);
     }
     for rank in 0..4 {
@@ -77,7 +78,7 @@ fn two_ranks_on_each_of_two_hosts_have_the_bits_of_four_on_one() {
 }
 
 #[test]
-fn a_rank_that_dies_on_the_other_host_is_started_again_on_both_with_the_same_bits() {
+fn a_rank_that_dies_on_the_other_host_is_restarted_bit_identically() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let args = ["--out", "run", "--max-steps", "200", "--set", "training.save_every=10", "--max-restarts", "2"];
@@ -92,12 +93,12 @@ fn a_rank_that_dies_on_the_other_host_is_started_again_on_both_with_the_same_bit
             .filter(|line| line.starts_with("restart 1 of 2: rank 2 was killed by signal 9; 4 ranks from step "));
         assert_eq!(told.count(), 1, "{errors}");
     }
-    assert!((case.losses("run"), case.shards("run", 200)) == on_one_host(&case, 200), "other bits");
+    assert!((case.losses("run"), case.shards("run", 200)) == on_one_host(&case, 200), "not bit-identical to one host");
     assert_eq!(case.report("run")["restarts"][0]["ranks"], 4);
 }
 
 #[test]
-fn both_launchers_end_with_the_status_of_the_rank_that_failed_and_name_it() {
+fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let launchers = start_both(&case, &hosts, &["--out", "run", "--max-steps", "1000000"]);
@@ -111,7 +112,7 @@ fn both_launchers_end_with_the_status_of_the_rank_that_failed_and_name_it() {
 }
 
 #[test]
-fn a_cable_that_is_cut_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
+fn a_network_failure_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
@@ -130,7 +131,7 @@ fn a_cable_that_is_cut_ends_both_launchers_and_each_names_a_rank_of_the_other_ho
 }
 
 #[test]
-fn launchers_that_were_started_differently_or_without_a_secret_say_so() {
+fn launchers_with_different_flags_or_without_a_token_are_rejected() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let first = start(&case, &hosts, 0, &["--max-restarts", "1"]);
@@ -172,7 +173,7 @@ fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
     let (status, errors) = first.end();
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.ends_with("error: the launcher of host 1 has ended, and another was started\n"), "{errors}");
-    // It waits for a host 0 that knows it, and none comes.
+    // The replacement waits for a host 0 that knows it, until its timeout.
     let (status, errors) = another.end();
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.starts_with("error: the launcher of host 0 is not to be reached: "), "{errors}");

@@ -1,7 +1,9 @@
-//! The launchers of other systems, run for real: each trains two ranks to the bits of our own, and says who died when one is killed.
+//! Runs the launchers of other systems. Each must train two ranks bit-identically to our launcher, and report a killed
+//! rank.
 //!
-//! A launcher that is not installed is skipped, and the reason printed. `scripts/launchers.sh` brings up those that need a cluster, runs
-//! these tests alone and prints the table. `ZERO_TRAIN_PYTHON` names the Python that has Ray and Spark, `python3` by default.
+//! A test whose launcher is not installed prints the reason and is skipped. `scripts/launchers.sh` starts the clusters
+//! that some launchers need, runs only these tests and prints the table. `ZERO_TRAIN_PYTHON` names the Python
+//! interpreter that has Ray and Spark; the default is `python3`.
 
 use crate::case;
 
@@ -15,21 +17,21 @@ use std::time::{Duration, Instant};
 
 use case::{Alone, Case, place, port, signal, text, wait_for};
 
-/// Two ranks, as a launcher of another system is told to start them.
+/// How to start two ranks with another launcher, and what to expect from it.
 struct Launcher {
     name: &'static str,
-    /// Says whether it is there, and which version.
+    /// Command that prints the version, and fails if the launcher is not installed.
     version: Vec<String>,
-    /// What stands before the program and its arguments.
+    /// The launcher's command, without the program and its arguments.
     start: Vec<String>,
-    /// What the table shows in its place.
+    /// The command to show in the table instead of `start`.
     shown: Option<&'static str>,
     variables: Vec<(&'static str, String)>,
-    /// Its exit status when a rank was killed.
+    /// The launcher's exit status when a rank was killed.
     status: i32,
-    /// What must be among its words then, one after the other, besides what the rank that is left says.
+    /// Texts that the launcher must then print, in this order, in addition to the surviving rank's error.
     says: &'static [&'static str],
-    /// It kills the rank that is left before that one can say anything.
+    /// Whether the launcher kills the surviving rank before that rank can report an error.
     kills: bool,
 }
 
@@ -40,7 +42,8 @@ impl Launcher {
         Self { name, version, start, shown: None, variables: vec![], status, says, kills: false }
     }
 
-    /// The first line of what it says of itself with digits in it, or `None` with the reason printed.
+    /// Returns the launcher's version: the first word that begins with a digit, in the first line with a digit. Prints
+    /// the reason and returns `None` if the launcher is not installed.
     fn found(&self) -> Option<String> {
         let skipped = |reason: &str| {
             println!("skipped, {}: {}", self.name, reason.trim());
@@ -64,7 +67,7 @@ impl Launcher {
         let binary = env!("CARGO_BIN_EXE_zero-train");
         let config = case.path("ds.yaml");
         let corpus = format!("data.train={:?}", case.path("corpus.txt"));
-        // Ray's ranks run in a folder of its own.
+        // All paths are absolute, because Ray runs the ranks in another folder.
         let own = ["--config", config.to_str().unwrap(), "--plain", "--set", &corpus, "--out", out.to_str().unwrap()];
         let start: Vec<&str> = self.start.iter().map(String::as_str).collect();
         let all = [&start[1..], &[binary], &own, args].concat();
@@ -74,7 +77,7 @@ impl Launcher {
         command
     }
 
-    /// Trains, and prints a row of the table.
+    /// Trains, compares with our launcher, kills a rank of a second run, and prints a row of the table.
     fn works(&self) {
         let Some(version) = self.found() else { return };
         let case = Case::new();
@@ -86,7 +89,7 @@ impl Launcher {
         let output = running.wait_with_output().unwrap();
         let took = started.elapsed();
         assert_eq!(output.status.code(), Some(0), "{}: {}", self.name, said(&output));
-        assert!((case.losses("theirs"), case.shards("theirs", 20)) == own, "{}: other bits", self.name);
+        assert!((case.losses("theirs"), case.shards("theirs", 20)) == own, "{}: not bit-identical", self.name);
         let report = case.report("theirs");
         assert_eq!(
             (&report["world_size"], &report["transport"]),
@@ -105,7 +108,7 @@ impl Launcher {
         );
     }
 
-    /// Exit status and how long it took.
+    /// Kills a rank of an endless run. Returns the launcher's exit status, and the time until it ended.
     fn ends_when_a_rank_is_killed(&self, case: &Case) -> (i32, Duration) {
         let out = case.path("killed");
         let running = self.command(case, &out, &["--max-steps", "1000000"]).spawn().unwrap();
@@ -144,12 +147,12 @@ fn said(output: &Output) -> String {
     text(&[&output.stdout[..], &output.stderr].concat())
 }
 
-/// A file by its name.
+/// Shortens a path to its file name.
 fn short(word: &str) -> String {
     Path::new(word).file_name().map_or_else(|| word.into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Ranks that write to a folder, each with its process, whoever has started them.
+/// Returns the running ranks whose arguments contain the folder, as pairs of rank and process ID.
 fn ranks_of(out: &Path) -> Vec<(usize, u32)> {
     let wanted = out.to_str().unwrap();
     let binary = fs::canonicalize(env!("CARGO_BIN_EXE_zero-train")).unwrap();
@@ -184,7 +187,7 @@ fn adapter(name: &str) -> String {
     fs::canonicalize(path).unwrap().to_str().unwrap().to_string()
 }
 
-/// Asks the Python that runs a script of a package for the version of the package.
+/// Returns a command that prints the version of a Python package, using the interpreter of one of its scripts.
 fn version_beside(script: &str, package: &str) -> Vec<String> {
     let ask = format!(
         "exec $(sed -n '1s/^#!//p' \"$(command -v {script})\") -c 'import importlib.metadata as m; print(m.version(\"{package}\"))'"
@@ -199,7 +202,7 @@ fn version_beside(script: &str, package: &str) -> Vec<String> {
 #[test]
 fn torchrun() {
     let start = "torchrun --no-python --standalone --nproc-per-node 2";
-    // The cause that it finds is who was killed, and not who noticed it.
+    // torchrun must report the killed rank as the root cause, not the rank that lost its peer.
     let mut launcher = Launcher::new("torchrun", start, 1, &["Root Cause", "rank      : 1 ", "Signal 9 (SIGKILL)"]);
     launcher.version = version_beside("torchrun", "torch");
     launcher.works();
@@ -213,7 +216,7 @@ fn deepspeed() {
     launcher.works();
 }
 
-/// Two hosts, which are this one by two names; scripts/ssh-here.sh says how they are reached.
+/// Both hosts are this machine, under two names; see scripts/ssh-here.sh.
 #[test]
 fn deepspeed_by_ssh() {
     let folder = tempfile::tempdir().unwrap();
@@ -252,12 +255,12 @@ fn mpich() {
 #[test]
 fn slurm() {
     let mut launcher = Launcher::new("Slurm", "srun -K -n 2", 137, &["task 1: Killed"]);
-    // A cluster must answer, and not only the program be there.
+    // An installed `srun` is not enough: a cluster must respond.
     launcher.version = vec!["sh".into(), "-c".into(), "sinfo --noheader >/dev/null && sinfo --version".into()];
     launcher.works();
 }
 
-/// As a job: the script of `examples/launchers`, with numbers of this machine.
+/// Submits the script of `examples/launchers` as a job, with sizes that fit this machine.
 #[test]
 fn sbatch() {
     let mut launcher = Launcher::new("Slurm, sbatch", "sh -c", 137, &["task 1: Killed"]);
@@ -273,7 +276,7 @@ fn sbatch() {
     launcher.works();
 }
 
-/// A Ray of this machine that takes jobs; it ends with this.
+/// A Ray head node on this machine that accepts jobs. Dropping it ends Ray.
 struct Head {
     child: Child,
     _folder: tempfile::TempDir,
@@ -282,7 +285,8 @@ struct Head {
 impl Head {
     fn start(port: u16, variables: &[(&'static str, String)]) -> Self {
         let dashboard = format!("--dashboard-port={port}");
-        // Not where others of this machine would find it, also when it is gone.
+        // A private folder. Other Ray programs on this machine would find a head node in the default one, even after
+        // it has ended.
         let folder = tempfile::tempdir().unwrap();
         let own = format!("--temp-dir={}", folder.path().display());
         let child = Command::new("ray")
@@ -312,7 +316,7 @@ impl Head {
 
 impl Drop for Head {
     fn drop(&mut self) {
-        // It takes what it has started with it.
+        // On SIGTERM, Ray also ends the processes that it has started.
         let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
         let _ = self.child.wait();
     }
@@ -325,7 +329,7 @@ fn ray_job() {
     if launcher.found().is_none() {
         return;
     }
-    // Others of this machine could give it jobs.
+    // Without a token, other users of this machine could submit jobs.
     let mut token = [0; 32];
     fs::File::open("/dev/urandom").unwrap().read_exact(&mut token).unwrap();
     let token = token.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -349,7 +353,7 @@ fn ray() {
     launcher.version = vec![python(), "-c".into(), "import ray; print(ray.__version__)".into()];
     launcher.start = vec![python(), adapter("zero_ray.py"), "-n".into(), "2".into(), "--".into()];
     launcher.variables = vec![("RAY_DEDUP_LOGS", "0".into()), ("RAY_raylet_start_wait_time_s", "300".into())];
-    // One of its own, and none that it finds, which may be gone.
+    // Starts a new Ray instead of connecting to one it finds, which may have ended.
     launcher.variables.push(("RAY_ADDRESS", "local".into()));
     launcher.works();
 }
@@ -368,7 +372,7 @@ fn spark() {
 }
 
 #[test]
-fn a_rank_that_lost_another_waits_until_a_launcher_that_polls_ends_it() {
+fn a_rank_that_lost_a_peer_waits_until_a_polling_launcher_ends_it() {
     let case = Case::new();
     let port = port();
     let rank = |rank: usize| {
@@ -385,7 +389,7 @@ fn a_rank_that_lost_another_waits_until_a_launcher_that_polls_ends_it() {
     signal(killed.id(), "KILL");
     let file = case.path("error0.json");
     wait_for(|| file.exists());
-    // The file is written before it waits, and all that it waits for is this.
+    // The rank has written the file and now waits for a signal.
     assert!(!left.has_ended());
     signal(left.id(), "TERM");
     let (status, errors) = left.end();

@@ -1,4 +1,4 @@
-//! Ranks and who starts them: processes, hosts, networks, launchers.
+//! Starting and losing ranks: processes, hosts, networks, and the launchers of other systems.
 
 mod alike;
 mod hosts;

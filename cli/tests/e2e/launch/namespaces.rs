@@ -1,5 +1,5 @@
-//! Two network namespaces, joined by a cable: what two hosts are to a job.
-#![allow(dead_code, unreachable_pub)] // part of some tests
+//! Simulates two hosts by two network namespaces that a virtual cable connects.
+#![allow(dead_code, unreachable_pub)] // only some tests use it
 
 use std::path::Path;
 use std::process::Command;
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::case::{Case, text};
 
-/// Of the interface `eth0` of each host.
+/// Addresses of the interface `eth0` of the two hosts.
 pub const ADDRESSES: [&str; 2] = ["10.231.0.1", "10.231.0.2"];
 
-/// Begins the name of a namespace; the number of the test's process follows.
+/// Prefix of a namespace's name. The ID of the test's process follows.
 const PREFIX: &str = "zero-train-test-";
 
-/// The namespaces are gone when this is dropped, also by a test that fails.
+/// Two network namespaces. Dropping it deletes them, also when a test fails.
 pub struct Hosts {
     names: [String; 2],
 }
 
 impl Hosts {
-    /// `None`, with the reason printed, where this is not permitted.
+    /// Creates and connects two namespaces. Prints the reason and returns `None` if that is not permitted.
     pub fn new() -> Option<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         remove_those_of_ended_tests();
@@ -53,21 +53,21 @@ impl Hosts {
         &self.names[host]
     }
 
-    /// Plugs the cable in (`up`), or out (`down`).
+    /// Connects (`up`) or disconnects (`down`) the cable.
     pub fn link(&self, state: &str) {
         ip(&["-n", self.name(0), "link", "set", "eth0", state]).unwrap();
     }
 
-    /// The binary on a host.
+    /// Returns a command that runs the binary on a host.
     pub fn command(&self, case: &Case, host: usize, args: &[&str]) -> Command {
         let there = ["netns", "exec", self.name(host), env!("CARGO_BIN_EXE_zero-train")];
         case.command_of(Path::new("ip"), &[&there, args].concat())
     }
 
-    /// The ports on which somebody listens.
+    /// Returns the TCP ports on which a process of the host listens.
     pub fn listening(&self, host: usize) -> Vec<u16> {
         let table = ip(&["netns", "exec", self.name(host), "cat", "/proc/net/tcp"]).unwrap();
-        // Own address and port, the other's, and the state, in hexadecimal.
+        // Columns: index, local address:port, remote address:port, state. All are hexadecimal; state 0A is LISTEN.
         let port = |line: &str| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let listens = fields[3] == "0A";
@@ -80,13 +80,13 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
-            // Not all of them may have come to be.
+            // Fails for a namespace that was never created.
             let _ = ip(&["netns", "delete", name]);
         }
     }
 }
 
-/// A test that was killed could not do it itself.
+/// Deletes the namespaces of test processes that were killed.
 fn remove_those_of_ended_tests() {
     for name in ip(&["netns", "list"]).unwrap_or_default().split_whitespace() {
         let process = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
@@ -96,7 +96,7 @@ fn remove_those_of_ended_tests() {
     }
 }
 
-/// What `ip` prints, or why it fails.
+/// Runs `ip`. Returns its output, or the reason of its failure.
 fn ip(args: &[&str]) -> Result<String, String> {
     let output = Command::new("ip").args(args).output().map_err(|error| format!("ip: {error}"))?;
     let line = || format!("ip {}: {}", args.join(" "), text(&output.stderr).trim());

@@ -1,7 +1,7 @@
-//! Ranks on two hosts that a network connects: two network namespaces of this machine, one rank in each.
+//! One rank on each of two hosts. The hosts are two network namespaces of this machine.
 //!
-//! They train as one host does, notice that the network is gone, sit out a short interruption, and let in nobody without the token.
-//! Without root or `ip` the tests say so and do nothing.
+//! The ranks train bit-identically to one host, survive a short interruption of the network, detect a long one, and
+//! reject connections without the token. Without root or `ip`, the tests print that they are skipped.
 
 use crate::case;
 use crate::launch::namespaces;
@@ -14,10 +14,10 @@ use case::{Alone, Case, wait_for};
 use namespaces::Hosts;
 
 const TOKEN: &str = "what the job's ranks know";
-/// Every host has its own.
+/// A fixed port, because each namespace has its own ports.
 const PORT: u16 = 29500;
 
-/// One of the two ranks, on the host of its number.
+/// Starts one of the two ranks, on the host with the same index.
 fn start(case: &Case, hosts: &Hosts, rank: usize, token: Option<&str>, args: &[&str]) -> Alone {
     let usual = ["--config", "ds.yaml", "--quiet", "--out", "run", "--set", "launcher.bind_cores_to_rank=false"];
     let mut command = hosts.command(case, rank, &[&usual, args].concat());
@@ -39,33 +39,33 @@ fn steps(case: &Case) -> usize {
     fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// Losses, and checksums of all parameters and optimizer state, of a run of both ranks on this host.
+/// Trains with both ranks on this host. Returns the losses, and the checksums of all parameters and optimizer state.
 fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
     case.train(&["--quiet", "-n", "2", "--out", "whole", "--max-steps", &steps.to_string()]);
     (case.losses("whole"), case.shards("whole", steps))
 }
 
 #[test]
-fn two_hosts_train_to_the_bits_of_one_also_when_the_network_is_away_for_a_moment() {
+fn two_hosts_are_bit_identical_to_one_despite_a_short_network_failure() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let ranks = start_both(&case, &hosts, &["--max-steps", "300"]);
     wait_for(|| steps(&case) >= 20);
-    assert!(steps(&case) < 300, "it was over before the network went away");
+    assert!(steps(&case) < 300, "training ended before the network failed");
     hosts.link("down");
     std::thread::sleep(Duration::from_secs(1));
     let standing = steps(&case);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(steps(&case), standing, "it needs no network");
+    assert_eq!(steps(&case), standing, "training goes on without a network");
     hosts.link("up");
     for rank in ranks {
         assert_eq!(rank.end(), (Some(0), String::new()));
     }
-    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "other bits");
+    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "not bit-identical to one host");
 }
 
 #[test]
-fn without_a_network_both_ranks_end_within_the_deadline_and_name_each_other() {
+fn without_a_network_both_ranks_time_out_and_name_each_other() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let ranks = start_both(&case, &hosts, &["--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"]);
@@ -75,9 +75,11 @@ fn without_a_network_both_ranks_end_within_the_deadline_and_name_each_other() {
     for (rank, alone) in ranks.into_iter().enumerate() {
         let (status, errors) = alone.end();
         assert_eq!(status, Some(4), "{errors}");
-        // A busy machine may take its time; without a deadline the kernel would go on for a quarter of an hour.
+        // The limit is generous for busy machines. Without our timeout, the kernel would retry for a quarter of an
+        // hour.
         assert!(gone.elapsed() < Duration::from_secs(60), "rank {rank} took {:?}", gone.elapsed());
-        // An operation may end because another one of this rank, that was started before it, has waited long enough.
+        // The reported operation may differ: an operation also fails when an earlier one of the same rank has timed
+        // out.
         let lost = format!("waited 3s for rank {} in ", 1 - rank);
         assert!(errors.starts_with(&format!("error: rank {rank} ")), "{errors}");
         let (_, place) = errors.lines().next().and_then(|line| line.split_once(&lost)).expect(&errors);
@@ -87,11 +89,11 @@ fn without_a_network_both_ranks_end_within_the_deadline_and_name_each_other() {
 }
 
 #[test]
-fn who_does_not_know_the_token_is_refused_and_the_job_does_not_notice() {
+fn connections_without_the_token_are_rejected_and_do_not_disturb_the_job() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let args = [&INTERFACE[..], &["--max-steps", "300"]].concat();
-    // Rank 0 waits for the other; strangers come first.
+    // While rank 0 waits for rank 1, processes without the right token or interface try to connect.
     let first = start(&case, &hosts, 0, Some(TOKEN), &args);
     for (token, args) in [(Some("a guess"), &args[..]), (None, &args[..]), (None, &args[2..])] {
         let (status, errors) = start(&case, &hosts, 1, token, args).end();
@@ -99,7 +101,7 @@ fn who_does_not_know_the_token_is_refused_and_the_job_does_not_notice() {
         assert!(errors.starts_with("error: ") && errors.contains("token"), "{status:?} {errors}");
     }
     let second = start(&case, &hosts, 1, Some(TOKEN), &args);
-    // Others knock at every door of a rank that trains.
+    // During training, connect to every port of rank 0 and send random bytes.
     wait_for(|| steps(&case) >= 3);
     let doors = hosts.listening(0);
     assert!(!doors.is_empty());
@@ -110,10 +112,10 @@ fn who_does_not_know_the_token_is_refused_and_the_job_does_not_notice() {
         command.args(["netns", "exec", hosts.name(1), "bash", "-c", knock, namespaces::ADDRESSES[0], &door]);
         let output = command.stdin(Stdio::null()).output().unwrap();
         let heard: usize = case::text(&output.stdout).trim().parse().unwrap();
-        assert!(heard < 200, "a stranger was told {heard} bytes at port {door}");
+        assert!(heard < 200, "port {door} sent {heard} bytes to a client without the token");
     }
     for rank in [first, second] {
         assert_eq!(rank.end(), (Some(0), String::new()));
     }
-    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "other bits");
+    assert!((case.losses("run"), case.shards("run", 300)) == on_one_host(&case, 300), "not bit-identical to one host");
 }

@@ -1,7 +1,8 @@
-//! How soon ranks notice that one of them is lost, and that they do not when none is.
+//! Measures how soon ranks notice that one of them is lost, and checks that they raise no false alarm.
 //!
-//! `ZERO_TRAIN_NOTICE` says how often (6 kills by default); `scripts/notice.sh` runs these tests alone, and all 10,000 steps.
-//! The ranks are started without our launcher, which would end the survivors itself.
+//! `ZERO_TRAIN_NOTICE` sets the number of kills (6 by default) and, if set, runs 10,000 steps under load.
+//! `scripts/notice.sh` runs only these tests. The ranks are started without our launcher, which would end the survivors
+//! itself.
 
 use crate::case;
 
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use case::{Alone, Case, port, signal, wait_for};
 
-/// On two or more hosts it would be TCP.
+/// The transports within a host and between hosts.
 const TRANSPORTS: [&str; 2] = ["shared_memory", "tcp"];
 const RANKS: usize = 3;
-/// Of the runs whose ranks are stopped.
+/// `launcher.timeout_seconds` of the runs in which a rank is stopped instead of killed.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 fn asked() -> Option<usize> {
@@ -25,8 +26,8 @@ fn steps(case: &Case, out: &str) -> usize {
     fs::read_to_string(case.path(out).join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// Starts ranks that train until something ends them, lets them train, sends `name` to one of them, and says how long it took until
-/// all others had ended, each with the lost one's name.
+/// Starts ranks that train without end, and sends the signal `name` to one of them. Asserts that all others end and
+/// name the lost rank. Returns the time from the signal until the last one had ended.
 fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration {
     let (out, port) = (format!("{name}-{number}"), port());
     let (transport, deadline) =
@@ -42,7 +43,7 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
     };
     let mut ranks: Vec<Alone> = (0..RANKS).map(rank).collect();
     wait_for(|| steps(case, &out) >= 3);
-    // Somewhere in a step; the golden ratio spreads the moments over a fifth of a second.
+    // A moment somewhere in a step. Multiples of the golden ratio spread the moments evenly over 0.2 s.
     std::thread::sleep(Duration::from_secs_f64(0.2 * (number as f64 * 0.618_034).fract()));
     let victim = number % RANKS;
     let lost = ranks.remove(victim);
@@ -64,7 +65,7 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
     took
 }
 
-/// Prints a row of the table, and gives the 99th percentile.
+/// Prints a row of the table, and returns the 99th percentile.
 fn row(what: &str, transport: &str, mut took: Vec<Duration>) -> Duration {
     took.sort_unstable();
     let at = |share: f64| took[((took.len() - 1) as f64 * share).ceil() as usize];
@@ -73,7 +74,7 @@ fn row(what: &str, transport: &str, mut took: Vec<Duration>) -> Duration {
 }
 
 #[test]
-fn survivors_of_a_lost_rank_end_soon_and_name_it() {
+fn survivors_end_soon_after_a_lost_rank_and_name_it() {
     let case = Case::new();
     let kills = asked().unwrap_or(6);
     let transport = |number: usize| TRANSPORTS[number % 2];
@@ -86,14 +87,14 @@ fn survivors_of_a_lost_rank_end_soon_and_name_it() {
     println!("|---|---|---|---|---|---|");
     let deadline = format!("stopped, deadline {DEADLINE:?}");
     for (which, transport) in TRANSPORTS.into_iter().enumerate() {
-        // A tenth of what is allowed here is promised, of a machine that is not busy with other tests.
+        // These limits allow for other tests at the same time. On an idle machine, a tenth of them is promised.
         assert!(row("killed", transport, of(&killed, which)) < Duration::from_secs(5));
         assert!(row(&deadline, transport, of(&stopped, which)) < DEADLINE + Duration::from_secs(15));
     }
-    assert!(stopped.iter().all(|took| *took > DEADLINE / 2), "before its time: {stopped:?}");
+    assert!(stopped.iter().all(|took| *took > DEADLINE / 2), "ended before the timeout: {stopped:?}");
 }
 
-/// Processes that keep all cores busy.
+/// Starts one process per core that keeps the core busy.
 fn load(case: &Case) -> Vec<Alone> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let spin = || Alone::start(case.command_of(Path::new("sh"), &["-c", "while :; do :; done"]));
@@ -101,7 +102,7 @@ fn load(case: &Case) -> Vec<Alone> {
 }
 
 #[test]
-fn nobody_is_taken_for_lost_on_busy_cores() {
+fn no_rank_is_considered_lost_on_busy_cores() {
     let case = Case::new();
     let steps = if asked().is_some() { 10_000 } else { 300 };
     let args = ["--quiet", "-n", "2", "--out", "busy", "--max-steps", &steps.to_string()];

@@ -1,4 +1,5 @@
-//! `zero-train launch` on one host: flags of other launchers, other programs, what ranks print, and how they are ended.
+//! `zero-train launch` on one host: the flags of other launchers, other programs, the output of ranks, and failed
+//! ranks.
 
 use crate::case;
 
@@ -12,14 +13,14 @@ fn launch(case: &Case, args: &[&str]) -> Output {
     case.command(&[&["launch"], args].concat()).output().unwrap()
 }
 
-/// A shell as two ranks.
+/// Runs a shell script as two ranks. Returns the exit status, standard output and standard error.
 fn shell(case: &Case, args: &[&str], script: &str) -> (Option<i32>, String, String) {
     let output = launch(case, &[&["--nproc-per-node", "2"], args, &["sh", "-c", script]].concat());
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
 #[test]
-fn the_flags_of_three_launchers_train_the_same() {
+fn the_flags_of_three_launchers_give_bit_identical_runs() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "own"]);
     let flags = [
@@ -33,7 +34,7 @@ fn the_flags_of_three_launchers_train_the_same() {
         assert!(output.status.success(), "{flags:?}: {}", text(&output.stderr));
         assert_eq!((case.losses(&out), case.shards(&out, 20)), (case.losses("own"), case.shards("own", 20)));
     }
-    // As a pod has it, with the program as another one would be named.
+    // In the environment of a Kubernetes pod, and with the program named explicitly.
     let mut command =
         case.command(&["launch", env!("CARGO_BIN_EXE_zero-train"), "--config", "ds.yaml", "--quiet", "--out", "pod"]);
     command.env("PET_NPROC_PER_NODE", "2").env("PET_NNODES", "1").env("RANK", "0").env("WORLD_SIZE", "7");
@@ -43,7 +44,7 @@ fn the_flags_of_three_launchers_train_the_same() {
 }
 
 #[test]
-fn lines_have_their_rank_and_files_have_all_of_them() {
+fn tee_prefixes_lines_with_the_rank_and_log_files_have_all_lines() {
     let case = Case::new();
     let script = "echo out of $RANK; echo errors of $RANK >&2";
     let (status, out, errors) = shell(&case, &["--tee", "0:3,1:2", "--log-dir", "logs"], script);
@@ -60,10 +61,10 @@ fn lines_have_their_rank_and_files_have_all_of_them() {
 }
 
 #[test]
-fn the_first_failure_is_told_with_its_last_lines_and_the_others_are_ended() {
+fn the_first_failure_is_reported_with_its_last_lines_and_the_other_ranks_are_ended() {
     let case = Case::new();
     let started = Instant::now();
-    // Rank 0 takes SIGTERM for a reason to end well, and rank 1 is to blame.
+    // Rank 0 exits with status 0 on SIGTERM; rank 1 is to blame.
     let script =
         "trap 'echo told; exit 0' TERM; if [ $RANK = 1 ]; then seq 100 >&2; exit 17; fi; while :; do sleep 0.1; done";
     let (status, out, errors) = shell(&case, &["--tee", "1"], script);
@@ -73,16 +74,16 @@ fn the_first_failure_is_told_with_its_last_lines_and_the_others_are_ended() {
         errors.ends_with("error: rank 1 ended with status 17; it was the first to end, the others followed\n"),
         "{errors}"
     );
-    // What does not hear SIGTERM is killed.
+    // A rank that ignores SIGTERM is killed.
     let deaf = "trap '' TERM; if [ $RANK = 1 ]; then exit 17; fi; while :; do sleep 0.1; done";
     let (status, _, errors) = shell(&case, &["--grace", "1"], deaf);
     assert_eq!(status, Some(17), "{errors}");
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }
 
-/// What NVIDIA's driver reads when it is first called; what the user has set stays.
+/// NVIDIA's driver reads these variables on its first call. The launcher keeps values that the user has set.
 #[test]
-fn ranks_have_the_variables_of_the_driver() {
+fn ranks_get_the_environment_variables_of_the_driver() {
     let case = Case::new();
     let script = "echo $CUDA_DEVICE_MAX_CONNECTIONS $CUDA_MODULE_LOADING";
     let told = |ranks: &str, set: &[(&str, &str)]| {
@@ -97,7 +98,7 @@ fn ranks_have_the_variables_of_the_driver() {
 }
 
 #[test]
-fn a_program_is_started_again_as_often_as_asked() {
+fn another_program_is_restarted_up_to_max_restarts_times() {
     let case = Case::new();
     let script = "echo $RANK >> attempt$ZERO_TRAIN_ATTEMPT; [ $ZERO_TRAIN_ATTEMPT = 2 ] || [ $RANK = 0 ] || exit 2";
     let (status, _, errors) = shell(&case, &["--max-restarts", "5"], script);
@@ -112,7 +113,7 @@ fn a_program_is_started_again_as_often_as_asked() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_arguments_are_rejected() {
     let case = Case::new();
     let refused = |args: &[&str]| {
         let output = launch(&case, args);

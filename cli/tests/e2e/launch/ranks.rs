@@ -1,18 +1,18 @@
-//! The processes of a launcher's ranks.
-#![allow(dead_code, unreachable_pub)] // part of some tests
+//! Finds the processes of a launcher's ranks.
+#![allow(dead_code, unreachable_pub)] // only some tests use it
 
 use std::fs;
 
 use crate::case::text;
 
-/// A variable of a process; nothing of one that has ended.
+/// Returns an environment variable of a process; `None` if the process has ended.
 fn variable(process: u32, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
     let entries = environment.split(|&byte| byte == 0).map(text);
     entries.filter_map(|entry| entry.strip_prefix(&format!("{name}=")).map(String::from)).next()
 }
 
-/// The processes of a launcher's ranks, by rank.
+/// Returns the process IDs of a launcher's ranks, ordered by rank.
 pub fn of(launcher: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
     let children = children.split_whitespace().filter_map(|process| process.parse().ok());
@@ -22,7 +22,7 @@ pub fn of(launcher: u32) -> Vec<u32> {
     ranks.into_iter().map(|(_, process)| process).collect()
 }
 
-/// Those of one attempt.
+/// Returns the process IDs of the ranks of one attempt, ordered by rank.
 pub fn of_attempt(launcher: u32, attempt: usize) -> Vec<u32> {
     let wanted = attempt.to_string();
     of(launcher).into_iter().filter(|&rank| variable(rank, "ZERO_TRAIN_ATTEMPT").as_ref() == Some(&wanted)).collect()

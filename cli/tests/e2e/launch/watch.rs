@@ -1,4 +1,4 @@
-//! What a run does about steps that go wrong: gradients that are not finite, and spikes.
+//! Bad steps: gradients that are not finite, and spikes of the gradient norm.
 
 use crate::case;
 
@@ -6,7 +6,7 @@ use std::fs;
 
 use case::{Case, text};
 
-/// A case whose data have one row of nothing but `value`, and what all of its runs are given.
+/// Creates a case whose data contain one row in which every input is `value`. Also returns the arguments of its runs.
 fn with_row(columns: usize, value: &str) -> (Case, Vec<String>) {
     let case = Case::new();
     let cell = |row: usize, column: usize| if row == 40 { value.to_string() } else { ((row * column) % 7).to_string() };
@@ -20,7 +20,7 @@ fn with_row(columns: usize, value: &str) -> (Case, Vec<String>) {
     (case, args.map(String::from).to_vec())
 }
 
-/// Numbers of skipped steps, and what was said of them.
+/// Trains, and returns the skipped steps, standard error and the exit status.
 fn skipped(case: &Case, args: &[&str], more: &[&str], out: &str) -> (Vec<u64>, String, Option<i32>) {
     let run = case.run(&[args, more, &["--out", out]].concat());
     let steps = case.metrics(out);
@@ -48,7 +48,7 @@ fn a_gradient_that_is_not_finite_is_skipped_or_ends_the_run() {
 }
 
 #[test]
-fn a_spike_is_said_skipped_or_ends_the_run() {
+fn a_spike_is_reported_or_skipped_or_ends_the_run() {
     let (case, args) = with_row(2, "30000");
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let spikes = |action: &str| format!("training.spikes={{window: 4, factor: 20, action: {action}}}");
@@ -62,10 +62,10 @@ fn a_spike_is_said_skipped_or_ends_the_run() {
     assert!(!said.contains("nothing was updated"), "{said}");
     let (steps, said, status) = skipped(&case, &args, &["--set", &spikes("stop")], "stops");
     assert_eq!((steps, status), (vec![step], Some(5)), "{said}");
-    // What is not asked for is not done.
+    // Without `training.spikes`, spikes have no effect.
     let (steps, said, _) = skipped(&case, &args, &[], "none");
     assert!(steps.is_empty() && said.is_empty(), "{said}");
-    // A run that is stopped in between sees the same spike: the norms before it are in the checkpoint.
+    // A resumed run detects the same spike, because the checkpoint contains the previous norms.
     let before = (step - 1).to_string();
     let skip = spikes("skip");
     let part = [&args[..], &["--set", &skip, "--out", "parts"]].concat();

@@ -1,4 +1,4 @@
-//! `zero-train autotune` as a user runs it, on a tiny model.
+//! Runs `zero-train autotune` on a tiny model.
 
 use crate::case;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use case::{Case, signal, text, wait_for};
 
-/// Few configurations: ZeRO stages 0 and 2 of two ranks, and one rank.
+/// A small search space: two ranks with ZeRO stages 0 and 2, and one rank, each with micro-batches of 1 and 2.
 const SPACE: [&str; 6] = [
     "--set",
     "autotuning={fast: true, repeats: 2, space: {launcher.num_processes: [1, 2], zero_optimization.stage: [0, 2], train_micro_batch_size_per_gpu: [1, 2]}}",
@@ -27,7 +27,7 @@ fn autotune(case: &Case, more: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn the_best_configuration_trains_as_it_is() {
+fn the_best_configuration_can_be_trained() {
     let case = Case::new();
     let output = autotune(&case, &[]);
     let said = text(&output.stdout);
@@ -37,13 +37,13 @@ fn the_best_configuration_trains_as_it_is() {
     {
         assert!(said.contains(word), "{word}: {said}");
     }
-    // Micro-batches of 1 and 2 of one rank, and of two ranks at two stages.
+    // Micro-batches of 1 and 2, for one rank and for two ranks with two ZeRO stages each.
     let journal = fs::read_to_string(case.path("tuned/results.jsonl")).unwrap();
     let lines: Vec<Value> = journal.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let rows = lines.last().unwrap()["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 6, "{said}");
     assert!(rows.iter().all(|row| row["predicted_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0)), "{rows:?}");
-    // What was planned is what was held, as everywhere.
+    // The measured memory does not exceed the planned one.
     for row in rows.iter().filter(|row| row["state"] == "measured") {
         let of = |key: &str| row[key].as_f64().unwrap();
         assert!(of("measured_bytes") <= of("planned_bytes"), "{row}");
@@ -54,11 +54,11 @@ fn the_best_configuration_trains_as_it_is() {
     let best = case.command(&["--config", "tuned/best.yaml", "--quiet", "--max-steps", "3", "--out", "best"]);
     let output = { best }.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(case.metrics("best")[0]["samples"], 4, "the global batch is kept");
+    assert_eq!(case.metrics("best")[0]["samples"], 4, "the global batch has changed");
 }
 
 #[test]
-fn an_interrupted_search_leaves_what_it_found() {
+fn an_interrupted_search_writes_its_results_and_can_be_resumed() {
     let case = Case::new();
     let mut command = case.command(&[&["autotune", "--config", "ds.yaml", "--out", "tuned"], &SPACE[..]].concat());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -67,16 +67,17 @@ fn an_interrupted_search_leaves_what_it_found() {
     signal(child.id(), "INT");
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stdout);
-    // On a machine so fast that it was over before, this is a clean end too.
+    // On a fast machine, the search may have finished before the signal.
     assert!(matches!(output.status.code(), Some(130 | 0)), "{said}{}", text(&output.stderr));
     assert!(case.path("tuned/best.yaml").exists() && case.path("tuned/report.html").exists());
     let output = autotune(&case, &["--resume"]);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
-    assert!(!said.contains("profile 1 of "), "tables are there: {said}");
+    assert!(!said.contains("profile 1 of "), "the resumed search profiles again: {said}");
 }
 
-/// A search on a terminal of so many rows and columns, and the other end of that terminal.
+/// Starts a search on a pseudo-terminal with this many rows and columns. Returns the process and the controlling end of
+/// the terminal.
 fn on_a_terminal(case: &Case, (rows, columns): (u16, u16)) -> (Child, File) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
@@ -89,13 +90,13 @@ fn on_a_terminal(case: &Case, (rows, columns): (u16, u16)) -> (Child, File) {
 }
 
 #[test]
-fn a_terminal_shows_one_table_that_changes() {
+fn a_terminal_shows_one_table_that_is_redrawn() {
     for (rows, columns) in [(30, 70), (6, 140)] {
         let case = Case::new();
         let (mut child, mut terminal) = on_a_terminal(&case, (rows, columns));
         let mut screen = vt100::Parser::new(rows.try_into().unwrap(), columns.try_into().unwrap(), 500);
         let (mut headings, mut wrapped, mut bytes) = (vec![], 0, [0; 4096]);
-        // Reading ends with an error when the last one who could write is gone.
+        // Reading fails once the last process that has the terminal open has ended.
         while let Ok(count @ 1..) = terminal.read(&mut bytes) {
             screen.process(&bytes[..count]);
             let screen = screen.screen();
@@ -105,9 +106,9 @@ fn a_terminal_shows_one_table_that_changes() {
             wrapped = wrapped.max((0..rows).filter(|&row| !is_over && screen.row_wrapped(row)).count());
         }
         assert!(child.wait().unwrap().success());
-        assert_eq!(wrapped, 0, "lines of the table that are wider than {columns}");
+        assert_eq!(wrapped, 0, "lines of the table are wider than {columns}");
         assert_eq!(headings.iter().max(), Some(&1), "{}", screen.screen().contents());
-        // Nothing of an earlier table has scrolled away.
+        // The scrollback contains no part of an earlier table.
         screen.screen_mut().set_scrollback(500);
         let mut all = String::new();
         for back in (1..=screen.screen().scrollback()).rev() {
@@ -128,7 +129,7 @@ fn a_terminal_shows_one_table_that_changes() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_runs() {
+fn mistakes_are_reported_before_anything_runs() {
     let case = Case::new();
     let wrong = ["autotune", "--config", "ds.yaml", "--set", "autotuning.space={zero_optimization.stag: [1]}"];
     let output = case.command(&wrong).output().unwrap();
@@ -141,7 +142,7 @@ fn mistakes_are_told_before_anything_runs() {
     assert_eq!(output.status.code(), Some(2), "{errors}");
     assert!(errors.contains("more than 20000 configurations"), "{errors}");
     assert!(!case.path("autotuning_results").exists());
-    // Training says that it does not tune.
+    // Training warns that it does not tune.
     let output = case.run(&["--plain", "--max-steps", "1", "--set", "autotuning.enabled=true"]);
     assert!(output.status.success() && text(&output.stderr).contains("autotun"), "{}", text(&output.stderr));
 }

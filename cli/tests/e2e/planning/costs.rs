@@ -1,4 +1,4 @@
-//! The cost table: measured, read by plans, and what it decides.
+//! The cost table: measuring it, predicting steps from it, and choosing overlap by it.
 
 use crate::case;
 
@@ -6,7 +6,7 @@ use case::{Case, text};
 use serde_json::Value;
 
 #[test]
-fn a_table_is_measured_once_and_says_how_long_steps_take() {
+fn a_cost_table_predicts_the_time_of_steps() {
     let case = Case::new();
     let measured = case
         .command(&["bench", "costs", "--config", "ds.yaml", "-n", "2", "--steps", "2", "--out", "costs.json"])
@@ -37,12 +37,12 @@ fn a_table_is_measured_once_and_says_how_long_steps_take() {
     }
     let told = plan(&["--stages"]);
     assert!(told.contains("by the cost table") && told.contains("communication "), "{told}");
-    // More layers of the same kind, and more micro-batches: as much more computing.
+    // More layers of a measured kind and more micro-batches take more computing time.
     let of = |args: &[&str]| json(args)["time"]["ranks"][0]["computing"].as_f64().unwrap();
     assert!(of(&["--set", "model.n_layer=8"]) > of(&[]));
     assert!(of(&["--set", "gradient_accumulation_steps=3"]) > 2.0 * of(&[]));
 
-    // What the table does not hold for is said.
+    // A plan names the first setting for which the table does not hold.
     let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
     assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, and the plan is for 1"));
     assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, and the plan is for bf16"));
@@ -53,7 +53,7 @@ fn a_table_is_measured_once_and_says_how_long_steps_take() {
     let missing = missing(&["--set", "model.n_embd=32"]);
     assert!(missing.starts_with("it has no layer like `"), "{missing}");
 
-    // Whatever it decides, the bits are the same.
+    // The choice of overlap does not change the results.
     let run =
         |out: &str, set: &str| case.train(&["-n", "2", "--plain", "--max-steps", "3", "--out", out, "--set", set]);
     let told = run("by_table", "training.cost_table=costs.json");
@@ -63,13 +63,13 @@ fn a_table_is_measured_once_and_says_how_long_steps_take() {
         run(out, &format!("zero_optimization.overlap_comm={overlap}"));
         assert_eq!(losses, case.losses(out));
     }
-    // What was chosen is in the resolved configuration.
+    // The resolved configuration contains the choice.
     let resolved = std::fs::read_to_string(case.path("by_table/resolved.yaml")).unwrap();
     assert!(resolved.contains("overlap_comm: true") || resolved.contains("overlap_comm: false"), "{resolved}");
 }
 
 #[test]
-fn what_is_no_table_is_an_error_with_its_place() {
+fn an_invalid_table_is_an_error_that_names_the_file() {
     let case = Case::new();
     let refused = |table: &str| {
         let args = ["plan", "--config", "ds.yaml", "--costs", table];

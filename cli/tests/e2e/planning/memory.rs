@@ -1,13 +1,14 @@
-//! What is planned of memory against what the allocator counts: never below it, and above it by little, on every rank.
+//! Compares the planned peak memory with the allocator's count. On every rank, the plan is never below the count and at
+//! most slightly above it.
 //!
-//! Each run is a process of its own for each rank, so nothing else is counted. The models are of some tens of megabytes: in smaller
-//! ones a message more or less that is on its way would be a percent.
+//! Each rank is a process of its own, so the count contains nothing else. The models take some tens of megabytes: in
+//! smaller models, one message in flight would be a percent of the total.
 
 use crate::case;
 
 use case::Case;
 
-/// The most that a plan may be above what was counted, in percent.
+/// Maximum excess of the plan over the count, in percent.
 const ABOVE: f64 = 2.0;
 
 const GPT2: &str = "model={type: gpt2, vocab_size: 256, n_positions: 128, n_embd: 192, n_layer: 4, n_head: 4}";
@@ -16,13 +17,14 @@ const WIDE: &str = "model={type: gpt2, vocab_size: 8000, n_positions: 128, n_emb
 const LLAMA: &str = "model={type: llama, vocab_size: 256, hidden_size: 192, intermediate_size: 512, num_hidden_layers: 4, \
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 128}";
 
-/// Of `zero_optimization`, the optimizer's and the parameters' part on a disk.
+/// Keys of `zero_optimization` that offload the optimizer state or the parameters to a disk.
 const STATE: &str = "offload_optimizer: {device: nvme, nvme_path: .}";
 const PARAMETERS: &str = "offload_param: {device: nvme, nvme_path: .}";
-/// So that what is as large as these models' layers goes to the disk.
+/// A block size so small that the layers of these models are large enough to be offloaded.
 const BLOCKS: &str = "aio={block_size: 65536}";
 
-/// Trains some steps and an evaluation on `ranks` ranks, and compares. Gives the most that was counted of a rank.
+/// Trains three steps and evaluates on `ranks` ranks, and compares plan and count. Returns the largest count of a rank,
+/// in bytes.
 fn holds(ranks: usize, zero: &str, settings: &[&str]) -> u64 {
     holds_within(ABOVE, ranks, zero, settings)
 }
@@ -52,7 +54,7 @@ fn holds_within(most: f64, ranks: usize, zero: &str, settings: &[&str]) -> u64 {
         let what =
             format!("{ranks} ranks, {zero}, {settings:?}: planned {planned}, measured {measured}, {above:+.2} %");
         assert!((0.0..=most).contains(&above), "{what}\n{rank:#}");
-        // What stays in memory is the layout's, to the byte.
+        // The layout determines the resident parameters and optimizer state to the byte.
         for category in ["parameters", "optimizer_state"] {
             assert_eq!(
                 rank["planned_peak_bytes"][category], rank["measured_peak_bytes"][category],
@@ -82,9 +84,9 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
     holds(3, "stage: 2", &["launcher.transport=tcp"]);
 }
 
-/// The copy that is written while training goes on, and the writing.
+/// A background save holds a copy of the state and the buffers for writing it.
 #[test]
-fn saves_in_the_background() {
+fn background_saves() {
     let training = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
     for stage in 0..=3 {
         holds(2, &format!("stage: {stage}"), &[training]);
@@ -102,7 +104,7 @@ fn models_and_dtypes() {
         holds(2, &format!("stage: {stage}"), &["bf16.enabled=true"]);
     }
     holds(1, "stage: 2", &[LLAMA, "bf16.enabled=true"]);
-    // Steps that overflow take no more than others.
+    // Steps that overflow need no more memory than others.
     for (stage, power) in [(0, 10), (1, 10), (2, 40), (3, 10)] {
         holds(2, &format!("stage: {stage}"), &[&format!("fp16={{enabled: true, initial_scale_power: {power}}}")]);
     }
@@ -121,20 +123,23 @@ fn recomputation() {
 }
 
 #[test]
-fn tiles_of_the_feed_forward_part() {
+fn tiled_mlp() {
     let (rows, inner, layers) = (1024, 256, 4);
     let gpt2 = "model={type: gpt2, vocab_size: 256, n_positions: 1024, n_embd: 64, n_layer: 4, n_head: 2}";
     let llama = "model={type: llama, vocab_size: 256, hidden_size: 64, intermediate_size: 256, num_hidden_layers: 4, \
                  num_attention_heads: 2, max_position_embeddings: 1024}";
     let tiles = "model.tiled_mlp_rows=128";
-    // Inner activations that a block keeps of a row: two, and with a gate three.
+    // A block keeps two inner activations per row, or three if the MLP is gated.
     for (model, kept) in [(gpt2, 2), (llama, 3)] {
         for (dtype, bytes) in [("bf16.enabled=false", 4), ("bf16.enabled=true", 2)] {
             let settings = [model, dtype, "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=2"];
             let whole = holds(1, "stage: 0", &settings);
             let tiled = holds(1, "stage: 0", &[&settings[..], &[tiles]].concat());
             let spared = (layers - 1) * rows * inner * kept * bytes;
-            assert!(tiled + spared < whole, "{model}, {dtype}: {whole}, in tiles {tiled}: {spared} less at least");
+            assert!(
+                tiled + spared < whole,
+                "{model}, {dtype}: untiled {whole}, tiled {tiled}, expected saving {spared}"
+            );
         }
         holds(2, "stage: 3", &[model, tiles]);
         holds(2, "stage: 3", &[model, tiles, "activation_checkpointing={}", "bf16.enabled=true"]);
@@ -147,7 +152,7 @@ fn tiles_of_the_feed_forward_part() {
 }
 
 #[test]
-fn what_lives_on_a_disk() {
+fn offload_to_disk() {
     holds(1, &format!("stage: 1, {STATE}"), &[BLOCKS]);
     holds(2, &format!("stage: 1, {STATE}"), &[BLOCKS, "gradient_accumulation_steps=2"]);
     holds(2, &format!("stage: 2, {STATE}"), &[BLOCKS]);
@@ -160,16 +165,17 @@ fn what_lives_on_a_disk() {
     let plain =
         "offload_optimizer: {device: nvme, nvme_path: ., buffer_count: 1, pipeline_read: false, pipeline_write: false}";
     holds(2, &format!("stage: 2, sub_group_size: 65536, {plain}"), &[BLOCKS]);
-    // Nothing but gradients is there to be moved.
+    // SGD without momentum has no state, so only gradients are offloaded.
     holds(2, &format!("stage: 2, {STATE}"), &[BLOCKS, "optimizer={type: SGD, params: {lr: 0.1}}"]);
-    // A checkpoint reads everything, and leaves no buffer behind.
+    // A checkpoint reads all offloaded state, and frees its buffers afterwards.
     let saving = "training={max_steps: 3, output_dir: run, save_every: 1}";
     holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[BLOCKS, saving]);
 }
 
 #[test]
 fn pipelines() {
-    // How many messages are on their way at a time depends on which stage is faster, and the plan takes the most: they are small here.
+    // The number of messages in flight depends on which stage is faster. The plan assumes the maximum, so this model
+    // has small messages.
     let untied = "model={type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 256, n_layer: 6, n_head: 4, tie_word_embeddings: false}";
     let (one, short) = ("train_micro_batch_size_per_gpu=1", "data.sequence_length=64");
     let pipeline = |schedule: &str| format!("pipeline={{stages: 2, schedule: {schedule}}}");
@@ -186,7 +192,8 @@ fn pipelines() {
     }
 }
 
-/// A gradient of the vocabulary is under way, or has arrived: both happen, and the plan takes the most.
+/// The gradient of the tied embedding may or may not be in flight at the peak. The plan assumes the larger case, so the
+/// tolerance is larger.
 #[test]
 fn tied_parameters_over_pipelines() {
     const GRADIENTS: f64 = 25.0;
@@ -198,7 +205,7 @@ fn tied_parameters_over_pipelines() {
 }
 
 #[test]
-fn long_programs_and_their_timeline() {
+fn long_programs_with_a_timeline() {
     let tiles = format!("stage: 2, sub_group_size: 4096, {STATE}");
     holds(1, &tiles, &[BLOCKS]);
     holds(2, &tiles, &[BLOCKS, "wall_clock_breakdown=true"]);

@@ -1,4 +1,4 @@
-//! Plans, cost tables and searches, held against runs.
+//! Plans, cost tables and searches, compared with runs.
 
 mod autotune;
 mod costs;

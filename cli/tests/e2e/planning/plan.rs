@@ -1,4 +1,4 @@
-//! The planner: what it prints, what it refuses before anything is started, and what it would change.
+//! The planner: its output, its errors before launch, and its advice.
 
 use crate::case;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use case::{Case, text};
 use serde_json::Value;
 
-/// Activations are what it needs most.
+/// A model whose memory is mostly activations.
 const WIDE: [&str; 8] = [
     "--set",
     "train_micro_batch_size_per_gpu=8",
@@ -30,7 +30,7 @@ fn json(case: &Case, args: &[&str]) -> Value {
 }
 
 #[test]
-fn a_plan_says_what_a_rank_needs_and_starts_nothing() {
+fn a_plan_reports_the_memory_of_a_rank_and_starts_no_run() {
     let case = Case::new();
     let told = plan(&case, &["-n", "2"]);
     for wanted in ["memory of a rank, at most", "optimizer", "activations", "staging", "fits: a rank needs"] {
@@ -43,14 +43,14 @@ fn a_plan_says_what_a_rank_needs_and_starts_nothing() {
     assert_eq!(stage["activations_known"], true);
     let of = |category: &str| stage["planned_peak_bytes"][category].as_u64().unwrap();
     let state = |kind: &str| stage["state_bytes_per_rank"][kind].as_u64().unwrap();
-    // The one is of the busiest rank, the other of the first.
+    // The peak is that of the rank with the largest peak, the state that of the first rank.
     assert!(of("parameters") >= state("parameters") && of("parameters") < 2 * state("parameters"));
     assert!(of("optimizer_state") >= state("optimizer_state"));
 }
 
-/// Data say how many tokens there are, where the configuration does not, and nothing else.
+/// A plan reads the data only if the configuration leaves the vocabulary size to them.
 #[test]
-fn a_plan_needs_the_data_for_their_vocabulary_alone() {
+fn a_plan_reads_the_data_only_for_the_vocabulary_size() {
     let case = Case::new();
     let with = plan(&case, &[]);
     let gone = ["--set", "data={train: gone.txt, eval: gone.txt}"];
@@ -61,9 +61,9 @@ fn a_plan_needs_the_data_for_their_vocabulary_alone() {
     assert_eq!(plan(&case, &["--set", "model.vocab_size=auto"]), with);
 }
 
-/// The run holds what was planned for it.
+/// The report of a run contains the same peak as `zero-train plan`.
 #[test]
-fn a_run_says_its_plan() {
+fn a_run_reports_its_plan() {
     let case = Case::new();
     let planned = json(&case, &["-n", "2"])["planned_peak_bytes"].as_u64().unwrap();
     let told = case.train(&["-n", "2", "--plain", "--max-steps", "2"]);
@@ -74,9 +74,9 @@ fn a_run_says_its_plan() {
     assert_eq!(of_ranks.into_iter().max(), Some(planned));
 }
 
-/// A trillion parameters over a thousand ranks, without a weight.
+/// Plans a trillion parameters over a thousand ranks without allocating weights.
 #[test]
-fn a_plan_needs_neither_the_machines_nor_the_memory() {
+fn a_trillion_parameters_can_be_planned_on_one_machine() {
     let case = Case::new();
     let trillion = [
         "--world-size",
@@ -94,14 +94,14 @@ fn a_plan_needs_neither_the_machines_nor_the_memory() {
     assert!(told.contains("1,008,014,617,600"), "{told}");
     assert!(told.contains("does not fit: a rank needs") && told.contains("85.9 GB: `--device-memory`"), "{told}");
     assert!(told.contains("one of these makes it fit") && told.contains("of its disk"), "{told}");
-    // What other machines have is not known.
+    // The memory of other machines is unknown, so without a limit nothing is said about it.
     assert!(!plan(&case, &trillion).contains("fit"));
 }
 
-/// A schedule's lists grow with stages times micro-batches; what is done with them must not grow faster. That shows in how long this
-/// test takes, and in nothing else.
+/// The lists of a schedule grow with stages × micro-batches, and planning must not grow faster. Only the duration of
+/// this test shows that.
 #[test]
-fn a_deep_pipeline_of_many_micro_batches_is_planned_with_all_advice() {
+fn a_deep_pipeline_with_many_micro_batches_is_planned_in_time() {
     let case = Case::new();
     let deep = [
         "--set",
@@ -118,14 +118,14 @@ fn a_deep_pipeline_of_many_micro_batches_is_planned_with_all_advice() {
         told.contains("does not fit: a rank needs") && told.contains("nor do more ranks, since what a rank"),
         "{told}"
     );
-    // Bubbles of (p − 1)/(m + p − 1), and a third of it.
+    // For p stages and m micro-batches, the bubble of 1F1B is (p − 1)/(m + p − 1), and that of ZB-H1 a third of it.
     assert!(plan(&case, &deep).contains("1f1b: 10.8 % of a step is bubble"));
     assert!(plan(&case, &[&deep[..], &["--set", "pipeline.schedule=zb_h1"]].concat()).contains("zb_h1: "));
 }
 
-/// Of state alone as many ranks can be had as it takes; of one machine's memory each rank has the less the more there are.
+/// On one machine, fewer ranks have more memory each. With a fixed memory per rank, more ranks have less state each.
 #[test]
-fn where_no_setting_helps_the_number_of_ranks_is_advised_that_does() {
+fn another_number_of_ranks_is_advised_if_no_setting_helps() {
     let case = Case::new();
     let wide = ["--set", "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 64, n_layer: 24, n_head: 2}"];
     let told = plan(&case, &[&wide[..], &["-n", "400000"]].concat());
@@ -134,11 +134,11 @@ fn where_no_setting_helps_the_number_of_ranks_is_advised_that_does() {
     assert!(told.contains("use more ranks, each with as much memory: of "), "{told}");
 }
 
-/// Figure 1 of the ZeRO paper: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N.
+/// Stages 0 to 3 over N ranks: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N and 16Ψ/N bytes, as in figure 1 of the ZeRO paper.
 #[test]
 fn stages_over_ranks_follow_the_closed_forms() {
     let case = Case::new();
-    // Of powers of two, so that nothing is rounded: 2^20 parameters in a layer without bias would be, but for the last one.
+    // Sizes are powers of two, so that shards need almost no rounding.
     let model = "model={type: gpt2, vocab_size: 1024, n_positions: 64, n_embd: 128, n_layer: 1, n_head: 2}";
     let told = plan(&case, &["--stages", "--set", model]);
     let row = |ranks: &str| -> Vec<String> {
@@ -156,7 +156,7 @@ fn stages_over_ranks_follow_the_closed_forms() {
             _ => 1.0,
         };
         let bytes = number.parse::<f64>().unwrap() * scale;
-        assert!((bytes - expected).abs() <= 0.03 * expected + 5e4, "{cell}, and {expected} by the formula");
+        assert!((bytes - expected).abs() <= 0.03 * expected + 5e4, "{cell} is printed, the formula gives {expected}");
     };
     let two = row("2");
     for (cell, expected) in two[1..].iter().zip([16.0, 12.0, 10.0, 8.0]) {
@@ -165,7 +165,7 @@ fn stages_over_ranks_follow_the_closed_forms() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_launch() {
+fn a_configuration_that_does_not_fit_is_rejected_before_launch() {
     let case = Case::new();
     let needs =
         |more: &[&str]| json(&case, &[&WIDE[..], &["-n", "2"], more].concat())["planned_peak_bytes"].as_u64().unwrap();
@@ -180,18 +180,18 @@ fn what_does_not_fit_is_refused_before_launch() {
         told.contains(": `training.memory_limit`") && told.contains("--set activation_checkpointing.enabled=true"),
         "{told}"
     );
-    assert!(!case.path("run").exists(), "something was started");
-    // What it says does fit.
+    assert!(!case.path("run").exists(), "a run was started");
+    // The advised setting does fit.
     let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap();
     let changes: Vec<&str> = advice.trim().split(": ").next().unwrap().split(' ').collect();
     case.train(&[&limit[..], &changes].concat());
-    // And who insists, may.
+    // `--force` trains anyway.
     case.train(&[&limit[..], &["--force", "--out", "forced"]].concat());
 }
 
-/// With long sequences the feed-forward part in tiles is the smallest change, and a plan of it says the same.
+/// With long sequences, a tiled MLP is the smallest change that makes the model fit.
 #[test]
-fn tiles_of_the_feed_forward_part_are_advised() {
+fn a_tiled_mlp_is_advised() {
     let case = Case::new();
     let long = [
         "--set",
@@ -202,20 +202,20 @@ fn tiles_of_the_feed_forward_part_are_advised() {
     let tiles = ["--set", "model.tiled_mlp_rows=64"];
     let of = |more: &[&str]| json(&case, &[&long[..], more].concat())["planned_peak_bytes"].as_u64().unwrap();
     let (whole, tiled) = (of(&[]), of(&tiles));
-    assert!(tiled < whole, "{whole}, in tiles {tiled}");
+    assert!(tiled < whole, "{whole} bytes untiled, {tiled} bytes tiled");
     let limit = format!("{}", (whole + tiled) / 2);
     let told = plan(&case, &[&long[..], &["--device-memory", &limit]].concat());
     let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
     assert!(advice.contains("--set model.tiled_mlp_rows=64: "), "{told}");
     assert!(plan(&case, &[&long[..], &tiles, &["--device-memory", &limit]].concat()).contains("fits: "));
-    // What is in tiles already is not advised again, nor where there is nothing of the kind.
+    // A model whose MLP is tiled already gets no such advice.
     let told = plan(&case, &[&long[..], &tiles, &["--device-memory", "1MB"]].concat());
     assert!(told.contains("does not fit") && !told.contains("--set model.tiled"), "{told}");
 }
 
-/// From a lower stage too, what stage 3 can do without a disk comes before the disk.
+/// From a lower stage too, all savings of stage 3 in memory are advised before offload to a disk.
 #[test]
-fn stage_3_that_gathers_late_is_advised_before_a_disk() {
+fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     let case = Case::new();
     let wide = [
         "--set",
@@ -241,9 +241,10 @@ fn stage_3_that_gathers_late_is_advised_before_a_disk() {
     assert!(late.iter().all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
 }
 
-/// A rank that another launcher started has no plan before it: it stops with a table where it holds too much.
+/// Under another launcher, no plan is checked before launch. A rank that exceeds the limit stops with a table of its
+/// memory.
 #[test]
-fn a_limit_that_is_passed_is_an_error_with_a_table() {
+fn an_exceeded_limit_is_an_error_with_a_table() {
     let case = Case::new();
     let limit = [&WIDE[..], &["--config", "ds.yaml", "--plain", "--set", "training.memory_limit=8MB"]].concat();
     let mut ranks: Vec<_> = (0..2)

@@ -1,11 +1,13 @@
-//! The memory that a rank's process occupies, held against its tracked bytes and the binary.
+//! Compares the resident memory of a rank's process with its tracked bytes.
 
 use crate::case;
 
 use case::Case;
 
-/// Trains on `ranks` ranks a model with 80 MB of parameters: the 16 MiB that are kept for reuse are less than a tenth then. What each process occupies is at most a tenth more than what it tracked
-/// and what it had occupied before.
+/// Trains a model with 80 MB of parameters on `ranks` ranks. Asserts that the resident memory of each process is at
+/// most a tenth above its tracked peak plus its resident memory before training.
+///
+/// The model is so large that the 16 MiB that the allocator keeps for reuse are less than a tenth of the total.
 fn holds(ranks: usize, zero: &str) {
     let case = Case::new();
     let (count, zero) = (ranks.to_string(), format!("zero_optimization={{{zero}}}"));
@@ -25,7 +27,8 @@ fn holds(ranks: usize, zero: &str) {
     for rank in case.report("run")["memory"]["ranks"].as_array().unwrap() {
         let resident = |key: &str| rank["resident_bytes"][key].as_u64().unwrap_or_else(|| panic!("no {key}: {rank}"));
         let allowed = rank["measured_peak_total_bytes"].as_u64().unwrap() + resident("before");
-        // Of one rank alone at any time; pages that several share count for each, so of those what is theirs in the end.
+        // The peak of several ranks counts shared pages once for each rank, so it is only compared for one rank. For
+        // several ranks, the memory at the end of the run is compared.
         let occupied = resident(if ranks == 1 { "peak_with_shared" } else { "at_the_end" });
         let what = format!("{ranks} ranks, {zero}: occupied {occupied} of {allowed}");
         assert!(occupied as f64 <= 1.1 * allowed as f64, "{what}\n{rank:#}");
@@ -34,7 +37,7 @@ fn holds(ranks: usize, zero: &str) {
 }
 
 #[test]
-fn what_a_rank_occupies_is_what_it_tracks_and_the_binary() {
+fn resident_memory_is_close_to_tracked_memory() {
     for ranks in [1, 2] {
         for stage in 0..=3 {
             holds(ranks, &format!("stage: {stage}"));

@@ -1,4 +1,4 @@
-//! `zero-train autotune --sweep` as a user runs it, on a tiny model.
+//! Runs `zero-train autotune --sweep` on a tiny model.
 
 use crate::case;
 
@@ -11,7 +11,7 @@ use case::{Case, text};
 const SWEEP: &str = "autotuning={sweep: {max_steps: 40, space: {optimizer.params.lr: [1e-5, 1e-4, 3e-3, 1e-2, 3e3]}}}";
 
 #[test]
-fn the_right_learning_rate_wins_and_its_file_trains_as_it_is() {
+fn a_good_learning_rate_wins_and_its_file_reproduces_the_trial() {
     let case = Case::new();
     let sweep = |more: &[&str]| {
         let arguments = ["autotune", "--sweep", "--config", "ds.yaml", "--out", "tuned", "--set", SWEEP];
@@ -36,7 +36,7 @@ fn the_right_learning_rate_wins_and_its_file_trains_as_it_is() {
     let best = lines.last().unwrap()["best"].as_u64().unwrap();
     assert!([2, 3].contains(&best), "{said}");
     assert!(matches!(trials[4]["state"].as_str(), Some("stopped early" | "diverged")), "{said}");
-    // A trial is the training that it stands for: the same losses, to the bit.
+    // Training the best file gives bit-identical losses to the trial.
     let rate = trials[best as usize]["settings"]["optimizer.params.lr"].as_str().unwrap();
     let output = case
         .command(&[
@@ -60,7 +60,7 @@ fn the_right_learning_rate_wins_and_its_file_trains_as_it_is() {
     let of_trial: Vec<(u64, f32)> =
         evaluations.iter().map(|of| (of[0].as_u64().unwrap(), of[1].as_f64().unwrap() as f32)).collect();
     assert_eq!(of_trial, losses, "{rate}");
-    // Trials leave no checkpoints, and nothing is trained twice.
+    // Trials leave no checkpoints, and `--resume` trains no trial twice.
     let folder = case.path("tuned/sweep/002");
     let is_saved = fs::read_dir(folder.join("checkpoints")).is_ok_and(|mut entries| {
         entries.any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("step-"))
@@ -75,7 +75,7 @@ fn the_right_learning_rate_wins_and_its_file_trains_as_it_is() {
 }
 
 #[test]
-fn without_the_section_or_the_switch_it_says_so() {
+fn a_missing_sweep_section_is_an_error_and_an_unused_one_is_reported() {
     let case = Case::new();
     let output = case.command(&["autotune", "--sweep", "--config", "ds.yaml"]).output().unwrap();
     let errors = text(&output.stderr);

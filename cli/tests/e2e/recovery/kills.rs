@@ -1,5 +1,6 @@
-//! Ranks killed at random moments of long runs: every kill is recovered from on the first try, and the bits stay.
-#![allow(unreachable_pub)] // part of one test
+//! Kills ranks at random moments of long runs. Every restart must succeed at the first attempt, and the result must be
+//! bit-identical to an undisturbed run.
+#![allow(unreachable_pub)] // only one test uses it
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -8,16 +9,16 @@ use std::time::{Duration, Instant};
 use crate::case::{Case, text};
 use crate::launch::ranks;
 
-/// Kills of one run, at most.
+/// Maximum number of kills per run.
 const KILLS_OF_A_RUN: usize = 20;
-/// Steps of a run. One that gets to its end before its last kill is followed by another.
+/// Steps of a run. If a run finishes before its last kill, another run follows.
 const STEPS: u64 = 600;
 /// Steps between two checkpoints.
 const SAVE_EVERY: u64 = 10;
-/// Latest moment of a kill after the start of an attempt.
+/// Maximum time from the start of an attempt to its kill.
 const LATEST: Duration = Duration::from_millis(600);
 
-/// Kills `kills` ranks in runs of two, one after the other, and prints what came of it.
+/// Kills `kills` ranks one after the other, in runs of two ranks, and prints a table of the results.
 pub fn sweep(kills: usize) {
     let case = Case::new();
     let mut random = Random::new();
@@ -38,10 +39,10 @@ pub fn sweep(kills: usize) {
         let output = run.wait_with_output().unwrap();
         let (told, errors) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(0), "after {done} kills: {told}\n{errors}");
-        // One restart a kill: none of them failed by itself.
+        // One restart per kill: no attempt failed without a kill.
         let restarts = errors.lines().filter(|line| line.starts_with("restart ")).count();
         assert_eq!(restarts, done, "{errors}");
-        assert!((case.losses(&out), case.shards(&out, STEPS)) == expected, "{out} has other bits: {errors}");
+        assert!((case.losses(&out), case.shards(&out, STEPS)) == expected, "{out} is not bit-identical: {errors}");
         fs::remove_dir_all(case.path(&out)).unwrap();
         (killed, runs) = (killed + done, runs + 1);
     }
@@ -52,7 +53,7 @@ pub fn sweep(kills: usize) {
     println!("| {killed} | {runs} | {killed} | {:.0?} | {:.0?} | {:.0?} |", at(0.5), at(0.99), at(1.0));
 }
 
-/// A run that saves while it waits, or in the background.
+/// Starts a run of two ranks, with synchronous or background saves.
 fn start(case: &Case, out: &str, restarts: usize, background: bool) -> Child {
     let (steps, restarts) = (STEPS.to_string(), restarts.to_string());
     let saves = format!("training.save_every={SAVE_EVERY}");
@@ -63,8 +64,8 @@ fn start(case: &Case, out: &str, restarts: usize, background: bool) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Kills a rank of an attempt at some moment, and waits until the other has ended; says how long that took. `None` if the run was over
-/// before.
+/// Kills a rank of an attempt at a random moment, and waits until the other rank has ended. Returns the time that this
+/// took; `None` if the run had finished before.
 fn kill_one(run: &mut Child, attempt: usize, random: &mut Random) -> Option<Duration> {
     let (victim, after) = (random.below(2), LATEST.mul_f64(random.below(1000) as f64 / 1000.0));
     let begun = Instant::now();
@@ -87,7 +88,7 @@ fn kill_one(run: &mut Child, attempt: usize, random: &mut Random) -> Option<Dura
 
 fn end_of_both(ranks: &[u32], victim: usize) -> Option<Duration> {
     let process = |rank: usize| rustix::process::Pid::from_raw(ranks[rank].cast_signed()).unwrap();
-    // A rank that is done, and only not waited for yet, cannot be killed any more: the run is over.
+    // If the rank has already ended and the launcher has just not reaped it, the run is over.
     if has_ended(ranks[victim])
         || rustix::process::kill_process(process(victim), rustix::process::Signal::KILL).is_err()
     {
@@ -101,14 +102,14 @@ fn end_of_both(ranks: &[u32], victim: usize) -> Option<Duration> {
     Some(killed.elapsed())
 }
 
-/// Whether a process is gone, or only waited for.
+/// Returns whether a process has ended. It may still be a zombie.
 fn has_ended(process: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name before the state may have brackets and spaces itself.
+    // The name before the state may itself contain parentheses and spaces.
     status.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
-/// A generator whose seed is the time, and is printed.
+/// A random number generator (SplitMix64), seeded with `ZERO_TRAIN_KILLS_SEED` or the current time.
 struct Random(u64);
 
 impl Random {
@@ -118,7 +119,7 @@ impl Random {
         Self(seed.unwrap_or(time.as_nanos() as u64))
     }
 
-    /// SplitMix64.
+    /// Returns a random number below `end`.
     fn below(&mut self, end: u64) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

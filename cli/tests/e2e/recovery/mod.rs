@@ -1,4 +1,4 @@
-//! What is left when ranks are killed, and how a run goes on.
+//! Recovery from killed ranks, and saves under adverse conditions.
 
 mod kills;
 mod restart;

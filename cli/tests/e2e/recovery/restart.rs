@@ -1,6 +1,7 @@
-//! Runs that survive lost ranks: restarts, fewer ranks, signals to one rank, the token's file.
+//! Runs that survive lost ranks: restarts, fewer ranks, signals to a single rank, the token file.
 //!
-//! `a_killed_rank_…_whenever_it_is_killed` kills so many ranks as `ZERO_TRAIN_KILLS` says (20 by default); `scripts/kills.sh` runs it alone.
+//! `a_killed_rank_…_whenever_it_is_killed` kills `ZERO_TRAIN_KILLS` ranks (20 by default). `scripts/kills.sh` runs only
+//! this test.
 
 use crate::case;
 use crate::launch::ranks;
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use case::{Case, rank_process, signal, text, wait_for};
 
-/// Starts a run that goes on until something ends it, or for `steps`.
+/// Starts a run of `steps` steps.
 fn start(case: &Case, out: &str, steps: u64, args: &[&str]) -> Child {
     let steps = steps.to_string();
     let usual = ["--config", "ds.yaml", "--plain", "--out", out, "--max-steps", &steps];
@@ -22,12 +23,12 @@ fn start(case: &Case, out: &str, steps: u64, args: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Steps in the run's metrics.
+/// Returns the number of steps in the run's metrics.
 fn steps(case: &Case, out: &str) -> usize {
     fs::read_to_string(case.path(out).join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// Status, standard output and standard error of a run that ends by itself.
+/// Waits for a run. Returns its exit status, standard output and standard error.
 fn end(child: Child) -> (Option<i32>, String, String) {
     let output = child.wait_with_output().unwrap();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
@@ -42,16 +43,16 @@ fn checkpoints(case: &Case, out: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_killed_rank_is_started_again_and_the_run_has_the_bits_of_an_undisturbed_one() {
+fn a_killed_rank_is_restarted_and_the_run_is_bit_identical_to_an_undisturbed_one() {
     let case = Case::new();
     let steps_in_all = 400;
     let saves = ["-n", "2", "--set", "training.save_every=10"];
     let (status, _, errors) = end(start(&case, "whole", steps_in_all, &saves));
     assert_eq!(status, Some(0), "{errors}");
-    // An older run lies where this one writes: it is moved aside once, and nothing of it is taken up.
+    // The run folder contains an older run. It is moved aside once, and none of its checkpoints is used.
     case.train(&["--quiet", "-n", "2", "--out", "run", "--max-steps", "40", "--set", "training.seed=7"]);
     let run = start(&case, "run", steps_in_all, &[&saves[..], &["--max-restarts", "3"]].concat());
-    // Once when there is hardly a checkpoint yet, once later.
+    // One kill when there may be no checkpoint yet, and one later.
     wait_for(|| case.path("run.1").exists() && steps(&case, "run") >= 1);
     signal(rank_process(run.id(), 1), "KILL");
     wait_for(|| steps(&case, "run") >= 60 && steps(&case, "run") < 400);
@@ -67,21 +68,24 @@ fn a_killed_rank_is_started_again_and_the_run_has_the_bits_of_an_undisturbed_one
     let told = report["restarts"].as_array().unwrap();
     assert_eq!((told.len(), &told[1]["reason"]), (2, &Value::from("rank 0 was killed by signal 9")));
     assert!(told[1]["step"].as_u64().unwrap() >= 50 && told[1]["ranks"] == 2, "{report}");
-    assert!(case.path("run.1").exists() && !case.path("run.2").exists(), "moved aside once");
+    assert!(
+        case.path("run.1").exists() && !case.path("run.2").exists(),
+        "the older run is not moved aside exactly once"
+    );
     assert_eq!(case.metrics("run.1").len(), 40);
 }
 
 #[test]
-fn a_run_that_was_resumed_from_a_folder_goes_on_from_there_again() {
+fn a_resumed_run_restarts_from_the_same_checkpoint() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "whole", "--max-steps", "200"]);
     case.train(&["--quiet", "-n", "2", "--out", "first", "--max-steps", "20"]);
-    // A newer step of another run is in the folder already.
+    // The run folder already contains a later step of another run.
     let other = ["--quiet", "-n", "2", "--out", "run", "--max-steps", "40", "--set", "training.seed=7"];
     case.train(&other);
     let from = ["-n", "2", "--max-restarts", "1", "--resume", "first/checkpoints/step-00000020"];
     let run = start(&case, "run", 200, &from);
-    // Its first rank to exist: the run may be anywhere between start and end of training.
+    // Both ranks have started. Training may or may not have begun.
     wait_for(|| ranks::of(run.id()).len() == 2);
     signal(rank_process(run.id(), 1), "KILL");
     let (status, out, errors) = end(run);
@@ -92,7 +96,7 @@ fn a_run_that_was_resumed_from_a_folder_goes_on_from_there_again() {
 }
 
 #[test]
-fn restarts_have_an_end_and_mistakes_are_not_tried_again() {
+fn restarts_are_limited_and_divergence_and_stops_are_not_restarted() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "2", "--max-restarts", "1"]);
     for attempt in 0..2 {
@@ -103,7 +107,7 @@ fn restarts_have_an_end_and_mistakes_are_not_tried_again() {
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.contains("restart 1 of 1"), "{errors}");
     assert!(errors.contains("error: rank 1 was killed by signal 9; it was the first to end"), "{errors}");
-    // Diverging is no death, and neither is a request to stop.
+    // Divergence and a request to stop cause no restart.
     let diverges = ["--set", "optimizer.params.lr=1e38", "--set", "gradient_clipping=0"];
     let run = start(&case, "diverges", 200, &[&diverges[..], &["-n", "2", "--max-restarts", "2"]].concat());
     let (status, _, errors) = end(run);
@@ -116,7 +120,7 @@ fn restarts_have_an_end_and_mistakes_are_not_tried_again() {
 }
 
 #[test]
-fn a_configuration_that_was_changed_meanwhile_is_not_taken_up() {
+fn a_configuration_that_has_changed_prevents_a_restart() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "2", "--max-restarts", "1"]);
     wait_for(|| steps(&case, "run") >= 3);
@@ -127,7 +131,7 @@ fn a_configuration_that_was_changed_meanwhile_is_not_taken_up() {
     assert!(errors.contains("error: no restart: ds.yaml has changed since the run began"), "{errors}");
 }
 
-/// A global batch that is the same whatever the number of ranks, added up in the same order.
+/// A global batch of the same samples for any number of ranks, reduced in the same order.
 const REPRODUCIBLE: [&str; 4] = ["--set", "training.reproducible=true", "--set", "train_batch_size=8"];
 
 #[test]
@@ -141,7 +145,7 @@ fn fewer_ranks_go_on_with_the_same_batches() {
     signal(rank_process(run.id(), 3), "KILL");
     let (status, out, errors) = end(run);
     assert_eq!(status, Some(0), "{out}\n{errors}");
-    // Three would do for the ranks, but not for eight samples, two at a time.
+    // Three ranks are left, but eight samples in micro-batches of two do not divide among them.
     assert!(errors.contains("restart 1 of 2: rank 3 was killed by signal 9; 2 ranks from step "), "{errors}");
     assert!(out.contains("batch: 8 samples = 2 a micro-batch × 2 micro-batches × 2 ranks"), "{out}");
     assert_eq!(case.losses("run"), case.losses("whole"));
@@ -150,7 +154,7 @@ fn fewer_ranks_go_on_with_the_same_batches() {
 }
 
 #[test]
-fn too_few_ranks_are_an_error_that_says_so() {
+fn fewer_ranks_than_min_ranks_are_an_error() {
     let case = Case::new();
     let args = ["-n", "2", "--max-restarts", "2", "--min-ranks", "2"];
     let run = start(&case, "run", 1_000_000, &args);
@@ -163,7 +167,7 @@ fn too_few_ranks_are_an_error_that_says_so() {
 }
 
 #[test]
-fn more_or_fewer_ranks_by_hand_read_the_same_data() {
+fn resuming_with_more_or_fewer_ranks_reads_the_same_data() {
     let case = Case::new();
     let train = |ranks: &str, out: &str, steps: &str, more: &[&str]| {
         let usual = ["--quiet", "-n", ranks, "--out", out, "--max-steps", steps];
@@ -187,7 +191,7 @@ fn usr1_saves_on_all_ranks_and_training_goes_on() {
         let before = steps(&case, "run");
         wait_for(|| steps(&case, "run") > before + 2);
     }
-    // It goes on until it is told to stop.
+    // Training continues until SIGINT.
     signal(run.id(), "INT");
     let (status, out, errors) = end(run);
     assert_eq!((status, checkpoints(&case, "run").len()), (Some(130), 4), "{errors}");
@@ -196,10 +200,10 @@ fn usr1_saves_on_all_ranks_and_training_goes_on() {
 }
 
 #[test]
-fn usr1_before_there_is_anything_to_save_ends_nobody() {
+fn usr1_before_training_does_not_kill_a_rank() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "2", "--set", "training.keep_last=0"]);
-    // As soon as there is a rank; the launcher holds it back until the rank can take it.
+    // Sent as soon as a rank exists. The launcher holds the signal back until the rank has installed its handler.
     wait_for(|| !ranks::of(run.id()).is_empty());
     signal(run.id(), "USR1");
     wait_for(|| checkpoints(&case, "run").len() == 1);
@@ -208,7 +212,7 @@ fn usr1_before_there_is_anything_to_save_ends_nobody() {
 }
 
 #[test]
-fn a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint() {
+fn a_signal_to_one_rank_stops_all_ranks_with_a_checkpoint() {
     let case = Case::new();
     for (name, status) in [("TERM", 143), ("INT", 130)] {
         let run = start(&case, name, 1_000_000, &["-n", "3", "--max-restarts", "1"]);
@@ -222,14 +226,14 @@ fn a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint() {
 }
 
 #[test]
-fn the_token_is_in_a_private_file_that_goes_with_the_run() {
+fn the_token_is_in_a_private_file_that_is_deleted_with_the_run() {
     let case = Case::new();
     for (name, folder) in [("TERM", "runtime"), ("KILL", "")] {
         let runtime = case.path(if folder.is_empty() { "temporary" } else { folder });
         fs::create_dir(&runtime).unwrap();
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "-n", "2", "--max-steps", "1000000"]);
         command.args(["--out", name]).stderr(Stdio::null());
-        // What cannot be written to is passed over for the folder of temporary files.
+        // If `XDG_RUNTIME_DIR` does not exist, the launcher uses the folder for temporary files.
         let elsewhere = if folder.is_empty() { case.path("nowhere") } else { runtime.clone() };
         command.env("XDG_RUNTIME_DIR", elsewhere).env("TMPDIR", &runtime).env("ZERO_TRAIN_TOKEN", "not for ranks");
         let mut run = command.spawn().unwrap();
@@ -242,7 +246,7 @@ fn the_token_is_in_a_private_file_that_goes_with_the_run() {
         let file = fs::metadata(path).unwrap();
         let parent = fs::metadata(std::path::Path::new(path).parent().unwrap()).unwrap();
         assert_eq!((file.mode() & 0o777, parent.mode() & 0o777), (0o600, 0o700));
-        // Stopped in good order, or because a rank was lost: the file is gone with its folder.
+        // After a regular stop and after a lost rank, the file and its folder are deleted.
         signal(if name == "TERM" { run.id() } else { rank }, name);
         run.wait().unwrap();
         assert_eq!(fs::read_dir(&runtime).unwrap().count(), 0);

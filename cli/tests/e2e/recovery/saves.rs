@@ -1,4 +1,4 @@
-//! Saving when something is in the way: a kill at every point of a save, a full disk, another run, damage.
+//! Saves under adverse conditions: a kill at every point of a save, a full disk, a concurrent run, damaged checkpoints.
 
 use crate::case;
 
@@ -8,21 +8,21 @@ use std::process::Stdio;
 use case::{Case, rank_process, signal, text, wait_for};
 use zero_checkpoint::FAILPOINTS;
 
-/// Steps of checkpoints that are committed.
+/// Returns the steps of the committed checkpoints.
 fn committed(case: &Case, out: &str) -> Vec<u64> {
     let all = zero_checkpoint::committed(&case.path(out).join("checkpoints")).unwrap();
     all.into_iter().map(|(step, _)| step).collect()
 }
 
-/// Names in the folder of checkpoints that are not `step-…` or `latest`.
+/// Returns the names in the `checkpoints` folder other than `step-…` and `latest`.
 fn left_over(case: &Case, out: &str) -> Vec<String> {
     let names = fs::read_dir(case.path(out).join("checkpoints")).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| !name.starts_with("step-") && name != "latest").collect()
 }
 
-/// Kills one rank at each point of its second save. What is committed then is whole, and goes on to the bits of a run that nobody
-/// disturbed.
+/// Kills one rank at each failpoint of its second save. The committed checkpoints must be intact, and the resumed run
+/// must be bit-identical to an undisturbed one.
 fn a_kill_at_any_point_loses_nothing(asynchronous: bool) {
     let case = Case::new();
     let saves = format!("training.save_async={asynchronous}");
@@ -42,7 +42,7 @@ fn a_kill_at_any_point_loses_nothing(asynchronous: bool) {
                 "{}",
                 text(&ended.stderr)
             );
-            // The folder got its name at `save::renamed`.
+            // From `save::renamed` on, the second checkpoint is committed.
             let is_renamed = index >= FAILPOINTS.iter().position(|point| *point == "save::renamed").unwrap();
             let expected: &[u64] = if is_renamed { &[1, 2] } else { &[1] };
             let expected = if *point == "save::retained" { &[1, 2] } else { expected };
@@ -66,11 +66,11 @@ fn a_kill_at_any_point_of_a_save_loses_nothing() {
 }
 
 #[test]
-fn a_kill_at_any_point_of_a_save_in_the_background_loses_nothing() {
+fn a_kill_at_any_point_of_a_background_save_loses_nothing() {
     a_kill_at_any_point_loses_nothing(true);
 }
 
-/// The disk of one rank is full at the second save: training goes on, says so, and the next save works.
+/// The disk of one rank is full at the second save. Training reports this and continues, and the next save succeeds.
 #[test]
 fn a_full_disk_does_not_end_training() {
     let case = Case::new();
@@ -97,9 +97,9 @@ fn a_full_disk_does_not_end_training() {
     }
 }
 
-/// A disk that is really full, in the middle of checkpoints and logs.
+/// Checkpoints and logs fill up a small tmpfs.
 #[test]
-fn a_small_disk_fills_up_and_training_goes_on() {
+fn training_continues_when_a_small_disk_fills_up() {
     let case = Case::new();
     fs::create_dir(case.path("run")).unwrap();
     let train = "--config ds.yaml --plain -n 2 --set training.save_every=1 --set training.keep_last=0 --max-steps 30";
@@ -124,13 +124,13 @@ fn a_small_disk_fills_up_and_training_goes_on() {
     assert!(said.contains("warning: step ") && said.contains("No space left on device"), "{said}");
     assert!(said.contains("training goes on, the newest is step "), "{said}");
     assert!(out.contains("step     30/30  loss "), "{out}\n{said}");
-    // The last checkpoint is the run's result.
+    // The last checkpoint is the result of the run, so failing to save it is an error.
     assert!(out.contains("status 3") && said.contains("error: "), "{out}\n{said}");
     assert!(out.contains("verified 0"), "{out}");
 }
 
 #[test]
-fn a_second_run_of_a_folder_is_refused() {
+fn a_second_run_in_the_same_folder_is_rejected() {
     let case = Case::new();
     let long = ["--config", "ds.yaml", "--quiet", "-n", "2", "--max-steps", "100000"];
     let mut first = case.command(&long).stderr(Stdio::null()).spawn().unwrap();
@@ -143,8 +143,8 @@ fn a_second_run_of_a_folder_is_refused() {
         assert!(said.starts_with(&format!("error: run belongs to process {holder} on ")), "{said}");
         assert!(said.contains("help: one run at a time"), "{said}");
     }
-    assert!(!case.path("run.1").exists(), "the folder of a run that goes on stays where it is");
-    // A run that is killed keeps nobody out.
+    assert!(!case.path("run.1").exists(), "the folder of a running run is moved aside");
+    // A killed run does not block its folder.
     let other = rank_process(first.id(), 1);
     signal(first.id(), "KILL");
     [holder, other].into_iter().for_each(|rank| signal(rank, "KILL"));
@@ -153,9 +153,9 @@ fn a_second_run_of_a_folder_is_refused() {
     assert!(case.path("run.1/metrics.jsonl").exists());
 }
 
-/// `--resume auto` goes back to what is whole; it does not begin anew where nothing is.
+/// `--resume auto` uses the newest intact checkpoint. If all are damaged, it fails instead of starting from scratch.
 #[test]
-fn a_damaged_checkpoint_is_passed_over() {
+fn damaged_checkpoints_are_skipped() {
     let case = Case::new();
     let save = ["--quiet", "-n", "2", "--set", "training.save_every=2", "--set", "training.keep_last=0"];
     case.train(&[&save[..], &["--max-steps", "8", "--out", "whole"]].concat());
@@ -184,5 +184,5 @@ fn a_damaged_checkpoint_is_passed_over() {
     [2, 4, 6, 8].into_iter().for_each(damage);
     let refused = case.run(&[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
     assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
-    assert!(case.path("run/checkpoints/step-00000008").exists(), "nothing was moved");
+    assert!(case.path("run/checkpoints/step-00000008").exists(), "a checkpoint was moved");
 }

@@ -1,4 +1,4 @@
-//! Training in f16 as a user sees it: overflows, the loss scale in the log and in the report, `--verify`.
+//! Training in f16: overflows, the loss scale in the metrics and the report, `--verify`.
 
 use crate::case;
 
@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use case::{Case, text};
 
-/// What a user sees: a line for each overflow, the scale in the log, and the end where it cannot come down any more.
+/// Each overflow prints a line, the metrics contain the scale, and an overflow at the minimum scale ends the run.
 #[test]
-fn the_binary_tells_of_overflows_and_of_the_end() {
+fn overflows_are_reported_and_an_overflow_at_the_minimum_scale_is_an_error() {
     let case = Case::new();
     let fp16 = |more: &str| format!("fp16={{enabled: true, initial_scale_power: 30, hysteresis: 1{more}}}");
     let output = case.train(&["-n", "2", "--plain", "--set", &fp16(""), "--set", "tensorboard.enabled=true"]);

@@ -1,4 +1,4 @@
-//! What a run writes while it trains, on layouts of all kinds.
+//! Training runs on various layouts, and the files that they write.
 
 mod loss_scale;
 mod monitors;

@@ -1,5 +1,5 @@
-//! Monitors of the binary: DeepSpeed's names, runs that go on, and places that cannot be written to. What was written is read back by the
-//! programs that it is for, where Python has them.
+//! Monitors of a run: DeepSpeed's names, resumed runs, and destinations that cannot be written. The tests read the
+//! output back with TensorBoard, prometheus_client and MLflow if Python has them.
 
 use crate::case;
 use crate::python;
@@ -18,7 +18,7 @@ use python::python;
 
 const BOTH: [&str; 4] = ["--set", "csv_monitor.enabled=true", "--set", "tensorboard.enabled=true"];
 
-/// The lines of a tag's file behind its header: samples and value.
+/// Returns the rows of a tag's CSV file as pairs of sample count and value.
 fn csv(case: &Case, out: &str, name: &str) -> Vec<(u64, f64)> {
     let path = case.path(out).join(format!("csv_monitor/DeepSpeedJobName/Train_Samples_{name}.csv"));
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -28,7 +28,7 @@ fn csv(case: &Case, out: &str, name: &str) -> Vec<(u64, f64)> {
     lines.lines().map(pair).collect()
 }
 
-/// The same of all tags as TensorBoard's reader sees them: `tag samples value`, or nothing where there is none.
+/// Returns all values that TensorBoard's reader finds, as `tag samples value`; `None` if TensorBoard is not installed.
 fn events(folder: &Path) -> Option<Vec<String>> {
     let script = format!(
         "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -43,7 +43,7 @@ for tag in sorted(events.Tags()['scalars']):
 }
 
 #[test]
-fn deepspeeds_names_over_samples() {
+fn monitors_use_the_names_of_deepspeed_over_samples() {
     let case = Case::new();
     let common = ["--plain", "-n", "2", "--max-steps", "6"];
     case.train(&[&common[..], &["--out", "without"]].concat());
@@ -63,7 +63,7 @@ fn deepspeeds_names_over_samples() {
     let bits: Vec<u32> = logged.iter().map(|line| (line["loss"].as_f64().unwrap() as f32).to_bits()).collect();
     let written: Vec<u32> = csv(&case, "with", "train_loss").iter().map(|line| (line.1 as f32).to_bits()).collect();
     assert_eq!(written, bits);
-    // All of a step but what it waits between instructions; `backward` is in two parts.
+    // The parts do not exceed the step, which also contains waits between instructions. `backward` has two parts.
     let part = |name: &str| csv(&case, "with", &format!("elapsed_time_ms_{name}"))[5].1;
     let sum: f64 = ["forward", "backward", "step", "data", "gather", "pipeline", "disk"].map(part).iter().sum();
     assert!(sum <= csv(&case, "with", "elapsed_time_ms")[5].1 + 0.001);
@@ -79,13 +79,13 @@ fn deepspeeds_names_over_samples() {
 }
 
 #[test]
-fn steps_that_are_done_again_are_not_repeated() {
+fn a_resumed_run_does_not_repeat_steps() {
     let case = Case::new();
     let common = [&["--quiet", "-n", "2", "--out", "run", "--set", "training.save_every=3"], &BOTH[..]].concat();
     case.train(&[&common[..], &["--max-steps", "5"]].concat());
     let first = csv(&case, "run", "train_loss");
     assert_eq!(first.len(), 5);
-    // As a run that was killed has left it.
+    // The incomplete line of a killed run.
     let path = case.path("run/csv_monitor/DeepSpeedJobName/Train_Samples_lr.csv");
     fs::write(&path, fs::read_to_string(&path).unwrap() + "24,0.0").unwrap();
     case.train(&[&common[..], &["--max-steps", "8", "--resume", "run/checkpoints/step-00000003"]].concat());
@@ -93,16 +93,16 @@ fn steps_that_are_done_again_are_not_repeated() {
     for name in ["train_loss", "lr", "grad_norm"] {
         assert_eq!(csv(&case, "run", name).iter().map(|line| line.0).collect::<Vec<_>>(), samples, "{name}");
     }
-    assert_eq!(csv(&case, "run", "train_loss")[..5], first, "the same bits again");
+    assert_eq!(csv(&case, "run", "train_loss")[..5], first, "the repeated steps are not bit-identical");
     if let Some(events) = events(&case.path("run/tensorboard/DeepSpeedJobName")) {
         let of = |line: &&String| line.starts_with("Train/Samples/train_loss ");
         assert_eq!(events.iter().filter(of).count(), 8, "{events:?}");
     }
 }
 
-/// A folder that is a file, and a disk that is full.
+/// The folder of a monitor is a file, or the disk is full.
 #[test]
-fn what_cannot_be_written_is_said_once_and_training_goes_on() {
+fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
     let case = Case::new();
     fs::write(case.path("file"), "").unwrap();
     let full = case.path("full/csv_monitor/DeepSpeedJobName");
@@ -137,13 +137,13 @@ fn what_cannot_be_written_is_said_once_and_training_goes_on() {
         assert!(output.status.success(), "{errors}");
         let lines: Vec<&str> = errors.lines().collect();
         assert_eq!(lines.iter().filter(|line| **line == format!("warning: {expected}")).count(), 1, "{errors}");
-        assert_eq!(lines.len(), 2, "and that it is incomplete: {errors}");
+        assert_eq!(lines.len(), 2, "the second line must report the missing steps: {errors}");
         assert!(lines[1].ends_with("lacks 20 steps"), "{errors}");
         assert_eq!((case.losses(out), case.shards(out, 20)), (case.losses("well"), case.shards("well", 20)));
     }
 }
 
-/// The body of `/metrics`, or nothing while nobody answers.
+/// Returns the body of `/metrics`; `None` if the server does not respond.
 fn page(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
@@ -172,7 +172,7 @@ fn prometheus_reads_the_newest_values() {
         line.parse::<u64>().unwrap()
     };
     wait_for(|| page(port).is_some_and(|page| steps(&page) > steps(&seen)));
-    // It answers others while one says nothing.
+    // A client that sends nothing does not block other clients.
     let _silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let seen = page(port).unwrap();
     let script = format!(
@@ -206,8 +206,8 @@ for family in text_string_to_metric_families({seen:?}):
     assert!(out.contains(&format!("metrics: http://127.0.0.1:{port}/metrics\n")), "{out}");
     case.train(&["--quiet", "-n", "2", "--out", "without"]);
     let losses = case.losses("without");
-    assert!(case.losses("run").iter().zip(&losses).all(|(one, other)| one == other), "the same bits");
-    // A port that somebody else has is said once.
+    assert!(case.losses("run").iter().zip(&losses).all(|(one, other)| one == other), "not bit-identical");
+    // A port that is in use is reported once.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let prometheus = format!("prometheus={{enabled: true, port: {}}}", address.port());
@@ -222,14 +222,14 @@ for family in text_string_to_metric_families({seen:?}):
     assert_eq!(case.losses("taken"), losses);
 }
 
-/// A tracking server of MLflow's own with its processes, which end with this.
+/// An MLflow tracking server. Dropping it kills the server and its child processes.
 struct Server {
     child: Child,
     port: u16,
 }
 
 impl Server {
-    /// `None` where Python has no MLflow, which is said.
+    /// Starts the server; `None` if Python has no MLflow, which is printed.
     fn start(case: &Case) -> Option<Self> {
         python(&["mlflow"], "")?;
         let port = case::port();
@@ -246,7 +246,7 @@ impl Server {
             .spawn()
             .unwrap();
         let mut server = Self { child, port };
-        // It takes its time, more so where the machine is busy.
+        // The start takes a while, especially on a busy machine.
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(server.child.try_wait().unwrap().is_none(), "the server has ended");
             std::thread::sleep(Duration::from_millis(100));
@@ -258,7 +258,8 @@ impl Server {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// What MLflow's own client finds: of each run of the experiment, the newest first, name, status, a parameter and its losses by step.
+    /// Returns the runs of the experiment that MLflow's client finds, newest first: name, status, a parameter, the
+    /// version and the losses by step.
     fn runs(&self) -> Vec<String> {
         let script = format!(
             "from mlflow import MlflowClient
@@ -281,7 +282,7 @@ impl Drop for Server {
     }
 }
 
-/// Steps and losses of the log, as the client prints them.
+/// Returns the steps and losses in the metrics, in the format of [`Server::runs`].
 fn logged(case: &Case, out: &str) -> String {
     let lines = case.metrics(out);
     let one =
@@ -290,7 +291,7 @@ fn logged(case: &Case, out: &str) -> String {
 }
 
 #[test]
-fn mlflows_own_client_reads_the_run_back() {
+fn the_client_of_mlflow_reads_the_run_back() {
     let case = Case::new();
     let Some(server) = Server::start(&case) else { return };
     let mlflow = format!(
@@ -298,7 +299,7 @@ fn mlflows_own_client_reads_the_run_back() {
         server.uri()
     );
     let common = ["--quiet", "-n", "2", "--set", "training.save_every=3"];
-    // A server that is still starting keeps what it was not told; so until the first run is there.
+    // A server that is still starting may miss values, so the run is repeated until it reports no error.
     let mut attempts = 0;
     loop {
         let output = case.run(&[&common[..], &["--max-steps", "5", "--out", "run", "--set", &mlflow]].concat());
@@ -312,14 +313,14 @@ fn mlflows_own_client_reads_the_run_back() {
     }
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(server.runs()[0], format!("first FINISHED 3 {version} {}", logged(&case, "run")));
-    // Goes on in the same run, where no step is twice.
+    // A resumed run continues the same MLflow run without repeating steps.
     let runs = server.runs().len();
     let resume = ["--max-steps", "8", "--out", "run", "--resume", "run/checkpoints/step-00000003", "--set", &mlflow];
     case.train(&[&common[..], &resume].concat());
     assert_eq!(server.runs().len(), runs);
     assert_eq!(server.runs()[0], format!("first FINISHED 3 {version} {}", logged(&case, "run")));
     assert_eq!(logged(&case, "run").split(' ').count(), 8);
-    // The address out of the environment; a run that fails, with a loss that JSON cannot write.
+    // The address comes from the environment. The run fails with a NaN loss, which JSON cannot represent.
     let mut command = case.command(&[
         "--config",
         "ds.yaml",
@@ -345,7 +346,7 @@ fn mlflows_own_client_reads_the_run_back() {
 }
 
 #[test]
-fn a_server_that_is_gone_mute_or_broken_neither_ends_nor_changes_training() {
+fn a_missing_silent_or_broken_server_neither_ends_nor_changes_training() {
     let case = Case::new();
     let common = ["--quiet", "-n", "2", "--max-steps", "20"];
     case.train(&[&common[..], &["--out", "well"]].concat());
@@ -363,7 +364,7 @@ fn a_server_that_is_gone_mute_or_broken_neither_ends_nor_changes_training() {
     let end = "; training goes on; see that the tracking server runs, or set `mlflow.tracking_uri`\n\
                warning: the monitor `mlflow` lacks 20 steps\n";
     assert!(errors.starts_with(&start) && errors.contains("onnection refused") && errors.ends_with(end), "{errors}");
-    // Takes connections and says nothing.
+    // A server that accepts connections but never responds.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let errors = run("mute", mute.local_addr().unwrap().port());
     assert!(errors.contains("the monitor `mlflow` was too slow at the end") || errors.contains("timeout"), "{errors}");
@@ -382,7 +383,7 @@ fn a_server_that_is_gone_mute_or_broken_neither_ends_nor_changes_training() {
 }
 
 #[test]
-fn an_address_that_cannot_be_reached_is_refused_before_anything_starts() {
+fn an_unsupported_address_is_rejected_before_anything_starts() {
     let case = Case::new();
     for (set, expected) in [
         ("mlflow={enabled: true, tracking_uri: \"https://mlflow.example.com\"}", "is reached over TLS"),
@@ -395,11 +396,11 @@ fn an_address_that_cannot_be_reached_is_refused_before_anything_starts() {
         assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.starts_with("error: ") && errors.contains(expected), "{errors}");
         assert!(errors.contains("\n  in: mlflow.tracking_uri\n  help: "), "{errors}");
-        assert!(!case.path("run").exists(), "nothing is written");
+        assert!(!case.path("run").exists(), "a run folder was written");
     }
 }
 
-/// What is written of the machine under a name so far: whole lines, behind the header.
+/// Returns the values that the machine monitor has written under a name so far, without an incomplete last line.
 fn machine(case: &Case, out: &str, name: &str) -> Vec<f64> {
     let path = case.path(&format!("{out}/csv_monitor/DeepSpeedJobName/Machine_{name}.csv"));
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -407,7 +408,7 @@ fn machine(case: &Case, out: &str, name: &str) -> Vec<f64> {
     lines.lines().skip(1).map(|line| line.split_once(',').unwrap().1.parse().unwrap()).collect()
 }
 
-/// A run with the machine's monitor that goes on until `until` holds; what it printed, and its errors.
+/// Runs training with the machine monitor until `until` holds. Returns standard output and standard error.
 fn watched(
     case: &Case,
     out: &str,
@@ -431,7 +432,7 @@ fn watched(
 }
 
 #[test]
-fn the_machine_is_watched() {
+fn the_machine_is_monitored() {
     let case = Case::new();
     let last = |name: &str| machine(&case, "run", name).last().copied();
     watched(&case, "run", &[], &[], || last("process_cpu_percent").is_some_and(|percent| percent > 0.0));
@@ -439,17 +440,17 @@ fn the_machine_is_watched() {
     assert!(last("process_resident_bytes").unwrap() > 1e6 && last("memory_available_bytes").unwrap() > 1e6);
     case.train(&["--quiet", "-n", "2", "--out", "without"]);
     let (with, without) = (case.losses("run"), case.losses("without"));
-    assert!(with.len() > 1 && with.iter().zip(&without).all(|(one, other)| one == other), "the same bits");
+    assert!(with.len() > 1 && with.iter().zip(&without).all(|(one, other)| one == other), "not bit-identical");
 }
 
 #[test]
-fn gpus_are_watched_through_nvml() {
+fn gpus_are_monitored_through_nvml() {
     let case = Case::new();
     if !nvml::mock(&case.path("")) {
         return;
     }
     let here = case.path("").display().to_string();
-    // All of three, and those that CUDA would use, one of them by a part of its name.
+    // First all three GPUs, then the two in CUDA_VISIBLE_DEVICES, one of them given by a prefix of its UUID.
     let port = case::port();
     let prometheus = format!("prometheus={{enabled: true, port: {port}}}");
     let more = ["--set", &prometheus, "--set", "tensorboard.enabled=true"];
@@ -489,19 +490,19 @@ fn gpus_are_watched_through_nvml() {
     let without = case.losses("without");
     for out in ["all", "two"] {
         let with = case.losses(out);
-        assert!(with.len() > 1 && with.iter().zip(&without).all(|(one, other)| one == other), "the same bits: {out}");
+        assert!(with.len() > 1 && with.iter().zip(&without).all(|(one, other)| one == other), "{out} is not identical");
     }
 }
 
 #[test]
-fn what_nvml_does_not_say_is_said_once() {
+fn missing_gpu_metrics_are_reported_once() {
     let case = Case::new();
     if !nvml::mock(&case.path("")) {
         return;
     }
     let here = case.path("").display().to_string();
     let samples = |out: &str, name: &str| machine(&case, out, name).len();
-    // One never says its power, another is lost after a while; what there is goes on being written.
+    // GPU 0 never reports its power, and GPU 1 is lost after a while. The other metrics are still written.
     let variables = [("LD_LIBRARY_PATH", here.as_str()), ("MOCK_NVML_FAILS", "power:0,lost:1")];
     let [out, errors] =
         watched(&case, "failing", &[], &variables, || samples("failing", "gpu_0_temperature_celsius") > 30);
@@ -513,7 +514,7 @@ fn what_nvml_does_not_say_is_said_once() {
     assert_eq!(samples("failing", "gpu_0_power_watts"), 0);
     assert!((1..=11).contains(&samples("failing", "gpu_1_power_watts")));
     assert!(samples("failing", "gpu_2_power_watts") > 20);
-    // A library that cannot be opened, and none; no driver, no GPU, none that this process may use: a line. A driver that fails: a warning.
+    // A broken or missing library, no driver, no GPU and no visible GPU print a line. A driver that fails is a warning.
     let broken = case.path("broken");
     fs::create_dir(&broken).unwrap();
     fs::write(broken.join("libnvidia-ml.so.1"), "").unwrap();

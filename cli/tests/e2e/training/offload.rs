@@ -1,4 +1,4 @@
-//! The binary with its state on a disk, as a user runs it: same bits as in memory, and what becomes of a run whose disk fails.
+//! Runs with state offloaded to a disk: they are bit-identical to runs in memory, and a failing disk is reported.
 
 use crate::case;
 
@@ -8,8 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use case::{Case, rank_process, signal, text, wait_for};
 
-/// The keys under which all that can live on a disk does; `path` is relative to the folder of the case. Blocks are so small that
-/// the tiny model fills several, and tiles so small that a layer has some.
+/// Returns the arguments that offload all state to a disk. `path` is relative to the folder of the case. Blocks are so
+/// small that the tiny model fills several, and tiles so small that a layer has several.
 fn on_disk(path: &str) -> Vec<String> {
     let folder = |section| format!("zero_optimization.{section}={{device: nvme, nvme_path: {path}}}");
     let sets = [
@@ -22,7 +22,7 @@ fn on_disk(path: &str) -> Vec<String> {
     sets.into_iter().flat_map(|set| ["--set".into(), set]).collect()
 }
 
-/// The same model in memory.
+/// Arguments for the same model in memory.
 const IN_MEMORY: [&str; 2] = ["--set", "model.n_embd=48"];
 
 fn command(case: &Case, path: &str, args: &[&str]) -> Command {
@@ -47,7 +47,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
 }
 
-/// A run of two ranks that has no end of its own, after its third step.
+/// Starts an endless run of two ranks, and waits for its third step.
 fn endless(case: &Case, out: &str, args: &[&str]) -> Child {
     let args = [&["-n", "2", "--max-steps", "1000000", "--out", out], args].concat();
     let child = command(case, "disk", &args).spawn().unwrap();
@@ -56,9 +56,9 @@ fn endless(case: &Case, out: &str, args: &[&str]) -> Child {
     child
 }
 
-/// How it ended by itself: not to wait for ever is a part of every test here.
+/// Waits until the process ends, for at most a minute. Returns its exit status and standard error.
 fn end(mut child: Child) -> (Option<i32>, String) {
-    // A full pipe would hold it up.
+    // A full pipe would block the process.
     let stdout = child.stdout.take();
     let reader = std::thread::spawn(move || stdout.map(|pipe| std::io::read_to_string(pipe).unwrap()));
     wait_for(|| child.try_wait().unwrap().is_some());
@@ -67,8 +67,8 @@ fn end(mut child: Child) -> (Option<i32>, String) {
     (status.code(), text(&stderr))
 }
 
-/// A command behind a disk of its own at `disk` in the case's folder, which only it sees: `options` are those of a tmpfs. `None`, and
-/// a reason, where the system lets nobody do that.
+/// Runs the binary in a mount namespace with a tmpfs at `disk` in the case's folder, mounted with `options`. Prints the
+/// reason and returns `None` if the system does not permit mounting.
 fn behind_a_mount(case: &Case, options: &str, args: &[&str]) -> Option<Output> {
     let disk = case.path("disk");
     let mount = format!("mount -t tmpfs -o {options} none '{}'", disk.display());
@@ -97,7 +97,7 @@ fn behind_a_mount(case: &Case, options: &str, args: &[&str]) -> Option<Output> {
 }
 
 #[test]
-fn a_run_has_the_bits_of_one_in_memory_and_says_where_its_state_is() {
+fn an_offloaded_run_is_bit_identical_and_reports_where_its_state_is() {
     let case = case_with_disk();
     for ranks in ["1", "2"] {
         case.train(&[&["--quiet", "-n", ranks, "--out", "memory"], &IN_MEMORY[..]].concat());
@@ -119,7 +119,7 @@ fn a_run_has_the_bits_of_one_in_memory_and_says_where_its_state_is() {
 }
 
 #[test]
-fn a_model_too_small_for_the_disk_is_said_to_stay_in_memory() {
+fn a_model_too_small_to_offload_is_reported() {
     let case = case_with_disk();
     let offload = ["--set", "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}"];
     let said = case.train(&[&["--plain", "--out", "small", "--max-steps", "1"], &offload[..]].concat());
@@ -127,7 +127,7 @@ fn a_model_too_small_for_the_disk_is_said_to_stay_in_memory() {
 }
 
 #[test]
-fn two_runs_with_one_path_know_nothing_of_each_other() {
+fn two_runs_can_offload_to_the_same_path() {
     let case = case_with_disk();
     case.train(&[&["--quiet", "--out", "memory"], &IN_MEMORY[..]].concat());
     let both = ["one", "two"].map(|out| command(&case, "disk", &["--out", out]).spawn().unwrap());
@@ -143,7 +143,7 @@ fn two_runs_with_one_path_know_nothing_of_each_other() {
 }
 
 #[test]
-fn a_path_that_will_not_do_is_an_error_before_any_rank_starts() {
+fn an_unsuitable_path_is_an_error_before_any_rank_starts() {
     let case = case_with_disk();
     for (path, message) in [("nowhere", "nowhere: there is no such folder"), ("corpus.txt", "this is no folder")] {
         for section in ["offload_optimizer", "offload_param"] {
@@ -160,7 +160,7 @@ fn a_path_that_will_not_do_is_an_error_before_any_rank_starts() {
 }
 
 #[test]
-fn a_full_disk_and_a_read_only_one_are_errors_before_any_rank_starts() {
+fn full_and_read_only_disks_are_errors_before_any_rank_starts() {
     let case = case_with_disk();
     for (options, message) in [("size=64k", " are needed, 65536 bytes are free"), ("ro", "Read-only file system")] {
         let Some(output) = behind_a_mount(&case, options, &["-n", "2"]) else { return };
@@ -174,7 +174,7 @@ fn a_full_disk_and_a_read_only_one_are_errors_before_any_rank_starts() {
 }
 
 #[test]
-fn a_disk_that_is_memory_is_said_once_and_trains_the_same() {
+fn a_tmpfs_is_reported_once_and_training_is_bit_identical() {
     let case = case_with_disk();
     case.train(&[&["--quiet", "-n", "2", "--out", "memory"], &IN_MEMORY[..]].concat());
     let Some(output) = behind_a_mount(&case, "size=64m", &["-n", "2"]) else { return };
@@ -184,7 +184,7 @@ fn a_disk_that_is_memory_is_said_once_and_trains_the_same() {
 }
 
 #[test]
-fn a_file_cut_short_under_a_rank_ends_all_of_them_with_its_name() {
+fn a_truncated_file_ends_all_ranks_and_is_named() {
     let case = case_with_disk();
     for rank in [0, 1] {
         let child = endless(&case, &format!("run-{rank}"), &[]);
@@ -193,7 +193,7 @@ fn a_file_cut_short_under_a_rank_ends_all_of_them_with_its_name() {
         let open = fs::read_dir(format!("/proc/{victim}/fd")).unwrap().map(|entry| entry.unwrap().path());
         let files: Vec<_> =
             open.filter(|link| fs::read_link(link).is_ok_and(|target| target.starts_with(&disk))).collect();
-        assert_eq!(files.len(), 2, "one for the optimizer, one for parameters");
+        assert_eq!(files.len(), 2, "expected one file for the optimizer and one for the parameters");
         File::options().write(true).open(&files[rank]).unwrap().set_len(4096).unwrap();
         let (status, errors) = end(child);
         assert_eq!(status, Some(1), "{errors}");
@@ -204,7 +204,7 @@ fn a_file_cut_short_under_a_rank_ends_all_of_them_with_its_name() {
 }
 
 #[test]
-fn a_killed_rank_leaves_no_file_and_the_run_goes_on_bit_for_bit() {
+fn a_killed_rank_leaves_no_file_and_the_resumed_run_is_bit_identical() {
     let case = case_with_disk();
     case.train(&[&["--quiet", "-n", "2", "--out", "memory"], &IN_MEMORY[..]].concat());
     let child = endless(&case, "run", &["--set", "training.save_every=2", "--set", "training.keep_last=0"]);
@@ -212,9 +212,9 @@ fn a_killed_rank_leaves_no_file_and_the_run_goes_on_bit_for_bit() {
     let (status, errors) = end(child);
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.contains("rank 1 was killed by signal 9"), "{errors}");
-    assert!(errors.contains("rank 0") && errors.contains('#'), "rank 0 names itself and the operation: {errors}");
+    assert!(errors.contains("rank 0") && errors.contains('#'), "rank 0 must name itself and the operation: {errors}");
     assert!(is_empty(&case.path("disk")));
-    // A fast machine may have come so far that nothing of the twenty steps is left to do.
+    // On a fast machine, the run may have passed step 20. Later checkpoints are deleted so that there are steps left.
     let checkpoints = case.path("run/checkpoints");
     for step in (12..).step_by(2).map(|step| checkpoints.join(format!("step-{step:08}"))) {
         if !step.exists() {

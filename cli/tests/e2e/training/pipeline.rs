@@ -1,4 +1,4 @@
-//! Pipelines as a user runs them: one process a rank, over shared memory and TCP.
+//! Pipelines with one process per rank, over shared memory and TCP.
 
 use crate::case;
 
@@ -12,7 +12,7 @@ use case::{Alone, Case, port, signal, wait_for};
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
 const MICRO_BATCHES: usize = 4;
 
-/// Options of a pipeline of a model of seven layers.
+/// Returns the arguments for a pipeline of a model with seven layers.
 fn pipeline(stages: usize, schedule: &str, zero_stage: usize, more: &[&str]) -> Vec<String> {
     let mut values = vec![
         "model.n_layer=4".to_string(),
@@ -24,13 +24,13 @@ fn pipeline(stages: usize, schedule: &str, zero_stage: usize, more: &[&str]) -> 
     values.into_iter().flat_map(|value| ["--set".to_string(), value]).collect()
 }
 
-/// A run that must end well.
+/// Trains, asserts success, and returns standard output.
 fn train(case: &Case, args: &[&str], options: &[String]) -> String {
     case.train(&[args, &options.iter().map(String::as_str).collect::<Vec<_>>()].concat())
 }
 
 #[test]
-fn processes_over_any_transport_give_the_bits_of_threads_and_of_one_stage() {
+fn processes_over_any_transport_are_bit_identical_to_threads_and_to_one_stage() {
     let case = Case::new();
     for (zero_stage, schedule) in SCHEDULES.into_iter().enumerate() {
         let of = |stages: usize, ranks: &str, transport: &str| {
@@ -48,7 +48,7 @@ fn processes_over_any_transport_give_the_bits_of_threads_and_of_one_stage() {
     }
 }
 
-/// What all ranks of an all-reduce send together.
+/// Returns the bytes that all ranks of an all-reduce send together.
 fn all_reduced(elements: usize, ranks: usize, width: usize) -> u64 {
     (2 * (ranks - 1) * elements * width) as u64
 }
@@ -66,8 +66,8 @@ fn the_report_predicts_what_a_step_sends_to_the_byte() {
         assert_eq!((&report["world_size"], &report["zero_stage"]), (&Value::from(RANKS), &Value::from(zero_stage)));
         let ranks = report["memory"]["ranks"].as_array().unwrap();
         let program: u64 = ranks.iter().map(|rank| rank["expected_sent_bytes_per_step"].as_u64().unwrap()).sum();
-        // Besides its program, a step sends the norm over all ranks, the losses over the replicas of the last stage, and
-        // from there the mean to all.
+        // In addition to the messages of its program, a step all-reduces the gradient norm over all ranks and the
+        // losses over the replicas of the last stage, and broadcasts the mean loss.
         let losses = if zero_stage >= 2 { MICRO_BATCHES } else { 1 };
         let norm = all_reduced(zero_optim::exact_sum::LIMBS, RANKS, 8);
         let loss = all_reduced(losses, 2, 4) + 4 * (RANKS as u64 - 1);
@@ -94,12 +94,12 @@ fn verify_agrees_under_pipelines() {
         let out = train(&case, &args, &options(false));
         assert!(out.contains("verified: largest relative difference"), "{out}");
     }
-    assert!(!case.path("run").exists(), "nothing is written");
+    assert!(!case.path("run").exists(), "a run folder was written");
 }
 
-/// Evaluation, checkpoints on the way, a sample of text at the end: what is between steps is the same too.
+/// Evaluation, checkpoints during training and a sample of text at the end also give the same results.
 #[test]
-fn a_run_with_everything_is_that_of_one_stage() {
+fn evaluation_checkpoints_and_samples_are_identical_to_one_stage() {
     let case = Case::new();
     let more = ["training.eval_every=2", "training.save_every=3", "training.sample={prompt: line, tokens: 12}"];
     for (zero_stage, schedule) in SCHEDULES.into_iter().enumerate() {
@@ -119,7 +119,7 @@ fn a_run_with_everything_is_that_of_one_stage() {
 }
 
 #[test]
-fn a_stopped_pipeline_goes_on_under_another_one_bit_for_bit() {
+fn a_stopped_pipeline_resumes_bit_identically_under_another_schedule() {
     let case = Case::new();
     let of = |out, steps, more: &[&str], options: &[String]| {
         train(&case, &[&["--quiet", "-n", "4", "--max-steps", steps, "--out", out], more].concat(), options)
@@ -135,15 +135,15 @@ fn a_stopped_pipeline_goes_on_under_another_one_bit_for_bit() {
     let metrics = case.path("parts/metrics.jsonl");
     wait_for(|| std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
     signal(child.id(), "TERM");
-    // On a machine so fast that training was over before, this is a clean end too.
+    // On a fast machine, training may have finished before the signal.
     assert!(matches!(child.wait().unwrap().code(), Some(143 | 0)));
-    // ZeRO 2 sums in the same order, on the same two replicas.
+    // ZeRO stage 2 sums in the same order as stage 3, over the same two replicas.
     of("parts", "12", &["--resume", "auto"], &pipeline(2, "zb_h1", 2, &[]));
     assert_eq!(case.losses("whole"), case.losses("parts"));
     assert_eq!(case.shards("whole", 12), case.shards("parts", 12));
 }
 
-/// Ranks that no launcher looks after: none is ended but by what it notices itself.
+/// Starts ranks without a launcher, so that each survivor must notice a lost rank by itself.
 fn ranks_alone(case: &Case, count: usize, out: &str, options: &[String]) -> Vec<Alone> {
     let port = port();
     let args = ["--config", "ds.yaml", "--plain", "--max-steps", "1000000", "--out", out];
@@ -156,12 +156,12 @@ fn ranks_alone(case: &Case, count: usize, out: &str, options: &[String]) -> Vec<
     (0..count).map(start).collect()
 }
 
-/// Every other rank ends and says who: in its own stage, before and behind it.
+/// Every other rank ends and names the lost rank, whether it is in the same stage, an earlier or a later one.
 #[test]
 fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
     let case = Case::new();
     for (transport, schedule) in [("shared_memory", "1f1b"), ("tcp", "zb_h1")] {
-        // A deadline that is not reached here: what ends the ranks is that they notice.
+        // The timeout is not reached in this test: the ranks end because they notice the loss.
         let deadline = ["launcher.timeout_seconds=60".to_string(), format!("launcher.transport={transport}")];
         let options = pipeline(3, schedule, 2, &[&deadline[0], &deadline[1]]);
         for victim in [0, 3, 5] {
@@ -172,7 +172,7 @@ fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
             signal(ranks[victim].id(), "KILL");
             let killed = Instant::now();
             wait_for(|| ranks.iter_mut().all(Alone::has_ended));
-            // The promise is a second; a loaded machine may need longer to schedule us, so the limit only catches hangs.
+            // Ranks end within a second on an idle machine. A busy machine may take longer, so this only detects hangs.
             assert!(killed.elapsed() < Duration::from_secs(20), "{out}: {:?}", killed.elapsed());
             for (rank, ended) in ranks.into_iter().map(Alone::end).enumerate().filter(|(rank, _)| *rank != victim) {
                 let (status, errors) = ended;
@@ -184,18 +184,19 @@ fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
     }
 }
 
-/// The last stage has nothing but the head, whose weight is the embedding's: it reduces nothing and updates nothing.
+/// The last stage has only the head, whose weight is tied to the embedding, so it reduces and updates no parameters.
 #[test]
-fn a_stage_may_own_no_parameter() {
+fn a_stage_may_own_no_parameters() {
     let case = Case::new();
     for zero_stage in 0..=3 {
         let mut options = pipeline(4, "1f1b", zero_stage, &[]);
         options.extend(["--set".into(), "pipeline.partition_method=uniform".into()]);
         let out = format!("alone-{zero_stage}");
         train(&case, &["--quiet", "-n", "4", "--max-steps", "2", "--out", &out], &options);
-        let report: Value =
-            serde_json::from_str(&std::fs::read_to_string(case.path(&format!("{out}/report.json"))).expect("a report"))
-                .expect("JSON");
+        let report: Value = serde_json::from_str(
+            &std::fs::read_to_string(case.path(&format!("{out}/report.json"))).expect("report.json exists"),
+        )
+        .expect("report.json is valid");
         assert_eq!(report["pipeline"]["stages"][3], serde_json::json!(["lm_head"]), "{}", report["pipeline"]);
         assert_eq!(report["optimizer_steps"], 2);
     }

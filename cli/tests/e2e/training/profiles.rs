@@ -1,5 +1,5 @@
-//! Profiles of the binary: what `flops_profiler`, `memory_breakdown` and `comms_logger` print, held against closed forms, and that none of
-//! them changes a bit.
+//! Profiles: compares the output of `flops_profiler`, `memory_breakdown` and `comms_logger` with closed forms, and
+//! checks that profiling does not change the results.
 
 use crate::case;
 
@@ -9,19 +9,19 @@ use case::{Case, text};
 
 const PROFILE: &str = "flops_profiler={enabled: true, profile_step: 2, output_file: profiles/second.txt}";
 
-/// The line of a layer in the detailed profile, from its name on.
+/// Returns the words of a layer's line in the detailed profile, beginning with its name.
 fn row<'a>(profile: &'a str, name: &str) -> Vec<&'a str> {
     let mut rows = profile.split("Detailed Profile").nth(1).unwrap().lines().map(|line| line.split_whitespace());
     rows.find(|row| row.clone().next() == Some(name)).unwrap_or_else(|| panic!("{name} is not in {profile}")).collect()
 }
 
-/// Of GPT-2's block at width w, R rows of samples of T tokens: 12 w² a row, and attention's two products on what is seen. A backward takes
-/// twice as much, and attention's five products.
+/// Multiply-accumulates of a GPT-2 block of width w: 12 w² per token, plus the two products of attention over the
+/// unmasked scores. A backward takes twice the former, plus five products for attention.
 #[test]
-fn multiply_accumulates_are_the_closed_forms_at_every_layout() {
+fn multiply_accumulates_match_the_closed_forms_on_every_layout() {
     let case = Case::new();
     let (width, length, vocabulary) = (16, 16, 256);
-    // One rank has all four samples of the batch, two have two each.
+    // `samples` is the number of samples per replica: four for one replica, two each for two replicas.
     for (out, ranks, samples, more) in [
         ("one", "1", 4, ["train_micro_batch_size_per_gpu=4", "zero_optimization.stage=1"]),
         ("two", "2", 2, ["train_micro_batch_size_per_gpu=2", "zero_optimization.stage=3"]),
@@ -41,7 +41,8 @@ fn multiply_accumulates_are_the_closed_forms_at_every_layout() {
             assert_eq!(row[4..6], [&thousands(linear + 2 * seen), "K"], "{out}: {profile}");
             assert_eq!(row[9..11], [&thousands(2 * linear + 5 * seen), "K"], "{out}: {profile}");
         }
-        // The head's forward is a part of its backward. Its weight is the embedding's, and counts once in the whole.
+        // The head's forward runs inside its backward. Its weight is tied to the embedding and counts once in the
+        // total.
         let of_head = row(&profile, "lm_head");
         assert_eq!((of_head[4], of_head[8]), ("0", &*thousands(3 * head)), "{out}: {profile}");
         assert_eq!(row(&profile, "model")[1..3], ["10.94", "K"], "{out}: {profile}");
@@ -51,18 +52,18 @@ fn multiply_accumulates_are_the_closed_forms_at_every_layout() {
 }
 
 #[test]
-fn what_recomputes_takes_the_forward_again() {
+fn recomputation_adds_the_forward_to_the_backward() {
     let case = Case::new();
     let set = ["--set", PROFILE, "--set", "activation_checkpointing={number_checkpoints: 4}"];
     case.train(&[&["--quiet", "-n", "2", "--max-steps", "2"], &set[..]].concat());
     let profile = fs::read_to_string(case.path("profiles/second.txt")).unwrap();
     let macs = |column: usize| row(&profile, "0")[column].parse::<f64>().unwrap();
-    // The closed form of the test above, and the forward.
+    // The backward of the closed form above, plus one forward.
     assert_eq!((macs(4), macs(9)), (107.01, 325.38), "{profile}");
 }
 
 #[test]
-fn none_of_them_changes_a_bit_and_each_says_what_it_found() {
+fn profilers_print_their_results_and_do_not_change_the_training() {
     let case = Case::new();
     let common = ["--plain", "-n", "2", "--max-steps", "4"];
     case.train(&[&common[..], &["--out", "without"]].concat());
@@ -89,33 +90,33 @@ fn none_of_them_changes_a_bit_and_each_says_what_it_found() {
         assert!(out.contains(part), "{part} is not in {out}");
     }
     assert!(!out.contains("depth 2:"), "{out}");
-    // Steps 1, 2 and 4; each rank with four parts of a step.
+    // Printed at steps 1, 2 and 4, with four parts of the step for each rank.
     assert_eq!(out.matches("memory held at most").count(), 3, "{out}");
     let table = out.split("memory held at most in each part of step 4, by rank\n").nth(1).unwrap();
     let rows: Vec<&str> = table.lines().skip(1).take(8).collect();
     let is_of = |row: &&str| row.trim_start().starts_with("1  backward");
     assert_eq!(rows.iter().filter(|row| is_of(row)).count(), 1, "{out}");
-    // Gradients are there from the backward to the update, and gone after it.
+    // Gradients are resident from the backward until the update.
     let gradients = |part: &str| {
         let row = rows.iter().find(|row| row.trim_start().starts_with(&format!("0  {part}"))).unwrap();
         row.split("  ").filter(|cell| !cell.trim().is_empty()).nth(3).unwrap().trim()
     };
     assert_eq!((gradients("forward"), gradients("its end")), ("0 B", "0 B"), "{out}");
     assert_eq!((gradients("backward"), gradients("step")), ("17.5 kB", "17.5 kB"), "{out}");
-    // All bytes of all operations are in the summary.
+    // The summary counts all calls of all operations.
     let summary = out.split("Comm. Op").nth(1).unwrap();
     for operation in ["all_gather", "reduce_scatter", "all_reduce"] {
         let of = summary.split(&format!("\n{operation}\n")).nth(1).unwrap();
         let counts = of.lines().take_while(|line| line.starts_with(' '));
         let calls: u64 = counts.map(|line| line[40..60].trim().parse::<u64>().unwrap()).sum();
-        // The report's own rows are gathered before the table is made.
+        // The summary may count a few more calls, because gathering the report itself uses collectives.
         let reported = case.report("with")["collectives"][operation]["calls"].as_u64().unwrap();
         assert!(calls >= reported && calls <= reported + 8, "{operation}: {calls}, {reported}: {out}");
     }
 }
 
 #[test]
-fn a_profile_that_cannot_be_written_is_said() {
+fn a_profile_that_cannot_be_written_is_a_warning() {
     let case = Case::new();
     fs::write(case.path("file"), "").unwrap();
     let output = case.run(&["--quiet", "--set", "flops_profiler={enabled: true, output_file: file/profile.txt}"]);

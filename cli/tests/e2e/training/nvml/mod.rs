@@ -1,9 +1,9 @@
-//! A library that stands for NVIDIA's management library, compiled from C for a test.
+//! A mock of NVIDIA's management library (NVML), compiled from C.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Makes `libnvidia-ml.so.1` in a folder; without a C compiler it says so, and there is none.
+/// Builds the mock as `libnvidia-ml.so.1` in a folder. Without a C compiler, prints a message and returns `false`.
 #[allow(unreachable_pub)]
 pub fn mock(folder: &Path) -> bool {
     let compiler = std::env::var("CC").unwrap_or("cc".into());
@@ -15,7 +15,7 @@ pub fn mock(folder: &Path) -> bool {
             false
         }
         Ok(output) => {
-            // A compiler that is there must like it.
+            // If a compiler exists, the code must compile.
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             true
         }

@@ -1,7 +1,8 @@
-// Stands for NVIDIA's management library: three GPUs, whose numbers a test knows.
+// A mock of NVIDIA's management library: three GPUs with known metrics.
 //
-// MOCK_NVML_GPUS: how many of the three there are. MOCK_NVML_INIT: what nvmlInit_v2 returns. MOCK_NVML_FAILS: "FUNCTION:GPU" gives NOT_SUPPORTED;
-// "lost:GPU" lets that GPU fall off the bus after ten questions for it.
+// MOCK_NVML_GPUS sets the number of GPUs, at most three. MOCK_NVML_INIT sets the return value of nvmlInit_v2. In
+// MOCK_NVML_FAILS, "FUNCTION:GPU" makes that function return NOT_SUPPORTED for that GPU, and "lost:GPU" makes the GPU
+// fall off the bus after ten requests for its handle.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
