@@ -71,8 +71,8 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
         let file = root.join(format!(".floor-{}", comm.rank()));
         let mut written = Ok(());
         times.floor.push(timed(|| written = write(&file, &source)));
-        std::fs::remove_file(&file)?;
         written?;
+        std::fs::remove_file(&file)?;
         comm.barrier().wait()?;
         let mut saved = Ok(());
         times.waited.push(timed(|| saved = subject.engine_mut().save_checkpoint(&root).map(drop)));

@@ -4,7 +4,7 @@ use crate::case;
 
 use std::time::Duration;
 
-use case::{Case, text};
+use case::{Case, port, text};
 use serde_json::Value;
 
 /// A model whose memory is mostly activations.
@@ -247,6 +247,7 @@ fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
 fn an_exceeded_limit_is_an_error_with_a_table() {
     let case = Case::new();
     let limit = [&WIDE[..], &["--config", "ds.yaml", "--plain", "--set", "training.memory_limit=8MB"]].concat();
+    let port = port();
     let mut ranks: Vec<_> = (0..2)
         .map(|rank: usize| {
             let place = [
@@ -255,7 +256,7 @@ fn an_exceeded_limit_is_an_error_with_a_table() {
                 ("LOCAL_RANK", rank.to_string()),
                 ("LOCAL_WORLD_SIZE", "2".into()),
                 ("MASTER_ADDR", "127.0.0.1".into()),
-                ("MASTER_PORT", "29617".into()),
+                ("MASTER_PORT", port.to_string()),
             ];
             let mut command = case.command(&limit);
             command.envs(place).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
