@@ -120,7 +120,7 @@ impl Report {
         Errors { list, omitted: self.omitted }
     }
 
-    fn add(&mut self, kind: ErrorKind, places: &[(&str, At)], message: String, help: Option<String>) {
+    pub(crate) fn add(&mut self, kind: ErrorKind, places: &[(&str, At)], message: String, help: Option<String>) {
         if self.is_full() {
             self.omitted += 1;
             return;

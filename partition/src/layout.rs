@@ -43,7 +43,7 @@ pub struct TierOptions {
     pub parameters: bool,
     /// Elements of parameters that stay in memory all the same: `max_in_cpu`, of a rank.
     pub parameters_in_memory: usize,
-    /// Elements of a tile: `sub_group_size`. It is rounded up to [`PAGE`].
+    /// Elements of a tile: `sub_group_size`. It is rounded up to [`PAGE`]; 0 is a rank's shard of the largest parameter.
     pub sub_group_size: usize,
     /// Segments of which each rank has fewer elements stay in memory: a request for them would cost more than it saves.
     pub smallest: usize,
@@ -195,7 +195,11 @@ impl Layout {
     /// The same with what `options` ask for on a disk.
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
-        self.tile = options.tile();
+        // DeepSpeed's 0 updates parameter by parameter: such tiles need no more memory at a time.
+        let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
+        let largest = shards.max().unwrap_or(0);
+        let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
+        self.tile = TierOptions { sub_group_size, ..*options }.tile();
         let mut kept = 0;
         for (segment, shape) in self.segments.iter_mut().zip(&mut self.shape.segments) {
             let held = |placement| match placement {

@@ -2,6 +2,7 @@
 
 mod activations;
 mod autotuning;
+mod deepspeed_forms;
 mod edit;
 mod errors;
 mod files;
