@@ -16,6 +16,9 @@ use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 /// What a warning says of a key that is ignored.
 pub(crate) const NO_EFFECT: &str = "has no effect";
 
+/// What DeepSpeed does with unknown keys at the top of the file.
+const IGNORES: &str = "`--ignore-unknown-keys` turns it into a warning";
+
 /// A value as typed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Field {
@@ -161,6 +164,15 @@ impl Check<'_> {
             // It is not also missing.
             self.report.poison(join(path, near));
         }
+        // What DeepSpeed ignores.
+        let flag = (path.is_empty() && matches!(entry.key_at, At::File { .. })).then(|| IGNORES.to_string());
+        let help = match (help, flag) {
+            (Some(help), Some(flag)) => {
+                let space = if help.ends_with('?') { " " } else { "; " };
+                Some(format!("{help}{space}{flag}"))
+            }
+            (help, flag) => help.or(flag),
+        };
         let message = format!("unknown key `{full}`");
         self.report.error(ErrorKind::UnknownKey, &full, entry.key_at, message, help);
     }

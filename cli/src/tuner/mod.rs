@@ -35,12 +35,18 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let Ok([source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
+    let Ok([mut source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
         // What is found is written into the text of the file.
         let told = "autotune takes one --config: merge the files, or give what the others say by --set";
         Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
     };
-    let config = zero_config::load(source.clone(), &args.config.set)?;
+    let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
+    if args.config.ignore_unknown_keys {
+        // Trials read the text again, without them.
+        let written = zero_config::load(source.clone(), &args.config.set)?;
+        let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
+        source.text = zero_config::edit(&source, &changes)?;
+    }
     let config = config.resolve(args.config.num_processes.map(|n| n as usize))?;
     // That training does not tune is nothing to warn of here.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");

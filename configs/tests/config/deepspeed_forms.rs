@@ -27,6 +27,42 @@ fn warnings(text: &str) -> Vec<String> {
     with(text).warnings.into_iter().map(|warning| warning.message).collect()
 }
 
+#[test]
+fn unknown_keys_at_the_top_can_be_ignored_with_a_warning_that_lists_them() {
+    let typed =
+        |text: &str, set: &[String]| load(Source { name: "ds.json".into(), text: text.into() }, set).expect("YAML");
+    let text = "comms_config: {verbose: false}\ntrain_batch_size: 8\nmonitor_config: {enabled: true}\n_comment: x\n";
+    let errors = typed(text, &[]).resolve(None).expect_err("three unknown keys");
+    assert_eq!(errors.count(), 3);
+    let flag = |error: &Error| {
+        error.help.as_ref().is_some_and(|help| help.ends_with("`--ignore-unknown-keys` turns it into a warning"))
+    };
+    assert!(errors.iter().all(flag), "{errors}");
+    assert_eq!(typed(text, &[]).unknown_keys(), ["comms_config", "monitor_config", "_comment"]);
+    let config = typed(text, &[]).ignore_unknown_keys().resolve(None).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(config, Config::parse("ds.json", "train_batch_size: 8").expect("the same"));
+    let told: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 1);
+    assert!(
+        told[0].starts_with("warning: unknown keys are ignored: `comms_config`, `monitor_config`, `_comment`\n"),
+        "{told:?}"
+    );
+    assert!(told[0].contains("ds.json:1:1"), "{told:?}");
+    assert_eq!(config.for_world_size(2).expect("again").warnings, config.warnings);
+    // Only at the top of a file, and nothing that is missing is hidden by what was meant to be it.
+    for (text, set) in [
+        ("train_batch_size: 8\nzero_optimization: {stagee: 3}", None),
+        ("train_batch_size: 8", Some("comms_config=1")),
+        ("train_batch_sizee: 8", None),
+    ] {
+        let set: Vec<String> = set.into_iter().map(String::from).collect();
+        let errors = typed(text, &set).ignore_unknown_keys().resolve(None).expect_err(text);
+        assert_eq!(errors.count(), 1, "{errors}");
+    }
+    let error = typed("train_batch_sizee: 8", &[]).resolve(None).expect_err("a typo").to_string();
+    assert!(error.contains("did you mean `train_batch_size`? `--ignore-unknown-keys` turns"), "{error}");
+}
+
 const STAGE3: [(&str, &str); 9] = [
     ("prefetch_bucket_size", "7"),
     ("param_persistence_threshold", "7"),

@@ -346,11 +346,13 @@ autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
 
 #[test]
 fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
-    assert_eq!(only(&format!("{HEAD}stage: 3")).5, "it belongs at `zero_optimization.stage`");
-    assert_eq!(
-        only(&format!("{HEAD}max_steps: 4")).5,
-        "it belongs at `training.max_steps` or `autotuning.sweep.max_steps`"
-    );
+    for (text, place) in [
+        ("stage: 3", "`zero_optimization.stage`"),
+        ("max_steps: 4", "`training.max_steps` or `autotuning.sweep.max_steps`"),
+    ] {
+        let help = format!("it belongs at {place}; `--ignore-unknown-keys` turns it into a warning");
+        assert_eq!(only(&format!("{HEAD}{text}")).5, help);
+    }
     assert_eq!(only(&format!("{HEAD}zero_optimization: {{lr: 1}}")).5, "it belongs at `optimizer.params.lr`");
     let help = only(&format!("{HEAD}optimizer: {{type: SGD, params: {{betas: [0.9, 0.99]}}}}")).5;
     assert!(help.starts_with("it belongs to another `type`; keys of this one are `lr`, `momentum`"), "{help}");

@@ -12,5 +12,6 @@ mod offload;
 mod pipeline;
 mod presets;
 mod pretrained;
+mod published;
 mod resolve;
 mod rope_scaling;
