@@ -146,6 +146,8 @@ impl Check<'_> {
                 self.report.warn(&full, entry.key_at, told(&format!("{full}: false"), "leave it out"));
                 return None;
             }
+            // DeepSpeed leaves it out of its sections.
+            (auto, _) if auto.says("auto") => return None,
             (other, _) => {
                 self.wrong(&full, &entry.value, format!("expected true or false, found {}", other.describe()));
                 return None;

@@ -272,7 +272,17 @@ fn answer(outcome: Result<Config, Errors>) -> String {
 
 fn page() -> String {
     let mut out = INTRODUCTION.to_string();
-    for Project { title, folder, files } in [TRANSFORMERS, LLAMA_FACTORY, AXOLOTL, DEEPSPEED] {
+    let all = [TRANSFORMERS, LLAMA_FACTORY, AXOLOTL, DEEPSPEED];
+    let files: Vec<_> = all.iter().flat_map(|project| project.files).collect();
+    let run = |ignores| files.iter().filter(|(name, parts)| resolved(name, parts, ignores).is_ok()).count();
+    let _ = writeln!(
+        out,
+        "\nOf {} files {} run as they are, and {} more with `--ignore-unknown-keys`.",
+        files.len(),
+        run(false),
+        run(true) - run(false)
+    );
+    for Project { title, folder, files } in all {
         let _ = write!(out, "\n## {title}\n\nIn `{folder}`:\n\n| file | here |\n|---|---|\n");
         for (name, parts) in files {
             let strict = answer(resolved(name, parts, false));

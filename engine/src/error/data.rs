@@ -34,6 +34,20 @@ pub enum DataError {
         /// As it was written.
         pattern: String,
     },
+    /// The address of something that is not a file of this machine.
+    #[error("{address} is an address, and data are read from files of this machine")]
+    Address {
+        /// As it was written.
+        address: String,
+    },
+    /// A file that is not text, where the byte tokenizer would train on its bytes.
+    #[error("{}: {kind}, not text", path.display())]
+    Binary {
+        /// The file.
+        path: PathBuf,
+        /// What it is, by its first bytes.
+        kind: &'static str,
+    },
     /// Files that cannot be one dataset.
     #[error("{} and {} have different formats and cannot be one dataset", one.display(), other.display())]
     MixedFormats {
@@ -186,6 +200,17 @@ impl DataError {
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+
+    /// What to do about it, where that is the same for every key that names files.
+    pub(crate) fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::Address { .. } => Some("copy the files to this machine, or mount the store, and name their paths"),
+            Self::Binary { .. } => {
+                Some("unpack it or convert it to text; `data.format: bytes` trains on the bytes as they are")
+            }
+            _ => None,
+        }
     }
 }
 
