@@ -283,10 +283,10 @@ fn page() -> String {
         run(true) - run(false)
     );
     for Project { title, folder, files } in all {
-        let _ = write!(out, "\n## {title}\n\nIn `{folder}`:\n\n| file | here |\n|---|---|\n");
+        let _ = write!(out, "\n## {title}\n\nIn {folder}:\n\n| file | here |\n|---|---|\n");
         for (name, parts) in files {
             let strict = answer(resolved(name, parts, false));
-            let _ = writeln!(out, "| `{name}` | {strict} |");
+            let _ = writeln!(out, "| {name} | {strict} |");
             let ignoring = answer(resolved(name, parts, true));
             if ignoring != strict {
                 let _ = writeln!(out, "| the same with `--ignore-unknown-keys` | {ignoring} |");
