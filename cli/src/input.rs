@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use zero_config::{Source, Typed};
+use zero_config::{Errors, Source, Typed};
 
 use crate::arguments::{Cli, ConfigArgs};
 
@@ -12,7 +12,13 @@ use crate::arguments::{Cli, ConfigArgs};
 pub(crate) fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
     let sources = read(args)?;
     let text = standard_input(args, &sources);
-    Ok((zero_config::load_files(sources, overrides)?, text))
+    Ok((load_sources(args, sources, overrides)?, text))
+}
+
+/// The configuration of these files, which `args` name.
+pub(crate) fn load_sources(args: &ConfigArgs, sources: Vec<Source>, overrides: &[String]) -> Result<Typed, Errors> {
+    let typed = zero_config::load_files(sources, overrides)?;
+    Ok(if args.ignore_unknown_keys { typed.ignore_unknown_keys() } else { typed })
 }
 
 pub(crate) fn is_standard_input(path: &Path) -> bool {

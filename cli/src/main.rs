@@ -83,6 +83,7 @@ fn known_instructions() -> anyhow::Result<()> {
 fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
     let (typed, _) = load(args, &args.set)?;
     let config = typed.resolve(args.num_processes.map(|n| n as usize))?;
+    zero_train::train::refuse(&config)?;
     show(&config.to_yaml_with_origins());
     warn(&config);
     Ok(0)

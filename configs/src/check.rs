@@ -1,17 +1,23 @@
 //! Holds what was written against the schema: every key known, every value of the right type and in its range.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod variants;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use crate::config::LayerPattern;
 use crate::errors::ErrorKind;
 use crate::nearest;
 use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
-use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, Variant, Variants, join};
+use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
 /// What a warning says of a key that is ignored.
 pub(crate) const NO_EFFECT: &str = "has no effect";
+
+/// What DeepSpeed does with unknown keys at the top of the file.
+const IGNORES: &str = "`--ignore-unknown-keys` turns it into a warning";
 
 /// A value as typed.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,23 +74,27 @@ pub(crate) struct Check<'r> {
 
 impl Check<'_> {
     fn section(&mut self, path: &str, at: At, entries: &[Entry], keys: &[&'static [Key]]) {
-        let mut written = BTreeSet::new();
+        let mut written: BTreeMap<&str, &Entry> = BTreeMap::new();
         for entry in entries {
             let Some((name, key)) = self.find(path, entry, keys) else { continue };
-            if !written.insert(name) {
-                let path = join(path, name);
-                let message = format!("`{path}` is written twice, under two names");
-                self.report.error(ErrorKind::DuplicateKey, &path, entry.key_at, message, None);
-            } else if entry.value.value == Value::Null {
-                // As if it were not written; a required key then is missing.
-                written.remove(name);
-            } else {
-                self.entry(&join(path, name), key, entry);
+            // Without a value it is as if it were not written; a required key then is missing.
+            let Some(current) = self.current(path, entry, keys).filter(|entry| entry.value.value != Value::Null) else {
+                continue;
+            };
+            match written.insert(name, entry) {
+                None => self.entry(&join(path, name), key, &current),
+                Some(first) => {
+                    let [one, other] = [first, entry].map(|entry| join(path, &entry.key));
+                    let message = format!("`{one}` and `{other}` are two forms of one key");
+                    let places = [(other.as_str(), entry.key_at), (one.as_str(), first.key_at)];
+                    self.report.add(ErrorKind::DuplicateKey, &places, message, Some("keep one of the two".to_string()));
+                    self.report.poison(join(path, name));
+                }
             }
         }
         for key in keys.iter().flat_map(|keys| keys.iter()) {
             let path = join(path, key.name);
-            if key.is_required() && !written.contains(key.name) && !self.report.is_poisoned(&path) {
+            if key.is_required() && !written.contains_key(key.name) && !self.report.is_poisoned(&path) {
                 let message = format!("`{path}` is missing");
                 let help = format!("write {}", expected(&key.kind));
                 self.report.error(ErrorKind::Missing, &path, at, message, Some(help));
@@ -96,13 +106,54 @@ impl Check<'_> {
     fn find(&mut self, path: &str, entry: &Entry, keys: &[&'static [Key]]) -> Option<(&'static str, &'static Key)> {
         let lookup = |name: &str| keys.iter().find_map(|keys| schema::find(keys, name));
         match lookup(&entry.key) {
-            Some(key) if key.status == Status::Alias => lookup(key.meaning).map(|key| (key.name, key)),
-            Some(key) => Some((key.name, key)),
+            Some(key) => match key.status {
+                Status::Alias => lookup(key.meaning),
+                Status::Old { by, .. } => lookup(by),
+                _ => Some(key),
+            }
+            .map(|key| (key.name, key)),
             None => {
                 self.unknown(path, entry, keys, &[]);
                 None
             }
         }
+    }
+
+    /// The entry in today's form, with a warning where it has an older one; `None` where that asks for nothing.
+    fn current<'e>(&mut self, path: &str, entry: &'e Entry, keys: &[&'static [Key]]) -> Option<Cow<'e, Entry>> {
+        let written = keys.iter().find_map(|keys| schema::find(keys, &entry.key));
+        let Some(Key { status: Status::Old { by, on }, .. }) = written else { return Some(Cow::Borrowed(entry)) };
+        if entry.value.value == Value::Null {
+            return None;
+        }
+        let (full, at) = (join(path, &entry.key), entry.value.at);
+        let told = |old: &str, today: &str| format!("`{old}` is an old form; {today}");
+        let value = match (&entry.value.value, on) {
+            (value, []) => {
+                self.report.warn(&full, entry.key_at, told(&full, &format!("write `{by}`")));
+                value.clone()
+            }
+            (Value::Bool(true), on) => {
+                let pairs: Vec<String> = on.iter().map(|(key, value)| format!("{key}: {value}")).collect();
+                let today = format!("write `{by}: {{{}}}`", pairs.join(", "));
+                self.report.warn(&full, entry.key_at, told(&format!("{full}: true"), &today));
+                let node = |value: &str| Node { value: Value::Text(value.to_string()), at };
+                let entry =
+                    |(key, value): &(&str, &str)| Entry { key: (*key).to_string(), key_at: at, value: node(value) };
+                Value::Map(on.iter().map(entry).collect())
+            }
+            (Value::Bool(false), _) => {
+                self.report.warn(&full, entry.key_at, told(&format!("{full}: false"), "leave it out"));
+                return None;
+            }
+            // DeepSpeed leaves it out of its sections.
+            (auto, _) if auto.says("auto") => return None,
+            (other, _) => {
+                self.wrong(&full, &entry.value, format!("expected true or false, found {}", other.describe()));
+                return None;
+            }
+        };
+        Some(Cow::Owned(Entry { key: (*by).to_string(), key_at: entry.key_at, value: Node { value, at } }))
     }
 
     fn unknown(&mut self, path: &str, entry: &Entry, keys: &[&'static [Key]], beside: &[&'static str]) {
@@ -115,6 +166,15 @@ impl Check<'_> {
             // It is not also missing.
             self.report.poison(join(path, near));
         }
+        // What DeepSpeed ignores.
+        let flag = (path.is_empty() && matches!(entry.key_at, At::File { .. })).then(|| IGNORES.to_string());
+        let help = match (help, flag) {
+            (Some(help), Some(flag)) => {
+                let space = if help.ends_with('?') { " " } else { "; " };
+                Some(format!("{help}{space}{flag}"))
+            }
+            (help, flag) => help.or(flag),
+        };
         let message = format!("unknown key `{full}`");
         self.report.error(ErrorKind::UnknownKey, &full, entry.key_at, message, help);
     }
@@ -122,6 +182,15 @@ impl Check<'_> {
     pub(crate) fn entry(&mut self, path: &str, key: &'static Key, entry: &Entry) {
         let value = &entry.value.value;
         match (key.status, key.kind) {
+            (Status::Removed, _) if is_off(value, key, &["false"]) || is_disabled(value) => {
+                let message = format!("`{path}` was removed from DeepSpeed, and is off here; delete it");
+                self.report.warn(path, entry.key_at, message);
+            }
+            // Where a search would try it, which takes no older forms.
+            (Status::Old { by, .. }, _) => {
+                let message = format!("`{path}` is an old form");
+                self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(format!("write `{by}`")));
+            }
             (Status::Removed, _) => {
                 let message = format!("`{path}` was removed from DeepSpeed");
                 self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(key.meaning.to_string()));
@@ -161,92 +230,6 @@ impl Check<'_> {
                 self.fields.values.insert(join(path, "stage"), field);
             }
             other => self.wrong(path, &entry.value, format!("expected a section of keys, found {}", other.describe())),
-        }
-    }
-
-    fn variants(&mut self, path: &str, variants: &'static Variants, entry: &Entry) {
-        let Value::Map(entries) = &entry.value.value else {
-            let message = format!("expected a section of keys, found {}", entry.value.value.describe());
-            return self.wrong(path, &entry.value, message);
-        };
-        self.fields.sections.insert(path.to_string(), entry.key_at);
-        let Some(variant) = self.variant(path, variants, entries, entry.key_at) else {
-            // Without a type nothing else in here can be judged.
-            return self.report.poison(path.to_string());
-        };
-        let beside = |name: &str| name == "type" || variants.params == Some(name);
-        let (params, rest): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| beside(&entry.key));
-        let rest: Vec<Entry> = rest.into_iter().cloned().collect();
-        match variants.params {
-            None => self.section(path, entry.key_at, &rest, &[variants.shared, variant.keys]),
-            Some(name) => {
-                let (shared, unknown): (Vec<Entry>, Vec<Entry>) =
-                    rest.into_iter().partition(|entry| schema::find(variants.shared, &entry.key).is_some());
-                for entry in &unknown {
-                    self.unknown(path, entry, &[variants.shared], &["type", name]);
-                }
-                self.section(path, entry.key_at, &shared, &[variants.shared]);
-                let written = params.into_iter().find(|entry| entry.key == name);
-                self.params(&join(path, name), entry.key_at, written, variant);
-            }
-        }
-    }
-
-    pub(crate) fn params(&mut self, path: &str, at: At, written: Option<&Entry>, variant: &'static Variant) {
-        match written.map(|entry| (&entry.value.value, entry)) {
-            None | Some((Value::Null, _)) => self.section(path, at, &[], &[variant.keys]),
-            Some((Value::Map(entries), entry)) => self.section(path, entry.key_at, entries, &[variant.keys]),
-            Some((other, entry)) => {
-                let message = format!("expected a section of keys, found {}", other.describe());
-                self.wrong(path, &entry.value, message);
-            }
-        }
-    }
-
-    /// The variant that `type` names, when it can be used.
-    pub(crate) fn variant(
-        &mut self,
-        path: &str,
-        variants: &'static Variants,
-        entries: &[Entry],
-        at: At,
-    ) -> Option<&'static Variant> {
-        let usable = variants.list.iter().filter(|variant| variant.status == Status::Now);
-        let names: Vec<&str> = usable.map(|variant| variant.name).collect();
-        let path = join(path, "type");
-        let Some(node) = entries.iter().find(|entry| entry.key == "type").map(|entry| &entry.value) else {
-            let help = format!("write one of {}", names.join(", "));
-            self.report.error(ErrorKind::Missing, &path, at, format!("`{path}` is missing"), Some(help));
-            return None;
-        };
-        let Value::Text(text) = &node.value else {
-            let message = format!("expected one of {}, found {}", names.join(", "), node.value.describe());
-            self.wrong(&path, node, message);
-            return None;
-        };
-        let Some(variant) = variants.list.iter().find(|variant| variant.name.eq_ignore_ascii_case(text)) else {
-            let help = nearest::nearest(text, names.iter().copied()).map(|near| format!("did you mean `{near}`?"));
-            let message = format!("`{path}`: expected one of {}, found \"{text}\"", names.join(", "));
-            self.report.error(ErrorKind::Value, &path, node.at, message, help);
-            return None;
-        };
-        match variant.status {
-            Status::Now => {
-                let field = Field { leaf: Leaf::Text(variant.name.to_string()), at: node.at, auto: false };
-                self.fields.values.insert(path, field);
-                Some(variant)
-            }
-            Status::Removed => {
-                let message = format!("`{path}: {}` was removed from DeepSpeed", variant.name);
-                self.report.error(ErrorKind::Rejected, &path, node.at, message, Some(variant.meaning.to_string()));
-                None
-            }
-            _ => {
-                let help = format!("implemented are {}", names.join(", "));
-                let message = format!("`{path}: {}` is not implemented yet", variant.name);
-                self.report.error(ErrorKind::NotImplemented, &path, node.at, message, Some(help));
-                None
-            }
         }
     }
 
@@ -382,10 +365,17 @@ fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {
     }
 }
 
+/// Whether a section's `enabled` is off, as far as it says so.
+fn is_disabled(section: &Value) -> bool {
+    let Value::Map(entries) = section else { return false };
+    let switch = entries.iter().find(|entry| entry.key == "enabled").map(|entry| &entry.value.value);
+    switch.is_some_and(|switch| switch.says("false") || switch.says("auto"))
+}
+
 /// Whether an entry's key does nothing here: in a section that is off, whatever its value, it asks for nothing.
 fn is_inactive(section: &Section, entry: &Entry) -> bool {
     let status = schema::find(section.keys, &entry.key).map(|key| key.status);
-    matches!(status, Some(Status::Later { .. } | Status::Rejected { .. }))
+    matches!(status, Some(Status::Later { .. } | Status::Rejected { .. } | Status::Ignored))
 }
 
 /// Whether a value asks for nothing that is not there.

@@ -24,7 +24,8 @@ const INTRODUCTION: &str = "\
 
 Every key that DeepSpeed 0.19.8 reads, older ones that it has removed since, and what becomes of each here. For each row the
 program was given a configuration with that key at the value in the third column, and the last two columns are its answer. Where
-it answers the same to all keys of a section, that stands there once.
+it answers the same to all keys of a section, that stands there once. Keys of `zero_optimization` that begin with `stage3_` may be
+written without it, as in DeepSpeed.
 [Coming from DeepSpeed](from-deepspeed.md) has the larger picture, [the reference](configuration.md) the values that a key takes.
 
 | here | means |
@@ -32,7 +33,7 @@ it answers the same to all keys of a section, that stands there once.
 | works | it does what it does in DeepSpeed |
 | differs | it works, with the difference that is said |
 | ignored | accepted, with this warning; what the key asks for happens anyway, or has no meaning here |
-| refused | an error, with this reason and this help. At its default, or where its section is off, the key is accepted, but for those that DeepSpeed has removed |
+| refused | an error, with this reason and this help. At its default, or where its section is off, the key is accepted; one that DeepSpeed has removed with a warning |
 ";
 
 /// A section of DeepSpeed's configuration.
@@ -130,13 +131,24 @@ fn wrapped(text: &str) -> String {
 fn fate(group: &Group, key: &Key) -> Fate {
     match tried(group, key, Some(key.example)) {
         Ok(config) => {
-            let about = format!("`{}` {NO_EFFECT}", path(group, key));
-            match config.warnings.iter().find(|warning| warning.message.starts_with(&about)) {
-                Some(warning) => Fate::Ignored(warning.message.clone()),
-                None => match difference(group, key) {
-                    text if text.is_empty() => Fate::Works,
-                    text => Fate::Differs(text),
-                },
+            let path = path(group, key);
+            let told = |about: String| {
+                let message = config.warnings.iter().map(|warning| &warning.message);
+                message.into_iter().find(|message| message.starts_with(&about)).cloned()
+            };
+            let old = match in_schema(&path, group).map(|key| key.status) {
+                Some(Status::Old { by, .. }) => Some((told(format!("`{path}")), format!("{}{by}", group.path))),
+                _ => None,
+            };
+            let today = old.as_ref().map_or(&path, |(_, today)| today);
+            let old = old.as_ref().and_then(|(told, _)| told.clone());
+            match (told(format!("`{today}` {NO_EFFECT}")), old, difference(group, key)) {
+                (Some(ignored), old, _) => {
+                    Fate::Ignored(old.into_iter().chain([ignored]).collect::<Vec<_>>().join("; "))
+                }
+                (None, Some(old), _) => Fate::Differs(old),
+                (None, None, text) if text.is_empty() => Fate::Works,
+                (None, None, text) => Fate::Differs(text),
             }
         }
         Err(errors) => Fate::Refused(
@@ -194,7 +206,8 @@ fn in_schema(path: &str, group: &Group) -> Option<&'static schema::Key> {
     let (mut keys, mut found): (&'static [schema::Key], _) = (schema::TOP.keys, None);
     let mut names = path.split('.');
     while let Some(name) = names.next() {
-        let key = schema::find(keys, schema::first_name(keys, name))?;
+        let key = schema::find(keys, name)?;
+        let key = if key.status == Status::Alias { schema::find(keys, key.meaning)? } else { key };
         found = Some(key);
         keys = match key.kind {
             Kind::Section(section) => section.keys,

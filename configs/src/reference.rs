@@ -145,7 +145,7 @@ fn value(key: &Key) -> String {
 
 fn default(key: &Key) -> String {
     match (key.status, key.default) {
-        (Status::Removed | Status::Alias, _) | (_, "null") => String::new(),
+        (Status::Removed | Status::Alias | Status::Old { .. }, _) | (_, "null") => String::new(),
         (_, schema::REQUIRED) => "required".to_string(),
         (_, "") => "`\"\"`".to_string(),
         (_, text) => match text.strip_prefix("= ") {
@@ -161,6 +161,7 @@ fn status(status: Status) -> &'static str {
         Status::Later { .. } => "later",
         Status::Rejected { .. } => "rejected",
         Status::Removed => "removed",
+        Status::Old { .. } => "older form",
         Status::Ignored => "ignored",
     }
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::Source;
 use crate::errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
+use crate::nearest;
 use crate::node::At;
+use crate::schema::TOP;
 
 /// Most errors that are listed: a file with more of them is the wrong file.
 const MAX_LISTED: usize = 50;
@@ -88,6 +90,27 @@ impl Report {
         self.poisoned.insert(path);
     }
 
+    /// The errors about unknown keys at the top of a file, which is what DeepSpeed ignores; none where not all errors are listed.
+    pub(crate) fn unknown_at_the_top(&self) -> impl Iterator<Item = &Error> {
+        let listed = if self.omitted == 0 { &self.list[..] } else { &[] };
+        listed.iter().filter(|error| is_unknown_at_the_top(error))
+    }
+
+    /// Turns these errors into one warning that lists the keys.
+    pub(crate) fn ignore_unknown_at_the_top(&mut self) {
+        let found: Vec<Place> = self.unknown_at_the_top().flat_map(|error| error.places.clone()).collect();
+        let Some(place) = found.first().cloned() else { return };
+        self.list.retain(|error| !is_unknown_at_the_top(error));
+        for place in &found {
+            // That the key nearest to it is missing may be told now.
+            if let (Some(near), _) = nearest::unknown_key("", &place.path, &[TOP.keys], &[]) {
+                self.poisoned.remove(near);
+            }
+        }
+        let names: Vec<String> = found.iter().map(|place| format!("`{}`", place.path)).collect();
+        self.warnings.push(Warning { message: format!("unknown keys are ignored: {}", names.join(", ")), place });
+    }
+
     /// Whether the key at `path`, or a section around it, is known to be wrong.
     pub(crate) fn is_poisoned(&self, path: &str) -> bool {
         let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
@@ -120,7 +143,7 @@ impl Report {
         Errors { list, omitted: self.omitted }
     }
 
-    fn add(&mut self, kind: ErrorKind, places: &[(&str, At)], message: String, help: Option<String>) {
+    pub(crate) fn add(&mut self, kind: ErrorKind, places: &[(&str, At)], message: String, help: Option<String>) {
         if self.is_full() {
             self.omitted += 1;
             return;
@@ -140,6 +163,11 @@ impl Report {
         };
         Place { path: path.to_string(), spot }
     }
+}
+
+fn is_unknown_at_the_top(error: &Error) -> bool {
+    let in_file = |place: &Place| matches!(place.spot, Spot::File { .. }) && !place.path.contains('.');
+    error.kind == ErrorKind::UnknownKey && error.places.iter().all(in_file)
 }
 
 fn spot_in_file(source: &Source, line: usize, column: usize, width: usize) -> Spot {

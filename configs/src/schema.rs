@@ -48,6 +48,9 @@ pub(crate) enum Status {
     Ignored,
     /// Another name of the key that `meaning` names.
     Alias,
+    /// An older form of the key `by`, read with a warning: `true` means a section of `on`, `false` nothing. With an empty `on` it is
+    /// another name.
+    Old { by: &'static str, on: &'static [(&'static str, &'static str)] },
 }
 
 /// What `auto` means as the value of a key.
@@ -210,6 +213,15 @@ const fn removed(name: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Removed, ..key(name, Kind::Any, "null", meaning) }
 }
 
+const fn old(
+    name: &'static str,
+    by: &'static str,
+    on: &'static [(&'static str, &'static str)],
+    meaning: &'static str,
+) -> Key {
+    Key { status: Status::Old { by, on }, ..key(name, Kind::Any, "null", meaning) }
+}
+
 const fn ignored(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Ignored, auto: Auto::Default, ..key(name, kind, default, meaning) }
 }
@@ -236,7 +248,8 @@ pub(crate) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
 /// The name that a key goes by: its own, or that of the key which it is another name of.
 pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     match find(keys, name) {
-        Some(key) if key.status == Status::Alias => key.meaning,
+        Some(Key { status: Status::Alias, meaning: other, .. })
+        | Some(Key { status: Status::Old { by: other, on: [] }, .. }) => other,
         _ => name,
     }
 }

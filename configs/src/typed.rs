@@ -64,6 +64,18 @@ impl Typed {
         }
     }
 
+    /// The keys at the top of the files that are unknown, which are errors; none where there are more errors than are listed.
+    pub fn unknown_keys(&self) -> Vec<&str> {
+        self.report.unknown_at_the_top().flat_map(|error| &error.places).map(|place| place.path.as_str()).collect()
+    }
+
+    /// The same where these keys are one warning that lists them: DeepSpeed ignores them too.
+    #[must_use]
+    pub fn ignore_unknown_keys(mut self) -> Self {
+        self.report.ignore_unknown_at_the_top();
+        self
+    }
+
     /// Name of the file.
     pub fn name(&self) -> &str {
         &self.report.source().name

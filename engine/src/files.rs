@@ -21,6 +21,7 @@ const MATCHING: MatchOptions =
 pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
+    are_paths(sources)?;
     for source in sources {
         for file in expand_one(source)? {
             if seen.insert(file.clone()) {
@@ -29,6 +30,23 @@ pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
         }
     }
     if files.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(files) }
+}
+
+/// Refuses addresses, `s3://bucket/file` for example, without a look at any file.
+///
+/// # Errors
+/// [`DataError::Address`] with the first one.
+pub fn are_paths(sources: &[String]) -> Result<(), DataError> {
+    match sources.iter().find(|source| is_address(source)) {
+        Some(address) => Err(DataError::Address { address: address.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Whether it begins with a scheme of two letters or more: `s3://`, `https://`, `hf://`.
+fn is_address(source: &str) -> bool {
+    let scheme = source.split_once("://").map_or("", |(scheme, _)| scheme);
+    scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
 fn expand_one(source: &str) -> Result<Vec<PathBuf>, DataError> {
@@ -147,6 +165,17 @@ mod tests {
         );
         // Sources keep their order, and each file occurs once.
         assert_eq!(names(root, &["c.md", "b.txt", "*.txt"]).unwrap(), ["c.md", "b.txt", "a.txt"]);
+    }
+
+    #[test]
+    fn an_address_is_not_a_path() {
+        for source in ["s3://bucket/a.txt", "gs://b/**/*.txt", "https://host/a", "hf://datasets/a", "file:///a"] {
+            let error = expand(&["Cargo.toml".into(), source.into()]).expect_err(source);
+            assert!(error.to_string().starts_with(&format!("{source} is an address")), "{error}");
+        }
+        for source in ["a://b", "data/x://y.txt", "://", "a b://c", "Cargo.toml"] {
+            are_paths(&[source.into()]).unwrap_or_else(|error| panic!("{error}"));
+        }
     }
 
     #[test]

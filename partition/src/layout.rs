@@ -44,7 +44,7 @@ pub struct TierOptions {
     pub parameters: bool,
     /// Parameter elements per rank that stay in memory nevertheless: `max_in_cpu`.
     pub parameters_in_memory: usize,
-    /// Elements per tile: `sub_group_size`, rounded up to [`PAGE`].
+    /// Elements per tile: `sub_group_size`, rounded up to [`PAGE`]. 0 stands for a rank's shard of the largest parameter.
     pub sub_group_size: usize,
     /// Minimum elements per rank of an offloaded segment. Smaller segments stay in memory, because a request would cost
     /// more than it saves.
@@ -199,7 +199,11 @@ impl Layout {
     /// Assigns segments to the disk as requested by `options`.
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
-        self.tile = options.tile();
+        // DeepSpeed's 0 updates parameter by parameter: such tiles need no more memory at a time.
+        let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
+        let largest = shards.max().unwrap_or(0);
+        let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
+        self.tile = TierOptions { sub_group_size, ..*options }.tile();
         let mut kept = 0;
         for (segment, shape) in self.segments.iter_mut().zip(&mut self.shape.segments) {
             let held = |placement| match placement {

@@ -3,7 +3,7 @@
 use candle_core::DType;
 use zero_model::{Model, zoo};
 use zero_optim::norm::BLOCK;
-use zero_partition::{Layout, LayoutOptions};
+use zero_partition::{Layout, LayoutOptions, PAGE, TierOptions};
 use zero_pipeline::{Placement, ZeroStage};
 
 fn gpt2(width: usize) -> Model {
@@ -110,6 +110,15 @@ fn shards_are_nearly_equal() {
                 assert!(off <= BLOCK / 2, "{} is cut {off} elements off at rank {rank}", segment.name);
             }
         }
+    }
+}
+
+#[test]
+fn a_sub_group_size_of_0_is_the_shard_of_the_largest_parameter() {
+    for (ranks, tile) in [(1, 4 * 64 * 64), (2, 2 * 64 * 64), (3, (4 * 64 * 64_usize).div_ceil(3))] {
+        let layout = Layout::new(&gpt2(64), &options(ZeroStage::Three, ranks));
+        let layout = layout.on_disk(&TierOptions { sub_group_size: 0, optimizer: true, ..TierOptions::MEMORY });
+        assert_eq!(layout.tile(), tile.next_multiple_of(PAGE), "{ranks} ranks");
     }
 }
 

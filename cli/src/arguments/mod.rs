@@ -53,6 +53,9 @@ pub(crate) struct ConfigArgs {
     /// Override a value, for example zero_optimization.stage=2; may be given several times
     #[arg(long, value_name = "PATH=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Warn of unknown keys at the top of the file, which DeepSpeed ignores, instead of refusing them
+    #[arg(long)]
+    pub(crate) ignore_unknown_keys: bool,
 }
 
 /// Options of training.
@@ -376,6 +379,7 @@ impl TrainArgs {
     pub(crate) fn is_unused(&self) -> Result<(), String> {
         let options = [
             ("--set", !self.config.set.is_empty()),
+            ("--ignore-unknown-keys", self.config.ignore_unknown_keys),
             ("--out", self.out.is_some()),
             ("--resume", self.resume.is_some()),
             ("--max-steps", self.max_steps.is_some()),

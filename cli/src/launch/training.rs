@@ -18,7 +18,7 @@ use super::output::Output;
 use super::recovery::{Before, Recovery};
 use crate::arguments::{Cli, LaunchArgs, TrainArgs};
 use crate::cores::Cores;
-use crate::input::{is_standard_input, load, read, standard_input};
+use crate::input::{is_standard_input, load, load_sources, read, standard_input};
 use crate::plan::does_not_fit;
 use crate::printed::warn;
 use crate::{process_setup, rank};
@@ -133,7 +133,7 @@ fn one_a_gpu(typed: &Typed) -> Option<usize> {
 fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let (options, hosts) = (run_options(args)?, started.hosts);
     let sources = read(&args.config)?;
-    let typed = zero_config::load_files(sources.clone(), &args.overrides())?;
+    let typed = load_sources(&args.config, sources.clone(), &args.overrides())?;
     let ranks = match started.ranks {
         None if hosts.count > 1 => {
             let written = typed.num_processes().or_else(|| one_a_gpu(&typed));
@@ -240,7 +240,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
         "gradient_accumulation_steps=".to_string(),
     ];
     let overrides = [args.overrides(), changes.clone()].concat();
-    let config = zero_config::load_files(sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
+    let config = load_sources(&args.config, sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
         let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));

@@ -35,12 +35,18 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let Ok([source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
+    let Ok([mut source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
         // The search writes the best settings into the text of the file, so there must be exactly one file.
         let told = "autotune takes one --config: merge the files, or give what the others say by --set";
         Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
     };
-    let config = zero_config::load(source.clone(), &args.config.set)?;
+    let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
+    if args.config.ignore_unknown_keys {
+        // Trials read the text again, without them.
+        let written = zero_config::load(source.clone(), &args.config.set)?;
+        let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
+        source.text = zero_config::edit(&source, &changes)?;
+    }
     let config = config.resolve(args.config.num_processes.map(|n| n as usize))?;
     // `autotuning.enabled` warns that training does not tune, which does not apply to this command.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");

@@ -35,6 +35,8 @@ choice! {
         Auto = "auto",
         /// Plain text.
         Text = "text",
+        /// Any bytes, for the byte tokenizer.
+        Bytes = "bytes",
         /// Little-endian tokens of `token_dtype`, one after the other.
         Tokens = "tokens",
         /// One JSON object a line.
@@ -101,6 +103,11 @@ impl Data {
                 message,
                 Some("keep one of the two".to_string()),
             );
+        }
+        if data.format == DataFormat::Bytes && data.tokenizer != Tokenizer::Byte {
+            let message = "`data.format: bytes` is for the byte tokenizer".to_string();
+            let help = Some("leave `data.tokenizer` out, or write `format: text`".to_string());
+            resolver.contradiction(&["data.format", "data.tokenizer"], message, help);
         }
         if let (Some(length), Some(longest)) = (data.sequence_length, longest)
             && length > longest

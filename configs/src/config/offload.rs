@@ -114,16 +114,22 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
     let (param, optimizer) = (&zero.offload_param, &zero.offload_optimizer);
     sharded(OPTIMIZER, optimizer.device, zero.stage, (ZeroStage::One, "optimizer state"), resolver);
     sharded(PARAM, param.device, zero.stage, (ZeroStage::Three, "parameters"), resolver);
-    for (section, device, path) in
-        [(PARAM, param.device, &param.nvme_path), (OPTIMIZER, optimizer.device, &optimizer.nvme_path)]
-    {
+    for (section, device, path, buffers) in [
+        (PARAM, param.device, &param.nvme_path, param.buffer_count),
+        (OPTIMIZER, optimizer.device, &optimizer.nvme_path, optimizer.buffer_count),
+    ] {
         has_device(section, resolver);
         has_path(section, device, path.is_some(), resolver);
+        if device == OffloadDevice::Nvme && buffers == 0 {
+            let (count, device) = (format!("{section}.buffer_count"), format!("{section}.device"));
+            let message = format!("`{count}: 0` leaves no memory to read into, and `{device}` is nvme");
+            resolver.contradiction(&[&count, &device], message, Some("write 1 or more, or leave it out".to_string()));
+        }
     }
     let pipelined = [("pipeline_read", optimizer.pipeline_read), ("pipeline_write", optimizer.pipeline_write)];
     if let Some((name, _)) = pipelined.into_iter().find(|(_, on)| *on)
         && optimizer.device == OffloadDevice::Nvme
-        && optimizer.buffer_count < 2
+        && optimizer.buffer_count == 1
     {
         let message = format!("`{name}` has one tile under way while another is updated, and `buffer_count` is 1");
         let help = "write `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();

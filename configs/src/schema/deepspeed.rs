@@ -70,7 +70,7 @@ pub(super) static TOP: &[Key] = &[
     rejected_section("hybrid_engine", &HYBRID_ENGINE, "there is no inference engine to switch to"),
     section("compile", &COMPILE, "torch.compile; there is nothing to compile here"),
     rejected("weight_quantization", "null", "it is for inference"),
-    rejected("disable_allgather", "false", "it is a legacy of DeepSpeed's"),
+    ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered, as in DeepSpeed, which reads the key and does not use it"),
     rejected("disable_python_gc", "false", "there is no Python"),
     removed("nebula", "it was a service of Azure; delete the section"),
     removed("compression_training", "quantization-aware training and pruning are gone; delete the section"),

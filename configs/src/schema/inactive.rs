@@ -146,11 +146,15 @@ pub(super) static HYBRID_ENGINE: Section = Section { switch: Switch::Key("enable
     rejected("enable_cuda_graph", "false", "there is no inference engine to switch to"),
 ] };
 
+const NOT_COMPILED: &str = "every operation has a kernel, and there is no graph to compile";
 const COMPILER: &str = "it is a setting of torch.compile";
 
 #[rustfmt::skip]
 pub(super) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
-    rejected("deepcompile", "false", COMPILER),
+    ignored("deepcompile", Kind::Bool, "false", NOT_COMPILED),
+    ignored("enabled", Kind::Bool, "false", NOT_COMPILED),
+    ignored("disable", Kind::Bool, "= not given", NOT_COMPILED),
+    ignored("backend", Kind::Text, "= not given", NOT_COMPILED),
     rejected("autoep_non_moe", "false", COMPILER),
     rejected("free_activation", "false", COMPILER),
     rejected("free_activation_threshold", "10485760", COMPILER),

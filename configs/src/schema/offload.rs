@@ -7,19 +7,19 @@ use crate::config::OffloadDevice;
 
 const DEVICE: Kind = Kind::Choice { names: OffloadDevice::NAMES, later: &[] };
 /// Buffers of a tile each: more than this would not be staging.
-const BUFFERS: Kind = Kind::Int { min: 1, max: 64 };
+const BUFFERS: Kind = Kind::Int { min: 0, max: 64 };
 /// Unit and alignment of reads and writes that bypass the page cache, on every disk that is sold.
 const BLOCK: Kind = Kind::Multiple { of: 4096, max: 1 << 30 };
 
-const PINNED: &str = "memory of the host is pinned where a GPU copies from it or to it, and nowhere else";
+pub(super) const PINNED: &str = "memory of the host is pinned where a GPU copies from it or to it, and nowhere else";
 
 #[rustfmt::skip]
 pub(super) static OFFLOAD_PARAM: Section = Section { switch: Switch::Key("device", &["none"]), keys: &[
     now("device", DEVICE, "none", "Where a rank keeps its shards of the parameters: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files; stage 3 only"),
     key("nvme_path", Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme"),
-    now("buffer_count", BUFFERS, "5", "With nvme: shards in memory at a time, those being read and written included"),
+    now("buffer_count", BUFFERS, "5", "With nvme: shards in memory at a time, those being read and written included; 1 or more"),
     now("max_in_cpu", SIZE, "0", "With nvme: elements that stay in memory all the same (DeepSpeed's default of 1e9 would leave small models wholly in memory)"),
-    ignored("buffer_size", SIZE_1, "= derived", "a buffer is as large as the largest shard"),
+    ignored("buffer_size", SIZE, "= derived", "a buffer is as large as the largest shard"),
     ignored("pin_memory", Kind::Bool, "true", PINNED),
 ] };
 
@@ -27,7 +27,7 @@ pub(super) static OFFLOAD_PARAM: Section = Section { switch: Switch::Key("device
 pub(super) static OFFLOAD_OPTIMIZER: Section = Section { switch: Switch::Key("device", &["none"]), keys: &[
     now("device", DEVICE, "none", "Where a rank keeps its optimizer state and master weights: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files; stages 1 to 3"),
     key("nvme_path", Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme"),
-    now("buffer_count", BUFFERS, "4", "With nvme: tiles of `sub_group_size` in memory at a time, those being read and written included; 2 or more with pipeline_read or pipeline_write"),
+    now("buffer_count", BUFFERS, "4", "With nvme: tiles of `sub_group_size` in memory at a time, those being read and written included; 1 or more, 2 or more with pipeline_read or pipeline_write"),
     now("pipeline_read", Kind::Bool, "true", "With nvme: read the next tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)"),
     now("pipeline_write", Kind::Bool, "true", "With nvme: write the last tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)"),
     ignored("pin_memory", Kind::Bool, "true", PINNED),
@@ -45,7 +45,7 @@ pub(super) static AIO: Section = Section { switch: Switch::Keys, keys: &[
     now("overlap_events", Kind::Bool, "true", "Hand over further reads and writes before those under way have ended; false: one batch of `queue_depth` after the other"),
     now("intra_op_parallelism", Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank"),
     rejected("use_gds", "false", "GPUDirect Storage needs a GPU"),
-    removed("thread_count", "DeepSpeed ignores it too; write `intra_op_parallelism`"),
+    ignored("thread_count", COUNT, "1", "DeepSpeed does not read it either; write `intra_op_parallelism`"),
 ] };
 
 #[rustfmt::skip]
@@ -60,5 +60,5 @@ pub(super) static ACTIVATION_CHECKPOINTING: Section = Section { switch: Switch::
     ignored("contiguous_memory_optimization", Kind::Bool, "false", "each input that is kept has memory of its own"),
     ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "there is no queue of a device to wait for"),
     ignored("profile", Kind::Bool, "false", "`training.trace` shows the time of every part of a step"),
-    rejected("partition_activations", "false", "there are no tensor-parallel ranks to shard activations over"),
+    ignored("partition_activations", Kind::Bool, "false", "there are no tensor-parallel ranks to shard activations over"),
 ] };

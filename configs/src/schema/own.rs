@@ -93,7 +93,7 @@ pub(super) static DATA: Section = Section { switch: Switch::Keys, keys: &[
     key("train", Kind::Paths, REQUIRED, "File, glob, or list of them, relative to the working directory"),
     key("eval", Kind::Paths, "null", "The same, to evaluate on"),
     key("eval_fraction", Kind::Float(FRACTION), "0.0", "Part of the training data's end that is kept for evaluation when `eval` is not given"),
-    key("format", Kind::Choice { names: DataFormat::NAMES, later: &[] }, "auto", "How files are read; auto: by the name's end"),
+    key("format", Kind::Choice { names: DataFormat::NAMES, later: &[] }, "auto", "How files are read; auto: by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer"),
     key("tokenizer", Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json"),
     key("sequence_length", POSITIONS, "= the model's longest", "Tokens per sample"),
     key("text_key", Kind::Text, "text", "Field of a JSON line that holds the text"),

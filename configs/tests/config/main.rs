@@ -2,6 +2,7 @@
 
 mod activations;
 mod autotuning;
+mod deepspeed_forms;
 mod edit;
 mod errors;
 mod files;
@@ -11,5 +12,6 @@ mod offload;
 mod pipeline;
 mod presets;
 mod pretrained;
+mod published;
 mod resolve;
 mod rope_scaling;

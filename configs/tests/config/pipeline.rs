@@ -177,7 +177,7 @@ fn every_way_to_deal_out_layers_is_read_and_written() {
         }
     }
     let error = only(&format!("{HEAD}pipeline: {{partition: time,\n  partition_method: time}}"), None);
-    assert_eq!((error.kind, spots(&error)), (ErrorKind::DuplicateKey, vec![(3, 3)]));
+    assert_eq!((error.kind, spots(&error)), (ErrorKind::DuplicateKey, vec![(3, 3), (2, 12)]));
 }
 
 #[test]

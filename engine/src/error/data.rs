@@ -34,6 +34,20 @@ pub enum DataError {
         /// The pattern as written.
         pattern: String,
     },
+    /// A source is an address such as `s3://…`, not a local file.
+    #[error("{address} is an address, and data are read from files of this machine")]
+    Address {
+        /// The address as written.
+        address: String,
+    },
+    /// A binary file, which the byte tokenizer would train on as if it were text.
+    #[error("{}: {kind}, not text", path.display())]
+    Binary {
+        /// The file.
+        path: PathBuf,
+        /// Its kind, recognized by its first bytes.
+        kind: &'static str,
+    },
     /// The sources have different formats and cannot form one data set.
     #[error("{} and {} have different formats and cannot be one dataset", one.display(), other.display())]
     MixedFormats {
@@ -186,6 +200,17 @@ impl DataError {
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+
+    /// What to do about it, where that is the same for every key that names files.
+    pub(crate) fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::Address { .. } => Some("copy the files to this machine, or mount the store, and name their paths"),
+            Self::Binary { .. } => {
+                Some("unpack it or convert it to text; `data.format: bytes` trains on the bytes as they are")
+            }
+            _ => None,
+        }
     }
 }
 

@@ -145,13 +145,18 @@ impl Error {
             }
             Self::Checkpoint(CheckpointError::Refused { .. }) => None,
             Self::Data(DataError::Directory { .. } | DataError::NoMatch { .. } | DataError::Pattern { .. }) => None,
-            Self::Data(DataError::Tokenizer { .. }) => None,
+            Self::Data(DataError::Tokenizer { .. } | DataError::Address { .. } | DataError::Binary { .. }) => None,
             _ => return self,
         };
         let is_missing = source.is_some_and(|source| source.kind() == std::io::ErrorKind::NotFound)
             || matches!(self, Self::Data(DataError::NoMatch { .. }));
         let begins = if is_missing { zero_config::relative_paths_begin() } else { String::new() };
-        Self::Named { key: key.into(), source: Box::new(self), help: format!("{wanted}{begins}") }
+        let wanted = match &self {
+            Self::Data(error) => error.help().unwrap_or(wanted),
+            _ => wanted,
+        };
+        let help = format!("{wanted}{begins}");
+        Self::Named { key: key.into(), source: Box::new(self), help }
     }
 
     /// Whether this is a failed write of a file. Training can continue without the file.

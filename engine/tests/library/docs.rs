@@ -20,7 +20,7 @@ train_micro_batch_size_per_gpu: 4
 model: {type: gpt2, n_layer: 4, n_heads: 4}
 zero_optimization:
   stage: 3
-  cpu_offload: true
+  mics_shard_size: 8
 prescale_gradients: true
 ";
 

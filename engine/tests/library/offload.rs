@@ -82,6 +82,9 @@ fn options_of_offloading_are_bit_identical() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().display();
     let (expected, _) = run(2, 5, &settings(3, 2, 0, folder.path(), "", ""));
+    // DeepSpeed's 0: as many elements at a time as the largest parameter has.
+    let by_parameter = settings(3, 2, OPTIMIZER, folder.path(), "", "").replace("size: 2048", "size: 0");
+    assert_same(&expected, &run(2, 5, &by_parameter).0, &by_parameter);
     for buffers in [1, 2, 3, 8] {
         for (read, write) in [(false, false), (true, false), (false, true), (true, true)] {
             if buffers == 1 && (read || write) {

@@ -32,7 +32,7 @@ fn options_of_communication_are_bit_identical() {
         ", stage3_max_live_parameters: 1",
         ", stage3_param_persistence_threshold: 100",
         ", stage3_max_reuse_distance: 1000000000",
-        ", reduce_bucket_size: 1",
+        ", reduce_bucket_size: 0, allgather_bucket_size: 0",
         ", reduce_bucket_size: 500000000",
         ", reduce_scatter: false",
     ] {

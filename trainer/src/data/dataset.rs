@@ -26,8 +26,10 @@ pub enum Format {
     /// By the file's extension: `.bin` token files, `.jsonl` and `.ndjson` JSON lines, `.csv` tables, all others text.
     #[default]
     Auto,
-    /// Text for the tokenizer; with the byte tokenizer any file at all.
+    /// Text for the tokenizer. The byte tokenizer refuses what is not text by its first bytes.
     Text,
+    /// Any file at all, for the byte tokenizer.
+    Bytes,
     /// Raw tokens.
     Tokens,
     /// A JSON object a line.

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::binary;
 use super::dataset::Format;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Memory, Tokens};
@@ -28,9 +29,14 @@ pub(super) fn tokenize<'a>(
     for (path, format) in files {
         if format == Format::Jsonl {
             corpus.add_json_lines(path, text_key)?;
-        } else {
-            corpus.add_document(&fs::read(path).map_err(DataError::io(path))?, path, At::Byte(0))?;
+            continue;
         }
+        let content = fs::read(path).map_err(DataError::io(path))?;
+        // Another tokenizer needs UTF-8, and says where a file is not.
+        if let (Format::Text, Tokenizer::Byte, Some(kind)) = (format, tokenizer, binary::kind(&content)) {
+            return Err(DataError::Binary { path: path.clone(), kind });
+        }
+        corpus.add_document(&content, path, At::Byte(0))?;
     }
     Ok(Tokens::Memory(corpus.tokens))
 }

@@ -7,7 +7,7 @@
 //!
 //! | format | files | sample i |
 //! |---|---|---|
-//! | text | read whole, tokenised in memory | tokens `i·T .. i·T + T`, and as targets the same moved by one |
+//! | text, bytes | read whole, tokenised in memory | tokens `i·T .. i·T + T`, and as targets the same moved by one |
 //! | JSON lines | the string under a key, one document a line | as text |
 //! | tokens | raw little-endian u16 or u32, read piece by piece as needed | as text, over the files joined without separator |
 //! | CSV | read whole | the row's features, and its last column as target |
@@ -15,6 +15,7 @@
 //! Documents (a text file, or a line of JSON lines) are joined by a newline, in the order of the files; empty ones are
 //! left out.
 
+mod binary;
 mod dataset;
 mod documents;
 mod order;
@@ -45,7 +46,7 @@ use zero_engine::files::expand;
 pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<Arc<dyn Dataset>, DataError> {
     let files = expand(&options.sources)?;
     let formats: Vec<Format> = files.iter().map(|file| resolve(options.format, file)).collect();
-    let is_text = |format| matches!(format, Format::Text | Format::Jsonl);
+    let is_text = |format| matches!(format, Format::Text | Format::Bytes | Format::Jsonl);
     let fits = |&other: &Format| other == formats[0] || is_text(other) && is_text(formats[0]);
     if let Some(other) = formats.iter().position(|format| !fits(format)) {
         return Err(DataError::MixedFormats { one: files[0].clone(), other: files[other].clone() });
@@ -65,6 +66,16 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<Arc<dyn Data
 pub(crate) fn are_token_files(sources: &[String]) -> Result<bool, DataError> {
     let files = expand(sources)?;
     Ok(files.first().is_some_and(|file| resolve(Format::Auto, file) == Format::Tokens))
+}
+
+/// How [`Format::Auto`] reads the files of a source; `None` where a glob leaves the end of their names open.
+pub(crate) fn format_of_source(source: &str) -> Option<Format> {
+    let is_open = |text: &str| text.contains(['*', '?', '[']);
+    let path = Path::new(source);
+    let name = path.file_name()?.to_str()?;
+    let end = path.extension().and_then(|extension| extension.to_str());
+    let is_known = end.map_or(!is_open(name), |end| !is_open(end));
+    is_known.then(|| resolve(Format::Auto, path))
 }
 
 fn resolve(format: Format, file: &Path) -> Format {

@@ -206,6 +206,20 @@ fn bad_text_and_tokens_are_errors_that_say_where() {
 }
 
 #[test]
+fn the_byte_tokenizer_takes_binary_files_only_as_format_bytes() {
+    let gzip = b"\x1f\x8b\x08\x00\x01\x02\x03\x04\x05\x06";
+    let files = Files::new(&[("a.txt", b"plain"), ("b.txt.gz", gzip)]);
+    for format in [Format::Auto, Format::Text] {
+        let message = files.message(&["a.txt", "b.txt.gz"], |options| options.format = format);
+        assert_eq!(message, "b.txt.gz: a gzip archive, not text");
+    }
+    let options = DataOptions { format: Format::Bytes, sequence_length: 1, ..files.options(&["a.txt", "b.txt.gz"]) };
+    let corpus = open(&options, &Tokenizer::Byte).unwrap();
+    let expected: Vec<u32> = b"plain\n".iter().chain(gzip).map(|&byte| byte.into()).collect();
+    assert_eq!(tokens(&*corpus), expected);
+}
+
+#[test]
 fn a_tokenizer_needs_utf8_and_a_vocabulary_that_holds_it() {
     let files =
         Files::new(&[("latin.txt", b"the cat \xe9"), ("mat.txt", b"the mat"), ("mat.jsonl", b"\n{\"text\": \"mat\"}")]);
@@ -244,5 +258,15 @@ fn formats_are_known_by_their_extension_unless_named() {
     assert_eq!(resolved(Format::Auto, "y.csv"), Format::Csv);
     assert_eq!(resolved(Format::Auto, "y.rs"), Format::Text);
     assert_eq!(resolved(Format::Auto, "LICENSE"), Format::Text);
+    for (source, format) in [
+        ("a/*.bin", Some(Format::Tokens)),
+        ("**/*.txt", Some(Format::Text)),
+        ("LICENSE", Some(Format::Text)),
+        ("a/*", None),
+        ("a/x.*", None),
+        ("x.t?t", None),
+    ] {
+        assert_eq!(format_of_source(source), format, "{source}");
+    }
     assert_eq!(resolved(Format::Text, "y.csv"), Format::Text);
 }

@@ -28,6 +28,7 @@ pub(super) struct Corpus {
 
 impl Corpus {
     pub(super) fn open(config: &Config) -> Result<Self, Error> {
+        refuse(config)?;
         let (model, data) = config.model_and_data()?;
         let tokenizer = match &data.tokenizer {
             config::Tokenizer::Byte => Tokenizer::Byte,
@@ -44,14 +45,7 @@ impl Corpus {
         let sequence_length = sequence_length(model, data)?;
         let options = |sources: &[String]| DataOptions {
             sources: sources.to_vec(),
-            format: match (data.format, model) {
-                (config::DataFormat::Auto, config::Model::Mlp(_)) => data::Format::Csv,
-                (config::DataFormat::Auto, _) => data::Format::Auto,
-                (config::DataFormat::Text, _) => data::Format::Text,
-                (config::DataFormat::Tokens, _) => data::Format::Tokens,
-                (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
-                (config::DataFormat::Csv, _) => data::Format::Csv,
-            },
+            format: format(model, data),
             text_key: data.text_key.clone(),
             token_dtype: match data.token_dtype {
                 config::TokenDtype::U16 => data::TokenDtype::U16,
@@ -109,6 +103,39 @@ impl Corpus {
     /// Optimizer steps of so many epochs.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
         (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
+    }
+}
+
+/// Refuses what [`Corpus::open`] refuses, as far as no file has to be looked at.
+pub(super) fn refuse(config: &Config) -> Result<(), Error> {
+    let (model, data) = config.model_and_data()?;
+    sequence_length(model, data)?;
+    let format = match format(model, data) {
+        data::Format::Auto => data.train.first().and_then(|source| data::format_of_source(source)),
+        format => Some(format),
+    };
+    match (model, format, &data.tokenizer) {
+        (config::Model::Mlp(_), Some(data::Format::Csv), _) | (_, None, _) => Ok(()),
+        (config::Model::Mlp(_), Some(_), _) => fits(model, SampleShape::Tokens(1)),
+        (_, Some(data::Format::Csv), _) => fits(model, SampleShape::Features(1)),
+        (_, Some(data::Format::Tokens), _) | (.., config::Tokenizer::File(_)) => Ok(()),
+        (_, Some(_), config::Tokenizer::Byte) => {
+            let vocabulary = Some(Tokenizer::Byte.vocabulary());
+            are_the_models(config, model, vocabulary)?;
+            configured_model::from_config(config, vocabulary).map(drop)
+        }
+    }
+}
+
+fn format(model: &config::Model, data: &config::Data) -> data::Format {
+    match (data.format, model) {
+        (config::DataFormat::Auto, config::Model::Mlp(_)) => data::Format::Csv,
+        (config::DataFormat::Auto, _) => data::Format::Auto,
+        (config::DataFormat::Text, _) => data::Format::Text,
+        (config::DataFormat::Bytes, _) => data::Format::Bytes,
+        (config::DataFormat::Tokens, _) => data::Format::Tokens,
+        (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
+        (config::DataFormat::Csv, _) => data::Format::Csv,
     }
 }
 

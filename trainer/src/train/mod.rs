@@ -36,12 +36,13 @@ use run::{Files, Run};
 use saves::Saves;
 use signals::Requests;
 use zero_engine::Engine;
-use zero_engine::Error;
 use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
+use zero_engine::files::are_paths;
 use zero_engine::format::{bytes, counted, grouped, of_number};
-use zero_engine::settings::with_total_steps;
+use zero_engine::settings::{Settings, with_total_steps};
+use zero_engine::{Error, Layers};
 use zero_planner::memory;
 use zero_planner::{Plan, Planner};
 
@@ -153,32 +154,83 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
     planner(config)?.plan(config)
 }
 
-/// Whether ranks can be started with a configuration at all, without a look at the data: the model can be built and cut, pretrained
-/// weights fit it, the programs of all ranks may run, and the disks have room. Gives the plan, in which a vocabulary that would be taken from the data counts
-/// as one token.
+/// Refuses what a run would refuse of a configuration on any machine, without a look at data, disks, networks and GPUs: addresses that
+/// this program cannot reach, a device that it was built without, a model that cannot be built or cut. A configuration without a section
+/// `model` is for a program that brings its own, which is not looked at.
+///
+/// # Errors
+/// Whatever would keep a run from starting.
+pub fn refuse(config: &Config) -> Result<(), Error> {
+    refuse_addresses(config)?;
+    match config.model {
+        Some(_) => {
+            if config.data.is_some() {
+                corpus::refuse(config)?;
+            }
+            planned(config).map(drop)
+        }
+        None => Settings::new(&with_total_steps(config.clone(), 1)).map(drop),
+    }
+}
+
+/// Whether ranks can be started with a configuration on this machine, without a look at the data: what [`refuse`] refuses, and
+/// whether its network interface is there, pretrained weights fit the model, and the disks have room. Gives the plan, in which a
+/// vocabulary that would be taken from the data counts as one token.
 ///
 /// # Errors
 /// As [`plan`].
 pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
-    monitor::check(config)?;
+    refuse_addresses(config)?;
+    corpus::refuse(config)?;
     if config.world_size > 1 && config.launcher.transport != Transport::Threads {
         check_interface(config)?;
     }
-    // A vocabulary that is taken from the data does not change what fits together.
+    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
+        && start(config, options)? == Start::Anew
+    {
+        let model = layers(config)?.build(DType::F32)?;
+        zero_checkpoint::check_pretrained(folder.as_ref(), &model).map_err(of_pretrained)?;
+    }
+    let plan = planned(config)?;
+    plan.check_disks()?;
+    Ok(plan)
+}
+
+/// Servers, files and folders that are not where this program can reach them.
+fn refuse_addresses(config: &Config) -> Result<(), Error> {
+    monitor::check(config)?;
+    let paths = |key: &str, sources: Option<&[String]>| {
+        are_paths(sources.unwrap_or_default()).map_err(|error| Error::from(error).named(key, ""))
+    };
+    if let Some(data) = &config.data {
+        paths("data.train", Some(&data.train))?;
+        paths("data.eval", data.eval.as_deref())?;
+        if let zero_config::Tokenizer::File(path) = &data.tokenizer {
+            paths("data.tokenizer", Some(std::slice::from_ref(path)))?;
+        }
+    }
+    paths("training.initial_weights", config.training.initial_weights.as_deref())?;
+    let folder = &config.training.output_dir;
+    if are_paths(std::slice::from_ref(folder)).is_err() {
+        let message = format!("{folder} is an address, and a run is written to a folder of this machine");
+        return Err(Error::setting("training.output_dir", message, "name a folder, and copy it when the run is over"));
+    }
+    Ok(())
+}
+
+/// The plan without a look at the data.
+fn planned(config: &Config) -> Result<Plan, Error> {
+    Plan::new(with_total_steps(config.clone(), 1), layers(config)?)
+}
+
+/// The configured model. A vocabulary that is taken from the data counts as one token, and does not change what fits together.
+fn layers(config: &Config) -> Result<Layers, Error> {
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
         Some(zero_config::Model::Llama(m)) => m.vocab_size,
         _ => None,
     };
-    let layers = || configured_model::from_config(config, Some(vocabulary.unwrap_or(1)));
-    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
-        && start(config, options)? == Start::Anew
-    {
-        zero_checkpoint::check_pretrained(folder.as_ref(), &layers()?.build(DType::F32)?).map_err(of_pretrained)?;
-    }
-    let plan = Plan::new(with_total_steps(config.clone(), 1), layers()?)?;
-    plan.check_disks()?;
-    Ok(plan)
+    configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))
 }
 
 /// Whether a folder lies in another, however they are named.

@@ -1,5 +1,6 @@
 //! What the commands print and refuse, and files that others wrote.
 
+mod check;
 mod checkpoint;
 mod command_line;
 mod deepspeed;

@@ -117,6 +117,9 @@ pub(super) static EXPERT_PARALLEL: Group = Group { title: "`expert_parallel`", p
 
 #[rustfmt::skip]
 pub(super) static COMPILE: Group = Group { title: "`compile`", path: "compile.", with: &[], keys: &[
+    key("enabled", "false", "true"),
+    key("disable", "null", "false"),
+    key("backend", "null", "inductor"),
     key("deepcompile", "false", "true"),
     key("autoep_non_moe", "false", "true"),
     key("free_activation", "false", "true"),

@@ -1,0 +1,110 @@
+//! `check` refuses what a run refuses, in the same words, before a run looks at data or devices; and what of DeepSpeed it lets pass, runs.
+
+use crate::case;
+
+use std::fs;
+
+use case::{Case, text};
+
+#[test]
+fn check_refuses_what_a_run_refuses_in_the_same_words() {
+    let case = Case::new();
+    let refused = [
+        ("data.train=s3://bucket/a.txt", "s3://bucket/a.txt is an address", "data.train"),
+        ("data={train: corpus.txt, eval: gs://bucket/a.txt}", "gs://bucket/a.txt is an address", "data.eval"),
+        ("data.tokenizer=https://host/tokenizer.json", "https://host/tokenizer.json is an address", "data.tokenizer"),
+        (
+            "training.initial_weights=hf://model/a.safetensors",
+            "hf://model/a.safetensors is an address",
+            "initial_weights",
+        ),
+        ("training.output_dir=s3://bucket/run", "s3://bucket/run is an address", "training.output_dir"),
+        (
+            "mlflow={enabled: true, tracking_uri: https://host}",
+            "https://host is reached over TLS",
+            "mlflow.tracking_uri",
+        ),
+        ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),
+        ("model.vocab_size=61", "61 is smaller than the data's vocabulary of 256 tokens", "model.vocab_size"),
+        ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
+    ];
+    for (set, message, key) in refused {
+        let stages = if key == "pipeline" { "pipeline.stages=7" } else { "pipeline.stages=1" };
+        let ranks = if key == "pipeline" { "7" } else { "1" };
+        let args = ["--config", "ds.yaml", "-n", ranks, "--set", set, "--set", stages];
+        let check = case.command(&[&["check"], &args[..]].concat()).output().unwrap();
+        let run = case.command(&[&args[..], &["--plain"]].concat()).output().unwrap();
+        let (checked, ran) = (text(&check.stderr), text(&run.stderr));
+        assert!(checked.contains(message) && checked.contains(key), "{set}: {checked}");
+        assert_eq!((check.status.code(), check.stdout.len()), (run.status.code(), 0), "{set}: {ran}");
+        assert_eq!(checked, ran, "{set}");
+    }
+    if cfg!(not(feature = "cuda")) {
+        let args = ["check", "--config", "ds.yaml", "--set", "training.device=cuda"];
+        let output = case.command(&args).output().unwrap();
+        assert!(text(&output.stderr).contains("built without support for GPUs"), "{}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(2));
+    }
+    assert!(!case.path("run").exists() && !case.path("s3:").exists(), "nothing is written");
+    // A configuration for a program with a model of its own is looked at as far as it goes.
+    fs::write(case.path("own.json"), "{\"train_batch_size\": 8}").unwrap();
+    let check = |set: &str| case.command(&["check", "--config", "own.json", "--set", set]).output().unwrap();
+    assert!(check("steps_per_print=1").status.success());
+    assert!(text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients are always added up in fp32"));
+}
+
+#[test]
+fn binary_files_are_trained_on_only_as_format_bytes() {
+    let case = Case::new();
+    let bytes: Vec<u8> = [0x28, 0xb5, 0x2f, 0xfd].into_iter().chain((0..2000_u32).map(|i| (i * 7) as u8)).collect();
+    fs::write(case.path("corpus.txt.zst"), bytes).unwrap();
+    let args = ["--config", "ds.yaml", "--plain", "--max-steps", "2", "--set", "data.train=corpus.txt.zst"];
+    let output = case.command(&args).output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{told}");
+    for part in ["corpus.txt.zst: a zstd archive, not text", "in: data.train", "unpack it", "`data.format: bytes`"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    case.train(&["--plain", "--max-steps", "2", "--set", "data.train=corpus.txt.zst", "--set", "data.format=bytes"]);
+    fs::write(case.path("tokenizer.json"), "{}").unwrap();
+    let args = ["check", "--config", "ds.yaml", "--set", "data={train: a, format: bytes, tokenizer: tokenizer.json}"];
+    let told = text(&case.command(&args).output().unwrap().stderr);
+    assert!(told.contains("`data.format: bytes` is for the byte tokenizer"), "{told}");
+}
+
+/// As Axolotl writes stage 3, with keys of the top that DeepSpeed ignores.
+const PUBLISHED: &str = "{\"comms_config\": {\"verbose\": false}, \"monitor_config\": {\"enabled\": true},
+  \"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"sub_group_size\": 0, \"reduce_bucket_size\": 0,
+    \"stage3_prefetch_bucket_size\": 0, \"max_live_parameters\": 0, \"max_reuse_distance\": 0, \"cpu_offload\": true,
+    \"param_persistence_threshold\": 0, \"gather_16bit_weights_on_model_save\": true},
+  \"bf16\": {\"enabled\": \"auto\"}, \"train_micro_batch_size_per_gpu\": 2}";
+
+#[test]
+fn a_file_with_keys_that_deepspeed_ignores_runs_when_they_are_to_be_ignored() {
+    let case = Case::new();
+    fs::write(case.path("published.json"), PUBLISHED).unwrap();
+    let run = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}\n\
+               data: {train: corpus.txt}\ntraining: {max_steps: 6}";
+    fs::write(case.path("run.yaml"), run).unwrap();
+    let files = ["--config", "published.json", "--config", "run.yaml", "-n", "2", "--plain"];
+    let output = case.command(&files).output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert_eq!(told.matches("`--ignore-unknown-keys` turns it into a warning").count(), 2, "{told}");
+
+    let args = [&files[..], &["--ignore-unknown-keys", "--out", "a"]].concat();
+    let output = case.command(&args).output().unwrap();
+    let told = text(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert_eq!(
+        told.matches("warning: unknown keys are ignored: `comms_config`, `monitor_config`\n").count(),
+        1,
+        "{told}"
+    );
+    // Keys without their prefix, sizes of 0 and the old form change no bit of what the plain ones give.
+    let plain = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 3}\n";
+    fs::write(case.path("plain.yaml"), format!("{plain}{run}")).unwrap();
+    let output = case.command(&["--config", "plain.yaml", "-n", "2", "--quiet", "--out", "b"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!((case.losses("a"), case.shards("a", 6)), (case.losses("b"), case.shards("b", 6)));
+}
