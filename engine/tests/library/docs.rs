@@ -117,7 +117,7 @@ fn the_book_has_every_page_and_no_link_leaves_it() {
 /// Whatever the indentation, each line of a block of Rust stands in an example, in this order.
 #[test]
 fn rust_in_the_guide_is_out_of_examples_that_run() {
-    let examples = ["mlp", "gpt", "resume"].map(|name| read(&format!("examples/src/bin/{name}.rs")));
+    let examples = ["mlp", "gpt", "resume", "trainer"].map(|name| read(&format!("examples/src/bin/{name}.rs")));
     let mut found = 0;
     for page in pages().iter().filter(|page| page.starts_with("docs/")) {
         for block in blocks(&read(page), "rust") {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::dataset::Format;
+use super::options::Format;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Memory, Tokens};
 use zero_engine::{At, DataError};

@@ -10,35 +10,35 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Cores in order, each as the hardware threads that it has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cores(Vec<Vec<usize>>);
+pub struct Cores(Vec<Vec<usize>>);
 
 impl Cores {
     /// What this process may run on.
-    pub(crate) fn allowed() -> Self {
+    pub fn allowed() -> Self {
         let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Self::grouped((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)), siblings)
     }
 
     /// Those of a list that is written as `0-27,32-59`; `None` if it is written otherwise.
-    pub(crate) fn listed(list: &str) -> Option<Self> {
+    pub fn listed(list: &str) -> Option<Self> {
         let cpus = parse(list)?;
         (!cpus.is_empty()).then(|| Self::grouped(cpus.into_iter(), siblings))
     }
 
     /// Those that are in `other` too.
-    pub(crate) fn and(&self, other: &Self) -> Self {
+    pub fn and(&self, other: &Self) -> Self {
         let both = other.cpus();
         let kept = self.0.iter().map(|core| core.iter().copied().filter(|cpu| both.contains(cpu)).collect::<Vec<_>>());
         Self(kept.filter(|core| !core.is_empty()).collect())
     }
 
     /// All that this machine has switched on; `None` if it does not say.
-    pub(crate) fn of_machine() -> Option<Self> {
+    pub fn of_machine() -> Option<Self> {
         Self::listed(fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim())
     }
 
     /// What the process that started this one may run on; `None` where it is not to be seen.
-    pub(crate) fn of_parent() -> Option<Self> {
+    pub fn of_parent() -> Option<Self> {
         let parent = rustix::process::getppid()?.as_raw_nonzero();
         let status = fs::read_to_string(format!("/proc/{parent}/status")).ok()?;
         Self::listed(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim())
@@ -46,9 +46,9 @@ impl Cores {
 
     /// How many of these cores one of `ranks` can count on that `parent` has started and bound to them, each rank for itself or
     /// several to the same; `None` if it has not bound them.
-    pub(crate) fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
+    pub fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
         let is_bound = parent.and(self) == *self && parent.cpus().len() > self.cpus().len();
-        is_bound.then(|| self.len().min(parent.len() / ranks.max(1)).max(1))
+        is_bound.then(|| self.count().min(parent.count() / ranks.max(1)).max(1))
     }
 
     fn grouped(cpus: impl Iterator<Item = usize>, core_of: impl Fn(usize) -> usize) -> Self {
@@ -59,12 +59,12 @@ impl Cores {
     }
 
     /// Number of cores.
-    pub(crate) fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 
     /// Hardware threads in order.
-    pub(crate) fn cpus(&self) -> Vec<usize> {
+    pub fn cpus(&self) -> Vec<usize> {
         let mut all: Vec<usize> = self.0.iter().flatten().copied().collect();
         all.sort_unstable();
         all
@@ -72,8 +72,8 @@ impl Cores {
 
     /// The share of one of `ranks`: neighbouring cores, no fewer and at most one more than another rank's. `None` if there is
     /// not one for each.
-    pub(crate) fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
-        let n = self.len();
+    pub fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
+        let n = self.count();
         (n >= ranks).then(|| Self(self.0[rank * n / ranks..(rank + 1) * n / ranks].to_vec()))
     }
 
@@ -81,7 +81,7 @@ impl Cores {
     ///
     /// # Errors
     /// What the operating system says.
-    pub(crate) fn bind(&self) -> std::io::Result<()> {
+    pub fn bind(&self) -> std::io::Result<()> {
         let mut set = CpuSet::new();
         self.cpus().into_iter().filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
         Ok(sched_setaffinity(None, &set)?)
@@ -152,20 +152,20 @@ mod tests {
         // All of what its parent has, or something else, is no binding.
         assert_eq!(parent.of_bound_rank(&parent, 2), None);
         assert_eq!(cores(14..18).of_bound_rank(&parent, 2), None);
-        assert!(Cores::of_parent().is_some_and(|parent| parent.len() > 0));
+        assert!(Cores::of_parent().is_some_and(|parent| parent.count() > 0));
     }
 
     #[test]
     fn every_core_goes_to_one_rank_and_hardware_threads_stay_together() {
         // Siblings are four apart, as on many machines.
         let cores = Cores::grouped(0..8, |cpu| cpu % 4);
-        assert_eq!(cores.len(), 4);
+        assert_eq!(cores.count(), 4);
         for ranks in 1..=4 {
             let shares: Vec<Cores> = (0..ranks).filter_map(|rank| cores.share(rank, ranks)).collect();
             let mut all: Vec<usize> = shares.iter().flat_map(Cores::cpus).collect();
             all.sort_unstable();
             assert_eq!(all, (0..8).collect::<Vec<_>>());
-            let sizes: Vec<usize> = shares.iter().map(Cores::len).collect();
+            let sizes: Vec<usize> = shares.iter().map(Cores::count).collect();
             assert!(sizes.iter().max().expect("one") - sizes.iter().min().expect("one") <= 1);
         }
         assert_eq!(cores.share(1, 2).expect("enough").cpus(), [2, 3, 6, 7]);
@@ -176,7 +176,7 @@ mod tests {
     fn a_thread_is_bound_and_so_is_what_it_starts() {
         std::thread::spawn(|| {
             let all = Cores::allowed();
-            let one = all.share(all.len() - 1, all.len()).expect("a core");
+            let one = all.share(all.count() - 1, all.count()).expect("a core");
             one.bind().expect("a core of its own process");
             assert_eq!(Cores::allowed(), one);
             let child = std::thread::spawn(Cores::allowed).join().expect("a thread");
