@@ -6,8 +6,8 @@ use zero_cuda::Inventory;
 use zero_isa::{Isa, VARIABLE};
 use zero_train::Limit;
 
-use crate::cores::Cores;
-use crate::process_setup::{CONNECTIONS, LOADING};
+use zero_train::process::Cores;
+use zero_train::process::{CONNECTIONS, LOADING};
 
 /// Returns the report, one line per item.
 pub(crate) fn report() -> String {
@@ -15,7 +15,7 @@ pub(crate) fn report() -> String {
     let mut line = |what: &str, found: &str| writeln!(text, "{what:<14}{found}").unwrap_or(());
     line("zero-train", env!("CARGO_PKG_VERSION"));
     let cores = Cores::allowed();
-    line("cores", &format!("{}, hardware threads {cores}", cores.len()));
+    line("cores", &format!("{}, hardware threads {cores}", cores.count()));
     line("processor", &zero_train::processor::name().unwrap_or_else(|| "not named in /proc/cpuinfo".into()));
     line("instructions", &instructions());
     #[cfg(target_arch = "aarch64")]

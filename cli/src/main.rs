@@ -5,14 +5,12 @@
 mod arguments;
 mod bench;
 mod checkpoint;
-mod cores;
 mod doctor;
 mod exit;
 mod input;
 mod launch;
 mod plan;
 mod printed;
-mod process_setup;
 mod progress;
 mod rank;
 mod tuner;
@@ -27,7 +25,7 @@ use input::load;
 use printed::{show, warn};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
-use zero_train::CostLength;
+use zero_train::{CostLength, process};
 
 /// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
 /// is counted.
@@ -37,7 +35,7 @@ static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
 fn main() -> ExitCode {
     let _failpoints = zero_checkpoint::failpoints();
     zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
-    process_setup::follow_launcher();
+    process::follow_launcher();
     let cli = Cli::read();
     let result = known_instructions().and_then(|()| match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),

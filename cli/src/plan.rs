@@ -6,7 +6,7 @@ use zero_train::{Limit, Plan, Planner, Ranks};
 use crate::arguments::{ConfigArgs, PlanArgs};
 use crate::input::load;
 use crate::printed::{show, warn};
-use crate::process_setup;
+use zero_train::process;
 
 /// Plans the configuration and prints what the arguments ask for. Returns the exit status.
 ///
@@ -19,7 +19,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let ranks = args.world_size.or(args.config.num_processes);
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
-    zero_model::ops::set_threads(process_setup::threads(Some(&config.launcher), config.world_size));
+    zero_model::ops::set_threads(process::threads(Some(&config.launcher), config.world_size));
     let planner = zero_train::train::planner(&config)?;
     let plan = planner.plan(&config)?;
     if args.json {

@@ -6,25 +6,23 @@ use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Communicator, Options};
 use zero_config::Config;
 use zero_train::Error;
-use zero_train::train::{Finished, Output, Resume, RunOptions, train};
+use zero_train::train::{Finished, Output, RunOptions, connect, train};
 
-use crate::process_setup;
+use zero_train::process;
 
 /// Trains on the rank that this process is; returns the exit status.
 ///
 /// # Errors
 /// What ends the run.
 pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnvironment) -> anyhow::Result<u8> {
-    let cores = process_setup::settle(config, place)?;
+    let cores = process::settle(config, place)?;
     if place.rank == 0 && says(config, options) {
-        if !process_setup::launched_by_us() {
+        if !process::launched_by_us() {
             println!("place: rank 0 of {}, from {}", place.world_size, place.source);
         }
         println!("{cores}");
     }
-    let mut comm_options = zero_train::comm_options(config, place)?;
-    comm_options.terms.extend(terms(options));
-    let comm = zero_comm::connect(place, &comm_options).map_err(Error::Comm)?;
+    let comm = connect(config, options, place)?;
     train_on(config, options, &comm)
 }
 
@@ -34,8 +32,8 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnviron
 /// What ends the run: the error of the lowest rank that did not fail because another one did.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
     let ranks = config.world_size;
-    process_setup::prepare(process_setup::threads(Some(&config.launcher), ranks), ranks)?;
-    let cores = process_setup::settle_threads(config);
+    process::prepare(process::threads(Some(&config.launcher), ranks), ranks)?;
+    let cores = process::settle_threads(config);
     if says(config, options) {
         println!("{cores}");
     }
@@ -69,17 +67,6 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
             Err(error.into())
         }
     }
-}
-
-/// What of the command line is not in the configuration, and must be the same on all ranks.
-fn terms(options: &RunOptions) -> [(String, String); 2] {
-    let resume = match &options.resume {
-        None => "not given".to_string(),
-        Some(Resume::Auto) => "auto".to_string(),
-        Some(Resume::From(folder)) => folder.display().to_string(),
-    };
-    let verify = options.verify.map_or("not given".to_string(), |steps| steps.to_string());
-    [("--resume".to_string(), resume), ("--verify".to_string(), verify)]
 }
 
 /// Whether what is not about training itself is printed.

@@ -43,7 +43,7 @@ pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use rope::RopeScaling;
 pub use scheduler::{Scheduler, WarmupType};
-pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, Training, WeightDecayOn};
+pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 
 /// One run, resolved. Made by [`Typed::resolve`](crate::Typed::resolve) or one of the shortcuts here.

@@ -57,6 +57,11 @@ impl Origins {
         self.resolved.get(path).map_or(Origin::Default, |(origin, _)| *origin)
     }
 
+    /// Whether a file or `--set` has the key at `path`.
+    pub fn is_written(&self, path: &str) -> bool {
+        matches!(self.get(path), Origin::Line(_) | Origin::LineOf { .. } | Origin::Set)
+    }
+
     /// Origin of the key at `path` that now has this `value`.
     pub(crate) fn of_value(&self, path: &str, value: &str) -> Origin {
         match self.resolved.get(path) {

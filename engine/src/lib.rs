@@ -32,6 +32,7 @@ pub use configured_model::from_config as configured_layers;
 pub use device::gpus;
 pub use engine::{Engine, Step};
 pub use error::{At, DataError, Error};
+pub use executor::Observed;
 pub use format::{bytes, counted};
 pub use timing::gpu_timeline::GpuSpan;
 pub use timing::{Span, TimeCategory, Timing};
@@ -39,6 +40,7 @@ pub use zero_checkpoint::{ExportDtype, Exported};
 pub use zero_config::Config;
 pub use zero_cuda::{Subject, Track};
 pub use zero_model::{Activations, Head, Layer, Layers, Pass, forward_only, ops, zoo};
+pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;

@@ -1,16 +1,27 @@
 //! Runs every example with one rank and with two. The examples assert their own results.
 
+use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs the program as `ranks` ranks in an empty folder, with the environment variables that torchrun sets. Returns the
-/// standard output of rank 0.
+/// Runs the program as `ranks` ranks in a folder, with the environment variables that torchrun sets. Returns the standard
+/// output of rank 0.
 fn run(program: &str, ranks: usize) -> String {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    run_in(tempfile::tempdir().expect("a temporary folder").path(), program, &[], ranks)
+}
+
+/// Starts the program with arguments as `ranks` ranks, in the variables that torchrun would set, in a folder. What rank 0 printed.
+fn run_in(folder: &Path, program: &str, arguments: &[&str], ranks: usize) -> String {
+    run_with(folder, program, arguments, ranks, &[])
+}
+
+/// The same with further variables.
+fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more: &[(&str, &str)]) -> String {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let start = |rank: usize| {
         let mut command = Command::new(program);
-        command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped());
         // candle's threads wait for each other in busy loops, which is slow with more threads than cores.
         command.env("CANDLE_NUM_THREADS", "1");
         for name in ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
@@ -22,7 +33,7 @@ fn run(program: &str, ranks: usize) -> String {
             command.env("RANK", &rank).env("LOCAL_RANK", &rank).env("WORLD_SIZE", &ranks);
             command.env("LOCAL_WORLD_SIZE", &ranks).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port);
         }
-        command.spawn().expect("the example starts")
+        command.envs(more.iter().copied()).spawn().expect("the example starts")
     };
     let started: Vec<_> = (0..ranks).map(start).collect();
     let ended = started.into_iter().map(|rank| rank.wait_with_output().expect("the example ends"));
@@ -52,4 +63,57 @@ fn mlp() {
 fn resume() {
     let outputs = [1, 2].map(|ranks| run(env!("CARGO_BIN_EXE_resume"), ranks));
     assert!(outputs.iter().all(|output| output.contains("every bit the same")), "{outputs:?}");
+}
+
+/// On one rank and on two the same losses and the same metric, with and without a stop in between.
+#[test]
+fn trainer() {
+    let program = env!("CARGO_BIN_EXE_trainer");
+    let runs = [1, 2].map(|ranks| {
+        let [whole, stopped] = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+        let printed = run_in(whole.path(), program, &[], ranks);
+        assert!(printed.contains("evaluation loss") && printed.contains("accuracy"), "{printed}");
+        run_in(stopped.path(), program, &["--max-steps", "60", "--quiet"], ranks);
+        let printed = run_in(stopped.path(), program, &["--resume", "auto"], ranks);
+        assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000060"), "{printed}");
+        let values = |folder: &Path, key: &str| {
+            let text = fs::read_to_string(folder.join("runs/trainer/metrics.jsonl")).expect("the run's metrics");
+            let value = |line: &str| {
+                let (_, value) = line.split_once(&format!("\"{key}\":")).expect("the key");
+                value[..value.find([',', '}']).expect("its end")].to_string()
+            };
+            text.lines().map(value).collect::<Vec<_>>()
+        };
+        for key in ["loss", "eval_loss", "eval_accuracy"] {
+            // Step 60 was the last of the first run, which evaluated there anyway.
+            assert_eq!(values(whole.path(), key), values(stopped.path(), key), "{key} on {ranks} ranks");
+        }
+        let csv = "runs/trainer/csv_monitor/DeepSpeedJobName/Train_Samples_eval_accuracy.csv";
+        let csv = fs::read_to_string(whole.path().join(csv)).expect("the monitor's file");
+        assert_eq!(csv.lines().count(), 1 + 6, "{csv}");
+        let accuracies = values(whole.path(), "eval_accuracy");
+        assert!(accuracies[119].parse::<f64>().is_ok_and(|accuracy| accuracy > 0.9), "{accuracies:?}");
+        (values(whole.path(), "loss"), accuracies)
+    });
+    assert_eq!(runs[0], runs[1]);
+}
+
+/// A launcher that starts the ranks again tells only that it does, and what it calls its job: the run finds its own checkpoints.
+#[test]
+fn a_restarted_trainer_goes_on_with_its_own_run() {
+    let (program, folder) = (env!("CARGO_BIN_EXE_trainer"), tempfile::tempdir().expect("a temporary folder"));
+    let restarted = "{\"restarts\":[{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}],\"from\":[],\"keeps_folder\":false}";
+    let attempt = |job: &str, steps: &str, restarted: &[(&str, &str)]| {
+        let told = [&[("ZERO_TRAIN_LAUNCHED", "1"), ("ZERO_TRAIN_JOB", job)], restarted].concat();
+        run_with(folder.path(), program, &["--max-steps", steps], 2, &told)
+    };
+    attempt("a", "30", &[]);
+    let restarted = [("ZERO_TRAIN_RESTARTED", restarted)];
+    let printed = attempt("a", "40", &restarted);
+    assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000030"), "{printed}");
+    let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
+    assert!(report.contains("rank 1 was killed by signal 9") && report.contains("\"step\": 30"), "{report}");
+    // The folder is another job's, whose attempt has died before it came to its own.
+    let printed = attempt("b", "10", &restarted);
+    assert!(printed.contains("an earlier run was moved to") && !printed.contains("resumed"), "{printed}");
 }

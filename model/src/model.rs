@@ -168,12 +168,31 @@ impl Model {
                 if pass.training { loss() } else { untracked(loss) }.map_err(|e| last.context(e))?
             }
         };
-        if loss.elem_count() != 1 {
-            candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
-        }
-        // Skip the reshape of a scalar: it would hide a head's fused block from the backward.
-        if loss.rank() == 0 { Ok(loss) } else { loss.reshape(()) }
+        scalar(loss)
     }
+
+    /// The last layer's outputs, on its input `x`, and the loss, for an evaluation that looks at both. A [`Head`] runs once for each.
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    pub fn outputs_and_loss(&self, x: &Activations, targets: &Tensor, pass: &Pass) -> Result<(Activations, Tensor)> {
+        let last = &self.layers[self.layers.len() - 1]; // `build` refuses a model without layers
+        let outputs = last.run(x, pass)?;
+        let loss = match &self.ending {
+            Ending::Loss(loss) => scalar(loss(&outputs, targets).map_err(|e| e.context("in the loss"))?)?,
+            Ending::Head(_) => self.loss(x, targets, pass, 0.0)?,
+        };
+        Ok((outputs, loss))
+    }
+}
+
+/// The loss without dimensions.
+fn scalar(loss: Tensor) -> Result<Tensor> {
+    if loss.elem_count() != 1 {
+        candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
+    }
+    // A reshape, even to the same shape, would hide a head's region from its backward.
+    if loss.rank() == 0 { Ok(loss) } else { loss.reshape(()) }
 }
 
 impl std::fmt::Debug for Model {

@@ -1,5 +1,19 @@
 //! ZeRO-style memory-optimized training for candle models.
 //!
+//! [`Trainer`] trains a model on data: evaluation, metrics, checkpoints, resume, restarts, monitors, on any number of ranks.
+//!
+//! ```no_run
+//! use candle_nn::{VarBuilder, linear, loss::cross_entropy};
+//! use zero_train::{Layers, Trainer, data::csv, metrics::accuracy};
+//!
+//! let (train, valid) = (csv(["train.csv"], 3)?, csv(["valid.csv"], 3)?);
+//! let model = Layers::new().layer("classes", |vb: VarBuilder| linear(4, 3, vb)).loss(cross_entropy);
+//! Trainer::from_args()?.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
+//! # Ok::<(), zero_train::Error>(())
+//! ```
+//!
+//! [`Engine`] is one optimizer step, for programs with a loop of their own.
+//!
 //! ```no_run
 //! # fn model() -> zero_train::Layers { zero_train::Layers::new() }
 //! # fn batches() -> Vec<zero_train::Batch> { vec![] }
@@ -20,11 +34,17 @@
 
 mod append;
 pub mod data;
+pub mod metrics;
 mod monitor;
+pub mod process;
 pub mod resident;
 pub mod train;
+mod trainer;
 
+pub use data::Dataset;
 pub use train::measure_costs;
+pub use train::{Evaluation, Finished, Output, Resume, StepInfo, Summary};
+pub use trainer::Trainer;
 pub use zero_engine::costs::{CostTable, Length as CostLength, Prediction, RankTimes};
 pub use zero_engine::{
     Activations, Batch, Config, Ended, Engine, Error, ExportDtype, Exported, GpuSpan, Head, Kind, Layer, Layers, Pass,

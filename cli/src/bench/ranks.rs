@@ -9,7 +9,7 @@ use zero_config::Config;
 use crate::arguments::ConfigArgs;
 use crate::input::load;
 use crate::launch::{self, Job, Team};
-use crate::process_setup;
+use zero_train::process;
 
 /// Steps before the measured ones. The first one faults in all memory.
 pub(super) const WARM_UP: usize = 2;
@@ -30,11 +30,11 @@ pub(super) fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
     let config = typed.resolve(ranks)?;
     if !is_rank {
-        let threads = process_setup::threads(Some(&config.launcher), config.world_size);
+        let threads = process::threads(Some(&config.launcher), config.world_size);
         let team = Team::new(config.world_size, threads);
         return launch::launch(team, &Job::here(text.as_deref()), None).map(Role::Launcher);
     }
-    let cores = process_setup::settle(&config, &place)?;
+    let cores = process::settle(&config, &place)?;
     let comm = zero_comm::connect(&place, &zero_train::comm_options(&config, &place)?)?;
     Ok(Role::Rank { config: Box::new(config), cores, comm })
 }

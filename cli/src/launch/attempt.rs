@@ -20,7 +20,7 @@ use super::job::{Job, Team, What};
 use super::outcome::{AttemptOutcome, Failure};
 use super::output::Printed;
 use super::signals::{Signals, catches, send};
-use crate::process_setup;
+use zero_train::process;
 
 /// Time for the other ranks to end by themselves after one has died.
 const GRACE: Duration = Duration::from_millis(1000);
@@ -28,6 +28,8 @@ const GRACE: Duration = Duration::from_millis(1000);
 /// The parameters of an attempt.
 pub(super) struct Attempt<'a> {
     pub(super) number: usize,
+    /// The same for all attempts of a job, and of no other.
+    pub(super) job_name: &'a str,
     pub(super) team: &'a Team,
     pub(super) job: &'a Job<'a>,
     /// The token of a single-host job, whose ranks connect through a store of the attempt's own.
@@ -126,9 +128,10 @@ impl Attempt<'_> {
             .env("MASTER_PORT", meeting.port.to_string())
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
             .env("ZERO_TRAIN_ATTEMPT", self.number.to_string())
-            .env_remove(process_setup::RESTARTED)
-            .env(process_setup::LAUNCHED, "1")
-            .envs(process_setup::variables(self.team.threads, ranks))
+            .env_remove(process::RESTARTED)
+            .env(process::LAUNCHED, "1")
+            .env(process::JOB, self.job_name)
+            .envs(process::variables(self.team.threads, ranks))
             .stdin(if self.job.standard_input().is_some() { Stdio::piped() } else { Stdio::null() });
         if let Some(token) = self.token {
             command.env(token::TOKEN_FILE, token.path()).env_remove(token::TOKEN);
@@ -136,8 +139,8 @@ impl Attempt<'_> {
         if let Some(run) = &hosts.run {
             command.env("ZERO_TRAIN_RUN_ID", run);
         }
-        if self.number > 0 && self.job.what.is_ours() {
-            command.env(process_setup::RESTARTED, self.restarts.to_json());
+        if self.number > 0 {
+            command.env(process::RESTARTED, self.restarts.to_json());
         }
         let output = self.job.output.plan(self.number, rank, local_rank)?;
         // Rank 0 of a training run writes its errors straight to the terminal, so that it can draw a progress bar.

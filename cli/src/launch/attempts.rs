@@ -1,5 +1,7 @@
 //! Runs one attempt after another: starts the ranks, and restarts them when one has died.
 
+use std::time::SystemTime;
+
 use anyhow::Context;
 use zero_comm::token::TokenFile;
 use zero_train::train::{Restart, Restarts};
@@ -28,10 +30,18 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
         None => Some(TokenFile::create().context("cannot write the job's token")?),
     };
     let mut restarts = Restarts::default();
+    let job_name = job_name();
     loop {
         let number = restarts.restarts.len();
-        let attempt =
-            Attempt { number, team: &team, job, token: token.as_ref(), restarts: &restarts, line: line.as_ref() };
+        let attempt = Attempt {
+            number,
+            job_name: &job_name,
+            team: &team,
+            job,
+            token: token.as_ref(),
+            restarts: &restarts,
+            line: line.as_ref(),
+        };
         let ended = attempt.carry_out(&signals)?;
         let judge = Judge { signals: &signals, recovery, limit, job, restarts: &restarts };
         let own = ended.outcome();
@@ -65,6 +75,12 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
             }
         }
     }
+}
+
+/// A name that no other launcher gives its job. Ranks recognize the checkpoints of earlier attempts by it.
+fn job_name() -> String {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}", since.as_nanos(), std::process::id())
 }
 
 /// Returns the settings that must be the same for the launchers of all hosts.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use zero_comm::launcher_environment::LauncherEnvironment;
@@ -17,11 +16,12 @@ use super::job::{GRACE, Job, Team, What};
 use super::output::Output;
 use super::recovery::{Before, Recovery};
 use crate::arguments::{Cli, LaunchArgs, TrainArgs};
-use crate::cores::Cores;
 use crate::input::{is_standard_input, load, load_sources, read, standard_input};
 use crate::plan::does_not_fit;
 use crate::printed::warn;
-use crate::{process_setup, rank};
+use crate::rank;
+use zero_train::process;
+use zero_train::process::Cores;
 
 /// How long launchers of a program wait for each other: nothing says how long its ranks do.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,12 +46,12 @@ pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
 /// What ends the run.
 pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
-    if process_setup::launched_by_us() {
+    if process::launched_by_us() {
         let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
         return train_as(&place, &args.train);
     }
     let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
-    let ranks = understood(args.ranks_here(Cores::allowed().len(), hosts.count));
+    let ranks = understood(args.ranks_here(Cores::allowed().count(), hosts.count));
     let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: false };
     lead(&args.train, &Started { hosts: &hosts, ranks, output, grace: grace(args) })
 }
@@ -62,7 +62,7 @@ pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
 /// What keeps it from being started, or another host that is lost.
 pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
     let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
-    let ranks = understood(args.ranks_here(Cores::allowed().len(), hosts.count)).unwrap_or(1);
+    let ranks = understood(args.ranks_here(Cores::allowed().count(), hosts.count)).unwrap_or(1);
     understood(args.train.is_unused());
     let reach = if hosts.count > 1 { Some(reach(None, TIMEOUT)?) } else { None };
     let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: true };
@@ -74,7 +74,7 @@ pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
         unchanged: &|| Ok(()),
         smaller: &|_| anyhow::bail!("only training knows"),
     };
-    launch(Team::new(ranks, process_setup::threads(None, ranks)), &job, Some(&recovery))
+    launch(Team::new(ranks, process::threads(None, ranks)), &job, Some(&recovery))
 }
 
 fn grace(args: &LaunchArgs) -> Duration {
@@ -116,7 +116,7 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     let options = run_options(args)?;
     // Standard input is read once, by the process that stays.
     let threads = threads_before_reading(args, place.local_world_size)?;
-    process_setup::prepare(threads, place.world_size)?;
+    process::prepare(threads, place.world_size)?;
     let (typed, _) = load(&args.config, &args.overrides())?;
     let config = typed.resolve(Some(place.world_size))?;
     rank::run(&config, &options, place)
@@ -154,7 +154,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         warn(&config);
     }
     let ranks = config.world_size / hosts.count;
-    let threads = process_setup::threads(Some(&config.launcher), ranks);
+    let threads = process::threads(Some(&config.launcher), ranks);
     zero_model::ops::set_threads(threads);
     // What the ranks would all find out is said once, before any is started.
     let plan = zero_train::train::check(&config, &options)?;
@@ -246,7 +246,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
         let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
         anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
     }
-    Ok(Team { ranks, threads: process_setup::threads(Some(&config.launcher), ranks), overrides: changes })
+    Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })
 }
 
 /// The thread count of a rank that another launcher started, without touching standard input.
@@ -257,17 +257,11 @@ fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Resul
         let (typed, _) = load(&args.config, &args.overrides())?;
         typed.resolve(None).ok().map(|config| config.launcher)
     };
-    Ok(process_setup::threads_of_rank(launcher.as_ref(), local_ranks))
+    Ok(process::threads_of_rank(launcher.as_ref(), local_ranks))
 }
 
 fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
-    let restarts = match std::env::var(process_setup::RESTARTED) {
-        Ok(told) if process_setup::launched_by_us() => Restarts::from_json(&told)
-            .with_context(|| format!("{} is not what our launcher sets", process_setup::RESTARTED))?,
-        _ => Restarts::default(),
-    };
-    Ok(RunOptions {
-        restarts,
+    let mut options = RunOptions {
         resume: args.resume.as_deref().map(|from| match from {
             "auto" => Resume::Auto,
             folder => Resume::From(folder.into()),
@@ -280,5 +274,8 @@ fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
             _ => Printing::Auto,
         },
         bar: Some(crate::progress::draw),
-    })
+        ..RunOptions::default()
+    };
+    Restarts::of_launcher(&mut options)?;
+    Ok(options)
 }

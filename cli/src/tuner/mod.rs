@@ -15,7 +15,7 @@ use zero_train::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tu
 use zero_train::bytes;
 
 use crate::arguments::{AutotuneArgs, Cli};
-use crate::process_setup;
+use zero_train::process;
 
 /// Exit status of an interrupted search.
 const INTERRUPTED: u8 = 130;
@@ -57,7 +57,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         results_dir: args.out.clone(),
         ranks: args.config.num_processes.map(|n| n as usize),
         program: std::env::current_exe()?,
-        threads: &|config: &Config| process_setup::threads(Some(&config.launcher), config.world_size),
+        threads: &|config: &Config| process::threads(Some(&config.launcher), config.world_size),
         planner: &zero_train::train::planner_of_data,
         resume: args.resume,
         stop: &stop,

@@ -47,7 +47,7 @@ pub struct Training {
     pub spikes: Option<Spikes>,
     /// Compare what ranks hold alike every so many steps; 0 never.
     pub compare_replicas_every: usize,
-    /// Stop when the evaluation loss no longer falls.
+    /// Stop when evaluations no longer improve.
     pub early_stopping: Option<EarlyStopping>,
     /// Which parameters are decayed.
     pub weight_decay_on: WeightDecayOn,
@@ -77,8 +77,12 @@ pub struct Spikes {
 pub struct EarlyStopping {
     /// Evaluations without improvement before training stops.
     pub patience: usize,
-    /// What counts as improvement: a loss lower than the best by more than this.
+    /// What counts as improvement: a value better than the best by more than this.
     pub min_delta: f64,
+    /// What is compared: `loss`, or a metric of the program's own.
+    pub metric: String,
+    /// Which value of it is better.
+    pub mode: StopMode,
 }
 
 /// `training.sample`.
@@ -101,6 +105,16 @@ choice! {
         Cpu = "cpu",
         /// GPUs of NVIDIA's, one for each rank of a machine.
         Cuda = "cuda",
+    }
+}
+
+choice! {
+    /// Which value of a metric is better.
+    pub enum StopMode {
+        /// The lower.
+        Min = "min",
+        /// The higher.
+        Max = "max",
     }
 }
 
@@ -167,9 +181,12 @@ impl Training {
                 action: keys.choice("action", OnSpike::Skip),
             }),
             compare_replicas_every: keys.int("compare_replicas_every"),
-            early_stopping: keys
-                .inner("early_stopping")
-                .map(|mut keys| EarlyStopping { patience: keys.int("patience"), min_delta: keys.float("min_delta") }),
+            early_stopping: keys.inner("early_stopping").map(|mut keys| EarlyStopping {
+                patience: keys.int("patience"),
+                min_delta: keys.float("min_delta"),
+                metric: keys.text("metric"),
+                mode: keys.choice("mode", StopMode::Min),
+            }),
             weight_decay_on: keys.choice("weight_decay_on", WeightDecayOn::Matrices),
             memory_limit: keys.optional_u64("memory_limit"),
             cost_table: keys.optional_path("cost_table"),

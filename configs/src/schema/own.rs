@@ -3,7 +3,8 @@
 use super::*;
 use crate::choice::Choice as _;
 use crate::config::{
-    Compute, DataFormat, GpuTransport, InstructionSet, Nonfinite, OnSpike, TokenDtype, Transport, WeightDecayOn,
+    Compute, DataFormat, GpuTransport, InstructionSet, Nonfinite, OnSpike, StopMode, TokenDtype, Transport,
+    WeightDecayOn,
 };
 
 /// Bounds that keep every product of a model's sizes far from overflow.
@@ -110,7 +111,7 @@ pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
     key("initial_weights", Kind::Paths, "null", "Safetensors files with the model's parameters by name: file, glob, or list of them; drawn from the seed when not given"),
     key("reproducible", Kind::Bool, "false", "Same bits at every number of ranks that is a power of two"),
     key("eval_every", COUNT_OR_0, "0", "Evaluate every so many steps; 0 never"),
-    key("eval_batches", COUNT, "8", "Micro-batches per evaluation and rank"),
+    key("eval_batches", COUNT, "8", "Micro-batches per evaluation and rank; where a program gives its own evaluation data and this is not written, all of them"),
     key("save_every", COUNT_OR_0, "0", "Save a checkpoint every so many steps; 0 never on the way"),
     key("save_last", Kind::Bool, "true", "Save a checkpoint when training is over; a run that a signal stops saves one in any case"),
     key("save_async", Kind::Bool, "false", "Write the checkpoints on the way while training goes on, from a copy of the state, which takes memory"),
@@ -121,7 +122,7 @@ pub(super) static TRAINING: Section = Section { switch: Switch::Keys, keys: &[
     key("max_skipped_steps", COUNT, "20", "So many skipped steps in a row stop the run"),
     section("spikes", &SPIKES, "What to do about a gradient norm far above those before it"),
     key("compare_replicas_every", COUNT_OR_0, "100", "Compare checksums of what ranks hold alike every so many steps; 0 never"),
-    section("early_stopping", &EARLY_STOPPING, "Stop when the evaluation loss no longer falls"),
+    section("early_stopping", &EARLY_STOPPING, "Stop when evaluations no longer improve"),
     key("weight_decay_on", Kind::Choice { names: WeightDecayOn::NAMES, later: &[] }, "matrices", "Which parameters are decayed: matrices leaves out biases and norms"),
     key("memory_limit", Kind::Bytes { min: 1 << 20 }, "= the cgroup's, or the machine's memory", "Bytes that a rank may hold, as a number or like `6GiB` or `800 MB`"),
     key("cost_table", Kind::Path, "null", "Table of `zero-train bench costs`, relative to the working directory: says how long a step takes, and decides overlap_comm"),
@@ -139,7 +140,9 @@ static SPIKES: Section = Section { switch: Switch::Keys, keys: &[
 #[rustfmt::skip]
 static EARLY_STOPPING: Section = Section { switch: Switch::Keys, keys: &[
     key("patience", COUNT, REQUIRED, "Evaluations without improvement before training stops"),
-    key("min_delta", NON_NEGATIVE, "0.0", "What counts as improvement: a loss lower than the best by more than this"),
+    key("min_delta", NON_NEGATIVE, "0.0", "What counts as improvement: a value better than the best by more than this"),
+    key("metric", Kind::Text, "loss", "What evaluations are compared by: the evaluation loss, or a metric of the program's own"),
+    key("mode", Kind::Choice { names: StopMode::NAMES, later: &[] }, "min", "Which value of it is better: the lower (min) or the higher (max)"),
 ] };
 
 #[rustfmt::skip]

@@ -1,5 +1,7 @@
 //! The engine: turns a model, a communicator and a configuration into training steps.
 
+mod evaluation;
+mod loop_keys;
 mod parts;
 mod values;
 
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Buffer, Communicator, ReduceOp};
 use zero_config::{Config, PartitionMethod};
-use zero_model::{Activations, Layers, Model};
+use zero_model::{Layers, Model};
 use zero_optim::LossScaler;
 use zero_optim::norm::Limits;
 use zero_partition::{Groups, Layout, Order, ShardedState};
@@ -25,9 +27,9 @@ use crate::costs::overlap::{Choice, chosen_by_the_first};
 use crate::device;
 use crate::error::Error;
 use crate::executor::activation_offload::{self, ActivationOffload};
-use crate::executor::messages::{Boundary, share};
+use crate::executor::messages::Boundary;
 use crate::executor::tracked::Tracked;
-use crate::executor::{Context, Load, StepOutput, run};
+use crate::executor::{Context, StepOutput, run};
 use crate::settings::Settings;
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
@@ -91,6 +93,10 @@ impl Engine {
     /// parameters are loaded from `model.pretrained` or `training.initial_weights` if the configuration sets one of
     /// them.
     ///
+    /// Keys that only a training loop can honour (`training.save_every`, `csv_monitor` and their likes) are no error here: the caller has a
+    /// loop, which may read them from [`Engine::config`] and honour them. Rank 0 warns once, on standard error, naming those that the
+    /// configuration sets.
+    ///
     /// # Errors
     /// Fails if the configuration does not fit the world or the model, if the weights do not fit the model, or if the
     /// ranks do not meet.
@@ -107,7 +113,9 @@ impl Engine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
-        Self::resolved(config.for_world_size(comm.size())?, model, comm)
+        let config = config.for_world_size(comm.size())?;
+        loop_keys::warn(&config, comm.rank());
+        Self::resolved(config, model, comm)
     }
 
     /// Creates an engine on a rank of `comm`, and measures layers if the stages are to be balanced by time. Collective.
@@ -287,6 +295,7 @@ impl Engine {
                     skips_overflow: settings.skips_overflow,
                 },
                 lr,
+                observe: None,
             },
         )
         .and_then(|outcome| self.buffers_unchanged().map(|()| outcome))
@@ -368,86 +377,6 @@ impl Engine {
     /// Skips the update of every later step whose global gradient norm exceeds `limit`. `f64::INFINITY` disables this.
     pub fn skip_beyond(&mut self, limit: f64) {
         self.norm_limit = limit;
-    }
-
-    /// Computes the loss of one micro-batch per replica, without dropout and without an update, and returns the mean
-    /// over the replicas. Collective. All ranks of one pipeline pass the same batch.
-    ///
-    /// # Errors
-    /// As [`Engine::train_batch`].
-    pub fn eval_batch(&mut self, batch: &Batch) -> Result<f32, Error> {
-        Ok(self.eval_with(1, |_| Ok(batch.clone()))?[0])
-    }
-
-    /// Computes the losses of `count` micro-batches per replica, which follow each other through the pipeline, and
-    /// returns for each its mean over the replicas. `load` gets an index below `count` and returns this replica's
-    /// micro-batch. Collective.
-    ///
-    /// # Errors
-    /// As [`Engine::train_with`].
-    pub fn eval_with(
-        &mut self,
-        count: usize,
-        mut load: impl FnMut(usize) -> Result<Batch, Error>,
-    ) -> Result<Vec<f32>, Error> {
-        if count == 0 {
-            return Ok(vec![]);
-        }
-        let mut load = |micro_batch: usize| load(micro_batch).map(|batch| (batch.inputs, Some(batch.targets)));
-        let outcome = self.evaluate(count, &mut load)?;
-        let losses = match self.has_last_layer() {
-            true => self.sum_over_replicas(outcome.losses)?,
-            false => vec![0.0; count],
-        };
-        let replicas = self.replicas() as f32;
-        Ok(self.told_by_the_last(losses)?.into_iter().map(|loss| loss / replicas).collect())
-    }
-
-    /// Computes the last layer's outputs without dropout. Collective: each replica passes its own inputs, and all ranks
-    /// of one pipeline pass the same ones.
-    ///
-    /// # Errors
-    /// Fails if a layer fails or a rank is lost.
-    pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
-        let inputs = inputs.into();
-        let mut outcome = self.evaluate(1, &mut |_| Ok((inputs.clone(), None)))?;
-        let stages = &self.stage_plan.stages;
-        share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
-    }
-
-    fn evaluate(&mut self, count: usize, load: &mut Load<'_>) -> Result<StepOutput, Error> {
-        let stage = self.zero.groups().at().stage;
-        let program = match self.evaluations.remove(&count) {
-            Some(program) => program,
-            None => {
-                let shape = self.zero.layout().shape();
-                let mut programs = self.stage_plan.evaluation(shape, count);
-                self.stage_plan.validate(&programs, shape)?;
-                let mut program = programs.swap_remove(stage);
-                program.instructions.shrink_to_fit();
-                program
-            }
-        };
-        let outcome = run(
-            &program,
-            &mut Context {
-                zero: &mut self.zero,
-                timing: &mut self.timing,
-                tracked: self.tracked,
-                memory_limit: self.memory_limit,
-                kept: None,
-                load,
-                sample: &|_| 0,
-                training: false,
-                seed: self.config.training.seed,
-                step: self.step,
-                loss_gradient: 0.0,
-                limits: Limits { loss_scale: 1.0, max_norm: 0.0, limit: f64::INFINITY, skips_overflow: false },
-                lr: 0.0,
-            },
-        );
-        self.evaluations.insert(count, program);
-        outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
     }
 
     /// Lifts `training.memory_limit`: later steps may exceed it.

@@ -89,6 +89,9 @@ pub enum Error {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A data set of the program's own failed.
+    #[error("the data set failed: {0}")]
+    Dataset(Box<dyn std::error::Error + Send + Sync>),
     /// `--verify` found a difference.
     #[error("the first {steps} steps differ from those of one process at ZeRO stage 0")]
     NotVerified {
@@ -121,7 +124,7 @@ impl Error {
             Self::Batch(_) | Self::ChangedBuffer { .. } | Self::NoParameter(_) | Self::Token(_) => 2,
             Self::Comm(CommError::Disagreement { .. }) => 2,
             Self::Checkpoint(CheckpointError::Locked { .. }) => 2,
-            Self::Checkpoint(_) | Self::Data(_) => 3,
+            Self::Checkpoint(_) | Self::Data(_) | Self::Dataset(_) => 3,
             Self::Named { source, .. } => source.exit_status(),
             Self::Comm(_) | Self::Hosts(_) => 4,
             // These errors occur at the start, and the user can fix them in the configuration.
@@ -171,6 +174,19 @@ impl Error {
     pub fn is_damage(&self) -> bool {
         use CheckpointError::{Damaged, Io, OtherRank};
         matches!(self, Self::Checkpoint(Damaged { .. } | Io { .. } | OtherRank { .. }))
+    }
+
+    /// The error of a data set: one of ours stays what it is.
+    #[must_use]
+    pub fn of_dataset(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let error = match error.downcast::<Self>() {
+            Ok(own) => return *own,
+            Err(error) => error,
+        };
+        match error.downcast::<DataError>() {
+            Ok(data) => Self::Data(*data),
+            Err(error) => Self::Dataset(error),
+        }
     }
 
     /// Returns a function that adds the path to an I/O error.

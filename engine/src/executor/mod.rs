@@ -42,8 +42,24 @@ pub(crate) struct Context<'a> {
     /// Clipping and overflow limits of the gradient norm.
     pub(crate) limits: Limits,
     pub(crate) lr: f64,
+    /// Sees the outputs of an evaluation, on ranks that have the last layer.
+    pub(crate) observe: Option<&'a mut Observe<'a>>,
 }
 
+/// What a micro-batch of an evaluation gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Observed<'a> {
+    /// From 0.
+    pub micro_batch: usize,
+    /// A scalar.
+    pub loss: &'a Tensor,
+    /// Those of the last layer.
+    pub outputs: &'a Activations,
+    /// What they are compared with.
+    pub targets: &'a Tensor,
+}
+
+pub(crate) type Observe<'a> = dyn FnMut(Observed<'_>) -> Result<(), Error> + 'a;
 pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>), Error> + 'a;
 
 /// The results of one program run.
@@ -131,7 +147,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
             Instruction::AwaitGather { segment } => context.zero.await_gather(*segment)?,
             Instruction::Release { segment } => context.zero.release(*segment)?,
             Instruction::Forward { layer, micro_batch } => {
-                forward(&model, *layer, &mut micro_batches[*micro_batch], context, &mut outcome)?;
+                let state = &mut micro_batches[*micro_batch];
+                forward(&model, *layer, *micro_batch, state, context, &mut outcome)?;
             }
             Instruction::Keep { layer, micro_batch } => micro_batches[*micro_batch].keep(*layer)?,
             Instruction::Discard { layer, micro_batch } => drop(micro_batches[*micro_batch].saved.remove(layer)),
@@ -280,8 +297,9 @@ fn take(
 fn forward(
     model: &Model,
     layer: LayerId,
+    micro_batch: usize,
     state: &mut MicroBatch,
-    context: &Context<'_>,
+    context: &mut Context<'_>,
     outcome: &mut StepOutput,
 ) -> Result<(), Error> {
     let last = layer + 1 == model.layers().len();
@@ -296,7 +314,16 @@ fn forward(
     if !context.training {
         match &state.targets {
             Some(targets) if last => {
-                outcome.pending_losses.push(model.loss(&incoming, targets, &pass, 0.0)?.detach());
+                let loss = match &mut context.observe {
+                    None => model.loss(&incoming, targets, &pass, 0.0)?.detach(),
+                    Some(observe) => {
+                        let (outputs, loss) = model.outputs_and_loss(&incoming, targets, &pass)?;
+                        let (outputs, loss) = (detached(&outputs), loss.detach());
+                        observe(Observed { micro_batch, loss: &loss, outputs: &outputs, targets })?;
+                        loss
+                    }
+                };
+                outcome.pending_losses.push(loss);
             }
             None if last => outcome.outputs.push(detached(&built.run(&incoming, &pass)?)),
             _ => state.flow = Some(detached(&built.run(&incoming, &pass)?)),

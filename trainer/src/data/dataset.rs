@@ -1,84 +1,69 @@
-//! A list of samples, and what it is made with.
+//! A data set: a number of samples that can be read in any order, a batch at a time.
 
-use zero_engine::DataError;
+use std::sync::Arc;
 
-/// Where data come from and how they are cut into samples.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DataOptions {
-    /// Paths or globs, relative to the working directory, in the order in which they are read. The files of a glob are
-    /// sorted; `target`, hidden files and hidden directories are left out of it; a file named twice is read once.
-    pub sources: Vec<String>,
-    /// How the files are read.
-    pub format: Format,
-    /// Under which key of a JSON line its text is.
-    pub text_key: String,
-    /// Width of the tokens of token files.
-    pub token_dtype: TokenDtype,
-    /// T, the tokens of a sample. Tables do not use it.
-    pub sequence_length: usize,
-    /// How many different tokens the model knows, or classes with a table: a token or label must be below it.
-    pub vocabulary: usize,
-}
+use zero_engine::Batch;
 
-/// The format of the files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Format {
-    /// By the file's extension: `.bin` token files, `.jsonl` and `.ndjson` JSON lines, `.csv` tables, all others text.
-    #[default]
-    Auto,
-    /// Text for the tokenizer. The byte tokenizer refuses what is not text by its first bytes.
-    Text,
-    /// Any file at all, for the byte tokenizer.
-    Bytes,
-    /// Raw tokens.
-    Tokens,
-    /// A JSON object a line.
-    Jsonl,
-    /// Numbers separated by commas, the last one an integer label.
-    Csv,
-}
+/// Any error: `?` makes one of candle's, of the system's and of `anyhow`'s.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Width of a token in a token file, which is little-endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TokenDtype {
-    /// Two bytes.
-    #[default]
-    U16,
-    /// Four bytes.
-    U32,
-}
-
-/// A list of samples. Reading one neither changes anything nor waits for other readers.
+/// Samples with random access.
+///
+/// Which sample a rank trains on at a step is a pure function of seed, epoch and position
+/// ([`sample_index`](super::sample_index)). A data set therefore knows no ranks, no epochs and no shuffling, and a resumed run goes on with the
+/// next sample. Every rank opens the whole data set and reads its own samples.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use zero_train::Batch;
+/// use zero_train::data::{BoxError, Dataset};
+///
+/// /// Sample i is the number i, and twice that.
+/// struct Doubles;
+///
+/// impl Dataset for Doubles {
+///     fn len(&self) -> usize {
+///         1000
+///     }
+///
+///     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
+///         let x: Vec<f32> = indices.iter().map(|&i| i as f32).collect();
+///         let x = Tensor::from_vec(x, (indices.len(), 1), &Device::Cpu)?;
+///         Ok(Batch::new(x.clone(), (x * 2.0)?))
+///     }
+/// }
+/// ```
 pub trait Dataset: Send + Sync {
-    /// Number of samples, at least 1.
-    fn samples(&self) -> usize;
+    /// Number of samples.
+    fn len(&self) -> usize;
 
-    /// What each sample has.
-    fn shape(&self) -> SampleShape;
-
-    /// Appends sample `index`.
+    /// Samples `indices`, in this order: the first dimension of every tensor has `indices.len()` rows.
     ///
     /// # Errors
-    /// If there is no such sample, or it cannot be read. `samples` is then as it was.
-    fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError>;
+    /// A sample that cannot be read. The run ends with this error.
+    fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError>;
+
+    /// Tokens of a sample, for the throughput that a run reports; 1 where samples are no sequences.
+    fn tokens_per_sample(&self) -> usize {
+        1
+    }
+
+    /// Whether the data set has no samples.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
-/// What the samples of a dataset have; all have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SampleShape {
-    /// So many tokens, and as many targets.
-    Tokens(usize),
-    /// So many features, and one target.
-    Features(usize),
-}
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
 
-/// Samples one after the other, row by row: the storage of a batch's tensors.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Samples {
-    /// T tokens a sample, or none.
-    pub tokens: Vec<u32>,
-    /// So many features a sample as a row has, or none.
-    pub features: Vec<f32>,
-    /// T next tokens a sample, or one label.
-    pub targets: Vec<u32>,
+    fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
+        (**self).batch(indices)
+    }
+
+    fn tokens_per_sample(&self) -> usize {
+        (**self).tokens_per_sample()
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::binary;
-use super::dataset::Format;
+use super::options::Format;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Memory, Tokens};
 use zero_engine::{At, DataError};

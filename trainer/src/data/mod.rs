@@ -1,9 +1,9 @@
-//! From files to samples: text, token files, JSON lines and tables.
+//! Data sets: text, token files, JSON lines, tables, tensors in memory, functions.
 //!
-//! A [`Dataset`] is a list of samples that can be read in any order, by any number of threads. [`open`] makes one from
-//! the files that a configuration names; users implement the trait for data of their own. Nothing here knows of
-//! tensors, ranks or configuration files: which sample a rank trains on at a step is [`sample_index`], a pure function,
-//! so that the data do not depend on the layout and a resumed run goes on with the next sample.
+//! A [`Dataset`] is a list of samples that can be read in any order, by any number of threads. [`open`], [`text`], [`tokens`](fn@tokens) and
+//! [`csv`] read files; [`InMemory`] has tensors, [`from_fn`] makes each sample by a function, and programs implement the trait for data
+//! of their own. Nothing here knows of ranks or configuration files: which sample a rank trains on at a step is [`sample_index`], a pure
+//! function, so that the data do not depend on the layout and a resumed run goes on with the next sample.
 //!
 //! | format | files | sample i |
 //! |---|---|---|
@@ -18,20 +18,26 @@
 mod binary;
 mod dataset;
 mod documents;
+mod in_memory;
+mod options;
 mod order;
+mod records;
 mod rows;
 mod split;
 mod token_files;
 mod tokenizer;
 mod tokens;
 
-pub use dataset::{DataOptions, Dataset, Format, SampleShape, Samples, TokenDtype};
+pub use dataset::{BoxError, Dataset};
+pub use in_memory::{FromFn, InMemory, from_fn};
+pub use options::{DataOptions, Format, TokenDtype};
 pub use order::sample_index;
-pub use split::split;
+pub use records::{FileDataset, SampleShape};
+pub use split::{Part, split};
 pub use tokenizer::Tokenizer;
 pub use zero_engine::{At, DataError};
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use zero_engine::files::expand;
 
@@ -43,7 +49,7 @@ use zero_engine::files::expand;
 /// # Errors
 /// [`DataError`] with the file and the place in it: what is missing, unreadable, malformed, empty, too short for one
 /// sample, or has a token outside of the vocabulary.
-pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<Arc<dyn Dataset>, DataError> {
+pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset, DataError> {
     let files = expand(&options.sources)?;
     let formats: Vec<Format> = files.iter().map(|file| resolve(options.format, file)).collect();
     let is_text = |format| matches!(format, Format::Text | Format::Bytes | Format::Jsonl);
@@ -52,11 +58,46 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<Arc<dyn Data
         return Err(DataError::MixedFormats { one: files[0].clone(), other: files[other].clone() });
     }
     let tokens = match formats[0] {
-        Format::Csv => return Ok(Arc::new(rows::Rows::read(&files, options.vocabulary)?)),
+        Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&files, options.vocabulary)?)),
         Format::Tokens => token_files::TokenFiles::open(&files, options.token_dtype, options.vocabulary)?.into(),
         _ => documents::tokenize(files.iter().zip(formats), &options.text_key, tokenizer, options.vocabulary)?,
     };
-    Ok(Arc::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
+    Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
+}
+
+/// Text files, cut into samples of `sequence_length` tokens.
+///
+/// # Errors
+/// As [`open`].
+pub fn text<S: Into<String>>(
+    sources: impl IntoIterator<Item = S>,
+    tokenizer: &Tokenizer,
+    sequence_length: usize,
+) -> Result<FileDataset, DataError> {
+    let vocabulary = tokenizer.vocabulary();
+    open(&DataOptions { vocabulary, sequence_length, ..DataOptions::new(sources, Format::Text) }, tokenizer)
+}
+
+/// Token files, cut into samples of `sequence_length` tokens, each below `vocabulary`.
+///
+/// # Errors
+/// As [`open`].
+pub fn tokens<S: Into<String>>(
+    sources: impl IntoIterator<Item = S>,
+    token_dtype: TokenDtype,
+    vocabulary: usize,
+    sequence_length: usize,
+) -> Result<FileDataset, DataError> {
+    let options = DataOptions::new(sources, Format::Tokens);
+    open(&DataOptions { token_dtype, vocabulary, sequence_length, ..options }, &Tokenizer::Byte)
+}
+
+/// Tables of numbers separated by commas, whose last column is a class below `classes`.
+///
+/// # Errors
+/// As [`open`].
+pub fn csv<S: Into<String>>(sources: impl IntoIterator<Item = S>, classes: usize) -> Result<FileDataset, DataError> {
+    open(&DataOptions { vocabulary: classes, ..DataOptions::new(sources, Format::Csv) }, &Tokenizer::Byte)
 }
 
 /// Whether [`Format::Auto`] reads these sources as token files; of files that do not go together the first says.

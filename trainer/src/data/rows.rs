@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::dataset::{Dataset, SampleShape, Samples};
+use super::records::{Records, SampleShape, Samples};
 use zero_engine::DataError;
 
 /// All rows, in memory.
@@ -66,7 +66,7 @@ impl Rows {
     }
 }
 
-impl Dataset for Rows {
+impl Records for Rows {
     fn samples(&self) -> usize {
         self.labels.len()
     }

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::records::Samples;
 use super::*;
 
 struct Files(tempfile::TempDir);
@@ -33,7 +34,7 @@ impl Files {
         }
     }
 
-    fn open(&self, sources: &[&str]) -> Result<Arc<dyn Dataset>, DataError> {
+    fn open(&self, sources: &[&str]) -> Result<FileDataset, DataError> {
         open(&self.options(sources), &Tokenizer::Byte)
     }
 
@@ -41,21 +42,21 @@ impl Files {
     fn message(&self, sources: &[&str], change: impl Fn(&mut DataOptions)) -> String {
         let mut options = self.options(sources);
         change(&mut options);
-        let error = open(&options, &Tokenizer::Byte).err().expect("bad data must not open");
+        let error = open(&options, &Tokenizer::Byte).expect_err("bad data must not open");
         error.to_string().replace(&format!("{}/", self.0.path().display()), "")
     }
 }
 
-fn sample(dataset: &dyn Dataset, index: usize) -> Samples {
+fn sample(dataset: &FileDataset, index: usize) -> Samples {
     let mut samples = Samples::default();
     dataset.append(index, &mut samples).unwrap();
     samples
 }
 
 /// All tokens of a corpus that was opened with sequences of one token.
-fn tokens(dataset: &dyn Dataset) -> Vec<u32> {
+fn tokens(dataset: &FileDataset) -> Vec<u32> {
     let mut all = sample(dataset, 0).tokens;
-    (0..dataset.samples()).for_each(|i| all.extend(sample(dataset, i).targets));
+    (0..dataset.len()).for_each(|i| all.extend(sample(dataset, i).targets));
     all
 }
 
@@ -67,7 +68,7 @@ fn u16s(tokens: &[u16]) -> Vec<u8> {
 fn sample_i_is_the_i_th_window_and_targets_are_one_ahead() {
     let files = Files::new(&[("a.txt", b"abcdefgh")]);
     let dataset = files.open(&["a.txt"]).unwrap();
-    assert_eq!((dataset.samples(), dataset.shape()), (2, SampleShape::Tokens(3)));
+    assert_eq!((dataset.len(), dataset.shape()), (2, SampleShape::Tokens(3)));
     let mut samples = Samples::default();
     dataset.append(1, &mut samples).unwrap();
     dataset.append(0, &mut samples).unwrap();
@@ -89,7 +90,7 @@ fn documents_are_joined_by_newlines_in_order() {
     ]);
     let text = |sources: &[&str]| {
         let options = DataOptions { sequence_length: 1, ..files.options(sources) };
-        Tokenizer::Byte.decode(&tokens(&*open(&options, &Tokenizer::Byte).unwrap())).unwrap()
+        Tokenizer::Byte.decode(&tokens(&open(&options, &Tokenizer::Byte).unwrap())).unwrap()
     };
     assert_eq!(text(&["*.txt"]), "one\n\ntwo");
     assert_eq!(text(&["b.txt", "c.jsonl", "a.txt"]), "two\nthree\nföur\none\n");
@@ -106,7 +107,7 @@ fn a_tokenizer_json_is_used_for_documents() {
     };
     let dataset = open(&options, &tokenizer::tests::words()).unwrap();
     // This tokenizer has no token for a newline, so nothing is between the documents.
-    assert_eq!(tokens(&*dataset), [1, 2, 3, 4, 1, 7]);
+    assert_eq!(tokens(&dataset), [1, 2, 3, 4, 1, 7]);
 }
 
 /// Tokens that fit 16 bits but not 8, in more pieces than one group.
@@ -117,8 +118,8 @@ fn a_long_document_has_the_tokens_of_its_pieces() {
     let files = Files::new(&[("a.txt", "the cat sat\n".repeat(lines).as_bytes())]);
     let options = DataOptions { sequence_length: 3 * lines - 1, vocabulary: 8, ..files.options(&["a.txt"]) };
     let dataset = open(&options, &words).unwrap();
-    assert_eq!(dataset.samples(), 1);
-    assert!(sample(&*dataset, 0).tokens.iter().zip([1, 2, 3].iter().cycle()).all(|(a, b)| a == b));
+    assert_eq!(dataset.len(), 1);
+    assert!(sample(&dataset, 0).tokens.iter().zip([1, 2, 3].iter().cycle()).all(|(a, b)| a == b));
 }
 
 #[test]
@@ -129,12 +130,12 @@ fn token_files_are_joined_and_read_in_pieces() {
         Files::new(&[("a.bin", &u16s(&first)), ("b.bin", &u16s(&second)), ("empty.bin", b""), ("wide.bin", &wide)]);
 
     let dataset = files.open(&["a.bin", "empty.bin", "b.bin"]).unwrap();
-    assert_eq!(dataset.samples(), 3);
-    assert_eq!(sample(&*dataset, 1), Samples { tokens: vec![3, 4, 5], targets: vec![4, 5, 6], ..Samples::default() });
-    assert_eq!(sample(&*dataset, 2).targets, [7, 8, 9]);
+    assert_eq!(dataset.len(), 3);
+    assert_eq!(sample(&dataset, 1), Samples { tokens: vec![3, 4, 5], targets: vec![4, 5, 6], ..Samples::default() });
+    assert_eq!(sample(&dataset, 2).targets, [7, 8, 9]);
 
     let options = DataOptions { token_dtype: TokenDtype::U32, vocabulary: 120_000, ..files.options(&["wide.bin"]) };
-    assert_eq!(sample(&*open(&options, &Tokenizer::Byte).unwrap(), 2).tokens, [60_000, 70_000, 80_000]);
+    assert_eq!(sample(&open(&options, &Tokenizer::Byte).unwrap(), 2).tokens, [60_000, 70_000, 80_000]);
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn rows_have_features_and_a_label() {
     let files = Files::new(&[("a.csv", b"width, height, class\n1.5, -2, 0\r\n\n3e-1,4,2\n"), ("b.csv", b"7,8,1")]);
     let options = DataOptions { vocabulary: 3, ..files.options(&["*.csv"]) };
     let dataset = open(&options, &Tokenizer::Byte).unwrap();
-    assert_eq!((dataset.samples(), dataset.shape()), (3, SampleShape::Features(2)));
+    assert_eq!((dataset.len(), dataset.shape()), (3, SampleShape::Features(2)));
     let mut samples = Samples::default();
     (0..3).for_each(|i| dataset.append(i, &mut samples).unwrap());
     assert_eq!(

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::dataset::TokenDtype;
+use super::options::TokenDtype;
 use zero_engine::{At, DataError};
 
 /// Tokens at the start of each file that are checked against the vocabulary before training begins, so that a file of

@@ -1,6 +1,6 @@
 //! A long list of tokens, cut into samples of T inputs and T targets.
 
-use super::dataset::{Dataset, SampleShape, Samples};
+use super::records::{Records, SampleShape, Samples};
 use super::token_files::TokenFiles;
 use zero_engine::DataError;
 
@@ -112,7 +112,7 @@ impl TokenCorpus {
     }
 }
 
-impl Dataset for TokenCorpus {
+impl Records for TokenCorpus {
     fn samples(&self) -> usize {
         self.samples
     }

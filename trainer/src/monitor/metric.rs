@@ -111,6 +111,13 @@ pub(crate) fn gpu_metrics(index: u32) -> [&'static Metric; 4] {
     })
 }
 
+/// A metric of a program's own, in evaluations. It stays for as long as the process: some hundred bytes.
+pub(crate) fn evaluated(name: &str) -> &'static Metric {
+    let (tag, help) = (format!("Train/Samples/eval_{name}").leak(), format!("{name} of the last evaluation.").leak());
+    let name = format!("evaluation_{name}").leak();
+    Box::leak(Box::new(Metric { tag, name, label: None, kind: Kind::Gauge, scale: 1.0, help }))
+}
+
 /// One value of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Scalar {

@@ -1,86 +1,107 @@
-//! Evaluation, and stopping early on it.
+//! Evaluation: the loss and the program's metrics over the evaluation data.
 
-use std::fmt;
-
-use serde_json::{Value, json};
-use zero_config::EarlyStopping;
-
-use super::corpus::Corpus;
+use super::corpus::{Corpus, Extent};
+use super::metrics::{Metric, Sums};
 use crate::data::Dataset;
 use zero_engine::Engine;
 use zero_engine::Error;
 
-/// The mean loss over `training.eval_batches` micro-batches of every replica; a collective.
-pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, eval: &dyn Dataset) -> Result<f32, Error> {
+/// Micro-batches that go through a pipeline one behind the other.
+const IN_A_ROW: usize = 16;
+
+/// What an evaluation found; the same on every rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// The step that it follows.
+    pub step: u64,
+    /// Mean loss.
+    pub loss: f32,
+    /// Metrics in the order in which the program named them.
+    pub metrics: Vec<(String, f64)>,
+    /// Samples that were looked at.
+    pub samples: usize,
+}
+
+impl Evaluation {
+    /// The value of a metric.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics.iter().find(|(other, _)| other == name).map(|(_, value)| *value)
+    }
+}
+
+/// `evaluation loss 0.1234  accuracy 0.9712`.
+impl std::fmt::Display for Evaluation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "evaluation loss {:.4}", self.loss)?;
+        self.metrics.iter().try_for_each(|(name, value)| write!(f, "  {name} {value:.4}"))
+    }
+}
+
+/// Evaluates; a collective. None without evaluation data.
+pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric]) -> Result<Option<Evaluation>, Error> {
+    let Some(eval) = &corpus.eval else { return Ok(None) };
+    let (rows, step) = (engine.config().train_micro_batch_size_per_gpu, engine.steps());
+    let mut sums = Sums::new(metrics);
+    let sampled = match corpus.extent {
+        Extent::Batches(batches) => Some(some(engine, corpus, &**eval, batches, metrics, &mut sums)?),
+        Extent::All => {
+            all(engine, corpus, &**eval, metrics, &mut sums)?;
+            None
+        }
+    };
+    if let (Some(loss), []) = (sampled, metrics) {
+        let samples = rows * engine.replicas() * engine.config().training.eval_batches;
+        return Ok(Some(Evaluation { step, loss, metrics: vec![], samples }));
+    }
+    let totals = engine.sum_exactly(&sums.into_sums())?;
+    let (loss, samples) = (totals[0] / totals[1], totals[1] as usize);
+    let values = totals[2..].chunks_exact(2).map(|pair| pair[0] / pair[1]);
+    let metrics = metrics.iter().map(|metric| metric.name().to_string()).zip(values).collect();
+    Ok(Some(Evaluation { step, loss: sampled.unwrap_or(loss as f32), metrics, samples }))
+}
+
+/// The mean loss over so many micro-batches of every replica.
+fn some(
+    engine: &mut Engine,
+    corpus: &Corpus,
+    eval: &dyn Dataset,
+    batches: usize,
+    metrics: &[Metric],
+    sums: &mut Sums,
+) -> Result<f32, Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
-    let batches = engine.config().training.eval_batches.max(1);
     let (replica, replicas) = (engine.replica(), engine.replicas());
-    let position = |batch: usize| ((batch * replicas + replica) * rows) as u64;
-    let losses = engine.eval_with(batches, |batch| corpus.evaluation_batch(eval, position(batch), rows))?;
+    let load = |batch: usize| corpus.evaluation_batch(eval, ((batch * replicas + replica) * rows) as u64, rows);
+    let losses = match metrics {
+        [] => engine.eval_with(batches, load)?,
+        metrics => engine.eval_observed(batches, load, |seen| sums.add(metrics, &seen, rows))?,
+    };
     let total: f64 = losses.into_iter().map(f64::from).sum();
     Ok((total / batches as f64) as f32)
 }
 
-/// `training.early_stopping` and what it has seen.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct EarlyStop {
-    options: Option<EarlyStopping>,
-    best: f32,
-    without_improvement: usize,
-}
-
-impl EarlyStop {
-    pub(super) fn new(options: Option<EarlyStopping>) -> Self {
-        Self { options, best: f32::INFINITY, without_improvement: 0 }
+/// Every sample once: whole micro-batches on all replicas, and at the end one of those that are left, which some replicas have fewer of, or
+/// none. Those run a sample that does not count, as the others need them for their layers.
+fn all(
+    engine: &mut Engine,
+    corpus: &Corpus,
+    eval: &dyn Dataset,
+    metrics: &[Metric],
+    sums: &mut Sums,
+) -> Result<(), Error> {
+    let rows = engine.config().train_micro_batch_size_per_gpu;
+    let (samples, replica, replicas) = (eval.len(), engine.replica(), engine.replicas());
+    let start = |round: usize| (round * replicas + replica) * rows;
+    let rounds = samples / (rows * replicas);
+    for first in (0..rounds).step_by(IN_A_ROW) {
+        let load = |batch: usize| corpus.evaluation_batch(eval, start(first + batch) as u64, rows);
+        engine.eval_observed(IN_A_ROW.min(rounds - first), load, |seen| sums.add(metrics, &seen, rows))?;
     }
-
-    /// Whether training should stop, after another evaluation.
-    pub(super) fn is_over(&mut self, loss: f32) -> bool {
-        let Some(options) = &self.options else { return false };
-        if f64::from(loss) < f64::from(self.best) - options.min_delta {
-            self.best = loss;
-            self.without_improvement = 0;
-        } else {
-            self.without_improvement += 1;
-        }
-        self.without_improvement >= options.patience
+    if rounds * rows * replicas < samples {
+        let own = samples.saturating_sub(start(rounds)).min(rows);
+        let load = |_| corpus.evaluation_batch(eval, start(rounds) as u64, own.max(1));
+        engine.eval_observed(1, load, |seen| if own > 0 { sums.add(metrics, &seen, own) } else { Ok(()) })?;
     }
-
-    /// For a checkpoint.
-    pub(super) fn state(&self) -> Value {
-        let best = self.best.is_finite().then_some(self.best);
-        json!({ "early_stopping": { "best": best, "without_improvement": self.without_improvement } })
-    }
-
-    /// From a checkpoint.
-    pub(super) fn restore(&mut self, state: &Value) {
-        let state = &state["early_stopping"];
-        self.best = state["best"].as_f64().map_or(f32::INFINITY, |best| best as f32);
-        self.without_improvement = state["without_improvement"].as_u64().unwrap_or(0) as usize;
-    }
-}
-
-impl fmt::Display for EarlyStop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no evaluation loss below {:.4} in the last {} evaluations", self.best, self.without_improvement)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stops_after_patience_and_survives_a_checkpoint() {
-        let options = Some(EarlyStopping { patience: 2, min_delta: 0.1 });
-        let mut early = EarlyStop::new(options.clone());
-        assert!(!early.is_over(1.0));
-        assert!(!early.is_over(0.95)); // not better by min_delta
-        let mut resumed = EarlyStop::new(options);
-        resumed.restore(&early.state());
-        assert_eq!(early, resumed);
-        assert!(!resumed.is_over(0.8));
-        assert!(!resumed.is_over(0.8));
-        assert!(resumed.is_over(f32::NAN));
-    }
+    Ok(())
 }

@@ -9,6 +9,9 @@ use serde_json::Value;
 use crate::append::Appended;
 use zero_engine::Error;
 
+/// Names the launcher's job.
+const JOB: &str = ".job";
+
 /// Files of a run; rank 0 writes them.
 pub(super) struct Folder {
     path: PathBuf,
@@ -58,11 +61,27 @@ impl Folder {
         self.write("trace.json", trace.as_bytes())
     }
 
+    /// Marks the folder as that of a launcher's job; without one, as that of none.
+    pub(super) fn mark(&self, job: Option<&str>) -> Result<(), Error> {
+        match job {
+            Some(job) => self.write(JOB, job.as_bytes()),
+            None => {
+                let _ = fs::remove_file(self.path.join(JOB));
+                Ok(())
+            }
+        }
+    }
+
     fn write(&self, name: &str, content: &[u8]) -> Result<(), Error> {
         let (temporary, path) = (self.path.join(format!(".{name}")), self.path.join(name));
         fs::write(&temporary, content).map_err(Error::io(&temporary))?;
         fs::rename(&temporary, &path).map_err(Error::io(&path))
     }
+}
+
+/// The launcher's job whose run a folder is marked with.
+pub(super) fn job_of(path: &Path) -> Option<String> {
+    fs::read_to_string(path.join(JOB)).ok()
 }
 
 /// Whether a run has written to a folder: the next one moves it aside, unless it goes on with it.

@@ -1,11 +1,17 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
 mod autos;
+mod configured_data;
+mod connection;
 mod corpus;
 mod disk;
 mod divergence;
+mod early_stop;
 mod evaluation;
+mod files;
 mod folder;
+mod intro;
+mod metrics;
 mod options;
 mod progress;
 mod report;
@@ -15,6 +21,7 @@ mod sample;
 mod saves;
 mod signals;
 mod steps;
+mod task;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -24,15 +31,15 @@ use std::time::Instant;
 use candle_core::DType;
 use serde_json::Value;
 use zero_comm::Communicator;
-use zero_config::{Config, LogLevel, Origin, Transport};
+use zero_config::{Config, Transport};
 
 use crate::{monitor, resident};
-use corpus::Corpus;
 use divergence::Divergence;
-use evaluation::EarlyStop;
+use early_stop::EarlyStop;
+use files::Files;
 use progress::Progress;
 use report::Report;
-use run::{Files, Run};
+use run::Run;
 use saves::Saves;
 use signals::Requests;
 use zero_engine::Engine;
@@ -40,52 +47,70 @@ use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
 use zero_engine::files::are_paths;
-use zero_engine::format::{bytes, counted, grouped, of_number};
 use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::{Error, Layers};
-use zero_planner::memory;
 use zero_planner::{Plan, Planner};
 
+pub use connection::connect;
+pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
+pub(crate) use metrics::Metric;
 pub use options::{Finished, Resume, RunOptions};
 pub use progress::{Bar, DrawBar, Output};
 pub use restart::{Restart, Restarts};
 pub use signals::note_save_requests;
 pub use steps::{Steps, measure_costs};
+pub(crate) use task::Task;
+pub use task::{StepInfo, Summary};
 
 /// Trains from the configuration alone; a collective.
 ///
 /// # Errors
 /// Everything that can go wrong: see [`Error`].
 pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>) -> Result<Finished, Error> {
+    Ok(fit(config, options, comm, Task::default())?.finished)
+}
+
+/// Trains what a program brings; a collective.
+pub(crate) fn fit(
+    config: &Config,
+    options: &RunOptions,
+    comm: &Arc<dyn Communicator>,
+    mut task: Task<'_>,
+) -> Result<Summary, Error> {
     let started = Instant::now();
     let requests = Requests::listen();
     let mut config = config.for_world_size(comm.size())?;
     if comm.rank() == 0 {
         monitor::check(&config)?;
     }
-    let corpus = Corpus::open(&config)?;
+    let corpus = task.corpus(&config)?;
     let no_sample = sample::missing(&config, &corpus)?;
     let steps = match (config.training.max_steps, config.training.epochs) {
         (Some(steps), _) => steps as u64,
         (None, epochs) => corpus.steps(epochs.unwrap_or(1.0), config.train_batch_size),
     };
     config = with_total_steps(config, steps);
-    let layers = configured_model::from_config(&config, corpus.vocabulary)?;
+    let layers = task.layers(&config, &corpus)?;
+    let out = PathBuf::from(&config.training.output_dir);
     if let Some(steps) = options.verify {
-        return verify::verify(&config, &corpus, layers, comm, steps, options.output);
+        let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
+        let (loss, evaluation, checkpoint, resumed_from) = (None, None, None, None);
+        return Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from, folder: out });
     }
+    let restarts = restart::found(&options.restarts, options.job.as_deref(), &out, &**comm)?;
+    let options = &RunOptions { restarts, ..options.clone() };
     let rows = config.train_micro_batch_size_per_gpu;
     let sample = || corpus.training_batch(0, rows);
     let resident_before = resident::peak();
     let start = start(&config, options)?;
+    let mut early = EarlyStop::new(config.training.early_stopping.clone());
+    early.check(&task.metrics)?;
     let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
     if options.force {
         engine.lift_memory_limit();
     }
-    let out = PathBuf::from(&engine.config().training.output_dir);
     let main = comm.rank() == 0;
-    let mut early = EarlyStop::new(engine.config().training.early_stopping.clone());
     let resumed = resume(&mut engine, options, &out)?;
     let mut divergence = Divergence::new(engine.config());
     if let Some((_, state)) = &resumed {
@@ -105,23 +130,26 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
     // A checkpoint of another run's folder begins a run of its own in this one.
     let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
-    let mut files = if main { Some(Files::open(&mut engine, &out, goes_on, logged, &progress)?) } else { None };
-    say_what(&engine, &corpus, &progress, steps, resumed.as_ref().map(|(from, _)| from.as_path()));
+    let job = options.job.as_deref();
+    let mut files = if main { Some(Files::open(&mut engine, &out, job, goes_on, logged, &progress)?) } else { None };
+    let from = resumed.map(|(from, _)| from);
+    intro::say(&engine, &corpus, &progress, steps, from.as_deref());
     if main && let Some(reason) = no_sample {
         progress.warn(&format!("`training.sample` will write nothing: {reason}"));
     }
-    let saves = Saves::new(&out, resumed.map(|_| engine.steps()));
+    let saves = Saves::new(&out, from.as_ref().map(|_| engine.steps()));
     if main {
         progress.say(&saves.foretell(&engine));
     }
     let report = Report::new(started, resident_before, options.restarts.restarts.clone());
-    let mut run = Run::new(engine, corpus, (early, divergence, saves), progress, report);
+    let mut run = Run::new(engine, (corpus, task), (early, divergence, saves), progress, report);
     let finished = run.train(steps, &requests, files.as_mut())?;
-    let saved = run.save_last(finished)?;
+    let checkpoint = run.save_last(finished)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };
-    run.finish(files.as_mut(), saved.as_deref(), text.as_deref(), finished)?;
+    run.finish(files.as_mut(), checkpoint.as_deref(), text.as_deref(), finished)?;
     comm.barrier().wait()?;
-    Ok(finished)
+    let (steps, loss, evaluation) = (run.steps(), run.loss, run.evaluation.take());
+    Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from: from, folder: out })
 }
 
 /// A planner for a configuration. Opens the data only where `vocab_size: auto` is taken from them: so a plan can be made where they are not.
@@ -130,7 +158,7 @@ pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>
 /// As [`planner_of_data`], where the data are opened; samples longer than the model takes.
 pub fn planner(config: &Config) -> Result<Planner, Error> {
     let (model, data) = config.model_and_data()?;
-    corpus::sequence_length(model, data)?;
+    configured_data::sequence_length(Some(model), data)?;
     match model {
         zero_config::Model::Gpt2(zero_config::Gpt2 { vocab_size: None, .. })
         | zero_config::Model::Llama(zero_config::Llama { vocab_size: None, .. }) => planner_of_data(config),
@@ -143,7 +171,7 @@ pub fn planner(config: &Config) -> Result<Planner, Error> {
 /// # Errors
 /// Data that cannot be read, or that the model cannot take.
 pub fn planner_of_data(config: &Config) -> Result<Planner, Error> {
-    Ok(Planner::new(Corpus::open(config)?.vocabulary))
+    Ok(Planner::new(configured_data::open(config, false)?.vocabulary))
 }
 
 /// The plan of one configuration that is resolved for its number of ranks; starts nothing.
@@ -165,7 +193,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
     match config.model {
         Some(_) => {
             if config.data.is_some() {
-                corpus::refuse(config)?;
+                configured_data::refuse(config)?;
             }
             planned(config).map(drop)
         }
@@ -181,7 +209,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
 /// As [`plan`].
 pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     refuse_addresses(config)?;
-    corpus::refuse(config)?;
+    configured_data::refuse(config)?;
     if config.world_size > 1 && config.launcher.transport != Transport::Threads {
         check_interface(config)?;
     }
@@ -282,68 +310,4 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
     }
     // A run that has checkpoints is not begun anew because none can be read.
     damaged.map_or(Ok(None), Err)
-}
-
-fn say_what(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
-    let config = engine.config();
-    let comm = engine.communicator();
-    progress.say(&format!(
-        "model: {}, {} parameters   data: {} training {}{}",
-        counted(engine.model().layers().len(), "layer", "layers"),
-        grouped(engine.model().elements() as u64),
-        grouped(corpus.train.samples() as u64),
-        of_number(corpus.train.samples(), "sample", "samples"),
-        corpus
-            .eval
-            .as_ref()
-            .map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.samples() as u64)))
-    ));
-    let state = report::expected(engine).total();
-    progress.say(&format!(
-        "world: {} over {}, ZeRO stage {}, communication {} computing, {} of state on rank 0, {} each",
-        counted(comm.size(), "rank", "ranks"),
-        comm.transport(),
-        engine.settings().layout.zero_stage.number(),
-        if engine.settings().passes.gather.overlap { "during" } else { "between" },
-        bytes(state),
-        counted(zero_model::ops::threads(), "thread", "threads"),
-    ));
-    if let Some(choice) = engine.choice() {
-        progress.say(&choice.to_string());
-    }
-    if config.pipeline.stages > 1 {
-        progress.say(&engine.stage_plan().describe(engine.zero().layout().shape()));
-    }
-    if let Some(peaks) = memory::planned(engine) {
-        let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(" of {}", bytes(limit)));
-        let gpu = match engine.settings().zero.on_gpu.layers {
-            true => format!("{} of the GPU and ", bytes(peaks.gpu)),
-            false => String::new(),
-        };
-        progress.say(&format!("memory: {gpu}{}{limit} at most on rank 0, as planned", bytes(peaks.total)));
-    }
-    engine.between_gpus().iter().for_each(|line| progress.say(line));
-    disk::describe(engine).iter().for_each(|line| progress.say(line));
-    let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
-    progress.say(&format!(
-        "batch: {} = {} a micro-batch × {} × {}   steps: {steps}",
-        counted(config.train_batch_size, "sample", "samples"),
-        config.train_micro_batch_size_per_gpu,
-        counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
-        counted(engine.replicas(), replica, replicas),
-    ));
-    autos::said(config).iter().for_each(|lines| progress.say(lines));
-    if config.dump_state || config.log_level >= LogLevel::Debug {
-        progress.say(&format!("step program:\n{}", engine.program()));
-    }
-    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
-        && resumed.is_none()
-    {
-        let taken = config.origins.get("data.tokenizer") == Origin::Pretrained;
-        progress
-            .say(&format!("pretrained: {}{folder}", if taken { "weights and tokenizer of " } else { "weights of " }));
-    }
-    if let Some(from) = resumed {
-        progress.say(&format!("resumed from {} after step {}", from.display(), engine.steps()));
-    }
 }

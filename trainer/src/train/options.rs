@@ -15,12 +15,14 @@ pub enum Resume {
 }
 
 /// What the command line adds to the configuration.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RunOptions {
     /// Go on instead of starting anew.
     pub resume: Option<Resume>,
     /// What earlier attempts have left, where a launcher has started the run again.
     pub restarts: Restarts,
+    /// The launcher's name for its job, which its attempts have in common and no other job has.
+    pub job: Option<String>,
     /// Train so many steps, and compare them with one process at ZeRO stage 0.
     pub verify: Option<u64>,
     /// Go on beyond `training.memory_limit`.

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use zero_config::LogLevel;
 
 /// How much is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
     /// A bar on a terminal, lines in a pipe.
+    #[default]
     Auto,
     /// Lines.
     Plain,

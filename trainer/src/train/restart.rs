@@ -1,8 +1,14 @@
 //! What a launcher tells a run that it has started again, after a rank died.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use zero_comm::{Buffer, Communicator};
+
+use super::folder;
+use super::options::RunOptions;
+use crate::process;
+use zero_engine::Error;
 
 /// One restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +34,24 @@ pub struct Restarts {
 }
 
 impl Restarts {
+    /// Puts into the options what our launcher has told this rank of earlier attempts, if it started this process.
+    ///
+    /// # Errors
+    /// A variable that our launcher does not set so.
+    pub fn of_launcher(options: &mut RunOptions) -> Result<(), Error> {
+        if !process::launched_by_us() {
+            return Ok(());
+        }
+        options.job = std::env::var(process::JOB).ok();
+        if let Ok(told) = std::env::var(process::RESTARTED) {
+            options.restarts = Self::from_json(&told).map_err(|error| {
+                let message = format!("it is not what our launcher sets: {error}");
+                Error::setting(process::RESTARTED, message, "unset the variable")
+            })?;
+        }
+        Ok(())
+    }
+
     /// For [`from_json`](Self::from_json).
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -42,6 +66,29 @@ impl Restarts {
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
+}
+
+/// What a launcher that knows nothing of a run's folder leaves to the run: whether the folder `out` is an earlier attempt's, which its
+/// marker says, and then from which checkpoints the run goes on. A collective.
+pub(super) fn found(
+    told: &Restarts,
+    job: Option<&str>,
+    out: &Path,
+    comm: &dyn Communicator,
+) -> Result<Restarts, Error> {
+    let mut restarts = told.clone();
+    if told.restarts.is_empty() || told.keeps_folder || !told.from.is_empty() {
+        return Ok(restarts);
+    }
+    // Launchers of other hosts have other names for their part of the job.
+    let is_own = comm.rank() == 0 && job.is_some() && folder::job_of(out).as_deref() == job;
+    let is_own = comm.broadcast(Buffer::I64(vec![i64::from(is_own)]), 0).wait()?.into_i64()?[0] != 0;
+    if is_own {
+        (restarts.from, restarts.keeps_folder) = (zero_checkpoint::committed(&out.join("checkpoints"))?, true);
+        let step = restarts.from.last().map_or(0, |(step, _)| *step);
+        restarts.restarts.iter_mut().rev().take(1).for_each(|restart| restart.step = step);
+    }
+    Ok(restarts)
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! The steps of a run, and what is written about them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use zero_checkpoint::RunLock;
 use zero_comm::Buffer;
 
 use super::corpus::Corpus;
 use super::divergence::Divergence;
-use super::evaluation::{self, EarlyStop};
-use super::folder::Folder;
+use super::early_stop::EarlyStop;
+use super::evaluation::{self, Evaluation};
+use super::files::Files;
 use super::options::Finished;
 use super::progress::{Progress, Shown};
 use super::report::breakdown::Breakdown;
@@ -19,80 +20,17 @@ use super::report::{communication, profile, trace};
 use super::sample;
 use super::saves::Saves;
 use super::signals::Requests;
+use super::task::{StepInfo, Task};
+use crate::monitor::RunStatus;
 use crate::monitor::metric::{self, Record, Scalar};
-use crate::monitor::{Monitors, RunStatus};
 use zero_engine::Error;
-use zero_engine::format::counted;
 use zero_engine::{Engine, Step};
 
-/// What rank 0 writes to while training.
-pub(super) struct Files {
-    folder: Folder,
-    monitors: Monitors,
-    /// Steps that could not be logged, up to now.
-    missing: u64,
-}
-
-impl Files {
-    /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
-    /// too. Monitors have logged the engine's samples if it began from a checkpoint.
-    pub(super) fn open(
-        engine: &mut Engine,
-        out: &Path,
-        goes_on: bool,
-        logged: bool,
-        progress: &Progress,
-    ) -> Result<Self, Error> {
-        let unusable = |error: Error| {
-            error.named("training.output_dir", "name a folder that can be written to, there or with --out")
-        };
-        let mut lock = RunLock::take(out).map_err(|error| unusable(error.into()))?;
-        let folder = if goes_on {
-            for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
-                progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
-            }
-            Folder::resume(out, engine.steps())?
-        } else {
-            let (folder, moved) = Folder::new(out).map_err(unusable)?;
-            if let Some(moved) = moved {
-                progress.say(&format!("an earlier run was moved to {}", moved.display()));
-                // Its lock went with it.
-                lock = RunLock::take(out)?;
-            }
-            folder
-        };
-        engine.hold(lock);
-        folder.resolved(engine.config())?;
-        let monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
-        monitors.said().iter().for_each(|line| progress.say(line));
-        Ok(Self { folder, monitors, missing: 0 })
-    }
-
-    /// A disk that is full does not end training: it is said once, and once more when lines are written again.
-    fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
-        match written {
-            Ok(()) if self.missing > 0 => {
-                let missing = counted(self.missing as usize, "step is", "steps are");
-                progress.warn(&format!("the log is written again from step {step}; {missing} missing"));
-                self.missing = 0;
-            }
-            Ok(()) => {}
-            Err(error) if error.is_only_a_file() => {
-                if self.missing == 0 {
-                    progress.warn(&format!("the log of step {step} is not written: {error}; training goes on"));
-                }
-                self.missing += 1;
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-}
-
 /// A run on this rank.
-pub(super) struct Run {
+pub(super) struct Run<'a> {
     engine: Engine,
     corpus: Corpus,
+    task: Task<'a>,
     early: EarlyStop,
     saves: Saves,
     progress: Progress,
@@ -101,6 +39,9 @@ pub(super) struct Run {
     stragglers: Stragglers,
     breakdown: Breakdown,
     seen: communication::Seen,
+    /// The last of this run.
+    pub(super) loss: Option<f32>,
+    pub(super) evaluation: Option<Evaluation>,
 }
 
 /// Sums and maxima over the ranks after a step.
@@ -115,17 +56,32 @@ struct Together {
     own_ms: Vec<f64>,
 }
 
-impl Run {
+impl<'a> Run<'a> {
     pub(super) fn new(
         engine: Engine,
-        corpus: Corpus,
+        (corpus, task): (Corpus, Task<'a>),
         (early, divergence, saves): (EarlyStop, Divergence, Saves),
         progress: Progress,
         report: Report,
     ) -> Self {
         let stragglers = Stragglers::new(&**engine.communicator());
         let (breakdown, seen) = (Breakdown::default(), communication::Seen::default());
-        Self { engine, corpus, early, divergence, saves, progress, report, stragglers, breakdown, seen }
+        let (loss, evaluation) = (None, None);
+        Self {
+            engine,
+            corpus,
+            task,
+            early,
+            divergence,
+            saves,
+            progress,
+            report,
+            stragglers,
+            breakdown,
+            seen,
+            loss,
+            evaluation,
+        }
     }
 
     pub(super) fn train(
@@ -152,9 +108,12 @@ impl Run {
             }
             let together = self.gather(&step, requests)?;
             self.saves.look(&mut self.engine, &self.progress)?;
+            self.loss = Some(step.loss);
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
-            let eval_loss = if evaluates { Some(self.evaluate()?) } else { None };
-            self.record(&step, &together, eval_loss, files.as_deref_mut())?;
+            let evaluates = evaluates || self.task.evaluates_last && step.step >= steps;
+            let evaluation = if evaluates { self.evaluate()? } else { None };
+            self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
+            self.call_back(&step, steps, &together, evaluation.as_ref());
             self.divergence.judge(&step, &self.progress)?;
             if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
                 self.engine.compare_replicas()?;
@@ -163,7 +122,7 @@ impl Run {
                 self.progress.say(&format!("stopping after step {}: signal {}", step.step, together.signal));
                 return Ok(Finished::Stopped(together.signal as i32));
             }
-            if eval_loss.is_some_and(|loss| self.early.is_over(loss)) {
+            if evaluation.is_some_and(|evaluation| self.early.is_over(&evaluation)) {
                 self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
                 break;
             }
@@ -227,7 +186,7 @@ impl Run {
         &mut self,
         step: &Step,
         together: &Together,
-        eval_loss: Option<f32>,
+        evaluation: Option<&Evaluation>,
         files: Option<&mut Files>,
     ) -> Result<(), Error> {
         let config = self.engine.config();
@@ -247,8 +206,8 @@ impl Run {
         if let Some(word) = self.stragglers.word(step.step, &together.own_ms, slow) {
             self.progress.say(&word);
         }
-        if let Some(loss) = eval_loss {
-            self.progress.say(&format!("step {:>6}  evaluation loss {loss:.4}", step.step));
+        if let Some(evaluation) = evaluation {
+            self.progress.say(&format!("step {:>6}  {evaluation}", step.step));
         }
         if config.memory_breakdown
             && self.progress.is_due(step.step)
@@ -269,12 +228,15 @@ impl Run {
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm,
             "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": samples * length,
             "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
-            "peak_bytes": together.peak_bytes, "eval_loss": eval_loss.map(finite),
+            "peak_bytes": together.peak_bytes, "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
+        for (index, metric) in self.task.metrics.iter().enumerate() {
+            line[format!("eval_{}", metric.name())] = json!(evaluation.map(|it| it.metrics[index].1));
+        }
         if slow.is_some() {
             line["rank_ms"] = json!(together.own_ms.iter().copied().map(round).collect::<Vec<_>>());
         }
-        let scalar = |metric, value| Scalar { metric, value };
+        let scalar = |metric: &'static metric::Metric, value| Scalar { metric, value };
         let mut scalars = vec![
             scalar(&metric::TRAIN_LOSS, f64::from(step.loss)),
             scalar(&metric::LR, step.lr),
@@ -286,7 +248,11 @@ impl Run {
             scalar(&metric::SKIPPED, f64::from(u8::from(step.skipped))),
         ];
         scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
-        scalars.extend(eval_loss.map(|loss| scalar(&metric::EVAL_LOSS, f64::from(loss))));
+        if let Some(evaluation) = evaluation {
+            scalars.push(scalar(&metric::EVAL_LOSS, f64::from(evaluation.loss)));
+            let values = self.task.metrics.iter().zip(&evaluation.metrics);
+            scalars.extend(values.map(|(metric, (_, value))| scalar(metric.monitored, *value)));
+        }
         if config.wall_clock_breakdown {
             scalars.extend(self.breakdown.scalars());
         }
@@ -322,9 +288,22 @@ impl Run {
         state
     }
 
-    fn evaluate(&mut self) -> Result<f32, Error> {
-        let Some(eval) = self.corpus.eval.clone() else { return Ok(f32::NAN) };
-        evaluation::evaluate(&mut self.engine, &self.corpus, &*eval)
+    fn evaluate(&mut self) -> Result<Option<Evaluation>, Error> {
+        let found = evaluation::evaluate(&mut self.engine, &self.corpus, &self.task.metrics)?;
+        self.evaluation.clone_from(&found);
+        Ok(found)
+    }
+
+    /// Tells the program's own functions of a step, on rank 0.
+    fn call_back(&mut self, step: &Step, steps: u64, together: &Together, evaluation: Option<&Evaluation>) {
+        if self.engine.communicator().rank() > 0 {
+            return;
+        }
+        let info = StepInfo::new(step, steps, self.engine.samples(), Duration::from_micros(together.micros));
+        self.task.on_step.iter_mut().for_each(|on_step| on_step(&info));
+        if let Some(evaluation) = evaluation {
+            self.task.on_evaluation.iter_mut().for_each(|on_evaluation| on_evaluation(evaluation));
+        }
     }
 
     /// Text of the trained model, if it is wanted; a collective. Tokens of which the tokenizer makes no text are no reason to end a run that
@@ -345,6 +324,11 @@ impl Run {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Optimizer steps of the run so far.
+    pub(super) fn steps(&self) -> u64 {
+        self.engine.steps()
     }
 
     pub(super) fn finish(

@@ -18,6 +18,7 @@ pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'stati
     if corpus.vocabulary.is_none() {
         let reason = match config.model {
             Some(zero_config::Model::Mlp(_)) => "an mlp writes no text",
+            None => "the program's own data have no tokenizer",
             _ => "nothing makes text of the tokens; name the tokenizer.json that made them in `data.tokenizer`",
         };
         return Ok(Some(reason));

@@ -6,6 +6,7 @@ use zero_comm::Communicator;
 use zero_config::Config;
 use zero_model::Model;
 
+use super::configured_data;
 use super::corpus::Corpus;
 use zero_engine::Batch;
 use zero_engine::Error;
@@ -28,7 +29,7 @@ impl Steps {
     /// As [`super::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
         let config = config.for_world_size(comm.size())?;
-        let corpus = Corpus::open(&config)?;
+        let corpus = configured_data::open(&config, false)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = with_total_steps(config, 1000);
         let rows = config.train_micro_batch_size_per_gpu;

@@ -21,9 +21,9 @@ use zero_model::ops::measure::{self, Gemm, Measured};
 use zero_model::ops::set_threads;
 use zero_model::random::Stream;
 
-use crate::process_setup;
 use cases::{Case, Minimum, SHAPES, Shape};
 use limits::{Floor, peak_flops};
+use zero_train::process;
 
 /// Rows below this fraction of their limit are marked.
 const ENOUGH: f64 = 0.6;
@@ -64,7 +64,7 @@ struct Row {
 pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     let Selection { threads, repeats, .. } = *chosen;
     // The same thread count and allocator settings as a training rank.
-    process_setup::prepare(threads, 1)?;
+    process::prepare(threads, 1)?;
     set_threads(threads);
     keep_pages();
     println!("{}: {}", Isa::current(), machine::described());

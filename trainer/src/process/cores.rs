@@ -10,35 +10,35 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// An ordered list of cores, each with its hardware threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cores(Vec<Vec<usize>>);
+pub struct Cores(Vec<Vec<usize>>);
 
 impl Cores {
     /// Returns the cores that this process may run on.
-    pub(crate) fn allowed() -> Self {
+    pub fn allowed() -> Self {
         let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Self::grouped((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)), siblings)
     }
 
     /// Parses a list of hardware threads such as `0-27,32-59`; `None` if the list is invalid or empty.
-    pub(crate) fn listed(list: &str) -> Option<Self> {
+    pub fn listed(list: &str) -> Option<Self> {
         let cpus = parse(list)?;
         (!cpus.is_empty()).then(|| Self::grouped(cpus.into_iter(), siblings))
     }
 
     /// Returns the intersection with `other`.
-    pub(crate) fn and(&self, other: &Self) -> Self {
+    pub fn and(&self, other: &Self) -> Self {
         let both = other.cpus();
         let kept = self.0.iter().map(|core| core.iter().copied().filter(|cpu| both.contains(cpu)).collect::<Vec<_>>());
         Self(kept.filter(|core| !core.is_empty()).collect())
     }
 
     /// Returns all online cores of this machine; `None` if the system does not report them.
-    pub(crate) fn of_machine() -> Option<Self> {
+    pub fn of_machine() -> Option<Self> {
         Self::listed(fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim())
     }
 
     /// Returns the cores that the parent process may run on; `None` if its status cannot be read.
-    pub(crate) fn of_parent() -> Option<Self> {
+    pub fn of_parent() -> Option<Self> {
         let parent = rustix::process::getppid()?.as_raw_nonzero();
         let status = fs::read_to_string(format!("/proc/{parent}/status")).ok()?;
         Self::listed(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim())
@@ -48,9 +48,9 @@ impl Cores {
     /// this rank to `self`; `None` if it has not bound the rank.
     ///
     /// The launcher may have bound each rank to its own cores, or several ranks to the same cores.
-    pub(crate) fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
+    pub fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
         let is_bound = parent.and(self) == *self && parent.cpus().len() > self.cpus().len();
-        is_bound.then(|| self.len().min(parent.len() / ranks.max(1)).max(1))
+        is_bound.then(|| self.count().min(parent.count() / ranks.max(1)).max(1))
     }
 
     fn grouped(cpus: impl Iterator<Item = usize>, core_of: impl Fn(usize) -> usize) -> Self {
@@ -61,12 +61,12 @@ impl Cores {
     }
 
     /// Returns the number of cores.
-    pub(crate) fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 
     /// Returns all hardware threads in ascending order.
-    pub(crate) fn cpus(&self) -> Vec<usize> {
+    pub fn cpus(&self) -> Vec<usize> {
         let mut all: Vec<usize> = self.0.iter().flatten().copied().collect();
         all.sort_unstable();
         all
@@ -74,8 +74,8 @@ impl Cores {
 
     /// Returns the share of `rank`: neighbouring cores. The shares of all ranks differ by at most one core. `None` if
     /// there are fewer cores than ranks.
-    pub(crate) fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
-        let n = self.len();
+    pub fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
+        let n = self.count();
         (n >= ranks).then(|| Self(self.0[rank * n / ranks..(rank + 1) * n / ranks].to_vec()))
     }
 
@@ -83,7 +83,7 @@ impl Cores {
     ///
     /// # Errors
     /// Returns the error of the operating system.
-    pub(crate) fn bind(&self) -> std::io::Result<()> {
+    pub fn bind(&self) -> std::io::Result<()> {
         let mut set = CpuSet::new();
         self.cpus().into_iter().filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
         Ok(sched_setaffinity(None, &set)?)
@@ -154,20 +154,20 @@ mod tests {
         // The same cores as the parent's, or cores that the parent does not have, are no binding.
         assert_eq!(parent.of_bound_rank(&parent, 2), None);
         assert_eq!(cores(14..18).of_bound_rank(&parent, 2), None);
-        assert!(Cores::of_parent().is_some_and(|parent| parent.len() > 0));
+        assert!(Cores::of_parent().is_some_and(|parent| parent.count() > 0));
     }
 
     #[test]
     fn every_core_goes_to_one_rank_and_hardware_threads_stay_together() {
         // The hardware threads of a core are numbered four apart, as on many machines.
         let cores = Cores::grouped(0..8, |cpu| cpu % 4);
-        assert_eq!(cores.len(), 4);
+        assert_eq!(cores.count(), 4);
         for ranks in 1..=4 {
             let shares: Vec<Cores> = (0..ranks).filter_map(|rank| cores.share(rank, ranks)).collect();
             let mut all: Vec<usize> = shares.iter().flat_map(Cores::cpus).collect();
             all.sort_unstable();
             assert_eq!(all, (0..8).collect::<Vec<_>>());
-            let sizes: Vec<usize> = shares.iter().map(Cores::len).collect();
+            let sizes: Vec<usize> = shares.iter().map(Cores::count).collect();
             assert!(sizes.iter().max().expect("a share") - sizes.iter().min().expect("a share") <= 1);
         }
         assert_eq!(cores.share(1, 2).expect("enough cores").cpus(), [2, 3, 6, 7]);
@@ -178,7 +178,7 @@ mod tests {
     fn a_binding_is_inherited_by_new_threads() {
         std::thread::spawn(|| {
             let all = Cores::allowed();
-            let one = all.share(all.len() - 1, all.len()).expect("a core");
+            let one = all.share(all.count() - 1, all.count()).expect("a core");
             one.bind().expect("a core that this process may use");
             assert_eq!(Cores::allowed(), one);
             let child = std::thread::spawn(Cores::allowed).join().expect("the child thread panicked");

@@ -1,0 +1,70 @@
+//! Keys that a training loop honours and an engine alone does not.
+
+use std::sync::Once;
+
+use zero_config::{Config, Nonfinite};
+
+/// Keys that hold whatever their value is, once they are written.
+const WRITTEN: [&str; 8] = [
+    "training.max_steps",
+    "training.epochs",
+    "training.eval_batches",
+    "training.save_last",
+    "training.output_dir",
+    "training.max_skipped_steps",
+    "steps_per_print",
+    "dataloader_drop_last",
+];
+
+/// The keys of a configuration that ask something of the loop.
+pub(super) fn set(config: &Config) -> Vec<&'static str> {
+    let training = &config.training;
+    let active = [
+        ("training.eval_every", training.eval_every > 0),
+        ("training.save_every", training.save_every > 0),
+        ("training.early_stopping", training.early_stopping.is_some()),
+        ("training.spikes", training.spikes.is_some()),
+        ("training.nonfinite", training.nonfinite == Nonfinite::Stop),
+        ("training.sample", training.sample.is_some()),
+        ("csv_monitor", config.csv_monitor.enabled),
+        ("tensorboard", config.tensorboard.enabled),
+        ("mlflow", config.mlflow.enabled),
+        ("prometheus", config.prometheus.enabled),
+        ("machine_monitor", config.machine_monitor.enabled),
+        ("flops_profiler", config.flops_profiler.enabled),
+        ("data", config.data.is_some()),
+    ];
+    let written = WRITTEN.into_iter().filter(|key| config.origins.is_written(key));
+    written.chain(active.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key)).collect()
+}
+
+/// Warns once that the engine alone does not honour them.
+pub(super) fn warn(config: &Config, rank: usize) {
+    static WARNED: Once = Once::new();
+    let keys = set(config);
+    if rank == 0 && !keys.is_empty() {
+        let keys = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        WARNED.call_once(|| {
+            eprintln!(
+                "warning: `Engine` takes no notice of {keys}: these are for a training loop\n  \
+                 help: use `Trainer`, whose loop honours them; or leave out those that your own loop does not honour"
+            );
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_the_loop_are_found_and_defaults_are_not() {
+        let found = |text: &str| set(&Config::parse("ds.yaml", text).unwrap());
+        assert_eq!(
+            found("train_batch_size: 2\ntraining: {seed: 3, keep_last: 1}\ncsv_monitor: {enabled: false}"),
+            [""; 0]
+        );
+        let text = "train_batch_size: 2\ntraining: {max_steps: 3, save_every: 2}\ncsv_monitor: {enabled: true}";
+        assert_eq!(found(text), ["training.max_steps", "training.save_every", "csv_monitor"]);
+    }
+}

@@ -1,0 +1,186 @@
+//! The data that a configuration names.
+
+use std::sync::Arc;
+
+use zero_config::{self as config, Config};
+
+use super::corpus::{Corpus, Extent, Order};
+use crate::data::{self, DataOptions, Dataset, SampleShape, Tokenizer};
+use zero_engine::Error;
+use zero_engine::configured_model::{self, longest_sequence};
+
+/// What `data.train` and `data.eval` are to name.
+const READABLE: &str = "name files that can be read, or a glob";
+
+/// Opens them, for the configuration's model or for one of the program's own.
+pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
+    let (model, data) = match (&config.data, has_own_model) {
+        (Some(data), true) => (None, data),
+        _ => {
+            refuse(config)?;
+            config.model_and_data().map(|(model, data)| (Some(model), data))?
+        }
+    };
+    let tokenizer = match &data.tokenizer {
+        config::Tokenizer::Byte => Tokenizer::Byte,
+        config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
+            Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
+        })?,
+    };
+    let vocabulary = vocabulary(model, data, &tokenizer)?;
+    if vocabulary.is_some() {
+        are_the_models(config, model, vocabulary)?;
+    }
+    // A model that cannot take these tokens is told of before gigabytes are read.
+    if model.is_some() {
+        configured_model::from_config(config, vocabulary)?;
+    }
+    let sequence_length = sequence_length(model, data)?;
+    let options = |sources: &[String]| DataOptions {
+        sources: sources.to_vec(),
+        format: format(model, data),
+        text_key: data.text_key.clone(),
+        token_dtype: match data.token_dtype {
+            config::TokenDtype::U16 => data::TokenDtype::U16,
+            config::TokenDtype::U32 => data::TokenDtype::U32,
+        },
+        sequence_length,
+        vocabulary: model.and_then(classes).or(vocabulary).unwrap_or(usize::MAX),
+    };
+    let open = |key: &str, sources: &[String]| {
+        data::open(&options(sources), &tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
+    };
+    let all = open("data.train", &data.train)?;
+    fits(model, all.shape())?;
+    if model.is_none() && data.sequence_length.is_none() && matches!(all.shape(), SampleShape::Tokens(_)) {
+        return Err(Error::setting(
+            "data.sequence_length",
+            "the program's own model does not say how many tokens it takes",
+            "write the tokens of a sample there",
+        ));
+    }
+    let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match &data.eval {
+        Some(sources) => (Arc::new(all), Some(Arc::new(open("data.eval", sources)?))),
+        None if data.eval_fraction > 0.0 => {
+            let (train, eval) = data::split(all, data.eval_fraction)?;
+            (Arc::new(train), Some(Arc::new(eval)))
+        }
+        None => (Arc::new(all), None),
+    };
+    let order = Order { seed: config.training.seed, shuffle: data.shuffle };
+    let extent = Extent::Batches(config.training.eval_batches.max(1));
+    let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
+    (corpus.tokenizer, corpus.vocabulary) = (tokenizer, vocabulary);
+    Ok(corpus)
+}
+
+/// Refuses what [`open`] refuses, as far as this needs no file.
+pub(super) fn refuse(config: &Config) -> Result<(), Error> {
+    let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
+    sequence_length(model, data)?;
+    let format = match format(model, data) {
+        data::Format::Auto => data.train.first().and_then(|source| data::format_of_source(source)),
+        format => Some(format),
+    };
+    match (model, format, &data.tokenizer) {
+        (Some(config::Model::Mlp(_)), Some(data::Format::Csv), _) | (_, None, _) => Ok(()),
+        (Some(config::Model::Mlp(_)), Some(_), _) => fits(model, SampleShape::Tokens(1)),
+        (_, Some(data::Format::Csv), _) => fits(model, SampleShape::Features(1)),
+        (_, Some(data::Format::Tokens), _) | (.., config::Tokenizer::File(_)) => Ok(()),
+        (_, Some(_), config::Tokenizer::Byte) => {
+            let vocabulary = Some(Tokenizer::Byte.vocabulary());
+            are_the_models(config, model, vocabulary)?;
+            configured_model::from_config(config, vocabulary).map(drop)
+        }
+    }
+}
+
+fn format(model: Option<&config::Model>, data: &config::Data) -> data::Format {
+    match (data.format, model) {
+        (config::DataFormat::Auto, Some(config::Model::Mlp(_))) => data::Format::Csv,
+        (config::DataFormat::Auto, _) => data::Format::Auto,
+        (config::DataFormat::Text, _) => data::Format::Text,
+        (config::DataFormat::Bytes, _) => data::Format::Bytes,
+        (config::DataFormat::Tokens, _) => data::Format::Tokens,
+        (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
+        (config::DataFormat::Csv, _) => data::Format::Csv,
+    }
+}
+
+/// How many tokens the data may have, where the tokenizer says. Of token files the byte tokenizer, which is the default, says nothing:
+/// what their numbers mean is known to whoever made them.
+fn vocabulary(
+    model: Option<&config::Model>,
+    data: &config::Data,
+    tokenizer: &Tokenizer,
+) -> Result<Option<usize>, Error> {
+    let is_of_tokenizer = match (model, data.format, tokenizer) {
+        (Some(config::Model::Mlp(_)), ..) | (_, config::DataFormat::Csv, _) => false,
+        (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
+        (_, config::DataFormat::Auto, Tokenizer::Byte) => {
+            let numbers = data::are_token_files(&data.train);
+            !numbers.map_err(|error| Error::from(error).named("data.train", READABLE))?
+        }
+        _ => true,
+    };
+    Ok(is_of_tokenizer.then(|| tokenizer.vocabulary()))
+}
+
+/// Bytes by default are not the tokens of a pretrained model with another vocabulary.
+fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Option<usize>) -> Result<(), Error> {
+    let by_default = config.origins.get("data.tokenizer") == config::Origin::Default;
+    match (model.and_then(|model| model.pretrained()), model.and_then(classes)) {
+        (Some(folder), Some(known)) if by_default && vocabulary != Some(known) => Err(Error::setting(
+            "data.tokenizer",
+            format!("{folder} has no tokenizer.json, and its model knows {known} tokens, which are not bytes"),
+            "name the tokenizer.json that the model was trained with",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Tokens of a sample, as many as the model takes unless the data say; without a look at the files.
+pub(super) fn sequence_length(model: Option<&config::Model>, data: &config::Data) -> Result<usize, Error> {
+    let longest = model.and_then(longest_sequence);
+    match (data.sequence_length, longest) {
+        (Some(length), Some(longest)) if length > longest => Err(Error::setting(
+            "data.sequence_length",
+            format!("{length} tokens are more than the model's {longest}"),
+            format!("set it to at most {longest}, or make the model's longest sequence longer"),
+        )),
+        (Some(length), _) => Ok(length),
+        (None, longest) => Ok(longest.unwrap_or(1)),
+    }
+}
+
+/// How many tokens or classes the model tells apart, if the configuration says.
+fn classes(model: &config::Model) -> Option<usize> {
+    match model {
+        config::Model::Gpt2(m) => m.vocab_size,
+        config::Model::Llama(m) => m.vocab_size,
+        config::Model::Mlp(m) => Some(m.output_size),
+    }
+}
+
+fn fits(model: Option<&config::Model>, shape: SampleShape) -> Result<(), Error> {
+    let Some(model) = model else { return Ok(()) };
+    match (model, shape) {
+        (config::Model::Mlp(m), SampleShape::Features(n)) if m.input_size == n => Ok(()),
+        (config::Model::Mlp(m), SampleShape::Features(n)) => Err(Error::setting(
+            "model.input_size",
+            format!("it is {}, and the table has {n} features besides the label", m.input_size),
+            format!("set it to {n}"),
+        )),
+        (config::Model::Mlp(_), SampleShape::Tokens(_)) => Err(Error::setting(
+            "data.format",
+            "an mlp trains on tables, not on tokens",
+            "name .csv files in `data.train`",
+        )),
+        (_, SampleShape::Features(_)) => Err(Error::setting(
+            "data.format",
+            "a language model trains on text or tokens, not on a table",
+            "use `model.type: mlp`, or other files",
+        )),
+        (_, SampleShape::Tokens(_)) => Ok(()),
+    }
+}

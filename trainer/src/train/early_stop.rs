@@ -1,0 +1,123 @@
+//! Stopping early on evaluations.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+use zero_config::{EarlyStopping, StopMode};
+
+use super::evaluation::Evaluation;
+use super::metrics::Metric;
+use zero_engine::Error;
+
+/// The metric that every evaluation has.
+const LOSS: &str = "loss";
+
+/// `training.early_stopping` and what it has seen.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct EarlyStop {
+    options: Option<EarlyStopping>,
+    best: f32,
+    without_improvement: usize,
+}
+
+impl EarlyStop {
+    pub(super) fn new(options: Option<EarlyStopping>) -> Self {
+        Self { options, best: f32::INFINITY, without_improvement: 0 }
+    }
+
+    /// That `training.early_stopping.metric` is the loss or one of these metrics.
+    pub(super) fn check(&self, metrics: &[Metric]) -> Result<(), Error> {
+        let Some(EarlyStopping { metric, .. }) = &self.options else { return Ok(()) };
+        if metric == LOSS || metrics.iter().any(|known| known.name() == metric) {
+            return Ok(());
+        }
+        let known = std::iter::once(LOSS).chain(metrics.iter().map(Metric::name)).collect::<Vec<_>>().join(", ");
+        Err(Error::setting(
+            "training.early_stopping.metric",
+            format!("no metric is called `{metric}`"),
+            format!("name one of these: {known}"),
+        ))
+    }
+
+    /// Whether training should stop, after another evaluation.
+    pub(super) fn is_over(&mut self, evaluation: &Evaluation) -> bool {
+        let Some(options) = &self.options else { return false };
+        let value = match options.metric.as_str() {
+            LOSS => evaluation.loss,
+            metric => evaluation.metric(metric).map_or(f32::NAN, |value| value as f32),
+        };
+        // The best is the lowest: of what shall grow, the opposite is kept.
+        let value = if options.mode == StopMode::Max { -value } else { value };
+        if f64::from(value) < f64::from(self.best) - options.min_delta {
+            self.best = value;
+            self.without_improvement = 0;
+        } else {
+            self.without_improvement += 1;
+        }
+        self.without_improvement >= options.patience
+    }
+
+    /// For a checkpoint.
+    pub(super) fn state(&self) -> Value {
+        let best = self.best.is_finite().then_some(self.best);
+        json!({ "early_stopping": { "best": best, "without_improvement": self.without_improvement } })
+    }
+
+    /// From a checkpoint.
+    pub(super) fn restore(&mut self, state: &Value) {
+        let state = &state["early_stopping"];
+        self.best = state["best"].as_f64().map_or(f32::INFINITY, |best| best as f32);
+        self.without_improvement = state["without_improvement"].as_u64().unwrap_or(0) as usize;
+    }
+}
+
+impl fmt::Display for EarlyStop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (metric, mode) = self.options.as_ref().map_or((LOSS, StopMode::Min), |it| (it.metric.as_str(), it.mode));
+        let metric = if metric == LOSS { "evaluation loss" } else { metric };
+        let (than, best) = if mode == StopMode::Max { ("above", -self.best) } else { ("below", self.best) };
+        write!(f, "no {metric} {than} {best:.4} in the last {} evaluations", self.without_improvement)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(loss: f32) -> Evaluation {
+        Evaluation { step: 1, loss, metrics: vec![("accuracy".into(), f64::from(-loss))], samples: 1 }
+    }
+
+    #[test]
+    fn stops_after_patience_and_survives_a_checkpoint() {
+        for (metric, mode) in [("loss", StopMode::Min), ("accuracy", StopMode::Max)] {
+            let options = Some(EarlyStopping { patience: 2, min_delta: 0.1, metric: metric.into(), mode });
+            let mut early = EarlyStop::new(options.clone());
+            assert!(!early.is_over(&of(1.0)));
+            assert!(!early.is_over(&of(0.95))); // not better by min_delta
+            let mut resumed = EarlyStop::new(options);
+            resumed.restore(&early.state());
+            assert_eq!(early, resumed);
+            assert!(!resumed.is_over(&of(0.8)));
+            assert!(!resumed.is_over(&of(0.8)));
+            assert!(resumed.is_over(&of(f32::NAN)));
+            let expected =
+                if mode == StopMode::Min { "no evaluation loss below 0.8" } else { "no accuracy above -0.8" };
+            assert!(resumed.to_string().starts_with(expected), "{resumed}");
+        }
+    }
+
+    #[test]
+    fn a_metric_that_nobody_knows_is_an_error() {
+        let early = |metric: &str| {
+            let options = EarlyStopping { patience: 2, min_delta: 0.0, metric: metric.into(), mode: StopMode::Min };
+            EarlyStop::new(Some(options)).check(&[]).map_err(|error| error.to_string())
+        };
+        assert_eq!(early("loss"), Ok(()));
+        let error = early("accuracy").unwrap_err();
+        assert!(
+            error.contains("no metric is called `accuracy`") && error.contains("name one of these: loss"),
+            "{error}"
+        );
+    }
+}

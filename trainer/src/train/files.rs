@@ -1,0 +1,78 @@
+//! What rank 0 writes to while training: the run's folder and its monitors.
+
+use std::path::Path;
+
+use zero_checkpoint::RunLock;
+
+use super::folder::Folder;
+use super::progress::Progress;
+use crate::monitor::Monitors;
+use zero_engine::Engine;
+use zero_engine::Error;
+use zero_engine::format::counted;
+
+/// What rank 0 writes to while training.
+pub(super) struct Files {
+    pub(super) folder: Folder,
+    pub(super) monitors: Monitors,
+    /// Steps that could not be logged, up to now.
+    missing: u64,
+}
+
+impl Files {
+    /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
+    /// too. Monitors have logged the engine's samples if it began from a checkpoint.
+    pub(super) fn open(
+        engine: &mut Engine,
+        out: &Path,
+        job: Option<&str>,
+        goes_on: bool,
+        logged: bool,
+        progress: &Progress,
+    ) -> Result<Self, Error> {
+        let unusable = |error: Error| {
+            error.named("training.output_dir", "name a folder that can be written to, there or with --out")
+        };
+        let mut lock = RunLock::take(out).map_err(|error| unusable(error.into()))?;
+        let folder = if goes_on {
+            for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
+                progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
+            }
+            Folder::resume(out, engine.steps())?
+        } else {
+            let (folder, moved) = Folder::new(out).map_err(unusable)?;
+            if let Some(moved) = moved {
+                progress.say(&format!("an earlier run was moved to {}", moved.display()));
+                // Its lock went with it.
+                lock = RunLock::take(out)?;
+            }
+            folder
+        };
+        engine.hold(lock);
+        folder.mark(job)?;
+        folder.resolved(engine.config())?;
+        let monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
+        monitors.said().iter().for_each(|line| progress.say(line));
+        Ok(Self { folder, monitors, missing: 0 })
+    }
+
+    /// A disk that is full does not end training: it is said once, and once more when lines are written again.
+    pub(super) fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
+        match written {
+            Ok(()) if self.missing > 0 => {
+                let missing = counted(self.missing as usize, "step is", "steps are");
+                progress.warn(&format!("the log is written again from step {step}; {missing} missing"));
+                self.missing = 0;
+            }
+            Ok(()) => {}
+            Err(error) if error.is_only_a_file() => {
+                if self.missing == 0 {
+                    progress.warn(&format!("the log of step {step} is not written: {error}; training goes on"));
+                }
+                self.missing += 1;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! What a run says when it starts.
+
+use std::path::Path;
+
+use zero_config::{LogLevel, Origin};
+
+use super::corpus::Corpus;
+use super::progress::Progress;
+use super::{autos, disk, report};
+use zero_engine::Engine;
+use zero_engine::format::{bytes, counted, grouped, of_number};
+use zero_planner::memory;
+
+/// Says on rank 0 what is trained, on what, by whom.
+pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
+    let config = engine.config();
+    let comm = engine.communicator();
+    progress.say(&format!(
+        "model: {}, {} parameters   data: {} training {}{}",
+        counted(engine.model().layers().len(), "layer", "layers"),
+        grouped(engine.model().elements() as u64),
+        grouped(corpus.train.len() as u64),
+        of_number(corpus.train.len(), "sample", "samples"),
+        corpus.eval.as_ref().map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.len() as u64)))
+    ));
+    let state = report::expected(engine).total();
+    progress.say(&format!(
+        "world: {} over {}, ZeRO stage {}, communication {} computing, {} of state on rank 0, {} each",
+        counted(comm.size(), "rank", "ranks"),
+        comm.transport(),
+        engine.settings().layout.zero_stage.number(),
+        if engine.settings().passes.gather.overlap { "during" } else { "between" },
+        bytes(state),
+        counted(zero_model::ops::threads(), "thread", "threads"),
+    ));
+    if let Some(choice) = engine.choice() {
+        progress.say(&choice.to_string());
+    }
+    if config.pipeline.stages > 1 {
+        progress.say(&engine.stage_plan().describe(engine.zero().layout().shape()));
+    }
+    if let Some(peaks) = memory::planned(engine) {
+        let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(" of {}", bytes(limit)));
+        let gpu = match engine.settings().zero.on_gpu.layers {
+            true => format!("{} of the GPU and ", bytes(peaks.gpu)),
+            false => String::new(),
+        };
+        progress.say(&format!("memory: {gpu}{}{limit} at most on rank 0, as planned", bytes(peaks.total)));
+    }
+    engine.between_gpus().iter().for_each(|line| progress.say(line));
+    disk::describe(engine).iter().for_each(|line| progress.say(line));
+    let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
+    progress.say(&format!(
+        "batch: {} = {} a micro-batch × {} × {}   steps: {steps}",
+        counted(config.train_batch_size, "sample", "samples"),
+        config.train_micro_batch_size_per_gpu,
+        counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
+        counted(engine.replicas(), replica, replicas),
+    ));
+    autos::said(config).iter().for_each(|lines| progress.say(lines));
+    if config.dump_state || config.log_level >= LogLevel::Debug {
+        progress.say(&format!("step program:\n{}", engine.program()));
+    }
+    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
+        && resumed.is_none()
+    {
+        let taken = config.origins.get("data.tokenizer") == Origin::Pretrained;
+        progress
+            .say(&format!("pretrained: {}{folder}", if taken { "weights and tokenizer of " } else { "weights of " }));
+    }
+    if let Some(from) = resumed {
+        progress.say(&format!("resumed from {} after step {}", from.display(), engine.steps()));
+    }
+}

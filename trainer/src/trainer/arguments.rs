@@ -1,0 +1,139 @@
+//! The command line of a program around a [`Trainer`](super::Trainer).
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use lexopt::prelude::{Long, Short, ValueExt};
+use zero_config::{Source, Typed};
+
+use crate::train::{Output, Resume};
+use zero_engine::Error;
+
+const OPTIONS: &str = "Options:
+  -c, --config FILE     ds.yaml or ds_config.json; given again, a further file, whose keys stand over the first's
+      --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be given several times
+      --max-steps N     stop after N optimizer steps
+      --out DIR         folder of the run [default: training.output_dir]
+      --resume auto|DIR go on from the newest checkpoint of the run, or from the checkpoint or the run in DIR
+      --force           go on beyond training.memory_limit
+      --plain           plain lines instead of a progress bar, also on a terminal
+      --quiet           print nothing but errors
+  -h, --help            print this
+
+One process is one rank. Several ranks: zero-train launch --nproc-per-node N PROGRAM [OPTIONS], or torchrun.";
+
+/// What the command line says.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Arguments {
+    files: Vec<PathBuf>,
+    set: Vec<String>,
+    max_steps: Option<u64>,
+    out: Option<PathBuf>,
+    pub(super) ranks: Option<usize>,
+    pub(super) resume: Option<Resume>,
+    pub(super) force: bool,
+    pub(super) output: Output,
+    pub(super) help: bool,
+}
+
+impl Arguments {
+    /// Reads the arguments behind the program's name.
+    ///
+    /// # Errors
+    /// An option that does not exist, or whose value is missing or no number.
+    pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Error> {
+        let help =
+            "run the program with --help for its options; its own arguments belong before `Trainer::from_arguments`";
+        Self::read(arguments).map_err(|error| Error::setting("the command line", error.to_string(), help))
+    }
+
+    fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, lexopt::Error> {
+        let mut read = Self::default();
+        let mut parser = lexopt::Parser::from_args(arguments);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('c') | Long("config" | "deepspeed_config") => read.files.push(parser.value()?.into()),
+                Long("set") => read.set.push(parser.value()?.string()?),
+                Long("max-steps") => read.max_steps = Some(parser.value()?.parse()?),
+                Long("out") => read.out = Some(parser.value()?.into()),
+                Short('n') | Long("num-processes") => read.ranks = Some(parser.value()?.parse()?),
+                Long("resume") => {
+                    let from = parser.value()?;
+                    read.resume = Some(if from == "auto" { Resume::Auto } else { Resume::From(from.into()) });
+                }
+                Long("force") => read.force = true,
+                Long("plain") => read.output = Output::Plain,
+                Long("quiet") => read.output = Output::Quiet,
+                Short('h') | Long("help") => read.help = true,
+                other => return Err(other.unexpected()),
+            }
+        }
+        Ok(read)
+    }
+
+    /// The text of `--help`.
+    pub(super) fn help() -> String {
+        let program = std::env::args().next().unwrap_or_default();
+        format!("Usage: {program} --config FILE [OPTIONS]\n\n{OPTIONS}")
+    }
+
+    /// The configuration of the files, which stand over the program's own.
+    ///
+    /// # Errors
+    /// No configuration; files that cannot be read; what is wrong in them.
+    pub(super) fn load(&self, own: Option<Source>) -> Result<Typed, Error> {
+        let mut sources: Vec<Source> = own.into_iter().collect();
+        for file in &self.files {
+            sources.push(Source::from_path(file)?);
+        }
+        if sources.is_empty() {
+            return Err(Error::setting("--config", "--config FILE is missing", "name the configuration, a ds.yaml"));
+        }
+        Ok(zero_config::load_files(sources, &self.overrides())?)
+    }
+
+    fn overrides(&self) -> Vec<String> {
+        let mut overrides = self.set.clone();
+        if let Some(steps) = self.max_steps {
+            overrides.push("training.epochs=".into());
+            overrides.push(format!("training.max_steps={steps}"));
+        }
+        overrides.extend(self.out.iter().map(|out| format!("training.output_dir={:?}", out.display().to_string())));
+        overrides
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Arguments, String> {
+        Arguments::parse(words.iter().map(OsString::from)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn options_become_a_configuration() {
+        let own = Source { name: "own.yaml".into(), text: "train_batch_size: 4\ntraining: {epochs: 2}".into() };
+        let words = ["--set", "train_batch_size=8", "--max-steps=3", "--out", "a b", "--resume", "runs/x", "--quiet"];
+        let read = parse(&words).unwrap();
+        assert_eq!((&read.resume, read.output), (&Some(Resume::From("runs/x".into())), Output::Quiet));
+        let config = read.load(Some(own)).unwrap().resolve(Some(1)).unwrap();
+        assert_eq!((config.train_batch_size, config.training.max_steps, config.training.epochs), (8, Some(3), None));
+        assert_eq!(config.training.output_dir, "a b");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (words, expected) in [
+            (&["--frob"][..], "invalid option '--frob'"),
+            (&["--max-steps", "x"], "cannot parse argument \"x\""),
+            (&["--set"], "missing argument for option '--set'"),
+            (&["data.txt"], "unexpected argument \"data.txt\""),
+        ] {
+            let error = parse(words).unwrap_err();
+            assert!(error.contains(expected) && error.contains("--help"), "{error}");
+        }
+        let error = parse(&[]).unwrap().load(None).unwrap_err().to_string();
+        assert!(error.contains("--config FILE is missing"), "{error}");
+    }
+}

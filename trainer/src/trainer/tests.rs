@@ -1,0 +1,268 @@
+//! Ranks that are threads train a small model of the program's own.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::Device;
+use candle_nn::{VarBuilder, linear};
+use zero_comm::{Options, threads};
+use zero_engine::ops::cross_entropy;
+
+use super::*;
+use crate::data::{InMemory, from_fn};
+use crate::metrics::accuracy;
+use crate::train::Finished;
+
+/// Points whose class is the larger of two coordinates.
+fn points(samples: usize) -> InMemory {
+    let number = |i: usize| (i * 37 % 101) as f32 / 101.0 - 0.5;
+    let numbers: Vec<f32> = (0..2 * samples).map(number).collect();
+    let classes: Vec<u32> = numbers.chunks(2).map(|point| u32::from(point[1] > point[0])).collect();
+    let points = Tensor::from_vec(numbers, (samples, 2), &Device::Cpu).unwrap();
+    InMemory::new(points, Tensor::from_vec(classes, samples, &Device::Cpu).unwrap()).unwrap()
+}
+
+fn model() -> Layers {
+    Layers::new()
+        .layer("first", |vb: VarBuilder| linear(2, 16, vb))
+        .layer("relu", |_: VarBuilder| Ok(candle_nn::Activation::Relu))
+        .layer("last", |vb: VarBuilder| linear(16, 2, vb))
+        .loss(cross_entropy)
+}
+
+/// Micro-batches of 2 samples: of the same samples on 1, 2 and 4 ranks.
+fn text(folder: &Path, more: &str) -> String {
+    format!(
+        "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 2\noptimizer: {{type: AdamW, params: {{lr: 0.05}}}}\n\
+         zero_optimization: {{stage: 1}}\ntraining: {{output_dir: {:?}, reproducible: true, {more}}}\n",
+        folder.join("run")
+    )
+}
+
+fn config(folder: &Path, more: &str) -> Config {
+    Config::parse("ds.yaml", text(folder, more)).unwrap()
+}
+
+/// A trainer that prints nothing.
+fn quiet<'a>(config: Config) -> Trainer<'a> {
+    Trainer::new(config).output(Output::Quiet)
+}
+
+/// Fits on so many ranks; what each returned.
+fn fit_on(ranks: usize, trainer: impl Fn() -> Trainer<'static> + Sync) -> Vec<Result<Summary, Error>> {
+    std::thread::scope(|scope| {
+        let fit = |comm| trainer().communicator(comm).fit();
+        let started: Vec<_> =
+            threads(ranks, &Options::default()).into_iter().map(|comm| scope.spawn(move || fit(comm))).collect();
+        started.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// What a run of one rank says is wrong.
+fn mistake(trainer: impl Fn() -> Trainer<'static> + Sync) -> String {
+    fit_on(1, trainer).remove(0).unwrap_err().to_string()
+}
+
+fn metrics(folder: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// 27 samples are no whole number of micro-batches, nor 14 micro-batches a whole number for each of 4 ranks.
+#[test]
+fn metrics_are_the_same_on_any_number_of_ranks() {
+    let evaluations = [1, 2, 4].map(|ranks| {
+        let folder = tempfile::tempdir().unwrap();
+        let trainer = || {
+            let doubled = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)? * 2.0;
+            let mean = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)?.mean_all();
+            quiet(config(folder.path(), "max_steps: 6, eval_every: 3, save_last: false"))
+                .model(model())
+                .data(points(64), points(27))
+                .metric("accuracy", accuracy)
+                .metric("doubled", doubled)
+                .metric("mean", mean)
+        };
+        let summaries: Vec<Summary> = fit_on(ranks, trainer).into_iter().map(Result::unwrap).collect();
+        assert!(summaries.iter().all(|summary| *summary == summaries[0]), "{summaries:?}");
+        let evaluation = summaries[0].evaluation.clone().unwrap();
+        assert_eq!((evaluation.samples, evaluation.step, summaries[0].steps), (27, 6, 6));
+        let lines = metrics(folder.path());
+        assert_eq!(lines[5]["eval_accuracy"].as_f64(), evaluation.metric("accuracy"));
+        assert!(lines[4]["eval_accuracy"].is_null() && lines[2]["eval_accuracy"].is_number());
+        evaluation
+    });
+    assert!(evaluations.iter().all(|other| *other == evaluations[0]), "{evaluations:?}");
+    let [accuracy, mean] = ["accuracy", "mean"].map(|name| evaluations[0].metric(name).unwrap());
+    assert!((accuracy - mean).abs() < 1e-6, "{accuracy} {mean}");
+    assert_eq!(evaluations[0].metric("doubled").unwrap(), 2.0 * evaluations[0].metric("accuracy").unwrap());
+}
+
+#[test]
+fn callbacks_come_once_whatever_the_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (steps, evaluations) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for comm in threads(2, &Options::default()) {
+            scope.spawn(|| {
+                quiet(config(folder.path(), "max_steps: 5, eval_every: 2, save_last: false"))
+                    .model(model())
+                    .data(points(64), points(10))
+                    .on_step(|step| {
+                        assert_eq!((step.samples, step.steps), (step.step * 8, 5));
+                        steps.fetch_add(1, Ordering::Relaxed);
+                    })
+                    .on_evaluation(|_| {
+                        evaluations.fetch_add(1, Ordering::Relaxed);
+                    })
+                    .communicator(comm)
+                    .fit()
+                    .unwrap()
+            });
+        }
+    });
+    // After steps 2, 4, and the last.
+    assert_eq!((steps.into_inner(), evaluations.into_inner()), (5, 3));
+}
+
+#[test]
+fn a_resumed_run_has_the_bits_of_one_that_never_stopped() {
+    let (whole, stopped) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let of = |folder: &Path, steps: usize, resume: bool| {
+        let trainer = quiet(config(folder, &format!("max_steps: {steps}, eval_every: 4"))).model(model());
+        let trainer = trainer.data(points(50), points(9)).metric("accuracy", accuracy);
+        if resume { trainer.resume(Resume::Auto) } else { trainer }
+    };
+    let expected = fit_on(2, || of(whole.path(), 12, false)).remove(0).unwrap();
+    let first = fit_on(2, || of(stopped.path(), 7, false)).remove(0).unwrap();
+    assert!(first.checkpoint.is_some() && first.resumed_from.is_none());
+    // On another number of ranks too: sums have one order.
+    let resumed = fit_on(4, || of(stopped.path(), 12, true)).remove(0).unwrap();
+    assert_eq!(resumed.resumed_from, first.checkpoint);
+    assert_eq!(resumed.loss.map(f32::to_bits), expected.loss.map(f32::to_bits));
+    let losses = |folder: &Path| metrics(folder).iter().map(|line| line["loss"].clone()).collect::<Vec<_>>();
+    assert_eq!(losses(whole.path()), losses(stopped.path()));
+    let again = fit_on(1, || of(stopped.path(), 12, true)).remove(0).unwrap();
+    assert_eq!((again.steps, again.loss, again.evaluation), (12, None, None));
+}
+
+#[test]
+fn early_stopping_follows_a_metric_or_the_loss() {
+    for stopping in ["metric: one, mode: max", "min_delta: 1000"] {
+        let folder = tempfile::tempdir().unwrap();
+        let more =
+            format!("max_steps: 50, eval_every: 2, save_last: false, early_stopping: {{patience: 3, {stopping}}}");
+        let trainer = || {
+            let one = |scores: &Tensor, _: &Tensor| scores.ones_like()?.mean_all();
+            quiet(config(folder.path(), &more)).model(model()).data(points(64), points(8)).metric("one", one)
+        };
+        // The first evaluation is the best, and three do not improve on it.
+        for summary in fit_on(2, trainer) {
+            let summary = summary.unwrap();
+            assert_eq!((summary.steps, summary.finished), (8, Finished::Done), "{stopping}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let more = "eval_every: 2, early_stopping: {patience: 3, metric: f1}";
+    let told = mistake(|| quiet(config(folder.path(), more)).model(model()).data(points(64), points(8)));
+    assert!(told.contains("no metric is called `f1`"), "{told}");
+}
+
+#[test]
+fn mistakes_are_told_before_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let new = || quiet(config(folder.path(), "max_steps: 2"));
+    assert!(mistake(|| new().model(model())).contains("call `Trainer::data`"));
+    assert!(mistake(|| new().train_data(points(8))).contains("there is no model to train"));
+    let empty = || from_fn(0, |_| Ok((Tensor::new(&[0f32], &Device::Cpu)?, Tensor::new(0u32, &Device::Cpu)?)));
+    assert!(mistake(|| new().model(model()).train_data(empty())).contains("the training data set has no samples"));
+    let told = mistake(|| new().model(model()).data(points(8), empty()));
+    assert!(told.contains("the evaluation data set has no samples"), "{told}");
+    let twice = || new().model(model()).train_data(points(8)).metric("a", accuracy).metric("a", accuracy);
+    assert!(mistake(twice).contains("the name `a` is taken"));
+    assert!(mistake(|| new().metric("loss", accuracy)).contains("the name `loss` is taken"));
+    assert!(mistake(|| new().metric("F 1", accuracy)).contains("cannot be called `F 1`"));
+    let text = "train_batch_size: 2\nmodel: {type: mlp, input_size: 2, output_size: 2}\ndata: {train: a.csv}";
+    let zoo = || quiet(Config::parse("ds.yaml", text).unwrap());
+    let told = mistake(|| zoo().model(model()));
+    assert!(told.contains("a `model` section, and the program gives `Trainer::model`"), "{told}");
+    let told = mistake(|| zoo().train_data(points(8)));
+    assert!(told.contains("a `data` section, and the program gives `Trainer::data`"), "{told}");
+    assert!(
+        mistake(|| new().train_data(points(8)).model(model()).resume(Resume::From("none".into()))).contains("none")
+    );
+}
+
+#[test]
+fn mistakes_of_data_and_metrics_end_the_run_with_their_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let new = || quiet(config(folder.path(), "max_steps: 2, save_last: false")).model(model());
+    struct Short;
+    impl Dataset for Short {
+        fn len(&self) -> usize {
+            9
+        }
+        fn batch(&self, indices: &[usize]) -> Result<zero_engine::Batch, crate::data::BoxError> {
+            points(9).batch(&indices[1..])
+        }
+    }
+    assert!(
+        mistake(|| new().train_data(Short)).contains("the data set gave a batch of 1, and was asked for 2 samples")
+    );
+    let broken = || {
+        from_fn(9, |_| match std::fs::File::open("/nowhere") {
+            Ok(_) => Ok((Tensor::new(&[0f32], &Device::Cpu)?, Tensor::new(0u32, &Device::Cpu)?)),
+            Err(error) => Err(error.into()),
+        })
+    };
+    let error = fit_on(1, || new().train_data(broken())).remove(0).unwrap_err();
+    assert!(error.to_string().contains("the data set failed: No such file"), "{error}");
+    assert_eq!(error.exit_status(), 3);
+    let wrong = |scores: &Tensor, _: &Tensor| scores.narrow(0, 0, 1);
+    let told = mistake(|| new().data(points(8), points(8)).metric("wrong", wrong));
+    assert!(told.contains("in the metric `wrong`") && told.contains("for each of 2 samples"), "{told}");
+}
+
+#[test]
+fn the_configurations_own_model_and_data_have_metrics_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows: String = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 3, u32::from(i % 7 > i % 3))).collect();
+    std::fs::write(folder.path().join("rows.csv"), rows).unwrap();
+    let text = format!(
+        "train_batch_size: 4\nmodel: {{type: mlp, input_size: 2, hidden_sizes: [8], output_size: 2}}\n\
+         data: {{train: {:?}, eval_fraction: 0.2}}\ntraining: {{max_steps: 4, save_last: false, output_dir: {:?}}}",
+        folder.path().join("rows.csv"),
+        folder.path().join("run")
+    );
+    let trainer = || quiet(Config::parse("ds.yaml", text.clone()).unwrap()).metric("accuracy", accuracy);
+    let evaluation = fit_on(2, trainer).remove(0).unwrap().evaluation.unwrap();
+    // `training.eval_batches` micro-batches of both ranks.
+    assert_eq!(evaluation.samples, 8 * 4);
+    assert!(evaluation.metric("accuracy").is_some_and(|accuracy| (0.0..=1.0).contains(&accuracy)));
+}
+
+#[test]
+fn a_pipeline_evaluates_micro_batches_of_different_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = || {
+        let text = text(folder.path(), "max_steps: 2, save_last: false") + "pipeline: {stages: 2}\n";
+        quiet(Config::with_world_size("ds.yaml", text, 4).unwrap())
+            .model(model())
+            .data(points(64), points(27))
+            .metric("accuracy", accuracy)
+    };
+    let summaries = fit_on(4, trainer);
+    let evaluations: Vec<_> = summaries.into_iter().map(|summary| summary.unwrap().evaluation.unwrap()).collect();
+    assert!(evaluations.iter().all(|evaluation| *evaluation == evaluations[0] && evaluation.samples == 27));
+}
+
+#[test]
+fn several_ranks_are_a_launchers_to_start() {
+    let alone = LauncherEnvironment::alone();
+    assert!(one_process_is_one_rank(None, None, &alone).is_ok());
+    assert!(one_process_is_one_rank(Some(1), None, &alone).is_ok());
+    for (asked, written) in [(Some(2), None), (None, Some(2))] {
+        let error = one_process_is_one_rank(asked, written, &alone).unwrap_err().to_string();
+        assert!(error.contains("zero-train launch --nproc-per-node 2 "), "{error}");
+    }
+}
