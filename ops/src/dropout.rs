@@ -83,8 +83,7 @@ impl Masked {
         let samples = samples(shape);
         let size = x.len() / samples;
         let scale = self.scale();
-        build_as(OP, dtype, samples * size, 1, |range, mut y| {
-            let x = x.floats(range.clone());
+        build_as(OP, dtype, samples * size, 1, [x], |range, [x], mut y| {
             let mut x = x.iter();
             let mut at = range.start;
             while at < range.end {
