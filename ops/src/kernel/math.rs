@@ -10,14 +10,31 @@ const EXP_HIGHEST: f32 = 88.0;
 /// Cephes' `expf`: x = n·ln 2 + r, e^x = 2^n · (1 + r + r²·P(r)).
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
+    let x = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
+    let e = expanded(reduced(x));
+    if x < EXP_LOWEST { 0.0 } else { e }
+}
+
+#[inline(always)]
+pub(crate) fn at_most_88(x: f32) -> f32 {
+    if x > EXP_HIGHEST { EXP_HIGHEST } else { x }
+}
+
+/// r, and n in the low bits of a mantissa.
+#[inline(always)]
+fn reduced(x: f32) -> (f32, f32) {
     // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without an instruction for it.
     const MAGIC: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
-    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    (n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x)), shifted)
+}
+
+/// 2^n · (1 + r + r²·P(r)), for what [`reduced`] gives.
+#[inline(always)]
+fn expanded((r, shifted): (f32, f32)) -> f32 {
     let p = 1.987_569_1e-4f32;
     let p = p.mul_add(r, 1.398_2e-3);
     let p = p.mul_add(r, 8.333_452e-3);
@@ -26,13 +43,62 @@ pub(crate) fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 5e-1);
     let p = p.mul_add(r * r, r) + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < EXP_LOWEST { 0.0 } else { p * power }
+    p * power
+}
+
+/// Elements that the loops of a kernel go over one after the other: few enough that what one leaves to the next stays in the
+/// first-level cache.
+pub(crate) const BATCH: usize = 128;
+
+/// What the loops of a kernel leave to each other. A vector that lay in two lines of the cache would take twice as long to store.
+#[repr(align(64))]
+pub(crate) struct Room(pub(crate) [f32; BATCH]);
+
+impl Room {
+    pub(crate) const NEW: Self = Self([0.0; BATCH]);
+}
+
+/// [`exp`] of a batch, in two loops.
+///
+/// From an element of a batch to its result is a chain of some twenty operations, of which each waits for the one before. A processor works
+/// on as many chains at once as its schedulers hold: of one loop over all of it two or three vectors, of each of several short loops five
+/// or more.
+pub(crate) struct Exps {
+    remainders: Room,
+    shifted: Room,
+    results: Room,
+}
+
+impl Exps {
+    pub(crate) const NEW: Self = Self { remainders: Room::NEW, shifted: Room::NEW, results: Room::NEW };
+
+    /// e^x of at most [`BATCH`] numbers, none of them above 88.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, numbers: impl ExactSizeIterator<Item = f32>) -> &[f32] {
+        /// n is −127 here, and the bits of 2^n are 0.
+        const LOWER: f32 = -88.0;
+        let len = numbers.len();
+        let (remainders, shifted, results) =
+            (&mut self.remainders.0[..len], &mut self.shifted.0[..len], &mut self.results.0[..len]);
+        for ((r, n), x) in remainders.iter_mut().zip(shifted.iter_mut()).zip(numbers) {
+            (*r, *n) = reduced(if x < EXP_LOWEST { LOWER } else { x });
+        }
+        for ((e, &r), &n) in results.iter_mut().zip(&*remainders).zip(&*shifted) {
+            *e = expanded((r, n));
+        }
+        results
+    }
 }
 
 /// (σ(x), 1 − σ(x)) for the logistic function σ, both without cancellation.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> (f32, f32) {
-    let e = exp(-x.abs());
+    sigmoid_from(x, exp(-x.abs()))
+}
+
+/// [`sigmoid`] where e^−|x| is known.
+#[inline(always)]
+pub(crate) fn sigmoid_from(x: f32, e: f32) -> (f32, f32) {
     let large = 1.0 / (1.0 + e);
     let small = e * large;
     if x < 0.0 { (small, large) } else { (large, small) }
@@ -43,27 +109,78 @@ pub(crate) fn sigmoid(x: f32) -> (f32, f32) {
 /// Φ(x) = erfc(−x/√2)/2 with the Chebyshev fit of erfc in Press et al., "Numerical Recipes", section 6.2.
 #[inline(always)]
 pub(crate) fn normal_cdf(x: f32) -> f32 {
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / z.mul_add(0.5, 1.0);
+    let (t, p) = erfc_begun(x);
+    normal_cdf_from(x, t, exp(erfc_exponent(x, t, p)))
+}
+
+#[inline(always)]
+fn erfc_z(x: f32) -> f32 {
+    x.abs() * std::f32::consts::FRAC_1_SQRT_2
+}
+
+/// t and the higher half of the fit's polynomial in t.
+#[inline(always)]
+fn erfc_begun(x: f32) -> (f32, f32) {
+    let t = 1.0 / erfc_z(x).mul_add(0.5, 1.0);
     let p = 0.170_872_77f32;
     let p = p.mul_add(t, -0.822_152_23);
     let p = p.mul_add(t, 1.488_515_9);
     let p = p.mul_add(t, -1.135_204);
-    let p = p.mul_add(t, 0.278_868_07);
+    (t, p.mul_add(t, 0.278_868_07))
+}
+
+/// ln(erfc(z)/t)
+#[inline(always)]
+fn erfc_exponent(x: f32, t: f32, p: f32) -> f32 {
+    let z = erfc_z(x);
     let p = p.mul_add(t, -0.186_288_06);
     let p = p.mul_add(t, 0.096_784_18);
     let p = p.mul_add(t, 0.374_091_96);
     let p = p.mul_add(t, 1.000_023_7);
     let p = p.mul_add(t, -1.265_512_2);
+    z.mul_add(-z, p)
+}
+
+#[inline(always)]
+fn normal_cdf_from(x: f32, t: f32, e: f32) -> f32 {
     // erfc(z)/2: the smaller tail.
-    let tail = 0.5 * t * exp(z.mul_add(-z, p));
+    let tail = 0.5 * t * e;
     if x < 0.0 { tail } else { 1.0 - tail }
 }
+
+/// [`normal_cdf`] of a batch, in short loops like those of [`Exps`].
+pub(crate) struct NormalCdfs {
+    ts: Room,
+    polynomials: Room,
+    results: Room,
+}
+
+impl NormalCdfs {
+    pub(crate) const NEW: Self = Self { ts: Room::NEW, polynomials: Room::NEW, results: Room::NEW };
+
+    /// Φ(x) of at most [`BATCH`] elements.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, x: &[f32], exps: &mut Exps) -> &[f32] {
+        let len = x.len();
+        let (ts, polynomials, results) =
+            (&mut self.ts.0[..len], &mut self.polynomials.0[..len], &mut self.results.0[..len]);
+        for ((t, p), &x) in ts.iter_mut().zip(polynomials.iter_mut()).zip(x) {
+            (*t, *p) = erfc_begun(x);
+        }
+        let e = exps.of(x.iter().zip(&*ts).zip(&*polynomials).map(|((&x, &t), &p)| erfc_exponent(x, t, p)));
+        for (((cdf, &x), &t), &e) in results.iter_mut().zip(x).zip(&*ts).zip(e) {
+            *cdf = normal_cdf_from(x, t, e);
+        }
+        results
+    }
+}
+
+/// 1/√(2π)
+pub(crate) const ONE_OVER_SQRT_TAU: f32 = 0.398_942_3;
 
 /// The standard normal density φ(x).
 #[inline(always)]
 pub(crate) fn normal_density(x: f32) -> f32 {
-    const ONE_OVER_SQRT_TAU: f32 = 0.398_942_3;
     ONE_OVER_SQRT_TAU * exp(-0.5 * x * x)
 }
 
