@@ -7,7 +7,7 @@ use crate::graph::addend;
 use crate::graph::apply::{applied2, applied3, apply2, apply3};
 use crate::graph::gradient::deliver;
 use crate::graph::operand::{View, f32s, f32s_of, rows};
-use crate::graph::output::{CACHED, Fresh, Reader, build_as, tensor};
+use crate::graph::output::{Fresh, Reader, at_once, build_as, tensor};
 use crate::kernel::{Isa, norm as kernel};
 use crate::measure;
 use crate::meta;
@@ -164,7 +164,7 @@ fn backward(
 ) -> Result<(CpuStorage, Vec<f32>)> {
     let (isa, len) = (Isa::current(), operands[0].len());
     let count = len / size;
-    let at_once = (CACHED / size).clamp(1, BLOCK);
+    let at_once = at_once(size).min(BLOCK);
     let mut partials = vec![0.0; count.div_ceil(BLOCK) * sums];
     let mut fresh = Fresh::new(op, dtype, len)?;
     let dx = fresh.shared();
@@ -192,7 +192,7 @@ fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Re
     let (wide, wide_weight, rooms_of_rows) = match dtype {
         DType::F32 => (0, 0, 0),
         _ => {
-            let at_once = (CACHED / size).clamp(1, BLOCK).min(count);
+            let at_once = at_once(size).min(BLOCK).min(count);
             let rooms = parts(blocks, BLOCK * size) as u64 * 3 * floats(at_once * size);
             (floats(parameters * size), floats(size), rooms)
         }

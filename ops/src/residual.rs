@@ -5,7 +5,7 @@
 
 use crate::graph::apply::{computed, sum, summed};
 use crate::graph::operand::{View, rows};
-use crate::graph::output::{CACHED, Fresh, Reader};
+use crate::graph::output::{Fresh, Reader, at_once};
 use crate::kernel::{HalfFloat, Isa, norm::add};
 use crate::measure;
 use crate::meta;
@@ -46,7 +46,7 @@ pub(crate) fn residual_norm(
         let (xs, ys) = (View::of(op, &held.0)?, View::of(op, &held.1)?);
         let (xs, ys) = (xs.elements(), ys.elements());
         let (to_sums, to_normals) = (sums.shared(), normals.shared());
-        let at_once = (CACHED / size).max(1);
+        let at_once = at_once(size);
         split::<f32, 0>(count, size, [], |range, []| {
             let (isa, mut room_of_sums, mut room_of_normals) = (Isa::current(), vec![], vec![]);
             let mut operands = [xs, ys].map(Reader::new);

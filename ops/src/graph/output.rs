@@ -3,6 +3,7 @@
 //! All arithmetic is f32. bf16 and f16 results are rounded, to nearest even, while the rows are still in the first-level cache, so
 //! that memory sees no more than the elements themselves.
 
+use crate::kernel::norm::ROWS;
 use crate::kernel::{HalfFloat, Isa};
 use crate::parallel::split;
 use crate::product::Elements;
@@ -25,7 +26,7 @@ pub(crate) fn build_as<const N: usize>(
 ) -> Result<CpuStorage> {
     let mut fresh = Fresh::new(op, dtype, units * floats)?;
     let out = fresh.shared();
-    let at_once = (CACHED / floats.max(1)).max(1);
+    let at_once = at_once(floats);
     split::<f32, 0>(units, floats, [], |range, []| {
         let (isa, mut room, mut operands) = (Isa::current(), vec![], operands.map(Reader::new));
         for start in range.clone().step_by(at_once) {
@@ -53,6 +54,13 @@ pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
 /// Elements that are read and written at a time, where they are not rows: a first-level cache of 32 KiB holds so many of five
 /// operands and results in 16 bits, and as f32.
 pub(crate) const CACHED: usize = 1024;
+
+/// Rows of `width` elements that are read and written at a time: [`CACHED`] elements, but as many rows as kernels make sums of at a time
+/// while these are no more than a second-level cache holds.
+pub(crate) fn at_once(width: usize) -> usize {
+    const ELEMENTS: usize = 16 * 1024;
+    (CACHED / width.max(1)).max(ROWS.min(ELEMENTS / width.max(1))).max(1)
+}
 
 /// An operand of which some elements at a time are read as f32, those of 16 bits through the same memory.
 pub(crate) struct Reader<'a> {

@@ -84,8 +84,8 @@ fn sin_cos(x: f32) -> (f32, f32) {
 /// Blocks that are made at once.
 const BLOCKS: usize = 32;
 
-/// Counters between the rounds, and the words that come out, in the order in which they are counted. A vector that lay in two lines of
-/// the cache would take twice as long to store.
+/// Counters between the rounds, and the words that come out, in the order in which they are counted. Aligned, because storing a vector
+/// across two cache lines takes twice as long.
 #[repr(align(64))]
 struct Room {
     counters: [[u64; BLOCKS]; 4],
@@ -93,7 +93,9 @@ struct Room {
 }
 
 impl Room {
-    const NEW: Self = Self { counters: [[0; BLOCKS]; 4], words: [[0; 4]; BLOCKS] };
+    fn new() -> Self {
+        Self { counters: [[0; BLOCKS]; 4], words: [[0; 4]; BLOCKS] }
+    }
 
     /// The words of consecutive blocks. Each loop runs two rounds, not ten, because a round waits for the multiplications of the one before:
     /// the processor's schedulers hold two rounds of several vectors, but ten rounds of hardly one.
@@ -129,7 +131,7 @@ fn after_two(key: [u32; 2]) -> [u32; 2] {
 vectorised! {
     /// mean + stdev·x for standard normal x, from the first number of block `first` on
     fn normal(first: u64, high: [u32; 2], key: [u32; 2], mean: f32, stdev: f32, out: &mut [f32]) {
-        let mut room = Room::NEW;
+        let mut room = Room::new();
         let mut numbers = [[0.0; 2]; 2 * BLOCKS];
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
             let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
@@ -146,7 +148,7 @@ vectorised! {
 vectorised! {
     /// low + width·x for x uniform in [0, 1), from the first number of block `first` on
     fn uniform(first: u64, high: [u32; 2], key: [u32; 2], low: f32, width: f32, out: &mut [f32]) {
-        let mut room = Room::NEW;
+        let mut room = Room::new();
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
             let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
             for (x, &word) in part.iter_mut().zip(words) {
@@ -166,7 +168,7 @@ vectorised! {
     /// y = x·scale, or 0 where the number of [`uniform`], from the first of block `first` on, is below the probability whose
     /// [`limit`] this is.
     fn dropped(first: u64, high: [u32; 2], key: [u32; 2], limit: u32, scale: f32, x: &[f32], y: &mut [f32]) {
-        let mut room = Room::NEW;
+        let mut room = Room::new();
         for (index, (x, y)) in x.chunks(4 * BLOCKS).zip(y.chunks_mut(4 * BLOCKS)).enumerate() {
             let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
             for ((y, &x), &word) in y.iter_mut().zip(x).zip(words) {
