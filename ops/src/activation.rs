@@ -4,7 +4,7 @@
 use crate::gpu;
 use crate::graph::apply::{apply1, apply2};
 use crate::graph::operand::View;
-use crate::graph::output::{CACHED, Fresh, build_as, tensor};
+use crate::graph::output::{CACHED, Fresh, Reader, build_as, tensor};
 use crate::kernel::{Isa, activation as kernel};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
@@ -135,8 +135,8 @@ impl CustomOp1 for Elementwise {
         let _timed = measure::forward(self.name);
         let x = View::new(self.name, xs, xl)?;
         let x = x.elements();
-        let y = |range, y: &mut [f32]| (self.forward)(Isa::current(), &x.floats(range), y);
-        Ok((build_as(self.name, xs.dtype(), x.len(), 1, y)?, xl.shape().clone()))
+        let y = build_as(self.name, xs.dtype(), x.len(), 1, [x], |_, [x], y| (self.forward)(Isa::current(), x, y))?;
+        Ok((y, xl.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -153,8 +153,8 @@ impl CustomOp1 for Elementwise {
         let held = (x.storage_and_layout(), dy.storage_and_layout());
         let (xs, dy) = (View::of(self.name, &held.0)?, View::of(self.name, &held.1)?);
         let (xs, dy) = (xs.elements(), dy.elements());
-        let dx = build_as(self.name, x.dtype(), xs.len(), 1, |range, dx| {
-            (self.backward)(Isa::current(), &xs.floats(range.clone()), &dy.floats(range), dx);
+        let dx = build_as(self.name, x.dtype(), xs.len(), 1, [xs, dy], |_, [x, dy], dx| {
+            (self.backward)(Isa::current(), x, dy, dx);
         })?;
         Ok(Some(tensor(dx, x.shape())))
     }
@@ -192,8 +192,8 @@ impl CustomOp2 for SwiGlu {
         same_shape(gl, ul)?;
         let (gate, up) = (View::new(SWIGLU, gs, gl)?, View::new(SWIGLU, us, ul)?);
         let (gate, up) = (gate.elements(), up.elements());
-        let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, |range, y| {
-            kernel::swiglu(Isa::current(), &gate.floats(range.clone()), &up.floats(range), y);
+        let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, [gate, up], |_, [gate, up], y| {
+            kernel::swiglu(Isa::current(), gate, up, y);
         })?;
         Ok((y, gl.shape().clone()))
     }
@@ -218,16 +218,17 @@ impl CustomOp2 for SwiGlu {
         let (mut d_gate, mut d_up) = (fresh(gate)?, fresh(up)?);
         let (to_gate, to_up) = (d_gate.shared(), d_up.shared());
         split::<f32, 0>(gs.len(), 1, [], |range, []| {
-            let isa = Isa::current();
+            let (isa, mut room_of_gate, mut room_of_up) = (Isa::current(), vec![], vec![]);
+            let mut operands = [gs, us, dy].map(Reader::new);
             for start in range.clone().step_by(CACHED) {
                 let part = start..range.end.min(start + CACHED);
                 let len = part.len();
-                let [gate, up, dy] = [gs, us, dy].map(|from| from.floats(part.clone()));
+                let [gate, up, dy] = operands.each_mut().map(|operand| operand.floats(part.clone()));
                 // SAFETY: each part is one thread's.
                 unsafe {
-                    to_gate.write(isa, start, len, |d_gate| {
-                        to_up.write(isa, start, len, |d_up| {
-                            kernel::swiglu_backward(isa, &gate, &up, &dy, d_gate, d_up);
+                    to_gate.write(isa, start, len, &mut room_of_gate, |d_gate| {
+                        to_up.write(isa, start, len, &mut room_of_up, |d_up| {
+                            kernel::swiglu_backward(isa, gate, up, dy, d_gate, d_up);
                         });
                     });
                 }

@@ -4,7 +4,7 @@
 use crate::gpu;
 use crate::graph::apply::apply2;
 use crate::graph::operand::{View, indices, indices_of, rows};
-use crate::graph::output::{build_as, tensor};
+use crate::graph::output::{Reader, build_as, tensor};
 use crate::kernel::{Isa, softmax as kernel};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats, indices_room, rooms};
@@ -75,13 +75,12 @@ impl CustomOp2 for CrossEntropy {
         fits(count, ll, tl)?;
         let targets = indices(OP, ts, tl, classes)?;
         let logits = View::new(OP, ls, ll)?;
-        let row_of = |row| logits.elements().floats(row * classes..(row + 1) * classes);
         let mut statistics = vec![0.0; 3 * count];
         split(count, classes, [Output { data: &mut statistics, floats: 3 }], |range, [statistics]| {
-            let isa = Isa::current();
+            let (isa, mut logits) = (Isa::current(), Reader::new(logits.elements()));
             for (row, out) in range.zip(statistics.chunks_exact_mut(3)) {
-                let logits = row_of(row);
-                let (largest, sum) = kernel::max_and_sum(isa, &logits);
+                let logits = logits.floats(row * classes..(row + 1) * classes);
+                let (largest, sum) = kernel::max_and_sum(isa, logits);
                 out.copy_from_slice(&[largest, sum, logits[targets[row]]]);
             }
         });
@@ -119,7 +118,7 @@ impl CustomOp2 for CrossEntropy {
         let held = logits.storage_and_layout();
         let xs = View::of(OP, &held)?;
         let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
-        let dx = build_as(OP, logits.dtype(), count, classes, |range, dx| {
+        let dx = build_as(OP, logits.dtype(), count, classes, [], |range, [], dx| {
             let isa = Isa::current();
             for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
                 let (largest, sum) = (statistics[3 * row], statistics[3 * row + 1]);

@@ -83,20 +83,16 @@ impl Masked {
         let samples = samples(shape);
         let size = x.len() / samples;
         let scale = self.scale();
-        build_as(OP, dtype, samples * size, 1, |range, mut y| {
-            let x = x.floats(range.clone());
-            let mut x = x.iter();
+        build_as(OP, dtype, samples * size, 1, [x], |range, [mut x], mut y| {
             let mut at = range.start;
             while at < range.end {
                 let (sample, from) = (at / size, at % size);
-                let (part, later) = y.split_at_mut((size - from).min(range.end - at));
+                let len = (size - from).min(range.end - at);
+                let ((x_part, x_later), (y_part, y_later)) = (x.split_at(len), y.split_at_mut(len));
                 let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
-                stream.fill_uniform(from as u64, part);
-                for (y, x) in part.iter_mut().zip(&mut x) {
-                    *y = if *y < self.probability { 0.0 } else { x * scale };
-                }
-                at += part.len();
-                y = later;
+                stream.drop_out(from as u64, self.probability, scale, x_part, y_part);
+                at += len;
+                (x, y) = (x_later, y_later);
             }
         })
     }

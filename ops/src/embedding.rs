@@ -6,7 +6,7 @@ use crate::gpu;
 use crate::graph::apply::apply2;
 use crate::graph::fused_block;
 use crate::graph::operand::{View, indices, indices_of};
-use crate::graph::output::{build_as, stored, tensor};
+use crate::graph::output::{Reader, build_as, stored, tensor};
 use crate::kernel::Isa;
 use crate::measure;
 use crate::meta;
@@ -104,7 +104,7 @@ impl CustomOp2 for Gather {
         let ids = indices(OP, is, il, entries)?;
         let weight = View::new(OP, ws, wl)?;
         let weight = weight.elements();
-        let y = build_as(OP, ws.dtype(), ids.len(), size, |range, y| {
+        let y = build_as(OP, ws.dtype(), ids.len(), size, [], |range, [], y| {
             for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
                 weight.read(Isa::current(), id * size, row);
             }
@@ -158,11 +158,11 @@ fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     order.sort_unstable();
     split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
         let up_to = |end: usize| order.partition_point(|&(id, _)| id < end);
-        let mut sum = vec![0.0; size];
+        let (mut sum, mut dy) = (vec![0.0; size], Reader::new(dy));
         for positions in order[up_to(range.start)..up_to(range.end)].chunk_by(|a, b| a.0 == b.0) {
             sum.fill(0.0);
             for &(_, at) in positions {
-                for (total, dy) in sum.iter_mut().zip(&*dy.floats(at * size..(at + 1) * size)) {
+                for (total, dy) in sum.iter_mut().zip(dy.floats(at * size..(at + 1) * size)) {
                     *total += dy;
                 }
             }
@@ -181,11 +181,12 @@ fn scatter(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     }
     split(out.len() / size, size, [Output { data: out, floats: size }], |range, [out]| {
         out.fill(0.0);
+        let mut dy = Reader::new(dy);
         for (at, &id) in ids.iter().enumerate() {
             if range.contains(&id) {
                 let start = (id - range.start) * size;
                 let dy = dy.floats(at * size..(at + 1) * size);
-                for (total, dy) in out[start..start + size].iter_mut().zip(&*dy) {
+                for (total, dy) in out[start..start + size].iter_mut().zip(dy) {
                     *total += dy;
                 }
             }

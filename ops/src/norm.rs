@@ -7,7 +7,7 @@ use crate::graph::addend;
 use crate::graph::apply::{applied2, applied3, apply2, apply3};
 use crate::graph::gradient::deliver;
 use crate::graph::operand::{View, f32s, f32s_of, rows};
-use crate::graph::output::{CACHED, Fresh, build_as, tensor};
+use crate::graph::output::{Fresh, Reader, at_once, build_as, tensor};
 use crate::kernel::{Isa, norm as kernel};
 use crate::measure;
 use crate::meta;
@@ -156,32 +156,33 @@ const BLOCK: usize = 64;
 /// Gives dx and the partial sums, `sums` for each block.
 fn backward(
     op: &'static str,
-    [x, dy]: [Elements<'_>; 2],
+    operands: [Elements<'_>; 2],
     size: usize,
     sums: usize,
     dtype: DType,
     rows: impl Fn(&[f32], &[f32], &mut [f32], &mut [f32]) + Sync,
 ) -> Result<(CpuStorage, Vec<f32>)> {
-    let isa = Isa::current();
-    let count = x.len() / size;
-    let at_once = (CACHED / size).clamp(1, BLOCK);
+    let (isa, len) = (Isa::current(), operands[0].len());
+    let count = len / size;
+    let at_once = at_once(size).min(BLOCK);
     let mut partials = vec![0.0; count.div_ceil(BLOCK) * sums];
-    let mut fresh = Fresh::new(op, dtype, x.len())?;
+    let mut fresh = Fresh::new(op, dtype, len)?;
     let dx = fresh.shared();
     let outputs = [Output { data: &mut partials, floats: sums }];
     split(count.div_ceil(BLOCK), BLOCK * size, outputs, |blocks, [partials]| {
+        let (mut room, mut operands) = (vec![], operands.map(Reader::new));
         for (block, partial) in blocks.zip(partials.chunks_exact_mut(sums)) {
             let block = block * BLOCK..count.min((block + 1) * BLOCK);
             for start in block.clone().step_by(at_once) {
                 let part = start * size..block.end.min(start + at_once) * size;
-                let (x, dy) = (x.floats(part.clone()), dy.floats(part.clone()));
+                let [x, dy] = operands.each_mut().map(|operand| operand.floats(part.clone()));
                 // SAFETY: each row is in one block, and each block is one thread's.
-                unsafe { dx.write(isa, part.start, part.len(), |dx| rows(&x, &dy, dx, partial)) };
+                unsafe { dx.write(isa, part.start, part.len(), &mut room, |dx| rows(x, dy, dx, partial)) };
             }
         }
     });
     // SAFETY: the blocks hold all rows.
-    Ok((unsafe { fresh.filled(x.len()) }, partials))
+    Ok((unsafe { fresh.filled(len) }, partials))
 }
 
 /// A norm of `parameters`, whose gradients are put together in `sums` of their size before they go to their places.
@@ -191,7 +192,7 @@ fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Re
     let (wide, wide_weight, rooms_of_rows) = match dtype {
         DType::F32 => (0, 0, 0),
         _ => {
-            let at_once = (CACHED / size).clamp(1, BLOCK).min(count);
+            let at_once = at_once(size).min(BLOCK).min(count);
             let rooms = parts(blocks, BLOCK * size) as u64 * 3 * floats(at_once * size);
             (floats(parameters * size), floats(size), rooms)
         }
@@ -246,8 +247,8 @@ impl CustomOp3 for LayerNormOp {
         fits(LAYER_NORM, "bias", bl, size)?;
         let (x, w, b) = (View::new(LAYER_NORM, xs, xl)?, f32s(LAYER_NORM, ws, wl)?, f32s(LAYER_NORM, bs, bl)?);
         let x = x.elements();
-        let y = build_as(LAYER_NORM, xs.dtype(), count, size, |range, y| {
-            kernel::layer_norm(Isa::current(), &x.floats(range.start * size..range.end * size), &w, &b, self.eps, y);
+        let y = build_as(LAYER_NORM, xs.dtype(), count, size, [x], |_, [x], y| {
+            kernel::layer_norm(Isa::current(), x, &w, &b, self.eps, y);
         })?;
         Ok((y, xl.shape().clone()))
     }
@@ -330,8 +331,8 @@ impl CustomOp2 for RmsNormOp {
         fits(RMS_NORM, "weight", wl, size)?;
         let (x, w) = (View::new(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
         let x = x.elements();
-        let y = build_as(RMS_NORM, xs.dtype(), count, size, |range, y| {
-            kernel::rms_norm(Isa::current(), &x.floats(range.start * size..range.end * size), &w, self.eps, y);
+        let y = build_as(RMS_NORM, xs.dtype(), count, size, [x], |_, [x], y| {
+            kernel::rms_norm(Isa::current(), x, &w, self.eps, y);
         })?;
         Ok((y, xl.shape().clone()))
     }

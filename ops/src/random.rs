@@ -5,7 +5,7 @@
 //! The generator is Philox4x32-10; the numbers themselves are made in `ops/kernel/random.rs`.
 
 use crate::kernel::Isa;
-use crate::kernel::random::{normal, philox, uniform, unit};
+use crate::kernel::random::{dropped, limit, normal, philox, uniform, unit};
 use crate::parallel::{Output, split};
 
 /// A sequence of random numbers with random access.
@@ -52,6 +52,18 @@ impl Stream {
     /// Fills `out` with uniform numbers in [0, 1) of indices `start..`.
     pub fn fill_uniform(&self, start: u64, out: &mut [f32]) {
         self.fill_scaled_uniform(start, 0.0, 1.0, out);
+    }
+
+    /// y = `scale`·x, or 0 where the number of [`Stream::fill_uniform`] is below `probability`, for the numbers of indices `start..`, on the
+    /// calling thread.
+    pub(crate) fn drop_out(&self, start: u64, probability: f32, scale: f32, x: &[f32], y: &mut [f32]) {
+        let (high, isa, limit) = (split_words(self.high), Isa::current(), limit(probability));
+        let head = (start.next_multiple_of(4) - start).min(x.len() as u64) as usize;
+        let ((x_head, x), (y_head, y)) = (x.split_at(head), y.split_at_mut(head));
+        for (index, (y, x)) in (start..).zip(y_head.iter_mut().zip(x_head)) {
+            *y = if self.f32_at(index) < probability { 0.0 } else { x * scale };
+        }
+        dropped(isa, start.div_ceil(4), high, self.key, limit, scale, x, y);
     }
 
     /// `stdev`·x + `mean` for the numbers x of [`Stream::fill_normal`], in the same pass over memory.

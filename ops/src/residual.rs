@@ -5,11 +5,11 @@
 
 use crate::graph::apply::{computed, sum, summed};
 use crate::graph::operand::{View, rows};
-use crate::graph::output::{CACHED, Fresh};
+use crate::graph::output::{Fresh, Reader, at_once};
 use crate::kernel::{HalfFloat, Isa, norm::add};
 use crate::measure;
 use crate::meta;
-use crate::meta::footprint::{bytes, rooms};
+use crate::meta::footprint::rooms;
 use crate::parallel::split;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -33,7 +33,7 @@ pub(crate) fn residual_norm(
         if meta::tracing() {
             // Rows of two operands and two results; the results are there already.
             let (count, size) = rows(op, x.shape())?;
-            meta::passing(rooms(dtype, count, size, 3) + if dtype == DType::F32 { 0 } else { bytes(CACHED, dtype) });
+            meta::passing(rooms(dtype, count, size, 3));
         }
         return Ok((total, normal));
     }
@@ -46,22 +46,24 @@ pub(crate) fn residual_norm(
         let (xs, ys) = (View::of(op, &held.0)?, View::of(op, &held.1)?);
         let (xs, ys) = (xs.elements(), ys.elements());
         let (to_sums, to_normals) = (sums.shared(), normals.shared());
-        let at_once = (CACHED / size).max(1);
+        let at_once = at_once(size);
         split::<f32, 0>(count, size, [], |range, []| {
-            let isa = Isa::current();
+            let (isa, mut room_of_sums, mut room_of_normals) = (Isa::current(), vec![], vec![]);
+            let mut operands = [xs, ys].map(Reader::new);
             for start in range.clone().step_by(at_once) {
                 let part = start * size..range.end.min(start + at_once) * size;
-                let (x, y) = (xs.floats(part.clone()), ys.floats(part.clone()));
+                let [x, y] = operands.each_mut().map(|operand| operand.floats(part.clone()));
                 // SAFETY: each row is in one part, and each part is one thread's.
                 unsafe {
-                    to_sums.write(isa, part.start, part.len(), |sums| {
-                        add(isa, &x, &y, sums);
+                    to_sums.write(isa, part.start, part.len(), &mut room_of_sums, |sums| {
+                        add(isa, x, y, sums);
                         match dtype {
                             DType::BF16 => as_stored::<bf16>(isa, sums),
                             DType::F16 => as_stored::<f16>(isa, sums),
                             _ => {}
                         }
-                        to_normals.write(isa, part.start, part.len(), |normals| norm(sums, normals));
+                        to_normals
+                            .write(isa, part.start, part.len(), &mut room_of_normals, |normals| norm(sums, normals));
                     });
                 }
             }
@@ -107,9 +109,12 @@ fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
 
 /// The values that a 16-bit float keeps of these.
 fn as_stored<H: HalfFloat>(isa: Isa, values: &mut [f32]) {
-    let mut rounded = vec![H::ZERO; values.len()];
-    H::round(isa, values, &mut rounded);
-    H::widen(isa, &rounded, values);
+    let mut rounded = [H::ZERO; 512];
+    for values in values.chunks_mut(rounded.len()) {
+        let rounded = &mut rounded[..values.len()];
+        H::round(isa, values, rounded);
+        H::widen(isa, rounded, values);
+    }
 }
 
 #[cfg(test)]

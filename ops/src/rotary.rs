@@ -142,9 +142,8 @@ impl Rotary {
         let (time, heads, size) = self.fits(shape)?;
         let (cos, sin) = self.table.split_at(self.positions * self.half);
         let row = heads * size;
-        build_as(OP, dtype, x.len() / row.max(1), row, |range, y| {
+        build_as(OP, dtype, x.len() / row.max(1), row, [x], |range, [x], y| {
             let isa = Isa::current();
-            let x = x.floats(range.start * row..range.end * row);
             for ((at, x), y) in range.zip(x.chunks_exact(row.max(1))).zip(y.chunks_exact_mut(row.max(1))) {
                 let angles = at % time * self.half..(at % time + 1) * self.half;
                 rotate(isa, x, &cos[angles.clone()], &sin[angles], y);

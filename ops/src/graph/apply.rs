@@ -253,9 +253,7 @@ pub(crate) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     let held = (x.storage_and_layout(), y.storage_and_layout());
     let (xs, ys) = (View::of(SUM, &held.0)?, View::of(SUM, &held.1)?);
     let (xs, ys) = (xs.elements(), ys.elements());
-    let sums = build_as(SUM, x.dtype(), xs.len(), 1, |range, sums| {
-        add(Isa::current(), &xs.floats(range.clone()), &ys.floats(range), sums);
-    })?;
+    let sums = build_as(SUM, x.dtype(), xs.len(), 1, [xs, ys], |_, [x, y], sums| add(Isa::current(), x, y, sums))?;
     Ok(Tensor::from_storage(Storage::Cpu(sums), x.shape(), BackpropOp::none(), wanted))
 }
 

@@ -2,84 +2,101 @@
 //!
 //! The tanh form of GELU needs no tanh: ½(1 + tanh u) = σ(2u), which also keeps the left tail's relative accuracy.
 
-use super::math::{exp, normal_cdf, normal_density, sigmoid};
+use super::math::{BATCH, Exps, NormalCdfs, ONE_OVER_SQRT_TAU, at_most_88, sigmoid_from};
 use super::vectorised;
 
 /// √(2/π) and the cubic term of GELU's tanh form (Hendrycks and Gimpel, 2016).
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 
-/// x·σ(2u), u = √(2/π)·(x + 0.044715·x³)
+/// 2u, u = √(2/π)·(x + 0.044715·x³), given 0.044715·x²
 #[inline(always)]
-fn gelu(x: f32) -> f32 {
-    let u = SQRT_2_OVER_PI * (CUBIC * x * x).mul_add(x, x);
-    // σ(2u) as 1/(1 + e^(−2u)): the exponential saturates and the quotient goes to 0.
-    x / (1.0 + exp(-2.0 * u))
-}
-
-/// s + x·s·(1 − s)·2u′, s = σ(2u)
-#[inline(always)]
-fn gelu_slope(x: f32) -> f32 {
-    let square = x * x;
-    let u = SQRT_2_OVER_PI * (CUBIC * square).mul_add(x, x);
-    let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
-    let (s, rest) = sigmoid(2.0 * u);
-    // The clamp keeps ∞·0 out of the far tails, where s·(1 − s) has long been 0.
-    let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
-    (s * rest).mul_add(lever, s)
+fn twice_u(x: f32, cubic: f32) -> f32 {
+    2.0 * SQRT_2_OVER_PI * cubic.mul_add(x, x)
 }
 
 vectorised! {
-    /// y = gelu(x), tanh form
+    /// y = gelu(x), tanh form: x·σ(2u), within 2.6e-6 relative on [-5, 5]
     fn gelu_tanh(x: &[f32], y: &mut [f32]) {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = gelu(x);
+        let mut exps = Exps::new();
+        for (x, y) in x.chunks(BATCH).zip(y.chunks_mut(BATCH)) {
+            let e = exps.of(x.iter().map(|&x| at_most_88(-twice_u(x, CUBIC * x * x))));
+            for ((y, &x), &e) in y.iter_mut().zip(x).zip(e) {
+                // σ(2u) as 1/(1 + e^(−2u)): the exponential saturates and the quotient goes to 0.
+                *y = x / (1.0 + e);
+            }
         }
     }
 }
 
 vectorised! {
-    /// dx = dy·gelu′(x), tanh form
+    /// dx = dy·gelu′(x), tanh form: gelu′(x) = s + x·s·(1 − s)·2u′ with s = σ(2u), within 2.1e-7 absolute on [-10, 10]
     fn gelu_tanh_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
-        for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
-            *dx = dy * gelu_slope(x);
+        let mut exps = Exps::new();
+        for ((x, dy), dx) in x.chunks(BATCH).zip(dy.chunks(BATCH)).zip(dx.chunks_mut(BATCH)) {
+            let e = exps.of(x.iter().map(|&x| -twice_u(x, CUBIC * (x * x)).abs()));
+            for (((dx, &x), &dy), &e) in dx.iter_mut().zip(x).zip(dy).zip(e) {
+                // 2u has the sign of x.
+                let (s, rest) = sigmoid_from(x, e);
+                let square = x * x;
+                let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
+                // The clamp keeps ∞·0 out of the far tails, where s·(1 − s) has long been 0.
+                let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
+                *dx = dy * (s * rest).mul_add(lever, s);
+            }
         }
     }
 }
 
 vectorised! {
-    /// y = x·Φ(x)
+    /// y = x·Φ(x), within 2e-6 relative on [-5, 5]
     fn gelu_erf(x: &[f32], y: &mut [f32]) {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = x * normal_cdf(x);
+        let (mut exps, mut cdfs) = (Exps::new(), NormalCdfs::new());
+        for (x, y) in x.chunks(BATCH).zip(y.chunks_mut(BATCH)) {
+            for ((y, &x), &cdf) in y.iter_mut().zip(x).zip(cdfs.of(x, &mut exps)) {
+                *y = x * cdf;
+            }
         }
     }
 }
 
 vectorised! {
-    /// dx = dy·(Φ(x) + x·φ(x))
+    /// dx = dy·(Φ(x) + x·φ(x)), the slope within 2.1e-7 absolute on [-10, 10]
     fn gelu_erf_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
-        for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
-            *dx = dy * x.mul_add(normal_density(x), normal_cdf(x));
+        let (mut exps, mut cdfs) = (Exps::new(), NormalCdfs::new());
+        for ((x, dy), dx) in x.chunks(BATCH).zip(dy.chunks(BATCH)).zip(dx.chunks_mut(BATCH)) {
+            let cdf = cdfs.of(x, &mut exps);
+            let e = exps.of(x.iter().map(|x| -0.5 * x * x));
+            for ((((dx, &x), &dy), &cdf), &e) in dx.iter_mut().zip(x).zip(dy).zip(cdf).zip(e) {
+                *dx = dy * x.mul_add(ONE_OVER_SQRT_TAU * e, cdf);
+            }
         }
     }
 }
 
 vectorised! {
-    /// y = x·σ(x)
+    /// y = x·σ(x), within 2.4e-7 relative on [-80, 80]
     fn silu(x: &[f32], y: &mut [f32]) {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = x * sigmoid(x).0;
+        let mut exps = Exps::new();
+        for (x, y) in x.chunks(BATCH).zip(y.chunks_mut(BATCH)) {
+            let e = exps.of(x.iter().map(|x| -x.abs()));
+            for ((y, &x), &e) in y.iter_mut().zip(x).zip(e) {
+                *y = x * sigmoid_from(x, e).0;
+            }
         }
     }
 }
 
 vectorised! {
-    /// dx = dy·(s + x·s·(1 − s)), s = σ(x)
+    /// dx = dy·(s + x·s·(1 − s)), s = σ(x), the slope within 1.9e-7 absolute on [-10, 10]
     fn silu_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
-        for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
-            let (s, rest) = sigmoid(x);
-            *dx = dy * (s * rest).mul_add(x, s);
+        let mut exps = Exps::new();
+        for ((x, dy), dx) in x.chunks(BATCH).zip(dy.chunks(BATCH)).zip(dx.chunks_mut(BATCH)) {
+            let e = exps.of(x.iter().map(|x| -x.abs()));
+            for (((dx, &x), &dy), &e) in dx.iter_mut().zip(x).zip(dy).zip(e) {
+                let (s, rest) = sigmoid_from(x, e);
+                *dx = dy * (s * rest).mul_add(x, s);
+            }
         }
     }
 }
@@ -105,8 +122,12 @@ vectorised! {
 vectorised! {
     /// y = gate·σ(gate)·up
     fn swiglu(gate: &[f32], up: &[f32], y: &mut [f32]) {
-        for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-            *y = gate * sigmoid(gate).0 * up;
+        let mut exps = Exps::new();
+        for ((gate, up), y) in gate.chunks(BATCH).zip(up.chunks(BATCH)).zip(y.chunks_mut(BATCH)) {
+            let e = exps.of(gate.iter().map(|gate| -gate.abs()));
+            for (((y, &gate), &up), &e) in y.iter_mut().zip(gate).zip(up).zip(e) {
+                *y = gate * sigmoid_from(gate, e).0 * up;
+            }
         }
     }
 }
@@ -114,10 +135,16 @@ vectorised! {
 vectorised! {
     /// d_gate = dy·up·(s + gate·s·(1 − s)), d_up = dy·gate·s, s = σ(gate)
     fn swiglu_backward(gate: &[f32], up: &[f32], dy: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
-        for ((((d_gate, d_up), &gate), &up), &dy) in d_gate.iter_mut().zip(d_up).zip(gate).zip(up).zip(dy) {
-            let (s, rest) = sigmoid(gate);
-            *d_gate = dy * up * (s * rest).mul_add(gate, s);
-            *d_up = dy * gate * s;
+        let mut exps = Exps::new();
+        let inputs = gate.chunks(BATCH).zip(up.chunks(BATCH)).zip(dy.chunks(BATCH));
+        for ((((gate, up), dy), d_gate), d_up) in inputs.zip(d_gate.chunks_mut(BATCH)).zip(d_up.chunks_mut(BATCH)) {
+            let e = exps.of(gate.iter().map(|gate| -gate.abs()));
+            let inputs = gate.iter().zip(up).zip(dy).zip(e);
+            for ((d_gate, d_up), (((&gate, &up), &dy), &e)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
+                let (s, rest) = sigmoid_from(gate, e);
+                *d_gate = dy * up * (s * rest).mul_add(gate, s);
+                *d_up = dy * gate * s;
+            }
         }
     }
 }

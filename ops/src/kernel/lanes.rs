@@ -40,38 +40,48 @@ pub(crate) use vectorised;
 /// One AVX-512 register, two of AVX2.
 pub(crate) const LANES: usize = 16;
 
-/// `Σ f(i)` over the elements of slices of one length: element `i` is added to lane `i mod 16`, and the lanes are
-/// added in a tree.
-macro_rules! sum_over {
+/// `Σ term(row, x)` over the elements of each of `R` rows of one length: element `i` is added to lane `i mod 16` of its row, and the lanes
+/// are added in a tree.
+///
+/// Several rows at a time, since a sum waits for each of its additions before it begins the next.
+macro_rules! sums_over {
     ($name:ident, $($slice:ident),+) => {
         #[inline(always)]
-        pub(crate) fn $name($($slice: &[f32],)+ term: impl Fn($(sum_over!(@f32 $slice)),+) -> f32) -> f32 {
-            let mut lanes = [0f32; LANES];
-            let len = [$($slice.len()),+].into_iter().min().unwrap_or(0);
-            let whole = len / LANES * LANES;
-            let mut at = 0;
-            while at < whole {
-                $(let $slice = &$slice[at..at + LANES];)+
-                for lane in 0..LANES {
-                    lanes[lane] += term($($slice[lane]),+);
+        pub(crate) fn $name<const R: usize>(
+            $($slice: [&[f32]; R],)+
+            term: impl Fn(usize, $(sums_over!(@f32 $slice)),+) -> f32,
+        ) -> [f32; R] {
+            let len = [$($slice[0].len()),+].into_iter().min().unwrap_or(0);
+            $(let $slice = $slice.map(|row| row[..len].as_chunks::<LANES>());)+
+            let mut lanes = [[0.0; LANES]; R];
+            for at in 0..len / LANES {
+                for row in 0..R {
+                    for lane in 0..LANES {
+                        lanes[row][lane] += term(row, $($slice[row].0[at][lane]),+);
+                    }
                 }
-                at += LANES;
             }
-            let mut rest = [0f32; LANES];
-            for lane in 0..len - whole {
-                rest[lane] = term($($slice[whole + lane]),+);
+            let mut totals = [0.0; R];
+            for row in 0..R {
+                if len % LANES > 0 {
+                    let mut rest = [0.0; LANES];
+                    for lane in 0..len % LANES {
+                        rest[lane] = term(row, $($slice[row].1[lane]),+);
+                    }
+                    for lane in 0..LANES {
+                        lanes[row][lane] += rest[lane];
+                    }
+                }
+                totals[row] = tree(lanes[row], |a, b| a + b);
             }
-            for lane in 0..LANES {
-                lanes[lane] += rest[lane];
-            }
-            tree(lanes, |a, b| a + b)
+            totals
         }
     };
     (@f32 $slice:ident) => { f32 };
 }
-sum_over!(sum1, a);
-sum_over!(sum2, a, b);
-sum_over!(sum3, a, b, c);
+sums_over!(sums1, a);
+sums_over!(sums2, a, b);
+sums_over!(sums3, a, b, c);
 
 /// The larger of two; `a` if one is NaN.
 #[inline(always)]

@@ -1,23 +1,43 @@
 //! Elementary functions without branches, so that loops over them become SIMD code with the same bits.
 
+use super::lanes::LANES;
+
 /// Below this, `exp` is 0: the results would be subnormal.
 const EXP_LOWEST: f32 = -87.0;
 /// Above this, `exp` keeps the value it has here (1.65e38), just under the largest f32.
 const EXP_HIGHEST: f32 = 88.0;
 
-/// e^x within 2 units in the last place on [-87, 88]; 0 below, e^88 above, NaN for NaN.
+/// e^x within 8.1e-8 relative on [-87, 88], at most 2 units in the last place; 0 below, e^88 above, NaN for NaN.
 ///
 /// Cephes' `expf`: x = n·ln 2 + r, e^x = 2^n · (1 + r + r²·P(r)).
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
+    let x = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
+    let e = expanded(reduced(x));
+    if x < EXP_LOWEST { 0.0 } else { e }
+}
+
+/// The argument that [`exp`] takes in place of x, for [`Exps`].
+#[inline(always)]
+pub(crate) fn at_most_88(x: f32) -> f32 {
+    if x > EXP_HIGHEST { EXP_HIGHEST } else { x }
+}
+
+/// r, and n in the low bits of a mantissa.
+#[inline(always)]
+fn reduced(x: f32) -> (f32, f32) {
     // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without an instruction for it.
     const MAGIC: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
-    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    (n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x)), shifted)
+}
+
+/// 2^n · (1 + r + r²·P(r)), for what [`reduced`] gives.
+#[inline(always)]
+fn expanded((r, shifted): (f32, f32)) -> f32 {
     let p = 1.987_569_1e-4f32;
     let p = p.mul_add(r, 1.398_2e-3);
     let p = p.mul_add(r, 8.333_452e-3);
@@ -26,46 +46,158 @@ pub(crate) fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 5e-1);
     let p = p.mul_add(r * r, r) + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < EXP_LOWEST { 0.0 } else { p * power }
+    p * power
 }
 
-/// (σ(x), 1 − σ(x)) for the logistic function σ, both without cancellation.
+/// Elements of a batch, which the loops of a kernel go over one after the other. What one loop leaves to the next stays in the first-level
+/// cache.
+pub(crate) const BATCH: usize = 128;
+
+/// What one loop of a kernel leaves to the next. Aligned, because storing a vector across two cache lines takes twice as long.
+#[repr(align(64))]
+pub(crate) struct Room(pub(crate) [f32; BATCH]);
+
+impl Room {
+    fn new() -> Self {
+        Self([0.0; BATCH])
+    }
+}
+
+/// [`exp`] of a batch, in two loops.
+///
+/// An exponential is a chain of some fifteen operations, each of which waits for the one before. The processor overlaps as many chains as
+/// its schedulers hold: two or three vectors of a loop over the whole chain, five or more of each of several short loops.
+pub(crate) struct Exps {
+    remainders: Room,
+    shifted: Room,
+    results: Room,
+}
+
+impl Exps {
+    pub(crate) fn new() -> Self {
+        Self { remainders: Room::new(), shifted: Room::new(), results: Room::new() }
+    }
+
+    /// [`exp`] of at most [`BATCH`] numbers, none of which is above 88.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, numbers: impl ExactSizeIterator<Item = f32>) -> &[f32] {
+        let len = self.reduce(numbers);
+        let (remainders, shifted) = (&self.remainders.0[..len], &self.shifted.0[..len]);
+        let results = &mut self.results.0[..len];
+        for ((e, &r), &n) in results.iter_mut().zip(remainders).zip(shifted) {
+            *e = expanded((r, n));
+        }
+        results
+    }
+
+    /// Adds e^(x − `less`), which is at most 1, of a whole batch to lanes, element `i` to lane `i mod 16`.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, x: &[f32; BATCH], less: f32, lanes: [f32; LANES]) -> [f32; LANES] {
+        self.reduce(x.iter().map(|x| x - less));
+        let mut lanes = lanes;
+        for (r, n) in self.remainders.0.as_chunks::<LANES>().0.iter().zip(self.shifted.0.as_chunks::<LANES>().0) {
+            let mut e = [0.0; LANES];
+            for lane in 0..LANES {
+                e[lane] = expanded((r[lane], n[lane]));
+            }
+            for lane in 0..LANES {
+                lanes[lane] += e[lane];
+            }
+        }
+        lanes
+    }
+
+    /// Runs the first loop; returns how many numbers there are.
+    #[inline(always)]
+    fn reduce(&mut self, numbers: impl ExactSizeIterator<Item = f32>) -> usize {
+        /// n is −127 here, and the bits of 2^n are 0.
+        const LOWER: f32 = -88.0;
+        let len = numbers.len();
+        let (remainders, shifted) = (&mut self.remainders.0[..len], &mut self.shifted.0[..len]);
+        for ((r, n), x) in remainders.iter_mut().zip(shifted).zip(numbers) {
+            (*r, *n) = reduced(if x < EXP_LOWEST { LOWER } else { x });
+        }
+        len
+    }
+}
+
+/// (σ(x), 1 − σ(x)) for the logistic function σ, given e^−|x|, both within 4e-7 relative on [-80, 80].
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> (f32, f32) {
-    let e = exp(-x.abs());
+pub(crate) fn sigmoid_from(x: f32, e: f32) -> (f32, f32) {
     let large = 1.0 / (1.0 + e);
     let small = e * large;
     if x < 0.0 { (small, large) } else { (large, small) }
 }
 
-/// The standard normal distribution function Φ(x), within 2e-6 relative on [-5, 5] and 2e-7 absolute.
-///
-/// Φ(x) = erfc(−x/√2)/2 with the Chebyshev fit of erfc in Press et al., "Numerical Recipes", section 6.2.
 #[inline(always)]
-pub(crate) fn normal_cdf(x: f32) -> f32 {
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / z.mul_add(0.5, 1.0);
+fn erfc_z(x: f32) -> f32 {
+    x.abs() * std::f32::consts::FRAC_1_SQRT_2
+}
+
+/// t and the higher half of the fit's polynomial in t.
+#[inline(always)]
+fn erfc_begun(x: f32) -> (f32, f32) {
+    let t = 1.0 / erfc_z(x).mul_add(0.5, 1.0);
     let p = 0.170_872_77f32;
     let p = p.mul_add(t, -0.822_152_23);
     let p = p.mul_add(t, 1.488_515_9);
     let p = p.mul_add(t, -1.135_204);
-    let p = p.mul_add(t, 0.278_868_07);
+    (t, p.mul_add(t, 0.278_868_07))
+}
+
+/// ln(erfc(z)/t)
+#[inline(always)]
+fn erfc_exponent(x: f32, t: f32, p: f32) -> f32 {
+    let z = erfc_z(x);
     let p = p.mul_add(t, -0.186_288_06);
     let p = p.mul_add(t, 0.096_784_18);
     let p = p.mul_add(t, 0.374_091_96);
     let p = p.mul_add(t, 1.000_023_7);
     let p = p.mul_add(t, -1.265_512_2);
+    z.mul_add(-z, p)
+}
+
+#[inline(always)]
+fn normal_cdf_from(x: f32, t: f32, e: f32) -> f32 {
     // erfc(z)/2: the smaller tail.
-    let tail = 0.5 * t * exp(z.mul_add(-z, p));
+    let tail = 0.5 * t * e;
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// The standard normal density φ(x).
-#[inline(always)]
-pub(crate) fn normal_density(x: f32) -> f32 {
-    const ONE_OVER_SQRT_TAU: f32 = 0.398_942_3;
-    ONE_OVER_SQRT_TAU * exp(-0.5 * x * x)
+/// The standard normal distribution function Φ(x) of a batch, in short loops like those of [`Exps`], within 2e-6 relative on [-5, 5] and
+/// 2e-7 absolute.
+///
+/// Φ(x) = erfc(−x/√2)/2 with the Chebyshev fit of erfc in Press et al., "Numerical Recipes", section 6.2.
+pub(crate) struct NormalCdfs {
+    ts: Room,
+    polynomials: Room,
+    results: Room,
 }
+
+impl NormalCdfs {
+    pub(crate) fn new() -> Self {
+        Self { ts: Room::new(), polynomials: Room::new(), results: Room::new() }
+    }
+
+    /// Φ(x) of at most [`BATCH`] elements.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, x: &[f32], exps: &mut Exps) -> &[f32] {
+        let len = x.len();
+        let (ts, polynomials, results) =
+            (&mut self.ts.0[..len], &mut self.polynomials.0[..len], &mut self.results.0[..len]);
+        for ((t, p), &x) in ts.iter_mut().zip(polynomials.iter_mut()).zip(x) {
+            (*t, *p) = erfc_begun(x);
+        }
+        let e = exps.of(x.iter().zip(&*ts).zip(&*polynomials).map(|((&x, &t), &p)| erfc_exponent(x, t, p)));
+        for (((cdf, &x), &t), &e) in results.iter_mut().zip(x).zip(&*ts).zip(e) {
+            *cdf = normal_cdf_from(x, t, e);
+        }
+        results
+    }
+}
+
+/// 1/√(2π)
+pub(crate) const ONE_OVER_SQRT_TAU: f32 = 0.398_942_3;
 
 #[cfg(test)]
 mod tests {
@@ -84,6 +216,24 @@ mod tests {
         assert!(worst(-87.0, 88.0, exp, f64::exp) < 2.0 * f64::from(f32::EPSILON));
         assert_eq!((exp(0.0), exp(-1e4), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
         assert!(exp(1e4).is_finite() && exp(f32::INFINITY).is_finite() && exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn a_batch_has_the_bits_of_each() {
+        let specials =
+            [f32::NEG_INFINITY, -1e30, -88.5, -88.0, -87.5, -87.000_01, -87.0, -86.99, -0.0, 0.0, 1e-40, 88.0];
+        let numbers: Vec<f32> = specials.into_iter().chain((0..117).map(|i| i as f32 * 1.496 - 87.3)).collect();
+        for len in [0, 1, 15, 16, 17, BATCH] {
+            let numbers = &numbers[..len];
+            let want: Vec<u32> = numbers.iter().map(|&x| exp(x).to_bits()).collect();
+            let got: Vec<u32> = Exps::new().of(numbers.iter().copied()).iter().map(|e| e.to_bits()).collect();
+            assert_eq!(got, want);
+        }
+        assert!(Exps::new().of([f32::NAN].into_iter())[0].is_nan());
+    }
+
+    fn sigmoid(x: f32) -> (f32, f32) {
+        sigmoid_from(x, exp(-x.abs()))
     }
 
     #[test]
@@ -106,7 +256,7 @@ mod tests {
         };
         for i in -40..=40 {
             let x = i as f32 / 8.0;
-            let (got, want) = (f64::from(normal_cdf(x)), exact(f64::from(x)));
+            let (got, want) = (f64::from(NormalCdfs::new().of(&[x], &mut Exps::new())[0]), exact(f64::from(x)));
             assert!(((got - want) / want).abs() < 2e-6 && (got - want).abs() < 2e-7, "x = {x}: {got} against {want}");
         }
     }

@@ -96,6 +96,9 @@ mod tests {
             });
             same("random normal", &[3 * n], |isa, out| random::normal(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
             same("random uniform", &[3 * n], |isa, out| random::uniform(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
+            same("dropped", &[3 * n], |isa, out| {
+                random::dropped(isa, 7, [1, 2], [3, 4], 1 << 31, 1.5, &x, &mut out[0])
+            });
             same("dot", &[1], |isa, out| out[0] = vec![softmax::dot(isa, &x, &dy)]);
             same("rotary", &[2 * n], |isa, out| rotary::rotate(isa, &x[..2 * n], &w, &b, &mut out[0]));
             same("rotary back", &[2 * n], |isa, out| rotary::rotate_back(isa, &x[..2 * n], &w, &b, &mut out[0]));

@@ -1,4 +1,4 @@
-//! Random numbers, thirty-two blocks of a counter-based generator at a time.
+//! Random numbers, thirty-two blocks of a counter-based generator at a time, and dropout, which compares them with a limit.
 //!
 //! The generator is Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 //! Normal numbers are Box–Muller's with the arithmetic of `libm`'s `logf` and `sincosf` (which is musl's) written without
@@ -8,15 +8,22 @@ use super::vectorised;
 
 /// One counter, one key, four words.
 #[inline(always)]
-pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let mut state = (counter.map(u64::from), key);
     for _ in 0..10 {
-        let p0 = 0xD251_1F53 * u64::from(counter[0]);
-        let p1 = 0xCD9E_8D57 * u64::from(counter[2]);
-        counter =
-            [(p1 >> 32) as u32 ^ counter[1] ^ key[0], p1 as u32, (p0 >> 32) as u32 ^ counter[3] ^ key[1], p0 as u32];
-        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+        state = round(state);
     }
-    counter
+    state.0.map(|word| word as u32)
+}
+
+/// One round: the next counter and key. Only the lower 32 bits of each number of the counter count, the upper are arbitrary.
+/// x86's `pmuludq` multiplies the lower halves of 64-bit lanes, so every word is where the next round reads it.
+#[inline(always)]
+fn round((c, key): ([u64; 4], [u32; 2])) -> ([u64; 4], [u32; 2]) {
+    let p0 = 0xD251_1F53 * (c[0] & 0xFFFF_FFFF);
+    let p1 = 0xCD9E_8D57 * (c[2] & 0xFFFF_FFFF);
+    let c = [(p1 >> 32) ^ c[1] ^ u64::from(key[0]), p1, (p0 >> 32) ^ c[3] ^ u64::from(key[1]), p0];
+    (c, [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)])
 }
 
 /// Uniform in [0, 1) with 24 bits, so that 1.0 cannot come out of the rounding.
@@ -74,48 +81,66 @@ fn sin_cos(x: f32) -> (f32, f32) {
     )
 }
 
-/// Blocks that are made at once: loops over so many are ones that the compiler turns into vectors.
+/// Blocks that are made at once.
 const BLOCKS: usize = 32;
 
-/// The words of consecutive blocks, first words first.
-#[inline(always)]
-fn words(first: u64, high: [u32; 2], key: [u32; 2]) -> [[u32; BLOCKS]; 4] {
-    let mut words = [[0; BLOCKS]; 4];
-    let [firsts, seconds, thirds, fourths] = &mut words;
-    let blocks = firsts.iter_mut().zip(seconds).zip(thirds).zip(fourths);
-    for (lane, (((a, b), c), d)) in blocks.enumerate() {
-        let block = first.wrapping_add(lane as u64);
-        [*a, *b, *c, *d] = philox([block as u32, (block >> 32) as u32, high[0], high[1]], key);
-    }
-    words
+/// Counters between the rounds, and the words that come out, in the order in which they are counted. Aligned, because storing a vector
+/// across two cache lines takes twice as long.
+#[repr(align(64))]
+struct Room {
+    counters: [[u64; BLOCKS]; 4],
+    words: [[u32; 4]; BLOCKS],
 }
 
-/// Numbers of consecutive blocks, first numbers first, into the order in which they are counted.
-#[inline(always)]
-fn store(numbers: &[[f32; BLOCKS]; 4], out: &mut [f32]) {
-    let mut counted = [0.0; 4 * BLOCKS];
-    for (number, lanes) in numbers.iter().enumerate() {
-        for (lane, &x) in lanes.iter().enumerate() {
-            counted[4 * lane + number] = x;
-        }
+impl Room {
+    fn new() -> Self {
+        Self { counters: [[0; BLOCKS]; 4], words: [[0; 4]; BLOCKS] }
     }
-    out.copy_from_slice(&counted[..out.len()]);
+
+    /// The words of consecutive blocks. Each loop runs two rounds, not ten, because a round waits for the multiplications of the one before:
+    /// the processor's schedulers hold two rounds of several vectors, but ten rounds of hardly one.
+    #[inline(always)]
+    fn words(&mut self, first: u64, high: [u32; 2], key: [u32; 2]) -> &[u32] {
+        let [c0, c1, c2, c3] = &mut self.counters;
+        for (lane, (((c0, c1), c2), c3)) in c0.iter_mut().zip(c1).zip(c2).zip(c3).enumerate() {
+            let block = first.wrapping_add(lane as u64);
+            let counter = [block, block >> 32, u64::from(high[0]), u64::from(high[1])];
+            [*c0, *c1, *c2, *c3] = round(round((counter, key))).0;
+        }
+        let mut key = after_two(key);
+        for _ in 0..3 {
+            let [c0, c1, c2, c3] = &mut self.counters;
+            for (((c0, c1), c2), c3) in c0.iter_mut().zip(c1).zip(c2).zip(c3) {
+                [*c0, *c1, *c2, *c3] = round(round(([*c0, *c1, *c2, *c3], key))).0;
+            }
+            key = after_two(key);
+        }
+        let [c0, c1, c2, c3] = &self.counters;
+        for ((((words, c0), c1), c2), c3) in self.words.iter_mut().zip(c0).zip(c1).zip(c2).zip(c3) {
+            *words = round(round(([*c0, *c1, *c2, *c3], key))).0.map(|word| word as u32);
+        }
+        self.words.as_flattened()
+    }
+}
+
+#[inline(always)]
+fn after_two(key: [u32; 2]) -> [u32; 2] {
+    round(round(([0; 4], key))).1
 }
 
 vectorised! {
     /// mean + stdev·x for standard normal x, from the first number of block `first` on
     fn normal(first: u64, high: [u32; 2], key: [u32; 2], mean: f32, stdev: f32, out: &mut [f32]) {
-        let mut numbers = [[0.0; BLOCKS]; 4];
+        let mut room = Room::new();
+        let mut numbers = [[0.0; 2]; 2 * BLOCKS];
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
-            let words = words(first.wrapping_add((index * BLOCKS) as u64), high, key);
-            for pair in [0, 2] {
-                for lane in 0..BLOCKS {
-                    let (a, b) = normal_pair(words[pair][lane], words[pair + 1][lane]);
-                    numbers[pair][lane] = a.mul_add(stdev, mean);
-                    numbers[pair + 1][lane] = b.mul_add(stdev, mean);
-                }
+            let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for (numbers, words) in numbers.iter_mut().zip(words.as_chunks().0) {
+                let &[a, b] = words;
+                let (a, b) = normal_pair(a, b);
+                *numbers = [a.mul_add(stdev, mean), b.mul_add(stdev, mean)];
             }
-            store(&numbers, part);
+            part.copy_from_slice(&numbers.as_flattened()[..part.len()]);
         }
     }
 }
@@ -123,15 +148,34 @@ vectorised! {
 vectorised! {
     /// low + width·x for x uniform in [0, 1), from the first number of block `first` on
     fn uniform(first: u64, high: [u32; 2], key: [u32; 2], low: f32, width: f32, out: &mut [f32]) {
-        let mut numbers = [[0.0; BLOCKS]; 4];
+        let mut room = Room::new();
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
-            let words = words(first.wrapping_add((index * BLOCKS) as u64), high, key);
-            for (numbers, words) in numbers.iter_mut().zip(&words) {
-                for (x, &word) in numbers.iter_mut().zip(words) {
-                    *x = unit(word).mul_add(width, low);
-                }
+            let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for (x, &word) in part.iter_mut().zip(words) {
+                *x = unit(word).mul_add(width, low);
             }
-            store(&numbers, part);
+        }
+    }
+}
+
+/// The smallest word whose [`unit`] is not below `probability`, which is in [0, 1). Integers are compared, so that no number is made.
+pub(crate) fn limit(probability: f32) -> u32 {
+    // Exact: a power of two in f64.
+    ((f64::from(probability) * 16_777_216.0).ceil() as u32) << 8
+}
+
+vectorised! {
+    /// y = x·scale, or 0 where the number of [`uniform`], from the first of block `first` on, is below the probability whose
+    /// [`limit`] this is.
+    fn dropped(first: u64, high: [u32; 2], key: [u32; 2], limit: u32, scale: f32, x: &[f32], y: &mut [f32]) {
+        let mut room = Room::new();
+        for (index, (x, y)) in x.chunks(4 * BLOCKS).zip(y.chunks_mut(4 * BLOCKS)).enumerate() {
+            let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for ((y, &x), &word) in y.iter_mut().zip(x).zip(words) {
+                // Multiplied either way: the compiler would make a load under a mask of a branch.
+                let kept = x * scale;
+                *y = if word < limit { 0.0 } else { kept };
+            }
         }
     }
 }
@@ -149,6 +193,19 @@ mod tests {
             philox([0x243F_6A88, 0x85A3_08D3, 0x1319_8A2E, 0x0370_7344], [0xA409_3822, 0x299F_31D0]),
             [0xD16C_FE09, 0x94FD_CCEB, 0x5001_E420, 0x2412_6EA1]
         );
+    }
+
+    #[test]
+    fn a_word_is_below_the_limit_where_its_number_is_below_the_probability() {
+        let below_one = 1.0 - f32::EPSILON / 2.0;
+        for probability in [0.0, f32::MIN_POSITIVE, 1e-8, 0.1, 0.3, 0.5, 0.9, below_one] {
+            let limit = limit(probability);
+            for word in
+                [0, 1, 255, 256, u32::MAX - 256, u32::MAX].into_iter().chain(limit.saturating_sub(2)..=limit + 2)
+            {
+                assert_eq!(word < limit, unit(word) < probability, "{word} at {probability}");
+            }
+        }
     }
 
     #[test]

@@ -1,33 +1,42 @@
 //! Rotation of pairs (`x[i], x[i + half]`) by an angle.
 
+use super::lanes::LANES;
 use super::vectorised;
+
+/// Makes each pair of `y` of the pair of `x` and the cosine and sine of its angle.
+///
+/// Sixteen pairs at a time: heads are short, and a loop over a whole half would spend most of its time on its ends.
+#[inline(always)]
+fn turn(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], pair: impl Fn([f32; 2], f32, f32) -> [f32; 2]) {
+    let half = cos.len();
+    let ((cos, cos_rest), (sin, sin_rest)) = (cos.as_chunks::<LANES>(), sin[..half].as_chunks::<LANES>());
+    for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
+        let ((x1, x2), (y1, y2)) = (x.split_at(half), y.split_at_mut(half));
+        let ((x1, x1_rest), (x2, x2_rest)) = (x1.as_chunks::<LANES>(), x2.as_chunks::<LANES>());
+        let ((y1, y1_rest), (y2, y2_rest)) = (y1.as_chunks_mut::<LANES>(), y2.as_chunks_mut::<LANES>());
+        for (((((y1, y2), x1), x2), cos), sin) in y1.iter_mut().zip(y2).zip(x1).zip(x2).zip(cos).zip(sin) {
+            let [mut a, mut b] = [[0.0; LANES]; 2];
+            for lane in 0..LANES {
+                [a[lane], b[lane]] = pair([x1[lane], x2[lane]], cos[lane], sin[lane]);
+            }
+            (*y1, *y2) = (a, b);
+        }
+        for i in 0..cos_rest.len() {
+            [y1_rest[i], y2_rest[i]] = pair([x1_rest[i], x2_rest[i]], cos_rest[i], sin_rest[i]);
+        }
+    }
+}
 
 vectorised! {
     /// Rotates each row of `x` (two halves, each as long as `cos`) by the angles whose cosine and sine are given.
     fn rotate(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
-        let half = cos.len();
-        for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
-            let (x1, x2) = x.split_at(half);
-            let (y1, y2) = y.split_at_mut(half);
-            for i in 0..half {
-                y1[i] = x1[i].mul_add(cos[i], -(x2[i] * sin[i]));
-                y2[i] = x2[i].mul_add(cos[i], x1[i] * sin[i]);
-            }
-        }
+        turn(x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, -(x2 * sin)), x2.mul_add(cos, x1 * sin)]);
     }
 }
 
 vectorised! {
     /// Rotates back, by the same angles with the other sign: the backward of [`rotate`].
     fn rotate_back(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
-        let half = cos.len();
-        for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
-            let (x1, x2) = x.split_at(half);
-            let (y1, y2) = y.split_at_mut(half);
-            for i in 0..half {
-                y1[i] = x1[i].mul_add(cos[i], x2[i] * sin[i]);
-                y2[i] = x2[i].mul_add(cos[i], -(x1[i] * sin[i]));
-            }
-        }
+        turn(x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, x2 * sin), x2.mul_add(cos, -(x1 * sin))]);
     }
 }

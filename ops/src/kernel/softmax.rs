@@ -1,25 +1,92 @@
 //! Rows of exponentials: cross-entropy, and the causal softmax of attention tiles.
 
-use super::lanes::{LANES, larger, max, sum1, sum2, tree};
-use super::math::exp;
+use super::Isa;
+use super::lanes::{LANES, larger, max, sums1, sums2, tree};
+use super::math::{BATCH, Exps, exp};
 use super::vectorised;
 
+/// (m, s) with m the row's largest element and s = Σ e^(x − m).
+pub(crate) fn max_and_sum(isa: Isa, row: &[f32]) -> (f32, f32) {
+    if takes_batches(isa) { max_and_sum_in_batches(isa, row) } else { max_and_sum_at_once(isa, row) }
+}
+
+/// x becomes factor·e^(x − m)/s: softmax times a factor, from what [`max_and_sum`] gave, so that no x is above m. What is under 1e-30
+/// becomes 0: products with such numbers are subnormal, which processors take a hundred times as long for.
+pub(crate) fn scaled_softmax(isa: Isa, row: &mut [f32], largest: f32, sum: f32, factor: f32) {
+    if takes_batches(isa) {
+        scaled_softmax_in_batches(isa, row, largest, sum, factor);
+    } else {
+        scaled_softmax_at_once(isa, row, largest, sum, factor);
+    }
+}
+
+/// Whether short loops are faster than one. With AVX-512 one loop keeps enough vectors in flight, and a row that is not in the first-level
+/// cache takes a fifth longer in batches.
+fn takes_batches(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if isa.vectors() == zero_isa::Vectors::Avx2 {
+        return true;
+    }
+    let _ = isa;
+    false
+}
+
 vectorised! {
-    /// (m, s) with m the row's largest element and s = Σ e^(x − m).
-    fn max_and_sum(row: &[f32]) -> (f32, f32) {
+    fn max_and_sum_at_once(row: &[f32]) -> (f32, f32) {
         let largest = max(row);
-        (largest, sum1(row, |x| exp(x - largest)))
+        let [sum] = sums1([row], |_, x| exp(x - largest));
+        (largest, sum)
     }
 }
 
 vectorised! {
-    /// x becomes factor·e^(x − m)/s: softmax times a factor, from what [`max_and_sum`] gave. What is under 1e-30 becomes
-    /// 0: products with such numbers are subnormal, which processors take a hundred times as long for.
-    fn scaled_softmax(row: &mut [f32], largest: f32, sum: f32, factor: f32) {
+    fn scaled_softmax_at_once(row: &mut [f32], largest: f32, sum: f32, factor: f32) {
         let factor = factor / sum;
         for x in row {
             let p = factor * exp(*x - largest);
             *x = if p.abs() < 1e-30 { 0.0 } else { p };
+        }
+    }
+}
+
+vectorised! {
+    fn max_and_sum_in_batches(row: &[f32]) -> (f32, f32) {
+        let largest = max(row);
+        let mut exps = Exps::new();
+        let mut lanes = [0.0; LANES];
+        let (batches, rest) = row.as_chunks::<BATCH>();
+        for batch in batches {
+            lanes = exps.add(batch, largest, lanes);
+        }
+        let (vectors, rest) = rest.as_chunks::<LANES>();
+        for vector in vectors {
+            for lane in 0..LANES {
+                lanes[lane] += exp(vector[lane] - largest);
+            }
+        }
+        if !rest.is_empty() {
+            let mut terms = [0.0; LANES];
+            for (term, x) in terms.iter_mut().zip(rest) {
+                *term = exp(x - largest);
+            }
+            for lane in 0..LANES {
+                lanes[lane] += terms[lane];
+            }
+        }
+        (largest, tree(lanes, |a, b| a + b))
+    }
+}
+
+vectorised! {
+    fn scaled_softmax_in_batches(row: &mut [f32], largest: f32, sum: f32, factor: f32) {
+        let factor = factor / sum;
+        let mut exps = Exps::new();
+        for row in row.chunks_mut(BATCH) {
+            let e = exps.of(row.iter().map(|x| x - largest));
+            for (x, e) in row.iter_mut().zip(e) {
+                let p = factor * e;
+                *x = if p.abs() < 1e-30 { 0.0 } else { p };
+            }
         }
     }
 }
@@ -115,6 +182,7 @@ vectorised! {
 vectorised! {
     /// Σ a·b
     fn dot(a: &[f32], b: &[f32]) -> f32 {
-        sum2(a, b, |a, b| a * b)
+        let [sum] = sums2([a], [b], |_, a, b| a * b);
+        sum
     }
 }

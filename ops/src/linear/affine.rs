@@ -2,7 +2,7 @@
 
 use crate::graph::gradient::{Tile, deliver_tile};
 use crate::graph::operand::{View, f32s, rows};
-use crate::graph::output::tensor;
+use crate::graph::output::{Reader, tensor};
 use crate::kernel::{Isa, norm::add_rows};
 use crate::measure;
 use crate::meta;
@@ -189,10 +189,11 @@ pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -
         let blocks = (dy.len() / outputs).div_ceil(BLOCK);
         let mut partials = vec![0.0; blocks * outputs];
         split(blocks, BLOCK * outputs, [Output { data: &mut partials, floats: outputs }], |range, [partials]| {
+            let mut dy_rows = Reader::new(dy);
             for (block, partial) in range.zip(partials.chunks_exact_mut(outputs)) {
                 let start = block * BLOCK * outputs;
                 for start in (start..dy.len().min(start + BLOCK * outputs)).step_by(outputs) {
-                    add_rows(isa, &dy.floats(start..start + outputs), partial);
+                    add_rows(isa, dy_rows.floats(start..start + outputs), partial);
                 }
             }
         });

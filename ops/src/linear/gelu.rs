@@ -109,7 +109,7 @@ impl CustomOp3 for LinearGelu {
         let _timed = measure::forward("gelu");
         let y = {
             let sum = Elements::all(OP, &sum)?;
-            build_as(OP, xs.dtype(), sum.len(), 1, |range, y| kernel::gelu_tanh(Isa::current(), &sum.floats(range), y))?
+            build_as(OP, xs.dtype(), sum.len(), 1, [sum], |_, [sum], y| kernel::gelu_tanh(Isa::current(), sum, y))?
         };
         let _ = self.before.sum.set(Storage::Cpu(sum));
         Ok((y, shape))
@@ -157,8 +157,8 @@ impl CustomOp3 for LinearGelu {
             let held = dy.storage_and_layout();
             let dy = View::of(OP, &held)?;
             let (sum, dy) = (Elements::all(OP, sum)?, dy.elements());
-            build_as(OP, x.dtype(), sum.len(), 1, |range, d_sum| {
-                kernel::gelu_tanh_backward(Isa::current(), &sum.floats(range.clone()), &dy.floats(range), d_sum);
+            build_as(OP, x.dtype(), sum.len(), 1, [sum, dy], |_, [sum, dy], d_sum| {
+                kernel::gelu_tanh_backward(Isa::current(), sum, dy, d_sum);
             })?
         };
         let d_sum = Elements::all(OP, &d_sum)?;

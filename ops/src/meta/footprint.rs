@@ -1,6 +1,6 @@
 //! What an operation takes in memory, told beside its code: a function of shapes, dtypes and threads.
 
-use crate::graph::output::CACHED;
+use crate::graph::output::at_once;
 use crate::meta;
 use crate::parallel::parts;
 use candle_core::{DType, Result, Shape, Tensor};
@@ -109,7 +109,7 @@ pub(crate) fn rooms(dtype: DType, units: usize, width: usize, operands: u64) -> 
         DType::F32 => 0,
         _ => {
             let parts = parts(units, width);
-            let at_once = (CACHED / width.max(1)).max(1).min(units.div_ceil(parts));
+            let at_once = at_once(width).min(units.div_ceil(parts));
             parts as u64 * (1 + operands) * floats(at_once * width)
         }
     }

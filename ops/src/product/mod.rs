@@ -70,14 +70,18 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Those of a range as f32: a few rows at a time, so that what has to be widened stays in the first-level cache.
-    pub(crate) fn floats(self, range: Range<usize>) -> Cow<'a, [f32]> {
+    /// Those of a range as f32. Elements of 16 bits are widened into `room`, which keeps its memory for the next range: take a few
+    /// rows at a time, so that `room` stays in the first-level cache.
+    pub(crate) fn floats<'r>(self, range: Range<usize>, room: &'r mut Vec<f32>) -> &'r [f32]
+    where
+        'a: 'r,
+    {
         match self {
-            Self::F32(data) => Cow::Borrowed(&data[range]),
+            Self::F32(data) => &data[range],
             Self::Bf16(_) | Self::F16(_) => {
-                let mut wide = vec![0.0; range.len()];
-                self.read(Isa::current(), range.start, &mut wide);
-                Cow::Owned(wide)
+                room.resize(range.len(), 0.0);
+                self.read(Isa::current(), range.start, room);
+                room
             }
         }
     }
