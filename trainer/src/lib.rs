@@ -21,9 +21,11 @@
 mod append;
 pub mod data;
 mod monitor;
+mod report_page;
 pub mod resident;
 pub mod train;
 
+pub use report_page::report_page;
 pub use train::measure_costs;
 pub use zero_engine::costs::{CostTable, Length as CostLength, Prediction, RankTimes};
 pub use zero_engine::{
