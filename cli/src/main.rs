@@ -15,6 +15,7 @@ mod printed;
 mod process_setup;
 mod progress;
 mod rank;
+mod report;
 mod tuner;
 
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         (Some(Command::Launch(args)), _) => launch(&args),
         (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
+        (Some(Command::Report(args)), _) => report::report(&args),
         (Some(Command::Doctor), _) => {
             show(&doctor::report());
             Ok(0)

@@ -7,3 +7,4 @@ mod doctor;
 mod instructions;
 mod paths;
 mod pretrained;
+mod report;
