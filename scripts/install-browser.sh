@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the browser that planner/tests/library/report_page.rs opens pages with: scripts/install-browser.sh
+# Installs the browser that planner/tests/library/report_page.rs and cli/tests/e2e/commands/report.rs open pages with:
+# scripts/install-browser.sh
 #
 # Uses Debian's package if available (as root, or with sudo); otherwise Playwright's headless shell from npm. In that
 # case set ZERO_TRAIN_BROWSER to the program printed last. Does not install Node, which the test needs.

@@ -13,6 +13,7 @@ mod plan;
 mod printed;
 mod progress;
 mod rank;
+mod report;
 mod tuner;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         (Some(Command::Launch(args)), _) => launch(&args),
         (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
+        (Some(Command::Report(args)), _) => report::report(&args),
         (Some(Command::Doctor), _) => {
             show(&doctor::report());
             Ok(0)

@@ -11,6 +11,7 @@ mod advice;
 pub mod autotune;
 mod disk;
 pub mod memory;
+pub mod page;
 mod plan;
 pub mod processor;
 

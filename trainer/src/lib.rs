@@ -37,11 +37,13 @@ pub mod data;
 pub mod metrics;
 mod monitor;
 pub mod process;
+mod report_page;
 pub mod resident;
 pub mod train;
 mod trainer;
 
 pub use data::Dataset;
+pub use report_page::report_page;
 pub use train::measure_costs;
 pub use train::{Evaluation, Finished, Output, Resume, StepInfo, Summary};
 pub use trainer::Trainer;

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Look at a checkpoint, check it, or make one of pretrained weights and weights of one
     Checkpoint(CheckpointArgs),
+    /// Write one HTML page of a run, finished or not, or of several overlaid: curves, memory, timeline, communication, time
+    Report(ReportArgs),
     /// Print what this machine offers: cores, instructions, memory, GPUs, NCCL, and what of NVIDIA's is missing
     Doctor,
 }
@@ -158,6 +160,17 @@ pub(crate) struct AutotuneArgs {
 
 fn size(text: &str) -> Result<u64, String> {
     zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or for example 80GiB or 800MB".to_string())
+}
+
+/// Options of `report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Folder of a run; several are overlaid in one page
+    #[arg(value_name = "RUN", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// File to write; required for several runs [default: RUN/report.html]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// Options of `bench`.

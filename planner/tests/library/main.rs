@@ -1,5 +1,8 @@
 //! Tests the searches with a program that stands in for `zero-train`, and the report page. One file per subject.
 
+// The page is built from its source, which refers to this module as `crate::page`.
+use zero_planner::page;
+
 mod autotune;
 mod planted;
 mod report_page;

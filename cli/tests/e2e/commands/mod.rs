@@ -8,3 +8,4 @@ mod doctor;
 mod instructions;
 mod paths;
 mod pretrained;
+mod report;

@@ -18,8 +18,8 @@ const MOST_HEIGHT = 720;
 const THIRD = 1 / 3, NARROW = 3;
 
 function drawTimeline(figure, text, results, width) {
-  const { rows, seconds } = results.timeline;
-  const lanes = rows.filter(row => row.spans.length > 0);
+  const { rows, seconds, title } = results.timeline;
+  const lanes = rows.filter(row => row.spans.length > 0), all = results.timeline.lanes ?? lanes.length;
   if (lanes.length === 0) return void (text.textContent = "No timeline was recorded.");
   // A heading for each rank, followed by its lanes.
   let y = 0, rank = null;
@@ -34,7 +34,7 @@ function drawTimeline(figure, text, results, width) {
   const [by, name] = unitOf("s", [last]);
   const letters = Math.max(5, Math.min(Math.max(...shown.map(row => row.lane.length)), Math.floor((width * 0.3) / 7)));
   const x = linear(0, last / by, letters * 7 + 8, width - 8), bottom = places[places.length - 1].top + 20;
-  const svg = chart("Timeline of a step of the best configuration", `${plural(shown.length, "lane", "lanes")} over ${amount(last, "s")}.`,
+  const svg = chart(title, `${plural(shown.length, "lane", "lanes")} over ${amount(last, "s")}.`,
     x, null, `time (${name})`, null, width, bottom + 40);
   svg.querySelector("desc").after(make("defs", null, hatch("recompute", "M-2 2L2 -2M0 8L8 0M6 10L10 6"), hatch("reduce", "M-2 6L2 10M0 0L8 8M6 -2L10 2")));
   const paths = new Map(), marks = [];
@@ -74,7 +74,7 @@ function drawTimeline(figure, text, results, width) {
   const notes = [`One step takes ${amount(seconds ?? last, "s")}.`];
   if (joined > 0) notes.push(`Of ${plural(marks.length, "span", "spans")}, neighbours of one kind that are narrower than ${NARROW} pixels here are drawn as one.`);
   if (dropped > 0) notes.push(`Not drawn: ${plural(dropped, "span", "spans")} narrower than a third of a pixel.`);
-  if (lanes.length > shown.length) notes.push(`The first ${shown.length} of ${lanes.length} lanes are drawn.`);
+  if (all > shown.length) notes.push(`The first ${shown.length} of ${all} lanes are drawn.`);
   text.textContent = notes.join(" ");
 }
 

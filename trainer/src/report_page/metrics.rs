@@ -1,0 +1,121 @@
+//! Reads `metrics.jsonl`: the curves of a run, and its totals.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::curve::{Point, curve};
+use super::{damaged, no_run};
+use zero_engine::Error;
+
+/// A line of the file, as far as the page shows it.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Line {
+    step: u64,
+    pub(super) loss: Option<f64>,
+    lr: Option<f64>,
+    grad_norm: Option<f64>,
+    loss_scale: Option<f64>,
+    #[serde(default)]
+    skipped: bool,
+    tokens: Option<f64>,
+    step_ms: Option<f64>,
+    tokens_per_s: Option<f64>,
+    sent_bytes: Option<f64>,
+    peak_bytes: Option<f64>,
+    eval_loss: Option<f64>,
+    /// Present if a rank was slow.
+    rank_ms: Option<Value>,
+}
+
+/// Reads all lines. A last line that is half-written is skipped: the run may be writing it.
+///
+/// # Errors
+/// The file does not exist, cannot be read, or another line is damaged.
+pub(super) fn read(path: &Path) -> Result<Vec<Line>, Error> {
+    let file = File::open(path).map_err(|error| no_run(path, error))?;
+    let (mut reader, mut text, mut lines) = (BufReader::new(file), vec![], vec![]);
+    loop {
+        text.clear();
+        if reader.read_until(b'\n', &mut text).map_err(|error| no_run(path, error))? == 0 {
+            return Ok(lines);
+        }
+        match serde_json::from_slice::<Line>(&text) {
+            Ok(line) => lines.push(line),
+            Err(_) if text.last() != Some(&b'\n') => return Ok(lines),
+            Err(error) => {
+                let place = format!("{}:{}", path.display(), lines.len() + 1);
+                let help = "remove the line, or restore the file; a resumed run also removes lines that it cannot read";
+                return Err(damaged(place, &format!("the line is not a step's metrics: {error}"), help));
+            }
+        }
+    }
+}
+
+/// Curves that have a value, finite or not, at each step.
+const AT_EACH_STEP: [(&str, fn(&Line) -> Option<f64>); 6] = [
+    ("loss", |line| line.loss),
+    ("grad_norm", |line| line.grad_norm),
+    ("lr", |line| line.lr),
+    ("tokens_per_s", |line| line.tokens_per_s),
+    ("step_ms", |line| line.step_ms),
+    ("sent_bytes", |line| line.sent_bytes),
+];
+
+/// Curves whose null means that there is no value.
+const AT_SOME_STEPS: [(&str, fn(&Line) -> Option<f64>); 3] = [
+    ("eval_loss", |line| line.eval_loss),
+    ("loss_scale", |line| line.loss_scale),
+    ("peak_bytes", |line| line.peak_bytes),
+];
+
+/// Returns all curves by name, thinned.
+pub(super) fn curves(lines: &[Line]) -> Value {
+    let each = AT_EACH_STEP.iter().map(|(name, value)| {
+        let points: Vec<Point> = lines.iter().map(|line| (line.step, value(line))).collect();
+        // A metric that an older run did not write is not a curve of gaps.
+        let has_value = points.iter().any(|(_, value)| value.is_some());
+        ((*name).to_string(), if has_value { curve(&points) } else { Value::Null })
+    });
+    let some = AT_SOME_STEPS.iter().map(|(name, value)| {
+        let points: Vec<Point> =
+            lines.iter().filter_map(|line| value(line).map(|value| (line.step, Some(value)))).collect();
+        ((*name).to_string(), curve(&points))
+    });
+    each.chain(some).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// Returns what the lines add up to.
+pub(super) fn totals(lines: &[Line]) -> Value {
+    let finite = |value: fn(&Line) -> Option<f64>| lines.iter().filter_map(value);
+    let sum = |value: fn(&Line) -> Option<f64>| finite(value).fold(0.0, |sum, value| sum + value);
+    let best = lines.iter().filter_map(|line| Some((line.eval_loss?, line.step))).min_by(|a, b| a.0.total_cmp(&b.0));
+    let count = |is: fn(&Line) -> bool| lines.iter().filter(|line| is(line)).count();
+    json!({
+        "steps": lines.len(),
+        "last_step": lines.last().map(|line| line.step),
+        "first_loss": lines.first().and_then(|line| line.loss),
+        "last_loss": lines.last().and_then(|line| line.loss),
+        "lowest_eval_loss": best.map(|(loss, _)| loss),
+        "lowest_eval_step": best.map(|(_, step)| step),
+        "last_eval_loss": finite(|line| line.eval_loss).last(),
+        "median_tokens_per_s": median(finite(|line| line.tokens_per_s).collect()),
+        "median_step_ms": median(finite(|line| line.step_ms).collect()),
+        "median_sent_bytes": median(finite(|line| line.sent_bytes).collect()),
+        "tokens": sum(|line| line.tokens),
+        "sent_bytes": sum(|line| line.sent_bytes),
+        "step_seconds": sum(|line| line.step_ms) / 1e3,
+        "peak_bytes": finite(|line| line.peak_bytes).max_by(f64::total_cmp),
+        "skipped_steps": count(|line| line.skipped),
+        "not_finite_steps": count(|line| line.loss.is_none()),
+        "straggler_steps": count(|line| line.rank_ms.is_some()),
+    })
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}

@@ -1,0 +1,152 @@
+//! The report page of training runs: one HTML file that makes no network requests.
+//!
+//! [`report_page`] reads the folders of one or several runs, finished or not, and returns the page.
+//! The parts of the page are in the files beside this one and in [`zero_planner::page`].
+
+mod curve;
+mod metrics;
+mod trace;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zero_config::Source;
+use zero_engine::Error;
+use zero_planner::page::{CHARTS, STYLE, TIMELINE, WORDS, assemble};
+
+use metrics::Line;
+
+const PAGE: &str = include_str!("page.html");
+/// The shared style, and what only this page needs.
+const STYLES: [&str; 2] = [STYLE, include_str!("page.css")];
+/// In order of dependency. `page.js` shows the data; the others only define functions.
+const SCRIPTS: [&str; 9] = [
+    WORDS,
+    CHARTS,
+    TIMELINE,
+    include_str!("curves.js"),
+    include_str!("bars.js"),
+    include_str!("tables.js"),
+    include_str!("sections.js"),
+    include_str!("costs.js"),
+    include_str!("page.js"),
+];
+
+/// Returns the page that shows the runs in these folders, overlaid if there are several.
+///
+/// # Errors
+/// A folder has no `metrics.jsonl`, or a file in it cannot be read or is damaged.
+pub fn report_page(folders: &[PathBuf]) -> Result<String, Error> {
+    let names = names(folders);
+    let runs = folders.iter().zip(names).map(|(folder, name)| run(folder, name)).collect::<Result<Vec<_>, _>>()?;
+    Ok(assemble(PAGE, &STYLES, &SCRIPTS, &data(runs)))
+}
+
+/// A run: its data for the page, and its configuration by key.
+type Run = (Value, Option<BTreeMap<String, String>>);
+
+fn data(runs: Vec<Run>) -> Value {
+    let configurations: Vec<&BTreeMap<String, String>> =
+        runs.iter().filter_map(|(_, leaves)| leaves.as_ref()).collect();
+    let keys: BTreeSet<&String> = configurations.iter().flat_map(|leaves| leaves.keys()).collect();
+    let is_different = |key: &&String| configurations.windows(2).any(|pair| pair[0].get(*key) != pair[1].get(*key));
+    let row = |key: &String| {
+        let values = runs.iter().map(|(_, leaves)| leaves.as_ref().map(|leaves| leaves.get(key)));
+        json!({ "key": key, "values": values.collect::<Vec<_>>() })
+    };
+    let differences: Vec<Value> = keys.into_iter().filter(is_different).map(row).collect();
+    json!({
+        "version": 1,
+        "program": concat!("zero-train ", env!("CARGO_PKG_VERSION")),
+        "differences": differences,
+        "runs": runs.iter().map(|(run, _)| run).collect::<Vec<_>>(),
+    })
+}
+
+/// Names for the page: the folders' own names if those differ, otherwise their paths as given.
+fn names(folders: &[PathBuf]) -> Vec<String> {
+    let own = |folder: &PathBuf| {
+        let whole = if folder.file_name().is_some() { folder.clone() } else { folder.canonicalize().ok()? };
+        whole.file_name().map(|name| name.to_string_lossy().into_owned())
+    };
+    let short: Vec<Option<String>> = folders.iter().map(own).collect();
+    let is_unique = short.iter().collect::<BTreeSet<_>>().len() == folders.len();
+    let path = |folder: &PathBuf| folder.display().to_string();
+    folders
+        .iter()
+        .zip(short)
+        .map(|(folder, short)| short.filter(|_| is_unique).unwrap_or_else(|| path(folder)))
+        .collect()
+}
+
+fn run(folder: &Path, name: String) -> Result<Run, Error> {
+    let lines = metrics::read(&folder.join("metrics.jsonl"))?;
+    let report = json_file(&folder.join("report.json"))?;
+    let (configuration, leaves) = configuration(&folder.join("resolved.yaml"))?;
+    let traced = trace::read(&folder.join("trace.json"))?;
+    let is_current = report.as_ref().is_some_and(|report| is_of_last_part(report, &lines));
+    let run = json!({
+        "name": name,
+        "folder": folder.display().to_string(),
+        "finished": report.as_ref().filter(|_| is_current).map(|report| report["finished"].clone()),
+        // A run that was resumed has the report of the part before, until it ends.
+        "is_report_old": report.is_some() && !is_current,
+        "report": report,
+        "totals": metrics::totals(&lines),
+        "curves": metrics::curves(&lines),
+        "timeline": traced["timeline"],
+        "overlap": traced["overlap"],
+        "configuration": configuration,
+    });
+    Ok((run, leaves))
+}
+
+/// Whether `report.json` was written after the last of these steps, and not before the run was resumed.
+fn is_of_last_part(report: &Value, lines: &[Line]) -> bool {
+    let last = lines.last().and_then(|line| line.loss);
+    report["steps"] == 0 || report["last_loss"].as_f64() == last
+}
+
+/// The text of the configuration, and its values by key. Without values if this version cannot resolve it.
+fn configuration(path: &Path) -> Result<(Option<String>, Option<BTreeMap<String, String>>), Error> {
+    if !path.exists() {
+        return Ok((None, None));
+    }
+    let source = Source::from_path(path)?;
+    let text = source.text.clone();
+    let typed = zero_config::load(source, &[])?;
+    Ok((Some(text), typed.resolve(None).ok().map(|config| config.leaves().into_iter().collect())))
+}
+
+/// Reads an optional file of a run; `None` if it does not exist.
+fn json_file(path: &Path) -> Result<Option<Value>, Error> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(|source| Error::Io { path: path.to_path_buf(), source })?,
+    };
+    let help = "restore the file, or move it out of the folder: the page is made without it";
+    let parsed: Value = serde_json::from_slice(&text)
+        .map_err(|error| damaged(path.display().to_string(), &format!("not JSON: {error}"), help))?;
+    match parsed {
+        Value::Object(_) => Ok(Some(parsed)),
+        _ => Err(damaged(path.display().to_string(), "not a JSON object", help)),
+    }
+}
+
+/// The error of a file with invalid content.
+fn damaged(place: String, message: &str, help: &str) -> Error {
+    Error::Setting { key: place, message: message.to_string(), help: help.to_string() }
+}
+
+/// The error of a folder whose metrics cannot be read.
+fn no_run(path: &Path, source: io::Error) -> Error {
+    let source = Box::new(Error::Io { path: path.to_path_buf(), source });
+    let help = "name the folder of a run: `training.output_dir`, or the one given by `--out`".to_string();
+    Error::Named { key: "<RUN>".to_string(), source, help }
+}
+
+#[cfg(test)]
+mod tests;
