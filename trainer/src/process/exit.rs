@@ -19,10 +19,10 @@ const WAIT: Duration = Duration::from_secs(3);
 const LOST_PEER: u8 = 4;
 
 /// Leaves what the user has read for the launcher's report, and ends not before the launcher has seen who was lost.
-pub(crate) fn report_and_wait(message: &str, status: u8) {
+pub fn report_and_wait(message: &str, status: u8) {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let looks = set("TORCHELASTIC_RUN_ID") || set("CROSS_SIZE") && set("LOCAL_SIZE");
-    let waits = status == LOST_PEER && looks && !zero_train::process::launched_by_us();
+    let waits = status == LOST_PEER && looks && !super::launched_by_us();
     if set(ERROR_FILE) {
         // torchrun takes the earliest for the cause: the time of a rank that waits is when it ends.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
