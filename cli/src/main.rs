@@ -6,7 +6,6 @@ mod arguments;
 mod bench;
 mod checkpoint;
 mod doctor;
-mod exit;
 mod input;
 mod launch;
 mod plan;
@@ -64,7 +63,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let (message, status) = (rank::message(&error), rank::exit_status(&error));
             eprintln!("{message}");
-            exit::report_and_wait(&message, status);
+            process::report_and_wait(&message, status);
             ExitCode::from(status)
         }
     }

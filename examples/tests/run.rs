@@ -113,6 +113,12 @@ fn a_restarted_trainer_goes_on_with_its_own_run() {
     assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000030"), "{printed}");
     let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
     assert!(report.contains("rank 1 was killed by signal 9") && report.contains("\"step\": 30"), "{report}");
+    // The launcher does not know after which step its first restart went on; the folder does.
+    let restart = "{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}";
+    let twice = format!("{{\"restarts\":[{restart},{restart}],\"from\":[],\"keeps_folder\":false}}");
+    attempt("a", "50", &[("ZERO_TRAIN_RESTARTED", &twice)]);
+    let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
+    assert!(report.contains("\"step\": 30") && report.contains("\"step\": 40"), "{report}");
     // The folder is another job's, whose attempt has died before it came to its own.
     let printed = attempt("b", "10", &restarted);
     assert!(printed.contains("an earlier run was moved to") && !printed.contains("resumed"), "{printed}");

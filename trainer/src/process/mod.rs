@@ -5,6 +5,7 @@
 //! does all of it; a program with a loop of its own calls [`set_up`].
 
 mod cores;
+mod exit;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -13,6 +14,7 @@ use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, Launcher};
 
 pub use cores::Cores;
+pub use exit::report_and_wait;
 use zero_engine::Error;
 
 /// Set on ranks that our launcher started: they end with it.

@@ -6,6 +6,7 @@ use zero_checkpoint::RunLock;
 
 use super::folder::Folder;
 use super::progress::Progress;
+use super::restart::Restarts;
 use crate::monitor::Monitors;
 use zero_engine::Engine;
 use zero_engine::Error;
@@ -25,7 +26,7 @@ impl Files {
     pub(super) fn open(
         engine: &mut Engine,
         out: &Path,
-        job: Option<&str>,
+        (job, restarts): (Option<&str>, &Restarts),
         goes_on: bool,
         logged: bool,
         progress: &Progress,
@@ -49,7 +50,7 @@ impl Files {
             folder
         };
         engine.hold(lock);
-        folder.mark(job)?;
+        folder.mark(job, restarts)?;
         folder.resolved(engine.config())?;
         let monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
         monitors.said().iter().for_each(|line| progress.say(line));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::restart::Restarts;
 use crate::append::Appended;
 use zero_engine::Error;
 
@@ -61,10 +62,10 @@ impl Folder {
         self.write("trace.json", trace.as_bytes())
     }
 
-    /// Marks the folder as that of a launcher's job; without one, as that of none.
-    pub(super) fn mark(&self, job: Option<&str>) -> Result<(), Error> {
+    /// Marks the folder as that of a launcher's job, with the restarts so far; without a job, as that of none.
+    pub(super) fn mark(&self, job: Option<&str>, restarts: &Restarts) -> Result<(), Error> {
         match job {
-            Some(job) => self.write(JOB, job.as_bytes()),
+            Some(job) => self.write(JOB, format!("{job}\n{}", restarts.to_json()).as_bytes()),
             None => {
                 let _ = fs::remove_file(self.path.join(JOB));
                 Ok(())
@@ -79,9 +80,11 @@ impl Folder {
     }
 }
 
-/// The launcher's job whose run a folder is marked with.
-pub(super) fn job_of(path: &Path) -> Option<String> {
-    fs::read_to_string(path.join(JOB)).ok()
+/// The launcher's job whose run a folder is marked with, and its restarts when it was.
+pub(super) fn job_of(path: &Path) -> Option<(String, Restarts)> {
+    let text = fs::read_to_string(path.join(JOB)).ok()?;
+    let (job, restarts) = text.split_once('\n')?;
+    Some((job.to_string(), Restarts::from_json(restarts).ok()?))
 }
 
 /// Whether a run has written to a folder: the next one moves it aside, unless it goes on with it.

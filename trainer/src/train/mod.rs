@@ -1,6 +1,7 @@
 //! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
 
 mod autos;
+mod bar;
 mod configured_data;
 mod connection;
 mod corpus;
@@ -51,6 +52,7 @@ use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::{Error, Layers};
 use zero_planner::{Plan, Planner};
 
+pub(crate) use bar::draw;
 pub use connection::connect;
 pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
@@ -130,7 +132,7 @@ pub(crate) fn fit(
     // A checkpoint of another run's folder begins a run of its own in this one.
     let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
-    let job = options.job.as_deref();
+    let job = (options.job.as_deref(), &options.restarts);
     let mut files = if main { Some(Files::open(&mut engine, &out, job, goes_on, logged, &progress)?) } else { None };
     let from = resumed.map(|(from, _)| from);
     intro::say(&engine, &corpus, &progress, steps, from.as_deref());

@@ -80,13 +80,16 @@ pub(super) fn found(
     if told.restarts.is_empty() || told.keeps_folder || !told.from.is_empty() {
         return Ok(restarts);
     }
-    // Launchers of other hosts have other names for their part of the job.
-    let is_own = comm.rank() == 0 && job.is_some() && folder::job_of(out).as_deref() == job;
-    let is_own = comm.broadcast(Buffer::I64(vec![i64::from(is_own)]), 0).wait()?.into_i64()?[0] != 0;
-    if is_own {
+    // Launchers of other hosts have other names for their part of the job, so rank 0 alone decides.
+    let marked = if comm.rank() == 0 { folder::job_of(out) } else { None };
+    let marked = marked.filter(|(marked, _)| job == Some(marked));
+    let is_own = Buffer::I64(vec![i64::from(marked.is_some())]);
+    if comm.broadcast(is_own, 0).wait()?.into_i64()?[0] != 0 {
         (restarts.from, restarts.keeps_folder) = (zero_checkpoint::committed(&out.join("checkpoints"))?, true);
         let step = restarts.from.last().map_or(0, |(step, _)| *step);
         restarts.restarts.iter_mut().rev().take(1).for_each(|restart| restart.step = step);
+        let before = marked.map(|(_, before)| before.restarts).unwrap_or_default();
+        restarts.restarts.iter_mut().zip(before).for_each(|(restart, before)| restart.step = before.step);
     }
     Ok(restarts)
 }

@@ -53,7 +53,8 @@ impl<'a> Trainer<'a> {
     /// [`process::set_up`] prepares it.
     pub fn new(config: Config) -> Self {
         let task = Task { evaluates_last: true, ..Task::default() };
-        Self { config, options: RunOptions::default(), task, comm: None, said: vec![], mistake: None }
+        let options = RunOptions { bar: Some(train::draw), ..RunOptions::default() };
+        Self { config, options, task, comm: None, said: vec![], mistake: None }
     }
 
     /// A trainer for this program's command line (`--config`, `--set`, `--max-steps`, `--out`, `--resume`, `--quiet`; `--help` names all) and the
@@ -104,8 +105,10 @@ impl<'a> Trainer<'a> {
         process::prepare(threads, place.world_size)?;
         let cores = process::settle(&config, &place)?;
         let (resume, force, output) = (arguments.resume, arguments.force, arguments.output);
-        let options = RunOptions { resume, force, output, ..RunOptions::default() };
-        Ok(Self { options, said: vec![cores], ..Self::new(config) })
+        let mut trainer = Self::new(config);
+        trainer.options = RunOptions { resume, force, output, ..trainer.options };
+        trainer.said.push(cores);
+        Ok(trainer)
     }
 
     /// The model and its loss.
@@ -183,7 +186,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Draws a progress bar on a terminal; without one, a terminal shows lines.
+    /// Draws the progress bar of a terminal, in place of the usual one.
     pub fn progress_bar(mut self, draw: DrawBar) -> Self {
         self.options.bar = Some(draw);
         self
@@ -205,6 +208,7 @@ impl<'a> Trainer<'a> {
         if let Some(mistake) = mistake {
             return Err(mistake);
         }
+        let is_a_process = comm.is_none();
         let comm = match comm {
             Some(comm) => comm,
             None => {
@@ -219,8 +223,13 @@ impl<'a> Trainer<'a> {
                 config.warnings.iter().for_each(|warning| eprintln!("{warning}"));
             }
         }
-        // The others end now, and not when their deadline passes.
-        train::fit(&config, &options, &comm, task).inspect_err(|error| comm.abort(&error.to_string()))
+        train::fit(&config, &options, &comm, task).inspect_err(|error| {
+            // The others end now, and not when their deadline passes.
+            comm.abort(&error.to_string());
+            if is_a_process {
+                process::report_and_wait(&error.to_string(), error.exit_status());
+            }
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::Device;
-use candle_nn::{VarBuilder, linear};
+use candle_nn::{Module, VarBuilder, linear};
 use zero_comm::{Options, threads};
 use zero_engine::ops::cross_entropy;
 
@@ -254,6 +254,37 @@ fn a_pipeline_evaluates_micro_batches_of_different_sizes() {
     let summaries = fit_on(4, trainer);
     let evaluations: Vec<_> = summaries.into_iter().map(|summary| summary.unwrap().evaluation.unwrap()).collect();
     assert!(evaluations.iter().all(|evaluation| *evaluation == evaluations[0] && evaluation.samples == 27));
+}
+
+/// Adds up two inputs, each through weights of its own.
+struct Two([candle_nn::Linear; 2]);
+
+impl zero_engine::Layer for Two {
+    fn run(&self, x: &Activations, _: &zero_engine::Pass) -> CandleResult<Activations> {
+        let [first, second] = x.tensors() else { candle_core::bail!("{} inputs", x.tensors().len()) };
+        Ok((self.0[0].forward(first)? + self.0[1].forward(second)?)?.into())
+    }
+}
+
+#[test]
+fn a_model_of_two_inputs_is_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = |samples: usize| {
+        from_fn(samples, |i| {
+            let (a, b) = (i as f32 * 0.37 % 1.0, i as f32 * 0.73 % 1.0);
+            let inputs = [a, b].map(|x| Tensor::new(&[x], &Device::Cpu));
+            let inputs = Activations::new(inputs.into_iter().collect::<CandleResult<_>>()?);
+            Ok((inputs, Tensor::new(&[2.0 * a - b], &Device::Cpu)?))
+        })
+    };
+    let trainer = || {
+        let build = |vb: VarBuilder| Ok(Two([linear(1, 1, vb.pp("first"))?, linear(1, 1, vb.pp("second"))?]));
+        let model = Layers::new().layer("two", build).loss(candle_nn::loss::mse);
+        let trainer = quiet(config(folder.path(), "max_steps: 200, save_last: false")).model(model);
+        trainer.data(data(64), data(16)).metric("absolute_error", crate::metrics::absolute_error)
+    };
+    let evaluation = fit_on(2, trainer).remove(0).unwrap().evaluation.unwrap();
+    assert!(evaluation.metric("absolute_error").is_some_and(|error| error < 0.05), "{evaluation:?}");
 }
 
 #[test]

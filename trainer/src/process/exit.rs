@@ -21,10 +21,10 @@ const LOST_PEER: u8 = 4;
 
 /// Writes `message` to the error file of torchrun, if there is one. After the loss of a peer, waits until a polling
 /// launcher has had time to notice which rank was lost.
-pub(crate) fn report_and_wait(message: &str, status: u8) {
+pub fn report_and_wait(message: &str, status: u8) {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let looks = set("TORCHELASTIC_RUN_ID") || set("CROSS_SIZE") && set("LOCAL_SIZE");
-    let waits = status == LOST_PEER && looks && !zero_train::process::launched_by_us();
+    let waits = status == LOST_PEER && looks && !super::launched_by_us();
     if set(ERROR_FILE) {
         // torchrun blames the rank with the earliest timestamp, so a rank that waits writes the time when it will end.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
