@@ -15,7 +15,7 @@ thread_local! {
 /// # use candle_core::{Result, Tensor};
 /// # use candle_nn::VarBuilder;
 /// fn scores(entries: usize, vb: VarBuilder) -> Result<Tensor> {
-///     zero_model::forward_only(|| vb.get((entries, 4), "scores"))
+///     zero_ops::forward_only(|| vb.get((entries, 4), "scores"))
 /// }
 /// ```
 pub fn forward_only<T>(ask: impl FnOnce() -> T) -> T {

@@ -44,7 +44,7 @@ const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_o
 /// ```
 /// # use candle_core::{DType, Device, Result, Tensor};
 /// use candle_nn::{Module, VarBuilder};
-/// use zero_model::ops::{Activation, Linear, TiledMlp};
+/// use zero_ops::{Activation, Linear, TiledMlp};
 ///
 /// # fn main() -> Result<()> {
 /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);

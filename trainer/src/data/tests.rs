@@ -217,7 +217,7 @@ fn the_byte_tokenizer_takes_binary_files_only_as_format_bytes() {
     let options = DataOptions { format: Format::Bytes, sequence_length: 1, ..files.options(&["a.txt", "b.txt.gz"]) };
     let corpus = open(&options, &Tokenizer::Byte).unwrap();
     let expected: Vec<u32> = b"plain\n".iter().chain(gzip).map(|&byte| byte.into()).collect();
-    assert_eq!(tokens(&*corpus), expected);
+    assert_eq!(tokens(&corpus), expected);
 }
 
 #[test]
